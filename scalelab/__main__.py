@@ -1,0 +1,46 @@
+"""`scalelab COMMAND …`: find the command, run it, turn mistakes into one line and an exit code.
+
+Nothing heavy is imported here: a command's module (and jax behind it) is loaded only when that command is asked for.
+Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after saving.
+"""
+
+import importlib
+import sys
+
+from scalelab.errors import BadInput, nearest
+
+COMMANDS = {
+    "doctor": "versions, devices, and one measured matmul: is this machine ready?",
+    "train": "train one run from a config file; run again to resume",
+    "sweep": "train the grid that a config file's sweep(h) returns",
+    "runs": "one table of many runs (N, D, C, losses, status)",
+    "fit": "fit a scaling law to runs or to a table",
+    "report": "a self-contained HTML page of a run, a sweep or a study",
+    "note": "write a line into a run's logbook",
+}
+
+
+def usage() -> str:
+    rows = "\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())
+    return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n`scalelab COMMAND --help` says more."
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if argv else 2
+    name = argv[0]
+    try:
+        if name not in COMMANDS:
+            raise BadInput(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+        return importlib.import_module(f"scalelab.commands.{name}").main(argv[1:])
+    except BadInput as mistake:
+        print(f"scalelab: {mistake}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing is lost
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

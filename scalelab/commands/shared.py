@@ -1,0 +1,42 @@
+"""What every command shares: a parser whose mistakes are one line, and one way to print JSON."""
+
+import argparse
+import json
+import pathlib
+from typing import Any, NoReturn
+
+from scalelab.errors import BadInput, nearest
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with `--json[=PATH]`, no abbreviations, and mistakes raised as BadInput (exit 2, one line)."""
+
+    def __init__(self, command: str, doc: str | None) -> None:
+        super().__init__(
+            prog=f"scalelab {command}", description=doc, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        self.add_argument(
+            "--json", nargs="?", const="-", metavar="PATH", help="print the result as JSON, or write it to PATH"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message} (`{self.prog} --help` lists the options)")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+            raise BadInput(f"unknown argument {unknown[0]!r}{nearest(unknown[0].split('=')[0], options)}")
+        return parsed
+
+
+def emit(result: Any, destination: str | None) -> None:
+    """Write `result` as one line of JSON to stdout (`-`) or to a file; do nothing without `--json`."""
+    if destination is None:
+        return
+    text = json.dumps(result, default=float)
+    if destination == "-":
+        print(text, flush=True)
+    else:
+        pathlib.Path(destination).write_text(text + "\n")
