@@ -1,0 +1,132 @@
+"""The default tree: every key that exists, with its meaning, unit and, where it is a published default, its source.
+
+A config file starts from here and changes what it studies:
+
+    from configs import base
+    def get_config():
+        config = base.get_config()
+        config.model.update(base.llama(d_model=512, n_layers=8))
+        return config
+
+`None` means "derived": `scalelab.config.resolve` fills it in, and the run's config.json shows the value that was chosen.
+Values that are traced (they change without recompiling, and trials that differ only in them are packed) are marked [h].
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "model": llama(),
+            "data": data(),
+            "optim": {
+                "name": "adamw",  # adamw (Loshchilov & Hutter 2019, Alg. 2); a later room brings the others
+                "peak_lr": 3e-3,  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
+                "beta1": 0.9,  # [h] decay of the first moment, per step (GPT-3, App. B)
+                "beta2": 0.95,  # [h] decay of the second moment, per step (GPT-3, App. B)
+                "eps": 1e-8,  # [h] added to the root of the second moment (Kingma & Ba 2015)
+                "weight_decay": 0.1,  # [h] decoupled, times the LR (GPT-3, App. B); norms and biases are exempt
+                "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
+            },
+            "schedule": {
+                "name": "cosine",  # cosine (Loshchilov & Hutter 2017) | wsd (warm-up, stable, linear decay: Hu et al. 2024)
+                "warmup_steps": placeholder(int),  # [h] steps of linear warm-up; None: min(2000, warmup_share x steps)
+                "warmup_share": 0.05,  # share of the run; used only where warmup_steps is None
+                "decay_share": 0.2,  # [h] wsd: share of the run that decays (Hägele et al. 2024: 10 to 20 %)
+                "final_share": 0.1,  # [h] last LR / peak LR (Hoffmann et al. 2022: 0.1 for cosine; use 0 with wsd)
+            },
+            "parametrization": {
+                "name": "sp",  # sp | mup: Yang et al. 2022 Table 8 (tied head: Table 9), hidden Adam LR x base_width / fan_in
+                "base_width": 64,  # mup: the d_model at which LR and initialisation equal sp's
+            },
+            "precision": {
+                "name": "fp32",  # fp32 | bf16: bf16 activations and products, fp32 master weights, moments and loss
+            },
+            "train": {
+                "steps": 500,  # optimizer steps
+                "global_batch": 16,  # sequences a step, over all devices
+                "accumulate": 1,  # micro-batches a step; token-weighted, so the step equals the big batch's
+                "seed": 0,  # [h] initialisation and data order
+                "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
+                "steps_per_dispatch": 20,  # steps that run on the device before the host looks again
+            },
+            "eval": {
+                "every_steps": 100,  # steps between validation losses; the last step always has one
+                "batches": 8,  # batches of global_batch sequences from the fixed validation set
+            },
+            "checkpoint": {
+                "every_steps": 100,  # steps between asynchronous saves; the last step is always saved
+                "keep_last": 2,  # newest checkpoints kept
+                "keep_every": 0,  # steps; checkpoints at its multiples are kept for good; 0: none
+            },
+            "log": {
+                "every_steps": 10,  # steps between lines of metrics.jsonl
+                "tensorboard": False,  # also write TensorBoard events into the run folder (tensorboardX)
+                "wandb": "",  # also log to this Weights & Biases project (needs `pip install wandb`); "" for none
+                "role": "",  # what the run is to its study: fit | check | holdout | ""; the fitter reads it
+            },
+            "sweep": {
+                "pack": "auto",  # how trials of one pack share a process: auto | vmap | turn (one after the other)
+                "workers": 0,  # processes at once for trials that cannot share one; 0: half the cores
+            },
+        }
+    )
+
+
+def data() -> dict:
+    return {
+        "source": "stdlib",  # stdlib: this Python's own .py files without tests | text: data.path | synthetic: a bigram language
+        "path": "",  # text: files and globs, separated by commas
+        "val_fraction": 0.1,  # share of the documents' bytes held out for validation; split by document
+        "split_seed": 0,  # which documents are held out
+        "cache_dir": "",  # where token shards are kept; "": $SCALELAB_CACHE or ~/.cache/scalelab
+        "language_seed": 0,  # synthetic: which language
+        "n_tokens": 4_000_000,  # synthetic: corpus size in tokens
+    }
+
+
+def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> dict:
+    """Touvron et al. 2023: pre-norm RMSNorm, RoPE, SwiGLU of width 8/3 d, no biases, untied head."""
+    return {
+        "n_layers": n_layers,
+        "d_model": d_model,
+        "n_heads": n_heads,  # query heads
+        "n_kv_heads": placeholder(
+            int
+        ),  # key/value heads, shared by groups of queries (Ainslie et al. 2023); None: n_heads
+        "d_head": placeholder(int),  # width of a head; None: d_model / n_heads
+        "d_ff": placeholder(int),  # width of the MLP; None: 4 d_model, for swiglu 8/3 d_model rounded up to 8
+        "vocab_size": 256,  # rows of the embedding; bytes need 256
+        "seq_len": 128,  # tokens a sequence
+        "position": "rope",  # rope (Su et al. 2021) | learned | relative (Transformer-XL, as Chinchilla) | none
+        "rope_theta": 10_000.0,  # base wavelength of rope, in positions
+        "norm": "rmsnorm",  # rmsnorm (Zhang & Sennrich 2019) | layernorm
+        "norm_eps": 1e-6,  # added to the mean square
+        "mlp": "swiglu",  # swiglu (Shazeer 2020) | gelu (tanh form) | relu2 (So et al. 2021)
+        "qk_norm": False,  # RMSNorm of queries and keys per head (Henry et al. 2020)
+        "tied_head": False,  # the head is the embedding, transposed
+        "bias": False,  # biases on every projection
+        "logit_softcap": 0.0,  # logits -> cap x tanh(logits / cap) (Gemma 2: 30); 0: off
+        "init_std": 0.02,  # of the embedding and learned positions; projections use 1/sqrt(fan_in)
+        "remat": "full",  # what the backward recomputes in each block: none | dots (keeps matmul outputs) | full
+    }
+
+
+def gpt2(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> dict:
+    """Radford et al. 2019: pre-norm LayerNorm, learned positions, GELU of width 4 d, biases, tied head."""
+    changes = {
+        "position": "learned",
+        "norm": "layernorm",
+        "norm_eps": 1e-5,
+        "mlp": "gelu",
+        "bias": True,
+        "tied_head": True,
+    }
+    return llama(d_model, n_layers, n_heads) | changes
+
+
+def chinchilla(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> dict:
+    """Hoffmann et al. 2022 (Gopher's shape): RMSNorm, Transformer-XL relative positions, GELU of width 4 d, biases, tied head."""
+    return llama(d_model, n_layers, n_heads) | {"position": "relative", "mlp": "gelu", "bias": True, "tied_head": True}

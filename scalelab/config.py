@@ -1,0 +1,245 @@
+"""Configs: load a file strictly, apply overrides, fill in what is derived, and split what is compiled from what is traced.
+
+The tree and the meaning of every key stand in `configs/base.py`. A config file is Python that defines `get_config()`.
+"""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import pathlib
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab.errors import BadInput, nearest
+from scalelab.validate import check
+
+# What may differ between two launches of one run without changing what is computed.
+UNIDENTIFYING = ("log", "sweep", "checkpoint", "data.cache_dir", "train.steps_per_dispatch")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """Everything that decides the model's parameters and arithmetic; field by field as `configs/base.py` says."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_ff: int
+    vocab_size: int
+    seq_len: int
+    position: str
+    rope_theta: float
+    norm: str
+    norm_eps: float
+    mlp: str
+    qk_norm: bool
+    tied_head: bool
+    bias: bool
+    logit_softcap: float
+    init_std: float
+    remat: str
+    parametrization: str  # from parametrization.name: it changes initialisation, forward multipliers and LRs
+    base_width: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """What decides the compiled program. Runs with equal `Static` share one compilation."""
+
+    model: ModelShape
+    optimizer: str
+    schedule: str
+    precision: str
+    global_batch: int
+    accumulate: int
+
+
+def static(config: ConfigDict) -> Static:
+    """The compiled half of a resolved config."""
+    shape = ModelShape(
+        **config.model.to_dict(),
+        parametrization=config.parametrization.name,
+        base_width=config.parametrization.base_width,
+    )
+    train = config.train
+    return Static(
+        shape, config.optim.name, config.schedule.name, config.precision.name, train.global_batch, train.accumulate
+    )
+
+
+def hparams(config: ConfigDict) -> dict[str, float]:
+    """The traced half of a resolved config: scalars that change without recompiling."""
+    optim = {k: v for k, v in config.optim.to_dict().items() if k != "name"}
+    schedule = {k: config.schedule[k] for k in ("warmup_steps", "decay_share", "final_share")}
+    return optim | schedule | {k: config.train[k] for k in ("steps", "z_loss", "seed")}
+
+
+def load_module(path: str | pathlib.Path) -> ModuleType:
+    """Run a config file. Errors in it become one line with its line number."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        there = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise BadInput(f"no config file {str(path)!r}{nearest(str(path), there)}")
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file may raise
+        raise BadInput(_blame(path, error)) from error
+    if not hasattr(module, "get_config"):
+        raise BadInput(f"{path} defines no get_config(): a config file returns its tree from it (see configs/tiny.py)")
+    return module
+
+
+def load(path: str | pathlib.Path, overrides: dict[str, str] | None = None) -> ConfigDict:
+    """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
+    module = load_module(path)
+    try:
+        config = module.get_config()
+    except Exception as error:  # whatever a user's file may raise
+        raise BadInput(_blame(pathlib.Path(path), error)) from error
+    return resolve(override(config, overrides or {}))
+
+
+def _blame(path: pathlib.Path, error: Exception) -> str:
+    line = getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    reason = str(error).strip().split("\n")[0]
+    return f"{path}, line {line}: {type(error).__name__}: {reason}"
+
+
+def override(config: ConfigDict, values: dict[str, str]) -> ConfigDict:
+    """A copy of `config` with dotted keys set from command-line text, each parsed by the type its default has."""
+    config = config.copy_and_resolve_references()
+    types = {key: _type(default_tree(), key) for key in leaves(default_tree())}
+    for key, text in values.items():
+        if key not in types:
+            raise BadInput(f"unknown config key {key!r}{nearest(key, types)}")
+        group, name = key.split(".")
+        with config.ignore_type():
+            config[group][name] = _parse(key, text, types[key])
+    return config
+
+
+def _type(tree: ConfigDict, key: str) -> type:
+    group, name = key.split(".")
+    return tree[group].get_type(name)
+
+
+def _parse(key: str, text: str, kind: type) -> Any:
+    if text.lower() in ("none", "null") and kind is not str:
+        return None
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if kind is int:
+            number = float(text.replace("_", ""))
+            if number != int(number):
+                raise ValueError
+            return int(text.replace("_", "")) if text.replace("_", "").lstrip("+-").isdigit() else int(number)
+        return kind(text)
+    except (ValueError, KeyError, OverflowError):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
+        raise BadInput(f"{key}={text!r} is not {wanted} (default: {leaves(default_tree())[key]})") from None
+
+
+def default_tree() -> ConfigDict:
+    """The tree of `configs/base.py`."""
+    from configs import base  # here and not above: the tree is configuration, not part of the library
+
+    return base.get_config()
+
+
+def leaves(config: ConfigDict) -> dict[str, Any]:
+    """`{"group.key": value}` for every value of the tree."""
+    return {f"{group}.{key}": value for group, part in config.items() for key, value in part.items()}
+
+
+def resolve(config: ConfigDict) -> ConfigDict:
+    """Check `config` against the default tree, fill in the derived values, check the combinations. Raises BadInput."""
+    config = config.copy_and_resolve_references()
+    _check_tree(config)
+    check(config, derived=False)
+    model, schedule = config.model, config.schedule
+    with config.unlocked(), config.ignore_type():
+        if model.n_kv_heads is None:
+            model.n_kv_heads = model.n_heads
+        if model.d_head is None:
+            if model.d_model % model.n_heads:
+                low = model.d_model // model.n_heads * model.n_heads
+                raise BadInput(
+                    f"model.d_model={model.d_model} is not divisible by model.n_heads={model.n_heads}; "
+                    f"nearest widths: {low or model.n_heads}, {low + model.n_heads} (or set model.d_head)"
+                )
+            model.d_head = model.d_model // model.n_heads
+        if model.d_ff is None:
+            swiglu_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
+            model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
+        if schedule.warmup_steps is None:
+            schedule.warmup_steps = min(2000, max(1, round(schedule.warmup_share * config.train.steps)))
+    check(config, derived=True)
+    return config
+
+
+def _check_tree(config: ConfigDict) -> None:
+    """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
+    known, given = leaves(default_tree()), {}
+    for group, part in config.items():
+        if not isinstance(part, ConfigDict):
+            raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest(group, known)}")
+        given |= {f"{group}.{key}": value for key, value in part.items()}
+    for key, value in given.items():
+        if key not in known:
+            raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
+        kind = _type(default_tree(), key)
+        group, name = key.split(".")
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            with config.ignore_type():
+                config[group][name] = float(value)
+        elif (value is not None and not isinstance(value, kind)) or (kind is int and isinstance(value, bool)):
+            raise BadInput(f"{key}={value!r} must be of type {kind.__name__} (default: {known[key]})")
+        elif value is None and known[key] is not None:
+            raise BadInput(f"{key}=None: a value is needed (default: {known[key]})")
+    missing = sorted(set(known) - set(given))
+    if missing:
+        raise BadInput(f"the config lacks {missing[0]!r}: start from configs.base.get_config()")
+
+
+def identity(config: ConfigDict) -> str:
+    """16 hex digits over what is computed: the same on any hardware, and whatever is logged or kept."""
+    kept = {
+        key: value
+        for key, value in leaves(config).items()
+        if key not in UNIDENTIFYING and key.split(".")[0] not in UNIDENTIFYING
+    }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differences(old: dict, new: dict) -> dict[str, tuple[Any, Any]]:
+    """`{"group.key": (old, new)}` between two resolved configs as plain dicts."""
+    flat_old, flat_new = leaves(ConfigDict(old)), leaves(ConfigDict(new))
+    return {k: (flat_old.get(k), v) for k, v in flat_new.items() if flat_old.get(k) != v}
+
+
+def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Take every `--config.group.key=value` out of `argv`: (overrides, what is left)."""
+    values, rest = {}, []
+    for argument in argv:
+        if argument.startswith("--config."):
+            key, sign, value = argument.removeprefix("--config.").partition("=")
+            if not sign:
+                raise BadInput(f"{argument!r} has no value: write {argument}=VALUE")
+            values[key] = value
+        else:
+            rest.append(argument)
+    return values, rest

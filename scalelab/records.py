@@ -1,0 +1,200 @@
+"""A run is a folder with a record. This is its one schema, its crash-safe writing, and the reading of many runs.
+
+    D/config.json   the resolved config           D/metrics.jsonl   one object a line; `val_loss` only on evaluations
+    D/record.json   N, FLOPs, data, versions      D/events.jsonl    the logbook: start, resume, skip, diverged, note, …
+    D/checkpoints/  Orbax                         D/runs/NAME/      the runs of a sweep or a study
+
+Lines are appended with one write each, so a crash can only leave the last one torn; a torn last line is ignored.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from scalelab.errors import BadInput
+
+Folder = str | os.PathLike[str]
+
+
+def write_json(path: Folder, content: Any) -> None:
+    """Replace `path` by `content` as JSON, atomically: a reader sees the old file or the new one."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with draft.open("w") as file:
+        json.dump(content, file, indent=1, default=float)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_json(path: Folder) -> Any:
+    """The JSON in `path`; BadInput where it is absent or damaged."""
+    try:
+        return json.loads(pathlib.Path(path).read_text())
+    except FileNotFoundError:
+        raise BadInput(f"no file {str(path)!r}: is this a finished run's folder?") from None
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path} is not JSON (line {error.lineno}: {error.msg}): was it edited or cut?") from None
+
+
+def append(path: Folder, lines: list[dict]) -> None:
+    """Append objects to a JSON-lines file with one write."""
+    if lines:
+        with open(path, "a") as file:
+            file.write("".join(json.dumps(line, default=float) + "\n" for line in lines))
+
+
+def read_lines(path: Folder) -> list[dict]:
+    """All whole lines of a JSON-lines file ([] where it is absent). Only the last line may be torn."""
+    path = pathlib.Path(path)
+    if not path.exists():
+        return []
+    rows, texts = [], path.read_text().split("\n")
+    for number, text in enumerate(texts, 1):
+        if not text:
+            continue
+        try:
+            rows.append(json.loads(text))
+        except json.JSONDecodeError:
+            if number < len(texts):  # a newline follows: it was written whole, so it was damaged later
+                raise BadInput(f"{path}, line {number}: damaged: {text[:60]!r}") from None
+    return rows
+
+
+def read_metrics(folder: Folder) -> list[dict]:
+    """Training and evaluation lines of a run, in order of writing."""
+    return read_lines(pathlib.Path(folder) / "metrics.jsonl")
+
+
+def read_events(folder: Folder) -> list[dict]:
+    """The run's logbook."""
+    return read_lines(pathlib.Path(folder) / "events.jsonl")
+
+
+def rewind_metrics(folder: Folder, step: int) -> None:
+    """Drop what was logged after `step` (and a torn last line): the resumed run will write it again."""
+    path = pathlib.Path(folder) / "metrics.jsonl"
+    kept = [line for line in read_lines(path) if line["step"] <= step]
+    draft = path.with_suffix(".tmp")
+    draft.unlink(missing_ok=True)
+    append(draft, kept) if kept else draft.touch()
+    draft.replace(path)
+
+
+def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
+    """One line in the run's logbook. `kind`: start, resume, skip, diverged, config_change, stopped, done or note."""
+    append(
+        pathlib.Path(folder) / "events.jsonl",
+        [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields],
+    )
+
+
+@contextlib.contextmanager
+def lock(folder: Folder) -> Iterator[str | None]:
+    """Hold a run folder for this process. Yields a warning where a dead owner's lock was taken over.
+
+    BadInput where a living process (or one on another host, whose life can't be seen) holds it. The file names host,
+    pid and the process's start time, so that a recycled pid isn't taken for the owner.
+    """
+    path = pathlib.Path(folder) / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    warning = None
+    while True:
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            break
+        except FileExistsError:
+            warning = _take_over(path)
+    mine = {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid()), "time": time.time()}
+    with os.fdopen(handle, "w") as file:
+        json.dump(mine, file)
+    try:
+        yield warning
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _take_over(path: pathlib.Path) -> str | None:
+    """Remove a dead owner's lock and say so; BadInput for a living one."""
+    try:
+        owner = json.loads(path.read_text())
+        host, pid, started = owner["host"], owner["pid"], owner["started"]
+    except FileNotFoundError:
+        return None  # its owner just left: try again
+    except (json.JSONDecodeError, KeyError):
+        if time.time() - path.stat().st_mtime < 2:  # being written at this very moment
+            raise BadInput(f"{path.parent} is being taken by another process right now: try again") from None
+        host, pid, started = socket.gethostname(), None, None
+    if host != socket.gethostname():
+        raise BadInput(f"{path.parent} is held by process {pid} on host {host!r}; if that is gone, delete {path}")
+    if pid is not None and _started(pid) == started:
+        raise BadInput(f"{path.parent} is held by the running process {pid}: stop it, or use another --workdir")
+    path.unlink(missing_ok=True)
+    return f"took over {path.parent}: its last owner (process {pid}) died without releasing it"
+
+
+def _started(pid: int) -> str | None:
+    """A process's start time in clock ticks since boot, where /proc tells; else its pid if it lives; None if it is gone."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        if os.path.isdir("/proc/self"):
+            return None
+    try:  # no /proc here (macOS): the pid alone has to do
+        os.kill(pid, 0)
+        return str(pid)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        return str(pid)
+
+
+def run_folders(folder: Folder) -> list[pathlib.Path]:
+    """The folder itself if it is a run, else every run below its `runs/`. BadInput where there is none."""
+    folder = pathlib.Path(folder)
+    if (folder / "config.json").exists():
+        return [folder]
+    found = sorted(path.parent for path in (folder / "runs").glob("*/config.json"))
+    if not found:
+        what = "no such folder" if not folder.exists() else "no config.json and no runs/*/config.json in it"
+        raise BadInput(f"{str(folder)!r} holds no run: {what}")
+    return found
+
+
+def read_runs(folder: Folder) -> list[dict]:
+    """One flat row a run: identity, status, N and C by every convention, D, losses, and every config value."""
+    return [read_run(path) for path in run_folders(folder)]
+
+
+def read_run(folder: pathlib.Path) -> dict:
+    """The row of one run; what an unfinished run doesn't know yet is None."""
+    config = read_json(folder / "config.json")
+    record = read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+    flat = {key: value for part in config.values() for key, value in part.items() if key != "name"}
+    names = {group: part["name"] for group, part in config.items() if "name" in part}
+    params, flops = record.get("params", {}), record.get("flops", {})
+    row = {
+        "name": folder.name,
+        "folder": str(folder),
+        "role": config["log"]["role"],
+        "status": record.get("status", "starting"),
+        "N": params.get("total"),
+        "N_non_embedding": params.get("non_embedding"),
+        "N_kaplan": params.get("kaplan"),
+        "N_chinchilla": params.get("chinchilla"),
+        "D": record.get("tokens"),
+        "C": flops.get("exact"),
+        "C_6ND": flops.get("6ND"),
+        "C_chinchilla": flops.get("chinchilla"),
+        "val_loss": record.get("val_loss"),
+        "bpb": record.get("bpb"),
+        "identity": record.get("identity"),
+    }
+    return row | names | {key: value for key, value in flat.items() if key not in row}

@@ -1,0 +1,109 @@
+"""What makes a config impossible, said in one line each: the value, the reason, the nearest good one."""
+
+from ml_collections import ConfigDict
+
+from scalelab.errors import BadInput, nearest
+
+CHOICES = {
+    "model.position": ("rope", "learned", "relative", "none"),
+    "model.norm": ("rmsnorm", "layernorm"),
+    "model.mlp": ("swiglu", "gelu", "relu2"),
+    "model.remat": ("none", "dots", "full"),
+    "data.source": ("stdlib", "text", "synthetic"),
+    "optim.name": ("adamw",),
+    "schedule.name": ("cosine", "wsd"),
+    "parametrization.name": ("sp", "mup"),
+    "precision.name": ("fp32", "bf16"),
+    "log.role": ("", "fit", "check", "holdout"),
+    "sweep.pack": ("auto", "vmap", "turn"),
+}
+# key: (lowest, highest, is the lowest itself allowed)
+RANGES = {
+    "data.val_fraction": (0, 1, False),
+    "data.n_tokens": (1000, 1e12, True),
+    "optim.beta1": (0, 1, True),
+    "optim.beta2": (0, 1, True),
+    "optim.eps": (0, 1, False),
+    "optim.weight_decay": (0, 1e3, True),
+    "optim.clip_norm": (0, 1e9, False),
+    "optim.peak_lr": (0, 1e3, True),
+    "schedule.warmup_steps": (0, 1e12, True),
+    "schedule.warmup_share": (0, 1, True),
+    "schedule.decay_share": (0, 1, True),
+    "schedule.final_share": (0, 1, True),
+    "train.seed": (0, 2**31 - 1, True),
+    "train.z_loss": (0, 1e3, True),
+    "data.split_seed": (0, 2**31 - 1, True),
+    "data.language_seed": (0, 2**31 - 1, True),
+    "model.logit_softcap": (0, 1e6, True),
+    "checkpoint.keep_every": (0, 1e12, True),
+    "sweep.workers": (0, 1024, True),
+}
+# Whole numbers and widths that must be at least one (or, for floats, above zero).
+POSITIVE = (
+    "model.n_layers model.d_model model.n_heads model.n_kv_heads model.d_head model.d_ff model.vocab_size model.seq_len "
+    "model.rope_theta model.norm_eps model.init_std parametrization.base_width train.steps train.global_batch "
+    "train.accumulate train.steps_per_dispatch eval.every_steps eval.batches checkpoint.every_steps "
+    "checkpoint.keep_last log.every_steps"
+).split()
+
+
+def check(config: ConfigDict, derived: bool) -> None:
+    """Raise BadInput for the first impossible value; with `derived`, also for impossible combinations."""
+    for key, options in CHOICES.items():
+        if _get(config, key) not in options:
+            raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), options)}")
+    for key in POSITIVE:
+        value = _get(config, key)
+        if value is not None and not value > 0:
+            raise BadInput(f"{key}={value} must be above zero; the nearest good value is 1")
+    for key, (low, high, closed) in RANGES.items():
+        value = _get(config, key)
+        if value is not None and not ((low <= value if closed else low < value) and value <= high):
+            bound = low if value <= low else high
+            raise BadInput(f"{key}={value} is outside {'[' if closed else '('}{low}, {high}]; nearest bound: {bound}")
+    if derived:
+        _check_combinations(config)
+
+
+def _get(config: ConfigDict, key: str):
+    group, name = key.split(".")
+    return config[group][name]
+
+
+def _check_combinations(config: ConfigDict) -> None:
+    model, train = config.model, config.train
+    if model.n_heads % model.n_kv_heads:
+        good = min((k for k in range(1, model.n_heads + 1) if model.n_heads % k == 0), key=_near(model.n_kv_heads))
+        raise BadInput(
+            f"model.n_kv_heads={model.n_kv_heads} does not divide model.n_heads={model.n_heads}; nearest: {good}"
+        )
+    if model.position in ("rope", "relative") and (model.d_head if model.position == "rope" else model.d_model) % 2:
+        name = "d_head" if model.position == "rope" else "d_model"
+        value = model[name]
+        raise BadInput(
+            f"model.position={model.position!r} turns pairs, so model.{name}={value} must be even; nearest: {value + 1}"
+        )
+    if model.position == "relative" and model.n_kv_heads != model.n_heads:
+        raise BadInput(
+            f"model.position='relative' needs a key for every query head: "
+            f"model.n_kv_heads={model.n_kv_heads}, nearest: {model.n_heads}"
+        )
+    if train.global_batch % train.accumulate:
+        good = min(
+            (k for k in range(1, train.global_batch + 1) if train.global_batch % k == 0), key=_near(train.accumulate)
+        )
+        raise BadInput(
+            f"train.accumulate={train.accumulate} does not divide train.global_batch={train.global_batch}; nearest: {good}"
+        )
+    if config.schedule.warmup_steps > train.steps:
+        raise BadInput(
+            f"schedule.warmup_steps={config.schedule.warmup_steps} is longer than train.steps={train.steps}; "
+            f"nearest: {train.steps} (or unset it: then warm-up is a share of the run)"
+        )
+    if config.data.source == "text" and not config.data.path:
+        raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
+
+
+def _near(value: int):
+    return lambda candidate: abs(candidate - value)
