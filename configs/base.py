@@ -17,6 +17,7 @@ from ml_collections.config_dict import placeholder
 
 
 def get_config() -> ConfigDict:
+    """The whole tree with its defaults."""
     return ConfigDict(
         {
             "model": llama(),
@@ -76,6 +77,7 @@ def get_config() -> ConfigDict:
 
 
 def data() -> dict:
+    """Where the tokens come from."""
     return {
         "source": "stdlib",  # stdlib: this Python's own .py files without tests | text: data.path | synthetic: a bigram language
         "path": "",  # text: files and globs, separated by commas

@@ -21,11 +21,13 @@ COMMANDS = {
 
 
 def usage() -> str:
+    """The text of `scalelab --help`."""
     rows = "\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())
     return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n`scalelab COMMAND --help` says more."
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())

@@ -8,6 +8,7 @@ Lines are appended with one write each, so a crash can only leave the last one t
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -100,60 +101,28 @@ def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **
 def lock(folder: Folder) -> Iterator[str | None]:
     """Hold a run folder for this process. Yields a warning where a dead owner's lock was taken over.
 
-    BadInput where a living process (or one on another host, whose life can't be seen) holds it. The file names host,
-    pid and the process's start time, so that a recycled pid isn't taken for the owner.
+    The kernel's lock on `.lock` decides, and falls with its owner; the file's text (host, pid, start) says whose it is.
+    BadInput where a living process holds it, or where the last owner was on another host and did not release it:
+    whether that one still lives can't be seen from here.
     """
     path = pathlib.Path(folder) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    warning = None
-    while True:
+    with open(path, "a+") as file:
+        file.seek(0)
+        owner, host = file.read().strip(), socket.gethostname()
         try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-            break
-        except FileExistsError:
-            warning = _take_over(path)
-    mine = {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid()), "time": time.time()}
-    with os.fdopen(handle, "w") as file:
-        json.dump(mine, file)
-    try:
-        yield warning
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _take_over(path: pathlib.Path) -> str | None:
-    """Remove a dead owner's lock and say so; BadInput for a living one."""
-    try:
-        owner = json.loads(path.read_text())
-        host, pid, started = owner["host"], owner["pid"], owner["started"]
-    except FileNotFoundError:
-        return None  # its owner just left: try again
-    except (json.JSONDecodeError, KeyError):
-        if time.time() - path.stat().st_mtime < 2:  # being written at this very moment
-            raise BadInput(f"{path.parent} is being taken by another process right now: try again") from None
-        host, pid, started = socket.gethostname(), None, None
-    if host != socket.gethostname():
-        raise BadInput(f"{path.parent} is held by process {pid} on host {host!r}; if that is gone, delete {path}")
-    if pid is not None and _started(pid) == started:
-        raise BadInput(f"{path.parent} is held by the running process {pid}: stop it, or use another --workdir")
-    path.unlink(missing_ok=True)
-    return f"took over {path.parent}: its last owner (process {pid}) died without releasing it"
-
-
-def _started(pid: int) -> str | None:
-    """A process's start time in clock ticks since boot, where /proc tells; else its pid if it lives; None if it is gone."""
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        if os.path.isdir("/proc/self"):
-            return None
-    try:  # no /proc here (macOS): the pid alone has to do
-        os.kill(pid, 0)
-        return str(pid)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        return str(pid)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(
+                f"{path.parent} is held by {owner or 'another process'}: stop it, or use another --workdir"
+            ) from None
+        if owner and not owner.startswith(f"host {host},"):
+            raise BadInput(f"{path.parent} was not released by {owner}; if that process is gone, delete {path}")
+        file.truncate(0)
+        file.write(f"host {host}, process {os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        file.flush()
+        yield f"took over {path.parent}: {owner} died without releasing it" if owner else None
+        file.truncate(0)  # only a clean exit comes here; a crash leaves the owner's name for the next one to read
 
 
 def run_folders(folder: Folder) -> list[pathlib.Path]:
