@@ -121,8 +121,10 @@ def lock(folder: Folder) -> Iterator[str | None]:
         file.truncate(0)
         file.write(f"host {host}, process {os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
         file.flush()
-        yield f"took over {path.parent}: {owner} died without releasing it" if owner else None
-        file.truncate(0)  # only a clean exit comes here; a crash leaves the owner's name for the next one to read
+        try:
+            yield f"took over {path.parent}: {owner} died without releasing it" if owner else None
+        finally:  # not reached by a SIGKILL: then the owner's name stays for the next one to read
+            file.truncate(0)
 
 
 def run_folders(folder: Folder) -> list[pathlib.Path]:

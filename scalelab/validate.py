@@ -40,12 +40,29 @@ RANGES = {
     "sweep.workers": (0, 1024, True),
 }
 # Whole numbers and widths that must be at least one (or, for floats, above zero).
-POSITIVE = """
-    model.n_layers model.d_model model.n_heads model.n_kv_heads model.d_head model.d_ff model.vocab_size model.seq_len 
-    model.rope_theta model.norm_eps model.init_std parametrization.base_width train.steps train.global_batch 
-    train.accumulate train.steps_per_dispatch eval.every_steps eval.batches checkpoint.every_steps 
-    checkpoint.keep_last log.every_steps
-""".split()
+POSITIVE = [
+    "model.n_layers",
+    "model.d_model",
+    "model.n_heads",
+    "model.n_kv_heads",
+    "model.d_head",
+    "model.d_ff",
+    "model.vocab_size",
+    "model.seq_len",
+    "model.rope_theta",
+    "model.norm_eps",
+    "model.init_std",
+    "parametrization.base_width",
+    "train.steps",
+    "train.global_batch",
+    "train.accumulate",
+    "train.steps_per_dispatch",
+    "eval.every_steps",
+    "eval.batches",
+    "checkpoint.every_steps",
+    "checkpoint.keep_last",
+    "log.every_steps",
+]
 
 
 def check(config: ConfigDict, derived: bool) -> None:
