@@ -1,0 +1,48 @@
+"""The order of training windows: a permutation per epoch that is computed where it is asked for, never stored.
+
+A Feistel network over the next even power of two, walked until it falls inside the range (Black & Rogaway 2002, section 4),
+so the n-th window of a 10^12-token corpus costs as little as that of a small one. Integer arithmetic only: the same order
+under every numpy, on every machine.
+"""
+
+import numpy as np
+
+ROUNDS = 6
+
+
+def window_numbers(positions: np.ndarray, n_windows: int, seed: int) -> np.ndarray:
+    """The windows (int64 in [0, n_windows)) that stand at `positions` of the endless stream of shuffled epochs.
+
+    Position p belongs to epoch p // n_windows; within an epoch every window stands exactly once.
+    """
+    epochs, places = np.divmod(np.asarray(positions, np.int64), n_windows)
+    numbers = np.empty_like(places)
+    for epoch in np.unique(epochs):
+        inside = epochs == epoch
+        numbers[inside] = permute(places[inside], n_windows, (seed, int(epoch)))
+    return numbers
+
+
+def permute(places: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
+    """Where a pseudo-random permutation of range(n), chosen by `key` (both >= 0), sends each of `places`."""
+    half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
+    round_keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+    values = _feistel(places.astype(np.uint64), half_bits, round_keys)
+    while (outside := values >= n).any():  # under 3 of 4 values are outside: it ends after a few turns
+        values[outside] = _feistel(values[outside], half_bits, round_keys)
+    return values.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, half_bits: int, round_keys: np.ndarray) -> np.ndarray:
+    bits, low = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = values >> bits, values & low
+    for key in round_keys:
+        left, right = right, left ^ (_mix(right ^ key) & low)
+    return (left << bits) | right
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """A 64-bit finaliser: two multiply-xorshift turns (constants of Stafford's mix 13, as in splitmix64)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

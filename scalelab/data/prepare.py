@@ -1,0 +1,142 @@
+"""Config -> dataset: tokenize once into cached shards, split by document, and say what the data are."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from scalelab.data.shards import FORMAT, Split, read_folder, write_folder
+from scalelab.data.sources import DataConfig, Source, open_source
+from scalelab.data.tokenizers import Tokenizer, byte_tokens, given_tokens
+from scalelab.errors import BadInput
+
+OVERSHOOT = 1.25  # a document that would take the held-out share beyond this times the wanted one stays in training
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Tokens of both splits and what a record needs to say about them.
+
+    `fingerprint` covers every stored token and its split. `bytes_per_token` is the validation set's (text bytes over tokens,
+    separators included), so bits per byte = loss / ln 2 / bytes_per_token; a synthetic token counts as one byte.
+    `entropy_rate` is in nats per token, None unless synthetic. `description` is plain JSON for the run's record.
+    """
+
+    train: Split
+    val: Split
+    vocab_size: int
+    fingerprint: str
+    bytes_per_token: float
+    entropy_rate: float | None
+    description: dict[str, Any]
+
+
+def prepare(config: DataConfig) -> Dataset:
+    """Open the dataset of `config`, writing its shards to the cache first if they aren't there.
+
+    Any number of processes may call this at once. Raises BadInput: unknown source, nothing to read, a single document (the
+    split is by document), a vocabulary larger than the model's, or shards that differ from their index.
+    """
+    if not 0 < config.val_fraction < 1:
+        raise BadInput(f"data.val_fraction={config.val_fraction} is not between 0 and 1; 0.1 is usual")
+    source = open_source(config)
+    tokenizer = byte_tokens() if source.vocab_size is None else given_tokens(source.vocab_size)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise BadInput(
+            f"vocab_size={config.vocab_size} is too small: the {tokenizer.name} tokenizer of data.source="
+            f"{config.source!r} has {tokenizer.vocab_size} ids"
+        )
+    folder = _cache_folder(config, source, tokenizer)
+    if not folder.exists():
+        _build(folder, config, source, tokenizer)
+    index, splits = read_folder(folder)
+    return _describe(index, splits, source, tokenizer)
+
+
+def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:
+    root = config.cache_dir or os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
+    made_from = [FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
+    key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+    return pathlib.Path(root).expanduser() / f"{config.source}-{key[:16]}"
+
+
+def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:
+    sizes: dict[bytes, int] = {}  # by content, so equal documents stand together and fall on the same side
+    for document in source.documents():
+        digest = _digest(document)
+        sizes[digest] = sizes.get(digest, 0) + len(document)
+    held_out = held_out_documents(sizes, config.val_fraction, config.split_seed)
+    facts = {
+        "tokenizer": tokenizer.name,
+        "val_text_bytes": sum(sizes[digest] for digest in held_out),
+        "text_bytes": sum(sizes.values()),
+    }
+    try:
+        write_folder(folder, _tokenized(source, tokenizer, sizes, held_out), tokenizer.dtype, facts)
+    except OSError as error:
+        raise BadInput(f"data.cache_dir: can't write {folder} ({error.strerror})") from error
+
+
+def _digest(document: bytes | np.ndarray) -> bytes:
+    return hashlib.sha256(document if isinstance(document, bytes) else document.tobytes()).digest()
+
+
+def _tokenized(
+    source: Source, tokenizer: Tokenizer, sizes: dict[bytes, int], held_out: set[bytes]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for document in source.documents():
+        digest = _digest(document)
+        if digest not in sizes:
+            raise BadInput("a document changed while the data were being prepared; run again")
+        yield "val" if digest in held_out else "train", tokenizer.encode(document)
+
+
+def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed: int) -> set[bytes]:
+    """Digests of the validation documents, given each document's digest and bytes.
+
+    Documents are taken in the order of a hash of (split_seed, content) until they hold `val_fraction` of the bytes; one that
+    would overshoot by a quarter is passed over. So the split depends on contents alone, not on names or listing order.
+    Raises BadInput if there is only one document.
+    """
+    if len(sizes) < 2:
+        raise BadInput(
+            "the validation split is by document and there is only one: use several files (or more n_tokens)"
+        )
+    total = sum(sizes.values())
+    wanted = val_fraction * total
+    seed = str(split_seed).encode() + b":"
+    order = sorted(sizes, key=lambda digest: hashlib.sha256(seed + digest).digest())
+    taken: set[bytes] = set()
+    held = 0
+    for digest in order:
+        if held + sizes[digest] <= min(OVERSHOOT * wanted, total - 1):  # training keeps something
+            taken.add(digest)
+            held += sizes[digest]
+        if held >= wanted:
+            break
+    return taken or {min(order, key=lambda digest: sizes[digest])}
+
+
+def _describe(index: dict[str, Any], splits: dict[str, Split], source: Source, tokenizer: Tokenizer) -> Dataset:
+    fingerprint = hashlib.sha256(json.dumps([tokenizer.name, index["splits"]], sort_keys=True).encode()).hexdigest()[
+        :16
+    ]
+    train, val = splits["train"], splits["val"]
+    bytes_per_token = 1.0 if source.vocab_size else index["val_text_bytes"] / val.n_tokens
+    description = source.description | {
+        "fingerprint": fingerprint,
+        "source_fingerprint": source.fingerprint[:16],
+        "tokenizer": tokenizer.name,
+        "train_tokens": train.n_tokens,
+        "val_tokens": val.n_tokens,
+        "train_documents": train.n_documents,
+        "val_documents": val.n_documents,
+        "bytes_per_token": bytes_per_token,
+        "entropy_rate": source.entropy_rate,
+    }
+    return Dataset(train, val, tokenizer.vocab_size, fingerprint, bytes_per_token, source.entropy_rate, description)
