@@ -5,7 +5,7 @@ A config file starts from here and changes what it studies:
     from configs import base
     def get_config():
         config = base.get_config()
-        config.model.update(base.llama(d_model=512, n_layers=8))
+        config.model = base.llama(d_model=512, n_layers=8, n_heads=8)
         return config
 
 `None` means "derived": `scalelab.config.resolve` fills it in, and the run's config.json shows the value that was chosen.
@@ -89,46 +89,46 @@ def data() -> dict:
     }
 
 
-def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> dict:
+def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
     """Touvron et al. 2023: pre-norm RMSNorm, RoPE, SwiGLU of width 8/3 d, no biases, untied head."""
-    return {
-        "n_layers": n_layers,
-        "d_model": d_model,
-        "n_heads": n_heads,  # query heads
-        "n_kv_heads": placeholder(
-            int
-        ),  # key/value heads, shared by groups of queries (Ainslie et al. 2023); None: n_heads
-        "d_head": placeholder(int),  # width of a head; None: d_model / n_heads
-        "d_ff": placeholder(int),  # width of the MLP; None: 4 d_model, for swiglu 8/3 d_model rounded up to 8
-        "vocab_size": 256,  # rows of the embedding; bytes need 256
-        "seq_len": 128,  # tokens a sequence
-        "position": "rope",  # rope (Su et al. 2021) | learned | relative (Transformer-XL, as Chinchilla) | none
-        "rope_theta": 10_000.0,  # base wavelength of rope, in positions
-        "norm": "rmsnorm",  # rmsnorm (Zhang & Sennrich 2019) | layernorm
-        "norm_eps": 1e-6,  # added to the mean square
-        "mlp": "swiglu",  # swiglu (Shazeer 2020) | gelu (tanh form) | relu2 (So et al. 2021)
-        "qk_norm": False,  # RMSNorm of queries and keys per head (Henry et al. 2020)
-        "tied_head": False,  # the head is the embedding, transposed
-        "bias": False,  # biases on every projection
-        "logit_softcap": 0.0,  # logits -> cap x tanh(logits / cap) (Gemma 2: 30); 0: off
-        "init_std": 0.02,  # of the embedding and learned positions; projections use 1/sqrt(fan_in)
-        "remat": "full",  # what the backward recomputes in each block: none | dots (keeps matmul outputs) | full
-    }
+    return ConfigDict(
+        {
+            "n_layers": n_layers,
+            "d_model": d_model,
+            "n_heads": n_heads,  # query heads
+            "n_kv_heads": placeholder(
+                int
+            ),  # key/value heads, shared by groups of queries (Ainslie et al. 2023); None: n_heads
+            "d_head": placeholder(int),  # width of a head; None: d_model / n_heads
+            "d_ff": placeholder(int),  # width of the MLP; None: 4 d_model, for swiglu 8/3 d_model rounded up to 8
+            "vocab_size": 256,  # rows of the embedding; bytes need 256
+            "seq_len": 128,  # tokens a sequence
+            "position": "rope",  # rope (Su et al. 2021) | learned | relative (Transformer-XL, as Chinchilla) | none
+            "rope_theta": 10_000.0,  # base wavelength of rope, in positions
+            "norm": "rmsnorm",  # rmsnorm (Zhang & Sennrich 2019) | layernorm
+            "norm_eps": 1e-6,  # added to the mean square
+            "mlp": "swiglu",  # swiglu (Shazeer 2020) | gelu (tanh form) | relu2 (So et al. 2021)
+            "qk_norm": False,  # RMSNorm of queries and keys per head (Henry et al. 2020)
+            "tied_head": False,  # the head is the embedding, transposed
+            "bias": False,  # biases on every projection
+            "logit_softcap": 0.0,  # logits -> cap x tanh(logits / cap) (Gemma 2: 30); 0: off
+            "init_std": 0.02,  # of the embedding and learned positions; projections use 1/sqrt(fan_in)
+            "remat": "full",  # what the backward recomputes in each block: none | dots (keeps matmul outputs) | full
+        }
+    )
 
 
-def gpt2(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> dict:
+def gpt2(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
     """Radford et al. 2019: pre-norm LayerNorm, learned positions, GELU of width 4 d, biases, tied head."""
-    changes = {
-        "position": "learned",
-        "norm": "layernorm",
-        "norm_eps": 1e-5,
-        "mlp": "gelu",
-        "bias": True,
-        "tied_head": True,
-    }
-    return llama(d_model, n_layers, n_heads) | changes
+    model = llama(d_model, n_layers, n_heads)
+    model.position, model.norm, model.norm_eps, model.mlp = "learned", "layernorm", 1e-5, "gelu"
+    model.bias = model.tied_head = True
+    return model
 
 
-def chinchilla(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> dict:
-    """Hoffmann et al. 2022 (Gopher's shape): RMSNorm, Transformer-XL relative positions, GELU of width 4 d, biases, tied head."""
-    return llama(d_model, n_layers, n_heads) | {"position": "relative", "mlp": "gelu", "bias": True, "tied_head": True}
+def chinchilla(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
+    """Hoffmann et al. 2022, in Gopher's form: RMSNorm, Transformer-XL positions, GELU of width 4 d, biases, tied head."""
+    model = llama(d_model, n_layers, n_heads)
+    model.position, model.mlp = "relative", "gelu"
+    model.bias = model.tied_head = True
+    return model

@@ -1,0 +1,106 @@
+"""Causal self-attention with grouped queries, QK-norm and four ways to know a position.
+
+Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N / K queries a key, H d_head.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from scalelab.config import ModelShape
+from scalelab.model.declare import Declaration, declare
+from scalelab.model.layers import Einsum, Norm
+
+
+class Attention(nn.Module):
+    """Multi-head attention of one block."""
+
+    shape: ModelShape
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x_BSD: jax.Array) -> jax.Array:
+        """x_BSD -> [B, S, D]; position i sees positions up to i."""
+        s = self.shape
+        embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
+        keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
+        q_BSNH = Einsum(embed, queries, s.bias, self.dtype, name="q")(x_BSD)
+        k_BSKH = Einsum(embed, keys, s.bias, self.dtype, name="k")(x_BSD)
+        v_BSKH = Einsum(embed, keys, s.bias, self.dtype, name="v")(x_BSD)
+        if s.qk_norm:
+            q_BSNH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, self.dtype, name="q_norm")(q_BSNH)
+            k_BSKH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, self.dtype, name="k_norm")(k_BSKH)
+        scale, bias_BNST = attention_scale(s), None
+        if s.position == "rope":
+            q_BSNH, k_BSKH = rope(q_BSNH, s.rope_theta), rope(k_BSKH, s.rope_theta)
+        elif s.position == "relative":
+            q_BSNH, bias_BNST = self.relative(q_BSNH, scale)
+        y_BSNH = jax.nn.dot_product_attention(
+            q_BSNH, k_BSKH, v_BSKH, bias=bias_BNST, is_causal=True, scale=scale,
+            implementation=implementation(s, self.dtype),
+        )  # fmt: skip
+        return Einsum(queries, embed, s.bias, self.dtype, name="o")(y_BSNH)
+
+    def relative(self, q_BSNH: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
+        """Dai et al. 2019 (Transformer-XL), section 3.3: (q + u, scale * (q + v) . W_r R_{i-j}) with learned u, v."""
+        s = self.shape
+        queries = (("heads", s.n_heads), ("head_dim", s.d_head))
+        vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
+        u_NH, v_NH = (declare(self, name, vector).astype(self.dtype) for name in ("content_bias", "position_bias"))
+        r_TD = sinusoids(q_BSNH.shape[1], s.d_model)
+        r_TNH = Einsum((("embed", s.d_model),), queries, False, self.dtype, role="position", name="r")(r_TD)
+        by_distance_BNST = jnp.einsum("BSNH,TNH->BNST", q_BSNH + jnp.broadcast_to(v_NH, q_BSNH.shape), r_TNH)
+        return q_BSNH + jnp.broadcast_to(u_NH, q_BSNH.shape), scale * shift_distances(by_distance_BNST)
+
+
+def attention_scale(shape: ModelShape) -> float:
+    """1/sqrt(d_head); under muP proportional to 1/d_head, equal to it at the base width (Yang et al. 2022, Def. 4.1)."""
+    if shape.parametrization == "sp":
+        return shape.d_head**-0.5
+    return (shape.d_head * shape.base_width / shape.d_model) ** 0.5 / shape.d_head
+
+
+def implementation(shape: ModelShape, dtype: Any) -> str:
+    """`cudnn` (flash attention) where a GPU and the shape allow it, else `xla`; the run's record names the choice."""
+    fits = dtype == jnp.bfloat16 and shape.d_head % 8 == 0 and shape.d_head <= 128 and shape.position != "relative"
+    return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"
+
+
+def reference_attention(
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, bias_BNST: jax.Array | None = None
+) -> jax.Array:
+    """Causal attention written out in fp32: what the kernels are tested against. Returns [B, S, N, H]."""
+    groups = q_BSNH.shape[2] // k_BTKH.shape[2]
+    k_BTNH, v_BTNH = (jnp.repeat(x.astype(jnp.float32), groups, axis=2) for x in (k_BTKH, v_BTKH))
+    logits_BNST = scale * jnp.einsum("BSNH,BTNH->BNST", q_BSNH.astype(jnp.float32), k_BTNH)
+    if bias_BNST is not None:
+        logits_BNST = logits_BNST + bias_BNST
+    causal_ST = jnp.tril(jnp.ones(logits_BNST.shape[-2:], bool))
+    weights_BNST = jax.nn.softmax(jnp.where(causal_ST[None, None], logits_BNST, -jnp.inf), axis=-1)
+    return jnp.einsum("BNST,BTNH->BSNH", weights_BNST, v_BTNH).astype(q_BSNH.dtype)
+
+
+def rope(x_BSNH: jax.Array, theta: float) -> jax.Array:
+    """Rotate pairs (i, i + H/2) by position x theta^(-2i/H) (Su et al. 2021, eq. 34), in fp32."""
+    seq_len, half = x_BSNH.shape[1], x_BSNH.shape[-1] // 2
+    angle_SH = jnp.arange(seq_len)[:, None] * theta ** (-jnp.arange(half) / half)[None, :]
+    cos, sin = jnp.cos(angle_SH)[None, :, None, :], jnp.sin(angle_SH)[None, :, None, :]
+    a, b = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BSNH.dtype)
+
+
+def sinusoids(seq_len: int, d_model: int) -> jax.Array:
+    """Row t encodes distance t: sines then cosines of t / 10000^(2i/D) (Vaswani et al. 2017, section 3.5). [S, D]."""
+    half = d_model // 2
+    angle = jnp.arange(seq_len)[:, None] * (10_000.0 ** (-jnp.arange(half) / half))[None, :]
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+def shift_distances(x_BNST: jax.Array) -> jax.Array:
+    """From [.., i, distance] to [.., i, j] with distance = i - j; entries above the diagonal are meaningless (masked)."""
+    batch, heads, queries, distances = x_BNST.shape
+    by_key = x_BNST[..., ::-1]  # column c holds distance S - 1 - c
+    padded = jnp.pad(by_key, ((0, 0), (0, 0), (0, 0), (1, 0)))
+    return padded.reshape(batch, heads, distances + 1, queries)[:, :, 1:].reshape(batch, heads, queries, distances)

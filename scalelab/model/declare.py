@@ -1,0 +1,112 @@
+"""A parameter is declared once: shape, logical axes as in -> out, and initialiser.
+
+Sharding, muP multipliers, the weight-decay mask, the choice of optimizer and every count are functions of this
+declaration; there is no second table. During `init`, Flax carries it as metadata beside the value.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """One parameter.
+
+    `shape` follows `stack + ins + outs`. A gain or bias has no `ins`. `stack` are batch axes: `layers`, or the parts of a
+    fused projection. `std` is the standard deviation of its normal initialisation; None means the constant `fill`.
+    `role`: weight, gain, bias, or position (whatever encodes positions: Chinchilla's table counts its matrices only).
+    """
+
+    shape: tuple[int, ...]
+    ins: tuple[str, ...]
+    outs: tuple[str, ...]
+    role: str = "weight"
+    std: float | None = None
+    fill: float = 0.0
+    stack: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Logical name of every dimension of `shape`."""
+        return self.stack + self.ins + self.outs
+
+    @property
+    def size(self) -> int:
+        """Number of scalars, over all layers."""
+        return math.prod(self.shape)
+
+    @property
+    def fan_in(self) -> int:
+        """Size of the contraction: the product of the `ins` dimensions (1 for a gain or bias)."""
+        start = len(self.stack)
+        return math.prod(self.shape[start : start + len(self.ins)])
+
+    @property
+    def is_table(self) -> bool:
+        """A row for every token or position: the embedding, the head, learned positions."""
+        return bool({"vocab", "seq"} & set(self.ins + self.outs))
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Both sides non-empty and not a table: what muP slows down and Muon orthogonalises."""
+        return bool(self.ins and self.outs) and not self.is_table
+
+
+class Declared(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
+    """A value with its declaration; `nn.scan` adds the `layers` axis through the two methods below."""
+
+    value: Any
+    declaration: Declaration = struct.field(pytree_node=False)
+
+    def unbox(self) -> Any:
+        """The bare array."""
+        return self.value
+
+    def replace_boxed(self, val: Any) -> "Declared":
+        """The same declaration around another value."""
+        return self.replace(value=val)
+
+    def add_axis(self, index: int, params: dict) -> "Declared":
+        """The declaration of a stack of this parameter; its size is read off the stacked value."""
+        assert index == 0, "layers are stacked in front"
+        old = self.declaration
+        new = dataclasses.replace(
+            old, shape=(self.value.shape[0], *old.shape), stack=(params[nn.PARTITION_NAME], *old.stack)
+        )
+        return self.replace(declaration=new)
+
+    def remove_axis(self, index: int, params: dict) -> "Declared":
+        """The declaration of one of the stack."""
+        del params
+        assert index == 0
+        old = self.declaration
+        return self.replace(declaration=dataclasses.replace(old, shape=old.shape[1:], stack=old.stack[1:]))
+
+
+def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array:
+    """Create (at init) or fetch (at apply) a parameter of `module`; returns the fp32 array."""
+
+    def create(key: jax.Array) -> Declared:
+        if declaration.std is None:
+            value = jnp.full(declaration.shape, declaration.fill, jnp.float32)
+        else:
+            value = declaration.std * jax.random.normal(key, declaration.shape, jnp.float32)
+        return Declared(value, declaration)
+
+    return module.param(name, create)
+
+
+def split(boxed: Any) -> tuple[Any, Any]:
+    """A tree of `Declared` -> (tree of values, tree of declarations), both plain nested dicts."""
+
+    def take(part: Callable) -> Any:
+        return jax.tree.map(part, boxed, is_leaf=lambda x: isinstance(x, Declared))
+
+    return take(lambda box: box.value), take(lambda box: box.declaration)

@@ -1,0 +1,95 @@
+"""Layers: each declares its parameters and applies them. Products run in `dtype`, statistics in fp32.
+
+Shapes: B batch, S sequence, D d_model, N heads, K key/value heads, H d_head, F d_ff, V vocab.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from scalelab.model.declare import Declaration, declare
+
+Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
+
+
+class Einsum(nn.Module):
+    """y[…, outs] = x[…, ins] W[ins, outs] (+ b[outs]); W ~ N(0, 1/fan_in)."""
+
+    ins: Axes
+    outs: Axes
+    bias: bool
+    dtype: Any
+    role: str = "weight"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x: [..., *ins] -> [..., *outs], in `dtype`."""
+        in_names, in_sizes = zip(*self.ins, strict=True)
+        out_names, out_sizes = zip(*self.outs, strict=True)
+        std = math.prod(in_sizes) ** -0.5
+        weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
+        y = jnp.tensordot(x.astype(self.dtype), declare(self, "w", weight).astype(self.dtype), axes=len(in_sizes))
+        if self.bias:
+            b = declare(self, "b", Declaration(out_sizes, (), out_names, "bias")).astype(self.dtype)
+            y = y + jnp.broadcast_to(b, y.shape)
+        return y
+
+
+class Table(nn.Module):
+    """A bare parameter: the embedding, the head, learned positions."""
+
+    declaration: Declaration
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        """The array as declared, in fp32."""
+        return declare(self, "w", self.declaration)
+
+
+class Norm(nn.Module):
+    """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016) over the last axis, in fp32; LayerNorm has a bias."""
+
+    kind: str
+    axis: tuple[str, int]
+    eps: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x: [..., axis] -> the same shape, in `dtype`."""
+        name, size = self.axis
+        gain = declare(self, "g", Declaration((size,), (), (name,), "gain", fill=1.0))
+        x = x.astype(jnp.float32)
+        if self.kind == "layernorm":
+            x = x - jnp.mean(x, axis=-1, keepdims=True)
+        y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        y = y * jnp.broadcast_to(gain, y.shape)
+        if self.kind == "layernorm":
+            y = y + jnp.broadcast_to(declare(self, "b", Declaration((size,), (), (name,), "bias")), y.shape)
+        return y.astype(self.dtype)
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer 2020), GELU (tanh form), or squared ReLU (So et al. 2021)."""
+
+    kind: str
+    d_model: int
+    d_ff: int
+    bias: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x_BSD: jax.Array) -> jax.Array:
+        """x_BSD -> [B, S, D]."""
+        embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
+        h_BSF = Einsum(embed, hidden, self.bias, self.dtype, name="up")(x_BSD)
+        if self.kind == "swiglu":
+            h_BSF = jax.nn.silu(Einsum(embed, hidden, self.bias, self.dtype, name="gate")(x_BSD)) * h_BSF
+        elif self.kind == "gelu":
+            h_BSF = jax.nn.gelu(h_BSF, approximate=True)
+        else:
+            h_BSF = jnp.square(jax.nn.relu(h_BSF))
+        return Einsum(hidden, embed, self.bias, self.dtype, name="down")(h_BSF)

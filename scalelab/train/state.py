@@ -1,0 +1,45 @@
+"""Everything a run needs to go on, as one pytree; randomness and data follow from (seed, step)."""
+
+import hashlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from scalelab.config import Static
+from scalelab.model import parametrization, transformer
+from scalelab.optim.chain import OPTIMIZERS
+from scalelab.optim.schedules import Hparams
+
+
+class TrainState(NamedTuple):
+    """`step` counts batches consumed; a skipped batch counts, but changes neither `params` nor `opt_state`."""
+
+    step: jax.Array  # int32
+    params: Any  # nested dict, fp32
+    opt_state: Any
+    skipped: jax.Array  # int32, batches skipped so far
+    streak: jax.Array  # int32, batches skipped in a row up to now
+
+
+def optimizer(static: Static, h: Hparams, lr: jax.Array | float) -> Any:
+    """The run's optax chain for traced hparams at learning rate `lr`."""
+    shape = static.model
+    return OPTIMIZERS[static.optimizer](h, lr, parametrization.lr_multipliers(shape), parametrization.decay_mask(shape))
+
+
+def init(static: Static, h: Hparams) -> TrainState:
+    """A fresh state; parameters are drawn from the stream `seed`."""
+    params = transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, optimizer(static, h, 0.0).init(params), zero, zero)
+
+
+def digest(params: Any) -> str:
+    """SHA-256 over all parameters: names and bytes, in the tree's (sorted) order."""
+    sha = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        sha.update(jax.tree_util.keystr(path).encode())
+        sha.update(np.ascontiguousarray(leaf).tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,99 @@
+"""The training step as a pure function: (state, tokens, hparams) -> (state, metrics)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.config import Static
+from scalelab.model import transformer
+from scalelab.model.loss import LossSums
+from scalelab.optim.schedules import SCHEDULES, Hparams
+from scalelab.precision.policy import COMPUTE_DTYPES
+from scalelab.train.state import TrainState, optimizer
+
+METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
+
+
+def loss_sums(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float) -> LossSums:
+    """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted."""
+    tokens = tokens.astype(jnp.int32)
+    inputs_BS, targets_BS = jnp.maximum(tokens[:, :-1], 0), tokens[:, 1:]
+    dtype = COMPUTE_DTYPES[static.precision]
+    return transformer.loss(static.model, params, inputs_BS, targets_BS, z_weight, dtype)
+
+
+def gradients(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array) -> tuple[LossSums, Any]:
+    """Sums over the batch [B, S+1] and the gradient of the token mean.
+
+    With `accumulate` > 1 micro-batches are summed, not averaged, and divided by the tokens that count in all of them:
+    the result is the big batch's, also where micro-batches hold different numbers of ignored positions.
+    """
+
+    def objective(params: Any, part: jax.Array) -> tuple[jax.Array, LossSums]:
+        sums = loss_sums(static, params, part, z_weight)
+        return sums.objective, sums
+
+    def micro(carry: tuple[LossSums, Any], part: jax.Array) -> tuple[tuple[LossSums, Any], None]:
+        (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, part)
+        return jax.tree.map(jnp.add, carry, (sums, grads)), None
+
+    if static.accumulate == 1:
+        (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, tokens)
+    else:
+        parts = tokens.reshape(static.accumulate, -1, tokens.shape[-1])
+        zeros = (LossSums(*[jnp.zeros(())] * 3), jax.tree.map(jnp.zeros_like, params))
+        (sums, grads), _ = jax.lax.scan(micro, zeros, parts)
+    return sums, jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0), grads)
+
+
+def train_step(
+    static: Static, state: TrainState, tokens: jax.Array, h: Hparams
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One optimizer step on `tokens` [global_batch, S+1].
+
+    A step whose loss or gradient norm is not finite changes nothing but the counters: the decision is part of the
+    program, so every host and every packed trial takes its own.
+    """
+    sums, grads = gradients(static, state.params, tokens, h["z_loss"])
+    loss, grad_norm = sums.nll / jnp.maximum(sums.count, 1.0), optax.global_norm(grads)
+    lr = SCHEDULES[static.schedule](state.step, h)
+    updates, opt_state = optimizer(static, h, lr).update(grads, state.opt_state, state.params)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    updates = jax.tree.map(lambda u: jnp.where(finite, u, 0.0), updates)
+    new = TrainState(
+        step=state.step + 1,
+        params=optax.apply_updates(state.params, updates),
+        opt_state=jax.tree.map(lambda a, b: jnp.where(finite, a, b), opt_state, state.opt_state),
+        skipped=state.skipped + ~finite,
+        streak=jnp.where(finite, 0, state.streak + 1),
+    )
+    norms = optax.global_norm(updates), optax.global_norm(new.params)
+    return new, dict(zip(METRICS, (loss, grad_norm, *norms, lr, new.skipped), strict=True)) | {"streak": new.streak}
+
+
+def many_steps(
+    static: Static, state: TrainState, batches: jax.Array, n: jax.Array, h: Hparams
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The first `n` (traced) of the batches [k, B, S+1] in one dispatch; metrics are [k], of which `n` are meaningful."""
+    k = batches.shape[0]
+    shapes = jax.eval_shape(lambda s, t: train_step(static, s, t, h)[1], state, batches[0])
+    empty = jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), shapes)
+
+    def body(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, log = carry
+        state, metrics = train_step(static, state, batches[i], h)
+        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), log, metrics)
+
+    return jax.lax.fori_loop(0, n, body, (state, empty))
+
+
+def evaluate(static: Static, params: Any, batches: jax.Array) -> jax.Array:
+    """Mean loss in nats a token over batches [n, B, S+1]; z-loss excluded."""
+
+    def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
+        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0)), None
+
+    sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
+    return sums.nll / jnp.maximum(sums.count, 1.0)
