@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after
 """
 
 import importlib
+import os
 import sys
 
 from scalelab.errors import BadInput, nearest
@@ -29,19 +30,26 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if argv else 2
-    name = argv[0]
     try:
-        if name not in COMMANDS:
-            raise BadInput(f"unknown command {name!r}{nearest(name, COMMANDS)}")
-        return importlib.import_module(f"scalelab.commands.{name}").main(argv[1:])
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
     except BadInput as mistake:
         print(f"scalelab: {mistake}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing is lost
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own last flush would complain
         return 0
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if argv else 2
+    name = argv[0]
+    if name not in COMMANDS:
+        raise BadInput(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+    return importlib.import_module(f"scalelab.commands.{name}").main(argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+# Two commands matter: `make quickstart` and `make test`. Both set up .venv first; `make help` lists the rest.
+#
+# .venv/choice   which Python and which jax build the environment holds; a change of either makes it anew
+# .venv/base     stamp: what runs need is installed        .venv/dev   stamp: what tests need, on top
+# uv does the work where it is on PATH, else python3 -m venv and pip. Nothing is fetched but from the package index.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup quickstart test test-slow test-latest bench clean FORCE
+
+# Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
+python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
+accel := $(or $(ACCEL),$(word 2,$(shell cat .venv/choice 2>/dev/null)),cpu)
+ifeq ($(filter $(accel),cpu cuda12 cuda13 tpu),)
+$(error ACCEL=$(accel) is not a build of jax; use cpu, cuda12, cuda13 or tpu)
+endif
+jax_build := $(if $(filter-out cpu,$(accel)),'jax[$(accel)]')
+
+# $(call make_venv,FOLDER) and $(call install,FOLDER,ARGUMENTS), by uv or by pip. A Python that can't do is refused in one line.
+uv := $(shell command -v uv)
+supported := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+check_python = $(python) -c '$(supported)' 2>/dev/null || \
+	{ echo "PYTHON=$(python) is not Python 3.11 to 3.13; try make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+make_venv = $(check_python); rm -rf $(1); \
+	$(if $(uv),uv venv -q --python "$$($(python) -c 'import sys; print(sys.executable)')" $(1),$(python) -m venv $(1))
+pip = $(1)/bin/python -m pip --disable-pip-version-check install -q
+need_pip = $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(1)/bin/python -m ensurepip >/dev/null
+install = $(if $(uv),uv pip install -q --python $(1)/bin/python $(2),{ $(need_pip); } && $(pip) $(2))
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/base  ## install into .venv  [PYTHON=python3.12] [ACCEL=cpu|cuda12|cuda13|tpu]
+
+quickstart: .venv/base  ## train small models, fit, predict a larger one, check: at most 5 minutes on 2 cores
+	.venv/bin/python -m experiments.isoflop --quick --workdir=runs/quickstart
+
+test: .venv/dev  ## lint, types, and every test but the slow ones: at most 12 minutes on 2 cores
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/python -m pytest -n 2 -m 'not slow'
+
+test-slow: .venv/dev  ## the tests that take minutes each
+	.venv/bin/python -m pytest -n 2 -m slow
+
+test-latest: python = $(or $(PYTHON),$(shell python3.12 -c '' 2>/dev/null && echo python3.12),python3)
+test-latest:  ## the newest jax and friends, in a .venv-latest of its own: does a small run still work?
+	@echo "installing the newest of requirements.txt into .venv-latest"
+	@$(call make_venv,.venv-latest)
+	@$(call install,.venv-latest,-U $(shell sed -n 's/==.*//p' requirements.txt))
+	@$(call install,.venv-latest,--no-deps -e .)
+	.venv-latest/bin/scalelab doctor
+	work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && \
+	  .venv-latest/bin/scalelab train --config=configs/tiny.py --workdir="$$work" --config.train.steps=40 && \
+	  .venv-latest/bin/scalelab report "$$work"
+
+bench: .venv/base  ## the table of speed ratios on this machine
+	.venv/bin/python -m experiments.benchmarks
+
+clean:  ## remove the environments and caches; runs/ stays
+	rm -rf .venv .venv-latest .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+# Checked each time, written only when it changes: the stamps below it are then out of date.
+.venv/choice: FORCE
+	@test -x .venv/bin/python && test "$$(cat $@ 2>/dev/null)" = "$(python) $(accel)" || \
+	{ $(call make_venv,.venv) && echo "$(python) $(accel)" > $@; }
+
+.venv/base: .venv/choice requirements.txt constraints.txt pyproject.toml
+	@echo "installing requirements.txt into .venv (jax for $(accel))"
+	@$(call install,.venv,-c constraints.txt -r requirements.txt $(jax_build))
+	@$(call install,.venv,--no-deps -e .)
+	@touch $@
+
+.venv/dev: .venv/base requirements-dev.txt
+	@echo "installing requirements-dev.txt into .venv"
+	@$(call install,.venv,-c constraints.txt -r requirements-dev.txt)
+	@touch $@
