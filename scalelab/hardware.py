@@ -1,0 +1,151 @@
+"""What a chip can do: peak FLOP/s by precision, memory, bandwidths. MFU and the planner read this one table.
+
+FLOP/s are dense (vendors also print a sparse figure, twice as large) with float32 accumulation, at the vendor's boost clock.
+Bandwidths between chips are those of one link in one direction. A CPU's peak is measured.
+"""
+
+import dataclasses
+import functools
+import re
+import time
+from typing import Any
+
+GIB = 2**30  # memory sold as "80 GB" is 80 GiB less what the driver and ECC keep (1 to 6 %)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One jax device. `flops` by precision in FLOP/s; bandwidths in bytes/s."""
+
+    name: str
+    flops: dict[str, float]
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    link_bytes_per_s: float  # to other chips over one link, one direction: ICI or NVLink, PCIe where there is neither
+    links: int  # ICI: links of a chip on the torus; an NVLink switch or PCIe counts as one
+    source: str
+
+
+def _tpu(name: str, bf16: float, hbm_gib: int, hbm: float, ici: float, links: int) -> Chip:
+    """TFLOP/s, GiB, GB/s, GB/s. ICI is the Scaling Book's figure (part 2): the documentation's raw rate less its overhead."""
+    source = "Google Cloud TPU documentation"
+    return Chip(name, {"bfloat16": bf16 * 1e12}, hbm_gib * GIB, hbm * 1e9, ici * 1e9, links, source)
+
+
+def _gpu(name: str, flops: dict[str, float], hbm_gib: int, hbm: float, link: float) -> Chip:
+    """TFLOP/s by precision, GiB, GB/s, GB/s."""
+    rates = {precision: rate * 1e12 for precision, rate in flops.items()}
+    return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, link * 1e9, 1, "NVIDIA datasheet")
+
+
+def _tensor(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> dict[str, float]:
+    """Tensor cores since Ampere run fp16 at the rate of bf16; fp8 came with Ada and Hopper."""
+    rates = {"bfloat16": bf16, "float16": bf16, "tensorfloat32": tf32, "float32": fp32}
+    return rates | ({"float8": fp8} if fp8 else {})
+
+
+# Pattern in jax's `device_kind` -> chip. The first match counts, so variants stand before the plain name.
+CHIPS = {
+    # cloud.google.com/tpu/docs, "System architecture" of each version. v6e: 918 there, rounded to 920 in the Scaling Book.
+    r"TPU v4$": _tpu("TPU v4", 275, 32, 1228, 45, 6),
+    r"TPU v5( lite|e)$": _tpu("TPU v5e", 197, 16, 819, 45, 4),
+    r"TPU v5p?$": _tpu("TPU v5p", 459, 95, 2765, 90, 6),
+    r"TPU v6( lite|e)$": _tpu("TPU v6e", 918, 32, 1640, 90, 4),
+    # Blackwell: DGX B200 datasheet, an eighth of the machine's figures, sparse ones halved.
+    r"B200": _gpu("B200", _tensor(2250, 1125, 75, 4500), 180, 8000, 900),
+    # Hopper: H100 whitepaper (table 2) and datasheet, H200 datasheet; sparse figures halved.
+    r"H200(?! NVL)": _gpu("H200 SXM", _tensor(989.4, 494.7, 66.9, 1978.9), 141, 4800, 450),
+    r"H100 NVL": _gpu("H100 NVL", _tensor(835.5, 417.5, 60, 1670.5), 94, 3900, 300),
+    r"H100 PCIe": _gpu("H100 PCIe", _tensor(756.5, 378, 51.2, 1513), 80, 2000, 300),
+    r"H100": _gpu("H100 SXM", _tensor(989.4, 494.7, 66.9, 1978.9), 80, 3350, 450),
+    # Ampere: A100 40 GB and 80 GB datasheets, A10 and RTX A6000 datasheets, GA102 whitepaper (RTX 3090).
+    r"A100 80GB PCIe": _gpu("A100 80GB PCIe", _tensor(312, 156, 19.5), 80, 1935, 300),
+    r"A100-SXM4-80GB": _gpu("A100 80GB SXM", _tensor(312, 156, 19.5), 80, 2039, 300),
+    r"A100-(SXM4|PCIE)-40GB": _gpu("A100 40GB", _tensor(312, 156, 19.5), 40, 1555, 300),
+    r"A10$": _gpu("A10", _tensor(125, 62.5, 31.2), 24, 600, 32),
+    r"RTX A6000$": _gpu("RTX A6000", _tensor(154.8, 77.4, 38.7), 48, 768, 32),
+    r"RTX 3090$": _gpu("RTX 3090", _tensor(71, 35.6, 35.6), 24, 936, 32),
+    # Ada: L40S and L4 datasheets, Ada whitepaper (appendix A, RTX 4090).
+    r"L40S$": _gpu("L40S", _tensor(362, 183, 91.6, 733), 48, 864, 32),
+    r"L4$": _gpu("L4", _tensor(121, 60, 30.3, 242.5), 24, 300, 32),
+    r"RTX 4090$": _gpu("RTX 4090", _tensor(165.2, 82.6, 82.6, 330.3), 24, 1008, 32),
+    # Volta and Turing: V100 and T4 datasheets. Their tensor cores know fp16 alone.
+    r"V100-PCIE-16GB": _gpu("V100 PCIe 16GB", {"float16": 112, "float32": 14}, 16, 900, 16),
+    r"V100-PCIE-32GB": _gpu("V100 PCIe 32GB", {"float16": 112, "float32": 14}, 32, 900, 16),
+    r"V100-SXM2-16GB": _gpu("V100 SXM2 16GB", {"float16": 125, "float32": 15.7}, 16, 900, 150),
+    r"V100-SXM[23]-32GB": _gpu("V100 SXM2 32GB", {"float16": 125, "float32": 15.7}, 32, 900, 150),
+    r"T4$": _gpu("T4", {"float16": 65, "float32": 8.1}, 16, 320, 16),
+}
+
+
+def chip(device_kind: str) -> Chip | None:
+    """The chip behind jax's `device_kind` ('NVIDIA H100 80GB HBM3', 'TPU v5 lite'); None where the table has none.
+
+    A MIG slice has a share of its chip's power that its name doesn't tell, so it has no entry either.
+    """
+    if " MIG " in device_kind:
+        return None
+    return next((found for pattern, found in CHIPS.items() if re.search(rf"\b(?:{pattern})", device_kind)), None)
+
+
+def table_flops(device_kind: str, dtype: Any) -> tuple[float, str] | None:
+    """FLOP/s of the unit that XLA uses by default for products of `dtype`, and what the figure is; None where unknown.
+
+    Products of float32 arrays run as one bf16 pass on TPUs and as TF32 on NVIDIA's tensor cores since Ampere, unless
+    `jax_default_matmul_precision` says otherwise (JAX documentation, "Matmul precision").
+    """
+    found = chip(device_kind)
+    name = _dtype_name(dtype)
+    if found is None:
+        return None
+    fallback = ("tensorfloat32", "float32", "bfloat16") if name == "float32" else (name,)
+    unit = next((unit for unit in fallback if unit in found.flops), None)
+    if unit is None:
+        return None
+    return found.flops[unit], f"{found.name}, {unit}, dense: {found.source}"
+
+
+def peak_flops(device: Any, dtype: Any = "float32") -> tuple[float, str]:
+    """(FLOP/s of one jax device for products of `dtype`, what that figure is): the table's value, else a measured one.
+
+    CPU devices of one process share its cores, so each counts for its share of the measured rate.
+    """
+    known = table_flops(device.device_kind, dtype)
+    if known:
+        return known
+    name, on_cpu = _dtype_name(dtype), device.platform == "cpu"
+    n = 1024 if on_cpu else 8192
+    flops = _measured(n, name, device)
+    sharing = len(device.client.local_devices()) if on_cpu else 1
+    return flops / sharing, f"measured {name} matmul of {n} x {n} on this {device.device_kind}"
+
+
+def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 10, device: Any = None) -> float:
+    """FLOP/s of a jitted n x n x n product (2 n^3 FLOPs), the best of `repeats` after a warm-up.
+
+    The best, for a busy machine can only take away. On two idle CPU cores, 10 products of n = 1024 take about 0.1 s.
+    """
+    import jax
+
+    key = jax.random.key(0)
+    a = jax.device_put(jax.random.normal(key, (n, n), dtype), device)
+    product = jax.jit(lambda a: a @ a)
+    product(a).block_until_ready()
+    return 2 * n**3 / min(_seconds(product, a) for _ in range(repeats))
+
+
+_measured = functools.cache(lambda n, dtype, device: measured_matmul_flops(n, dtype, device=device))
+
+
+def _seconds(function: Any, argument: Any) -> float:
+    start = time.perf_counter()
+    function(argument).block_until_ready()
+    return time.perf_counter() - start
+
+
+def _dtype_name(dtype: Any) -> str:
+    """'bfloat16' and the like, from a name or a dtype; every float8 format runs at one rate."""
+    import jax.numpy as jnp
+
+    name = jnp.dtype(dtype).name
+    return "float8" if name.startswith("float8") else name
