@@ -1,0 +1,114 @@
+"""How many parameters, how many FLOPs: every convention the field uses, side by side, none of them the default in silence.
+
+Parameters are sums over the declarations. FLOPs of training are forward plus backward, without recomputation, and count
+attention in full (not halved for causality), as Chinchilla's appendix F and PaLM's MFU do.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from scalelab.config import ModelShape
+from scalelab.model import transformer
+
+
+def parameters(shape: ModelShape) -> dict[str, int]:
+    """Parameters by convention.
+
+    total: every scalar. non_embedding: without tables over the vocabulary or positions, head included in those (Kaplan
+    et al. 2020 exclude both). kaplan: matrices of the blocks only, Kaplan's 2 d n_layer (2 d_attn + d_ff).
+    chinchilla: Hoffmann et al. 2022, Table A9: embedding, matrices and biases; no gains, no position vectors.
+    """
+    leaves = jax.tree.leaves(transformer.declarations(shape))
+    return {
+        "total": sum(d.size for d in leaves),
+        "non_embedding": sum(d.size for d in leaves if not d.is_table),
+        "kaplan": sum(d.size for d in leaves if d.is_hidden_matrix and d.role == "weight"),
+        "chinchilla": sum(d.size for d in leaves if d.role in ("weight", "bias") or d.ins),
+    }
+
+
+def groups(shape: ModelShape) -> dict[str, int]:
+    """Parameters by group; the groups sum to the total."""
+    sums: dict[str, int] = {}
+    for path, declared in jax.tree_util.tree_leaves_with_path(transformer.declarations(shape)):
+        names = [key.key for key in path]
+        group = next((n for n in names if n in ("attention", "mlp", "embed", "head", "positions")), "norms")
+        sums[group] = sums.get(group, 0) + declared.size
+    return sums
+
+
+def appendix_f(shape: ModelShape, seq_len: int | None = None) -> dict[str, float]:
+    """Forward FLOPs of one sequence by term (Hoffmann et al. 2022, appendix F); training costs three times the sum.
+
+    Table A4 of the paper comes out of the sum *without* `embedding` and `final_logits`, against 6 N D with N as
+    appendix F needs it: no biases. The extra gate of SwiGLU is counted as the third MLP matrix it is.
+    """
+    s, d = seq_len or shape.seq_len, shape.d_model
+    kh, layers = shape.d_head * shape.n_heads, shape.n_layers
+    keys_values = 2 * shape.d_head * shape.n_kv_heads
+    mlp_matrices = 3 if shape.mlp == "swiglu" else 2
+    return {
+        "embedding": 2.0 * s * shape.vocab_size * d,
+        "qkv": layers * 2.0 * s * d * (kh + keys_values),
+        "attention_logits": layers * 2.0 * s * s * kh,
+        "softmax": layers * 3.0 * shape.n_heads * s * s,
+        "attention_values": layers * 2.0 * s * s * kh,
+        "attention_output": layers * 2.0 * s * kh * d,
+        "mlp": layers * 2.0 * s * mlp_matrices * d * shape.d_ff,
+        "final_logits": 2.0 * s * d * shape.vocab_size,
+    }
+
+
+@functools.cache
+def flops_per_token(shape: ModelShape) -> dict[str, float]:
+    """Training FLOPs a token by convention.
+
+    6N: six times the total. chinchilla: appendix F as listed, times three. exact: every matrix product of the real
+    forward and backward, walked from its jaxpr (look-ups are no products; softmax and norms are not counted).
+    """
+    return {
+        "6N": 6.0 * parameters(shape)["total"],
+        "chinchilla": 3.0 * sum(appendix_f(shape).values()) / shape.seq_len,
+        "exact": matmul_flops(_traced_step(shape)) / shape.seq_len,
+    }
+
+
+def _traced_step(shape: ModelShape) -> Any:
+    shape = dataclasses.replace(shape, remat="none")  # what the arithmetic needs, not what memory forces
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(shape))
+    tokens = jax.ShapeDtypeStruct((1, shape.seq_len), jnp.int32)
+
+    def objective(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        return transformer.loss(shape, params, inputs, targets, 0.0).objective
+
+    return jax.make_jaxpr(jax.grad(objective))(params, tokens, tokens).jaxpr
+
+
+def matmul_flops(jaxpr: Any) -> float:
+    """FLOPs of all `dot_general`s of a jaxpr, bodies of scans times their length.
+
+    XLA's own analysis counts a scan's body once, so it isn't used. A loop of unknown length raises ValueError.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            total += _dot_flops(equation)
+        elif equation.primitive.name == "while":
+            raise ValueError("a while loop's length is not in the program, so its FLOPs can't be counted")
+        elif equation.primitive.name == "cond":
+            total += max(matmul_flops(branch.jaxpr) for branch in equation.params["branches"])
+        else:
+            repeats = equation.params["length"] if equation.primitive.name == "scan" else 1
+            total += repeats * sum(matmul_flops(inner) for inner in jax.core.jaxprs_in_params(equation.params))
+    return total
+
+
+def _dot_flops(equation: Any) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left, out = equation.invars[0].aval, equation.outvars[0].aval
+    return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)

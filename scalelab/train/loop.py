@@ -1,0 +1,212 @@
+"""The loop: dispatch k steps, prepare the next data, read the previous metrics; evaluate, save, stop.
+
+It drives a list of runs that share a compiled program; a single run is a list of one. Metrics of a dispatch are read
+after the next one was sent, so the device never waits for the host.
+"""
+
+import contextlib
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from scalelab import records
+from scalelab.config import hparams, static
+from scalelab.data.batches import train_batches, val_batches
+from scalelab.data.prepare import Dataset
+from scalelab.train import state as state_lib
+from scalelab.train.checkpoint import Checkpoints
+from scalelab.train.program import PACKINGS, Program
+from scalelab.train.run import SKIPS_IN_A_ROW, Run, bits_per_byte
+from scalelab.train.step import METRICS
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a call of `train` did. `stopped` is true where a signal ended it after saving."""
+
+    final_step: int
+    resumed_from: int | None
+    tokens_per_s: float
+    digests: list[str]
+    stopped: bool
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """Turn the first SIGTERM or SIGINT into a flag; the second acts as if nobody listened."""
+    seen: list[int] = []
+
+    def notice(number: int, _: Any) -> None:
+        seen.append(number)
+        signal.signal(number, old[number])
+
+    old = {number: signal.signal(number, notice) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+class _Reader:
+    """Reads metrics one dispatch behind and turns them into lines; knows how fast the process is."""
+
+    def __init__(self, runs: Sequence[Run], progress: Progress) -> None:
+        self.runs, self.progress = runs, progress
+        self.pending: list[tuple[str, int, int, list[Any]]] = []
+        self.clock, self.rates = time.perf_counter(), [0.0]
+
+    def add(self, kind: str, step: int, n: int, values: list[Any], leave: int = 1) -> None:
+        """Queue what was just dispatched and read all but the newest `leave` entries."""
+        self.pending.append((kind, step, n, values))
+        self.read(leave)
+
+    def read(self, leave: int = 0) -> None:
+        """Wait for all but the newest `leave` entries and write their lines."""
+        while len(self.pending) > leave:
+            kind, step, n, values = self.pending.pop(0)
+            values = jax.device_get(values)
+            elapsed, self.clock = time.perf_counter() - self.clock, time.perf_counter()
+            (self._train if kind == "train" else self._eval)(step, n, values, elapsed)
+
+    def _train(self, step: int, n: int, values: list[Any], elapsed: float) -> None:
+        rate = n * sum(run.tokens_per_step for run in self.runs) / elapsed
+        self.rates.append(rate)
+        for run, metrics in zip(self.runs, values, strict=True):
+            if metrics is not None and run.status == "running":
+                run.write(_train_lines(run, step, n, metrics, rate))
+                _note_skips(run, step, n, metrics)
+        shown = next((m for m in values if m is not None), None)
+        loss = float(shown["train_loss"][n - 1]) if shown else math.nan
+        self.progress({"step": step + n, "train_loss": loss, "tokens_per_s": rate})
+
+    def _eval(self, step: int, _: int, values: list[Any], __: float) -> None:
+        for run, loss in zip(self.runs, values, strict=True):
+            if run.status != "running":
+                continue
+            run.val_loss, tokens = float(loss), step * run.tokens_per_step
+            bpb = bits_per_byte(run.val_loss, run.record["data"]["bytes_per_token"])
+            run.write([{"step": step, "tokens": tokens, "val_loss": run.val_loss, "bpb": bpb, "time": time.time()}])
+        self.progress({"step": step, "val_loss": self.runs[0].val_loss})
+
+
+def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], rate: float) -> list[dict]:
+    mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * jax.local_device_count())
+    lines = []
+    for i in range(n):
+        if (step + i + 1) % run.config.log.every_steps == 0:
+            line = {"step": step + i + 1, "tokens": (step + i + 1) * run.tokens_per_step}
+            line |= {key: metrics[key][i].item() for key in METRICS}
+            lines.append(line | {"tokens_per_s": rate, "mfu": mfu, "time": time.time()})
+    return lines
+
+
+def _note_skips(run: Run, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:
+    for i in np.flatnonzero(metrics["streak"][:n] > 0):
+        records.event(
+            run.folder, "skip", step + int(i) + 1, f"loss or gradients not finite: loss {metrics['train_loss'][i]}"
+        )
+    if metrics["streak"][:n].max() >= SKIPS_IN_A_ROW:
+        run.diverge(step + n, f"{SKIPS_IN_A_ROW} batches in a row without a finite gradient")
+
+
+def _stop_before(step: int, run: Run) -> int:
+    """The step at which the host has to look again: an evaluation, a save, the end, or k steps on."""
+    c = run.config
+    multiples = [(step // every + 1) * every for every in (c.eval.every_steps, c.checkpoint.every_steps)]
+    return min(*multiples, c.train.steps, step + c.train.steps_per_dispatch)
+
+
+def train(
+    runs: Sequence[Run],
+    dataset: Dataset,
+    checkpoints: Checkpoints,
+    names: Sequence[str],
+    mode: str = "turn",
+    start: tuple[int, list[state_lib.TrainState]] | None = None,
+    progress: Progress = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
+
+    `names` are the keys of the runs in the checkpoints. Returns after the last save is on disk. The runs' records hold
+    the verdicts: a run that diverged is out, and its neighbours go on.
+    """
+    config = runs[0].config
+    program = PACKINGS[mode](static(config), [hparams(run.config) for run in runs])
+    val = np.stack(val_batches(dataset, config.model.seq_len, config.train.global_batch, config.eval.batches))
+    step, states = (start[0], program.join(start[1])) if start else (0, program.init())
+    for run in runs:
+        records.event(run.folder, "resume" if start else "start", step)
+        records.rewind_metrics(run.folder, step)
+        run.keep_record(step)
+    reader = _Reader(runs, progress)
+    data = _Data(runs, dataset)
+    stopped = False
+    while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
+        n = _stop_before(step, runs[0]) - step
+        states, metrics = program.advance(states, data.take(step, n), n)
+        data.prepare(step + n)
+        reader.add("train", step, n, metrics)
+        step, last = step + n, step + n == config.train.steps
+        if last or step % config.eval.every_steps == 0:
+            reader.add("eval", step, 0, program.evaluate(states, val))
+        stopped = stop()
+        if last or stopped or step % config.checkpoint.every_steps == 0:
+            reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
+            checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)))
+    reader.read()
+    return _finish(runs, checkpoints, program, states, step, start, reader.rates, stopped and step < config.train.steps)
+
+
+class _Data:
+    """The next dispatch's batches, one array [k, B, S+1] a run; prepared while the device is busy."""
+
+    def __init__(self, runs: Sequence[Run], dataset: Dataset) -> None:
+        c = runs[0].config
+        self.runs, self.k = runs, min(c.train.steps_per_dispatch, c.train.steps)
+        seeds = {run.config.train.seed for run in runs}
+        self.batches = {s: train_batches(dataset, c.model.seq_len, c.train.global_batch, s) for s in seeds}
+        self.ready: tuple[int, dict[int, np.ndarray]] = (-1, {})
+
+    def prepare(self, step: int) -> None:
+        """Fetch k batches from `step` on, whether or not all will be run: the program's shape is k."""
+        self.ready = (step, {seed: batches.chunk(step, self.k) for seed, batches in self.batches.items()})
+
+    def take(self, step: int, n: int) -> list[np.ndarray]:
+        """What `prepare` fetched for this step, or fetch it now."""
+        assert n <= self.k
+        if self.ready[0] != step:
+            self.prepare(step)
+        return [self.ready[1][run.config.train.seed] for run in self.runs]
+
+
+def _finish(
+    runs: Sequence[Run],
+    checkpoints: Checkpoints,
+    program: Program,
+    states: Any,
+    step: int,
+    start: tuple[int, Any] | None,
+    rates: list[float],
+    stopped: bool,
+) -> Outcome:
+    checkpoints.close()
+    for run in runs:
+        ceiling = math.log(run.config.model.vocab_size)
+        if not stopped and run.val_loss is not None and not run.val_loss < ceiling:
+            run.diverge(step, f"validation loss {run.val_loss:.4g} is no better than a uniform guess ({ceiling:.4g})")
+        if run.status == "running":
+            run.status = "stopped" if stopped else "done"
+            records.event(run.folder, run.status, step)
+        run.keep_record(step)
+    digests = [state_lib.digest(jax.device_get(state.params)) for state in program.separate(states)]
+    return Outcome(step, start[0] if start else None, float(np.median(rates[1:] or rates)), digests, stopped)

@@ -1,0 +1,111 @@
+"""The compiled side of one or many trials that share a program: in turn, or all at once under vmap.
+
+Both give the loop the same five functions over `states`, so it needn't know which it drives.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from scalelab.config import Static
+from scalelab.train import state as state_lib
+from scalelab.train.state import TrainState
+from scalelab.train.step import evaluate, many_steps
+
+Trees = list[dict[str, Any]]
+
+
+class Program(NamedTuple):
+    """`states` is opaque to the loop; lists are in the order of the trials.
+
+    init() -> states; advance(states, batches a trial [k, B, S+1], n) -> (states, metrics a trial, each [k]);
+    evaluate(states, batches [n, B, S+1]) -> losses; separate(states) -> [TrainState]; join([TrainState]) -> states.
+    `advance` gives the old states' memory to the new ones.
+    """
+
+    init: Callable[[], Any]
+    advance: Callable[[Any, Sequence[np.ndarray], int], tuple[Any, Trees]]
+    evaluate: Callable[[Any, np.ndarray], list[jax.Array]]
+    separate: Callable[[Any], list[TrainState]]
+    join: Callable[[list[TrainState]], Any]
+
+
+def _traced(h: dict[str, float]) -> dict[str, jax.Array]:
+    kinds = {"seed": jnp.uint32, "steps": jnp.float32}
+    return {key: jnp.asarray(value, kinds.get(key, jnp.float32)) for key, value in h.items()}
+
+
+@functools.cache
+def _compiled(static: Static, mapped: bool) -> tuple[Callable, Callable, Callable]:
+    """(init, advance, evaluate) of one trial or of a stack, jitted once a process for each `Static`."""
+    functions = (
+        functools.partial(state_lib.init, static),
+        functools.partial(many_steps, static),
+        functools.partial(evaluate, static),
+    )
+    if mapped:
+        init, advance, evaluated = functions
+        functions = (jax.vmap(init), jax.vmap(advance, in_axes=(0, 0, None, 0)), jax.vmap(evaluated, in_axes=(0, None)))
+    return jax.jit(functions[0]), jax.jit(functions[1], donate_argnums=0), jax.jit(functions[2])
+
+
+def in_turn(static: Static, hparams: Trees) -> Program:
+    """One compiled program of one trial, called for each: the fastest on CPU, and bit for bit each trial alone."""
+    init, advance, evaluated = _compiled(static, False)
+    traced = [_traced(h) for h in hparams]
+
+    def advance_all(states: list, batches: Sequence[np.ndarray], n: int) -> tuple[list, Trees]:
+        pairs = [advance(*each) for each in zip(states, batches, [np.int32(n)] * len(states), traced, strict=True)]
+        return [state for state, _ in pairs], [metrics for _, metrics in pairs]
+
+    return Program(
+        init=lambda: [init(h) for h in traced],
+        advance=advance_all,
+        evaluate=lambda states, val: [evaluated(s.params, val) for s in states],
+        separate=lambda states: list(states),
+        join=lambda states: list(states),
+    )
+
+
+def vmapped(static: Static, hparams: Trees) -> Program:
+    """All trials in one program, the trial axis sharded over as many local devices as divide it."""
+    init, advance, evaluated = _compiled(static, True)
+    devices = jax.local_devices()
+    used = next(k for k in range(min(len(devices), len(hparams)), 0, -1) if len(hparams) % k == 0)
+    # Auto: under vmap the trial axis is not the program's to name; the compiler keeps each trial on its device.
+    mesh = jax.make_mesh((used,), ("trial",), axis_types=(AxisType.Auto,), devices=devices[:used])
+    by_trial, everywhere = NamedSharding(mesh, PartitionSpec("trial")), NamedSharding(mesh, PartitionSpec())
+
+    def stack(trees: Sequence[Any]) -> Any:
+        return jax.device_put(jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *trees), by_trial)
+
+    def unstack(tree: Any) -> list:
+        host = jax.device_get(tree)
+        return [jax.tree.map(lambda leaf: leaf[i], host) for i in range(len(hparams))]  # noqa: B023
+
+    traced = stack([_traced(h) for h in hparams])
+
+    def advance_all(states: Any, batches: Sequence[np.ndarray], n: int) -> tuple[Any, Trees]:
+        states, metrics = advance(states, jax.device_put(np.stack(batches), by_trial), np.int32(n), traced)
+        return states, [jax.tree.map(lambda leaf: leaf[i], metrics) for i in range(len(hparams))]  # noqa: B023
+
+    return Program(
+        init=lambda: init(traced),
+        advance=advance_all,
+        evaluate=lambda states, val: list(evaluated(states.params, jax.device_put(val, everywhere))),
+        separate=unstack,
+        join=stack,
+    )
+
+
+PACKINGS = {"turn": in_turn, "vmap": vmapped}
+
+
+def packing(choice: str) -> str:
+    """`auto` resolved for this backend: on CPU batched products lose to plain ones, elsewhere they fill the chip."""
+    return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
