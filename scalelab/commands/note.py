@@ -1,0 +1,28 @@
+"""`scalelab note RUN "text"`: write a line into a run's logbook; the report draws it on the loss curve."""
+
+import pathlib
+
+from scalelab import records
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput
+
+
+def main(argv: list[str]) -> int:
+    """Append a `note` event at the last logged step. The run may be training meanwhile."""
+    parser = Parser("note", __doc__)
+    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("text", help="what to remember (quote it)")
+    arguments = parser.parse_args(argv)
+    folder = pathlib.Path(arguments.run)
+    if not (folder / "config.json").exists():
+        raise BadInput(f"{str(folder)!r} is not a run's folder: it has no config.json")
+    text = arguments.text.strip()
+    if not text:
+        raise BadInput('the note is empty: write `scalelab note RUN "what happened"`')
+    lines = records.read_metrics(folder)
+    step = lines[-1]["step"] if lines else 0
+    records.event(folder, "note", step, text)
+    if arguments.json != "-":
+        print(f"noted at step {step} of {folder.name}")
+    emit({"run": str(folder), "step": step, "text": text}, arguments.json)
+    return 0

@@ -1,0 +1,68 @@
+"""`scalelab runs DIR [DIR…]`: one table of many runs; `--csv` gives every column of every run."""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from scalelab import records
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput, nearest
+from scalelab.report.tables import csv_text
+
+COLUMNS = ("name", "status", "N", "D", "C", "steps", "peak_lr", "seed", "val_loss", "bpb")
+
+
+def main(argv: list[str]) -> int:
+    """Print the runs of the given folders as a table, CSV or JSON."""
+    parser = Parser("runs", __doc__)
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="a run's folder, or one with runs/*/ in it")
+    parser.add_argument("--csv", nargs="?", const="-", metavar="PATH", help="print one tidy table, or write it to PATH")
+    parser.add_argument(
+        "--columns", metavar="A,B,…", help=f"columns to show (default: {','.join(COLUMNS)}; csv, json: all)"
+    )
+    arguments = parser.parse_args(argv)
+    rows = [row for folder in arguments.folders for row in records.read_runs(folder)]
+    known = list(dict.fromkeys(key for row in rows for key in row))
+    columns = arguments.columns.split(",") if arguments.columns else None
+    for column in columns or ():
+        if column not in known:
+            raise BadInput(f"unknown column {column!r}{nearest(column, known)}")
+    if arguments.csv:
+        _write(csv_text(rows, columns or known), arguments.csv)
+    elif arguments.json != "-":
+        _print(rows, columns or [column for column in COLUMNS if column in known])
+    emit([{key: row.get(key) for key in columns or known} for row in rows], arguments.json)
+    return 0
+
+
+def _write(text: str, destination: str) -> None:
+    if destination == "-":
+        sys.stdout.write(text)
+    elif not pathlib.Path(destination).absolute().parent.is_dir():
+        raise BadInput(f"--csv={destination}: there is no folder {str(pathlib.Path(destination).parent)!r}")
+    else:
+        pathlib.Path(destination).write_text(text)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print(rows: Sequence[dict], columns: Sequence[str]) -> None:
+    """A rich table on a terminal; aligned plain text otherwise, so that it can be cut, sorted and compared."""
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*columns)
+        for line in cells:
+            table.add_row(*map(Text, line))  # Text: a name in brackets is a name, not markup
+        Console().print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    for line in [list(columns), *cells]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

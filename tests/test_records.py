@@ -1,0 +1,231 @@
+"""The run folder: what a crash may leave behind, who may write, and reading many runs into one table."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from configs import base
+from scalelab import config as configs
+from scalelab import records
+from scalelab.errors import BadInput
+
+REPO = pathlib.Path(__file__).resolve().parents[1]
+
+
+def metrics_file(folder: pathlib.Path, steps: int, tail: str = "") -> pathlib.Path:
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": s, "train_loss": 1.0 / s}) + "\n" for s in range(1, steps + 1)) + tail)
+    return path
+
+
+def run_folder(folder: pathlib.Path, **record: object) -> pathlib.Path:
+    records.write_json(folder / "config.json", configs.resolve(base.get_config()).to_dict())
+    if record:
+        records.write_json(folder / "record.json", record)
+    return folder
+
+
+# lines
+
+
+def test_a_torn_last_line_is_ignored(tmp_path):
+    metrics_file(tmp_path, 3, tail='{"step": 4, "train_l')
+    assert [line["step"] for line in records.read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_a_damaged_middle_line_is_refused_with_its_number(tmp_path):
+    path = metrics_file(tmp_path, 3)
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([lines[0], lines[1][:9], *lines[2:]]))
+    with pytest.raises(BadInput, match=r"metrics.jsonl, line 2: damaged") as caught:
+        records.read_metrics(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_is_no_lines(tmp_path):
+    assert records.read_metrics(tmp_path) == [] and records.read_events(tmp_path) == []
+
+
+def test_appended_lines_come_back_in_order(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    records.append(path, [{"step": 1}])
+    records.append(path, [])
+    records.append(path, [{"step": 2}, {"step": 3}])
+    assert records.read_lines(path) == [{"step": 1}, {"step": 2}, {"step": 3}]
+
+
+def test_not_a_number_survives(tmp_path):
+    records.append(tmp_path / "metrics.jsonl", [{"train_loss": float("nan")}, {"train_loss": float("inf")}])
+    first, second = records.read_metrics(tmp_path)
+    assert first["train_loss"] != first["train_loss"] and second["train_loss"] == float("inf")
+
+
+@pytest.mark.parametrize("step, kept", [(0, []), (2, [1, 2]), (9, [1, 2, 3])])
+def test_rewind_drops_later_lines_and_the_torn_one(tmp_path, step, kept):
+    path = metrics_file(tmp_path, 3, tail='{"step": 2, "tr')
+    records.rewind_metrics(tmp_path, step)
+    assert [line["step"] for line in records.read_metrics(tmp_path)] == kept
+    assert path.read_text().count("\n") == len(kept) and os.listdir(tmp_path) == ["metrics.jsonl"]
+    records.append(path, [{"step": step + 1}])  # what follows is not glued to a torn line
+    assert [line["step"] for line in records.read_metrics(tmp_path)] == [*kept, step + 1]
+
+
+def test_rewind_without_metrics_leaves_an_empty_file(tmp_path):
+    records.rewind_metrics(tmp_path, 5)
+    assert records.read_metrics(tmp_path) == []
+
+
+def test_an_event_carries_its_extra_fields(tmp_path):
+    records.event(tmp_path, "skip", 7, "loss is nan", loss="nan")
+    (event,) = records.read_events(tmp_path)
+    assert event.pop("time") > 1.7e9
+    assert event == {"step": 7, "kind": "skip", "text": "loss is nan", "loss": "nan"}
+
+
+# json
+
+
+def test_a_reader_never_sees_a_half_written_file(tmp_path):
+    """A writer replaces a large file over and over; every read in between parses and is whole."""
+    path, whole = tmp_path / "record.json", {"values": list(range(20_000))}
+    records.write_json(path, whole)
+    done = threading.Event()
+
+    def write() -> None:
+        for _ in range(20):
+            records.write_json(path, whole)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reads = 0
+    while not done.is_set() or reads == 0:
+        assert records.read_json(path) == whole
+        reads += 1
+    writer.join()
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path):
+    path = tmp_path / "record.json"
+    records.write_json(path, {"good": 1})
+    with pytest.raises((TypeError, ValueError)):
+        records.write_json(path, {"bad": object()})
+    assert records.read_json(path) == {"good": 1}
+
+
+@pytest.mark.parametrize("text, message", [(None, "no file"), ('{"a": 1', "not JSON")])
+def test_unreadable_json_is_one_line(tmp_path, text, message):
+    path = tmp_path / "record.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BadInput, match=message) as caught:
+        records.read_json(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+# the lock
+
+HOLD = """
+import sys, time
+from scalelab import records
+with records.lock(sys.argv[1]) as warning:
+    print("held", warning, flush=True)
+    time.sleep(60)
+"""
+
+
+def hold(folder: pathlib.Path) -> subprocess.Popen:
+    """Another process that holds the folder; returns once it does."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=REPO, stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline().startswith("held")
+    return process
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stdout
+    process.stdout.close()
+
+
+def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
+    other = hold(tmp_path)
+    try:
+        with pytest.raises(BadInput) as caught, records.lock(tmp_path):
+            pytest.fail("two processes held one folder")
+        message = str(caught.value)
+        assert (
+            str(tmp_path) in message and f"process {other.pid}" in message and f"host {os.uname().nodename}" in message
+        )
+        assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", message) and "\n" not in message
+    finally:
+        kill(other)
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_with_a_warning(tmp_path):
+    other = hold(tmp_path)
+    kill(other)
+    with records.lock(tmp_path) as warning:
+        assert warning and f"process {other.pid}" in warning and "took over" in warning
+        assert f"process {os.getpid()}" in (tmp_path / ".lock").read_text()
+    with records.lock(tmp_path) as warning:
+        assert warning is None  # released in order: nobody died
+
+
+def test_a_failure_inside_releases_the_lock(tmp_path):
+    with pytest.raises(RuntimeError), records.lock(tmp_path):
+        raise RuntimeError
+    with records.lock(tmp_path) as warning:
+        assert warning is None
+
+
+def test_an_owner_on_another_host_is_not_presumed_dead(tmp_path):
+    (tmp_path / ".lock").write_text("host elsewhere, process 1, started 2026-01-01 00:00:00\n")
+    with pytest.raises(BadInput, match=r"not released by host elsewhere, process 1.*delete"), records.lock(tmp_path):
+        pytest.fail("took the lock of a host that can't be seen")
+
+
+# reading runs
+
+
+def test_a_run_folder_is_one_row_with_results_and_config(tmp_path):
+    run = run_folder(
+        tmp_path / "r", status="done", tokens=2_000_000, val_loss=1.5, bpb=2.16, identity="abc",
+        params={"total": 10, "non_embedding": 8, "kaplan": 7, "chinchilla": 9},
+        flops={"6ND": 1e9, "chinchilla": 1.1e9, "exact": 1.2e9},
+    )  # fmt: skip
+    (row,) = records.read_runs(run)
+    assert (row["N"], row["N_non_embedding"], row["N_kaplan"], row["N_chinchilla"]) == (10, 8, 7, 9)
+    assert (row["C"], row["C_6ND"], row["C_chinchilla"], row["D"]) == (1.2e9, 1e9, 1.1e9, 2_000_000)
+    assert (row["name"], row["status"], row["val_loss"], row["bpb"]) == ("r", "done", 1.5, 2.16)
+    assert (row["peak_lr"], row["seed"], row["d_model"], row["optim"]) == (3e-3, 0, 64, "adamw")
+
+
+def test_a_run_without_a_record_is_starting(tmp_path):
+    (row,) = records.read_runs(run_folder(tmp_path / "r"))
+    assert row["status"] == "starting" and row["N"] is None and row["val_loss"] is None
+
+
+def test_a_sweep_folder_is_every_run_in_it(tmp_path):
+    for name in ("b", "a"):
+        run_folder(tmp_path / "runs" / name, status="done")
+    (tmp_path / "runs" / "not-a-run").mkdir()
+    assert [row["name"] for row in records.read_runs(tmp_path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("there, message", [(False, "no such folder"), (True, "no config.json")])
+def test_a_folder_without_runs_is_one_line(tmp_path, there, message):
+    folder = tmp_path / "empty"
+    if there:
+        folder.mkdir()
+    with pytest.raises(BadInput, match=message) as caught:
+        records.read_runs(folder)
+    assert "\n" not in str(caught.value)
