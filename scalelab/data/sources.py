@@ -5,6 +5,7 @@ import functools
 import glob
 import hashlib
 import json
+import os
 import pathlib
 import platform
 import sysconfig
@@ -60,17 +61,17 @@ def open_source(config: DataConfig) -> Source:
 def stdlib(config: DataConfig) -> Source:
     """The running Python's own `.py` files without tests and encodings, in order of their path: about 10 MB."""
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    files = [p for p in root.rglob("*.py") if _is_library(p.relative_to(root))]
+    files = sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
     if not files:
         raise BadInput(f"data.source='stdlib' found no .py files under {root}; use data.source=text with data.path")
-    files.sort(key=lambda p: p.relative_to(root).as_posix())
     return _from_files(files, {"source": "stdlib", "python": platform.python_version()})
 
 
-def _is_library(relative: pathlib.Path) -> bool:
-    folders = relative.parts[:-1]
-    built = relative.name.startswith("_sysconfigdata") or any(f.startswith("config-") for f in folders)
-    return not built and not STDLIB_LEFT_OUT.intersection(folders)
+def _library_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in STDLIB_LEFT_OUT and not name.startswith("config-")]
+        python = (name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata"))
+        yield from (pathlib.Path(folder, name) for name in python)
 
 
 def text(config: DataConfig) -> Source:

@@ -83,6 +83,14 @@ def test_words_and_separators_fill_the_corpus_exactly(n_tokens):
     assert all(len(d) and d.min() >= 1 and d.max() < 16 for d in documents)
 
 
+def test_a_lone_token_left_over_lengthens_the_last_document():
+    language = make_language(16, 0)
+    whole = len(sample_documents(language, 100_000, 0)[0]) + 1  # tokens of the first document
+    for n_tokens, n_documents in ((whole, 1), (whole + 1, 1), (whole + 2, 2)):
+        documents = sample_documents(language, n_tokens, 0)
+        assert len(documents) == n_documents and sum(len(d) + 1 for d in documents) == n_tokens
+
+
 def test_refused_languages_name_the_number():
     with pytest.raises(BadInput, match="not 5000"):
         make_language(5000, 0)

@@ -72,10 +72,13 @@ def test_renaming_files_keeps_the_split(corpus):
 
 def test_a_copy_of_a_document_falls_on_the_same_side(corpus):
     for path in list(pathlib.Path(corpus.path).parent.iterdir()):
-        path.with_name(f"copy-{path.name}").write_bytes(path.read_bytes())
+        for copy in "12":
+            path.with_name(f"copy{copy}-{path.name}").write_bytes(path.read_bytes())
     dataset = prepare(corpus)
     train, val = documents_of(dataset.train), documents_of(dataset.val)
-    assert not set(train) & set(val) and len(train) + len(val) == 80
+    assert not set(train) & set(val) and len(train) + len(val) == 120
+    assert 0.09 < dataset.val.n_tokens / (dataset.val.n_tokens + dataset.train.n_tokens) < 0.13
+    assert dataset.bytes_per_token == sum(map(len, val)) / dataset.val.n_tokens
 
 
 @settings(max_examples=200, deadline=None)
