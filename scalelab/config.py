@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import json
 import pathlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,12 @@ from ml_collections import ConfigDict
 from scalelab.errors import BadInput, nearest
 from scalelab.validate import check
 
+# Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
+TRACED = (
+    *(f"optim.{name}" for name in ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")),
+    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_share", "decay_share", "final_share")),
+    *(f"train.{name}" for name in ("steps", "z_loss", "seed")),
+)
 # What may differ between two launches of one run without changing what is computed.
 UNIDENTIFYING = ("log", "sweep", "checkpoint", "data.cache_dir", "train.steps_per_dispatch")
 
@@ -74,9 +81,8 @@ def static(config: ConfigDict) -> Static:
 
 def hparams(config: ConfigDict) -> dict[str, float]:
     """The traced half of a resolved config: scalars that change without recompiling."""
-    optim = {k: v for k, v in config.optim.to_dict().items() if k != "name"}
-    schedule = {k: config.schedule[k] for k in ("warmup_steps", "decay_share", "final_share")}
-    return optim | schedule | {k: config.train[k] for k in ("steps", "z_loss", "seed")}
+    values = leaves(config)
+    return {key.split(".")[1]: values[key] for key in TRACED if key != "schedule.warmup_share"}
 
 
 def load_module(path: str | pathlib.Path) -> ModuleType:
@@ -97,7 +103,7 @@ def load_module(path: str | pathlib.Path) -> ModuleType:
     return module
 
 
-def load(path: str | pathlib.Path, overrides: dict[str, str] | None = None) -> ConfigDict:
+def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
     """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
     module = load_module(path)
     try:
@@ -118,8 +124,8 @@ def _blame(path: pathlib.Path, error: Exception) -> str:
     return f"{path}, line {line}: {type(error).__name__}: {reason}"
 
 
-def override(config: ConfigDict, values: dict[str, str]) -> ConfigDict:
-    """A copy of `config` with dotted keys set from command-line text, each parsed by the type its default has."""
+def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
+    """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has."""
     config = config.copy_and_resolve_references()
     types = {key: _type(default_tree(), key) for key in leaves(default_tree())}
     for key, text in values.items():
@@ -127,7 +133,7 @@ def override(config: ConfigDict, values: dict[str, str]) -> ConfigDict:
             raise BadInput(f"unknown config key {key!r}{nearest(key, types)}")
         group, name = key.split(".")
         with config.ignore_type():
-            config[group][name] = _parse(key, text, types[key])
+            config[group][name] = _parse(key, str(text), types[key])
     return config
 
 

@@ -1,11 +1,17 @@
 """How long work shows itself: a rich bar on a terminal, a plain line now and then elsewhere. Both on standard error."""
 
+import pathlib
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from scalelab.sweep.status import trial_row
 
 PLAIN_EVERY_S = 10.0
 
@@ -58,3 +64,51 @@ class Bar:
         if "tokens_per_s" in self.facts:
             parts.append(f"{self.facts['tokens_per_s']:,.0f} tokens/s")
         return "  ".join(parts)
+
+
+class Board:
+    """Progress of many runs in a pool: how many are done, and of those that run the step, loss and tokens/s."""
+
+    def __init__(self, folder: pathlib.Path, steps: Mapping[str, int]) -> None:
+        self.folder, self.steps = folder, steps
+        self.console = Console(stderr=True)
+        self.started = self.spoken = time.monotonic()
+        self.at_start: float | None = None
+        self.live = Live(console=self.console, transient=True, auto_refresh=False)
+
+    def __enter__(self) -> "Board":
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.console.is_terminal:
+            self.live.stop()
+
+    def update(self, running: Sequence[str]) -> None:
+        """Read the files of the trials that run and show them; at most once a second."""
+        every = 1.0 if self.console.is_terminal else PLAIN_EVERY_S
+        if time.monotonic() - self.spoken < every:
+            return
+        self.spoken = time.monotonic()
+        rows = [trial_row(self.folder / "runs" / name, self.steps[name]) for name in self.steps]
+        text = "\n".join([self._headline(rows), *[_line(row) for row in rows if row["name"] in running]])
+        if self.console.is_terminal:
+            self.live.update(Text(text), refresh=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _headline(self, rows: Sequence[dict[str, Any]]) -> str:
+        ended = sum(row["status"] in ("done", "diverged", "failed") for row in rows)
+        share = sum(min(row["step"], row["steps"]) for row in rows) / sum(row["steps"] for row in rows)
+        if self.at_start is None:
+            self.at_start = share  # a resumed sweep did this much before
+        elapsed = time.monotonic() - self.started
+        gained = share - self.at_start
+        left = f", about {elapsed * (1 - share) / gained:.0f} s left" if gained > 0.01 else ""
+        return f"{ended} of {len(rows)} runs ended, {share:.0%} of all steps{left}"
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    loss = f"  loss {row['train_loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s" if "train_loss" in row else ""
+    return f"  {row['name']}: step {row['step']}/{row['steps']}{loss}"

@@ -22,8 +22,10 @@ def main(argv: list[str]) -> int:
     config = load(options.config, overrides)
 
     from scalelab.train.loop import stop_on_signals
+    from scalelab.train.program import cache_compilations
     from scalelab.train.single import train_single
 
+    cache_compilations()
     folder = pathlib.Path(options.workdir)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
         result = train_single(config, folder, bar.update, stop)

@@ -145,9 +145,10 @@ def train(
     val = np.stack(val_batches(dataset, config.model.seq_len, config.train.global_batch, config.eval.batches))
     step, states = (start[0], program.join(start[1])) if start else (0, program.init())
     for run in runs:
-        records.event(run.folder, "resume" if start else "start", step)
-        records.rewind_metrics(run.folder, step)
-        run.keep_record(step)
+        if run.status == "running":
+            records.event(run.folder, "resume" if start else "start", step)
+            records.rewind_metrics(run.folder, step)
+            run.keep_record(step)
     reader = _Reader(runs, progress)
     data = _Data(runs, dataset)
     stopped = False
@@ -181,12 +182,12 @@ class _Data:
         """Fetch k batches from `step` on, whether or not all will be run: the program's shape is k."""
         self.ready = (step, {seed: batches.chunk(step, self.k) for seed, batches in self.batches.items()})
 
-    def take(self, step: int, n: int) -> list[np.ndarray]:
-        """What `prepare` fetched for this step, or fetch it now."""
+    def take(self, step: int, n: int) -> list[np.ndarray | None]:
+        """What `prepare` fetched for this step, or fetch it now; None for a run that is out."""
         assert n <= self.k
         if self.ready[0] != step:
             self.prepare(step)
-        return [self.ready[1][run.config.train.seed] for run in self.runs]
+        return [self.ready[1][run.config.train.seed] if run.status == "running" else None for run in self.runs]
 
 
 def _finish(
@@ -201,12 +202,20 @@ def _finish(
 ) -> Outcome:
     checkpoints.close()
     for run in runs:
-        ceiling = math.log(run.config.model.vocab_size)
-        if not stopped and run.val_loss is not None and not run.val_loss < ceiling:
-            run.diverge(step, f"validation loss {run.val_loss:.4g} is no better than a uniform guess ({ceiling:.4g})")
         if run.status == "running":
-            run.status = "stopped" if stopped else "done"
-            records.event(run.folder, run.status, step)
-        run.keep_record(step)
+            _verdict(run, step, stopped)
+            run.keep_record(step)
     digests = [state_lib.digest(jax.device_get(state.params)) for state in program.separate(states)]
     return Outcome(step, start[0] if start else None, float(np.median(rates[1:] or rates)), digests, stopped)
+
+
+def _verdict(run: Run, step: int, stopped: bool) -> None:
+    ceiling = math.log(run.config.model.vocab_size)
+    if stopped:
+        run.status = "stopped"
+        records.event(run.folder, "stopped", step, "by a signal, after saving")
+    elif run.val_loss is not None and not run.val_loss < ceiling:
+        run.diverge(step, f"validation loss {run.val_loss:.4g} is no better than a uniform guess ({ceiling:.4g})")
+    else:
+        run.status = "done"
+        records.event(run.folder, "done", step, f"validation loss {run.val_loss:.4f} nats/token")

@@ -4,6 +4,7 @@ Both give the loop the same five functions over `states`, so it needn't know whi
 """
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,18 +19,20 @@ from scalelab.train.state import TrainState
 from scalelab.train.step import evaluate, many_steps
 
 Trees = list[dict[str, Any]]
+Batches = Sequence[np.ndarray | None]  # None: a trial that is out
 
 
 class Program(NamedTuple):
     """`states` is opaque to the loop; lists are in the order of the trials.
 
-    init() -> states; advance(states, batches a trial [k, B, S+1], n) -> (states, metrics a trial, each [k]);
+    init() -> states; advance(states, batches a trial [k, B, S+1], n) -> (states, metrics a trial,
+    each [k]); a trial whose batches are None is out and its metrics mean nothing;
     evaluate(states, batches [n, B, S+1]) -> losses; separate(states) -> [TrainState]; join([TrainState]) -> states.
     `advance` gives the old states' memory to the new ones.
     """
 
     init: Callable[[], Any]
-    advance: Callable[[Any, Sequence[np.ndarray], int], tuple[Any, Trees]]
+    advance: Callable[[Any, Batches, int], tuple[Any, list]]
     evaluate: Callable[[Any, np.ndarray], list[jax.Array]]
     separate: Callable[[Any], list[TrainState]]
     join: Callable[[list[TrainState]], Any]
@@ -59,9 +62,12 @@ def in_turn(static: Static, hparams: Trees) -> Program:
     init, advance, evaluated = _compiled(static, False)
     traced = [_traced(h) for h in hparams]
 
-    def advance_all(states: list, batches: Sequence[np.ndarray], n: int) -> tuple[list, Trees]:
-        pairs = [advance(*each) for each in zip(states, batches, [np.int32(n)] * len(states), traced, strict=True)]
-        return [state for state, _ in pairs], [metrics for _, metrics in pairs]
+    def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
+        states, logs = list(states), [None] * len(states)
+        for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
+            if batch is not None:
+                states[i], logs[i] = advance(states[i], batch, np.int32(n), h)
+        return states, logs
 
     return Program(
         init=lambda: [init(h) for h in traced],
@@ -90,8 +96,10 @@ def vmapped(static: Static, hparams: Trees) -> Program:
 
     traced = stack([_traced(h) for h in hparams])
 
-    def advance_all(states: Any, batches: Sequence[np.ndarray], n: int) -> tuple[Any, Trees]:
-        states, metrics = advance(states, jax.device_put(np.stack(batches), by_trial), np.int32(n), traced)
+    def advance_all(states: Any, batches: Batches, n: int) -> tuple[Any, Trees]:
+        filler = next(batch for batch in batches if batch is not None)  # a trial that is out goes on unseen
+        stacked = np.stack([filler if batch is None else batch for batch in batches])
+        states, metrics = advance(states, jax.device_put(stacked, by_trial), np.int32(n), traced)
         return states, [jax.tree.map(lambda leaf: leaf[i], metrics) for i in range(len(hparams))]  # noqa: B023
 
     return Program(
@@ -109,3 +117,11 @@ PACKINGS = {"turn": in_turn, "vmap": vmapped}
 def packing(choice: str) -> str:
     """`auto` resolved for this backend: on CPU batched products lose to plain ones, elsewhere they fill the chip."""
     return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
+
+
+def cache_compilations() -> None:
+    """Keep compiled programs on disk (in $JAX_COMPILATION_CACHE_DIR, else ~/.cache/scalelab/xla), for the next process."""
+    place = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser("~/.cache/scalelab/xla")
+    jax.config.update("jax_compilation_cache_dir", place)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -69,27 +69,26 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     return loss / math.log(2) / bytes_per_token
 
 
-def open_run(name: str, folder: pathlib.Path, config: ConfigDict, dataset: Dataset) -> Run:
-    """Create the folder, or check that it belongs to this config; write config.json and record.json.
+def open_run(name: str, folder: pathlib.Path, config: ConfigDict, dataset: Dataset, **facts: Any) -> Run:
+    """Create the folder, or check that it belongs to this config; write config.json. `facts` go into the record.
 
-    BadInput where what the folder holds was made by another model, data, batch or seed.
+    A run that ended keeps its verdict, unless it now has steps left. BadInput where what the folder holds was made by
+    another model, data, batch or seed.
     """
-    if dataset.vocab_size > config.model.vocab_size:
-        raise BadInput(
-            f"model.vocab_size={config.model.vocab_size} is too small for the data, whose tokens need {dataset.vocab_size}"
-        )
     folder.mkdir(parents=True, exist_ok=True)
     plain, path = config.to_dict(), folder / "config.json"
     if path.exists():
         _accept_changes(folder, config_lib.differences(records.read_json(path), plain))
+    run = Run(name, folder, config, _describe(name, config, dataset), sinks(folder, config.log))
+    if (folder / "record.json").exists():
+        old = records.read_json(folder / "record.json")
+        facts = {key: old[key] for key in ("pack",) if key in old} | facts
+        run.val_loss = old["val_loss"]
+        if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
+            run.status = old["status"]
+    run.record |= facts
     records.write_json(path, plain)
-    old = folder / "record.json"
-    record = _describe(name, config, dataset) | ({"pack": pack} if (pack := _pack(old)) else {})
-    return Run(name, folder, config, record, sinks(folder, config.log))
-
-
-def _pack(path: pathlib.Path) -> dict | None:
-    return records.read_json(path).get("pack") if path.exists() else None
+    return run
 
 
 def _accept_changes(folder: pathlib.Path, changes: dict[str, tuple[Any, Any]]) -> None:
@@ -100,6 +99,7 @@ def _accept_changes(folder: pathlib.Path, changes: dict[str, tuple[Any, Any]]) -
                 f"{folder} was started with {key}={old!r}, now it is {new!r}: "
                 f"use another --workdir, or --config.{key}={old}"
             )
+    changes = {key: change for key, change in changes.items() if not key.startswith("log.")}
     if changes:
         text = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changes.items())
         records.event(folder, "config_change", None, text)
@@ -108,7 +108,7 @@ def _accept_changes(folder: pathlib.Path, changes: dict[str, tuple[Any, Any]]) -
 def _describe(name: str, config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
     shape = config_lib.static(config).model
     dtype = COMPUTE_DTYPES[config.precision.name]
-    peak_flops, peak_source = hardware.peak_flops(jax.devices()[0], config.precision.name)
+    peak_flops, peak_source = hardware.peak_flops(jax.devices()[0], dtype)
     return {
         "name": name,
         "identity": config_lib.identity(config),

@@ -1,0 +1,82 @@
+"""scalelab sweep --config=F --workdir=D [--status] [--config.group.key=value …]
+
+Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Trials that differ only in traced values
+(learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes. The
+same command again goes on where it was. --status prints the table, also while the sweep runs.
+"""
+
+import pathlib
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from scalelab.commands.progress import Bar, Board
+from scalelab.commands.shared import Parser, emit
+from scalelab.config import split_overrides
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 all done, 1 some diverged or failed, 2 bad input, 75 stopped by a signal after saving."""
+    overrides, rest = split_overrides(argv)
+    parser = Parser("sweep", __doc__)
+    parser.add_argument("--config", metavar="FILE", help="a config file with get_config() and sweep(h)")
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder")
+    parser.add_argument("--status", action="store_true", help="print the table of trials and do nothing else")
+    options = parser.parse_args(rest)
+    folder = pathlib.Path(options.workdir)
+    if not options.status:
+        if options.config is None:
+            parser.error("--config is needed (or --status)")
+        _run(options.config, overrides, folder)
+
+    from scalelab.sweep import status
+
+    rows = status.rows(folder)
+    if options.json != "-":
+        _print(rows)
+    emit({"trials": rows}, options.json)
+    verdicts = {row["status"] for row in rows}
+    if options.status:
+        return 0
+    return 75 if "stopped" in verdicts or "waiting" in verdicts else 0 if verdicts == {"done"} else 1
+
+
+def _run(config: str, overrides: dict[str, str], folder: pathlib.Path) -> None:
+    from scalelab.sweep.run import run_sweep
+    from scalelab.sweep.trials import from_file, packs
+    from scalelab.train.loop import stop_on_signals
+    from scalelab.train.program import cache_compilations
+
+    trials = from_file(config, overrides)
+    steps = {name: c.train.steps for name, c in trials.items()}
+    one = len(packs(trials)) == 1
+    print(f"{len(trials)} trials in {len(packs(trials))} pack(s)", file=sys.stderr)
+    cache_compilations()
+    with stop_on_signals() as stop:
+        if one:
+            with Bar(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
+                run_sweep(folder, trials, progress=bar.update, stop=stop)
+        else:
+            with Board(folder, steps) as board:
+                run_sweep(folder, trials, watch=board.update, stop=stop)
+
+
+def _print(rows: list[dict]) -> None:
+    columns = ("name", "status", "step", "steps", "train_loss", "val_loss", "tokens_per_s")
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*[_text(row.get(column)) for column in columns])
+    Console().print(table)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and value < 1e4
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )

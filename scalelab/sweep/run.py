@@ -1,0 +1,61 @@
+"""A whole sweep: write down what it is, train its packs here or in the pool, and say how each trial ended."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import records
+from scalelab.sweep import pool, status
+from scalelab.sweep.pack import train_pack
+from scalelab.sweep.trials import packs
+from scalelab.train.loop import Progress
+
+
+def run_sweep(
+    folder: pathlib.Path,
+    trials: Mapping[str, ConfigDict],
+    progress: Progress = lambda _: None,
+    watch: Callable[[Sequence[str]], None] = lambda running: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, str]:
+    """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`.
+
+    A single pack is trained in this process and reports to `progress`; several go to the pool, in the order of their
+    first trials, and `watch` is called with the names of the trials that run. What is finished is not run again.
+    """
+    grouped = packs(trials)
+    with records.lock(folder):
+        records.write_json(
+            folder / "sweep.json",
+            {"trials": {name: config.train.steps for name, config in trials.items()}, "packs": grouped},
+        )
+        unfinished = {
+            pack: names for pack, names in grouped.items() if not all(_ended(folder, n, trials) for n in names)
+        }
+        if len(grouped) == 1 and unfinished:
+            pack, names = next(iter(unfinished.items()))
+            train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop)
+        elif unfinished:
+            workers = pool.worker_count(next(iter(trials.values())).sweep.workers)
+            jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
+            codes = pool.run_packs(
+                folder, jobs, workers, lambda live: watch([n for p in live for n in grouped[p]]), stop
+            )
+            for pack, code in codes.items():
+                if code not in (0, pool.STOPPED):
+                    pool.mark_failed(folder, pack, grouped[pack], code)
+    return {row["name"]: row["status"] for row in status.rows(folder)}
+
+
+def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) -> bool:
+    """Done or diverged under this very config (log values aside); anything else is for the pack to judge."""
+    place = folder / "runs" / name
+    if not (place / "record.json").exists():
+        return False
+    old: dict[str, Any] = records.read_json(place / "config.json")
+    same = {k: v for k, v in old.items() if k != "log"} == {
+        k: v for k, v in trials[name].to_dict().items() if k != "log"
+    }
+    return same and records.read_json(place / "record.json")["status"] in ("done", "diverged")

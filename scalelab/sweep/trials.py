@@ -1,0 +1,51 @@
+"""A config file's sweep as named, checked configs, and their grouping into packs that share one compiled program."""
+
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.errors import BadInput
+from scalelab.sweep import grid
+
+MOST_TRIALS = 10_000  # more is a slip of the pen: nobody reads such a table, and no file system likes such a folder
+
+
+def from_file(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[str, ConfigDict]:
+    """`{name: resolved config}` of the file's `sweep(h)` around its `get_config()` and the overrides."""
+    module = config_lib.load_module(path)
+    if not hasattr(module, "sweep"):
+        raise BadInput(f"{path} defines no sweep(h): it returns the grid, e.g. h.sweep('optim.peak_lr', [1e-3, 3e-3])")
+    base = config_lib.override(module.get_config(), overrides)
+    points = module.sweep(grid)
+    if not 0 < len(points) <= MOST_TRIALS:
+        raise BadInput(f"the sweep of {path} has {len(points)} trials; 1 to {MOST_TRIALS} make sense")
+    return {name(i, point): config_lib.resolve(config_lib.override(base, point)) for i, point in enumerate(points)}
+
+
+def name(index: int, point: Mapping[str, Any]) -> str:
+    """A folder name that tells the trial: `003-peak_lr=0.003-seed=1`."""
+    parts = [
+        f"{key.split('.')[-1]}={value:.4g}" if isinstance(value, float) else f"{key.split('.')[-1]}={value}"
+        for key, value in point.items()
+    ]
+    return re.sub(r"[^\w.=+-]", "_", "-".join([f"{index:03d}", *parts]))[:120]
+
+
+def packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
+    """`{pack: [names]}`: trials of a pack differ only in traced values and share `train.steps`."""
+    found: dict[str, list[str]] = {}
+    for trial, config in trials.items():
+        shared = {
+            key: value
+            for key, value in config_lib.leaves(config).items()
+            if (key not in config_lib.TRACED or key == "train.steps") and not key.startswith("log.")
+        }
+        key = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
+        found.setdefault(key, []).append(trial)
+    return found
