@@ -1,0 +1,55 @@
+"""scalelab doctor [--expect=cpu|gpu|tpu]
+
+Is this machine ready? Versions, driver and devices, and one jitted product: checked against numpy, and timed. Exit code 2
+where an accelerator was asked for (by --expect, by JAX_PLATFORMS, or by installing its build of jax) and none is seen.
+"""
+
+import sys
+from typing import Any
+
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 ready, 1 the product is wrong, 2 no such device."""
+    parser = Parser("doctor", __doc__)
+    parser.add_argument("--expect", choices=["cpu", "gpu", "tpu"], help="the platform that jax must see")
+    options = parser.parse_args(argv)
+
+    from scalelab.doctor import examine
+
+    report = examine(options.expect)
+    if options.json != "-":
+        print("\n".join(lines(report)))
+    for warning in report["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+    emit(report, options.json)
+    if report["failure"]:
+        raise BadInput(report["failure"])
+    return 0 if report["matmul"]["right"] else 1
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report as aligned text."""
+    rows = list((report["versions"] | report["builds"]).items())
+    rows += [("driver", line) for line in report["driver"]]
+    rows += [("device", _device(report["platform"], device)) for device in report["devices"]]
+    if report["matmul"]:
+        rows.append(("matmul", _matmul(report["matmul"])))
+    return [f"{name:<18} {value}" for name, value in rows]
+
+
+def _device(platform: str, device: dict[str, Any]) -> str:
+    memory = f", {device['memory_bytes'] / 2**30:.1f} GiB for jax" if device["memory_bytes"] else ""
+    unknown = "" if device["chip"] or platform == "cpu" else ", not in the table of scalelab/hardware.py"
+    return f"{platform}:{device['id']} {device['kind']}{memory}{unknown}"
+
+
+def _matmul(matmul: dict[str, Any]) -> str:
+    verdict = "agrees with numpy" if matmul["right"] else "IS WRONG"
+    share = f", {matmul['flops'] / matmul['table_flops']:.0%} of the chip's peak" if matmul["table_flops"] else ""
+    return (
+        f"{verdict} (error {matmul['error']:.1e}); {matmul['dtype']} at n = {matmul['n']}: "
+        f"{matmul['flops'] / 1e9:,.0f} GFLOP/s measured{share}"
+    )

@@ -1,0 +1,101 @@
+"""The doctor: what is asked for, what is seen, what is not as pinned, and the exit code that scripts read."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from scalelab import doctor
+from scalelab.commands.doctor import main
+from scalelab.errors import BadInput
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_asked_for_is_by_option_then_by_environment_then_by_build():
+    builds = {"libtpu": "0.0.42"}
+    assert doctor.asked_for("cpu", "cuda", builds) == ("cpu", "--expect=cpu")
+    assert doctor.asked_for(None, "cuda,cpu", builds)[0] == "gpu"
+    assert doctor.asked_for(None, "cpu", builds)[0] is None  # who sets it to cpu wants no accelerator
+    assert doctor.asked_for(None, "", builds) == ("tpu", "the installed libtpu")
+    assert doctor.asked_for(None, "", {"jax-cuda12-plugin": "0.10.2"})[0] == "gpu"
+    assert doctor.asked_for(None, "", {})[0] is None
+
+
+def test_json_report_on_cpu(capsys):
+    assert main(["--expect=cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["versions"]["python"] == platform.python_version()
+    assert report["versions"]["jax"] == jax.__version__
+    assert report["platform"] == "cpu" and report["failure"] is None
+    assert len(report["devices"]) == jax.local_device_count()
+    assert report["matmul"]["right"] and report["matmul"]["error"] < 1e-5
+    assert 1e8 < report["matmul"]["flops"] < 1e14
+
+
+def test_text_report_shows_versions_device_and_peak(capsys, tmp_path):
+    assert main([f"--json={tmp_path / 'report.json'}"]) == 0
+    out = capsys.readouterr().out
+    assert f"jax                {jax.__version__}\n" in out
+    assert "cpu:0" in out and "agrees with numpy" in out and "GFLOP/s measured" in out
+    assert json.loads((tmp_path / "report.json").read_text())["platform"] == "cpu"
+
+
+@pytest.mark.parametrize("arguments", [["--expect=gpu"], ["--expect=tpu", "--json"]])
+def test_an_accelerator_that_is_not_seen_is_bad_input_after_the_report(arguments, capsys):
+    with pytest.raises(BadInput, match=f"{arguments[0][9:]} was asked for by {arguments[0]} and none is seen"):
+        main(arguments)
+    assert jax.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "tpu", "nonsense"])
+def test_a_platform_that_jax_cannot_start_is_one_line_and_exit_2(platforms):
+    command = [sys.executable, "-m", "scalelab", "doctor"]
+    environment = os.environ | {"JAX_PLATFORMS": platforms, "TPU_SKIP_MDS_QUERY": "1"}
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    if answer.returncode == 0:
+        pytest.skip(f"this machine has a device for {platforms}")
+    assert answer.returncode == 2
+    assert f"asked for by JAX_PLATFORMS={platforms} and none is seen" in answer.stderr.splitlines()[-1]
+    assert "Traceback" not in answer.stderr
+    assert jax.__version__ in answer.stdout
+
+
+def test_an_installed_build_asks_for_its_accelerator(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    versions = {"jax-cuda12-plugin": "0.10.2"}
+    monkeypatch.setattr(doctor, "installed", lambda packages: {p: v for p, v in versions.items() if p in packages})
+    assert "gpu was asked for by the installed jax-cuda12-plugin" in doctor.examine()["failure"]
+
+
+def test_versions_other_than_the_pinned_are_warned_of():
+    pins = {"jax": "0.10.2", "optax": "0.2.8", "absent": "1"}
+    (line,) = doctor.pin_warnings({"jax": "0.12.0", "optax": "0.2.8"}, pins)
+    assert line.startswith("jax 0.12.0 is not the pinned 0.10.2")
+
+
+def test_a_wrong_product_is_exit_1(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "check_matmul", lambda: {"error": 3e-3, "right": False})
+    assert main([]) == 1
+    assert "IS WRONG" in capsys.readouterr().out
+
+
+def test_a_gpu_beside_a_cpu_build_is_warned_of(monkeypatch):
+    monkeypatch.setattr(doctor, "driver", lambda: ["NVIDIA L4, 570.1, 23034 MiB"])
+    (line,) = [w for w in doctor.examine("cpu")["warnings"] if "GPU" in w]
+    assert "NVIDIA L4" in line and "make setup ACCEL=cuda12" in line
+
+
+def test_the_pins_are_those_of_requirements_txt():
+    try:
+        importlib.metadata.version("scalelab")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("scalelab is not installed here, so its metadata holds no pins")
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
+    assert doctor.pinned() == dict(line.split("==") for line in lines if line)
