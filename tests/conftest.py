@@ -1,0 +1,21 @@
+"""What every test runs under, set before jax is imported and inherited by xdist's workers and by commands that tests start."""
+
+import os
+import shutil
+import tempfile
+
+if "SCALELAB_TEST_FOLDER" not in os.environ:  # the first process of the session; workers find it set
+    folder = os.environ["SCALELAB_TEST_FOLDER"] = tempfile.mkdtemp(prefix="scalelab-tests-")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"  # [B, S] + [S] must say so
+    # bf16 results are rounded where the program says so, not where XLA finds it convenient.
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_allow_excess_precision=false"
+    # Workers and commands share what was compiled and the token shards, for this session only.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "jax")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    os.environ["SCALELAB_CACHE"] = os.path.join(folder, "shards")
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):  # the session's first process outlives its workers
+        shutil.rmtree(os.environ["SCALELAB_TEST_FOLDER"], ignore_errors=True)
