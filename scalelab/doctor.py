@@ -1,10 +1,13 @@
 """Is this machine ready? Versions against the pins, the driver, jax's devices, and one product that is checked and timed."""
 
+import contextlib
 import importlib.metadata
+import logging
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -107,13 +110,34 @@ def local_devices() -> tuple[list[Any], str]:
     """jax's devices in this process ([] where it can't start the platform that JAX_PLATFORMS names), and what it says."""
     import jax
 
+    with _overheard("jax._src.xla_bridge") as said:
+        try:
+            devices = jax.local_devices()
+        except RuntimeError as error:
+            return [], str(error).split("\n")[0]
+        except AssertionError:  # jax 0.10 fails so, without a word, where the platform's plugin is not installed
+            return [], "this jax has no build for it (`make setup ACCEL=cuda12|cuda13|tpu` installs one)"
+    return devices, f"jax sees only {devices[0].platform}" + "".join(f" ({line})" for line in said)
+
+
+@contextlib.contextmanager
+def _overheard(logger_name: str) -> Iterator[list[str]]:
+    """Collect a logger's warnings, one line each, in place of the tracebacks that it would print."""
+    said: list[str] = []
+    logger, listener = logging.getLogger(logger_name), logging.Handler(logging.WARNING)
+
+    def hear(record: logging.LogRecord) -> None:
+        cause = record.exc_info[1] if record.exc_info else None
+        said.append(str(cause or record.getMessage()).split("\n")[0])
+
+    listener.emit = hear  # type: ignore[method-assign]
+    logger.addHandler(listener)
+    propagate, logger.propagate = logger.propagate, False
     try:
-        devices = jax.local_devices()
-    except RuntimeError as error:
-        return [], str(error).split("\n")[0]
-    except AssertionError:  # jax 0.10 fails so, without a word, where the platform's plugin is not installed
-        return [], "this jax has no build for it (`make setup ACCEL=cuda12|cuda13|tpu` installs one)"
-    return devices, f"jax sees only {devices[0].platform}"
+        yield said
+    finally:
+        logger.propagate = propagate
+        logger.removeHandler(listener)
 
 
 def describe(device: Any) -> dict[str, Any]:

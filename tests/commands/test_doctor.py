@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import logging
 import os
 import pathlib
 import platform
@@ -99,3 +100,16 @@ def test_the_pins_are_those_of_requirements_txt():
         pytest.skip("scalelab is not installed here, so its metadata holds no pins")
     lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
     assert doctor.pinned() == dict(line.split("==") for line in lines if line)
+
+
+def test_what_jax_logs_becomes_the_reason_and_not_a_traceback(capsys):
+    log = logging.getLogger("scalelab.test")
+    with doctor._overheard("scalelab.test") as said:
+        try:
+            raise RuntimeError("Unable to load CUDA.\nIs it installed?")
+        except RuntimeError:
+            log.exception("plugin failed")
+        log.info("not heard")
+    assert said == ["Unable to load CUDA."]
+    assert log.propagate and not log.handlers
+    assert capsys.readouterr().err == ""
