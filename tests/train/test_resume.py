@@ -1,0 +1,89 @@
+"""Interruption by real signals: whatever the moment, the run ends as if nothing had happened."""
+
+import random
+import signal
+
+import pytest
+
+from scalelab import records
+from tests.train.runs import command, finish, train, untimed, wait_for
+
+STEPS = ["--config.train.steps=120", "--config.eval.every_steps=40", "--config.train.steps_per_dispatch=5"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run: its folder and its result."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, finish(command(*train(folder, *STEPS)))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_a_random_moment_and_started_again_it_ends_with_the_same_bits(tmp_path, whole, seed):
+    folder, chance, kills = tmp_path / "run", random.Random(seed), 0
+    while kills < 2:
+        process = command(*train(folder, *STEPS))
+        goal = chance.randrange(2, 110)
+        wait_for(lambda goal=goal: any(m["step"] >= goal for m in records.read_metrics(folder)), process)
+        process.kill()
+        process.communicate()
+        kills += 1
+    result = finish(command(*train(folder, *STEPS)))
+    assert result["params_digest"] == whole[1]["params_digest"]
+    assert result["final_step"] == 120
+    assert untimed(folder) == untimed(whole[0])
+
+
+def test_a_second_start_is_a_no_op_with_the_same_answer(whole):
+    folder, result = whole
+    before = (folder / "metrics.jsonl").read_text()
+    again = finish(command(*train(folder, *STEPS)))
+    assert (again["params_digest"], again["val_loss"]) == (result["params_digest"], result["val_loss"])
+    assert again["resumed_from"] == 120
+    assert (folder / "metrics.jsonl").read_text() == before
+
+
+def test_sigterm_saves_the_step_and_exits_75_and_the_run_goes_on_from_there(tmp_path, whole):
+    folder = tmp_path / "run"
+    process = command(*train(folder, *STEPS))
+    wait_for(lambda: len(records.read_metrics(folder)) > 0, process)
+    process.send_signal(signal.SIGTERM)
+    stopped = finish(process, code=75)
+    assert 0 < stopped["final_step"] < 120
+    assert (folder / "checkpoints" / str(stopped["final_step"])).is_dir()
+    assert records.read_json(folder / "record.json")["status"] == "stopped"
+    result = finish(command(*train(folder, *STEPS)))
+    assert result["resumed_from"] == stopped["final_step"]
+    assert result["params_digest"] == whole[1]["params_digest"]
+    assert untimed(folder) == untimed(whole[0])
+
+
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    first = command(*train(folder, "--config.train.steps=100000"))
+    wait_for(lambda: len(records.read_metrics(folder)) > 0, first)
+    second = command(*train(folder, "--config.train.steps=100000"))
+    _, err = second.communicate(timeout=120)
+    first.kill()
+    first.communicate()
+    assert second.returncode == 2
+    assert f"process {first.pid}" in err and len(err.strip().splitlines()) == 1
+
+
+def test_what_would_make_it_another_run_is_refused_and_what_would_not_is_noted(tmp_path):
+    folder = tmp_path / "run"
+    finish(command(*train(folder, "--config.train.steps=10")))
+    refused = command(*train(folder, "--config.train.steps=10", "--config.train.seed=1"))
+    _, err = refused.communicate(timeout=120)
+    assert refused.returncode == 2 and "train.seed=0" in err and "now it is 1" in err
+    longer = finish(command(*train(folder, "--config.train.steps=20")))
+    assert (longer["resumed_from"], longer["final_step"], longer["status"]) == (10, 20, "done")
+    changes = [e for e in records.read_events(folder) if e["kind"] == "config_change"]
+    assert "train.steps: 10 -> 20" in changes[0]["text"]
+
+
+def test_a_run_that_cannot_learn_is_marked_diverged_and_exits_1(tmp_path):
+    folder = tmp_path / "run"
+    result = finish(command(*train(folder, "--config.train.steps=60", "--config.optim.peak_lr=1000")), code=1)
+    assert result["status"] == "diverged"
+    assert [e["kind"] for e in records.read_events(folder)][-1] == "diverged"
