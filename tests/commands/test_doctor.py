@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from scalelab import doctor
@@ -79,6 +80,15 @@ def test_versions_other_than_the_pinned_are_warned_of():
     pins = {"jax": "0.10.2", "optax": "0.2.8", "absent": "1"}
     (line,) = doctor.pin_warnings({"jax": "0.12.0", "optax": "0.2.8"}, pins)
     assert line.startswith("jax 0.12.0 is not the pinned 0.10.2")
+
+
+def test_a_product_in_one_bf16_pass_is_not_right(monkeypatch):
+    def one_pass(a, b, precision):
+        return (a.astype(jnp.bfloat16) @ b.astype(jnp.bfloat16)).astype(jnp.float32)
+
+    monkeypatch.setattr(jnp, "dot", one_pass)
+    verdict = doctor.check_matmul()
+    assert not verdict["right"] and 1e-4 < verdict["error"] < 3e-2
 
 
 def test_a_wrong_product_is_exit_1(monkeypatch, capsys):
