@@ -64,23 +64,28 @@ class Fit:
         }
 
 
-def checked(N: ArrayLike, D: ArrayLike, loss: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The points as float64 [P] arrays; BadInput names the first value that no law can be fitted to."""
-    columns = {name: np.asarray(value, float) for name, value in (("N", N), ("D", D), ("loss", loss))}
-    shapes = {name: value.shape for name, value in columns.items()}
-    if len(set(shapes.values())) > 1 or columns["N"].ndim != 1:
-        raise BadInput(f"N, D and loss must be lists of one length, not of shapes {shapes}")
-    for name, value in columns.items():
+def positive(**columns: ArrayLike) -> list[np.ndarray]:
+    """The columns as float64 arrays of one length; BadInput names the first value that isn't finite and positive."""
+    arrays = {name: np.asarray(value, float) for name, value in columns.items()}
+    shapes = {name: value.shape for name, value in arrays.items()}
+    if len(set(shapes.values())) > 1 or any(value.ndim != 1 for value in arrays.values()):
+        raise BadInput(f"{', '.join(arrays)} must be lists of one length, not of shapes {list(shapes.values())}")
+    for name, value in arrays.items():
         bad = np.flatnonzero(~(np.isfinite(value) & (value > 0)))
         if len(bad):
-            raise BadInput(f"{name}[{bad[0]}] = {value[bad[0]]:g}: every N, D and loss must be finite and positive")
-    if len(columns["N"]) < MIN_POINTS:
-        raise BadInput(f"{len(columns['N'])} runs: a law with five parameters needs at least {MIN_POINTS}")
-    for name in ("N", "D"):
-        different = len(np.unique(columns[name]))
-        if different < MIN_SIZES:
+            raise BadInput(f"{name}[{bad[0]}] = {value[bad[0]]:g}: each must be finite and positive")
+    return list(arrays.values())
+
+
+def checked(N: ArrayLike, D: ArrayLike, loss: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The points as float64 [P] arrays; BadInput says why no law can be fitted to them."""
+    N, D, loss = positive(N=N, D=D, loss=loss)
+    if len(N) < MIN_POINTS:
+        raise BadInput(f"{len(N)} runs: a law with five parameters needs at least {MIN_POINTS}")
+    for name, values in (("N", N), ("D", D)):
+        if (different := len(np.unique(values))) < MIN_SIZES:
             raise BadInput(f"{different} different {name}: a power law in {name} needs at least {MIN_SIZES}")
-    return columns["N"], columns["D"], columns["loss"]
+    return N, D, loss
 
 
 def seed_grid(values: np.ndarray) -> np.ndarray:

@@ -200,10 +200,15 @@ def predict(fit: Fit, boot: Bootstrap, N: float, D: float, level: float = 0.9) -
 def decide(
     fit: Fit, boot: Bootstrap, C: float, k: float = FLOPS_PER_PARAM_TOKEN, level: float = 0.9
 ) -> Decision:  # fmt: skip
-    """The best N and D for C = k N D FLOPs, with intervals from the resamples, and the loss of a run there."""
+    """The best N and D for C = k N D FLOPs, with intervals from the resamples, and the loss of a run there.
+
+    FitError where the law has no interior optimum (A or B is 0).
+    """
     if not (np.isfinite(C) and C > 0):
         raise BadInput(f"C = {C:g}: a budget is a positive number of FLOPs")
     point, spread = optimum(fit.params, C, k), optimum(boot.params, C, k)
+    if not np.isfinite(point.loss):
+        raise FitError(f"the law has no compute-optimal size: A = {fit.params.A:g}, B = {fit.params.B:g}")
     loss = predict(fit, boot, float(point.N), float(point.D), level)
     return Decision(
         C=C,

@@ -1,0 +1,47 @@
+"""Published tables and synthetic studies that the tests of the laws share."""
+
+import csv
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from scalelab.laws.forms import Params, chinchilla, optimum
+
+DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
+QUICKSTART_LIKE = Params(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5
+BUDGETS = (1.25e11, 2.5e11, 5e11, 1e12)
+
+
+def published(*path: str):
+    """A part of published.json."""
+    part = json.loads(data_file("published.json").read_text())
+    for key in path:
+        part = part[key]
+    return part
+
+
+def data_file(name: str) -> pathlib.Path:
+    """A file of the run tables that stand beside the checkout; the test skips where there are none."""
+    if not (DATA / name).exists():
+        pytest.skip(f"no run table {name} beside this checkout")
+    return DATA / name
+
+
+def hoffmann_points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """N, D, loss of the 240 points of Besiroglu et al. 2024: without the five largest losses, D = C / 6N."""
+    with data_file("chinchilla/points.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    N, C, loss = (np.array([float(row[key]) for row in rows]) for key in ("Model Size", "Training FLOP", "loss"))
+    kept = np.argsort(loss)[:-5]
+    return N[kept], C[kept] / (6 * N[kept]), loss[kept]
+
+
+def study(params: Params, noise: float = 0.0, seed: int = 0, sizes: int = 5, budgets=BUDGETS):
+    """N, D, loss of an IsoFLOP grid around each optimum, with Gaussian noise on log loss."""
+    best = optimum(params, np.array(budgets))
+    N = (best.N[:, None] * np.geomspace(1 / 3, 3, sizes)).ravel()
+    D = np.repeat(budgets, sizes) / (6 * N)
+    errors = np.random.default_rng(seed).standard_normal(len(N))
+    return N, D, chinchilla(params, N, D) * np.exp(noise * errors)
