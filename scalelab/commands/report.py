@@ -1,0 +1,19 @@
+"""`scalelab report D`: a self-contained HTML page of a run, a sweep or a study, with every figure as PDF and CSV."""
+
+from scalelab.commands.shared import Parser, emit
+
+
+def main(argv: list[str]) -> int:
+    """Write D/report.html and D/figures/; print where, and what the page lacks."""
+    parser = Parser("report", __doc__)
+    parser.add_argument("folder", help="a run's, a sweep's or a study's folder")
+    arguments = parser.parse_args(argv)
+    from scalelab.report.pages import write_report
+
+    report = write_report(arguments.folder)
+    if arguments.json != "-":
+        print(f"{report['path']}  ({report['kind']}; runs: {report['runs']}, figures: {len(report['figures'])})")
+        for gap in report["missing"]:
+            print(f"  not included: {gap}")
+    emit(report, arguments.json)
+    return 0

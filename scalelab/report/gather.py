@@ -1,0 +1,146 @@
+"""From run folders to the plain rows that figures and tables are made of."""
+
+import datetime
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from scalelab import records
+from scalelab.report.html import flatten
+
+# Columns of `records.read_runs` that are results or names, not configuration: never "what was swept".
+RESULTS = (
+    "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
+    "C_chinchilla", "val_loss", "bpb", "identity",
+)  # fmt: skip
+RUN_COLUMNS = {
+    "name": "run",
+    "status": "status",
+    "d_model": "d_model",
+    "n_layers": "layers",
+    "N": "N (total)",
+    "D": "D (tokens)",
+    "C": "C (FLOPs)",
+    "steps": "steps",
+    "peak_lr": "peak LR",
+    "seed": "seed",
+    "val_loss": "val. loss (nats/token)",
+    "bpb": "bits/byte",
+}
+
+ORIGIN = ("data", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
+
+
+def record_of(folder: pathlib.Path) -> dict:
+    """The run's record, {} where it has none yet."""
+    path = folder / "record.json"
+    return records.read_json(path) if path.exists() else {}
+
+
+def curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
+    """One row a logged line of every run: `run`, `step`, `tokens`, `flops`, and its `train_loss` or `val_loss`, `bpb`.
+
+    `N` is the run's total parameter count; `flops` (exact convention) and `N` are None where the record lacks them.
+    A loss that was written as NaN or infinite stays so: a diverged curve shows where it ends.
+    """
+    rows = []
+    for folder in folders:
+        record = record_of(folder)
+        per_token = record.get("flops_per_token", {}).get("exact")
+        for line in records.read_metrics(folder):
+            row = {"run": folder.name, "N": record.get("params", {}).get("total"), "step": line["step"]}
+            row |= {"tokens": line["tokens"], "flops": per_token and per_token * line["tokens"]}
+            rows.append(row | {key: line.get(key) for key in ("train_loss", "val_loss", "bpb")})
+    return rows
+
+
+def event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
+    """The logbooks of all runs, in order of time: `run`, `time`, `step`, `kind`, `text`.
+
+    An event that was written without a step (a config change, before training starts) stands at the last step logged then.
+    """
+    rows = []
+    for folder in folders:
+        lines = records.read_metrics(folder)
+        for event in records.read_events(folder):
+            before = [line["step"] for line in lines if line["time"] <= event["time"]]
+            step = event["step"] if event["step"] is not None else max(before, default=0)
+            rows.append(event | {"run": folder.name, "step": step})
+    return sorted(rows, key=lambda row: row["time"])
+
+
+def swept(rows: Sequence[dict]) -> list[str]:
+    """The config values in which runs differ. What only follows from another one (d_ff from d_model) is left out."""
+    groupings, names = [], []
+    for name in dict.fromkeys(key for row in rows for key in row):
+        values = [row.get(name) for row in rows]
+        if name in RESULTS or len(set(values)) < 2:
+            continue
+        firsts = [values.index(value) for value in values]  # which runs share a value, whatever the value is
+        if firsts not in groupings:
+            groupings.append(firsts)
+            names.append(name)
+    return names
+
+
+def provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
+    """What `ORIGIN` says of the runs: data, versions, machine; where runs differ, every value with the number of its runs."""
+    kept = [{key: record_of(f).get(key) for key in ORIGIN} for f in folders]
+    flat: dict[str, dict[str, int]] = {}
+    for record in kept:
+        for key, value in flatten({k: v for k, v in record.items() if v is not None}).items():
+            counts = flat.setdefault(key, {})
+            counts[str(value)] = counts.get(str(value), 0) + 1
+    return {
+        key: next(iter(counts)) if len(counts) == 1 else ", ".join(f"{v} ({n} runs)" for v, n in counts.items())
+        for key, counts in flat.items()
+    }
+
+
+def entropy_rate(folders: Sequence[pathlib.Path]) -> float | None:
+    """The entropy rate that all runs' corpora share (nats/token), None where it isn't known."""
+    rates = {record_of(folder).get("data", {}).get("entropy_rate") for folder in folders}
+    return rates.pop() if len(rates) == 1 else None
+
+
+def states(rows: Sequence[dict]) -> str:
+    """How many runs are in which state, as words: `18 done, 1 diverged`."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["status"]] = counts.get(row["status"], 0) + 1
+    return ", ".join(f"{n} {status}" for status, n in counts.items())
+
+
+def lr_verdicts(rows: Sequence[dict]) -> list[dict]:
+    """For every size of an LR check (`size`, `factor`, `loss`; a lost run's loss is None): is its optimum bracketed?
+
+    Returns `size`, `best_factor`, `loss`, `edge`, and `cost`: how much worse the rule's own LR is, as a share of the loss.
+    """
+    verdicts = []
+    for size in sorted({row["size"] for row in rows}):
+        mine = {row["factor"]: row["loss"] for row in rows if row["size"] == size}
+        finite = {factor: loss for factor, loss in mine.items() if loss is not None and math.isfinite(loss)}
+        best = min(finite, key=lambda factor: finite[factor], default=None)
+        known = best is not None and 1 in finite
+        verdicts.append({
+            "size": size, "best_factor": best, "loss": finite.get(best) if best is not None else None,
+            "edge": best is None or best in (min(mine), max(mine)),
+            "cost": finite[1] / finite[best] - 1 if known and best is not None else None,
+        })  # fmt: skip
+    return verdicts
+
+
+def moment(value: float | str | None) -> float | None:
+    """Unix seconds of a time written as a number or in ISO 8601."""
+    if isinstance(value, str):
+        return datetime.datetime.fromisoformat(value).timestamp()
+    return value
+
+
+def clock(value: float | str | None) -> str:
+    """A time as people read it, in UTC."""
+    seconds = moment(value)
+    if seconds is None:
+        return "–"
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

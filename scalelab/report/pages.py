@@ -1,0 +1,111 @@
+"""`write_report`: the page of a run, a sweep or a study, chosen by what the folder holds."""
+
+import pathlib
+
+from scalelab import records
+from scalelab.report import gather, html, study, sweepplots
+from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
+
+
+def write_report(folder: records.Folder) -> dict:
+    """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
+
+    Returns `path`, `kind` (run, study or sweep), `runs`, `figures` (names) and `missing` (what could not be shown, why).
+    """
+    folder = pathlib.Path(folder)
+    runs = records.run_folders(folder)
+    if (folder / "config.json").exists():
+        page, path = report_run(folder)
+    elif (folder / "summary.json").exists():
+        page, path = study.report_study(folder)
+    else:
+        page, path = report_sweep(folder)
+    return {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
+
+
+def report_run(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
+    """The page of one run, finished or not."""
+    page, row = Page(folder, "run"), records.read_run(folder)
+    page.parts.append(html.card(_state(row), _key_numbers(row)))
+    page.parts.append(html.section("Loss", *loss_sections(page, [folder], "run", "")))
+    page.parts.append(html.section("Logbook", logbook([folder])))
+    page.parts.append(html.section("Size and compute, by every convention", html.facts(_conventions(folder))))
+    page.parts.append(
+        html.section("Config", html.folded("every value", html.facts(records.read_json(folder / "config.json"))))
+    )
+    page.parts.append(html.section("Where it comes from", origin([folder], [f"scalelab report {folder}"])))
+    return page, page.write(
+        f"Run: {row['name']}", f"{row['status']} · identity {row['identity'] or 'not recorded yet'}"
+    )
+
+
+def _state(row: dict) -> str:
+    """One sentence on how the run stands."""
+    if row["status"] == "done":
+        return html.paragraph("This run is done.", "good")
+    if row["status"] == "diverged":
+        return html.paragraph("This run diverged: its last loss is not a result.", "bad")
+    return html.paragraph(
+        f"This run is not finished (status: {row['status']}): numbers below are of the moment.", "bad"
+    )
+
+
+def _key_numbers(row: dict) -> str:
+    shown = {"validation loss (nats/token)": "val_loss", "bits per byte": "bpb", "N (total)": "N", "D (tokens)": "D",
+             "C (FLOPs, exact)": "C"}  # fmt: skip
+    return html.numbers({label: html.say(row[key], key) for label, key in shown.items()})
+
+
+def _conventions(folder: pathlib.Path) -> dict:
+    record = gather.record_of(folder)
+    return {
+        key: record[key]
+        for key in ("params", "params_by_group", "flops_per_token", "flops", "tokens", "steps")
+        if key in record
+    }
+
+
+def report_sweep(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
+    """The page of a folder of runs: what was swept, who won, who was lost."""
+    folders = records.run_folders(folder)
+    page, rows = Page(folder, "sweep"), records.read_runs(folder)
+    swept = gather.swept(rows)
+    page.parts.append(html.card(_best(rows, swept)))
+    shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept[:4], "status", "val_loss")} for row in rows]
+    if any(map(sweepplots.is_final, rows)):
+        fig = sweepplots.sweep_overview(shown, swept, gather.entropy_rate(folders), "Final loss over what was swept")
+        caption = "Final validation loss of every trial; the best has a ring, lost ones stand at the top."
+        page.parts.append(html.section("Overview", page.draw("sweep", fig, shown, caption)))
+    else:
+        page.missing.append("Overview: no trial has finished with a finite loss yet.")
+    colour = swept[0] if swept else "run"
+    page.parts.append(html.section("Loss curves", *loss_sections(page, folders, colour, colour)))
+    page.parts.append(html.section("Runs", runs_table(rows, swept)))
+    page.parts.append(html.section("Logbook", logbook(folders)))
+    page.parts.append(html.section("Where it comes from", origin(folders, [f"scalelab report {folder}"])))
+    return page, page.write(f"Sweep: {folder.resolve().name}", f"{len(rows)} runs: {gather.states(rows)}")
+
+
+def _best(rows: list[dict], swept: list[str]) -> str:
+    """The best trial in words, and whether its values sit at the edge of what was swept."""
+    done = [row for row in rows if sweepplots.is_final(row)]
+    text = f"Swept: {', '.join(swept) or 'nothing (all configs are equal)'}. {gather.states(rows)}."
+    if not done:
+        return html.paragraph(f"No trial has finished. {text}", "bad")
+    best = min(done, key=lambda row: row["val_loss"])
+    values = ", ".join(f"{key} = {html.say(best.get(key))}" for key in swept)
+    edges = [key for key in swept if key != "seed" and _at_edge(best, done, key)]
+    said = html.paragraph(
+        f"Best: {best['name']} with validation loss {best['val_loss']:.4f} nats/token ({values}). {text}"
+    )
+    if edges:
+        said += html.paragraph(
+            f"Its {' and '.join(edges)} {'sits' if len(edges) == 1 else 'sit'} at the edge of the sweep: the best may lie outside.",
+            "bad",
+        )
+    return said
+
+
+def _at_edge(best: dict, rows: list[dict], key: str) -> bool:
+    values = [row[key] for row in rows if isinstance(row.get(key), int | float) and not isinstance(row[key], bool)]
+    return len(set(values)) > 2 and best[key] in (min(values), max(values))

@@ -1,0 +1,86 @@
+"""The parts that pages share: figures with their files, the runs table, the logbook, and where the numbers come from."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from scalelab import records
+from scalelab.report import gather, html, plots, style
+
+
+@dataclasses.dataclass
+class Page:
+    """A report as it grows: `parts` of HTML, the names of its figures, and what could not be shown and why."""
+
+    folder: pathlib.Path
+    kind: str
+    parts: list[str] = dataclasses.field(default_factory=list)
+    figures: list[str] = dataclasses.field(default_factory=list)
+    missing: list[str] = dataclasses.field(default_factory=list)
+
+    def draw(self, name: str, fig: Figure, rows: Sequence[dict], caption: str) -> str:
+        """Save a figure as `figures/name.pdf` with the CSV of `rows`; returns its HTML."""
+        style.save(self.folder / "figures", name, fig, rows)
+        self.figures.append(name)
+        return html.picture(name, style.svg_data(fig), caption, 135 * fig.get_figwidth())
+
+    def write(self, title: str, subtitle: str) -> pathlib.Path:
+        """Write `report.html` atomically; what is missing stands at its end."""
+        gaps = "".join(html.paragraph(gap) for gap in self.missing)
+        path = self.folder / "report.html"
+        draft = path.with_name(".report.html.tmp")
+        draft.write_text(html.page(title, subtitle, [*self.parts, html.section("Not in this report", gaps)]))
+        draft.replace(path)
+        return path
+
+
+def loss_sections(
+    page: Page, folders: Sequence[pathlib.Path], colour: str, colour_title: str, held: str | None = None
+) -> list[str]:
+    """Training and validation curves of all runs, coloured by `colour` (a key of the run's row or `run`).
+
+    `held` names the held-out run, which stands out.
+    """
+    values = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
+    rows = [row | {colour: values[row["run"]]} for row in gather.curve_rows(folders)]
+    events, floor = gather.event_rows(folders), gather.entropy_rate(folders)
+    several = len(folders) > 1
+    drawn = []
+    for y, x, name, title in (("train_loss", "tokens", "training_loss", "Training loss"),
+                              ("val_loss", "flops", "validation_loss", "Validation loss over compute")):  # fmt: skip
+        x = x if all(row[x] is not None for row in rows) else "tokens"
+        mine = [
+            {key: row[key] for key in dict.fromkeys(("run", colour, "step", x, y))}
+            for row in rows
+            if row[y] is not None
+        ]
+        if not mine:
+            page.missing.append(f"{title}: no run has logged any yet.")
+            continue
+        fig = plots.loss_curves(mine, y, x, colour, colour_title, events, floor, title, held)
+        caption = f"{title}{' of every run' if several else ''}; unsmoothed. Signs are events of the logbook."
+        drawn.append(page.draw(name, fig, mine, caption))
+    return drawn
+
+
+def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
+    """All runs, one line each; `more` names config values to show beside the usual columns."""
+    columns: Mapping[str, str] = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}
+    return html.paragraph(f"{len(rows)} runs: {gather.states(rows)}.") + html.table(rows, columns)
+
+
+def logbook(folders: Sequence[pathlib.Path]) -> str:
+    """Every event but the plain starts and ends of runs; a single run shows those too."""
+    plain = ("start", "done") if len(folders) > 1 else ()
+    rows = [row | {"at": gather.clock(row["time"])} for row in gather.event_rows(folders) if row["kind"] not in plain]
+    if not rows:
+        return html.paragraph("Nothing happened: no skip, resume, divergence, change or note.")
+    return html.table(rows, {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"})
+
+
+def origin(folders: Sequence[pathlib.Path], commands: Sequence[str]) -> str:
+    """Data, versions, machine, and the commands that make this page again."""
+    said = "".join(f"<p><code>{html.esc(command)}</code></p>" for command in commands)
+    return said + html.facts(gather.provenance(folders))

@@ -1,0 +1,156 @@
+"""The page of a scaling study: the prediction and its score first, then the fit, its evidence and the runs behind it.
+
+It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, `isoflop`, `wall_s`, each of which may be
+absent while the study runs) and the run folders. It fits nothing itself.
+"""
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from scalelab import records
+from scalelab.laws.forms import Params, chinchilla
+from scalelab.laws.isoflop import budgets_of
+from scalelab.report import gather, html, lawplots, plots, verdict
+from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
+
+
+def report_study(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
+    """Write the page of a study; what the study doesn't have yet is named on it."""
+    page, summary = Page(folder, "study"), records.read_json(folder / "summary.json")
+    folders = records.run_folders(folder)
+    rows = sorted(records.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
+    first = _first_metric(summary)
+    page.parts.append(html.card(*verdict.summary_lines(summary, first)))
+    page.parts.append(
+        html.section(
+            "Prediction and measurement",
+            _held_out(page, summary, gather.entropy_rate(folders)),
+            verdict.caveats(summary),
+        )
+    )
+    page.parts.append(html.section("IsoFLOP curves", *_isoflop(page, summary)))
+    page.parts.append(html.section("The fitted law", *_fit(page, summary)))
+    page.parts.append(html.section("Is the learning-rate rule right?", *_lr_checks(page, summary)))
+    page.parts.append(html.section("The ladder: how each run was configured", html.facts(summary.get("ladder") or {})))
+    page.parts.append(html.section("Loss curves", *loss_sections(page, folders, "N", "N (total)", _held_name(summary))))
+    page.parts.append(html.section("Runs", runs_table(rows)))
+    page.parts.append(html.section("Logbook", logbook(folders)))
+    commands = [summary.get("command") or "", f"scalelab fit {folder}", f"scalelab report {folder}"]
+    page.parts.append(html.section("Where it comes from", origin(folders, [c for c in commands if c])))
+    subtitle = f"{len(rows)} runs: {gather.states(rows)}"
+    if summary.get("wall_s"):
+        subtitle += f" · {summary['wall_s']:.0f} s in all"
+    return page, page.write(f"Scaling study: {folder.resolve().name}", subtitle)
+
+
+def _first_metric(summary: dict) -> float | None:
+    """When the held-out run logged for the first time; None where it hasn't."""
+    where = (summary.get("held_out") or {}).get("folder")
+    lines = records.read_metrics(where) if where else []
+    return lines[0]["time"] if lines else None
+
+
+def _held_name(summary: dict) -> str | None:
+    where = (summary.get("held_out") or {}).get("folder")
+    return pathlib.Path(where).name if where else None
+
+
+def _params(summary: dict) -> Params | None:
+    fit = summary.get("fit") or {}
+    return Params(**{key: fit["params"][key] for key in Params._fields}) if fit.get("params") else None
+
+
+def fitted_rows(summary: dict) -> list[dict]:
+    """The study's runs, the held-out one last: `run`, `role`, `budget`, `N`, `D`, `C`, `loss`, `predicted`.
+
+    `N` is by the fit's own convention. `predicted` is what the law says, fitted runs included; None without a fit.
+    """
+    params, held = _params(summary), summary.get("held_out") or {}
+    runs = [
+        run | {"role": run.get("role") or "fit"} for run in summary.get("runs") or [] if run.get("loss") is not None
+    ]
+    runs = [run for run in runs if run["role"] == "fit" and math.isfinite(run["loss"])]
+    if held.get("measured_loss") is not None:
+        runs.append(held | {"name": "held-out run", "role": "holdout", "loss": held["measured_loss"]})
+    rows = [{"run": run["name"]} | {k: run.get(k) for k in ("role", "budget", "N", "D", "C", "loss")} for run in runs]
+    for row in rows:
+        row["predicted"] = None if params is None else float(chinchilla(params, row["N"], row["D"]))
+    return rows
+
+
+def _per_nd(rows: list[dict]) -> float:
+    """k of C = k N D as the runs had it: exact FLOPs count more than 6 N D."""
+    return float(np.median([row["C"] / (row["N"] * row["D"]) for row in rows]))
+
+
+def n_label(summary: dict) -> str:
+    """The axis label that names the convention of N."""
+    return f"N (parameters, {(summary.get('fit') or {}).get('n_convention', 'convention not recorded')})"
+
+
+def _held_out(page: Page, summary: dict, floor: float | None) -> str:
+    held, params, rows = summary.get("held_out") or {}, _params(summary), fitted_rows(summary)
+    if params is None or not held.get("interval90") or not rows:
+        page.missing.append("Prediction: no fit with a held-out prediction in summary.json yet.")
+        return ""
+    keys = ("C", "N", "D", "predicted_loss", "measured_loss")
+    low, high = held["interval90"]
+    behind = [{key: row[key] for key in ("run", "role", "C", "N", "D", "loss", "predicted")} for row in rows]
+    behind.append({"run": "prediction", "role": "prediction", **{key: held.get(key) for key in keys[:3]},
+                   "predicted": held["predicted_loss"], "low90": low, "high90": high})  # fmt: skip
+    title = "Predicted, then measured"
+    fig = lawplots.held_out(rows, held, params, _per_nd(rows), summary.get("frontier"), floor, title)
+    caption = "The fitted frontier, extrapolated to the held-out run's compute, and its 90 % interval. Points: fitted runs, by size."
+    return page.draw("prediction", fig, behind, caption)
+
+
+def _isoflop(page: Page, summary: dict) -> list[str]:
+    rows = [row for row in fitted_rows(summary) if row["role"] == "fit"]
+    isoflop = summary.get("isoflop") or {}
+    if not rows or not isoflop.get("budgets"):
+        page.missing.append("IsoFLOP curves: no IsoFLOP fit in summary.json yet.")
+        return []
+    for row, budget in zip(rows, budgets_of([row["C"] for row in rows]), strict=True):
+        row["budget"] = float(budget)
+    fits = isoflop["budgets"]
+    behind = [{key: row[key] for key in ("run", "budget", "N", "D", "C", "loss")} for row in rows]
+    behind += [{"run": "minimum", "budget": fit["budget"], "N": fit["N"], "loss": fit["loss"]} for fit in fits]
+    fig = lawplots.isoflop(rows, fits, n_label(summary), "IsoFLOP curves")
+    caption = f"Validation loss over size at equal compute; lines: {isoflop['method']} in log N, stars: their minima."
+    exponent = (summary.get("fit") or {}).get("exponents", {}).get("a")
+    return [page.draw("isoflop", fig, behind, caption), *verdict.isoflop_lines(isoflop, exponent)]
+
+
+def _fit(page: Page, summary: dict) -> list[str]:
+    params, rows = _params(summary), fitted_rows(summary)
+    if params is None or not rows:
+        page.missing.append("The fitted law: no fit in summary.json yet.")
+        return []
+    behind = [row | {"residual": row["loss"] / row["predicted"] - 1} for row in rows]
+    surface = lawplots.surface(rows, params, _per_nd(rows), n_label(summary), "Fitted loss L(N, D)")
+    left = lawplots.residuals(rows, n_label(summary), "Residuals of the law")
+    return [
+        verdict.fit_table(summary["fit"]),
+        page.draw(
+            "surface", surface, behind, "Contours of the fitted law; runs coloured by measured over predicted loss."
+        ),
+        page.draw(
+            "residuals",
+            left,
+            behind,
+            "What the law leaves over, coloured by size. A pattern here is a misfit of its form.",
+        ),
+    ]
+
+
+def _lr_checks(page: Page, summary: dict) -> list[str]:
+    rows: list[dict[str, Any]] = summary.get("lr_checks") or []
+    if not rows:
+        page.missing.append("Learning-rate checks: none in summary.json, so the rule's LR is untested here.")
+        return []
+    shown = [{key: row.get(key) for key in ("size", "factor", "loss")} for row in rows]
+    figure = page.draw("lr_checks", plots.lr_checks(shown), shown, "Check runs at multiples of the ladder's own LR.")
+    return [*verdict.lr_lines(gather.lr_verdicts(shown)), figure]

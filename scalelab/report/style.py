@@ -1,0 +1,157 @@
+"""What all figures share: one look, one colour map, short numbers, and saving as PDF with the CSV of the numbers behind it."""
+
+import base64
+import io
+import math
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from scalelab.report.tables import csv_text
+
+LOOK: dict[Any, Any] = {
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.labelcolor": "#333333",
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e6ea",
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.3,
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+    "svg.hashsalt": "scalelab",  # the same figure gives the same bytes
+    "pdf.fonttype": 42,  # text stays text in the PDF
+}
+ACCENT = "#d1335b"  # what was predicted or held out, and warnings
+MUTED = "#8a8f98"  # what only accompanies
+INK = "#222222"
+LOSS = "validation loss (nats/token)"
+MAX_POINTS = 400  # a curve drawn with more only makes the page heavier
+
+styled = matplotlib.rc_context(LOOK)  # decorator of every plot function
+_colormap = matplotlib.colormaps["viridis"]
+_DARKEST, _LIGHTEST = 0.0, 0.86  # viridis above .86 is too pale on white
+
+
+def figure(width: float = 6.4, height: float = 4.0, columns: int = 1, ratios: Sequence[float] | None = None) -> Any:
+    """(figure, axes) without pyplot's global state; sizes in inches. `axes` is one Axes, or an array where columns > 1."""
+    fig = Figure(figsize=(width, height), layout="constrained")
+    return fig, fig.subplots(1, columns, width_ratios=ratios)
+
+
+def short(value: float | None, digits: int = 3) -> str:
+    """A number as people say it: 12345 -> 12.3k, 3.2e9 -> 3.2B, 1.25e17 -> 1.25e17, .0123 -> 0.0123."""
+    if value is None or not math.isfinite(value):
+        return "–" if value is None or math.isnan(value) else ("∞" if value > 0 else "-∞")
+    if abs(value) >= 1e15 or 0 < abs(value) < 1e-3:
+        return f"{value:.{digits}g}".replace("e+", "e").replace("e-0", "e-")
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * (1 - 0.5 * 10**-digits):
+            return f"{value / size:.{digits}g}{unit}"
+    return f"{value:.{digits}g}"
+
+
+def shades(values: Iterable[Any]) -> dict[Any, str]:
+    """A colour for every distinct value: positive numbers by their logarithm, anything else by its rank."""
+    known = sorted(set(values), key=lambda v: (isinstance(v, str) or v is None, v if v is not None else ""))
+    if not known:
+        return {}
+    if all(isinstance(v, int | float) and v > 0 for v in known) and len(known) > 6:
+        position = np.log(np.array(known, float))
+    else:
+        position = np.arange(len(known), dtype=float)
+    span = position[-1] - position[0] or 1.0
+    at = _DARKEST + (_LIGHTEST - _DARKEST) * (position - position[0]) / span
+    return {value: to_hex(_colormap(x)) for value, x in zip(known, at, strict=True)}
+
+
+def legend(fig: Figure, ax: Axes, colours: dict[Any, str], title: str, extra: Sequence[Artist] = ()) -> None:
+    """The coloured values beside the axes (five of them where there are many), and `extra` handles below them."""
+    known = list(colours)
+    if len(known) > 8 and not isinstance(known[0], str):
+        known = [known[round(i)] for i in np.linspace(0, len(known) - 1, 5)]
+    if len(known) > 1:
+        handles = [Line2D([], [], color=colours[v], lw=2.2, label=v if isinstance(v, str) else short(v)) for v in known]
+        fig.legend(handles=handles, title=title, alignment="left", title_fontsize=8, loc="outside right upper")
+    if extra:
+        ax.legend(handles=list(extra), loc="best")
+
+
+def superscript(power: int) -> str:
+    """10 to a power as text: 10¹²."""
+    return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def scientific(value: float, digits: int = 3) -> str:
+    """FLOPs and their kin: 1.25e11 -> 1.25×10¹¹."""
+    if not math.isfinite(value) or value <= 0:
+        return short(value)
+    mantissa, power = f"{value:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".")
+    return superscript(int(power)) if mantissa == "1" else f"{mantissa}×{superscript(int(power))}"
+
+
+def log_axis(ax: Axes, which: str = "x", flops: bool = False) -> None:
+    """A logarithmic axis with plainly written ticks (powers of ten for FLOPs), also where it spans less than a decade."""
+    axis = getattr(ax, f"{which}axis")
+    getattr(ax, f"set_{which}scale")("log")
+    low, high = sorted(axis.get_view_interval())
+    decades = math.log10(high / low) if low > 0 else 1.0
+    if decades < 0.5:
+        axis.set_major_locator(MaxNLocator(5))
+    else:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,), numticks=12))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda x, _: scientific(x) if flops else short(x)))
+
+
+def thin(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """At most `most` of the points, half of them even in log x (x > 0), half in x; the first and the last are kept.
+
+    Points are dropped, never averaged: what is drawn was measured.
+    """
+    at, value = np.asarray(x, float), np.asarray(y, float)
+    if len(at) <= most:
+        return at, value
+    along = np.log(at) if at.min() > 0 else at
+    wanted = np.linspace(along[0], along[-1], most // 2)
+    kept = np.concatenate([np.searchsorted(along, wanted), np.linspace(0, len(at) - 1, most // 2)])
+    kept = np.unique(np.clip(kept, 0, len(at) - 1).astype(int))
+    return at[kept], value[kept]
+
+
+@styled
+def save(folder: str | os.PathLike[str], name: str, fig: Figure, rows: Sequence[dict]) -> list[str]:
+    """Write `folder/name.pdf` and, with the numbers behind it (one row a dict), `folder/name.csv`; returns both paths."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    pdf, table = folder / f"{name}.pdf", folder / f"{name}.csv"
+    fig.savefig(pdf, metadata={"CreationDate": None, "Creator": "scalelab"})
+    table.write_text(csv_text(rows))
+    return [str(pdf), str(table)]
+
+
+@styled
+def svg_data(fig: Figure) -> str:
+    """The figure as a `data:` URI of an SVG: nothing is fetched, and ids of two figures can't collide on one page."""
+    text = io.BytesIO()
+    fig.savefig(text, format="svg", metadata={"Date": None, "Creator": "scalelab"})
+    return "data:image/svg+xml;base64," + base64.b64encode(text.getvalue()).decode()

@@ -1,0 +1,140 @@
+"""What a study's page says in words: prediction against measurement, caveats, parameters, exponents, LR verdicts."""
+
+import math
+from collections.abc import Sequence
+
+from scalelab.report import gather, html
+from scalelab.report.style import scientific, short
+
+PARAMETERS = {
+    "E": "irreducible loss (nats/token)",
+    "A": "size term at N = 1",
+    "B": "data term at D = 1",
+    "alpha": "exponent of N",
+    "beta": "exponent of D",
+    "a": "N_opt ∝ C^a: β / (α + β)",
+    "b": "D_opt ∝ C^b: α / (α + β)",
+}
+# Of the fit block: what is not shown as evidence, because it stands in the table or in sentences.
+SHOWN_APART = ("params", "exponents", "intervals", "law", "equation", "n_runs", "n_convention", "warnings", "excluded")
+
+
+def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
+    """The head of the page: the numbers, then sentences that say plainly how the prediction did."""
+    held = summary.get("held_out") or {}
+    if held.get("predicted_loss") is None or not held.get("interval90"):
+        return [html.paragraph("No prediction yet: the study has not finished its fitted runs.", "bad")]
+    point, (low, high), measured = held["predicted_loss"], held["interval90"], held.get("measured_loss")
+    shown = {"predicted loss (nats/token)": f"{point:.4f}", "90 % interval": f"{low:.4f} – {high:.4f}"}
+    timing = _timing(held, first_metric)
+    if measured is None or not math.isfinite(measured):
+        lost = "The held-out run has no finite loss" if measured is not None else "The held-out run is not measured yet"
+        return [html.numbers(shown), html.paragraph(f"{lost}: the prediction is unscored.", "bad"), timing]
+    error, inside = point / measured - 1, low <= measured <= high
+    shown |= {"measured loss": f"{measured:.4f}", "error of the prediction": f"{100 * error:+.2f} %",
+              "measured loss lies": "inside" if inside else "OUTSIDE"}  # fmt: skip
+    high_or_low = "too high" if error > 0 else "too low"
+    said = (
+        f"The law predicted {point:.4f} nats/token for a run of {scientific(held['C'])} FLOPs, "
+        f"{_beyond(summary, held)}; it reached {measured:.4f}. The prediction was {100 * abs(error):.2f} % {high_or_low}, and "
+        f"the measured loss is {'inside' if inside else 'OUTSIDE'} the 90 % interval, which is "
+        f"{100 * (high - low) / point:.1f} % wide."
+    )
+    return [html.numbers(shown), html.paragraph(said, "good" if inside else "bad"), timing]
+
+
+def _beyond(summary: dict, held: dict) -> str:
+    fitted = [run["C"] for run in summary.get("runs") or [] if (run.get("role") or "fit") == "fit" and run.get("C")]
+    return f"{held['C'] / max(fitted):.2g}× the largest fitted run" if fitted else "larger than any fitted run"
+
+
+def _timing(held: dict, first_metric: float | None) -> str:
+    """Whether the prediction was on disk before the run that scores it began."""
+    at = gather.moment(held.get("predicted_at"))
+    if at is None:
+        return html.paragraph(
+            "When the prediction was made is not recorded: it can't be shown to precede the run.", "bad"
+        )
+    if first_metric is None:
+        return html.paragraph(f"Predicted at {gather.clock(at)}; the held-out run has not logged anything yet.", "soft")
+    text = f"Predicted at {gather.clock(at)}; the held-out run first logged at {gather.clock(first_metric)}: "
+    if at < first_metric:
+        return html.paragraph(text + "the prediction came first.", "soft")
+    return html.paragraph(text + "the prediction came AFTER the run began, so it is no prediction.", "bad")
+
+
+def caveats(summary: dict) -> str:
+    """What the interval does and does not cover."""
+    fit = summary.get("fit") or {}
+    if not fit:
+        return ""
+    text = (
+        f"The interval rests on {fit['n_runs']} runs ({fit['interval_method']}). It is conditional on the form of the law: "
+        "if the true loss does not follow E + A/N^α + B/D^β, the interval of E above all can exclude the truth, and more "
+        "runs of the same kind do not repair that. One held-out run inside its interval is no evidence of 90 % coverage."
+    )
+    return html.paragraph(text, "soft")
+
+
+def fit_table(fit: dict) -> str:
+    """Parameters and exponents with their intervals, warnings, runs left out, and the certificate of the optimum."""
+    rows = []
+    for name, value in (fit["params"] | fit["exponents"]).items():
+        low, high = fit["intervals"][name]
+        rows.append({"name": name, "value": value, "low": low, "high": high, "meaning": PARAMETERS[name]})
+    level = f"{100 * fit['interval_level']:.0f} %"
+    columns = {"name": "", "value": "fitted", "low": f"{level} low", "high": f"{level} high", "meaning": "meaning"}
+    counted = f"L(N, D) = E + A/N^α + B/D^β, fitted to {fit['n_runs']} runs; N is counted as: {fit['n_convention']}."
+    convention = html.paragraph(counted)
+    evidence = html.facts({key: value for key, value in fit.items() if key not in SHOWN_APART})
+    proof = html.folded("how it was found, and the certificate that it is the optimum", evidence)
+    if not fit["certificate"]["converged"]:
+        proof = html.paragraph("The fit did NOT converge: its numbers are not to be used.", "bad") + proof
+    warnings = "".join(html.paragraph(f"Warning: {warning}.", "bad") for warning in fit["warnings"])
+    left_out, excluded = fit["excluded"], ""
+    if left_out:
+        excluded = html.folded(
+            f"runs not fitted: {len(left_out)}", html.table(left_out, {"name": "run", "reason": "reason"})
+        )
+    return convention + warnings + html.table(rows, columns) + excluded + proof
+
+
+def lr_lines(verdicts: Sequence[dict]) -> list[str]:
+    """One sentence a size; an optimum at the edge is said loudly, because the fitted exponents hang on it."""
+    lines = []
+    for verdict in verdicts:
+        size = verdict["size"] if isinstance(verdict["size"], str) else short(verdict["size"])
+        if verdict["best_factor"] is None:
+            lines.append(html.paragraph(f"N = {size}: no check run has a finite loss.", "bad"))
+            continue
+        cost = (
+            ""
+            if verdict["cost"] is None
+            else f" The rule's own LR costs {100 * verdict['cost']:.2f} % of the loss there."
+        )
+        if verdict["edge"]:
+            text = (f"N = {size}: OPTIMUM AT THE EDGE. The best LR is {verdict['best_factor']:g}× the rule's, the last one "
+                    f"tried, so the best may lie beyond; the fitted exponents hang on this.")  # fmt: skip
+            lines.append(html.paragraph(text + cost, "bad"))
+        else:
+            text = f"N = {size}: the best LR tried is {verdict['best_factor']:g}× the rule's, with worse ones on both sides."
+            lines.append(html.paragraph(text + cost, "good"))
+    return lines
+
+
+def isoflop_lines(isoflop: dict, exponent_3: float | None) -> list[str]:
+    """The minima as a table, the exponent through them beside the fitted law's own, and edge minima said loudly."""
+    rows = [fit | {"edge": "AT THE EDGE" if fit["edge"] else "inside"} for fit in isoflop["budgets"]]
+    columns = {"budget": "budget (FLOPs)", "N": "best N", "loss": "loss there (nats/token)", "sizes": "sizes tried",
+               "edge": "minimum"}  # fmt: skip
+    lines = [html.table(rows, columns)]
+    text = f"Through the minima inside their sizes: N_opt = {isoflop['coefficient']:.3g} × C^{isoflop['a']:.3f}."
+    if exponent_3 is not None:
+        text += f" The fitted law gives N_opt ∝ C^{exponent_3:.3f}: two readings of the same runs."
+    lines.append(html.paragraph(text))
+    edges = [scientific(fit["budget"]) for fit in isoflop["budgets"] if fit["edge"]]
+    if edges:
+        lines.append(html.paragraph(
+            f"MINIMUM AT THE EDGE at {', '.join(edges)} FLOPs: the best size may lie outside those tried; "
+            "left out of the exponent.", "bad"))  # fmt: skip
+    return lines

@@ -1,0 +1,266 @@
+"""Whole pages of synthetic folders: self-contained, escaped, honest about what is missing, with the numbers behind."""
+
+import csv
+import html.parser
+import json
+import re
+
+import pytest
+
+from scalelab import records
+from scalelab.errors import BadInput
+from scalelab.report import gather
+from scalelab.report.pages import write_report
+from tests.report import synthetic
+
+EVIL = "<script>alert('x')</script> & \"quotes\""
+
+
+class Elements(html.parser.HTMLParser):
+    """Every start tag with its attributes, and the visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.said: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.said.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.said)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A finished study, reported: (folder, summary, what write_report returned, its page)."""
+    folder = tmp_path_factory.mktemp("report") / "study"
+    summary = synthetic.write_study(folder, lines=60)
+    report = write_report(folder)
+    return folder, summary, report, Elements((folder / "report.html").read_text())
+
+
+def numbers_behind(folder, name):
+    with open(folder / "figures" / f"{name}.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_page_fetches_nothing_and_runs_nothing(study):
+    folder, _, report, page = study
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "iframe", "object", "embed"), tag
+        assert not any(name.startswith("on") for name in attributes)
+        for name in ("src", "href", "data", "srcset", "action"):
+            value = attributes.get(name) or ""
+            assert value.startswith(("data:image/svg+xml;base64,", "figures/")) or not value, (
+                f"{tag} {name}={value[:80]}"
+            )
+            if value.startswith("figures/"):
+                assert (folder / value).stat().st_size > 0
+    raw = (folder / "report.html").read_text()
+    assert "http://" not in raw and "https://" not in raw and "url(" not in raw and "@import" not in raw
+    assert len(raw) < 3e6
+    assert sum(tag == "img" for tag, _ in page.tags) == len(report["figures"])
+
+
+def test_every_figure_is_a_pdf_with_numbers(study):
+    folder, _, report, _ = study
+    wanted = {"prediction", "isoflop", "surface", "residuals", "lr_checks", "training_loss", "validation_loss"}
+    assert set(report["figures"]) == wanted and report["kind"] == "study" and report["runs"] == 21
+    for name in wanted:
+        assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert len(numbers_behind(folder, name)) > 2
+    assert not report["missing"]
+
+
+def test_the_head_states_the_score(study):
+    _, summary, _, page = study
+    held = summary["held_out"]
+    error = 100 * (held["predicted_loss"] / held["measured_loss"] - 1)
+    low, high = held["interval90"]
+    for text in (
+        f"{held['predicted_loss']:.4f}",
+        f"{held['measured_loss']:.4f}",
+        f"{low:.4f} – {high:.4f}",
+        f"{error:+.2f} %",
+    ):
+        assert text in page.text
+    assert "inside the 90 % interval" in page.text and "the prediction came first" in page.text
+    assert "4× the largest fitted run" in page.text
+    assert "conditional on the form of the law" in page.text and "20 runs" in page.text
+
+
+def test_csvs_hold_the_numbers_of_the_study(study):
+    folder, summary, _, _ = study
+    by_name = {run["name"]: run for run in summary["runs"]}
+    for name in ("isoflop", "residuals", "surface"):
+        rows = [row for row in numbers_behind(folder, name) if row["run"] in by_name]
+        assert len(rows) == 20
+        for row in rows:
+            run = by_name[row["run"]]
+            assert (float(row["loss"]), float(row["N"]), float(row["D"])) == (run["loss"], run["N"], run["D"])
+    residuals = numbers_behind(folder, "residuals")
+    for row in residuals:
+        p = summary["fit"]["params"]
+        law = p["E"] + p["A"] / float(row["N"]) ** p["alpha"] + p["B"] / float(row["D"]) ** p["beta"]
+        assert float(row["predicted"]) == pytest.approx(law) and float(row["residual"]) == pytest.approx(
+            float(row["loss"]) / law - 1
+        )
+    assert [row["role"] for row in residuals].count("holdout") == 1
+    predicted = [row for row in numbers_behind(folder, "prediction") if row["run"] == "prediction"]
+    assert [float(predicted[0][key]) for key in ("low90", "high90")] == summary["held_out"]["interval90"]
+
+
+def test_csv_of_the_curves_is_every_logged_line(study):
+    folder, _, _, _ = study
+    logged = [row for path in records.run_folders(folder) for row in records.read_metrics(path)]
+    for name, key in (("training_loss", "train_loss"), ("validation_loss", "val_loss")):
+        losses = sorted(line[key] for line in logged if key in line)
+        assert sorted(float(row[key]) for row in numbers_behind(folder, name)) == losses
+
+
+def test_an_optimum_at_the_edge_is_said(study):
+    page = study[3]
+    assert page.text.count("OPTIMUM AT THE EDGE") == 1 and "with worse ones on both sides" in page.text
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"interval90": [1.0, 1.1]}, "OUTSIDE the 90 % interval"),
+    ({"predicted_at": 1_790_000_500.0}, "AFTER the run began"),
+    ({"measured_loss": None}, "not measured yet"),
+    ({"measured_loss": float("nan")}, "no finite loss"),
+])  # fmt: skip
+def test_bad_news_is_told(study, tmp_path, change, said):
+    from scalelab.report import study as studies
+    from scalelab.report import verdict
+
+    summary = json.loads((study[0] / "summary.json").read_text())
+    summary["held_out"] |= change
+    assert said in " ".join(verdict.summary_lines(summary, studies._first_metric(summary)))
+
+
+def test_a_fit_that_did_not_converge_is_told(study):
+    from scalelab.report import verdict
+
+    fit = study[1]["fit"] | {"certificate": {"converged": False}}
+    assert "did NOT converge" in verdict.fit_table(fit)
+
+
+@pytest.mark.parametrize("summary", [{}, {"runs": []}, {"runs": None, "held_out": None, "fit": None}])
+def test_a_study_that_has_just_begun_has_a_page(tmp_path, summary):
+    synthetic.write_run(tmp_path / "runs" / "first", status="running", lines=20)
+    records.write_json(tmp_path / "summary.json", summary)
+    report = write_report(tmp_path)
+    text = Elements((tmp_path / "report.html").read_text()).text
+    assert "No prediction yet" in text and "Not in this report" in text
+    assert report["figures"] == ["training_loss", "validation_loss"]
+    assert {gap.split(":")[0] for gap in report["missing"]} == {
+        "Prediction", "IsoFLOP curves", "The fitted law", "Learning-rate checks"
+    }  # fmt: skip
+
+
+def test_the_entropy_rate_is_the_floor(tmp_path):
+    synthetic.write_run(tmp_path, lines=20)
+    record = records.read_json(tmp_path / "record.json")
+    record["data"]["entropy_rate"] = 1.0625
+    records.write_json(tmp_path / "record.json", record)
+    assert gather.entropy_rate([tmp_path]) == 1.0625
+    write_report(tmp_path)
+    assert "1.0625" in Elements((tmp_path / "report.html").read_text()).text
+
+
+def test_names_and_notes_are_escaped(tmp_path):
+    name = EVIL.replace("/", "∕")
+    for run in (name, "plain"):
+        synthetic.write_run(tmp_path / "runs" / run, lines=20, peak_lr=1e-3 if run == "plain" else 2e-3)
+        records.event(tmp_path / "runs" / run, "note", 3, EVIL)
+    write_report(tmp_path)
+    write_report(tmp_path / "runs" / name)
+    for page in (tmp_path / "report.html", tmp_path / "runs" / name / "report.html"):
+        elements = Elements(page.read_text())
+        assert not any(tag == "script" for tag, _ in elements.tags)
+        assert EVIL in elements.text and name in elements.text
+
+
+def test_a_sweep_names_its_best_and_its_lost(tmp_path):
+    synthetic.write_sweep(tmp_path)
+    report = write_report(tmp_path)
+    text = Elements((tmp_path / "report.html").read_text()).text
+    rows = [row for row in records.read_runs(tmp_path) if row["status"] == "done"]
+    best = min(rows, key=lambda row: row["val_loss"])
+    assert report["kind"] == "sweep" and f"Best: {best['name']}" in text and "10 done, 1 running, 1 diverged" in text
+    assert {row["run"] for row in numbers_behind(tmp_path, "sweep")} == {f.name for f in records.run_folders(tmp_path)}
+
+
+def test_a_best_trial_at_the_edge_is_said(tmp_path):
+    for peak_lr, tokens in ((1e-3, 1e6), (2e-3, 2e6), (4e-3, 4e6)):
+        synthetic.write_run(tmp_path / "runs" / f"{peak_lr}", d=tokens, peak_lr=peak_lr, lines=20)
+    write_report(tmp_path)
+    assert "peak_lr sits at the edge" in Elements((tmp_path / "report.html").read_text()).text
+
+
+@pytest.mark.parametrize("status, said", [
+    ("done", "This run is done"), ("running", "not finished (status: running)"), ("diverged", "This run diverged"),
+    ("stopped", "not finished (status: stopped)"),
+])  # fmt: skip
+def test_a_run_in_any_state_has_a_page(tmp_path, status, said):
+    synthetic.write_run(tmp_path, status=status, lines=40)
+    report = write_report(tmp_path)
+    text = Elements((tmp_path / "report.html").read_text()).text
+    assert report["kind"] == "run" and said in text and "f00dfeed" in text and "Synthetic Processor" in text
+    assert "params.kaplan" in text and "optim.peak_lr" in text
+
+
+def test_a_run_that_has_only_started_has_a_page(tmp_path):
+    synthetic.write_run(tmp_path)
+    for name in ("record.json", "metrics.jsonl", "events.jsonl"):
+        (tmp_path / name).unlink()
+    report = write_report(tmp_path)
+    assert report["figures"] == [] and len(report["missing"]) == 2
+    assert "status: starting" in Elements((tmp_path / "report.html").read_text()).text
+
+
+def test_a_report_replaces_the_last_one_whole(tmp_path):
+    synthetic.write_run(tmp_path, lines=20)
+    write_report(tmp_path)
+    first = (tmp_path / "report.html").read_bytes()
+    write_report(tmp_path)
+    assert (tmp_path / "report.html").read_bytes() == first, "same records, same page"
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
+
+
+def test_no_run_is_bad_input(tmp_path):
+    with pytest.raises(BadInput, match="holds no run"):
+        write_report(tmp_path)
+
+
+def test_swept_leaves_out_what_only_follows():
+    rows = [{"name": "a", "d_model": 64, "d_ff": 176, "peak_lr": 1e-3}, {"name": "b", "d_model": 64, "d_ff": 176, "peak_lr": 2e-3},
+            {"name": "c", "d_model": 128, "d_ff": 344, "peak_lr": 1e-3}]  # fmt: skip
+    assert gather.swept(rows) == ["d_model", "peak_lr"] and gather.swept(rows[:1]) == []
+
+
+def test_an_event_without_a_step_stands_where_the_run_was(tmp_path):
+    records.append(tmp_path / "metrics.jsonl", [{"step": s, "time": 100.0 + s} for s in (10, 20, 30)])
+    lines = [{"time": t, "step": None, "kind": "config_change", "text": ""} for t in (5.0, 125.0)]
+    records.append(tmp_path / "events.jsonl", lines)
+    assert [event["step"] for event in gather.event_rows([tmp_path])] == [0, 20]
+
+
+def test_differing_versions_are_counted(tmp_path):
+    for name, version in (("a", "0.10.2"), ("b", "0.10.2"), ("c", "0.12.0")):
+        records.write_json(tmp_path / name / "record.json", {"versions": {"jax": version}, "device": "cpu"})
+    said = gather.provenance([tmp_path / name for name in "abc"])
+    assert said == {"versions.jax": "0.10.2 (2 runs), 0.12.0 (1 runs)", "device": "cpu"}
+
+
+def test_times_read_both_ways():
+    assert gather.clock(0.0) == "1970-01-01 00:00:00 UTC" and gather.clock(None) == "–"
+    assert gather.moment("1970-01-01T00:01:00+00:00") == 60.0 and re.match(
+        r"2026", gather.clock("2026-05-01T12:00:00Z")
+    )
