@@ -39,7 +39,7 @@ class Certificate:
     at_bounds: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Fit:
     """A fitted law. `residuals` [P] are log loss minus log law, in the order of the points given."""
 

@@ -15,7 +15,7 @@ MIN_SIZES = 3
 SAME_BUDGET = 0.05  # runs whose C differ by less than this share of it belong to one budget: steps are whole numbers
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
     """One budget of C FLOPs: the N of least loss, that loss, and whether the minimum lies inside the `sizes` tried.
 
@@ -36,7 +36,7 @@ class Profile:
                 "curve": curve}  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class IsoFlop:
     """N_opt = coefficient x C^a through the interior optima of `profiles` (all budgets, in order of C)."""
 

@@ -49,7 +49,7 @@ def from_params(params: Params, data: Data) -> np.ndarray:
     return np.stack([E, A * np.exp(-alpha * data.n_mean), B * np.exp(-beta * data.d_mean), alpha, beta], axis=-1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Solutions:
     """What `descend` found: x [R, 5], objective [R], converged [R]."""
 
@@ -111,7 +111,7 @@ def seeds(data: Data, weights: np.ndarray, exponents: np.ndarray) -> np.ndarray:
     basis = np.stack([np.ones((len(exponents), len(data.n))), np.exp(-alpha * data.n), np.exp(-beta * data.d)], axis=1)
     basis = basis * np.exp(-data.y)
     products = (basis[:, :, None] * basis[:, None]).reshape(-1, basis.shape[-1])
-    gram = (weights @ products.T).reshape(len(weights), -1, 3, 3)
+    gram = (weights @ products.T).reshape(len(weights), len(exponents), 3, 3)
     target = np.einsum("rp,gip->rgi", weights, basis)
     best = np.full(gram.shape[:2], np.inf)
     x = np.zeros((*gram.shape[:2], 5))

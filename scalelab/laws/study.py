@@ -24,7 +24,7 @@ FEW = 0.05  # more failed resamples than this share: the intervals are those of 
 INTERVAL_METHOD = "percentiles of refits to resampled runs; for one new run, times the residuals of left-out runs"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Study:
     """A fit to a table of runs. `kept` rows were fitted; `excluded` holds {"name", "reason"} of every other.
 

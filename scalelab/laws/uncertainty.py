@@ -25,7 +25,7 @@ class Interval(NamedTuple):
     high: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Bootstrap:
     """Refits to resampled runs. `params` holds one array [used] a parameter; `failed` counts the reasons of the others.
 

@@ -11,7 +11,7 @@ from scalelab.laws.forms import Params, chinchilla, optimum
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 QUICKSTART_LIKE = Params(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5
-BUDGETS = (1.25e11, 2.5e11, 5e11, 1e12)
+BUDGETS = np.array([1.25e11, 2.5e11, 5e11, 1e12])
 
 
 def published(*path: str):
@@ -40,7 +40,7 @@ def hoffmann_points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def study(params: Params, noise: float = 0.0, seed: int = 0, sizes: int = 5, budgets=BUDGETS):
     """N, D, loss of an IsoFLOP grid around each optimum, with Gaussian noise on log loss."""
-    best = optimum(params, np.array(budgets))
+    best = optimum(params, budgets)
     N = (best.N[:, None] * np.geomspace(1 / 3, 3, sizes)).ravel()
     D = np.repeat(budgets, sizes) / (6 * N)
     errors = np.random.default_rng(seed).standard_normal(len(N))

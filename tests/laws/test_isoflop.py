@@ -40,7 +40,7 @@ def test_interpolation_stays_right_where_a_parabola_is_biased():
     params = Params(1.5, 3000.0, 40.0, 0.9, 0.3)
     best = float(optimum(params, BUDGETS[2]).N)
     found = {method: isoflop(params, sizes=9, method=method).profiles[2].N / best for method in ("akima", "parabola")}
-    assert abs(found["akima"] - 1) < 0.03 < 0.2 < abs(found["parabola"] - 1)
+    assert abs(found["akima"] - 1) < 0.02 < 0.05 < abs(found["parabola"] - 1)
 
 
 def test_porians_exponents():
@@ -52,17 +52,17 @@ def test_porians_exponents():
     for golden in experiments:
         own = [row for row in rows if all(row[key] == golden[key] for key in PORIAN_KEYS)]
         found = fit_isoflop(*([float(row[key]) for row in own] for key in ("flops", "n", "loss")))
-        assert len(found.profiles) == golden["nC"]
+        assert sum(p.interior for p in found.profiles) == golden["nC"]  # theirs drops edge minima too
         assert found.a == pytest.approx(golden["gold_basic"], abs=0.004), golden
 
 
 def test_an_edge_minimum_is_reported_and_not_used():
     N, _, loss = study(QUICKSTART_LIKE, sizes=9)
     C = np.repeat(BUDGETS, 9)
-    kept = (C != BUDGETS[1]) | (np.arange(len(C)) % 9 < 4)  # the second budget keeps only sizes below its optimum
+    kept = (BUDGETS[1] != C) | (np.arange(len(C)) % 9 < 4)  # the second budget keeps only sizes below its optimum
     found = fit_isoflop(C[kept], N[kept], loss[kept])
     assert [p.C for p in found.edges] == [pytest.approx(BUDGETS[1])]
-    assert found.edges[0].N == pytest.approx(N[kept & (BUDGETS[1] == C)].max())
+    assert pytest.approx(N[kept & (BUDGETS[1] == C)].max()) == found.edges[0].N
     others = BUDGETS[1] != C
     assert found.a == fit_isoflop(C[others], N[others], loss[others]).a
 
