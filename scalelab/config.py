@@ -199,7 +199,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
 
 def _check_tree(config: ConfigDict) -> None:
     """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
-    known, given = leaves(default_tree()), {}
+    known = leaves(default_tree())
+    given: dict[str, Any] = {}
     for group, part in config.items():
         if not isinstance(part, ConfigDict):
             raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest(group, known)}")

@@ -20,7 +20,8 @@ class Bar:
     """Progress of one run (or of run i of n): step, loss, tokens/s, time left."""
 
     def __init__(self, title: str, steps: int) -> None:
-        self.title, self.steps, self.facts = title, steps, {}
+        self.title, self.steps = title, steps
+        self.facts: dict[str, Any] = {}
         self.console = Console(stderr=True)
         self.rich = self.console.is_terminal
         self.spoken = time.monotonic()

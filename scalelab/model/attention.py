@@ -3,7 +3,7 @@
 Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N / K queries a key, H d_head.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
-from scalelab.model.layers import Einsum, Norm
+from scalelab.model.layers import Einsum, Norm, add
 
 
 class Attention(nn.Module):
@@ -48,11 +48,11 @@ class Attention(nn.Module):
         s = self.shape
         queries = (("heads", s.n_heads), ("head_dim", s.d_head))
         vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
-        u_NH, v_NH = (declare(self, name, vector).astype(self.dtype) for name in ("content_bias", "position_bias"))
+        u_NH, v_NH = (declare(self, name, vector) for name in ("content_bias", "position_bias"))
         r_TD = sinusoids(q_BSNH.shape[1], s.d_model)
         r_TNH = Einsum((("embed", s.d_model),), queries, False, self.dtype, role="position", name="r")(r_TD)
-        by_distance_BNST = jnp.einsum("BSNH,TNH->BNST", q_BSNH + jnp.broadcast_to(v_NH, q_BSNH.shape), r_TNH)
-        return q_BSNH + jnp.broadcast_to(u_NH, q_BSNH.shape), scale * shift_distances(by_distance_BNST)
+        by_distance_BNST = jnp.einsum("BSNH,TNH->BNST", add(q_BSNH, v_NH), r_TNH)
+        return add(q_BSNH, u_NH), scale * shift_distances(by_distance_BNST)
 
 
 def attention_scale(shape: ModelShape) -> float:
@@ -62,7 +62,7 @@ def attention_scale(shape: ModelShape) -> float:
     return (shape.d_head * shape.base_width / shape.d_model) ** 0.5 / shape.d_head
 
 
-def implementation(shape: ModelShape, dtype: Any) -> str:
+def implementation(shape: ModelShape, dtype: Any) -> Literal["cudnn", "xla"]:
     """`cudnn` (flash attention) where a GPU and the shape allow it, else `xla`; the run's record names the choice."""
     fits = dtype == jnp.bfloat16 and shape.d_head % 8 == 0 and shape.d_head <= 128 and shape.position != "relative"
     return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"

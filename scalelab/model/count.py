@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
@@ -79,12 +80,13 @@ def flops_per_token(shape: ModelShape) -> dict[str, float]:
 
 
 def _traced_step(shape: ModelShape) -> Any:
-    shape = dataclasses.replace(shape, remat="none")  # what the arithmetic needs, not what memory forces
+    # What the arithmetic needs, not what memory forces: nothing is recomputed, no chunk of the loss is filled up.
+    shape = dataclasses.replace(shape, remat="none")
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(shape))
     tokens = jax.ShapeDtypeStruct((1, shape.seq_len), jnp.int32)
 
     def objective(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        return transformer.loss(shape, params, inputs, targets, 0.0).objective
+        return transformer.loss(shape, params, inputs, targets, 0.0, chunk=shape.seq_len).objective
 
     return jax.make_jaxpr(jax.grad(objective))(params, tokens, tokens).jaxpr
 
@@ -104,7 +106,7 @@ def matmul_flops(jaxpr: Any) -> float:
             total += max(matmul_flops(branch.jaxpr) for branch in equation.params["branches"])
         else:
             repeats = equation.params["length"] if equation.primitive.name == "scan" else 1
-            total += repeats * sum(matmul_flops(inner) for inner in jax.core.jaxprs_in_params(equation.params))
+            total += repeats * sum(matmul_flops(inner) for inner in jax.extend.core.jaxprs_in_params(equation.params))
     return total
 
 

@@ -7,7 +7,7 @@ declaration; there is no second table. During `init`, Flax carries it as metadat
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array
             value = declaration.std * jax.random.normal(key, declaration.shape, jnp.float32)
         return Declared(value, declaration)
 
-    return module.param(name, create)
+    return cast(jax.Array, module.param(name, create))
 
 
 def split(boxed: Any) -> tuple[Any, Any]:

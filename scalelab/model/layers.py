@@ -15,6 +15,11 @@ from scalelab.model.declare import Declaration, declare
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
 
 
+def add(x: jax.Array, b: jax.Array) -> jax.Array:
+    """x + b over the leading axes, in x's dtype; the gradient of b (fp32) is summed over them in fp32."""
+    return (x + jnp.broadcast_to(b, x.shape)).astype(x.dtype)
+
+
 class Einsum(nn.Module):
     """y[…, outs] = x[…, ins] W[ins, outs] (+ b[outs]); W ~ N(0, 1/fan_in)."""
 
@@ -33,8 +38,8 @@ class Einsum(nn.Module):
         weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
         y = jnp.tensordot(x.astype(self.dtype), declare(self, "w", weight).astype(self.dtype), axes=len(in_sizes))
         if self.bias:
-            b = declare(self, "b", Declaration(out_sizes, (), out_names, "bias")).astype(self.dtype)
-            y = y + jnp.broadcast_to(b, y.shape)
+            b = declare(self, "b", Declaration(out_sizes, (), out_names, "bias"))
+            y = add(y, b)
         return y
 
 

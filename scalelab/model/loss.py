@@ -20,7 +20,7 @@ class LossSums(NamedTuple):
 
     objective: jax.Array
     nll: jax.Array
-    count: jax.Array
+    tokens: jax.Array
 
 
 def _chunk_sums(
@@ -44,13 +44,13 @@ def cross_entropy(
     """Summed loss of next-token logits `x_TD @ head_DV` in nats; targets below zero are ignored.
 
     `z_weight` scales sum(logsumexp^2) (PaLM, section 5); `softcap` > 0 bounds logits by a tanh (Gemma 2).
-    `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. Only `objective` carries gradients.
+    At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. Only `objective` carries gradients.
     """
     xs, _ = _chunks(x_TD, head_DV, targets_T, chunk)
 
     def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, None]:
         objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap)
-        return LossSums(sums.objective + objective, sums.nll + nll, sums.count + count), None
+        return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count), None
 
     return jax.lax.scan(body, _zero(), xs)[0]
 
@@ -62,27 +62,28 @@ def _zero() -> LossSums:
 def _chunks(
     x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, chunk: int
 ) -> tuple[tuple[jax.Array, jax.Array], int]:
-    """Cut into equal chunks, the last one filled up with ignored positions: ([n, chunk, D], [n, chunk]), tokens."""
+    """Cut into equal chunks of at most `chunk`, the last filled up with ignored positions: ([n, c, D], [n, c]), tokens."""
     tokens, d_model = x_TD.shape
     chunk = min(tokens, chunk or max(8, CHUNK_LOGITS // head_DV.shape[1]))
     n = -(-tokens // chunk)
+    chunk = -(-tokens // n)  # as even as can be: what is filled up is wasted
     filled = n * chunk - tokens
     x = jnp.pad(x_TD, ((0, filled), (0, 0))).reshape(n, chunk, d_model)
     return (x, jnp.pad(targets_T, (0, filled), constant_values=-1).reshape(n, chunk)), tokens
 
 
 def _forward(x_TD, head_DV, targets_T, z_weight, softcap, chunk):
-    parts, tokens = _chunks(x_TD, head_DV, targets_T, chunk)
+    parts, n_tokens = _chunks(x_TD, head_DV, targets_T, chunk)
     gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
 
     def body(carry, part):
         sums, head_grad = carry
         (objective, (nll, count)), (x_grad, part_grad) = gradient(part[0], head_DV, part[1], z_weight, softcap)
-        sums = LossSums(sums.objective + objective, sums.nll + nll, sums.count + count)
+        sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
         return (sums, head_grad + part_grad), x_grad
 
     (sums, head_grad), x_grad = jax.lax.scan(body, (_zero(), jnp.zeros_like(head_DV)), parts)
-    return sums, (x_grad.reshape(-1, x_TD.shape[1])[:tokens], head_grad)
+    return sums, (x_grad.reshape(-1, x_TD.shape[1])[:n_tokens], head_grad)
 
 
 def _backward(softcap, chunk, residuals, cotangents):

@@ -5,7 +5,7 @@ Shapes: B batch, S sequence, D d_model, V vocab.
 """
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -54,16 +54,17 @@ class Transformer(nn.Module):
         s = self.shape
         embed = Declaration((s.vocab_size, s.d_model), ("vocab",), ("embed",), std=s.init_std)
         embed_VD = Table(embed, name="embed")()
-        x_BSD = embed_VD.astype(self.dtype)[tokens_BS]
+        x_BSD = embed_VD[tokens_BS]  # fp32 up to the sum, so that a row's gradient is summed over tokens in fp32
         if s.position == "learned":
             positions = Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
-            x_BSD = x_BSD + Table(positions, name="positions")()[None, : tokens_BS.shape[1]].astype(self.dtype)
+            positions_SD = Table(positions, name="positions")()[: tokens_BS.shape[1]]
+            x_BSD = x_BSD + jnp.broadcast_to(positions_SD, x_BSD.shape)
         block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
         stack = nn.scan(
             block, variable_axes={"params": 0}, split_rngs={"params": True}, length=s.n_layers,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )  # fmt: skip
-        x_BSD, _ = stack(s, self.dtype, name="blocks")(x_BSD, None)
+        x_BSD, _ = stack(s, self.dtype, name="blocks")(x_BSD.astype(self.dtype), None)
         x_BSD = Norm(s.norm, ("embed", s.d_model), s.norm_eps, self.dtype, name="final_norm")(x_BSD)
         head = Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std)
         head_DV = embed_VD.T if s.tied_head else Table(head, name="head")()
@@ -91,9 +92,13 @@ def declarations(shape: ModelShape) -> Params:
     return split(jax.eval_shape(functools.partial(_init, shape), jax.random.key(0)))[1]
 
 
+def _hidden(shape: ModelShape, params: Params, tokens_BS: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    return cast(tuple[jax.Array, jax.Array], Transformer(shape, dtype).apply({"params": params}, tokens_BS))
+
+
 def logits(shape: ModelShape, params: Params, tokens_BS: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
     """Next-token logits [B, S, V] in fp32."""
-    x_BSD, head_DV = Transformer(shape, dtype).apply({"params": params}, tokens_BS)
+    x_BSD, head_DV = _hidden(shape, params, tokens_BS, dtype)
     logits_BSV = jnp.dot(x_BSD, head_DV.astype(dtype), preferred_element_type=jnp.float32)
     cap = shape.logit_softcap
     return cap * jnp.tanh(logits_BSV / cap) if cap else logits_BSV
@@ -101,9 +106,10 @@ def logits(shape: ModelShape, params: Params, tokens_BS: jax.Array, dtype: Any =
 
 def loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
-    dtype: Any = jnp.float32,
+    dtype: Any = jnp.float32, chunk: int = 0,
 ) -> LossSums:  # fmt: skip
-    """Summed loss in nats over the targets that are not negative, and their count."""
-    x_BSD, head_DV = Transformer(shape, dtype).apply({"params": params}, tokens_BS)
+    """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
+    x_BSD, head_DV = _hidden(shape, params, tokens_BS, dtype)
     x_TD = x_BSD.reshape(-1, shape.d_model)
-    return cross_entropy(x_TD, head_DV, targets_BS.reshape(-1), jnp.asarray(z_weight, jnp.float32), shape.logit_softcap)
+    z_weight, targets_T = jnp.asarray(z_weight, jnp.float32), targets_BS.reshape(-1)
+    return cross_entropy(x_TD, head_DV, targets_T, z_weight, shape.logit_softcap, chunk)

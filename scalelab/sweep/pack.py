@@ -3,7 +3,6 @@
 import pathlib
 from collections.abc import Callable, Mapping
 
-import jax
 from ml_collections import ConfigDict
 
 from scalelab import records
@@ -36,12 +35,8 @@ def train_pack(
         checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_every)
         start, step = None, checkpoints.latest()
         if step is not None:
-            like = {name: _shapes(trials[name]) for name in names}
+            like = {name: state.shapes(static(trials[name]), hparams(trials[name])) for name in names}
             restored = checkpoints.restore(step, like)
             start = (step, [restored[name] for name in names])
         loop.train(runs, data, checkpoints, names, mode, start, progress, stop)
         return {run.name: run.status for run in runs}
-
-
-def _shapes(config: ConfigDict) -> state.TrainState:
-    return jax.eval_shape(lambda: state.init(static(config), hparams(config)))

@@ -29,7 +29,8 @@ def accelerated() -> bool:
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return False
     plugins = importlib.util.find_spec("jax_plugins")
-    found = [entry for place in (plugins.submodule_search_locations if plugins else []) for entry in os.scandir(place)]
+    places = (plugins.submodule_search_locations or []) if plugins else []
+    found = [entry for place in places for entry in os.scandir(place)]
     return bool(found) or importlib.util.find_spec("libtpu") is not None
 
 
@@ -51,7 +52,8 @@ def run_packs(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    waiting, running, codes = list(jobs), {}, {}
+    waiting, codes = list(jobs), {}
+    running: dict[str, tuple[Any, list[int]]] = {}
     shares = _shares(workers)
     with _main_is_not_imported_again():
         while waiting or running:

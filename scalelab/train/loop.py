@@ -48,7 +48,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         seen.append(number)
         signal.signal(number, old[number])
 
-    old = {number: signal.signal(number, notice) for number in (signal.SIGTERM, signal.SIGINT)}
+    old: dict[int, Any] = {number: signal.signal(number, notice) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield lambda: bool(seen)
     finally:

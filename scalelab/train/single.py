@@ -4,7 +4,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from scalelab import records
@@ -54,7 +53,7 @@ def train_single(
 
 def _start(run: Run) -> tuple[int, list[state.TrainState]] | None:
     """Where the run goes on: at its own last checkpoint or its pack's, whichever is further; None: at the beginning."""
-    like = jax.eval_shape(lambda: state.init(static(run.config), hparams(run.config)))
+    like = state.shapes(static(run.config), hparams(run.config))
     found = [restore_one(run.folder / "checkpoints", "run", like)]
     if pack := run.record.get("pack"):
         found.append(restore_one(run.folder / pack["checkpoints"], pack["trial"], like))

@@ -1,6 +1,7 @@
 """Everything a run needs to go on, as one pytree; randomness and data follow from (seed, step)."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ class TrainState(NamedTuple):
     streak: jax.Array  # int32, batches skipped in a row up to now
 
 
-def optimizer(static: Static, h: Hparams, lr: jax.Array | float) -> Any:
+def optimizer(static: Static, h: Hparams, lr: jax.Array) -> Any:
     """The run's optax chain for traced hparams at learning rate `lr`."""
     shape = static.model
     return OPTIMIZERS[static.optimizer](h, lr, parametrization.lr_multipliers(shape), parametrization.decay_mask(shape))
@@ -33,7 +34,12 @@ def init(static: Static, h: Hparams) -> TrainState:
     """A fresh state; parameters are drawn from the stream `seed`."""
     params = transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, optimizer(static, h, 0.0).init(params), zero, zero)
+    return TrainState(zero, params, optimizer(static, h, jnp.zeros(())).init(params), zero, zero)
+
+
+def shapes(static: Static, h: Mapping[str, float]) -> TrainState:
+    """The shapes and dtypes of a state; nothing is computed."""
+    return jax.eval_shape(lambda: init(static, {key: jnp.asarray(value) for key, value in h.items()}))
 
 
 def digest(params: Any) -> str:

@@ -45,7 +45,7 @@ def gradients(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Arra
         parts = tokens.reshape(static.accumulate, -1, tokens.shape[-1])
         zeros = (LossSums(*[jnp.zeros(())] * 3), jax.tree.map(jnp.zeros_like, params))
         (sums, grads), _ = jax.lax.scan(micro, zeros, parts)
-    return sums, jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0), grads)
+    return sums, jax.tree.map(lambda g: g / jnp.maximum(sums.tokens, 1.0), grads)
 
 
 def train_step(
@@ -57,7 +57,7 @@ def train_step(
     program, so every host and every packed trial takes its own.
     """
     sums, grads = gradients(static, state.params, tokens, h["z_loss"])
-    loss, grad_norm = sums.nll / jnp.maximum(sums.count, 1.0), optax.global_norm(grads)
+    loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.global_norm(grads)
     lr = SCHEDULES[static.schedule](state.step, h)
     updates, opt_state = optimizer(static, h, lr).update(grads, state.opt_state, state.params)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -96,4 +96,4 @@ def evaluate(static: Static, params: Any, batches: jax.Array) -> jax.Array:
         return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0)), None
 
     sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
-    return sums.nll / jnp.maximum(sums.count, 1.0)
+    return sums.nll / jnp.maximum(sums.tokens, 1.0)

@@ -1,0 +1,1 @@
+"""One study a file: sweep -> fit -> figure. Each has `--quick`."""
