@@ -25,10 +25,11 @@ RUN_COLUMNS = {
     "steps": "steps",
     "peak_lr": "peak LR",
     "seed": "seed",
-    "val_loss": "val. loss (nats/token)",
+    "val_loss": "val. loss (nats)",
     "bpb": "bits/byte",
 }
 
+SHAREABLE = ("d_model", "n_layers", "N", "D", "C", "steps", "peak_lr", "seed")  # a column only where runs differ
 ORIGIN = ("data", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
 
@@ -53,6 +54,16 @@ def curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
             row |= {"tokens": line["tokens"], "flops": per_token and per_token * line["tokens"]}
             rows.append(row | {key: line.get(key) for key in ("train_loss", "val_loss", "bpb")})
     return rows
+
+
+def step_rows(folder: pathlib.Path) -> list[dict]:
+    """The training lines of one run: `step`, `lr`, `grad_norm` and `update_ratio` (update norm over parameter norm)."""
+    lines = [line for line in records.read_metrics(folder) if line.get("train_loss") is not None]
+    return [
+        {key: line[key] for key in ("step", "lr", "grad_norm")}
+        | {"update_ratio": line["update_norm"] / line["param_norm"] if line["param_norm"] else None}
+        for line in lines
+    ]
 
 
 def event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:

@@ -36,7 +36,7 @@ summary { cursor:pointer; color:var(--soft); }
 table { border-collapse:collapse; font-size:.86rem; font-variant-numeric:tabular-nums; margin:.5rem 0; }
 th, td { text-align:left; padding:4px 14px 4px 0; border-bottom:1px solid var(--line); vertical-align:top; }
 th { color:var(--soft); font-weight:600; white-space:nowrap; } td.number, th.number { text-align:right; }
-td { max-width:34rem; overflow-wrap:anywhere; } td.number { white-space:nowrap; } td.name { min-width:9rem; }
+td { max-width:34rem; overflow-wrap:anywhere; } td.number { white-space:nowrap; } td.name { min-width:11rem; }
 code { font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; background:var(--back); padding:2px 5px; border-radius:4px; overflow-wrap:anywhere; }
 .card code { background:none; padding:0; }
 """

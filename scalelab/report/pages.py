@@ -3,7 +3,7 @@
 import pathlib
 
 from scalelab import records
-from scalelab.report import gather, html, study, sweepplots
+from scalelab.report import gather, html, plots, study, sweepplots
 from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
 
 
@@ -28,6 +28,7 @@ def report_run(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     page, row = Page(folder, "run"), records.read_run(folder)
     page.parts.append(html.card(_state(row), _key_numbers(row)))
     page.parts.append(html.section("Loss", *loss_sections(page, [folder], "run", "")))
+    page.parts.append(html.section("Optimizer", _dynamics(page)))
     page.parts.append(html.section("Logbook", logbook([folder])))
     page.parts.append(html.section("Size and compute, by every convention", html.facts(_conventions(folder))))
     page.parts.append(
@@ -48,6 +49,16 @@ def _state(row: dict) -> str:
     return html.paragraph(
         f"This run is not finished (status: {row['status']}): numbers below are of the moment.", "bad"
     )
+
+
+def _dynamics(page: Page) -> str:
+    rows = gather.step_rows(page.folder)
+    if not rows:
+        return ""
+    caption = (
+        "Learning rate, gradient norm before clipping, and the size of each update, over the steps that were logged."
+    )
+    return page.draw("dynamics", plots.dynamics(rows), rows, caption)
 
 
 def _key_numbers(row: dict) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
@@ -66,9 +66,12 @@ def loss_sections(
 
 
 def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
-    """All runs, one line each; `more` names config values to show beside the usual columns."""
-    columns: Mapping[str, str] = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}
-    return html.paragraph(f"{len(rows)} runs: {gather.states(rows)}.") + html.table(rows, columns)
+    """All runs, one line each; `more` names config values to show too. What all runs share is said once, above."""
+    columns = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}
+    same = [key for key in gather.SHAREABLE if len(rows) > 1 and len({row.get(key) for row in rows}) == 1]
+    shared = ", ".join(f"{columns.pop(key)} {html.say(rows[0][key], key)}" for key in same)
+    said = f"{len(rows)} runs: {gather.states(rows)}." + (f" All with {shared}." if shared else "")
+    return html.paragraph(said) + html.table(rows, columns)
 
 
 def logbook(folders: Sequence[pathlib.Path]) -> str:

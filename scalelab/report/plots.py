@@ -125,6 +125,20 @@ def _floor(ax: Axes, floor: float | None) -> list[Line2D]:
 
 
 @styled
+def dynamics(rows: Sequence[dict]) -> Figure:
+    """What the optimizer did over a run. rows: `step`, `lr`, `grad_norm` (before clipping), `update_ratio`."""
+    panels = (("lr", "learning rate"), ("grad_norm", "gradient norm"), ("update_ratio", "update norm / parameter norm"))
+    fig, axes = figure(9.6, 2.8, 3)
+    for ax, (key, label) in zip(axes, panels, strict=True):
+        known = [row for row in rows if row[key] is not None]
+        ax.plot(*thin([row["step"] for row in known], [row[key] for row in known]), color=shades([0])[0])
+        if key != "lr" and any(row[key] > 0 for row in known):
+            log_axis(ax, "y")
+        ax.set(xlabel="step", title=label)
+    return fig
+
+
+@styled
 def lr_checks(rows: Sequence[dict], title: str = "") -> Figure:
     """Validation loss over the factor on the rule's LR, one line a size. rows: `size`, `factor`, `loss` (None: diverged)."""
     sizes = sorted({row["size"] for row in rows})

@@ -9,7 +9,7 @@ import pytest
 
 from scalelab import records
 from scalelab.errors import BadInput
-from scalelab.report import gather
+from scalelab.report import gather, parts
 from scalelab.report.pages import write_report
 from tests.report import synthetic
 
@@ -237,6 +237,15 @@ def test_a_report_replaces_the_last_one_whole(tmp_path):
 def test_no_run_is_bad_input(tmp_path):
     with pytest.raises(BadInput, match="holds no run"):
         write_report(tmp_path)
+
+
+def test_the_runs_table_says_once_what_is_shared():
+    rows = [{"name": n, "status": "done", "d_model": 64, "n_layers": 2, "N": 9, "D": d, "C": 3e9 * d, "steps": 5, "peak_lr": 1e-3,
+             "seed": 0, "val_loss": 2.0, "bpb": 3.0} for n, d in (("a", 10), ("b", 20))]  # fmt: skip
+    page = Elements(parts.runs_table(rows))
+    assert "2 runs: 2 done. All with d_model 64, layers 2, N (total) 9, steps 5" in page.text
+    headings = page.text.split("seed 0.")[1].split()
+    assert "(tokens)" in headings and "layers" not in headings and "2.0000" in headings
 
 
 def test_swept_leaves_out_what_only_follows():

@@ -164,3 +164,13 @@ def test_swept_words_are_categories():
     rows = [{"run": n, "norm": n, "status": "done", "val_loss": y} for n, y in (("rmsnorm", 2.0), ("layernorm", 2.1))]
     (ax,) = sweepplots.sweep_overview(rows, ["norm"]).axes
     assert [t.get_text() for t in ax.get_xticklabels()] == ["layernorm", "rmsnorm"]
+
+
+def test_dynamics_are_drawn_as_logged():
+    rows = [
+        {"step": s, "lr": 1e-3 * s, "grad_norm": 1 / s, "update_ratio": None if s == 1 else 0.01} for s in (1, 2, 3)
+    ]
+    lr, grad, ratio = plots.dynamics(rows).axes
+    assert list(lr.lines[0].get_ydata()) == [1e-3, 2e-3, 3e-3] and lr.get_yscale() == "linear"
+    assert list(grad.lines[0].get_ydata()) == [1, 1 / 2, 1 / 3] and grad.get_yscale() == "log"
+    assert list(ratio.lines[0].get_xdata()) == [2, 3]
