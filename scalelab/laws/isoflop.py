@@ -80,7 +80,7 @@ def parabola(log_n: np.ndarray, log_loss: np.ndarray) -> tuple[Callable, np.ndar
 
 
 def akima(log_n: np.ndarray, log_loss: np.ndarray) -> tuple[Callable, np.ndarray]:
-    """(Akima interpolant, its exact turning points): imposes no shape (Porian et al. 2024, sec. 3)."""
+    """(Akima interpolant, its exact turning points): imposes no shape (Porian et al. 2024)."""
     curve = Akima1DInterpolator(log_n, log_loss)
     turns = curve.derivative().roots(extrapolate=False)
     return curve, turns[np.isfinite(turns)]

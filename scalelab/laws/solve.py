@@ -72,7 +72,7 @@ def huber(r: np.ndarray, delta: float) -> np.ndarray:
 
 
 def objective(x: np.ndarray, data: Data, weights: np.ndarray) -> np.ndarray:
-    """Sum over points of weight x Huber(log law - log loss): [R]. A sum, never a mean (Besiroglu et al. 2024, sec. 4)."""
+    """Sum over points of weight x Huber(log law - log loss): [R]. A sum, never a mean (Besiroglu et al. 2024)."""
     model = log_model(x, data)[0]
     with np.errstate(divide="ignore", invalid="ignore"):  # a law that is 0 everywhere is refused, not computed
         value = np.sum(weights * huber(np.log(model) - data.y, data.delta), axis=1)

@@ -126,6 +126,29 @@ def test_two_basins_are_both_reported():
     assert 1 < certificate.agree < certificate.starts
 
 
+def test_condition_and_gradient_are_those_of_log_parameters():
+    """Finite differences of the objective in (log E, log a, log b, alpha, beta), a and b at the centre of the data."""
+    points = study(QUICKSTART_LIKE, 0.01)
+    fit = fit_chinchilla(*points, delta=0.1)  # smooth here: every residual is inside
+    data, weights = solve.centred(*points, 0.1), np.ones((1, 20))
+    x = solve.from_params(fit.params, data)
+    centre = np.array([*np.log(x[:3]), *x[3:]])
+
+    def value(theta):
+        return solve.objective(np.array([[*np.exp(theta[:3]), *theta[3:]]]), data, weights)[0]
+
+    steps = 1e-4 * np.eye(5)
+    hessian = [
+        [
+            (value(centre + s + t) - value(centre + s - t) - value(centre - s + t) + value(centre - s - t)) / 4e-8
+            for s in steps
+        ]
+        for t in steps
+    ]
+    assert fit.certificate.condition == pytest.approx(np.linalg.cond(hessian), rel=0.01)
+    assert fit.certificate.gradient_norm < 1e-8
+
+
 GOOD = dict(zip(("N", "D", "loss"), study(QUICKSTART_LIKE), strict=True))
 
 

@@ -99,6 +99,23 @@ def test_resamples_that_determine_no_law_are_counted_by_reason():
     assert boot.to_json()["failed"] == boot.failed
 
 
+def test_resamples_that_did_not_converge_are_counted_and_not_used(monkeypatch):
+    points, fit, whole = fitted(count=40)
+    descend = solve.descend
+
+    def hampered(start, data, weights):
+        found = descend(start, data, weights)
+        late = weights[:, 0] == 2  # every resample that drew the first run twice
+        return solve.Solutions(found.x, found.objective, found.converged & ~late)
+
+    monkeypatch.setattr(solve, "descend", hampered)
+    boot = bootstrap(*points, fit, count=40)
+    draws = np.random.default_rng(0).multinomial(20, np.full(20, 1 / 20), size=40)
+    late = draws[:, 0] == 2
+    assert boot.failed == {"not converged": late.sum()} and late.sum() > 0
+    np.testing.assert_array_equal(boot.params.E, whole.params.E[~late])
+
+
 def test_too_few_runs_for_any_interval():
     N, D, loss = (column[[0, 7, 12, 15, 19]] for column in study(QUICKSTART_LIKE))
     with pytest.raises(FitError, match="more runs are needed"):
