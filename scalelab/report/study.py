@@ -72,7 +72,8 @@ def fitted_rows(summary: dict) -> list[dict]:
     runs = [
         run | {"role": run.get("role") or "fit"} for run in summary.get("runs") or [] if run.get("loss") is not None
     ]
-    runs = [run for run in runs if run["role"] == "fit" and math.isfinite(run["loss"])]
+    runs = [run for run in runs if run["role"] == "fit" and run.get("status", "done") == "done"]
+    runs = [run for run in runs if math.isfinite(run["loss"])]
     if held.get("measured_loss") is not None:
         runs.append(held | {"name": "held-out run", "role": "holdout", "loss": held["measured_loss"]})
     rows = [{"run": run["name"]} | {k: run.get(k) for k in ("role", "budget", "N", "D", "C", "loss")} for run in runs]

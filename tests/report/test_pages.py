@@ -268,6 +268,27 @@ def test_differing_versions_are_counted(tmp_path):
     assert said == {"versions.jax": "0.10.2 (2 runs), 0.12.0 (1 runs)", "device": "cpu"}
 
 
+@pytest.mark.parametrize("losses, best, edge", [
+    ((2.1, 2.0, 2.2), 1, False), ((1.9, 2.0, 2.2), 0.5, True), ((2.1, 2.0, 1.9), 2, True), ((None, 2.0, 2.1), 1, False),
+    ((None, None, None), None, True), ((float("nan"), 2.0, None), 1, False),
+])  # fmt: skip
+def test_an_optimum_is_bracketed_or_not(losses, best, edge):
+    rows = [{"size": 7, "factor": f, "loss": loss} for f, loss in zip((0.5, 1, 2), losses, strict=True)]
+    (verdict,) = gather.lr_verdicts(rows)
+    assert (verdict["best_factor"], verdict["edge"]) == (best, edge)
+    if best is not None:
+        assert verdict["cost"] == pytest.approx(2.0 / verdict["loss"] - 1)
+
+
+def test_runs_that_did_not_finish_are_not_drawn_as_fitted(study):
+    from scalelab.report.study import fitted_rows
+
+    summary = json.loads((study[0] / "summary.json").read_text())
+    for run, change in zip(summary["runs"], ({"status": "diverged"}, {"role": "check"}, {"loss": None}), strict=False):
+        run |= change
+    assert len(fitted_rows(summary)) == 21 - 3
+
+
 def test_times_read_both_ways():
     assert gather.clock(0.0) == "1970-01-01 00:00:00 UTC" and gather.clock(None) == "–"
     assert gather.moment("1970-01-01T00:01:00+00:00") == 60.0 and re.match(
