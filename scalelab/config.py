@@ -110,6 +110,10 @@ def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -
         config = module.get_config()
     except Exception as error:  # whatever a user's file may raise
         raise BadInput(_blame(pathlib.Path(path), error)) from error
+    if not isinstance(config, ConfigDict):
+        raise BadInput(
+            f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
+        )
     return resolve(override(config, overrides or {}))
 
 
@@ -117,7 +121,7 @@ def _blame(path: pathlib.Path, error: Exception) -> str:
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if pathlib.Path(trace.tb_frame.f_code.co_filename).resolve() == path.resolve():
             line = trace.tb_lineno
         trace = trace.tb_next
     reason = str(error).strip().split("\n")[0]
@@ -127,11 +131,14 @@ def _blame(path: pathlib.Path, error: Exception) -> str:
 def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
     """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has."""
     config = config.copy_and_resolve_references()
-    types = {key: _type(default_tree(), key) for key in leaves(default_tree())}
+    defaults = default_tree()
+    types = {key: _type(defaults, key) for key in leaves(defaults)}
     for key, text in values.items():
         if key not in types:
             raise BadInput(f"unknown config key {key!r}{nearest(key, types)}")
         group, name = key.split(".")
+        if not isinstance(config.get(group), ConfigDict):
+            raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
         with config.ignore_type():
             config[group][name] = _parse(key, str(text), types[key])
     return config
@@ -182,10 +189,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
             model.n_kv_heads = model.n_heads
         if model.d_head is None:
             if model.d_model % model.n_heads:
-                low = model.d_model // model.n_heads * model.n_heads
+                low = model.d_model // model.n_heads * model.n_heads or model.n_heads
                 raise BadInput(
                     f"model.d_model={model.d_model} is not divisible by model.n_heads={model.n_heads}; "
-                    f"nearest widths: {low or model.n_heads}, {low + model.n_heads} (or set model.d_head)"
+                    f"nearest widths: {low}, {low + model.n_heads} (or set model.d_head)"
                 )
             model.d_head = model.d_model // model.n_heads
         if model.d_ff is None:
@@ -199,7 +206,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
 
 def _check_tree(config: ConfigDict) -> None:
     """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
-    known = leaves(default_tree())
+    defaults = default_tree()
+    known = leaves(defaults)
     given: dict[str, Any] = {}
     for group, part in config.items():
         if not isinstance(part, ConfigDict):
@@ -208,7 +216,7 @@ def _check_tree(config: ConfigDict) -> None:
     for key, value in given.items():
         if key not in known:
             raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
-        kind = _type(default_tree(), key)
+        kind = _type(defaults, key)
         group, name = key.split(".")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             with config.ignore_type():

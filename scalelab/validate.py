@@ -1,5 +1,7 @@
 """What makes a config impossible, said in one line each: the value, the reason, the nearest good one."""
 
+import math
+
 from ml_collections import ConfigDict
 
 from scalelab.errors import BadInput, nearest
@@ -21,8 +23,8 @@ CHOICES = {
 RANGES = {
     "data.val_fraction": (0, 1, False),
     "data.n_tokens": (1000, 1e12, True),
-    "optim.beta1": (0, 1, True),
-    "optim.beta2": (0, 1, True),
+    "optim.beta1": (0, 0.999999, True),
+    "optim.beta2": (0, 0.999999, True),
     "optim.eps": (0, 1, False),
     "optim.weight_decay": (0, 1e3, True),
     "optim.clip_norm": (0, 1e9, False),
@@ -72,8 +74,8 @@ def check(config: ConfigDict, derived: bool) -> None:
             raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), options)}")
     for key in POSITIVE:
         value = _get(config, key)
-        if value is not None and not value > 0:
-            raise BadInput(f"{key}={value} must be above zero; the nearest good value is 1")
+        if value is not None and not 0 < value < math.inf:
+            raise BadInput(f"{key}={value} must be finite and above zero; the nearest good value is 1")
     for key, (low, high, closed) in RANGES.items():
         value = _get(config, key)
         if value is not None and not ((low <= value if closed else low < value) and value <= high):
