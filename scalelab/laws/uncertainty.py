@@ -14,6 +14,7 @@ from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN, Params, chinchilla, expon
 
 RESTART_EXPONENTS = np.geomspace(0.1, 1.6, 5)  # each resample also starts from its own best seed, not only from the fit
 MIN_DISTINCT = 6  # one more than the parameters: with fewer distinct runs a resample is interpolated, not fitted
+BATCH = 1_000_000  # resamples x runs fitted at once: some hundred MB
 MAX_FOLDS = 200  # left-out residuals: beyond this many runs, folds of several runs
 
 
@@ -90,6 +91,12 @@ def quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
 
 def refit(weights: np.ndarray, data: solve.Data, fit: Fit) -> solve.Solutions:
     """Fit each row of weights [R, P], from the fit itself and from the row's own best seed; the lower one counts."""
+    rows = max(1, BATCH // weights.shape[1])
+    parts = [_refit(weights[first : first + rows], data, fit) for first in range(0, max(len(weights), 1), rows)]
+    return solve.Solutions(*(np.concatenate(found) for found in zip(*map(dataclasses.astuple, parts), strict=True)))
+
+
+def _refit(weights: np.ndarray, data: solve.Data, fit: Fit) -> solve.Solutions:
     seeds = solve.seeds(data, weights, seed_grid(RESTART_EXPONENTS))
     values = np.stack([solve.objective(seeds[:, g], data, weights) for g in range(seeds.shape[1])], axis=1)
     own = seeds[np.arange(len(seeds)), values.argmin(axis=1)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import BadInput
-from scalelab.laws import solve
+from scalelab.laws import solve, uncertainty
 from scalelab.laws.fit import FitError, fit_chinchilla
 from scalelab.laws.forms import chinchilla, exponents, optimum
 from scalelab.laws.uncertainty import bootstrap, decide, intervals, predict, quantiles
@@ -87,6 +87,13 @@ def test_a_seed_is_one_answer():
     other = bootstrap(*points, fit, count=200, seed=1)
     np.testing.assert_array_equal(boot.params.E, again.params.E)
     assert not np.array_equal(boot.params.E, other.params.E)
+
+
+def test_large_tables_are_fitted_in_batches_to_the_same_numbers(monkeypatch):
+    points, fit, whole = fitted(count=50)
+    monkeypatch.setattr(uncertainty, "BATCH", 150)  # seven resamples of twenty runs at a time
+    parts = bootstrap(*points, fit, count=50)
+    np.testing.assert_allclose(parts.params.alpha, whole.params.alpha, rtol=1e-6)
 
 
 def test_resamples_that_determine_no_law_are_counted_by_reason():
