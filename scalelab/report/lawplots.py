@@ -66,7 +66,7 @@ def surface(rows: Sequence[dict], params: Params, flops_per_nd: float, n_label: 
     log_axis(ax, "y")
     ax.clabel(lines, fmt="%.2f", fontsize=7)
     ax.grid(False)
-    ax.legend(loc="upper left", frameon=True, framealpha=0.85, edgecolor="none")
+    fig.legend(loc="outside lower center", ncols=3)  # inside it would hide runs
     ax.set(xlabel=n_label, ylabel="D (tokens)", title=title)
     return fig
 

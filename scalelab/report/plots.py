@@ -80,7 +80,7 @@ def _draw(
         if run == held:
             look |= {"color": ACCENT, "lw": 1.8, "zorder": 3}
         if len(lines) < 30:
-            look |= {"marker": "o", "ms": 3 if len(groups) < 8 else 1.8}
+            look |= {"marker": "o", "ms": 5 if len(lines) == 1 else 3 if len(groups) < 8 else 1.8}
         ax.plot(*points, **look)
 
 

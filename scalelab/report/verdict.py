@@ -81,7 +81,8 @@ def fit_table(fit: dict) -> str:
     rows = []
     for name, value in (fit["params"] | fit["exponents"]).items():
         low, high = fit["intervals"][name]
-        rows.append({"name": name, "value": value, "low": low, "high": high, "meaning": PARAMETERS[name]})
+        said = {key: f"{x:.4g}" for key, x in (("value", value), ("low", low), ("high", high))}
+        rows.append({"name": name, "meaning": PARAMETERS[name]} | said)
     level = f"{100 * fit['interval_level']:.0f} %"
     columns = {"name": "", "value": "fitted", "low": f"{level} low", "high": f"{level} high", "meaning": "meaning"}
     counted = f"L(N, D) = E + A/N^α + B/D^β, fitted to {fit['n_runs']} runs; N is counted as: {fit['n_convention']}."
