@@ -113,7 +113,7 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
             "bias": False,  # biases on every projection
             "logit_softcap": 0.0,  # logits -> cap x tanh(logits / cap) (Gemma 2: 30); 0: off
             "init_std": 0.02,  # of the embedding and learned positions; projections use 1/sqrt(fan_in)
-            "remat": "full",  # what the backward recomputes in each block: none | dots (keeps matmul outputs) | full
+            "remat": "none",  # what the backward recomputes in each block: none | dots (keeps matmul outputs) | full
         }
     )
 

@@ -37,10 +37,7 @@ class Attention(nn.Module):
             q_BSNH, k_BSKH = rope(q_BSNH, s.rope_theta), rope(k_BSKH, s.rope_theta)
         elif s.position == "relative":
             q_BSNH, bias_BNST = self.relative(q_BSNH, scale)
-        y_BSNH = jax.nn.dot_product_attention(
-            q_BSNH, k_BSKH, v_BSKH, bias=bias_BNST, is_causal=True, scale=scale,
-            implementation=implementation(s, self.dtype),
-        )  # fmt: skip
+        y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, implementation(s, self.dtype))
         return Einsum(queries, embed, s.bias, self.dtype, name="o")(y_BSNH)
 
     def relative(self, q_BSNH: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
@@ -62,24 +59,45 @@ def attention_scale(shape: ModelShape) -> float:
     return (shape.d_head * shape.base_width / shape.d_model) ** 0.5 / shape.d_head
 
 
-def implementation(shape: ModelShape, dtype: Any) -> Literal["cudnn", "xla"]:
-    """`cudnn` (flash attention) where a GPU and the shape allow it, else `xla`; the run's record names the choice."""
+def implementation(shape: ModelShape, dtype: Any) -> Literal["cudnn", "xla", "plain"]:
+    """How attention is computed here; the run's record names it.
+
+    `cudnn`: flash attention, where a GPU and the shape allow it. `xla`: jax's own, on other accelerators' behalf. `plain`:
+    the one below, on CPU, where jax's layout costs a tenth of the whole step (experiments/benchmarks).
+    """
+    if jax.default_backend() == "cpu":
+        return "plain"
     fits = dtype == jnp.bfloat16 and shape.d_head % 8 == 0 and shape.d_head <= 128 and shape.position != "relative"
     return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"
 
 
-def reference_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, bias_BNST: jax.Array | None = None
+def attend(
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, how: str
 ) -> jax.Array:
-    """Causal attention written out in fp32: what the kernels are tested against. Returns [B, S, N, H]."""
-    groups = q_BSNH.shape[2] // k_BTKH.shape[2]
-    k_BTNH, v_BTNH = (jnp.repeat(x.astype(jnp.float32), groups, axis=2) for x in (k_BTKH, v_BTKH))
-    logits_BNST = scale * jnp.einsum("BSNH,BTNH->BNST", q_BSNH.astype(jnp.float32), k_BTNH)
+    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `bias` is added to the scaled logits."""
+    if how == "plain":
+        return plain_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale)
+    kernel: Literal["cudnn", "xla"] = "cudnn" if how == "cudnn" else "xla"
+    return jax.nn.dot_product_attention(
+        q_BSNH, k_BTKH, v_BTKH, bias=bias_BNST, is_causal=True, scale=scale, implementation=kernel
+    )
+
+
+def plain_attention(
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float
+) -> jax.Array:
+    """Attention written out, softmax in fp32: one batch of matrices a (sequence, key head), transposed once."""
+    batch, length, heads, width = q_BSNH.shape
+    keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
+    q = (q_BSNH * scale).transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
+    k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, width) for x in (k_BTKH, v_BTKH))
+    logits = jnp.einsum("bsh,bth->bst", q, k, preferred_element_type=jnp.float32)
+    future = jnp.where(jnp.tril(jnp.ones((length, length), bool)), 0.0, -1e30)
+    logits = logits + jnp.tile(future, (stacked // length, 1))[None]
     if bias_BNST is not None:
-        logits_BNST = logits_BNST + bias_BNST
-    causal_ST = jnp.tril(jnp.ones(logits_BNST.shape[-2:], bool))
-    weights_BNST = jax.nn.softmax(jnp.where(causal_ST[None, None], logits_BNST, -jnp.inf), axis=-1)
-    return jnp.einsum("BNST,BTNH->BSNH", weights_BNST, v_BTNH).astype(q_BSNH.dtype)
+        logits = logits + bias_BNST.reshape(batch * keys, stacked, -1)
+    y = jnp.einsum("bst,bth->bsh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v)
+    return y.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
 def rope(x_BSNH: jax.Array, theta: float) -> jax.Array:

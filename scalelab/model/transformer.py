@@ -1,6 +1,6 @@
 """A decoder-only transformer as three pure functions of a shape: `declarations`, `init` and `loss` (and `logits`).
 
-Blocks are pre-norm and scanned: one block is compiled, whatever the depth.
+Blocks are pre-norm and scanned; their parameters are stacked along a leading `layers` axis.
 Shapes: B batch, S sequence, D d_model, V vocab.
 """
 
@@ -24,6 +24,9 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+
+
+MOST_UNROLLED = 12  # blocks; beyond, compiling takes longer than a CPU run gains
 
 
 class Block(nn.Module):
@@ -62,6 +65,7 @@ class Transformer(nn.Module):
         block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
         stack = nn.scan(
             block, variable_axes={"params": 0}, split_rngs={"params": True}, length=s.n_layers,
+            unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )  # fmt: skip
         x_BSD, _ = stack(s, self.dtype, name="blocks")(x_BSD.astype(self.dtype), None)
@@ -69,6 +73,15 @@ class Transformer(nn.Module):
         head = Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std)
         head_DV = embed_VD.T if s.tied_head else Table(head, name="head")()
         return x_BSD * head_multiplier(s), head_DV
+
+
+def layers_at_once(shape: ModelShape) -> int:
+    """All blocks in one piece on CPU while there are few, one by one elsewhere: the same arithmetic either way.
+
+    XLA:CPU makes one pass over the stacked parameters for each turn of a loop, which costs a fifth of a step
+    (experiments/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
+    """
+    return shape.n_layers if jax.default_backend() == "cpu" and shape.n_layers <= MOST_UNROLLED else 1
 
 
 def head_multiplier(shape: ModelShape) -> float:

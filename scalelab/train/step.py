@@ -57,7 +57,7 @@ def train_step(
     program, so every host and every packed trial takes its own.
     """
     sums, grads = gradients(static, state.params, tokens, h["z_loss"])
-    loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.global_norm(grads)
+    loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     lr = SCHEDULES[static.schedule](state.step, h)
     updates, opt_state = optimizer(static, h, lr).update(grads, state.opt_state, state.params)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
@@ -69,7 +69,7 @@ def train_step(
         skipped=state.skipped + ~finite,
         streak=jnp.where(finite, 0, state.streak + 1),
     )
-    norms = optax.global_norm(updates), optax.global_norm(new.params)
+    norms = optax.tree.norm(updates), optax.tree.norm(new.params)
     return new, dict(zip(METRICS, (loss, grad_norm, *norms, lr, new.skipped), strict=True)) | {"streak": new.streak}
 
 

@@ -1,0 +1,109 @@
+"""The ladder: (size, budget) -> a run. One function and one named rule decide every run of a scaling study.
+
+A fitted exponent is only as good as the rule that chose the learning rates along the way, so the rule has a name, a
+source, and stands in the report.
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.errors import BadInput, nearest
+from scalelab.model import count
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How hyperparameters follow from size and length.
+
+    peak_lr = lr x (steps / lr_steps)^-lr_decay for hidden widths of `parametrization.base_width`; over widths, muP's
+    multipliers carry it (hidden matrices x base_width / d_model). warm-up = warmup_share of the steps, at least
+    warmup_least. beta2 is for batches of `global_batch`.
+    """
+
+    name: str
+    source: str
+    lr: float
+    lr_steps: float
+    lr_decay: float
+    warmup_share: float
+    warmup_least: int
+    beta2: float
+    global_batch: int
+
+    def peak_lr(self, steps: int) -> float:
+        """Peak learning rate of a run of so many steps."""
+        return self.lr * (steps / self.lr_steps) ** -self.lr_decay
+
+    def text(self) -> str:
+        """The rule in one line, for reports."""
+        return (
+            f"{self.name}: peak LR {self.lr:g} x (steps / {self.lr_steps:g})^-{self.lr_decay:g}, hidden matrices x "
+            f"base_width / d_model, warm-up {self.warmup_share:.0%} of the steps (at least {self.warmup_least}), beta2 "
+            f"{self.beta2:g}, batch {self.global_batch} sequences. Source: {self.source}"
+        )
+
+
+RULES = {
+    rule.name: rule
+    for rule in (
+        Rule(
+            name="small-bytes",
+            source="prototype on two CPU cores, d_model 16 to 80, 400 to 12,000 steps of 512 bytes; the exponent is near "
+            "the -0.25 to -0.3 that Bjorck et al. 2024 find for LR over horizon",
+            lr=6e-3,
+            lr_steps=1500,
+            lr_decay=0.2,
+            warmup_share=0.08,
+            warmup_least=10,
+            beta2=0.95,
+            global_batch=8,
+        ),
+    )
+}
+
+
+def rule(name: str) -> Rule:
+    """A rule by name; BadInput for an unknown one."""
+    if name not in RULES:
+        raise BadInput(f"no ladder rule {name!r}{nearest(name, RULES)}")
+    return RULES[name]
+
+
+def sized(base: ConfigDict, d_model: int) -> ConfigDict:
+    """`base` at another width; depth, number of heads and every other choice stay."""
+    config = base.copy_and_resolve_references()
+    with config.ignore_type():
+        config.model.d_model = int(d_model)
+        config.model.d_head = config.model.d_ff = None
+    return config_lib.resolve(config)
+
+
+def flops_per_step(config: ConfigDict) -> float:
+    """Exact training FLOPs of one optimizer step."""
+    per_token = count.flops_per_token(config_lib.static(config).model)["exact"]
+    return per_token * config.train.global_batch * config.model.seq_len
+
+
+def rung(
+    base: ConfigDict, d_model: int, budget_flops: float, by: Rule, role: str = "fit", lr_factor: float = 1.0
+) -> ConfigDict:
+    """The run of width `d_model` that spends `budget_flops`; BadInput where that is less than a meaningful run."""
+    base = base.copy_and_resolve_references()
+    base.train.global_batch = by.global_batch
+    config = sized(base, d_model)
+    steps = round(budget_flops / flops_per_step(config))
+    if steps < 2 * by.warmup_least:
+        raise BadInput(
+            f"{budget_flops:.3g} FLOPs are only {steps} steps at d_model={d_model}: take a smaller size or a larger budget"
+        )
+    config.train.steps = steps
+    config.optim.peak_lr = lr_factor * by.peak_lr(steps)
+    config.optim.beta2 = by.beta2
+    config.schedule.warmup_steps = max(by.warmup_least, round(by.warmup_share * steps))
+    config.eval.every_steps = steps
+    config.checkpoint.every_steps = max(500, -(-steps // 4))
+    config.log.role = role
+    config.log.every_steps = max(1, steps // 200)
+    return config_lib.resolve(config)
