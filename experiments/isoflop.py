@@ -23,6 +23,8 @@ from scalelab import records
 from scalelab.commands.progress import Bar, Board
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput
+from scalelab.laws.fit import FitError
+from scalelab.laws.isoflop import fit_isoflop
 from scalelab.laws.study import Study as Fitted
 from scalelab.laws.study import fit_study
 from scalelab.model import count
@@ -117,16 +119,33 @@ def lr_checks(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         twin = next(
             r for r in rows if r["role"] == "fit" and (r["d_model"], r["steps"]) == (check["d_model"], check["steps"])
         )
-        shared = {"size": check["N"], "d_model": check["d_model"], "steps": check["steps"]}
-        found.append(shared | {"factor": check["peak_lr"] / twin["peak_lr"], "loss": check["val_loss"]})
-        found.append(shared | {"factor": 1.0, "loss": twin["val_loss"]})
+        for row in (check, twin):
+            loss = row["val_loss"] if row["status"] == "done" else None
+            facts = {"size": row["N"], "d_model": row["d_model"], "steps": row["steps"]}
+            found.append(facts | {"factor": row["peak_lr"] / twin["peak_lr"], "loss": loss})
     unique = {(row["size"], round(row["factor"], 6)): row for row in found}
     return [unique[key] for key in sorted(unique)]
 
 
+def isoflop(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Approach 2 beside the law; {} with the reason where the finished runs don't hold two interior minima."""
+    grid = [row for row in rows if row["role"] == "fit" and row["status"] == "done"]
+    try:
+        return fit_isoflop(*[[row[key] for row in grid] for key in ("C", "N", "val_loss")]).to_json()
+    except (BadInput, FitError) as why:
+        say(f"no IsoFLOP exponents: {why}")
+        return {"why": str(why)}
+
+
+def frontier(fitted: Fitted, low_flops: float, high_flops: float) -> dict[str, list[float]]:
+    """The 90 % band of one new run at the best allocation of each budget between the two."""
+    budgets = [low_flops * (high_flops / low_flops) ** (i / 12) for i in range(13)]
+    bands = [fitted.decide(budget).loss for budget in budgets]
+    return {"C": budgets, "low": [band.low for band in bands], "high": [band.high for band in bands]}
+
+
 def conduct(study: Study, folder: pathlib.Path, command: str) -> dict[str, Any]:
     """Run (or resume) the whole study in `folder`; returns what summary.json holds. Says on standard error how far it is."""
-    from scalelab.laws.isoflop import fit_isoflop
     from scalelab.sweep.run import run_sweep
     from scalelab.train.loop import stop_on_signals
     from scalelab.train.program import cache_compilations
@@ -155,14 +174,14 @@ def conduct(study: Study, folder: pathlib.Path, command: str) -> dict[str, Any]:
         if result["status"] == "stopped":
             return {}
     rows = records.read_runs(folder)
-    grid = [row for row in rows if row["role"] == "fit" and row["status"] == "done"]
-    isoflop = fit_isoflop(*[[row[key] for row in grid] for key in ("C", "N", "val_loss")])
+    fitted = fit_study(rows)  # the same runs, the same numbers; now the held-out run is listed among those left out
     return {
         "command": command,
         "fit": fitted.to_json(),
         "held_out": score(prediction, next(row for row in rows if row["role"] == "holdout")),
-        "isoflop": isoflop.to_json(),
-        "ladder": dataclasses.asdict(study.rule),
+        "frontier": frontier(fitted, min(study.grid), study.holdout_flops),
+        "isoflop": isoflop(rows),
+        "ladder": dataclasses.asdict(study.rule) | {"text": study.rule.text()},
         "lr_checks": lr_checks(rows),
         "entropy_rate": data.entropy_rate,
         "wall_s": time.monotonic() - begun + earlier_s(folder, begun),
@@ -250,6 +269,9 @@ def main(argv: Sequence[str]) -> int:
     except BadInput as mistake:
         say(f"isoflop: {mistake}")
         return 2
+    except FitError as failure:
+        say(f"isoflop: the law could not be fitted: {failure}")
+        return 1
     if not summary:
         say(f"stopped; the same command goes on where it was ({folder})")
         return 75

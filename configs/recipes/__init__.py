@@ -1,0 +1,1 @@
+"""Published recipes, and the safe middle of them."""
