@@ -46,7 +46,7 @@ def get_config() -> ConfigDict:
                 "name": "fp32",  # fp32 | bf16: bf16 activations and products, fp32 master weights, moments and loss
             },
             "train": {
-                "steps": 500,  # optimizer steps
+                "steps": 500,  # optimizer steps; traced, but the trials of a pack share it
                 "global_batch": 16,  # sequences a step, over all devices
                 "accumulate": 1,  # micro-batches a step; token-weighted, so the step equals the big batch's
                 "seed": 0,  # [h] initialisation and data order
@@ -93,8 +93,8 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
     """Touvron et al. 2023: pre-norm RMSNorm, RoPE, SwiGLU of width 8/3 d, no biases, untied head."""
     return ConfigDict(
         {
-            "n_layers": n_layers,
-            "d_model": d_model,
+            "n_layers": n_layers,  # blocks, each attention then MLP
+            "d_model": d_model,  # width of the residual stream
             "n_heads": n_heads,  # query heads
             "n_kv_heads": placeholder(
                 int
