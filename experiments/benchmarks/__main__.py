@@ -1,0 +1,97 @@
+"""python -m experiments.benchmarks [--only=step|packing|startup] [--rounds=N] [--json[=PATH]]
+
+How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
+does the same arithmetic, eight packed trials over a bare loop, a warm start over a cold one. About five minutes on two
+CPU cores; leave the machine alone meanwhile.
+"""
+
+import datetime
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput, nearest
+
+PARTS = ("step", "packing", "startup")
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0, or 2 for bad input."""
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.benchmarks"
+    parser.add_argument("--only", help="one part: step, packing or startup")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each contender")
+    try:
+        options = parser.parse_args(argv)
+        if options.only and options.only not in PARTS:
+            raise BadInput(f"--only={options.only}: no such part{nearest(options.only, PARTS)}")
+        if options.rounds < 1:
+            raise BadInput(f"--rounds={options.rounds}: at least 1")
+    except BadInput as mistake:
+        print(f"benchmarks: {mistake}", file=sys.stderr)
+        return 2
+    from experiments.benchmarks import packing, startup, step, timing
+
+    result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}
+    parts = {"step": step.rows, "packing": packing.measure, "startup": startup.measure}
+    for name in [options.only] if options.only else PARTS:
+        print(f"measuring: {name}", file=sys.stderr, flush=True)
+        result[name] = parts[name](options.rounds)
+    if options.json != "-":
+        show(result)
+    emit(result, options.json)
+    return 0
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table."""
+    table = Table(
+        "what",
+        "scalelab",
+        "against",
+        "ratio (lowest to highest)",
+        "goal",
+        title=result["machine"],
+        caption=result["date"],
+    )
+    for row in result.get("step", []):
+        share = f"bare step: {row['bare_tokens_per_s']:,.0f} tokens/s, {row['bare_share_of_peak']:.0%} of {row['peak_gflops']:.0f} GFLOP/s"
+        value = _ratio(row) if row["ratio"] is not None else "none: the bare step is under a quarter of the peak"
+        table.add_row(
+            f"step, vocab {row['vocab']:,}",
+            f"{row['scalelab_tokens_per_s']:,.0f} tokens/s",
+            share,
+            value,
+            "at least 0.97",
+        )
+    if row := result.get("packing"):
+        table.add_row(
+            "8 trials packed",
+            f"{row['packed_s']:.1f} s",
+            f"bare loop: {row['bare_s']:.1f} s",
+            _ratio(row),
+            "at most 1.15",
+        )
+        against = f"8 processes: {row['processes_s']:.1f} s"
+        table.add_row("", f"{row['packed_s']:.1f} s", against, f"{row['over_processes']:.2f}", "")
+    if row := result.get("startup"):
+        table.add_row(
+            "first step, warm cache",
+            f"{row['warm_s']:.1f} s",
+            f"cold: {row['cold_s']:.1f} s",
+            _ratio(row),
+            "at most 0.60",
+        )
+    Console(width=160).print(table)
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    low, high = row["ratio_range"]
+    return f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""scalelab's side of the benchmarks, and the bridge to the reference: the same parameters, batches and learning rates."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from configs import base
+from experiments.benchmarks import bare
+from scalelab import config as config_lib
+from scalelab.optim.schedules import SCHEDULES
+from scalelab.train.state import TrainState
+
+
+def config(shape: bare.Shape, **changes: Any) -> ConfigDict:
+    """The resolved config whose arithmetic `shape` describes."""
+    tree = base.get_config()
+    tree.model = base.llama(shape.d_model, shape.n_layers, shape.n_heads)
+    values = {"model.vocab_size": shape.vocab_size, "model.seq_len": shape.seq_len, "train.global_batch": shape.batch}
+    resolved = config_lib.resolve(config_lib.override(tree, values | changes))
+    assert (resolved.model.d_ff, resolved.model.mlp) == (shape.d_ff, shape.mlp)
+    return resolved
+
+
+def learning_rates(run: ConfigDict) -> jax.Array:
+    """The run's learning rate at every step, [steps]."""
+    h = {key: jnp.float32(value) for key, value in config_lib.hparams(run).items()}
+    return jax.vmap(lambda step: SCHEDULES[run.schedule.name](step, h))(jnp.arange(run.train.steps))
+
+
+def as_bare(shape: bare.Shape, state: TrainState) -> bare.State:
+    """A fresh state of ours as the reference keeps it: a list of layers, projections as matrices."""
+    params, blocks = state.params, state.params["blocks"]
+    d = shape.d_model
+    flat = {name: blocks["attention"][name]["w"].reshape(-1, d, d) for name in "qkvo"}
+    flat |= {name: blocks["mlp"][name]["w"] for name in ("up", "gate", "down")}
+    flat |= {name: blocks[name]["g"] for name in ("attention_norm", "mlp_norm")}
+    layers = [{name: stack[i] for name, stack in flat.items()} for i in range(shape.n_layers)]
+    tables = {"embed": params["embed"]["w"], "head": params["head"]["w"], "norm": params["final_norm"]["g"]}
+    return jax.tree.map(jnp.copy, bare.fresh(tables | {"blocks": layers}))
+
+
+def random_batches(shape: bare.Shape, k: int) -> np.ndarray:
+    """int32 [k, batch, seq_len + 1]."""
+    size = (k, shape.batch, shape.seq_len + 1)
+    return np.random.default_rng(0).integers(0, shape.vocab_size, size).astype(np.int32)

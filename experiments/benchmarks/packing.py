@@ -1,0 +1,102 @@
+"""Eight trials, four learning rates and two seeds: packed, beside a bare loop over the same eight, and eight processes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments.benchmarks import bare, ours, timing
+from scalelab import records
+from scalelab.config import hparams, static
+from scalelab.data.batches import train_batches
+from scalelab.sweep.pack import train_pack
+from scalelab.train.program import in_turn
+from scalelab.train.single import dataset
+
+POINTS = [{"optim.peak_lr": lr, "train.seed": seed} for lr in (1e-3, 3e-3, 1e-2, 2e-2) for seed in (0, 1)]
+STEPS = 200
+SETTINGS = {"train.steps": STEPS, "eval.every_steps": STEPS, "checkpoint.every_steps": STEPS}
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """The row: seconds of each way, and ratios. Both ways in this process have compiled before the clock starts."""
+    trials = {f"t{i}": ours.config(bare.TRIAL, **SETTINGS, **point) for i, point in enumerate(POINTS)}
+    last: dict[str, np.ndarray] = {}
+
+    def packed() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            train_pack(pathlib.Path(folder), "pack", trials)
+            lines = [records.read_metrics(pathlib.Path(folder) / "runs" / name) for name in trials]
+            last["packed"] = np.array([[x for x in ls if "train_loss" in x][-1]["train_loss"] for ls in lines])
+
+    loop = _bare_loop(trials)
+
+    def bare_loop() -> None:
+        last["bare"] = loop()
+
+    seconds = timing.interleaved({"packed": packed, "bare": bare_loop}, rounds, warmup=1)
+    np.testing.assert_allclose(last["packed"], last["bare"], rtol=1e-5, err_msg="not the same eight trials")
+    processes = _processes()
+    middle, low, high = timing.ratio(seconds, "packed", "bare")
+    packed_s = float(np.median(seconds["packed"]))
+    return {
+        "packed_s": packed_s,
+        "bare_s": float(np.median(seconds["bare"])),
+        "ratio": middle,
+        "ratio_range": (low, high),
+        "processes_s": processes,
+        "over_processes": packed_s / processes,
+        "largest_loss_difference": float(np.abs(last["packed"] / last["bare"] - 1).max()),
+    }
+
+
+def _bare_loop(trials: dict[str, ConfigDict]) -> Any:
+    """A function that trains all eight from their own initialisation; returns their last losses."""
+    first = next(iter(trials.values()))
+    data, k = dataset(first), first.train.steps_per_dispatch
+    _, run = bare.make_run(bare.TRIAL)
+    states = in_turn(static(first), [hparams(c) for c in trials.values()]).init()
+
+    def loop() -> np.ndarray:
+        losses = []
+        for config, state in zip(trials.values(), states, strict=True):
+            mine, rates = ours.as_bare(bare.TRIAL, state), ours.learning_rates(config)
+            batches = train_batches(data, bare.TRIAL.seq_len, bare.TRIAL.batch, config.train.seed)
+            for start in range(0, STEPS, k):
+                mine, loss = run(mine, batches.chunk(start, k), rates[start : start + k])
+            losses.append(loss[-1])
+        return np.array(jax.device_get(losses))
+
+    return loop
+
+
+def _processes() -> float:
+    """Seconds of the eight as `scalelab train` processes, one after the other, with a warm compilation cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}
+        overrides = [f"--config.{key}={value}" for key, value in SETTINGS.items()]
+
+        def train(name: str, point: dict[str, Any]) -> None:
+            extra = [f"--config.{key}={value}" for key, value in point.items()]
+            command = [
+                sys.executable,
+                "-m",
+                "scalelab",
+                "train",
+                "--config=configs/tiny.py",
+                f"--workdir={folder}/{name}",
+            ]
+            subprocess.run([*command, *overrides, *extra], env=environment, check=True, capture_output=True)
+
+        train("warm-up", POINTS[0])
+        start = time.perf_counter()
+        for i, point in enumerate(POINTS):
+            train(f"t{i}", point)
+        return time.perf_counter() - start

@@ -1,0 +1,62 @@
+"""The training step beside the bare one: same parameters, same batches, same losses, then tokens a second of each."""
+
+import statistics
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.benchmarks import bare, ours, timing
+from scalelab.config import hparams, static
+from scalelab.train.program import in_turn
+
+STEPS_A_DISPATCH = 4
+QUARTER = 0.25  # a reference below this share of the matmul peak is no reference
+
+
+def measure(shape: bare.Shape, rounds: int) -> dict[str, Any]:
+    """One row of the table. `ratio` is scalelab's tokens a second over the bare step's, None where the bare is too slow."""
+    run = ours.config(shape, **{"train.steps": 1000})
+    program, batches = in_turn(static(run), [hparams(run)]), ours.random_batches(shape, STEPS_A_DISPATCH)
+    _, bare_run = bare.make_run(shape)
+    rates = ours.learning_rates(run)[:STEPS_A_DISPATCH]
+    state = {"scalelab": program.init()}
+    state["bare"] = ours.as_bare(shape, state["scalelab"][0])
+    losses: dict[str, list] = {"scalelab": [], "bare": []}
+
+    def step_scalelab() -> Any:
+        state["scalelab"], logs = program.advance(state["scalelab"], [batches], STEPS_A_DISPATCH)
+        losses["scalelab"].append(logs[0]["train_loss"])
+        return logs
+
+    def step_bare() -> Any:
+        state["bare"], loss = bare_run(state["bare"], batches, rates)
+        losses["bare"].append(loss)
+        return loss
+
+    peak, peak_flops = timing.peak_matmul()
+    seconds = timing.interleaved({"peak": peak, "scalelab": step_scalelab, "bare": step_bare}, rounds)
+    first = [np.asarray(losses[name][0]) for name in ("scalelab", "bare")]
+    np.testing.assert_allclose(*first, rtol=1e-5, err_msg="not the same arithmetic")
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    tokens = STEPS_A_DISPATCH * shape.batch * shape.seq_len
+    share = STEPS_A_DISPATCH * bare.step_flops(shape) / median["bare"] / (peak_flops / median["peak"])
+    middle, low, high = timing.ratio(seconds, "bare", "scalelab")
+    return {
+        "vocab": shape.vocab_size,
+        "peak_gflops": peak_flops / median["peak"] / 1e9,
+        "bare_tokens_per_s": tokens / median["bare"],
+        "bare_share_of_peak": share,
+        "scalelab_tokens_per_s": tokens / median["scalelab"],
+        "ratio": middle if share >= QUARTER else None,
+        "ratio_range": (low, high),
+    }
+
+
+def rows(rounds: int) -> list[dict[str, Any]]:
+    """Vocabulary 256 and 32,768."""
+    found = []
+    for shape in (bare.STEP_256, bare.STEP_32768):
+        found.append(measure(shape, rounds))
+        jax.clear_caches()
+    return found
