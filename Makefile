@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-slow test-latest bench clean FORCE
+.PHONY: help setup quickstart test test-latest confirm bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -36,14 +36,14 @@ setup: .venv/base  ## install into .venv  [PYTHON=python3.12] [ACCEL=cpu|cuda12|
 quickstart: .venv/base  ## train small models, fit, predict a larger one, check: at most 5 minutes on 2 cores
 	.venv/bin/python -m experiments.isoflop --quick --workdir=runs/quickstart
 
-test: .venv/dev  ## lint, types, and every test but the slow ones: at most 12 minutes on 2 cores
+test: .venv/dev  ## lint, types, and every test: at most 12 minutes on 2 cores
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -n 2 -m 'not slow'
+	.venv/bin/python -m pytest -n 2
 
-test-slow: .venv/dev  ## the tests that take minutes each
-	.venv/bin/python -m pytest -n 2 -m slow
+confirm: .venv/base  ## the quickstart on fresh seeds and splits (a quarter of an hour); writes experiments/results/
+	.venv/bin/python -m experiments.confirm --workdir=runs/confirm
 
 test-latest: python = $(or $(PYTHON),$(shell python3.12 -c '' 2>/dev/null && echo python3.12),python3)
 test-latest:  ## the newest jax and friends, in a .venv-latest of its own: does a small run still work?
