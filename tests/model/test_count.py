@@ -8,7 +8,7 @@ import pathlib
 import jax
 import pytest
 
-from scalelab.model import count, transformer
+from scalelab.model import count, loss, transformer
 from tests.model.shapes import shape
 
 TABLE_A9 = pathlib.Path(__file__).parents[2] / "../shared/data/chinchilla/table_A9.csv"
@@ -136,6 +136,14 @@ def test_exact_flops_of_released_models():
     llama3 = shape(**llama3, vocab_size=128_256, seq_len=8192)
     assert count.flops_per_token(llama3)["exact"] == exact_by_hand(llama3)
     assert count.parameters(llama3)["total"] == 8_030_261_248  # Llama 3 8B as released
+
+
+def test_chunks_of_the_loss_are_not_counted(monkeypatch):
+    """13 tokens at most 8 at a time are two chunks of 7: the one that is filled up is no arithmetic of the model."""
+    monkeypatch.setattr(loss, "CHUNK_LOGITS", 8 * 31)
+    of = shape(seq_len=13)
+    count.flops_per_token.cache_clear()
+    assert count.flops_per_token(of)["exact"] == exact_by_hand(of)
 
 
 def test_remat_is_not_counted():
