@@ -9,7 +9,6 @@ import importlib.util
 import multiprocessing
 import os
 import pathlib
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,13 +53,14 @@ def run_packs(
     context.set_forkserver_preload(PRELOAD)
     waiting, codes = list(jobs), {}
     running: dict[str, tuple[Any, list[int]]] = {}
-    shares = _shares(workers)
+    shares, told = _shares(workers), False
     with _main_is_not_imported_again():
         while waiting or running:
-            if stop():
+            if stop() and not told:
+                told = True  # once: a second signal ends a worker without saving
                 waiting.clear()
                 for process, _ in running.values():
-                    os.kill(process.pid, signal.SIGTERM)
+                    process.terminate()
             while waiting and len(running) < workers:
                 pack = waiting.pop(0)
                 share = shares.pop()

@@ -21,7 +21,7 @@ from scalelab.data.batches import train_batches, val_batches
 from scalelab.data.prepare import Dataset
 from scalelab.train import state as state_lib
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.program import PACKINGS, Program
+from scalelab.train.program import PACKINGS
 from scalelab.train.run import SKIPS_IN_A_ROW, Run, bits_per_byte
 from scalelab.train.step import METRICS
 
@@ -62,7 +62,8 @@ class _Reader:
     def __init__(self, runs: Sequence[Run], progress: Progress) -> None:
         self.runs, self.progress = runs, progress
         self.pending: list[tuple[str, int, int, list[Any]]] = []
-        self.clock, self.rates = time.perf_counter(), [0.0]
+        self.clock = time.perf_counter()
+        self.rates: list[float] = []
 
     def add(self, kind: str, step: int, n: int, values: list[Any], leave: int = 1) -> None:
         """Queue what was just dispatched and read all but the newest `leave` entries."""
@@ -144,11 +145,11 @@ def train(
     program = PACKINGS[mode](static(config), [hparams(run.config) for run in runs])
     val = np.stack(val_batches(dataset, config.model.seq_len, config.train.global_batch, config.eval.batches))
     step, states = (start[0], program.join(start[1])) if start else (0, program.init())
-    for run in runs:
-        if run.status == "running":
-            records.event(run.folder, "resume" if start else "start", step)
-            records.rewind_metrics(run.folder, step)
-            run.keep_record(step)
+    alive = [run for run in runs if run.status == "running"]
+    for run in alive:
+        records.event(run.folder, "resume" if start else "start", step)
+        records.rewind_metrics(run.folder, step)
+        run.keep_record(step)
     reader = _Reader(runs, progress)
     data = _Data(runs, dataset)
     stopped = False
@@ -165,7 +166,15 @@ def train(
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
             checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)))
     reader.read()
-    return _finish(runs, checkpoints, program, states, step, start, reader.rates, stopped and step < config.train.steps)
+    checkpoints.close()
+    stopped = stopped and step < config.train.steps
+    for run in alive:
+        if run.status == "running":
+            _verdict(run, step, stopped)
+        run.keep_record(step)
+    digests = [state_lib.digest(jax.device_get(state.params)) for state in program.separate(states)]
+    rate = float(np.median(reader.rates or [0.0]))
+    return Outcome(step, start[0] if start else None, rate, digests, stopped)
 
 
 class _Data:
@@ -188,25 +197,6 @@ class _Data:
         if self.ready[0] != step:
             self.prepare(step)
         return [self.ready[1][run.config.train.seed] if run.status == "running" else None for run in self.runs]
-
-
-def _finish(
-    runs: Sequence[Run],
-    checkpoints: Checkpoints,
-    program: Program,
-    states: Any,
-    step: int,
-    start: tuple[int, Any] | None,
-    rates: list[float],
-    stopped: bool,
-) -> Outcome:
-    checkpoints.close()
-    for run in runs:
-        if run.status == "running":
-            _verdict(run, step, stopped)
-            run.keep_record(step)
-    digests = [state_lib.digest(jax.device_get(state.params)) for state in program.separate(states)]
-    return Outcome(step, start[0] if start else None, float(np.median(rates[1:] or rates)), digests, stopped)
 
 
 def _verdict(run: Run, step: int, stopped: bool) -> None:
