@@ -82,7 +82,8 @@ def static(config: ConfigDict) -> Static:
 def hparams(config: ConfigDict) -> dict[str, float]:
     """The traced half of a resolved config: scalars that change without recompiling."""
     values = leaves(config)
-    return {key.split(".")[1]: values[key] for key in TRACED if key != "schedule.warmup_share"}
+    traced = {key.split(".")[1]: values[key] for key in TRACED if key != "schedule.warmup_share"}
+    return traced | {"log_every": config.log.every_steps}
 
 
 def load_module(path: str | pathlib.Path) -> ModuleType:

@@ -58,7 +58,9 @@ def test_csv_is_every_column_of_every_run(sweep, tmp_path, capsys):
     for row, run in zip(rows, wanted, strict=True):
         assert row == {key: "" if value is None else str(value) for key, value in run.items()}
     assert main(["runs", str(sweep), f"--csv={tmp_path}/runs.csv"]) == 0
-    assert capsys.readouterr().out == "" and list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())) == rows
+    assert (
+        capsys.readouterr().out == "" and list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())) == rows
+    )
 
 
 def test_many_folders_and_chosen_columns(sweep, capsys):

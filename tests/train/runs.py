@@ -9,7 +9,9 @@ import time
 
 ROOT = pathlib.Path(__file__).parents[2]
 TIMED = ("tokens_per_s", "mfu", "time")
-SMALL = [f"--config.{key}" for key in ("model.d_model=16", "model.seq_len=32", "train.global_batch=4", "eval.batches=2")]
+SMALL = [
+    f"--config.{key}" for key in ("model.d_model=16", "model.seq_len=32", "train.global_batch=4", "eval.batches=2")
+]
 
 
 def command(*arguments: str, name: str = "train", env: dict[str, str] | None = None) -> subprocess.Popen:

@@ -26,7 +26,9 @@ def setting(**changes):
         "train.global_batch": BATCH, "train.steps": 50, "schedule.warmup_steps": 4, "train.z_loss": 1e-3,
     }  # fmt: skip
     config = config_lib.resolve(config_lib.override(config, overrides | dict(changes)))
-    return config_lib.static(config), {k: jnp.float32(v) for k, v in config_lib.hparams(config).items()}
+    return config_lib.static(config), {
+        k: jnp.float32(v) for k, v in (config_lib.hparams(config) | {"log_every": 1}).items()
+    }
 
 
 STATIC, H = setting()
@@ -221,9 +223,22 @@ GOLDEN = {
 }
 
 
+def test_what_is_logged_changes_no_bit_and_norms_in_between_are_nan():
+    start = init(STATIC, H)
+    every, log = steps(STATIC, start, batches(), jnp.int32(3), H)
+    rare, sparse = steps(STATIC, start, batches(), jnp.int32(3), H | {"log_every": jnp.float32(2)})
+    assert_same(rare, every)
+    for name in ("update_norm", "param_norm"):
+        np.testing.assert_array_equal(np.isnan(sparse[name][:3]), [True, False, True])
+        assert sparse[name][1] == log[name][1] > 0
+
+
 def test_golden_metrics_of_two_steps():
     config = config_lib.resolve(tiny.get_config())
-    static, h = config_lib.static(config), {k: jnp.float32(v) for k, v in config_lib.hparams(config).items()}
+    static, h = (
+        config_lib.static(config),
+        {k: jnp.float32(v) for k, v in (config_lib.hparams(config) | {"log_every": 1}).items()},
+    )
     rows = np.arange(2 * 16)[:, None] * 7 + np.arange(129)[None] ** 2
     tokens = jnp.asarray(rows.reshape(2, 16, 129) % 251, jnp.int32)
     _, log = steps(static, init(static, h), tokens, jnp.int32(2), h)
