@@ -20,7 +20,8 @@ from scalelab.sweep.pack import train_pack
 from scalelab.train.program import in_turn
 from scalelab.train.single import dataset
 
-POINTS = [{"optim.peak_lr": lr, "train.seed": seed} for lr in (1e-3, 3e-3, 1e-2, 2e-2) for seed in (0, 1)]
+# Rates at which training forgets a rounding error; from 1e-2 on, it grows to the second digit of the loss in 200 steps.
+POINTS = [{"optim.peak_lr": lr, "train.seed": seed} for lr in (5e-4, 1e-3, 2e-3, 3e-3) for seed in (0, 1)]
 STEPS = 200
 SETTINGS = {"train.steps": STEPS, "eval.every_steps": STEPS, "checkpoint.every_steps": STEPS}
 
