@@ -1,0 +1,88 @@
+"""The study end to end on a grid of toys: prediction before training, resumption, and `scalelab fit` on what it left."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments import isoflop
+from scalelab import records
+from tests.train.runs import ROOT, command, finish
+
+GRID = ["--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout=8e10"]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The folder of a finished study, run as a user would."""
+    folder = tmp_path_factory.mktemp("study") / "runs"
+    arguments = ["--config=configs/quickstart.py", *GRID, f"--workdir={folder}", "--config.eval.batches=8", "--json"]
+    start = [sys.executable, "-m", "experiments.isoflop", *arguments]
+    done = subprocess.run(start, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder, start, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_prediction_precedes_the_first_metric_and_is_never_edited(study):
+    folder, _, summary = study
+    held = summary["held_out"]
+    first = records.read_metrics(held["folder"])[0]
+    assert held["predicted_at"] < first["time"]
+    written = records.read_json(folder / "prediction.json")
+    assert {key: held[key] for key in written} == written
+    low, high = held["interval90"]
+    assert low < held["predicted_loss"] < high
+    assert held["inside"] == (low <= held["measured_loss"] <= high)
+    assert held["error"] == pytest.approx(held["predicted_loss"] / held["measured_loss"] - 1)
+    assert held["C"] == pytest.approx(8e10, rel=0.01) == pytest.approx(held["N"] * held["D"] * 6, rel=0.5)
+
+
+def test_the_summary_lists_every_run_and_the_report_stands_beside_it(study):
+    folder, _, summary = study
+    roles = [run["role"] for run in summary["runs"]]
+    assert (roles.count("fit"), roles.count("check"), roles.count("holdout")) == (9, 4, 1)
+    for run in summary["runs"]:
+        assert {"N", "D", "C", "loss", "folder"} <= run.keys()
+    assert {(check["d_model"], round(check["factor"], 3)) for check in summary["lr_checks"]} == {
+        (size, factor) for size in (16, 32) for factor in (0.5, 1.0, 2.0)
+    }
+    assert records.read_json(folder / "summary.json") == summary
+    assert "<html" in (folder / "report.html").read_text()
+
+
+def test_scalelab_fit_gives_the_same_numbers(study):
+    folder, _, summary = study
+    refit = finish(command(str(folder), "--json", name="fit"))
+    for key in ("params", "objective", "certificate", "intervals", "n_runs"):
+        assert (refit.get("fit") or refit)[key] == summary["fit"][key]
+
+
+def test_a_second_call_trains_nothing(study):
+    folder, start, summary = study
+    before = {path: path.read_bytes() for path in (folder / "runs").rglob("metrics.jsonl")}
+    again = subprocess.run(start, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert again.returncode == 0
+    assert before == {path: path.read_bytes() for path in (folder / "runs").rglob("metrics.jsonl")}
+    assert json.loads(again.stdout.splitlines()[-1])["held_out"] == summary["held_out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--quick", "--sizes=16,24,32"], "--quick has its own"),
+        (["--quick", "--scale=0"], "--scale=0 must be above zero"),
+        ([], "--budgets and --sizes are needed"),
+        (["--budgets=1e10,2e10", "--sizes=16,24,32"], "at least 3 budgets"),
+        ([*GRID[:2], "--holdout=1e10"], "not beyond the largest budget"),
+        ([*GRID, "--rule=smal-bytes"], "did you mean 'small-bytes'"),
+        ([*GRID, "--config=configs/quickstrat.py"], "quickstart.py"),
+        ([*GRID, "--budget=3"], "did you mean '--budgets'"),
+        (["--budgets=10,20,30", "--sizes=16,24,32"], "only 0 steps"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_exit_2(tmp_path, capsys, arguments, message):
+    assert isoflop.main([*arguments, f"--workdir={tmp_path / 'w'}"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "w").exists()

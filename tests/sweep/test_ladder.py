@@ -1,0 +1,39 @@
+"""(size, budget) -> run: the budget is spent, the rule's numbers are the config's, nonsense is refused."""
+
+import pytest
+
+from configs import quickstart
+from scalelab.errors import BadInput
+from scalelab.sweep import ladder
+
+RULE = ladder.rule("small-bytes")
+
+
+@pytest.mark.parametrize(("size", "budget"), [(16, 1.25e11), (64, 4e12), (80, 1e12)])
+def test_a_rung_spends_its_budget_and_follows_the_rule(size, budget):
+    run = ladder.rung(quickstart.get_config(), size, budget, RULE)
+    model, steps = run.model, run.train.steps
+    # By hand: 6 FLOPs a matrix parameter and token (tied head included), 12 L S d for attention.
+    matrices = model.n_layers * (4 * size**2 + 2 * size * 4 * size) + size * 256
+    flops = (6 * matrices + 12 * model.n_layers * 64 * size) * 8 * 64 * steps
+    assert flops == pytest.approx(budget, rel=0.5 / steps)
+    assert run.optim.peak_lr == pytest.approx(3.7e-3 * (steps / 1500) ** -0.12 * (size / 48) ** -0.35)
+    assert run.schedule.warmup_steps == round(0.08 * steps)
+    assert (model.d_model, model.d_head, model.d_ff) == (size, size // 4, 4 * size)
+
+
+def test_a_factor_scales_the_learning_rate_and_nothing_else():
+    base = quickstart.get_config()
+    one, two = (ladder.rung(base, 32, 1e11, RULE, lr_factor=factor) for factor in (1.0, 2.0))
+    assert two.optim.peak_lr == pytest.approx(2 * one.optim.peak_lr)
+    two.optim.peak_lr = one.optim.peak_lr
+    assert one.to_dict() == two.to_dict()
+
+
+def test_mistakes_say_what_would_be_right():
+    with pytest.raises(BadInput, match="only 5 steps at d_model=64: take a smaller size or a larger budget"):
+        ladder.rung(quickstart.get_config(), 64, 2e9, RULE)
+    with pytest.raises(BadInput, match="did you mean 'small-bytes'"):
+        ladder.rule("small-byte")
+    with pytest.raises(BadInput, match="nearest widths: 16, 20"):
+        ladder.rung(quickstart.get_config(), 18, 1e11, RULE)
