@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scalelab.__main__ import COMMANDS
+from scalelab.__main__ import COMMANDS, main
 
 
 def scalelab(*arguments, python=()):
@@ -81,3 +81,8 @@ def test_a_reader_that_goes_away_is_no_error(unbuffered):
     answer = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
     os.close(writer)
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_json_without_a_value_does_not_swallow_the_folder_after_it(tmp_path, capsys):
+    assert main(["report", "--json", str(tmp_path)]) == 2
+    assert f"'{tmp_path}' holds no run" in capsys.readouterr().err

@@ -24,7 +24,11 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message} (`{self.prog} --help` lists the options)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        parsed, unknown = self.parse_known_args(args, namespace)
+        # `--json DIR` would take the positional DIR for its path: a value is given with `=` or not at all.
+        bare = {
+            o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
+        }
+        parsed, unknown = self.parse_known_args([bare.get(arg, arg) for arg in args], namespace)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             raise BadInput(f"unknown argument {unknown[0]!r}{nearest(unknown[0].split('=')[0], options)}")
