@@ -172,6 +172,8 @@ def train(
         if run.status == "running":
             _verdict(run, step, stopped)
         run.keep_record(step)
+    for mirror in [mirror for run in runs for mirror in run.mirrors]:
+        mirror.close()
     digests = [state_lib.digest(jax.device_get(state.params)) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
     return Outcome(step, start[0] if start else None, rate, digests, stopped)

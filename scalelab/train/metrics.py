@@ -2,12 +2,17 @@
 
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalelab import records
 from scalelab.errors import BadInput
 
-Sink = Callable[[int, dict[str, float]], None]
+
+class Sink(NamedTuple):
+    """A mirror: `write(step, values)`, and `close()` once what was written has to be on disk."""
+
+    write: Callable[[int, dict[str, float]], None]
+    close: Callable[[], None]
 
 
 def sinks(folder: pathlib.Path, log: Any) -> list[Sink]:
@@ -28,9 +33,8 @@ def _tensorboard(folder: pathlib.Path) -> Sink:
     def write(step: int, values: dict[str, float]) -> None:
         for key, value in values.items():
             writer.add_scalar(key, value, step)
-        writer.flush()
 
-    return write
+    return Sink(write, writer.close)
 
 
 def _wandb(folder: pathlib.Path, project: str) -> Sink:
@@ -40,7 +44,7 @@ def _wandb(folder: pathlib.Path, project: str) -> Sink:
         raise BadInput(f"log.wandb={project!r} needs a package that is not installed: pip install wandb") from None
     # The folder is the run's identity there too, so a resumed run continues its curve.
     run = wandb.init(project=project, name=folder.name, id=folder.name, dir=str(folder), resume="allow")
-    return lambda step, values: run.log(values, step=step)
+    return Sink(lambda step, values: run.log(values, step=step), run.finish)
 
 
 def write_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[Sink]) -> None:
@@ -48,4 +52,4 @@ def write_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[Sink]) ->
     records.append(folder / "metrics.jsonl", lines)
     for line in lines:
         for mirror in mirrors:
-            mirror(line["step"], {k: v for k, v in line.items() if k not in ("step", "time")})
+            mirror.write(line["step"], {k: v for k, v in line.items() if k not in ("step", "time")})

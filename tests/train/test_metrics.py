@@ -30,6 +30,7 @@ def scalars(path) -> dict[tuple[int, str], float]:
 def test_tensorboard_holds_what_metrics_jsonl_holds(tmp_path):
     mirrors = sinks(tmp_path, {"tensorboard": True, "wandb": ""})
     write_lines(tmp_path, LINES, mirrors)
+    mirrors[0].close()
     (path,) = (tmp_path / "tensorboard").iterdir()
     expected = {(10, k): v for line in LINES for k, v in line.items() if k not in ("step", "time")}
     assert scalars(path) == pytest.approx(expected)
