@@ -70,7 +70,7 @@ def page(result: dict[str, Any]) -> str:
     lines += [
         "",
         f"{inside} of {len(rows)} inside; mean error {mean:+.2%}. The rule, the grid and the fit were chosen on seed 0, split 0 "
-        f"and frozen (in the commit before this one) before any of these ran. {len(rows)} studies say little about a 90 % "
+        f"and frozen before any of these ran. {len(rows)} studies say little about a 90 % "
         "coverage; that errors share a sign would say that the law bends beyond the data.",
         "",
     ]
