@@ -2,7 +2,7 @@
 
     scalelab sweep --config=configs/lr_seeds.py --workdir=runs/lr_seeds
 
-About two minutes on 2 CPU cores. Expect the best validation loss at 1e-2 and a flat neighbourhood.
+A minute or two on 2 CPU cores. At 40 steps the best validation loss was at 1e-2; we have not recorded a full run.
 """
 
 from ml_collections import ConfigDict

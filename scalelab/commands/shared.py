@@ -24,6 +24,7 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message} (`{self.prog} --help` lists the options)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The parsed options; BadInput for an argument nobody knows, with the nearest one."""
         # `--json DIR` would take the positional DIR for its path: a value is given with `=` or not at all.
         bare = {
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings

@@ -73,14 +73,13 @@ def test_a_finished_sweep_is_not_run_again(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*.json*")}
 
 
-def test_the_command_killed_resumed_and_one_trial_continued_alone(tmp_path, alone):
+def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     file = tmp_path / "grid.py"
     file.write_text(
         "from configs import tiny\nget_config = tiny.get_config\n"
         "def sweep(h): return h.chain([h.sweep('optim.peak_lr', [3e-3, 2e-2]), h.sweep('train.seed', [5])])\n"
     )
     overrides = [f"--config.{key}={value}" for key, value in TINY.items()]
-    stop_at_20 = ["--config.train.steps=20", "--config.schedule.warmup_steps=2"]
     folder = tmp_path / "sweep"
     process = command(f"--config={file}", f"--workdir={folder}", *overrides, "--json", name="sweep")
     assert {row["status"] for row in finish(process)["trials"]} == {"done"}
@@ -97,4 +96,3 @@ def test_the_command_killed_resumed_and_one_trial_continued_alone(tmp_path, alon
     )  # fmt: skip
     result = finish(longer)
     assert (result["resumed_from"], result["final_step"]) == (30, 40)
-    del stop_at_20
