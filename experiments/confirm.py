@@ -2,7 +2,8 @@
 
     python -m experiments.confirm --workdir=runs/confirm [--quick]
 
-Three seeds on one split and two more splits of one seed, none of them used when the ladder's rule and the fit were chosen.
+Three seeds on one split and two more splits of one seed, none of them used when the ladder's rule, the grid and the fit
+were chosen.
 Writes `results/quickstart.json` and `.md` beside this file. About a quarter of an hour on two CPU cores; --quick runs every
 study at a tenth of its size and writes beside the runs instead. Again to resume.
 """
@@ -22,7 +23,7 @@ from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput
 
 RESULTS = pathlib.Path(__file__).parent / "results"
-STUDIES = ((1, 1), (2, 1), (3, 1), (1, 2), (1, 3))  # (seed, split): 0 was for development
+STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were for development
 
 
 def study(folder: pathlib.Path, seed: int, split: int, scale: float) -> dict[str, Any]:
@@ -69,8 +70,10 @@ def page(result: dict[str, Any]) -> str:
     inside, mean = sum(row["inside"] for row in rows), sum(row["error"] for row in rows) / len(rows)
     lines += [
         "",
-        f"{inside} of {len(rows)} inside; mean error {mean:+.2%}. The rule, the grid and the fit were chosen on seed 0, split 0 "
-        f"and frozen before any of these ran. {len(rows)} studies say little about a 90 % "
+        f"{inside} of {len(rows)} inside; mean error {mean:+.2%}. The rule and the fit were chosen on seed 0, split 0. "
+        "Five studies of 20 runs on seeds and splits 1 to 3 came first (errors -1.74 to -0.05 %, all inside, widths 4.6 to "
+        "8.3 %): the grid was then filled up to 26 runs, to narrow the widest, and frozen before any of these ran. "
+        f"{len(rows)} studies say little about a 90 % "
         "coverage; that errors share a sign would say that the law bends beyond the data.",
         "",
     ]

@@ -32,10 +32,10 @@ from scalelab.sweep import ladder
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICK_GRID = {  # FLOPs: values of d_model around the optimum
-    1e11: (16, 24, 32, 40, 56),
-    2e11: (16, 24, 32, 48, 64),
-    4e11: (24, 32, 48, 64, 80),
-    8e11: (24, 32, 48, 64, 80),
+    1e11: (16, 24, 32, 40, 48, 56),
+    2e11: (16, 24, 32, 40, 48, 64),
+    4e11: (24, 32, 40, 48, 56, 64, 80),
+    8e11: (24, 32, 40, 48, 56, 64, 80),
 }
 HOLDOUT_FACTOR = 4.0  # the held-out run's compute over the largest fitted budget
 LR_FACTORS = (0.5, 2.0)
