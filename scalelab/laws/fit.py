@@ -1,67 +1,184 @@
-"""Fit Chinchilla's law to runs (Hoffmann et al. 2022, approach 3), and say how sure the optimiser is of the optimum."""
+"""From columns of numbers to a fitted law with everything that says how far to trust it: the door of this room.
+
+    from scalelab import laws
+    fitted = laws.fit({"N": N, "D": D, "loss": loss}, law="chinchilla", target_flops=[1e24])
+
+Nothing is printed; a mistake is BadInput, an optimum that can't be vouched for is FitError.
+"""
 
 import dataclasses
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws import solve
-from scalelab.laws.forms import Params, chinchilla, exponents
+from scalelab.laws import closed, decision, design, likelihood, optimum, profile, uncertainty
+from scalelab.laws import law as law_lib
+from scalelab.laws import objective as objective_lib
+from scalelab.laws.decision import Decision
+from scalelab.laws.design import Finding
+from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.holdout import Holdout, hold_out
+from scalelab.laws.law import Law
+from scalelab.laws.optimum import Optimum
+from scalelab.laws.problem import Columns, Problem, problem
+from scalelab.laws.profile import Profile
+from scalelab.laws.uncertainty import Bootstrap, Prediction
 
-SEED_EXPONENTS = np.geomspace(0.05, 2.0, 8)  # wider than any published alpha or beta (.05 to 1.2)
-AGREE = 1e-6  # two starts found the same optimum where their objectives differ by less than this share
-MIN_POINTS, MIN_SIZES = 5, 3
-
-
-class FitError(RuntimeError):
-    """A fit that did not converge. Its numbers are not handed out."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Certificate:
-    """Evidence that a fit is the optimum it claims to be.
-
-    `agree` of `starts` polished starts (all seeded by variable projection) ended within 1e-6 of the best objective; the
-    next basin lies `next_basin` (a share of the objective; None: no other seen) higher. `gradient_norm` and `condition`
-    are of the objective and its exact Hessian in (log E, log A, log B, alpha, beta), centred, over the parameters
-    not at a bound; `at_bounds` names those that are.
-    """
-
-    converged: bool
-    starts: int
-    starts_converged: int
-    agree: int
-    next_basin: float | None
-    gradient_norm: float
-    condition: float
-    at_bounds: tuple[str, ...]
+LEVEL = 0.9
+CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
+FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
+INTERVAL_METHOD = "percentiles of refits to resampled runs; for one new run, times the residuals of left-out runs"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Fit:
-    """A fitted law. `residuals` [P] are log loss minus log law, in the order of the points given."""
+class Fitted:
+    """A fitted law. `kept` rows were fitted; `excluded` holds {"name", "reason"} of every other (where rows are known).
 
-    params: Params
-    objective: float
-    delta: float
-    certificate: Certificate
-    residuals: np.ndarray
+    `k` is that of C = k N D: the median of the fitted runs' own C / (N D), or 6 where they don't know their C.
+    `design` says what is weak about the runs themselves, `holdout` how well the larger ones follow from the smaller.
+    """
+
+    problem: Problem
+    best: Optimum
+    bootstrap: Bootstrap | None
+    identifiability: dict[str, Profile]
+    decisions: tuple[Decision, ...]
+    design: tuple[Finding, ...]
+    holdout: Holdout | None
+    seconds: float
+    k: float
+    level: float
+    n_convention: str
+    kept: tuple[Mapping[str, Any], ...] = ()
+    excluded: tuple[dict[str, str], ...] = ()
+
+    @property
+    def law(self) -> Law:
+        """The law that was fitted."""
+        return self.problem.law
+
+    @property
+    def params(self) -> dict[str, float]:
+        """Name -> value."""
+        return self.best.params
+
+    def loss(self, N: float, D: float, **others: float) -> float:
+        """Loss of the fitted law, in nats per token."""
+        return float(self.law(_point(N, D, self.k, others), self.params))
+
+    def predict(self, N: float, D: float, **others: float) -> Prediction:
+        """The loss of one new run with its interval. N by the fit's own convention."""
+        return uncertainty.predict(
+            self.problem, self.best, self._resamples(), _point(N, D, self.k, others), self.level
+        )  # fmt: skip
+
+    def decide(self, C: float, **held: float) -> Decision:
+        """How to spend C FLOPs, counted as the fitted runs count theirs. N by the fit's own convention."""
+        return decision.decide(self.problem, self.best, self._resamples(), C, self.k, self.level, held)
+
+    def _resamples(self) -> Bootstrap:
+        if self.bootstrap is None:
+            raise BadInput("no interval without resamples: fit with bootstrap > 0")
+        return self.bootstrap
+
+    def warnings(self) -> list[str]:
+        """What a reader must know before using the numbers; [] where there is nothing."""
+        certificate, boot = self.best.certificate, self.bootstrap
+        said = [f"{name} is at its bound: the data do not determine it" for name in certificate.at_bounds]
+        if certificate.next_basin_gap is not None and certificate.next_basin_gap < CLOSE_BASIN:
+            said.append(
+                f"another optimum is only {certificate.next_basin_gap:.2%} worse: the data hardly choose between them"
+            )
+        if boot and boot.used < (1 - FEW) * boot.requested:
+            said.append(f"only {boot.used} of {boot.requested} resamples gave a fit: the intervals are too narrow")
+        for name, held in boot.at_bounds.items() if boot else ():
+            if held > FEW * boot.used:
+                said.append(f"{name} is at its bound in {held} of {boot.used} resamples: it is poorly identified")
+        said += [f"{name} is {p.verdict}" for name, p in self.identifiability.items() if p.verdict != "identified"]
+        return said
 
     def to_json(self) -> dict[str, Any]:
-        """The fit as plain JSON values."""
-        a, b = exponents(self.params)
+        """What `scalelab fit --json` writes, and the `fit` block of a study's summary.json."""
+        intervals = uncertainty.intervals(self.bootstrap, self.params, self.level) if self.bootstrap else {}
+        exponents = {}
+        if {"alpha", "beta"} <= set(self.params) and {"N", "D"} <= set(self.law.columns):
+            exponents, spread = _exponents(self.params, self.bootstrap, self.level)
+            intervals |= spread
+        residuals = self.problem.residuals(self.params)
         return {
-            "law": "chinchilla",
-            "equation": "L = E + A/N^alpha + B/D^beta",
-            "params": {name: float(value) for name, value in self.params._asdict().items()},
-            "exponents": {"a": float(a), "b": float(b)},
-            "objective": self.objective,
-            "delta": self.delta,
-            "residual_rms": float(np.sqrt(np.mean(self.residuals**2))),
-            "certificate": dataclasses.asdict(self.certificate) | {"at_bounds": list(self.certificate.at_bounds)},
+            "law": self.law.name,
+            "equation": self.law.equation,
+            "n_rows": self.problem.points,
+            "n_runs": self.problem.points,
+            "n_convention": self.n_convention,
+            "objective": self.problem.objective.to_json(self.best.value),
+            "params": self.params,
+            "exponents": exponents,
+            "residual_rms": float(np.sqrt(np.mean(residuals**2))),
+            "certificate": self.best.certificate.to_json(),
+            "interval_level": self.level,
+            "interval_method": INTERVAL_METHOD,
+            "intervals": {name: list(each["percentile"]) for name, each in intervals.items()},
+            "intervals_bca": {name: list(each["bca"]) for name, each in intervals.items() if "bca" in each},
+            "standard_errors": {name: each["se"] for name, each in intervals.items()},
+            "bootstrap": self.bootstrap.to_json() if self.bootstrap else None,
+            "identifiability": {name: p.to_json() for name, p in self.identifiability.items()},
+            "allocation": {f"{d.C:g}": dataclasses.asdict(d) for d in self.decisions},
+            "design": [finding.to_json() for finding in self.design],
+            "holdout": self.holdout.to_json() if self.holdout else None,
+            "flops_per_param_token": self.k,
+            "excluded": list(self.excluded),
+            "warnings": self.warnings(),
+            "seconds": self.seconds,
         }
+
+
+def _point(N: float, D: float, k: float, others: Mapping[str, float]) -> dict[str, float]:
+    return {"N": N, "D": D, "C": k * N * D, "M": D / N, **others}
+
+
+def _exponents(
+    params: Mapping[str, float], boot: Bootstrap | None, level: float
+) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:  # fmt: skip
+    """a, b of N_opt ~ C^a, D_opt ~ C^b (Hoffmann et al. 2022, eq. 4), and their percentile intervals."""
+
+    def split(alpha: Any, beta: Any) -> dict[str, Any]:
+        return {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
+
+    point = split(params["alpha"], params["beta"])
+    spread = split(boot.params["alpha"], boot.params["beta"]) if boot else {}
+    return point, {
+        n: {"percentile": uncertainty.quantiles(v, level), "se": float(np.std(v))} for n, v in spread.items()
+    }
+
+
+def columns_of(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.ndarray]:
+    """(the law's columns, its target) as float64 [P]; C = 6 N D and M = D / N where the table lacks them.
+
+    BadInput names the first value that isn't finite and positive, or the column that is missing.
+    """
+    given = {name: np.asarray(values, float) for name, values in table.items() if _numeric(values)}
+    if "N" in given and "D" in given:
+        given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
+        given.setdefault("M", given["D"] / given["N"])
+    wanted = (*law.columns, law.target)
+    if missing := [name for name in wanted if name not in given]:
+        raise BadInput(
+            f"law {law.name!r} ({law.equation}) needs {', '.join(wanted)}; the table has no {', '.join(missing)}"
+        )
+    return {n: v for n, v in zip(law.columns, positive(**{n: given[n] for n in wanted}), strict=False)}, given[law.target]
+
+
+def _numeric(values: ArrayLike) -> bool:
+    try:
+        np.asarray(values, float)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def positive(**columns: ArrayLike) -> list[np.ndarray]:
@@ -77,71 +194,53 @@ def positive(**columns: ArrayLike) -> list[np.ndarray]:
     return list(arrays.values())
 
 
-def checked(N: ArrayLike, D: ArrayLike, loss: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The points as float64 [P] arrays; BadInput says why no law can be fitted to them."""
-    N, D, loss = positive(N=N, D=D, loss=loss)
-    if len(N) < MIN_POINTS:
-        raise BadInput(f"{len(N)} runs: a law with five parameters needs at least {MIN_POINTS}")
-    for name, values in (("N", N), ("D", D)):
-        if (different := len(np.unique(values))) < MIN_SIZES:
-            raise BadInput(f"{different} different {name}: a power law in {name} needs at least {MIN_SIZES}")
-    return N, D, loss
+def fit(
+    table: Mapping[str, ArrayLike], law: str | Law = "chinchilla", *, objective: str = "huber_log",
+    delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: ArrayLike | None = None,
+    target_flops: Sequence[float] = (), holdout: int = 0, level: float = LEVEL, identify: bool = True,
+    k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
+) -> Fitted:  # fmt: skip
+    """Fit `law` to a table of columns, each [P]: N, D, C, M, U, width, depth, … and loss in nats per token.
 
-
-def seed_grid(values: np.ndarray) -> np.ndarray:
-    """All pairs (alpha, beta) of `values` [G]: [G*G, 2]."""
-    return np.stack(np.meshgrid(values, values, indexing="ij"), axis=-1).reshape(-1, 2)
-
-
-def fit_chinchilla(N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3) -> Fit:
-    """Fit L = E + A/N^alpha + B/D^beta to runs with N parameters, D tokens and loss in nats per token, each [P].
-
-    Minimises the sum of Huber(delta) of log-loss residuals (Hoffmann et al. 2022, eq. 3) with E, A, B >= 0 and both
-    exponents in [0.01, 3]: 64 variable-projection seeds, each polished to a stationary point in float64.
-    BadInput for points that no law can be fitted to, FitError where the optimum is not certain.
+    `cluster` [P] labels runs that are resampled together; `holdout`: that many of the largest rows are held out, predicted
+    and scored by a second fit; `held` fixes other columns for the decisions at `target_flops`. BadInput for a table or a
+    design that no law can be fitted to, FitError where the optimum is not certain.
     """
-    N, D, loss = checked(N, D, loss)
-    if not delta > 0:
-        raise BadInput(f"delta = {delta:g}: Huber's threshold must be positive (1e-3 is Hoffmann's)")
-    data = solve.centred(N, D, loss, delta)
-    weights = np.ones((1, len(N)))
-    starts = solve.seeds(data, weights, seed_grid(SEED_EXPONENTS))[0]
-    found = solve.descend(starts, data, np.broadcast_to(weights, (len(starts), len(N))))
-    best = int(found.objective.argmin())
-    if not found.converged[best]:
-        raise FitError(
-            f"the fit did not converge: the best of {len(starts)} starts (objective {found.objective[best]:.6g}, "
-            f"{int(found.converged.sum())} others converged) is not at a stationary point"
-        )
-    params = Params(*(float(value) for value in solve.to_params(found.x[best], data)))
-    return Fit(
-        params=params,
-        objective=float(found.objective[best]),
-        delta=float(delta),
-        certificate=certify(found, best, data, weights),
-        residuals=np.log(loss) - np.log(chinchilla(params, N, D)),
+    start = time.process_time()
+    law = law_lib.load(law) if isinstance(law, str) else law
+    columns, target = columns_of(table, law)
+    findings = design.check(law, columns, target)
+    chosen = objective_lib.objective(objective, delta)
+    posed, best = likelihood.fit_scale(law, columns, target, chosen) if objective == "mle" else (None, None)
+    posed = posed or problem(law, columns, target, chosen)
+    best = best or optimum.minimise(posed)
+    boot = uncertainty.bootstrap(posed, best, bootstrap, seed, cluster) if bootstrap else None
+    given_k = np.median(np.asarray(table["C"], float) / (columns["N"] * columns["D"])) if _knows_k(table, columns) else None
+    split = float(k or given_k or FLOPS_PER_PARAM_TOKEN)
+    decisions = [decision.decide(posed, best, boot, C, split, level, held or {}) for C in target_flops] if boot else []
+    return Fitted(
+        problem=posed,
+        best=best,
+        bootstrap=boot,
+        identifiability=profile.identify(posed, best, level) if identify else {},
+        decisions=tuple(decisions),
+        design=tuple(findings),
+        holdout=hold_out(law, columns, target, chosen, holdout) if holdout else None,
+        seconds=time.process_time() - start,
+        k=split,
+        level=level,
+        n_convention=n_convention,
     )
 
 
-def certify(found: solve.Solutions, best: int, data: solve.Data, weights: np.ndarray) -> Certificate:
-    """The certificate of solution `best` among all polished starts."""
-    least = found.objective[best]
-    excess = found.objective - least
-    same = excess <= AGREE * least + solve.ROUNDING * weights.sum()
-    others = excess[found.converged & ~same]
-    x = found.x[best : best + 1]
-    gradient, _, hessian = solve.derivatives(x, data, weights)
-    bound = (x <= solve.LOWER) | (x >= solve.UPPER)
-    free = ~bound[0]
-    scale = np.append(x[0, :3], [1.0, 1.0])[free]
-    eigenvalues = np.abs(np.linalg.eigvalsh(hessian[0][np.ix_(free, free)] * np.outer(scale, scale)))
-    return Certificate(
-        converged=bool(found.converged[best]),
-        starts=len(found.x),
-        starts_converged=int(found.converged.sum()),
-        agree=int(same.sum()),
-        next_basin=float(others.min() / least) if len(others) and least > 0 else None,
-        gradient_norm=float(np.linalg.norm(gradient[0, free] * scale)),
-        condition=float(eigenvalues.max() / max(eigenvalues.min(), np.finfo(float).tiny)),
-        at_bounds=tuple(name for name, held in zip(Params._fields, bound[0], strict=True) if held),
-    )
+def _knows_k(table: Mapping[str, ArrayLike], columns: Columns) -> bool:
+    return "C" in table and {"N", "D"} <= set(columns) and _numeric(table["C"]) and bool(np.all(np.asarray(table["C"], float) > 0))
+
+
+def exact(N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3) -> tuple[closed.Params, Optimum]:
+    """Chinchilla's law alone, by Hoffmann's objective, without intervals: (parameters, optimum)."""
+    law = law_lib.load("chinchilla")
+    columns, target = columns_of({"N": N, "D": D, "loss": loss}, law)
+    design.check(law, columns, target)
+    best = optimum.minimise(problem(law, columns, target, objective_lib.huber_log(delta)))
+    return closed.Params(**best.params), best

@@ -12,122 +12,76 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.fit import Fit, fit_chinchilla
-from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN, chinchilla
-from scalelab.laws.uncertainty import Bootstrap, Decision, Prediction, bootstrap, decide, intervals, predict
+from scalelab.laws import law as law_lib
+from scalelab.laws.fit import Fitted, fit
+from scalelab.laws.law import Law
 
 Row = Mapping[str, Any]
 N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan", "chinchilla": "N_chinchilla"}
-LEVEL = 0.9
-CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
-FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
-INTERVAL_METHOD = "percentiles of refits to resampled runs; for one new run, times the residuals of left-out runs"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Study:
-    """A fit to a table of runs. `kept` rows were fitted; `excluded` holds {"name", "reason"} of every other.
-
-    `k` is that of C = k N D: the median of the fitted runs' own C / (N D), or 6 where they don't know their C.
-    """
-
-    fit: Fit
-    bootstrap: Bootstrap
-    n_convention: str
-    k: float
-    kept: tuple[Row, ...]
-    excluded: tuple[dict[str, str], ...]
-
-    def loss(self, N: float, D: float) -> float:
-        """Loss of the fitted law, in nats per token."""
-        return float(chinchilla(self.fit.params, N, D))
-
-    def predict(self, N: float, D: float, level: float = LEVEL) -> Prediction:
-        """The loss of one new run with its interval. N by the study's own convention."""
-        return predict(self.fit, self.bootstrap, N, D, level)
-
-    def decide(self, C: float, level: float = LEVEL) -> Decision:
-        """How to spend C FLOPs, counted as the fitted runs count theirs. N by the study's own convention."""
-        return decide(self.fit, self.bootstrap, C, self.k, level)
-
-    def warnings(self) -> list[str]:
-        """What a reader must know before using the numbers; [] where there is nothing."""
-        certificate, boot = self.fit.certificate, self.bootstrap
-        said = [f"{name} is at its bound: the data do not determine it" for name in certificate.at_bounds]
-        if certificate.next_basin is not None and certificate.next_basin < CLOSE_BASIN:
-            said.append(
-                f"another optimum is only {certificate.next_basin:.2%} worse: the data hardly choose between them"
-            )
-        if boot.used < (1 - FEW) * boot.requested:
-            said.append(f"only {boot.used} of {boot.requested} resamples gave a fit: the intervals are too narrow")
-        for name, held in boot.at_bounds.items():
-            if held > FEW * boot.used:
-                said.append(f"{name} is at its bound in {held} of {boot.used} resamples: it is poorly identified")
-        return said
-
-    def to_json(self) -> dict[str, Any]:
-        """The `fit` block of a study's summary.json."""
-        return self.fit.to_json() | {
-            "n_convention": self.n_convention,
-            "n_runs": len(self.kept),
-            "flops_per_param_token": self.k,
-            "interval_level": LEVEL,
-            "intervals": {name: list(pair) for name, pair in intervals(self.bootstrap, LEVEL).items()},
-            "interval_method": INTERVAL_METHOD,
-            "bootstrap": self.bootstrap.to_json(),
-            "excluded": list(self.excluded),
-            "warnings": self.warnings(),
-        }
 
 
 def fit_study(
-    rows: Sequence[Row], n_convention: str = "total", drop_top_loss: int = 0, delta: float = 1e-3, count: int = 1000,
-    seed: int = 0,
-) -> Study:  # fmt: skip
-    """Fit Chinchilla's law to the finished runs of a table, with `count` bootstrap resamples.
+    rows: Sequence[Row], law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
+    cluster: str | None = None, **options: Any,
+) -> Fitted:  # fmt: skip
+    """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
 
-    A row has `val_loss` (nats per token), `D` (tokens), N in the convention's column (`N_COLUMNS`) and, where known,
-    `name`, `status` and `role`. Rows of role "fit" are fitted if there are any, else all of them; never those that are
-    not done, have no finite loss, or are among the `drop_top_loss` worst. BadInput where too few are left.
+    A row has `val_loss` (nats per token), N in the convention's column (`N_COLUMNS`), the law's other columns and, where
+    known, `name`, `status` and `role`. Rows of role "fit" are fitted if there are any, else all of them; never those that
+    are not done, have no finite loss, or are among the `drop_top_loss` worst. `cluster` names a column whose equal values
+    are resampled together. BadInput where too few are left.
     """
     if n_convention not in N_COLUMNS:
         raise BadInput(f"--n={n_convention}: unknown convention{nearest(n_convention, N_COLUMNS)}")
-    kept, excluded = select(rows, N_COLUMNS[n_convention], drop_top_loss)
+    law = law_lib.load(law) if isinstance(law, str) else law
+    names = {"N": N_COLUMNS[n_convention], "loss": "val_loss"}
+    needed = [names.get(column, column) for column in (*law.columns, law.target)]
+    absent = {"C", "M"} - {key for row in rows for key in row}  # these follow from N and D
+    needed = [column for column in needed if column not in absent]
+    kept, excluded = select(rows, needed, names.get(law.target, law.target), drop_top_loss)
     if not kept:
         raise BadInput(f"none of {len(rows)} runs can be fitted: {_reasons(excluded)}")
-    N, D, loss = (np.array([float(row[key]) for row in kept]) for key in (N_COLUMNS[n_convention], "D", "val_loss"))
-    fit = fit_chinchilla(N, D, loss, delta)
-    boot = bootstrap(N, D, loss, fit, count=count, seed=seed)
-    C = np.array([float(row.get("C") or FLOPS_PER_PARAM_TOKEN * n * d) for row, n, d in zip(kept, N, D, strict=True)])
-    return Study(fit, boot, n_convention, float(np.median(C / (N * D))), tuple(kept), tuple(excluded))
+    table = {column: np.array([float(row[column]) for row in kept]) for column in needed}
+    for field, column in names.items():
+        if column in table:
+            table[field] = table[column]
+    if all(row.get("C") for row in kept):
+        table["C"] = np.array([float(row["C"]) for row in kept])
+    if cluster and any(cluster not in row for row in kept):
+        raise BadInput(f"--cluster={cluster}: no such column{nearest(cluster, kept[0])}")
+    groups = [str(row[cluster]) for row in kept] if cluster else None
+    fitted = fit(table, law, cluster=groups, n_convention=n_convention, **options)
+    return dataclasses.replace(fitted, kept=tuple(kept), excluded=tuple(excluded))
 
 
-def select(rows: Sequence[Row], n_column: str, drop_top_loss: int = 0) -> tuple[list[Row], list[dict[str, str]]]:
+def select(
+    rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0
+) -> tuple[list[Row], list[dict[str, str]]]:  # fmt: skip
     """(rows to fit, in an order that depends on their values only; {"name", "reason"} of the others)."""
     if drop_top_loss < 0:
         raise BadInput(f"drop_top_loss = {drop_top_loss}: a number of runs, 0 or more")
     only_fit = any(row.get("role") == "fit" for row in rows)
     kept, excluded = [], []
     for index, row in enumerate(rows):
-        reason = _refusal(row, n_column, only_fit)
+        reason = _refusal(row, needed, only_fit)
         if reason:
             excluded.append({"name": str(row.get("name", f"row {index + 1}")), "reason": reason})
         else:
             kept.append(row)
-    kept.sort(key=lambda row: (row["val_loss"], row[n_column], row["D"]))
+    kept.sort(key=lambda row: (row[target], *[row[column] for column in needed]))
     least = len(kept) - min(drop_top_loss, len(kept))
     for row in kept[least:]:
         excluded.append({"name": str(row.get("name", "?")), "reason": f"one of the {drop_top_loss} largest losses"})
     return kept[:least], excluded
 
 
-def _refusal(row: Row, n_column: str, only_fit: bool) -> str:
+def _refusal(row: Row, needed: Sequence[str], only_fit: bool) -> str:
     """Why a row is not fitted; "" where it is."""
     if only_fit and row.get("role") != "fit":
         return f"role {row.get('role') or 'none'}"
     if row.get("status", "done") != "done":
         return str(row["status"])
-    for key in ("val_loss", "D", n_column):
+    for key in needed:
         value = row.get(key)
         if value is None:
             return f"no {key}"

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from scalelab.laws.forms import Params, chinchilla, optimum
+from scalelab.laws.closed import Params, loss_at, optimum
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 QUICKSTART_LIKE = Params(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5
@@ -44,4 +44,4 @@ def study(params: Params, noise: float = 0.0, seed: int = 0, sizes: int = 5, bud
     N = (best.N[:, None] * np.geomspace(1 / 3, 3, sizes)).ravel()
     D = np.repeat(budgets, sizes) / (6 * N)
     errors = np.random.default_rng(seed).standard_normal(len(N))
-    return N, D, chinchilla(params, N, D) * np.exp(noise * errors)
+    return N, D, loss_at(params, N, D) * np.exp(noise * errors)

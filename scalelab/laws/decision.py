@@ -1,0 +1,139 @@
+"""How to spend a budget by a fitted law, and how sure that is: N, D, D/N, the loss, and the compute wasted by error.
+
+Legend: R resamples, S sizes tried.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from scalelab.errors import BadInput
+from scalelab.laws import closed, forms
+from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.law import Law
+from scalelab.laws.optimum import FitError, Optimum
+from scalelab.laws.problem import Problem
+from scalelab.laws.uncertainty import Bootstrap, predict, quantiles
+
+SIZES = 400  # of log N, where no closed form is known
+SPAN = 1e4  # times around sqrt(C / k): D/N from 1e-8 to 1e8
+
+
+class Interval(NamedTuple):
+    """A point estimate and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """How to spend C = k N D FLOPs, with intervals; `loss` is that of one run at the point estimate of N and D.
+
+    `waste`: the share of C that choosing the point estimate wastes if a resampled law is the true one; `value` is its mean,
+    `high` what the worst (1 - level) / 2 of them exceed.
+    """
+
+    C: float
+    k: float
+    N: Interval
+    D: Interval
+    tokens_per_param: Interval
+    loss: Interval
+    waste: Interval
+    level: float
+
+
+def optimal_size(law: Law, params: Mapping[str, np.ndarray], C: float, k: float, held: Mapping[str, float]) -> np.ndarray:
+    """The N of least loss where C = k N D, for parameters [R]: [R]. nan where it is at the edge of what is tried.
+
+    Chinchilla's is in closed form; any other law of N and D is minimised over a grid with a parabola at its lowest point.
+    """
+    arrays = {name: np.atleast_1d(np.asarray(value, float)) for name, value in params.items()}
+    if law.function is forms.chinchilla:
+        return closed.optimum(closed.Params(**arrays), C, k).N
+    log_n = 0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES)
+    loss = losses(law, {name: value[:, None] for name, value in arrays.items()}, np.exp(log_n), C, k, held)
+    at = np.nanargmin(np.where(np.isfinite(loss), loss, np.inf), axis=1)
+    inside = (at > 0) & (at < SIZES - 1)
+    middle = np.clip(at, 1, SIZES - 2)
+    left, here, right = (np.take_along_axis(loss, (middle + i)[:, None], axis=1)[:, 0] for i in (-1, 0, 1))
+    bend = left - 2 * here + right
+    shift = np.where(bend > 0, 0.5 * (left - right) / np.where(bend > 0, bend, 1.0), 0.0)
+    return np.where(inside, np.exp(log_n[middle] + shift * (log_n[1] - log_n[0])), np.nan)
+
+
+def losses(
+    law: Law, params: Mapping[str, np.ndarray], N: np.ndarray, C: float | np.ndarray, k: float, held: Mapping[str, float]
+) -> np.ndarray:
+    """The law at size N and D = C / (k N), other columns held."""
+    return law({**held, "N": N, "D": C / (k * N), "C": C + 0 * N, "M": C / (k * N * N)}, params)
+
+
+def decide(
+    problem: Problem, best: Optimum, boot: Bootstrap, C: float, k: float = FLOPS_PER_PARAM_TOKEN, level: float = 0.9,
+    held: Mapping[str, float] = {},
+) -> Decision:  # fmt: skip
+    """The best N and D for C = k N D FLOPs, with intervals from the resamples, the loss of a run there, and the waste.
+
+    `held` fixes the law's other columns (unique tokens, say). BadInput for a law of neither N nor D, FitError where it has
+    no interior optimum.
+    """
+    law = problem.law
+    if not (np.isfinite(C) and C > 0):
+        raise BadInput(f"C = {C:g}: a budget is a positive number of FLOPs")
+    if not {"N", "D"} <= {"C": {"C"}, "M": {"N", "D"}}.get("M" if "M" in law.columns else "", set()) | set(law.columns):
+        raise BadInput(f"law {law.name!r} has no N and D to split a budget between")
+    if missing := [name for name in law.columns if name not in {"N", "D", "C", "M", *held}]:
+        raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
+    point = float(optimal_size(law, best.params, C, k, held)[0])
+    if not (np.isfinite(point) and point > 0):
+        raise FitError(f"the law has no compute-optimal size at {C:.3g} FLOPs: its loss falls to the edge of what is tried")
+    spread = optimal_size(law, boot.params, C, k, held)
+    tokens = C / (k * point)
+    loss = predict(problem, best, boot, {**held, "N": point, "D": tokens, "C": C, "M": tokens / point}, level)
+    wasted = waste(law, boot.params, point, spread, C, k, held)
+    return Decision(
+        C=C,
+        k=k,
+        N=Interval(point, *quantiles(spread, level)),
+        D=Interval(tokens, *quantiles(C / (k * spread), level)),
+        tokens_per_param=Interval(tokens / point, *quantiles(C / (k * spread**2), level)),
+        loss=Interval(loss.loss, loss.low, loss.high),
+        waste=Interval(float(np.nanmean(wasted)), *quantiles(wasted, level)),
+        level=level,
+    )
+
+
+def waste(
+    law: Law, params: Mapping[str, np.ndarray], chosen: float, best: np.ndarray, C: float, k: float,
+    held: Mapping[str, float] = {},
+) -> np.ndarray:  # fmt: skip
+    """The share of C that size `chosen` wastes where `params` [R] are true and `best` [R] their own sizes: [R].
+
+    1 - C'/C, where the best split of C' reaches the loss that the chosen one reaches with C ("deadweight compute",
+    arXiv 2603.22339). C' is found by bisection along each law's own best loss.
+    """
+    reached = losses(law, params, np.full_like(best, chosen), C, k, held)
+    low, high = np.full_like(best, -14.0), np.zeros_like(best)  # log(C' / C)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        sizes = _own_best(law, params, C * np.exp(middle), best, k, held)
+        enough = losses(law, params, sizes, C * np.exp(middle), k, held) <= reached
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return 1.0 - np.exp(high)
+
+
+def _own_best(
+    law: Law, params: Mapping[str, np.ndarray], C: np.ndarray, near: np.ndarray, k: float, held: Mapping[str, float]
+) -> np.ndarray:
+    """Each law's best size at its own budget C [R]: closed form, else the lowest of sizes around `near` x the same D/N."""
+    if law.function is forms.chinchilla:
+        return closed.optimum(closed.Params(**params), C, k).N
+    first = near[:, None] * np.geomspace(1e-3, 3.0, 60)
+    arrays = {name: np.asarray(value)[:, None] for name, value in params.items()}
+    at = losses(law, arrays, first, C[:, None], k, held).argmin(axis=1)
+    return np.take_along_axis(first, at[:, None], axis=1)[:, 0]

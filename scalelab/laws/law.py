@@ -1,0 +1,122 @@
+"""A law is a pure function; this reads from its signature what a fit must know.
+
+Positional arguments are columns of the table, keyword-only ones are parameters, annotated with their kind:
+
+    def saturating(C, *, E: Coefficient, A: Coefficient, alpha: Exponent):
+        '''L = E + A/C^alpha'''
+        return E + A / C**alpha
+
+Write it with operators and `jax.numpy`; it must also take numpy arrays. It needs no other declaration.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+
+from scalelab.errors import BadInput, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Where a parameter may lie, and how it is searched.
+
+    `how`: "linear" (the law is linear in it once the others are fixed: variable projection solves for it), "direct", or
+    "log" (a positive scale, moved in its logarithm). `starts`: the range that global search covers; bounds are hard.
+    """
+
+    how: Literal["linear", "direct", "log"]
+    low: float
+    high: float
+    starts: tuple[float, float]
+
+
+Coefficient = Annotated[float, Kind("linear", 0.0, np.inf, (0.0, np.inf))]
+Exponent = Annotated[float, Kind("direct", 0.01, 3.0, (0.05, 2.0))]
+Real = Annotated[float, Kind("direct", -100.0, 100.0, (-2.0, 2.0))]
+
+
+def Scale(low: float, high: float) -> Any:  # noqa: N802 - it reads as the type it makes
+    """A positive parameter between two orders of magnitude: `N_c: Scale(1e6, 1e18)`."""
+    return Annotated[float, Kind("log", low, high, (low, high))]
+
+
+def Between(low: float, high: float) -> Any:  # noqa: N802
+    """A parameter searched for, and held, between two values."""
+    return Annotated[float, Kind("direct", low, high, (low, high))]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Law:
+    """A law as the fitter sees it. `target` names the column it predicts; `params` are in the order of the signature."""
+
+    name: str
+    function: Callable[..., Any]
+    columns: tuple[str, ...]
+    params: dict[str, Kind]
+    target: str = "loss"
+
+    @property
+    def equation(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or self.name).splitlines()[0]
+
+    @property
+    def linear(self) -> list[str]:
+        """Parameters that variable projection solves for."""
+        return [name for name, kind in self.params.items() if kind.how == "linear"]
+
+    @property
+    def searched(self) -> list[str]:
+        """The others: the low-dimensional global search runs over these."""
+        return [name for name, kind in self.params.items() if kind.how != "linear"]
+
+    def __call__(self, columns: typing.Mapping[str, Any], params: typing.Mapping[str, Any]) -> np.ndarray:
+        """The law's values at the rows of `columns`, in float64."""
+        given = [np.asarray(columns[name], float) for name in self.columns]
+        with jax.enable_x64(True):
+            return np.asarray(self.function(*given, **{name: np.asarray(params[name], float) for name in self.params}))
+
+
+def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -> Law:
+    """The law behind a function; BadInput where its signature doesn't say what a fit must know."""
+    name = name or function.__name__
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise BadInput(f"law {name!r}: {error}") from None
+    columns, params = [], {}
+    for argument, spec in inspect.signature(function).parameters.items():
+        if spec.kind is spec.POSITIONAL_OR_KEYWORD:
+            columns.append(argument)
+        elif spec.kind is spec.KEYWORD_ONLY:
+            kinds = [k for k in getattr(hints.get(argument), "__metadata__", ()) if isinstance(k, Kind)]
+            if not kinds:
+                raise BadInput(f"law {name!r}: annotate {argument} with Coefficient, Exponent, Scale(…) or Between(…)")
+            params[argument] = kinds[0]
+        else:
+            raise BadInput(f"law {name!r}: *{argument} is not a column and not a parameter")
+    if not columns or not params:
+        raise BadInput(f"law {name!r}: columns come first, parameters after a `*`: def law(N, D, *, E: Coefficient, …)")
+    return Law(name, function, tuple(columns), params, target)
+
+
+def load(name: str) -> Law:
+    """A law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither."""
+    from scalelab.laws.forms import LAWS
+
+    if name in LAWS:
+        return LAWS[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise BadInput(f"--law={name}: unknown{nearest(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"--law={name}: {error}") from None
+    return function if isinstance(function, Law) else law_of(function, attribute)

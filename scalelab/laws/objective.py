@@ -1,0 +1,86 @@
+"""What a fit minimises: a sum over points of a penalty on residuals, of log loss or of loss itself.
+
+Legend: R problems, P points.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from scalelab.errors import BadInput, nearest
+
+HOFFMANN_DELTA = 1e-3  # Hoffmann et al. 2022, sec. 3.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """Sum of Huber(delta) of residuals r = log law - log data (of law - data where `log` is False).
+
+    `overestimate` multiplies the penalty of points that the law lies above: 10, say, fits the lower envelope of runs that
+    were not all well tuned. `delta` infinite is least squares: then the sum is of r^2 / 2.
+    """
+
+    name: str
+    delta: float = HOFFMANN_DELTA
+    overestimate: float = 1.0
+    log: bool = True
+
+    def side(self, r: Any) -> Any:
+        """The multiplier of each residual's penalty."""
+        return np.where(r > 0, self.overestimate, 1.0)
+
+    def penalty(self, r: np.ndarray) -> np.ndarray:
+        """Huber's function: r^2/2 up to delta, then delta (|r| - delta/2) (Huber 1964); times the side's multiplier."""
+        size = np.minimum(np.abs(r), self.delta)
+        return self.side(r) * size * (np.abs(r) - 0.5 * size)
+
+    def slope(self, r: np.ndarray) -> np.ndarray:
+        """First derivative of `penalty`."""
+        return self.side(r) * np.clip(r, -self.delta, self.delta)
+
+    def bend(self, r: np.ndarray) -> np.ndarray:
+        """Second derivative of `penalty` (zero beyond delta)."""
+        return self.side(r) * (np.abs(r) <= self.delta)
+
+    def weight(self, r: np.ndarray) -> np.ndarray:
+        """slope / r: the weight of iteratively reweighted least squares, whose quadratic lies above the penalty."""
+        return self.side(r) * np.minimum(1.0, self.delta / np.maximum(np.abs(r), min(self.delta, 1e300)))
+
+    def target(self, values: np.ndarray) -> np.ndarray:
+        """What residuals are differences of."""
+        return np.log(values) if self.log else np.asarray(values, float)
+
+    def to_json(self, value: float) -> dict[str, Any]:
+        """Name, delta (None: least squares) and the minimum."""
+        return {
+            "name": self.name,
+            "delta": self.delta if np.isfinite(self.delta) else None,
+            "overestimate": self.overestimate,
+            "value": value,
+        }
+
+
+def huber_log(delta: float = HOFFMANN_DELTA) -> Objective:
+    """Hoffmann's: a sum, never a mean, so that stopping rules see it (Besiroglu et al. 2024, sec. 3)."""
+    return Objective("huber_log", delta)
+
+
+OBJECTIVES = ("huber_log", "mse_log", "mse", "mle", "asymmetric")
+ASYMMETRY = 10.0  # OLMo-core's advice for fitting a lower envelope (PR 554)
+
+
+def objective(name: str, delta: float | None = None) -> Objective:
+    """An objective by name; BadInput for a name or a threshold that is none.
+
+    `mle` starts as `huber_log`: its threshold follows from the scale that `likelihood.fit_scale` finds.
+    """
+    if name not in OBJECTIVES:
+        raise BadInput(f"objective {name!r}: unknown{nearest(name, OBJECTIVES)}; one of {', '.join(OBJECTIVES)}")
+    if delta is not None and not delta > 0:
+        raise BadInput(f"delta = {delta:g}: Huber's threshold must be positive (1e-3 is Hoffmann's)")
+    if name.startswith("mse"):
+        if delta is not None:
+            raise BadInput(f"delta = {delta:g}: {name} is least squares and has no threshold; leave it out")
+        return Objective(name, np.inf, log=name == "mse_log")
+    return Objective(name, delta or HOFFMANN_DELTA, ASYMMETRY if name == "asymmetric" else 1.0)

@@ -1,0 +1,162 @@
+"""Which parameters the data determine: the profile likelihood of each, before any of its digits is believed.
+
+A parameter is held at a value, all others are fitted again, and the objective's rise is judged by the likelihood that the
+objective stands for: residuals of density exp(-penalty / s) with a free scale s. Legend: R held values, K parameters.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import erf
+from scipy.stats import f as f_distribution
+
+from scalelab.laws import solve
+from scalelab.laws.objective import Objective
+from scalelab.laws.optimum import Optimum
+from scalelab.laws.problem import Problem, problem
+
+STEPS = 14  # held values a side, from one per mille to the whole of the parameter's range
+REFINE = 12  # bisections of each crossing
+WIDE = {"linear": 1e3, "log": 1e2, "direct": 1e1}  # high / low beyond this determines nothing worth a digit
+NEAR = 3.0  # an end this close to the best value still says something when the other side is open
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Profile:
+    """One parameter: `verdict` identified, one-sided or not identified; its interval (None: open on that side).
+
+    `values`, `objective` [R]: the curve itself; `threshold` is the objective at which the interval ends.
+    """
+
+    verdict: str
+    interval: tuple[float | None, float | None]
+    values: np.ndarray
+    objective: np.ndarray
+    threshold: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Verdict and interval, and the curve for a plot."""
+        curve = {"values": self.values.tolist(), "objective": self.objective.tolist()}
+        return {
+            "verdict": self.verdict, "interval": list(self.interval), "threshold": self.threshold, "curve": curve,
+        }  # fmt: skip
+
+
+def log_normaliser(s: float, objective: Objective) -> float:
+    """log of the integral of exp(-penalty(r) / s): Gaussian inside delta, exponential tails outside; one-sided weights."""
+    delta, total = objective.delta, 0.0
+    for side in (1.0, objective.overestimate):
+        t = s / side
+        inside = np.sqrt(np.pi * t / 2) * (erf(delta / np.sqrt(2 * t)) if np.isfinite(delta) else 1.0)
+        total += inside + (t / delta * np.exp(-(delta**2) / (2 * t)) if np.isfinite(delta) else 0.0)
+    return float(np.log(total))
+
+
+def log_likelihood(value: float, count: float, objective: Objective) -> float:
+    """The highest over s of -value / s - count log Z(s): the likelihood of an objective's value, its scale profiled out."""
+
+    def slope(log_s: float) -> float:  # of the likelihood in log s; falls from + to -
+        step = 1e-5
+        z = log_normaliser(np.exp(log_s + step), objective) - log_normaliser(np.exp(log_s - step), objective)
+        return value / np.exp(log_s) - count * z / (2 * step)
+
+    centre = np.log(2 * value / count)
+    best = brentq(slope, centre - 10, centre + 10)
+    return -value / np.exp(best) - count * log_normaliser(np.exp(best), objective)
+
+
+def threshold(value: float, points: int, params: int, objective: Objective, level: float) -> float:
+    """The objective at which 2 x the fall of the log likelihood reaches F(1, P - K) at `level` (chi-square for large P)."""
+    count = points - params
+    if count < 1 or not value > 0:
+        return value
+    allowed = f_distribution.ppf(level, 1, count)
+    top = log_likelihood(value, count, objective)
+
+    def excess(log_ratio: float) -> float:
+        return 2 * (top - log_likelihood(value * np.exp(log_ratio), count, objective)) - allowed
+
+    high = 1.0
+    while excess(high) < 0:
+        high *= 2
+    return float(value * np.exp(brentq(excess, 0.0, high)))
+
+
+def identify(fitted: Problem, best: Optimum, level: float = 0.9) -> dict[str, Profile]:
+    """The profile of every parameter of the law, at the `level` of its interval."""
+    end = threshold(best.value, fitted.points, len(best.params), fitted.objective, level)
+    return {name: _profile(fitted, best, name, end) for name in best.params}
+
+
+def _profile(fitted: Problem, best: Optimum, name: str, end: float) -> Profile:
+    law = fitted.law
+    direct = (name,) if law.params[name].how == "linear" else ()
+    own = problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
+    place = list(law.params).index(name)
+    x = own.from_params(best.params)
+    sides = [_side(own, x, place, best.value, end, up) for up in (False, True)]
+    (low, low_at, low_value), (high, high_at, high_value) = sides
+    values = np.concatenate([low_at[::-1], x[place : place + 1], high_at])
+    objective = np.concatenate([low_value[::-1], [best.value], high_value])
+    to_param = np.exp if law.params[name].how == "log" else np.asarray
+    interval = tuple(None if edge is None else float(to_param(edge)) for edge in (low, high))
+    return Profile(
+        _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values), objective, end
+    )  # fmt: skip
+
+
+def _verdict(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
+    low, high = interval
+    if low is not None and high is not None:
+        narrow = low <= 0 or high / low <= WIDE[how]
+        return "identified" if narrow else "not identified"
+    end = high if low is None else low
+    close = end is not None and (value == 0 or max(end / value, value / end if end else np.inf) <= NEAR)
+    return "one-sided" if close else "not identified"
+
+
+def _side(
+    own: Problem, x: np.ndarray, place: int, least: float, end: float, up: bool
+) -> tuple[float | None, np.ndarray, np.ndarray]:  # fmt: skip
+    """(where the profile crosses `end` on this side, None where it never does; held values [R], objectives [R])."""
+    held = _held(x[place], own.lower[place], own.upper[place], own.law.params[list(own.law.params)[place]].how, up)
+    found, starts = _refit_held(own, np.broadcast_to(x, (len(held), len(x))), place, held), x
+    # Once more, each from its neighbour towards the best: the first descent may have ended in another basin.
+    starts = np.concatenate([x[None], found.x[:-1]])
+    again = _refit_held(own, starts, place, held)
+    value = np.minimum(found.objective, again.objective)
+    beyond = np.flatnonzero(value > end)
+    if not len(beyond):
+        return None, held, value
+    first = beyond[0]
+    inner, outer = (x[place] if first == 0 else held[first - 1]), held[first]
+    start = x if first == 0 else np.where(found.objective[first - 1] <= again.objective[first - 1], found.x[first - 1],
+                                          again.x[first - 1])  # fmt: skip
+    for _ in range(REFINE):
+        middle = 0.5 * (inner + outer)
+        solution = _refit_held(own, start[None], place, np.array([middle]))
+        if solution.objective[0] > end:
+            outer = middle
+        else:
+            inner, start = middle, solution.x[0]
+    del least
+    return 0.5 * (inner + outer), held, value
+
+
+def _held(at: float, lower: float, upper: float, how: str, up: bool) -> np.ndarray:
+    """Held values from near `at` to the bound: by factors for positive coordinates, by differences for the others."""
+    reach = np.geomspace(1e-3, 1.0, STEPS)
+    if how == "linear":
+        size = max(abs(at), 1e-12)
+        return at + size * np.geomspace(1e-3, 1e6, STEPS) if up else np.append(at * (1 - reach[:-1]), 0.0)
+    bound = upper if up else lower
+    return at + (bound - at) * reach
+
+
+def _refit_held(own: Problem, starts: np.ndarray, place: int, held: np.ndarray) -> solve.Solutions:
+    """Fit with coordinate `place` held at each of `held` [R], from starts [R, K]."""
+    lower, upper = (np.tile(bound, (len(held), 1)) for bound in (own.lower, own.upper))
+    lower[:, place] = upper[:, place] = held
+    return solve.descend(own, starts, np.ones((len(held), own.points)), lower, upper)
