@@ -10,6 +10,7 @@ Write it with operators and `jax.numpy`; it must also take numpy arrays. It need
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import typing
@@ -41,25 +42,29 @@ Exponent = Annotated[float, Kind("direct", 0.01, 3.0, (0.05, 2.0))]
 Real = Annotated[float, Kind("direct", -100.0, 100.0, (-2.0, 2.0))]
 
 
-def Scale(low: float, high: float) -> Any:  # noqa: N802 - it reads as the type it makes
+def Scale(low: float, high: float) -> Any:
     """A positive parameter between two orders of magnitude: `N_c: Scale(1e6, 1e18)`."""
     return Annotated[float, Kind("log", low, high, (low, high))]
 
 
-def Between(low: float, high: float) -> Any:  # noqa: N802
+def Between(low: float, high: float) -> Any:
     """A parameter searched for, and held, between two values."""
     return Annotated[float, Kind("direct", low, high, (low, high))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Law:
-    """A law as the fitter sees it. `target` names the column it predicts; `params` are in the order of the signature."""
+    """A law as the fitter sees it. `target` names the column it predicts; `params` are in the order of the signature.
+
+    `held` are parameters of the function that are no longer free, with their values (see `hold`).
+    """
 
     name: str
     function: Callable[..., Any]
     columns: tuple[str, ...]
     params: dict[str, Kind]
     target: str = "loss"
+    held: tuple[tuple[str, float], ...] = ()
 
     @property
     def equation(self) -> str:
@@ -104,6 +109,35 @@ def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -
     if not columns or not params:
         raise BadInput(f"law {name!r}: columns come first, parameters after a `*`: def law(N, D, *, E: Coefficient, …)")
     return Law(name, function, tuple(columns), params, target)
+
+
+def hold(law: Law, **values: float) -> Law:
+    """`law` with some of its parameters held at values and only the others free.
+
+    So Muennighoff et al. 2023 fit R_D* and R_N* alone, all else taken from Chinchilla's law of the same data. Equal values
+    give the same object, which compiles once. BadInput for a name or a value that the law doesn't know, or none left free.
+    """
+    if unknown := [name for name in values if name not in law.params]:
+        raise BadInput(f"law {law.name!r} has no free parameter {unknown[0]!r}{nearest(unknown[0], law.params)}")
+    for name, value in values.items():
+        low, high = law.params[name].low, law.params[name].high
+        if not low <= value <= high:
+            raise BadInput(f"{name} = {value:g} can't be held: law {law.name!r} has it in {low:g} to {high:g}")
+    if set(values) == set(law.params):
+        raise BadInput(f"law {law.name!r}: every parameter is held; leave at least one free")
+    return _held(law, tuple((name, float(values[name])) for name in law.params if name in values)) if values else law
+
+
+@functools.cache
+def _held(law: Law, values: tuple[tuple[str, float], ...]) -> Law:
+    fixed = dict(values)
+
+    @functools.wraps(law.function)
+    def function(*columns: Any, **free: Any) -> Any:
+        return law.function(*columns, **fixed, **free)
+
+    rest = {name: kind for name, kind in law.params.items() if name not in fixed}
+    return dataclasses.replace(law, function=function, params=rest, held=law.held + values)
 
 
 def load(name: str) -> Law:
