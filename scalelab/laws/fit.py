@@ -24,6 +24,7 @@ from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.holdout import Holdout, hold_out
 from scalelab.laws.law import Law
 from scalelab.laws.optimum import Optimum
+from scalelab.laws.points import columns_of, numeric
 from scalelab.laws.problem import Columns, Problem, problem
 from scalelab.laws.profile import Profile
 from scalelab.laws.uncertainty import Bootstrap, Prediction
@@ -156,44 +157,6 @@ def _exponents(
     }
 
 
-def columns_of(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.ndarray]:
-    """(the law's columns, its target) as float64 [P]; C = 6 N D and M = D / N where the table lacks them.
-
-    BadInput names the first value that isn't finite and positive, or the column that is missing.
-    """
-    given = {name: np.asarray(values, float) for name, values in table.items() if _numeric(values)}
-    if "N" in given and "D" in given:
-        given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
-        given.setdefault("M", given["D"] / given["N"])
-    wanted = (*law.columns, law.target)
-    if missing := [name for name in wanted if name not in given]:
-        raise BadInput(
-            f"law {law.name!r} ({law.equation}) needs {', '.join(wanted)}; the table has no {', '.join(missing)}"
-        )
-    return {n: v for n, v in zip(law.columns, positive(**{n: given[n] for n in wanted}), strict=False)}, given[law.target]
-
-
-def _numeric(values: ArrayLike) -> bool:
-    try:
-        np.asarray(values, float)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def positive(**columns: ArrayLike) -> list[np.ndarray]:
-    """The columns as float64 arrays of one length; BadInput names the first value that isn't finite and positive."""
-    arrays = {name: np.asarray(value, float) for name, value in columns.items()}
-    shapes = {name: value.shape for name, value in arrays.items()}
-    if len(set(shapes.values())) > 1 or any(value.ndim != 1 for value in arrays.values()):
-        raise BadInput(f"{', '.join(arrays)} must be lists of one length, not of shapes {list(shapes.values())}")
-    for name, value in arrays.items():
-        bad = np.flatnonzero(~(np.isfinite(value) & (value > 0)))
-        if len(bad):
-            raise BadInput(f"{name}[{bad[0]}] = {value[bad[0]]:g}: each must be finite and positive")
-    return list(arrays.values())
-
-
 def fit(
     table: Mapping[str, ArrayLike], law: str | Law = "chinchilla", *, objective: str = "huber_log",
     delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: ArrayLike | None = None,
@@ -215,7 +178,9 @@ def fit(
     posed = posed or problem(law, columns, target, chosen)
     best = best or optimum.minimise(posed)
     boot = uncertainty.bootstrap(posed, best, bootstrap, seed, cluster) if bootstrap else None
-    given_k = np.median(np.asarray(table["C"], float) / (columns["N"] * columns["D"])) if _knows_k(table, columns) else None
+    given_k = (
+        np.median(np.asarray(table["C"], float) / (columns["N"] * columns["D"])) if _knows_k(table, columns) else None
+    )
     split = float(k or given_k or FLOPS_PER_PARAM_TOKEN)
     decisions = [decision.decide(posed, best, boot, C, split, level, held or {}) for C in target_flops] if boot else []
     return Fitted(
@@ -234,7 +199,12 @@ def fit(
 
 
 def _knows_k(table: Mapping[str, ArrayLike], columns: Columns) -> bool:
-    return "C" in table and {"N", "D"} <= set(columns) and _numeric(table["C"]) and bool(np.all(np.asarray(table["C"], float) > 0))
+    return (
+        "C" in table
+        and {"N", "D"} <= set(columns)
+        and numeric(table["C"])
+        and bool(np.all(np.asarray(table["C"], float) > 0))
+    )
 
 
 def exact(N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3) -> tuple[closed.Params, Optimum]:

@@ -15,7 +15,7 @@ from matplotlib.colors import ListedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.laws.forms import Params, chinchilla, optimum
+from scalelab.laws.closed import Params, loss_at, optimum
 from scalelab.report.style import ACCENT, INK, LOSS, MUTED, figure, legend, log_axis, scientific, shades, styled
 
 _warm = matplotlib.colormaps["viridis"](np.linspace(0.35, 1.0, 256))
@@ -55,7 +55,7 @@ def surface(rows: Sequence[dict], params: Params, flops_per_nd: float, n_label: 
     fig, ax = figure(7.2, 4.8)
     n, d = (np.array([row[key] for row in rows], float) for key in "ND")
     grid_n, grid_d = (np.geomspace(v.min() / 1.5, v.max() * 1.5, 160) for v in (n, d))
-    loss = chinchilla(params, grid_n[None, :], grid_d[:, None])
+    loss = loss_at(params, grid_n[None, :], grid_d[:, None])
     levels = np.geomspace(loss.min(), np.quantile(loss, 0.97), 14)
     ax.contourf(grid_n, grid_d, loss, levels=levels, cmap=PALE.reversed(), extend="both")
     lines = ax.contour(grid_n, grid_d, loss, levels=levels[::2], colors=INK, linewidths=0.5, alpha=0.6)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalelab import records
-from scalelab.laws.forms import Params, chinchilla
+from scalelab.laws.closed import Params, loss_at
 from scalelab.laws.isoflop import budgets_of
 from scalelab.report import gather, html, lawplots, plots, verdict
 from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
@@ -78,7 +78,7 @@ def fitted_rows(summary: dict) -> list[dict]:
         runs.append(held | {"name": "held-out run", "role": "holdout", "loss": held["measured_loss"]})
     rows = [{"run": run["name"]} | {k: run.get(k) for k in ("role", "budget", "N", "D", "C", "loss")} for run in runs]
     for row in rows:
-        row["predicted"] = None if params is None else float(chinchilla(params, row["N"], row["D"]))
+        row["predicted"] = None if params is None else float(loss_at(params, row["N"], row["D"]))
     return rows
 
 

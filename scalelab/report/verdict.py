@@ -16,7 +16,10 @@ PARAMETERS = {
     "b": "D_opt ∝ C^b: α / (α + β)",
 }
 # Of the fit block: what is not shown as evidence, because it stands in the table or in sentences.
-SHOWN_APART = ("params", "exponents", "intervals", "law", "equation", "n_runs", "n_convention", "warnings", "excluded")
+SHOWN_APART = (
+    "params", "exponents", "intervals", "intervals_bca", "standard_errors", "law", "equation", "n_rows", "n_runs",
+    "n_convention", "warnings", "excluded", "identifiability", "allocation", "design", "holdout",
+)  # fmt: skip
 
 
 def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
@@ -82,9 +85,11 @@ def fit_table(fit: dict) -> str:
     for name, value in (fit["params"] | fit["exponents"]).items():
         low, high = fit["intervals"][name]
         said = {key: f"{x:.4g}" for key, x in (("value", value), ("low", low), ("high", high))}
+        said["verdict"] = fit["identifiability"].get(name, {}).get("verdict", "")
         rows.append({"name": name, "meaning": PARAMETERS[name]} | said)
     level = f"{100 * fit['interval_level']:.0f} %"
-    columns = {"name": "", "value": "fitted", "low": f"{level} low", "high": f"{level} high", "meaning": "meaning"}
+    columns = {"name": "", "value": "fitted", "low": f"{level} low", "high": f"{level} high",
+               "verdict": "by its profile likelihood", "meaning": "meaning"}  # fmt: skip
     counted = f"L(N, D) = E + A/N^α + B/D^β, fitted to {fit['n_runs']} runs; N is counted as: {fit['n_convention']}."
     convention = html.paragraph(counted)
     evidence = html.facts({key: value for key, value in fit.items() if key not in SHOWN_APART})
@@ -92,6 +97,7 @@ def fit_table(fit: dict) -> str:
     if not fit["certificate"]["converged"]:
         proof = html.paragraph("The fit did NOT converge: its numbers are not to be used.", "bad") + proof
     warnings = "".join(html.paragraph(f"Warning: {warning}.", "bad") for warning in fit["warnings"])
+    warnings += "".join(html.paragraph(f"Design: {finding['text']}.", "soft") for finding in fit["design"])
     left_out, excluded = fit["excluded"], ""
     if left_out:
         excluded = html.folded(

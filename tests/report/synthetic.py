@@ -8,7 +8,7 @@ import random
 from configs import base
 from scalelab import config as configs
 from scalelab import records
-from scalelab.laws.forms import optimum
+from scalelab.laws.closed import Params, optimum
 from scalelab.laws.isoflop import fit_isoflop
 from scalelab.laws.study import fit_study
 
@@ -100,11 +100,11 @@ def write_study(folder: pathlib.Path, lines: int = 150) -> dict:
         for factor in (0.5, 1.0, 2.0):
             worse = {0.5: 0.031, 1.0: 0.0, 2.0: 0.012 if row is runs[0] else -0.006}[factor]
             checks.append({"size": row["N"], "factor": factor, "loss": row["loss"] + worse, "folder": row["folder"]})
-    fit = fit_study(records.read_runs(folder), count=100)
+    fit = fit_study(records.read_runs(folder), bootstrap=100)
     isoflop = fit_isoflop([row["C"] for row in runs], [row["N"] for row in runs], [row["loss"] for row in runs])
     said = fit.predict(n, held["D"])
     budgets = [1.25e11 * 1.4**i for i in range(12)]
-    along = [fit.predict(best.N, best.D) for best in (optimum(fit.fit.params, c, 6.6) for c in budgets)]
+    along = [fit.predict(best.N, best.D) for best in (optimum(Params(**fit.params), c, 6.6) for c in budgets)]
     summary = {
         "fit": fit.to_json(),
         "held_out": {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from scalelab.laws.forms import Params
+from scalelab.laws.closed import Params
 from scalelab.report import lawplots, plots, style, sweepplots
 from tests.report import synthetic
 
