@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fit import FitError
-from scalelab.laws.forms import Params, exponents, optimum
+from scalelab.laws.optimum import FitError
+from scalelab.laws.closed import Params, exponents, optimum
 from scalelab.laws.isoflop import budgets_of, fit_isoflop, profile
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, data_file, published, study
 

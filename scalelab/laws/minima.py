@@ -1,0 +1,63 @@
+"""Where smooth curves through (log N, log loss) are lowest: exact, and for many noisy copies of a curve at once.
+
+Legend: S sizes, R curves over the same sizes.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.interpolate import Akima1DInterpolator
+
+
+class Minima(NamedTuple):
+    """The lowest point `at` [R] within the sizes tried, its `value` [R], and whether it lies inside them (`interior` [R]).
+
+    `curve` takes points [P] and gives values [P, R].
+    """
+
+    at: np.ndarray
+    value: np.ndarray
+    interior: np.ndarray
+    curve: Callable[[np.ndarray], np.ndarray]
+
+
+def parabola(x: np.ndarray, y: np.ndarray) -> Minima:
+    """Least-squares parabolas through y [S, R] at x [S]: biased on wide or lopsided profiles."""
+    centre = x.mean()
+    bend, slope, height = fitted = np.polyfit(x - centre, y, 2)
+    opens_up = bend > 0
+    vertex = centre - slope / (2 * np.where(opens_up, bend, np.nan))
+    interior = opens_up & (vertex > x[0]) & (vertex < x[-1])
+
+    def curve(at: np.ndarray) -> np.ndarray:
+        t = np.atleast_1d(at)[:, None] - centre
+        return (bend * t + slope) * t + height
+
+    ends = curve(x[[0, -1]])
+    at = np.where(interior, vertex, x[[0, -1]][ends.argmin(axis=0)])
+    return Minima(at, np.polyval(fitted, at - centre), interior, curve)
+
+
+def akima(x: np.ndarray, y: np.ndarray) -> Minima:
+    """Akima interpolants through y [S, R] at x [S]: impose no shape (Porian et al. 2024).
+
+    Each is a cubic c3 t^3 + c2 t^2 + c1 t + c0 between two sizes: lowest at a size, or at the root of its derivative where
+    the second one is positive.
+    """
+    curve = Akima1DInterpolator(x, y)
+    c3, c2, c1, c0 = curve.c  # each [S - 1, R]
+    width = np.diff(x)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        root = np.sqrt(c2**2 - 3 * c3 * c1)
+        t = np.where(c2 > 0, -c1 / (c2 + root), (root - c2) / (3 * c3))  # one root in two forms: each exact where used
+        inside = (t > 0) & (t < width)
+        turns = np.where(inside, ((c3 * t + c2) * t + c1) * t + c0, np.inf)
+    values = np.concatenate([turns, y])
+    places = np.concatenate([x[:-1, None] + np.where(inside, t, 0.0), np.broadcast_to(x[:, None], y.shape)])
+    lowest = values.argmin(axis=0)[None]
+    at, value = (np.take_along_axis(array, lowest, axis=0)[0] for array in (places, values))
+    return Minima(at, value, (at > x[0]) & (at < x[-1]), curve)
+
+
+METHODS: dict[str, Callable[[np.ndarray, np.ndarray], Minima]] = {"akima": akima, "parabola": parabola}
