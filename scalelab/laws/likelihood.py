@@ -9,10 +9,13 @@ from scipy.special import erf
 from scalelab.laws import solve
 from scalelab.laws.law import Law
 from scalelab.laws.objective import Objective
-from scalelab.laws.optimum import Optimum, certify, minimise
+from scalelab.laws.optimum import FitError, Optimum, certify, minimise
 from scalelab.laws.problem import Columns, Problem, problem
 
-SHRINK = 10.0 ** -np.arange(0.0, 8.0)  # the threshold in r, delta x sigma, is reached step by step: tiny ones have kinks
+SHRINK = 10.0 ** -np.arange(
+    0.0, 8.0
+)  # the threshold in r, delta x sigma, is reached step by step: tiny ones have kinks
+STARTS, JITTER = 15, 0.05  # of the certificate: around the optimum, this share off
 ROUNDS = 20  # of sigma given the law, the law given sigma
 SETTLED = 1e-9
 
@@ -47,27 +50,42 @@ def fit_scale(law: Law, columns: Columns, target: np.ndarray, objective: Objecti
     """(problem with the threshold delta x sigma that maximum likelihood finds, its optimum). `value` is -log likelihood.
 
     The threshold in r is lowered step by step from one that is easy, each from the last law: with Hoffmann's delta and
-    sigma near 5e-6 the density is Laplace's in all but name, and its minimum is a kink that must be approached.
+    sigma near 5e-6 the density is Laplace's in all but name, and its minimum is a kink that must be approached. The
+    certificate's starts lie around the optimum and walk the same steps. FitError where sigma or the law doesn't settle.
     """
     delta = objective.delta
-    best = minimise(problem(law, columns, target, dataclasses.replace(objective, name="huber_log")))
-    posed, x, sigma = problem(law, columns, target, objective), best.x, 0.0
-    weights = np.ones((1, len(target)))
+    posed, sigma = problem(law, columns, target, objective), 0.0
+    x = minimise(posed).x[None]
     for _ in range(ROUNDS):
-        before, sigma = sigma, best_sigma(posed.residuals(_params(posed, x)), delta)
-        for shrink in SHRINK[SHRINK >= 1e-7]:
-            level = max(delta * sigma, delta * shrink)
-            posed = problem(law, columns, target, dataclasses.replace(objective, delta=level))
-            x = solve.descend(posed, x[None], weights).x[0]
-            if level == delta * sigma:
-                break
-        if abs(np.log(sigma / before) if before else 1.0) < SETTLED:
+        before, sigma = sigma, best_sigma(posed.residuals(_params(posed, x[0])), delta)
+        posed, found = _follow(law, columns, target, objective, delta * sigma, x)
+        x = found.x
+        if before and abs(np.log(sigma / before)) < SETTLED:
             break
-    found = solve.descend(posed, x[None], weights)
-    params = _params(posed, found.x[0])
+    else:
+        raise FitError(f"maximum likelihood did not settle: sigma still moves from {before:.4g} to {sigma:.4g}")
+    around = np.random.default_rng(0).normal(1.0, JITTER, (STARTS, x.shape[1]))
+    posed, found = _follow(law, columns, target, objective, delta * sigma, np.concatenate([x, x * around]))
+    best = int(found.objective.argmin())
+    if not found.converged[best]:
+        raise FitError("maximum likelihood did not converge: the best start is not at a stationary point")
+    params = _params(posed, found.x[best])
     value = negative_log_likelihood(posed.residuals(params), sigma, delta)
-    certificate = certify(posed, found, 0, weights)
-    return posed, Optimum(params, value, certificate, found.x[0])
+    certificate = certify(posed, found, best, np.ones((1, len(target))))
+    return posed, Optimum(params, value, certificate, found.x[best])
+
+
+def _follow(
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, end: float, x: np.ndarray
+) -> tuple[Problem, solve.Solutions]:  # fmt: skip
+    """From laws x [R, K] to those at threshold `end`, through thresholds ten times apart: (the last problem, its fits)."""
+    weights = np.ones((len(x), len(target)))
+    levels = [objective.delta * shrink for shrink in SHRINK if objective.delta * shrink > end]
+    for level in (*levels, end):
+        posed = problem(law, columns, target, dataclasses.replace(objective, delta=level))
+        found = solve.descend(posed, x, weights)
+        x = found.x
+    return posed, found
 
 
 def _params(posed: Problem, x: np.ndarray) -> dict[str, float]:
