@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws import design, optimum
+from scalelab.laws import identifiable, optimum
 from scalelab.laws.information import sizes_and_tokens
 from scalelab.laws.law import Law
 from scalelab.laws.objective import Objective
@@ -72,15 +72,14 @@ def hold_out(
     rows = np.argsort(-scale, kind="stable")[:count]
     weights = np.ones(len(target))
     weights[rows] = 0.0
-    rest = weights > 0
     try:
-        design.check(law, {name: column[rest] for name, column in columns.items()}, target[rest])
+        identifiable.refuse(law, columns, target, weights, objective.log)
     except BadInput as why:
         raise BadInput(f"without the {count} largest rows: {why}") from None
     best = optimum.minimise(problem(law, columns, target, objective), weights)
     predicted = law(columns, best.params)
     error = np.abs(predicted / target - 1.0)
-    return Holdout(rows, scale[rows], target[rows], predicted[rows], best.params, float(error[rest].mean()))
+    return Holdout(rows, scale[rows], target[rows], predicted[rows], best.params, float(error[weights > 0].mean()))
 
 
 def size_of(columns: Mapping[str, np.ndarray]) -> np.ndarray:

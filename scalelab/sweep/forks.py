@@ -1,0 +1,77 @@
+"""Trials as config files of their own: what a law's fit proposes to run next, ready for `scalelab train --config=`."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.errors import BadInput
+from scalelab.model import count
+
+FORK = '''"""{title}
+
+    scalelab train --config={path} --workdir={workdir}
+"""
+
+import pathlib
+
+from scalelab import config as config_lib
+
+BASE = pathlib.Path(__file__).parent / {base!r}
+CHANGES = {{
+{changes}
+}}
+
+
+def get_config():
+    """The base config with this run's own values."""
+    return config_lib.override(config_lib.load_module(BASE).get_config(), CHANGES)
+'''
+
+
+def candidates(trials: Mapping[str, ConfigDict], n_convention: str = "total") -> dict[str, np.ndarray]:
+    """N (by the convention of `model.count`), D in tokens and C in exact training FLOPs of runs not trained yet, each [G].
+
+    Also d_model and n_layers as `width` and `depth`, which some laws want. In the order of `trials`.
+    """
+    rows = []
+    for config in trials.values():
+        shape = config_lib.static(config).model
+        tokens = config.train.steps * config.train.global_batch * shape.seq_len
+        sizes = count.parameters(shape)
+        if n_convention not in sizes:
+            raise BadInput(f"N convention {n_convention!r}: one of {', '.join(sizes)}")
+        flops = count.flops_per_token(shape)["exact"] * tokens
+        rows.append((sizes[n_convention], tokens, flops, shape.d_model, shape.n_layers))
+    return dict(zip(("N", "D", "C", "width", "depth"), np.array(rows, float).T, strict=True))
+
+
+def write_forks(
+    folder: str | os.PathLike[str], base: str | os.PathLike[str], trials: Mapping[str, ConfigDict],
+    titles: Mapping[str, str] | None = None,
+) -> list[pathlib.Path]:  # fmt: skip
+    """One config file a trial in `folder`: the file `base` plus what the trial changes; returns the paths.
+
+    `titles` gives each file's docstring its first line. A fork resolves to the trial exactly, for as long as `base` stands
+    where it is.
+    """
+    folder, base = pathlib.Path(folder), pathlib.Path(base)
+    folder.mkdir(parents=True, exist_ok=True)
+    common = config_lib.leaves(config_lib.load(base))
+    paths = []
+    for name, trial in trials.items():
+        path = folder / f"{name}.py"
+        changed = {key: value for key, value in config_lib.leaves(trial).items() if value != common[key]}
+        text = FORK.format(
+            title=(titles or {}).get(name, f"{base.name} with another {', '.join(changed)}."),
+            path=path,
+            workdir=pathlib.Path("runs") / name,
+            base=os.path.relpath(base.resolve(), folder.resolve()),
+            changes="\n".join(f"    {key!r}: {value!r}," for key, value in changed.items()),
+        )
+        path.write_text(text)
+        paths.append(path)
+    return paths

@@ -1,0 +1,48 @@
+"""Forks resolve to the trials they stand for, and candidates count what the run's record will say."""
+
+import pytest
+
+from scalelab import config as config_lib
+from scalelab.errors import BadInput
+from scalelab.sweep import forks, ladder, trials
+
+GRID = '''
+from configs import tiny
+
+def get_config():
+    return tiny.get_config()
+
+def sweep(h):
+    return h.product([h.sweep("model.d_model", [32, 48]), h.sweep("train.steps", [200, 400]), h.sweep("optim.peak_lr", [1e-2])])
+'''
+
+
+@pytest.fixture
+def grid(tmp_path):
+    path = tmp_path / "grid.py"
+    path.write_text(GRID)
+    return path
+
+
+def test_a_fork_is_the_trial(grid, tmp_path):
+    runs = trials.from_file(grid, {})
+    paths = forks.write_forks(tmp_path / "next", grid, runs, {name: f"Run {name}." for name in runs})
+    assert len(paths) == 4
+    for path, (name, trial) in zip(paths, runs.items(), strict=True):
+        fork = config_lib.load(path)
+        assert fork.to_dict() == trial.to_dict() and config_lib.identity(fork) == config_lib.identity(trial)
+        assert f"Run {name}." in path.read_text() and f"--config={path}" in path.read_text()
+
+
+def test_candidates_count_parameters_tokens_and_flops(grid):
+    runs = trials.from_file(grid, {})
+    columns = forks.candidates(runs, "non_embedding")
+    for i, trial in enumerate(runs.values()):
+        d, steps = trial.model.d_model, trial.train.steps
+        d_ff = -(-8 * d // 24) * 8
+        assert columns["N"][i] == 2 * (4 * d * d + 3 * d * d_ff + 2 * d) + d  # two blocks, their gains, the last gain
+        assert columns["D"][i] == steps * 16 * 128
+        assert columns["C"][i] == pytest.approx(ladder.flops_per_step(trial) * steps)
+        assert (columns["width"][i], columns["depth"][i]) == (d, 2)
+    with pytest.raises(BadInput, match="one of total, non_embedding, kaplan, chinchilla"):
+        forks.candidates(runs, "all")
