@@ -1,103 +1,174 @@
-"""Read a CSV or JSON-lines table of runs that were trained elsewhere into the rows that `study.fit_study` takes."""
+"""Read a CSV, JSON-lines or parquet table of runs that were trained elsewhere into the rows that `study.fit_study` takes."""
 
-import csv
-import json
+import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN, LAWS
+from scalelab.laws.law import Law
+from scalelab.laws.readers import plain, read_lines
+from scalelab.laws.where import subset
 
-FIELDS = ("N", "D", "C", "loss")
-DERIVED = {"N": "N = C / 6D", "D": "D = C / 6N", "C": "C = 6ND"}
-OWN_NAMES = {"loss": "val_loss"}  # a table written by `scalelab runs --csv` has the loss under this name
+BASE = ("N", "D", "C", "M", "loss")
+CHINCHILLA = ("N", "D", "loss")
+# Where a table lacks a field's own name: these are what `scalelab runs --csv` writes.
+ALIASES = {"loss": "val_loss", "width": "d_model", "depth": "n_layers", "lr": "peak_lr", "U": "unique_tokens"}
+EXAMPLES = {"N": "params", "D": "tokens", "C": "flops"} | ALIASES
+ROW = "(row)"  # the place in the file, under a name that no expression can hold
+K = FLOPS_PER_PARAM_TOKEN
+Rule = tuple[str, tuple[str, str], str, Callable[[float, float], float]]
+RULES: tuple[Rule, ...] = (
+    ("D", ("M", "N"), "D = M N", lambda M, N: M * N),
+    ("N", ("C", "D"), "N = C / 6D", lambda C, D: C / (K * D)),
+    ("D", ("C", "N"), "D = C / 6N", lambda C, N: C / (K * N)),
+    ("C", ("N", "D"), "C = 6ND", lambda N, D: K * N * D),
+    ("M", ("D", "N"), "M = D / N", lambda D, N: D / N),
+)
 
 
 class Table(NamedTuple):
-    """Rows for `study.fit_study`, what N is in them, and what was derived rather than read ("" where nothing was)."""
+    """Rows for `study.fit_study`, what N is in them, what was derived rather than read ("" where nothing was), and how
+    many rows the subset left out."""
 
     rows: list[dict[str, Any]]
     n_convention: str
     derived: str
+    left_out: int = 0
 
 
-def parse_columns(text: str) -> dict[str, str]:
+def fields_of(law: Law) -> tuple[str, ...]:
+    """What --columns may name: the base fields, the columns of every built-in law, and the law's own and its target."""
+    others = (column for each in LAWS.values() for column in each.columns)
+    return tuple(dict.fromkeys((*BASE, *law.columns, law.target, *others)))
+
+
+def parse_columns(text: str | None, known: Iterable[str] = BASE) -> dict[str, str]:
     """`N=params,loss=val` -> {"N": "params", "loss": "val"}: which column of the table holds which field."""
-    columns = {}
+    columns: dict[str, str] = {}
     for part in text.split(",") if text else []:
         field, equals, column = part.partition("=")
-        if not equals or not column or field not in FIELDS:
-            hint = nearest(field, FIELDS) or f"; fields: {', '.join(FIELDS)}"
+        if not equals or not column or field not in known:
+            hint = nearest(field, known) if len(field) > 1 else f"; fields: {', '.join(dict.fromkeys(known))}"
             raise BadInput(f"--columns: {part!r} is not FIELD=COLUMN{hint}")
+        if field in columns:
+            raise BadInput(f"--columns names {field} twice: {columns[field]!r} and {column!r}")
         columns[field] = column
     return columns
 
 
-def read_table(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> Table:
-    """Rows with name, N, D, C, val_loss (and status, role where the table has them) from a .csv or .jsonl file.
+def read_table(
+    path: str | os.PathLike[str], columns: Mapping[str, str] | None = None, needed: Sequence[str] = CHINCHILLA,
+    where: Iterable[str] = (),
+) -> Table:  # fmt: skip
+    """Rows with name, val_loss, the `needed` fields of a law, and all of the table's own columns.
 
-    `columns` maps N, D, C, loss to the table's own names, by default N, D, C and loss or val_loss. Any two of N, D, C
-    suffice: the third follows from C = 6 N D. An empty entry is None (the run is not fitted, and said so); any other
-    that is not a number is BadInput with its row.
+    `columns` maps fields (N, D, C, M, U, width, loss, …) to the table's own names; by default the field's own or one of
+    `ALIASES`. Any two of N, D, C suffice: the third follows from C = 6 N D, and M = D / N. `where` are expressions
+    (`where.subset`) over fields and the table's own columns. An empty cell is None (the run is not fitted, and said so);
+    one that is not a number, or a number that is not finite and positive in a run that is done, is BadInput with its row.
     """
     path = pathlib.Path(path)
-    lines = _lines(path)
-    if not lines:
-        raise BadInput(f"{path} holds no rows")
-    names = _resolve(columns or {}, list(dict.fromkeys(key for line in lines for key in line)), path)
-    rows = [_row(line, names, f"{path.name}, row {number}") for number, line in enumerate(lines, 1)]
-    derived = next((text for field, text in DERIVED.items() if field not in names), "")
-    return Table(rows, f"column {names['N']!r}" if "N" in names else DERIVED["N"], derived)
+    lines = read_lines(path)
+    header = list(dict.fromkeys(key for line in lines for key in line))
+    names = _resolve(columns or {}, needed, header, path)
+    rules = _rules(names)
+    rows = [_row(line, names, rules, f"row {number}", path.name) for number, line in enumerate(lines, 1)]
+    kept = subset(rows, where)
+    for row in kept:
+        _refuse_impossible(row, names, path.name)
+    used = [text for field, _, text, _ in rules if field in needed or (field == "C" and {"N", "D"} <= set(needed))]
+    convention = f"column {names['N']!r}" if "N" in names else next((t for f, _, t, _ in rules if f == "N"), "not used")
+    return Table([_finished(row) for row in kept], convention, ", ".join(used), len(rows) - len(kept))
 
 
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    if path.suffix not in (".csv", ".jsonl"):
-        raise BadInput(f"{str(path)!r}: a table is a .csv or a .jsonl file; anything else must be a folder of runs")
-    with path.open(newline="") as file:
-        if path.suffix == ".csv":
-            return list(csv.DictReader(file))
-        rows = []
-        for number, text in enumerate(file, 1):
-            try:
-                rows.append(json.loads(text)) if text.strip() else None
-            except json.JSONDecodeError as error:
-                raise BadInput(f"{path}, line {number} is not JSON: {error.msg}") from None
-    return rows
-
-
-def _resolve(columns: Mapping[str, str], header: list[str], path: pathlib.Path) -> dict[str, str]:
+def _resolve(
+    columns: Mapping[str, str], needed: Sequence[str], header: list[str], path: pathlib.Path
+) -> dict[str, str]:  # fmt: skip
     """Field -> column of this table; BadInput where a named column is absent or too few are known."""
-    names = dict(columns)
     for column in columns.values():
         if column not in header:
-            raise BadInput(f"--columns: {path.name} has no column {column!r}{nearest(column, header)}")
-    for field in FIELDS:
-        for candidate in (field, OWN_NAMES.get(field)):
-            if field not in names and candidate in header:
-                names[field] = candidate
-    if "loss" not in names or sum(field in names for field in "NDC") < 2:
-        raise BadInput(
-            f"{path.name} has columns {', '.join(map(str, header))}: say which hold the loss and two of N, D, C, "
-            "as in --columns=N=params,D=tokens,loss=val_loss"
-        )
+            raise BadInput(f"--columns: {path.name} has no column {column!r}{nearest(column, map(plain, header))}")
+
+    def own(fields: Iterable[str]) -> dict[str, str]:
+        pairs = ((field, name) for field in fields for name in (ALIASES.get(field), field) if name in header)
+        return {field: name for field, name in pairs if field not in columns and name}
+
+    names = {**columns, **own(needed)}
+    if not set(needed) <= set(names):  # then from the others, if they are there
+        names |= own("NDCM")
+    if {"N", "D"} <= set(needed):
+        names |= own("C")  # the runs' own count of FLOPs, where they have one
+    if missing := [field for field in needed if field not in {*names, *(rule[0] for rule in _rules(names))}]:
+        raise BadInput(_says_missing(missing, needed, header, path))
     return names
 
 
-def _row(line: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
-    value = {field: _number(line.get(column), f"{where}, {column!r}") for field, column in names.items()}
-    row = {"name": str(line.get("name") or where.rpartition(", ")[2]), "val_loss": value["loss"]}
-    N, D, C = (value.get(field) for field in "NDC")
-    k = FLOPS_PER_PARAM_TOKEN
-    row["N"] = N if "N" in names else _ratio(C, D, k)
-    row["D"] = D if "D" in names else _ratio(C, N, k)
-    row["C"] = C if "C" in names else (None if N is None or D is None else k * N * D)
-    return row | {key: line[key] for key in ("status", "role") if line.get(key)}
+def _says_missing(missing: Sequence[str], needed: Sequence[str], header: list[str], path: pathlib.Path) -> str:
+    third = " (two of N, D, C give the third)" if {"N", "D"} & set(missing) else ""
+    example = ",".join(f"{field}={EXAMPLES.get(field, field.lower())}" for field in needed)
+    shown = ", ".join(map(plain, header[:20])) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
+    close = next((name for name in header for field in missing if plain(name).lower() == field.lower()), "")
+    hint = f"; did you mean {close!r}?" if close else ""
+    return f"{path.name} has no {', '.join(missing)}{third} among its columns {shown}{hint}; name them: --columns={example}"
 
 
-def _ratio(C: float | None, other: float | None, k: float) -> float | None:
-    return C / (k * other) if C and other else None
+def _rules(names: Mapping[str, str]) -> list[Rule]:
+    """The rules that give N, D, C, M where they are not read, in an order in which each has what it needs."""
+    known, used = set(names), []
+    for rule in RULES:
+        field, sources, _, _ = rule
+        if field not in known and set(sources) <= known:
+            known.add(field)
+            used.append(rule)
+    return used
+
+
+def _row(
+    line: Mapping[str, Any], names: Mapping[str, str], rules: Sequence[Rule], name: str, table: str
+) -> dict[str, Any]:  # fmt: skip
+    row = {key: _cell(value) for key, value in line.items()}
+    row |= {field: _number(line.get(column), f"{table}, {name}, {plain(column)!r}") for field, column in names.items()}
+    for field, sources, _, rule in rules:
+        values = [row[source] for source in sources]
+        possible = all(value is not None and value > 0 for value in values)
+        row[field] = rule(*values) if possible else None
+    return row | {"name": str(line.get("name") or name), ROW: name}
+
+
+def _refuse_impossible(row: Mapping[str, Any], names: Mapping[str, str], table: str) -> None:
+    """BadInput for a number that can't be, in a run that is said to be done: a mistake in the table, not a poor run."""
+    if row.get("status") not in (None, "", "done"):
+        return
+    for field, column in names.items():
+        value = row[field]
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise BadInput(
+                f"{table}, {row[ROW]}, {plain(column)!r}: {field} is {value:g}; it must be finite and positive"
+            )
+
+
+def _finished(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its loss where the records of runs have it, and nothing that would be taken for what it isn't."""
+    if "loss" in row:
+        row["val_loss"] = row["loss"]
+    idle = [key for key in ("status", "role") if not row.get(key)] + [ROW]
+    idle += ["C"] if isinstance(row.get("C"), str) else []  # a column of that name that no law asked for
+    return {key: value for key, value in row.items() if key not in idle}
+
+
+def _cell(entry: Any) -> Any:
+    """A cell of the table's own columns: a number where it is one, None where it is empty."""
+    if entry is None or entry == "":
+        return None
+    if isinstance(entry, str):
+        try:
+            return float(entry)
+        except ValueError:
+            return entry
+    return entry
 
 
 def _number(entry: Any, where: str) -> float | None:
@@ -105,6 +176,8 @@ def _number(entry: Any, where: str) -> float | None:
     if entry is None or entry == "":
         return None
     try:
+        if isinstance(entry, bool):
+            raise TypeError
         return float(entry)
-    except (TypeError, ValueError):
-        raise BadInput(f"{where}: {entry!r} is not a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise BadInput(f"{where}: {plain(entry)!r} is not a number") from None

@@ -1,0 +1,95 @@
+"""The files that a table of runs may be: .csv, .jsonl, .parquet. Anything else is refused before it is read."""
+
+import csv
+import json
+import pathlib
+from typing import Any, TextIO
+
+from scalelab.errors import BadInput
+
+LARGEST_BYTES = 512 * 2**20  # a table of runs is some megabytes; more is another file, given by mistake
+Line = dict[str, Any]
+
+
+def read_lines(path: pathlib.Path) -> list[Line]:
+    """The file's rows by column, as they stand there. BadInput for a file that can't be a table of runs."""
+    if path.suffix not in READERS:
+        raise BadInput(
+            f"{str(path)!r}: a table is a .csv, .jsonl or .parquet file; anything else must be a folder of runs"
+        )
+    size = path.stat().st_size
+    if size > LARGEST_BYTES:
+        raise BadInput(
+            f"{str(path)!r} has {size / 2**30:.2f} GiB; a table of runs has at most 0.5: is it another file?"
+        )
+    if not size:
+        raise BadInput(f"{str(path)!r} is empty")
+    try:
+        lines = READERS[path.suffix](path)
+    except UnicodeDecodeError:
+        raise BadInput(f"{str(path)!r} is not text (UTF-8): it doesn't look like a {path.suffix} table") from None
+    if not lines:
+        raise BadInput(f"{path} holds no rows")
+    return lines
+
+
+def plain(value: Any) -> str:
+    """Short text on one line: what a file holds may be anything."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _open(path: pathlib.Path) -> TextIO:
+    with path.open("rb") as file:
+        if b"\0" in file.read(4096):
+            raise BadInput(f"{str(path)!r} is a binary file: it doesn't look like a {path.suffix} table")
+    return path.open(newline="", encoding="utf-8-sig")
+
+
+def _csv(path: pathlib.Path) -> list[Line]:
+    with _open(path) as file:
+        try:
+            header, *rows = [row for row in csv.reader(file) if row] or [[]]
+        except csv.Error as error:
+            raise BadInput(f"{str(path)!r} is not CSV: {error}") from None
+    if double := next((name for name in header if header.count(name) > 1), None):
+        raise BadInput(f"{path.name} has two columns {plain(double)!r}: which one counts?")
+    for number, row in enumerate(rows, 1):
+        if len(row) > len(header):
+            raise BadInput(f"{path.name}, row {number} has {len(row)} cells, the header {len(header)}")
+    return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def _jsonl(path: pathlib.Path) -> list[Line]:
+    rows = []
+    with _open(path) as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                reason = getattr(error, "msg", "a number too long or lists too deep")
+                raise BadInput(f"{path}, line {number} is not JSON: {reason}") from None
+            if not isinstance(row, dict):
+                raise BadInput(f"{path}, line {number} is not an object: {plain(row)!r}")
+            rows.append(row)
+    return rows
+
+
+def _parquet(path: pathlib.Path) -> list[Line]:
+    import pyarrow  # imported for this kind of table only
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            meta = file.metadata
+            unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+            if unpacked > LARGEST_BYTES:
+                raise BadInput(f"{str(path)!r} unpacks to {unpacked / 2**30:.2f} GiB; a table of runs has at most 0.5")
+            return file.read().to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadInput(f"{str(path)!r} is not a parquet file: {plain(error)}") from None
+
+
+READERS = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}

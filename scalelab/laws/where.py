@@ -1,0 +1,127 @@
+"""A subset of rows by an expression of their columns: `N > 1e8 and D/N < 100`, `dataset == 'c4' or not seed == 0`.
+
+Only what stands in `_evaluate` is understood: names of columns, numbers, strings, arithmetic, comparisons, and/or/not. An
+expression is never run as Python.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from scalelab.errors import BadInput, nearest
+
+LONGEST = 1000  # characters: a deeper nesting than a person writes
+ARITHMETIC: dict[type, Callable] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+COMPARISONS: dict[type, Callable] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+class _Empty(Exception):
+    """A row has nothing in a column that the expression needs: the row does not satisfy it."""
+
+
+def subset(rows: Sequence[Mapping[str, Any]], expressions: Iterable[str]) -> list[Mapping[str, Any]]:
+    """The rows that satisfy every expression. A row whose needed cell is empty doesn't. BadInput for any mistake."""
+    known = {key for row in rows for key in row}
+    for expression in expressions:
+        tree = _parse(expression, known)
+        rows = [row for number, row in enumerate(rows, 1) if _holds(tree, row, expression, number)]
+    return list(rows)
+
+
+def _parse(expression: str, known: set[str]) -> ast.expr:
+    if len(expression) > LONGEST:
+        raise BadInput(f"--where={_short(expression)}: longer than {LONGEST} characters; give several --where")
+    try:
+        tree = ast.parse(expression.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = getattr(error, "msg", None) or str(error) or "nested too deeply"
+        raise BadInput(f"--where={_short(expression)}: {reason}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id not in known:
+            raise BadInput(f"--where={_short(expression)}: no column {node.id!r}{nearest(node.id, known)}")
+    return tree
+
+
+def _holds(tree: ast.expr, row: Mapping[str, Any], expression: str, number: int) -> bool:
+    try:
+        found = _evaluate(tree, row)
+    except _Empty:
+        return False
+    except (TypeError, ArithmeticError) as error:
+        raise BadInput(f"--where={_short(expression)}: row {number}: {error}") from None
+    except BadInput as mistake:
+        raise BadInput(f"--where={_short(expression)}: {mistake}") from None
+    if not isinstance(found, bool):
+        raise BadInput(f"--where={_short(expression)} is not true or false; compare with something, as in N > 1e8")
+    return found
+
+
+def _evaluate(node: ast.expr, row: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.BoolOp(op=ast.And()):
+            return all(_truth(_evaluate(value, row)) for value in node.values)
+        case ast.BoolOp():
+            return any(_truth(_evaluate(value, row)) for value in node.values)
+        case ast.UnaryOp(op=ast.Not()):
+            return not _truth(_evaluate(node.operand, row))
+        case ast.UnaryOp(op=ast.USub()):
+            return -_evaluate(node.operand, row)
+        case ast.BinOp() if type(node.op) in ARITHMETIC:
+            return ARITHMETIC[type(node.op)](_number(node.left, row), _number(node.right, row))
+        case ast.Compare() if all(type(op) in COMPARISONS for op in node.ops):
+            return _compare(node, row)
+        case ast.Name():
+            return _cell(row.get(node.id))
+        case ast.Constant() if isinstance(node.value, str | int | float):
+            return _cell(node.value)
+    raise BadInput(f"{ast.unparse(node)!r} is not arithmetic, a comparison, and, or, not")
+
+
+def _compare(node: ast.Compare, row: Mapping[str, Any]) -> bool:
+    values = [_evaluate(each, row) for each in (node.left, *node.comparators)]
+    for op, left, right in zip(node.ops, values, values[1:], strict=False):
+        if isinstance(left, str) != isinstance(right, str):
+            raise TypeError(f"{_short(left)} and {_short(right)} can't be compared: one is text, one a number")
+        if not COMPARISONS[type(op)](left, right):
+            return False
+    return True
+
+
+def _number(node: ast.expr, row: Mapping[str, Any]) -> float:
+    value = _evaluate(node, row)
+    if isinstance(value, str):
+        raise TypeError(f"{_short(value)} is text, not a number")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{_short(value)} is not true or false: compare it with something")
+    return value
+
+
+def _cell(value: Any) -> str | bool | float:
+    """A cell as it is compared: text, true or false, or a number (always floating: 9**9**9 must not take forever)."""
+    if value is None or value == "":
+        raise _Empty
+    return value if isinstance(value, str | bool) else float(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
