@@ -5,6 +5,7 @@ the data. Legend: R problems, P points, G seeds.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective
             "E": E, "A": a * np.exp(alpha * n_mean), "B": b * np.exp(beta * d_mean), "alpha": alpha, "beta": beta,
         }  # fmt: skip
 
-    def from_params(params: Mapping[str, np.ndarray]) -> np.ndarray:
+    def from_params(params: Mapping[str, Any]) -> np.ndarray:
         E, A, B, alpha, beta = (np.asarray(params[name], float) for name in law.params)
         return np.stack(np.broadcast_arrays(E, A * np.exp(-alpha * n_mean), B * np.exp(-beta * d_mean), alpha, beta), -1)
 

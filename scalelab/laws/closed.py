@@ -1,6 +1,6 @@
 """What follows from Chinchilla's law in closed form: the compute-optimal allocation."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,7 +31,7 @@ class Allocation(NamedTuple):
 
 def loss_at(params: Params, N: ArrayLike, D: ArrayLike) -> np.ndarray:
     """Loss in nats per token of a model with N parameters after D tokens (Hoffmann et al. 2022, eq. 2)."""
-    values = {name: np.asarray(value, float) for name, value in params._asdict().items()}
+    values: dict[str, Any] = {name: np.asarray(value, float) for name, value in params._asdict().items()}
     return forms.chinchilla(np.asarray(N, float), np.asarray(D, float), **values)
 
 

@@ -5,7 +5,7 @@ Legend: R resamples, S sizes tried.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Decision:
     level: float
 
 
-def optimal_size(law: Law, params: Mapping[str, np.ndarray], C: float, k: float, held: Mapping[str, float]) -> np.ndarray:
+def optimal_size(law: Law, params: Mapping[str, Any], C: float, k: float, held: Mapping[str, float]) -> np.ndarray:
     """The N of least loss where C = k N D, for parameters [R]: [R]. nan where it is at the edge of what is tried.
 
     Chinchilla's is in closed form; any other law of N and D is minimised over a grid with a parabola at its lowest point.

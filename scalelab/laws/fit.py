@@ -31,7 +31,6 @@ from scalelab.laws.uncertainty import Bootstrap, Prediction
 
 LEVEL = 0.9
 CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
-FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
 INTERVAL_METHOD = "percentiles of refits to resampled runs; for one new run, times the residuals of left-out runs"
 
 
@@ -88,24 +87,20 @@ class Fitted:
 
     def warnings(self) -> list[str]:
         """What a reader must know before using the numbers; [] where there is nothing."""
-        certificate, boot = self.best.certificate, self.bootstrap
+        certificate = self.best.certificate
         said = [f"{name} is at its bound: the data do not determine it" for name in certificate.at_bounds]
         if certificate.next_basin_gap is not None and certificate.next_basin_gap < CLOSE_BASIN:
             said.append(
                 f"another optimum is only {certificate.next_basin_gap:.2%} worse: the data hardly choose between them"
             )
-        if boot and boot.used < (1 - FEW) * boot.requested:
-            said.append(f"only {boot.used} of {boot.requested} resamples gave a fit: the intervals are too narrow")
-        for name, held in boot.at_bounds.items() if boot else ():
-            if held > FEW * boot.used:
-                said.append(f"{name} is at its bound in {held} of {boot.used} resamples: it is poorly identified")
+        said += self.bootstrap.warnings() if self.bootstrap else []
         said += [f"{name} is {p.verdict}" for name, p in self.identifiability.items() if p.verdict != "identified"]
         return said
 
     def to_json(self) -> dict[str, Any]:
         """What `scalelab fit --json` writes, and the `fit` block of a study's summary.json."""
         intervals = uncertainty.intervals(self.bootstrap, self.params, self.level) if self.bootstrap else {}
-        exponents = {}
+        exponents: dict[str, float] = {}
         if {"alpha", "beta"} <= set(self.params) and {"N", "D"} <= set(self.law.columns):
             exponents, spread = _exponents(self.params, self.bootstrap, self.level)
             intervals |= spread

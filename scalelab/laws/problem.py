@@ -6,7 +6,7 @@ Legend: R problems (starts, resamples), K parameters, L linear ones, P points, G
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
     derivatives: Callable[[np.ndarray, np.ndarray], Derivatives]
     basis: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
     to_params: Callable[[np.ndarray], dict[str, np.ndarray]]
-    from_params: Callable[[Mapping[str, np.ndarray]], np.ndarray]
+    from_params: Callable[[Mapping[str, Any]], np.ndarray]
 
     @property
     def points(self) -> int:

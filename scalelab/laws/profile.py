@@ -86,22 +86,23 @@ def threshold(value: float, points: int, params: int, objective: Objective, leve
 
 def identify(fitted: Problem, best: Optimum, level: float = 0.9) -> dict[str, Profile]:
     """The profile of every parameter of the law, at the `level` of its interval."""
-    end = threshold(best.value, fitted.points, len(best.params), fitted.objective, level)
-    return {name: _profile(fitted, best, name, end) for name in best.params}
+    least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
+    end = threshold(least, fitted.points, len(best.params), fitted.objective, level)
+    return {name: _profile(fitted, best, name, least, end) for name in best.params}
 
 
-def _profile(fitted: Problem, best: Optimum, name: str, end: float) -> Profile:
+def _profile(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> Profile:
     law = fitted.law
     direct = (name,) if law.params[name].how == "linear" else ()
     own = problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
     place = list(law.params).index(name)
     x = own.from_params(best.params)
-    sides = [_side(own, x, place, best.value, end, up) for up in (False, True)]
+    sides = [_side(own, x, place, end, up) for up in (False, True)]
     (low, low_at, low_value), (high, high_at, high_value) = sides
     values = np.concatenate([low_at[::-1], x[place : place + 1], high_at])
-    objective = np.concatenate([low_value[::-1], [best.value], high_value])
+    objective = np.concatenate([low_value[::-1], [least], high_value])
     to_param = np.exp if law.params[name].how == "log" else np.asarray
-    interval = tuple(None if edge is None else float(to_param(edge)) for edge in (low, high))
+    interval = (None if low is None else float(to_param(low)), None if high is None else float(to_param(high)))
     return Profile(
         _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values), objective, end
     )  # fmt: skip
@@ -118,7 +119,7 @@ def _verdict(how: str, value: float, interval: tuple[float | None, float | None]
 
 
 def _side(
-    own: Problem, x: np.ndarray, place: int, least: float, end: float, up: bool
+    own: Problem, x: np.ndarray, place: int, end: float, up: bool
 ) -> tuple[float | None, np.ndarray, np.ndarray]:  # fmt: skip
     """(where the profile crosses `end` on this side, None where it never does; held values [R], objectives [R])."""
     held = _held(x[place], own.lower[place], own.upper[place], own.law.params[list(own.law.params)[place]].how, up)
@@ -141,7 +142,6 @@ def _side(
             outer = middle
         else:
             inner, start = middle, solution.x[0]
-    del least
     return 0.5 * (inner + outer), held, value
 
 

@@ -138,7 +138,7 @@ def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective
         (found,) = _chunked(forward, rows, x.reshape(-1, x.shape[-1]))
         return {name: found[:, i].reshape(x.shape[:-1]) for i, name in enumerate(law.params)}
 
-    def from_params(params: Mapping[str, np.ndarray]) -> np.ndarray:
+    def from_params(params: Mapping[str, Any]) -> np.ndarray:
         values = np.stack(np.broadcast_arrays(*[np.asarray(params[name], float) for name in law.params]), axis=-1)
         (found,) = _chunked(inverse, rows, values.reshape(-1, len(law.params)))
         return found.reshape(values.shape)

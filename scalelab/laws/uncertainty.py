@@ -20,6 +20,7 @@ from scalelab.laws.problem import Columns, Problem
 RESTARTS, RESTART_SPREAD = 5, 64  # each resample also starts from its own best seed, not only from the fit
 BATCH = 1_000_000  # resamples x runs fitted at once: some hundred MB
 MAX_FOLDS = 200  # left-out refits: beyond this many runs, folds of several runs
+FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
 MIN_SIZES = {"N": 3, "D": 3, "C": 3}  # a power law with an offset needs three values; of any other column, two
 
 
@@ -44,6 +45,16 @@ class Bootstrap:
     def used(self) -> int:
         """Resamples that gave a fit."""
         return len(self.objective)
+
+    def warnings(self) -> list[str]:
+        """What makes the intervals less than they seem."""
+        said = []
+        if self.used < (1 - FEW) * self.requested:
+            said.append(f"only {self.used} of {self.requested} resamples gave a fit: the intervals are too narrow")
+        for name, held in self.at_bounds.items():
+            if held > FEW * self.used:
+                said.append(f"{name} is at its bound in {held} of {self.used} resamples: it is poorly identified")
+        return said
 
     def to_json(self) -> dict[str, Any]:
         """What was resampled and what came of it."""
@@ -85,7 +96,7 @@ def unfit(weights: np.ndarray, columns: Columns, params: int) -> np.ndarray:
     """Why each resample [R, P] determines no law of so many parameters: an array of reasons, "" where it does."""
     drawn = weights > 0
     reasons = np.full(len(weights), "", dtype=object)
-    for name, values in reversed(columns.items()):
+    for name, values in reversed(list(columns.items())):
         labels, least = np.unique(values, return_inverse=True)[1], MIN_SIZES.get(name, 2)
         different = (drawn.astype(int) @ np.eye(labels.max() + 1, dtype=int)[labels] > 0).sum(axis=1)
         reasons[different < least] = f"fewer than {least} different {name}"
@@ -187,7 +198,7 @@ def bca(values: np.ndarray, point: float, jackknife: np.ndarray, level: float) -
     return float(low), float(high)
 
 
-def intervals(boot: Bootstrap, point: Mapping[str, float], level: float = 0.9) -> dict[str, dict[str, tuple]]:
+def intervals(boot: Bootstrap, point: Mapping[str, float], level: float = 0.9) -> dict[str, dict[str, Any]]:
     """{parameter: {"percentile": (low, high), "bca": (low, high), "se": standard deviation of the resamples}}."""
     return {
         name: {
