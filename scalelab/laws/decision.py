@@ -46,6 +46,13 @@ class Decision:
     waste: Interval
     level: float
 
+    def to_json(self) -> dict[str, Any]:
+        """The values by name, and `intervals` by the same names."""
+        each = {name: getattr(self, name) for name in ("N", "D", "tokens_per_param", "loss", "waste")}
+        intervals = {name: [interval.low, interval.high] for name, interval in each.items()}
+        values = {name: interval.value for name, interval in each.items()}
+        return {"C": self.C, "k": self.k, **values, "intervals": intervals, "level": self.level}
+
 
 def optimal_size(law: Law, params: Mapping[str, Any], C: float, k: float, held: Mapping[str, float]) -> np.ndarray:
     """The N of least loss where C = k N D, for parameters [R]: [R]. nan where it is at the edge of what is tried.

@@ -123,7 +123,7 @@ class Fitted:
             "standard_errors": {name: each["se"] for name, each in intervals.items()},
             "bootstrap": self.bootstrap.to_json() if self.bootstrap else None,
             "identifiability": {name: p.to_json() for name, p in self.identifiability.items()},
-            "allocation": {f"{d.C:g}": dataclasses.asdict(d) for d in self.decisions},
+            "allocation": {f"{d.C:g}": d.to_json() for d in self.decisions},
             "design": [finding.to_json() for finding in self.design],
             "holdout": self.holdout.to_json() if self.holdout else None,
             "flops_per_param_token": self.k,
