@@ -1,0 +1,17 @@
+"""Published scaling laws as facts with their sources, and the recipes that compute each number again."""
+
+import importlib
+import pathlib
+from collections.abc import Callable
+
+from scalelab.errors import BadInput, nearest
+from scalelab.laws.published.verdict import Report
+
+PAPERS = ("chinchilla", "besiroglu", "porian", "gadre", "muennighoff", "gemstones", "kaplan")
+
+
+def reproduce(paper: str, data: pathlib.Path, tell: Callable[[str], None] = lambda _: None) -> Report:
+    """Compute a paper's numbers again from the tables in `data`; `tell` hears of long parts. BadInput for an unknown one."""
+    if paper not in PAPERS:
+        raise BadInput(f"paper {paper!r}: unknown{nearest(paper, PAPERS)}")
+    return importlib.import_module(f"scalelab.laws.published.{paper}").reproduce(data, tell)

@@ -1,0 +1,120 @@
+"""Gadre et al. 2024, "Language models scale reliably with over-training and on downstream tasks" (arXiv 2403.08540).
+
+Coefficients of tables 2 and 5 and predictions of section 4, to the digits that the authors' code gives
+(mlfoundations/scaling, `scaling/laws.py`, `scaling/shared.py`). Data: their runs, merged into one table.
+"""
+
+import pathlib
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from scalelab.laws import forms, optimum
+from scalelab.laws.law import Law
+from scalelab.laws.objective import objective
+from scalelab.laws.optimum import Optimum
+from scalelab.laws.problem import problem
+from scalelab.laws.published import tables
+from scalelab.laws.published.tables import Line
+from scalelab.laws.published.verdict import Report, Row, row
+
+SOURCE = "arXiv 2403.08540; code of mlfoundations/scaling"
+LOSS_LAW = {  # L = E + (a M^eta + b M^-eta) C^-eta on C4 validation loss, by training set
+    "c4_original": {"E": "1.50826", "a": "141.28", "b": "189.5155", "eta": "0.121235"},
+    "rpj": {"E": "1.83665", "a": "212.24", "b": "366.6872", "eta": "0.136425"},
+    "rw_original": {"E": "1.73446", "a": "157.12", "b": "246.2067", "eta": "0.127195"},
+}
+ERROR_LAW = {  # error = epsilon - k exp(-gamma L), averages over 17 and 46 tasks
+    ("c4_original", 17): {"epsilon": "0.8497", "k": "2.0789", "gamma": "0.7561"},
+    ("c4_original", 46): {"epsilon": "0.7589", "k": "1.2885", "gamma": "0.9722"},
+    ("rpj", 17): {"epsilon": "0.8570", "k": "2.2065", "gamma": "0.7146"},
+    ("rpj", 46): {"epsilon": "0.7608", "k": "1.3229", "gamma": "0.8907"},
+    ("rw_original", 17): {"epsilon": "0.8653", "k": "2.2148", "gamma": "0.7070"},
+    ("rw_original", 46): {"epsilon": "0.7677", "k": "1.1281", "gamma": "0.8215"},
+}
+ERROR_COLUMN = {17: "err_avg_subset", 46: "err_avg"}
+PREDICTED = {  # runs that were held out, RedPajama: relative error of the predicted loss and 17-task error, %
+    "1.4B, M = 640": ("open_lm_1b", 32, "0.7103", "3.6365"),
+    "6.9B, M = 20": ("open_lm_7b", 1, "0.7320", "0.0464"),
+}
+ETA_TOLERANCE = 5e-6  # eta is half of the exponent that the code prints to six digits
+
+LOSS_RECIPE = (
+    "5 runs: the four smaller sizes at M = 20 and the smallest at M = 320; C = 6ND; least squares on C4 loss, global"
+)
+ERROR_RECIPE = "6 runs: those and 1.4B at M = 20; least squares of average error on measured C4 loss, global"
+PREDICTION = "the two laws, one after the other, at a run that neither has seen; |predicted / measured - 1| in %"
+COLUMNS = ("flops", "tok_mult", "loss_c4_val")
+OVERTRAINING, DOWNSTREAM = forms.LAWS["overtraining"], forms.LAWS["downstream"]
+
+
+def fit_rows(lines: Iterable[Line], dataset: str) -> tuple[list[Line], list[Line]]:
+    """(the 5 runs of the loss law, the 6 of the error law) of one training set."""
+    own = [line for line in lines if line["dataset_name"] == dataset]
+    small = [line for line in own if not line["model_name"].startswith("open_lm")]
+    five = [line for line in small if float(line["cc_mult"]) == 1]
+    five += [line for line in small if float(line["cc_mult"]) == 16 and line["model_name"] == "d=96_l=8_h=4"]
+    return five, [*five, find(own, dataset, "open_lm_1b", 1)]
+
+
+def find(lines: Iterable[Line], dataset: str, model: str, multiple: float) -> Line:
+    """The one run of this training set, size and multiple of 20 tokens a parameter."""
+    (only,) = [
+        line for line in lines
+        if (line["dataset_name"], line["model_name"], float(line["cc_mult"])) == (dataset, model, multiple)
+    ]  # fmt: skip
+    return only
+
+
+def _least_squares(law: Law, columns: dict[str, np.ndarray], target: np.ndarray) -> Optimum:
+    return optimum.minimise(problem(law, columns, target, objective("mse")))
+
+
+def fit_loss(five: list[Line]) -> Optimum:
+    """The overtraining law on raw loss."""
+    C, M, loss = tables.numbers(five, *COLUMNS)
+    return _least_squares(OVERTRAINING, {"C": C, "M": M}, loss)
+
+
+def fit_error(six: list[Line], tasks: int) -> Optimum:
+    """The downstream law."""
+    loss, error = tables.numbers(six, "loss_c4_val", ERROR_COLUMN[tasks])
+    return _least_squares(DOWNSTREAM, {"loss": loss}, error)
+
+
+def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
+    """Coefficients of both laws on three training sets, and the predictions."""
+    lines = tables.read(data, "gadre/runs.csv")
+    rows, findings = [], []
+    for dataset, coefficients in LOSS_LAW.items():
+        five, six = fit_rows(lines, dataset)
+        loss_law = fit_loss(five)
+        for name, text in coefficients.items():
+            tolerance = ETA_TOLERANCE if name == "eta" else None
+            rows.append(row(f"{dataset}: {name}", loss_law.params[name], text, LOSS_RECIPE, tolerance=tolerance))
+        for tasks in ERROR_COLUMN:
+            error_law = fit_error(six, tasks)
+            for name, text in ERROR_LAW[dataset, tasks].items():
+                rows.append(row(f"{dataset}, {tasks} tasks: {name}", error_law.params[name], text, ERROR_RECIPE))
+            if (dataset, tasks) == ("rpj", 17):
+                rows += _predictions(lines, loss_law, error_law)
+        a, eta = loss_law.params["a"], loss_law.params["eta"]
+        findings.append(f"{dataset}: the code's own coefficient of N^(-2 eta) is {a * 6**-eta:.2f}: a / 6^eta, not a")
+    return Report("gadre", SOURCE, tuple(rows), tuple(findings))
+
+
+def _predictions(lines: list[Line], loss_law: Optimum, error_law: Optimum) -> list[Row]:
+    rows = []
+    for name, (model, multiple, loss_text, error_text) in PREDICTED.items():
+        run = [find(lines, "rpj", model, multiple)]
+        C, M, loss = tables.numbers(run, *COLUMNS)
+        (error,) = tables.numbers(run, ERROR_COLUMN[17])
+        predicted = OVERTRAINING({"C": C, "M": M}, loss_law.params)
+        then = DOWNSTREAM({"loss": predicted}, error_law.params)
+        rows.append(row(f"rpj, {name}: loss, % off", _off(predicted, loss), loss_text, PREDICTION))
+        rows.append(row(f"rpj, {name}: 17-task error, % off", _off(then, error), error_text, PREDICTION))
+    return rows
+
+
+def _off(predicted: np.ndarray, measured: np.ndarray) -> float:
+    return float(100 * abs(predicted[0] / measured[0] - 1))

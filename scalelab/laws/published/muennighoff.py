@@ -1,0 +1,103 @@
+"""Muennighoff et al. 2023, "Scaling Data-Constrained Language Models" (arXiv 2305.16264).
+
+R_D* and R_N* with everything else held at the C4 law of the same paper (appendix A; huggingface/datablations). Data: the
+182 runs of the authors' fit.
+"""
+
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+
+from scalelab.laws import decision, forms, optimum, profile
+from scalelab.laws import law as law_lib
+from scalelab.laws.objective import huber_log
+from scalelab.laws.problem import Columns, Problem, problem
+from scalelab.laws.profile import Profile
+from scalelab.laws.published import tables
+from scalelab.laws.published.verdict import Report, Row, minimum, row, superseded
+
+SOURCE = "arXiv 2305.16264; notebook and README of huggingface/datablations"
+LOG_A, LOG_B, LOG_E, EXPONENT = 6.255414, 7.3049974, 0.6254804, 0.3526596  # alpha = beta
+HELD = {
+    "E": float(np.exp(LOG_E)), "A": float(np.exp(LOG_A)), "B": float(np.exp(LOG_B)), "alpha": EXPONENT, "beta": EXPONENT,
+}  # fmt: skip
+PUBLISHED = {"R_D_star": "15.387756", "R_N_star": "5.309743"}
+OBJECTIVE = "0.015825936570763588"
+R_SQUARED, R_SQUARED_NO_DECAY = "0.7722046", "0.4451684"
+README = (((6.34e9, 242e9, 25e9), "2.2256440890"), ((8.67e9, 178e9, 25e9), "2.2269634075"))  # N, D, U: loss
+BEST_USE = {"C": 1e22, "U": 25e9, "N": "7.02e9", "epochs": "9.49"}
+HELD_ROUNDING = 1e-7  # of the objective: the parameters are printed to seven digits
+LEVEL = 0.9
+
+LAW = law_lib.hold(forms.LAWS["data_constrained"], **HELD)
+RECIPE = "182 runs; a, b, e, alpha = beta held at the C4 law; sum of Huber(1e-3) of log loss"
+
+
+def columns(data: pathlib.Path) -> tuple[Columns, np.ndarray]:
+    """N, D and unique tokens U of the runs, and their loss."""
+    lines = tables.read(data, "datablations/runs_182_fit_set.csv")
+    N, D, U, loss = tables.numbers(lines, "params", "tokens_total", "tokens_unique", "val_loss")
+    return {"N": N, "D": D, "U": U}, loss
+
+
+def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
+    """The objective at the published optimum and at ours, fits with and without decay, predictions, and the profiles."""
+    given, loss = columns(data)
+    posed = problem(LAW, given, loss, huber_log())
+    theirs = {name: float(text) for name, text in PUBLISHED.items()}
+    there = _value(posed, theirs)
+    best = optimum.minimise(posed, also=theirs)
+    profiles = profile.identify(posed, best, LEVEL)
+    rows = [
+        row("objective at the published optimum", there, OBJECTIVE, RECIPE, tolerance=HELD_ROUNDING * there),
+        row("minimum of the objective", best.value, OBJECTIVE, f"{RECIPE}; global minimum", minimum,
+            HELD_ROUNDING * there),
+        *[row(name.replace("_star", "*"), best.params[name], text, f"{RECIPE}; at the global minimum", superseded)
+          for name, text in PUBLISHED.items()],
+        *_fit_rows(given, loss, theirs),
+        *_use_rows(theirs),
+    ]  # fmt: skip
+    return Report("muennighoff", SOURCE, tuple(rows), _findings(there, best.value, profiles))
+
+
+def _value(posed: Problem, params: dict[str, float]) -> float:
+    return float(posed.value(posed.from_params(params)[None], np.ones((1, posed.points)))[0])
+
+
+def _fit_rows(given: Columns, loss: np.ndarray, theirs: dict[str, float]) -> list[Row]:
+    def r_squared(law: np.ndarray) -> float:
+        return float(1 - np.sum((loss - law) ** 2) / np.sum((loss - loss.mean()) ** 2))
+
+    plain = forms.LAWS["chinchilla"](given, HELD)
+    recipe = "1 - sum of squared residuals of the loss over its variance, 182 runs"
+    return [
+        row("R^2 at the published optimum", r_squared(LAW(given, theirs)), R_SQUARED, recipe),
+        row("R^2 without decay", r_squared(plain), R_SQUARED_NO_DECAY, recipe),
+    ]
+
+
+def _use_rows(theirs: dict[str, float]) -> list[Row]:
+    """What the README computes from the published law."""
+    rows = []
+    for (N, D, U), text in README:
+        ours = float(LAW({"N": N, "D": D, "U": U}, theirs))
+        rows.append(
+            row(f"loss of N = {N:.3g}, D = {D:.3g}, U = {U:.3g}", ours, text, "the published law", tolerance=1e-7)
+        )
+    C, U = float(BEST_USE["C"]), float(BEST_USE["U"])
+    size = float(decision.optimal_size(LAW, theirs, C, 6.0, {"U": U})[0])
+    recipe = "the published law's lowest loss where C = 6ND = 1e22 and U = 25e9"
+    rows.append(row("best N", size, str(BEST_USE["N"]), recipe, tolerance=0.01e9))  # the README cuts digits off
+    rows.append(row("best number of epochs", C / (6 * size * U), str(BEST_USE["epochs"]), recipe))
+    return rows
+
+
+def _findings(there: float, best: float, profiles: dict[str, Profile]) -> tuple[str, ...]:
+    said = [f"The published optimum is a local minimum: an objective {1 - best / there:.2%} lower exists."]
+    for name, found in profiles.items():
+        low, high = ("open" if end is None else f"{end:.3g}" for end in found.interval)
+        said.append(
+            f"{name.replace('_star', '*')} is {found.verdict} by these runs: {LEVEL:.0%} profile interval {low} to {high}"
+        )
+    return tuple(said)

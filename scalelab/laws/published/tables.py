@@ -1,0 +1,35 @@
+"""The run tables behind published laws, read from --data=DIR: `chinchilla/points.csv` and its like."""
+
+import csv
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from scalelab.errors import BadInput
+
+Line = Mapping[str, Any]
+
+
+def read(data: pathlib.Path, name: str) -> list[Line]:
+    """The rows of a .csv or .jsonl table below `data`; BadInput where it is absent."""
+    path = data / name
+    if not path.is_file():
+        raise BadInput(f"no table {str(path)!r}; `scalelab reproduce --download={data}` fetches or names its source")
+    with path.open(newline="") as file:
+        if path.suffix == ".csv":
+            return list(csv.DictReader(file))
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def numbers(lines: Iterable[Line], *columns: str) -> list[np.ndarray]:
+    """Columns as float64 arrays; BadInput for a column that is missing or holds text."""
+    lines = list(lines)
+    try:
+        return [np.array([float(line[column]) for line in lines]) for column in columns]
+    except KeyError as missing:
+        raise BadInput(f"the table has no column {missing}: is it the authors' own?") from None
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"columns {', '.join(columns)}: {error}") from None

@@ -1,0 +1,84 @@
+"""What one published number comes to when it is computed again: the rows of `scalelab reproduce`, and how they are judged.
+
+Published values are written as they were printed: the digits say how exactly a number is known.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+Verdict = Literal["match", "within_interval", "lower_objective", "published_not_global", "table_error", "mismatch"]
+Interval = tuple[float, float]
+
+SAME_OPTIMUM = 1e-4  # objectives closer than this share belong to one minimum, reached more or less exactly
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One published number beside ours; `interval` is the published one, where there is any."""
+
+    name: str
+    ours: float
+    published: float
+    interval: Interval | None
+    verdict: Verdict
+    recipe: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return dataclasses.asdict(self) | {"interval": list(self.interval) if self.interval else None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All rows of one paper, and in words what was found on the way."""
+
+    paper: str
+    source: str
+    rows: tuple[Row, ...]
+    findings: tuple[str, ...]
+
+
+def rounding(printed: str) -> float:
+    """Half a unit of the last digit printed: "1.92e19" -> 5e16."""
+    mantissa, _, exponent = printed.lower().partition("e")
+    return 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+
+
+def agreement(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """match within the tolerance, within_interval inside the published interval, else mismatch."""
+    if abs(ours - published) <= tolerance * (1 + 1e-9):
+        return "match"
+    return "within_interval" if interval and interval[0] <= ours <= interval[1] else "mismatch"
+
+
+def consistency(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """match, or table_error: `ours` follows from other numbers that the same paper prints."""
+    return "match" if agreement(ours, published, tolerance, interval) == "match" else "table_error"
+
+
+def minimum(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """Of two minima of one objective on the same data.
+
+    match within rounding; lower_objective where ours is lower by less than a ten-thousandth (the published search
+    stopped short in the same place); published_not_global where it is lower by more; mismatch where it is higher.
+    """
+    if abs(ours - published) <= tolerance * (1 + 1e-9):
+        return "match"
+    if ours > published:
+        return "mismatch"
+    return "lower_objective" if published - ours < SAME_OPTIMUM * published else "published_not_global"
+
+
+def superseded(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """match, or published_not_global: parameters of an optimum that `minimum` has found not to be the global one."""
+    return "match" if agreement(ours, published, tolerance, interval) == "match" else "published_not_global"
+
+
+def row(
+    name: str, ours: float, published: str, recipe: str, judge: Any = agreement, tolerance: float | None = None,
+    interval: Interval | None = None,
+) -> Row:  # fmt: skip
+    """One row; the tolerance is the rounding of the printed value unless given."""
+    allowed = rounding(published) if tolerance is None else tolerance
+    value, ours = float(published), float(ours)
+    return Row(name, ours, value, interval, judge(ours, value, allowed, interval), recipe)
