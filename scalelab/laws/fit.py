@@ -113,6 +113,7 @@ class Fitted:
             "n_convention": self.n_convention,
             "objective": self.problem.objective.to_json(self.best.value),
             "params": self.params,
+            "fixed": dict(self.law.held),
             "exponents": exponents,
             "residual_rms": float(np.sqrt(np.mean(residuals**2))),
             "certificate": self.best.certificate.to_json(),
@@ -157,35 +158,36 @@ def fit(
     delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: ArrayLike | None = None,
     target_flops: Sequence[float] = (), holdout: int = 0, level: float = LEVEL, identify: bool = True,
     k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
+    fixed: Mapping[str, float] | None = None,
 ) -> Fitted:  # fmt: skip
     """Fit `law` to a table of columns, each [P]: N, D, C, M, U, width, depth, … and loss in nats per token.
 
     `cluster` [P] labels runs that are resampled together; `holdout`: that many of the largest rows are held out, predicted
-    and scored by a second fit; `held` fixes other columns for the decisions at `target_flops`. BadInput for a table or a
-    design that no law can be fitted to, FitError where the optimum is not certain.
+    and scored by a second fit; `held` fixes other columns for the decisions at `target_flops`, `fixed` parameters of the
+    law (see `law.hold`). BadInput for a table or a design that no law can be fitted to, FitError where the optimum is not
+    certain.
     """
     start = time.process_time()
-    law = law_lib.load(law) if isinstance(law, str) else law
+    law = law_lib.hold(law_lib.load(law) if isinstance(law, str) else law, **(fixed or {}))
     columns, target = columns_of(table, law)
-    findings = design.check(law, columns, target)
     chosen = objective_lib.objective(objective, delta)
+    flops = np.asarray(table["C"], float) if _knows_k(table, columns) else None
+    findings = design.check(law, columns, target, flops, chosen.log)
     posed, best = likelihood.fit_scale(law, columns, target, chosen) if objective == "mle" else (None, None)
     posed = posed or problem(law, columns, target, chosen)
     best = best or optimum.minimise(posed)
     boot = uncertainty.bootstrap(posed, best, bootstrap, seed, cluster) if bootstrap else None
-    given_k = (
-        np.median(np.asarray(table["C"], float) / (columns["N"] * columns["D"])) if _knows_k(table, columns) else None
-    )
+    given_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
     split = float(k or given_k or FLOPS_PER_PARAM_TOKEN)
     decisions = [decision.decide(posed, best, boot, C, split, level, held or {}) for C in target_flops] if boot else []
     return Fitted(
         problem=posed,
         best=best,
         bootstrap=boot,
-        identifiability=profile.identify(posed, best, level) if identify else {},
+        identifiability=profile.identify(posed, best, level, split) if identify else {},
         decisions=tuple(decisions),
-        design=tuple(findings),
-        holdout=hold_out(law, columns, target, chosen, holdout) if holdout else None,
+        design=(*findings, *design.review(posed, best, split, flops, target_flops, held)),
+        holdout=hold_out(law, columns, target, chosen, holdout, flops) if holdout else None,
         seconds=time.process_time() - start,
         k=split,
         level=level,

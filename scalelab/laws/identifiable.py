@@ -25,8 +25,13 @@ TOGETHER = 0.02  # N and D move together where log D is a straight line in log N
 TAKES_PART = 0.1  # a parameter with this component of an undetermined direction is named
 
 
-def refuse(law: Law, columns: Columns, target: np.ndarray, weights: ArrayLike | None = None, log: bool = True) -> None:
+def refuse(
+    law: Law, columns: Columns, target: np.ndarray, weights: ArrayLike | None = None, log: bool = True,
+    flops: ArrayLike | None = None,
+) -> None:  # fmt: skip
     """BadInput where the rows (those of weight 1) cannot identify the law; it says what is missing.
+
+    `flops` [P]: what each run cost (default: 6 N D); `log`: residuals are of logs.
 
     Three reasons: fewer rows than parameters; parameters that even losses exact to 1e-6 leave open, at whatever values of
     the law (one D for all N, two sizes, no repeated token, …); and for a law of loss over N and D, fewer than three
@@ -40,18 +45,19 @@ def refuse(law: Law, columns: Columns, target: np.ndarray, weights: ArrayLike | 
     if open_ := undetermined(law, columns, target, weights, log):
         raise BadInput(f"law {law.name!r}: these runs cannot tell {_listed(open_)}: {_lack(used)}")
     if law.target == "loss" and {"N", "D"} <= set(law.columns) and count > MIN_BUDGETS:
-        _refuse_flat(law, used["N"], used["D"])
+        cost = FLOPS_PER_PARAM_TOKEN * columns["N"] * columns["D"] if flops is None else np.asarray(flops, float)
+        _refuse_flat(law, used["N"], used["D"], cost[rows])
 
 
-def _refuse_flat(law: Law, N: np.ndarray, D: np.ndarray) -> None:
+def _refuse_flat(law: Law, N: np.ndarray, D: np.ndarray, flops: np.ndarray) -> None:
     """BadInput for a grid of N and D with too few budgets, or on a line."""
     if len(distinct(N)) == 1 or len(distinct(D)) == 1:
         raise BadInput(f"law {law.name!r}: {_lack({'N': N, 'D': D})}")
-    budgets = distinct(N * D, SAME_BUDGET) * FLOPS_PER_PARAM_TOKEN
+    budgets = distinct(flops, SAME_BUDGET)
     if len(budgets) < MIN_BUDGETS:
         raise BadInput(
-            f"law {law.name!r}: {len(budgets)} budget{'s' * (len(budgets) > 1)} (C = 6ND: "
-            f"{', '.join(f'{C:.3g}' for C in budgets)}); a power law with an offset needs three: add runs at "
+            f"law {law.name!r}: {len(budgets)} budget{'s' * (len(budgets) > 1)} ("
+            f"{', '.join(f'{C:.3g}' for C in budgets)} FLOPs); a power law with an offset needs three: add runs at "
             f"{'another' if len(budgets) == 2 else 'two others'}, a factor of 4 or more away"
         )
     n, d = np.log(N), np.log(D)
@@ -98,7 +104,10 @@ def _plausible(posed: Problem, weights: np.ndarray) -> np.ndarray:
 def _reach(posed: Problem) -> np.ndarray:
     """Half the range [K] that each coordinate may sensibly take: of a linear term, the target's size."""
     kinds = posed.law.params.values()
-    widths = [np.log(np.divide(*kind.starts[::-1])) if kind.how == "log" else np.subtract(*kind.starts[::-1]) for kind in kinds]
+    widths = [
+        np.log(np.divide(*kind.starts[::-1])) if kind.how == "log" else np.subtract(*kind.starts[::-1])
+        for kind in kinds
+    ]
     return np.where(np.isfinite(widths), widths, posed.target.mean())
 
 

@@ -74,7 +74,9 @@ def propose(
     posed, best = fitted.problem, fitted.best
     columns, flops = _read(fitted, candidates)
     if not flops.min() <= budget_flops:
-        raise BadInput(f"{budget_flops:.3g} FLOPs pay for none of {len(flops)} candidates: the cheapest costs {flops.min():.3g}")
+        raise BadInput(
+            f"{budget_flops:.3g} FLOPs pay for none of {len(flops)} candidates: the cheapest costs {flops.min():.3g}"
+        )
     at = None if target in posed.law.params else float(at_flops or _ahead(fitted))
     gradient = _gradient(fitted, target, at, held or {})
     before, each = information.information(posed, best), information.sensitivity(posed, best, columns)
@@ -137,7 +139,8 @@ def _in_order(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int]
 ) -> list[int]:  # fmt: skip
     """The same rows, the greatest gain per FLOP first."""
-    left, order = list(chosen), []
+    order: list[int] = []
+    left = list(chosen)
     while left:
         spread = information.covariance(before + each[order].T @ each[order])
         order.append(left.pop(int((information.gain(spread, each[left], gradient) / flops[left]).argmax())))
@@ -186,7 +189,9 @@ def _gradient(fitted: Fitted, target: str, at: float | None, held: Mapping[str, 
         raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
 
     def of(params: Mapping[str, np.ndarray]) -> np.ndarray:
-        N = decision.optimal_size(law, {name: value[:, 0] for name, value in params.items()}, at, fitted.k, held)[:, None]
+        N = decision.optimal_size(law, {name: value[:, 0] for name, value in params.items()}, at, fitted.k, held)[
+            :, None
+        ]
         return np.log(N if target == "N" else decision.losses(law, params, N, at, fitted.k, held))
 
     gradient = information.slope(posed, best, of)[:, 0]

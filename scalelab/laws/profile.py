@@ -12,7 +12,8 @@ from scipy.optimize import brentq
 from scipy.special import erf
 from scipy.stats import f as f_distribution
 
-from scalelab.laws import solve
+from scalelab.laws import information, solve
+from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.objective import Objective
 from scalelab.laws.optimum import Optimum
 from scalelab.laws.problem import Problem, problem
@@ -27,7 +28,8 @@ NEAR = 3.0  # an end this close to the best value still says something when the 
 class Profile:
     """One parameter: `verdict` identified, one-sided or not identified; its interval (None: open on that side).
 
-    `values`, `objective` [R]: the curve itself; `threshold` is the objective at which the interval ends.
+    `values`, `objective` [R]: the curve itself; `threshold` is the objective at which the interval ends. `tighten`: the run
+    {N, D, C} that would narrow it most, for laws of N and D (see `information.tighten`).
     """
 
     verdict: str
@@ -35,12 +37,14 @@ class Profile:
     values: np.ndarray
     objective: np.ndarray
     threshold: float
+    tighten: dict[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Verdict and interval, and the curve for a plot."""
         curve = {"values": self.values.tolist(), "objective": self.objective.tolist()}
         return {
             "verdict": self.verdict, "interval": list(self.interval), "threshold": self.threshold, "curve": curve,
+            "tighten": self.tighten,
         }  # fmt: skip
 
 
@@ -68,11 +72,15 @@ def log_likelihood(value: float, count: float, objective: Objective) -> float:
 
 
 def threshold(value: float, points: int, params: int, objective: Objective, level: float) -> float:
-    """The objective at which 2 x the fall of the log likelihood reaches F(1, P - K) at `level` (chi-square for large P)."""
+    """The objective at which the interval of one parameter ends.
+
+    2 x the fall of the log likelihood there is n log(1 + F / n), n = P - K and F the `level` quantile of F(1, n): for
+    least squares exactly the t-interval of n degrees of freedom, chi-square's for large P.
+    """
     count = points - params
     if count < 1 or not value > 0:
         return value
-    allowed = f_distribution.ppf(level, 1, count)
+    allowed = count * np.log1p(f_distribution.ppf(level, 1, count) / count)
     top = log_likelihood(value, count, objective)
 
     def excess(log_ratio: float) -> float:
@@ -84,11 +92,17 @@ def threshold(value: float, points: int, params: int, objective: Objective, leve
     return float(value * np.exp(brentq(excess, 0.0, high)))
 
 
-def identify(fitted: Problem, best: Optimum, level: float = 0.9) -> dict[str, Profile]:
-    """The profile of every parameter of the law, at the `level` of its interval."""
+def identify(
+    fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN
+) -> dict[str, Profile]:  # fmt: skip
+    """The profile of every parameter of the law, at the `level` of its interval; C = k N D."""
     least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
     end = threshold(least, fitted.points, len(best.params), fitted.objective, level)
-    return {name: _profile(fitted, best, name, least, end) for name in best.params}
+    runs = information.tighten(fitted, best, k)
+    return {
+        name: dataclasses.replace(_profile(fitted, best, name, least, end), tighten=runs.get(name))
+        for name in best.params
+    }
 
 
 def _profile(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> Profile:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest
+from scalelab.laws import design
 from scalelab.laws import law as law_lib
 from scalelab.laws.fit import Fitted, fit
 from scalelab.laws.law import Law
@@ -51,7 +52,8 @@ def fit_study(
         raise BadInput(f"--cluster={cluster}: no such column{nearest(cluster, kept[0])}")
     groups = [str(row[cluster]) for row in kept] if cluster else None
     fitted = fit(table, law, cluster=groups, n_convention=n_convention, **options)
-    return dataclasses.replace(fitted, kept=tuple(kept), excluded=tuple(excluded))
+    findings = (*fitted.design, *design.left_out(excluded))
+    return dataclasses.replace(fitted, kept=tuple(kept), excluded=tuple(excluded), design=findings)
 
 
 def select(

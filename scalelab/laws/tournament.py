@@ -29,7 +29,12 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; a law without a result has no numbers."""
         found = self.result.to_json() if self.result else {"mape": None, "in_sample_mape": None}
-        return {"law": self.law.name, "equation": self.law.equation, "n_params": len(self.law.params), "why": self.why} | found
+        return {
+            "law": self.law.name,
+            "equation": self.law.equation,
+            "n_params": len(self.law.params),
+            "why": self.why,
+        } | found
 
 
 def tournament(
@@ -47,7 +52,9 @@ def tournament(
     named = [law_lib.load(law) if isinstance(law, str) else law for law in laws or forms.LAWS.values()]
     able = [law for law in named if laws or {*law.columns, law.target} <= known]
     if not able:
-        raise BadInput(f"the table has {', '.join(sorted(known)) or 'no numbers'}: no law of the table has its columns there")
+        raise BadInput(
+            f"the table has {', '.join(sorted(known)) or 'no numbers'}: no law of the table has its columns there"
+        )
     scale = scale_of(table)
     entries = [_enter(table, law, chosen, count, scale) for law in able]
     return tuple(sorted(entries, key=lambda entry: entry.result.mape if entry.result else float("inf")))
@@ -55,7 +62,9 @@ def tournament(
 
 def scale_of(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
     """How large each row of a table is [P]: C, else N D; None where it has neither, and each law orders by its own."""
-    numbers = {name: np.asarray(table[name], float) for name in ("C", "N", "D") if name in table and numeric(table[name])}
+    numbers = {
+        name: np.asarray(table[name], float) for name in ("C", "N", "D") if name in table and numeric(table[name])
+    }
     if "C" in numbers:
         return numbers["C"]
     return numbers["N"] * numbers["D"] if {"N", "D"} <= set(numbers) else None
