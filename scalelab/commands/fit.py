@@ -17,7 +17,7 @@ from typing import Any
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput
 
-LAW_ONLY = ("law", "objective", "delta", "holdout", "tournament", "next", "at", "level")
+LAW_ONLY = ("law", "hold", "objective", "delta", "holdout", "tournament", "next", "at", "level")
 SPLIT_ONLY = ("method", "seed_noise")
 
 
@@ -58,6 +58,7 @@ def _parser() -> Parser:
     law = parser.add_argument_group("the fit")
     add = law.add_argument
     add("--law", metavar="NAME", help="the law (default: chinchilla)")
+    add("--hold", type=pairs, metavar="E=X,…", help="parameters held at values; the others are fitted")
     add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
     add("--bootstrap", type=int, default=1000, metavar="COUNT", help="resamples; 0: no intervals (default: 1000)")
@@ -113,12 +114,12 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def pairs(text: str) -> dict[str, float]:
-    """`U=25e9,depth=12` as numbers by name."""
+    """`U=25e9,depth=12` as numbers by name: --at, --hold."""
     found = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not equals:
-            raise BadInput(f"--at={text}: {part!r} is not COLUMN=NUMBER")
+            raise BadInput(f"{part!r} is not NAME=NUMBER, as in U=25e9")
         (found[name],) = numbers(value)
     return found
 

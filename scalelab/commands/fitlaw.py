@@ -20,7 +20,7 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
         raise BadInput("--target-flops gives intervals, and --bootstrap=0 leaves none: ask for resamples")
     if arguments.next is not None and not (arguments.grid and arguments.budget_flops):
         raise BadInput("--next needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
-    law = law_lib.load(arguments.law or "chinchilla")
+    law = law_lib.hold(law_lib.load(arguments.law or "chinchilla"), **(arguments.hold or {}))
     columns = parse_columns(arguments.columns, fields_of(law))
     table = read_sources(arguments.sources, law, columns, arguments.n, arguments.where)
     fitted = fit_study(

@@ -3,57 +3,43 @@
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from scalelab.commands import fittext
 from scalelab.errors import BadInput
 from scalelab.laws.fit import Fitted
-from scalelab.laws.nextruns import Plan, propose
+from scalelab.laws.nextruns import Plan, Proposed, propose
 from scalelab.laws.sources import numeric_columns, read_sources
 from scalelab.laws.table import fields_of, parse_columns
+from scalelab.sweep.forks import candidates, write_forks
+from scalelab.sweep.trials import from_file
 
 
 def run(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
     """(lines, JSON block); proposals from a config's sweep are written to --forks as config files."""
-    names, columns = _candidates(arguments, fitted)
-    plan = propose(
-        fitted, columns, arguments.next, arguments.budget_flops, arguments.target, held=arguments.at,
-    )  # fmt: skip
-    files = _write(arguments, plan) if arguments.grid.endswith(".py") else []
+    grid, held, convention = arguments.grid, arguments.at, arguments.n or "total"
+    if not pathlib.Path(grid).is_file():
+        raise BadInput(f"--grid={grid}: no such file; it is a config with sweep(h), or a table of candidates")
+    trials = from_file(grid, {}) if grid.endswith(".py") else {}
+    names, columns = (list(trials), candidates(trials, convention)) if trials else _table(arguments, fitted)
+    plan = propose(fitted, columns, arguments.next, arguments.budget_flops, arguments.target, held=held)
     chosen = [names[proposed.row] for proposed in plan.runs]
-    return _lines(plan, chosen) + [f"wrote {path}" for path in files], plan.to_json() | {
-        "names": chosen,
-        "forks": files,
-    }
+    titles = dict(zip(chosen, map(_title, plan.runs), strict=True))
+    files = write_forks(arguments.forks, grid, {name: trials[name] for name in chosen}, titles) if trials else []
+    block = plan.to_json() | {"names": chosen, "forks": list(map(str, files))}
+    return _lines(plan, chosen) + [f"wrote {path}" for path in files], block
 
 
-def _candidates(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
-    """(names, columns [G]) of the grid: a config's sweep, or a table of N, D and what else the law needs."""
-    convention = arguments.n or "total"
-    if not pathlib.Path(arguments.grid).is_file():
-        raise BadInput(f"--grid={arguments.grid}: no such file; it is a config with sweep(h), or a table of candidates")
-    if arguments.grid.endswith(".py"):
-        from scalelab.sweep.forks import candidates
-
-        return candidates(arguments.grid, convention)
+def _table(arguments: Any, fitted: Fitted) -> tuple[list[str], dict[str, np.ndarray]]:
+    """(names, columns [G]) of a table of candidates: N and D, and what else the law needs."""
     named = parse_columns(arguments.columns, fields_of(fitted.law))
     wanted = {field: column for field, column in named.items() if field != fitted.law.target}
     table = read_sources([arguments.grid], fitted.law, wanted, arguments.n, with_target=False)
-    return [row["name"] for row in table.rows], numeric_columns(table.rows, convention)
+    return [row["name"] for row in table.rows], numeric_columns(table.rows, arguments.n or "total")
 
 
-def _write(arguments: Any, plan: Plan) -> list[str]:
-    from scalelab.sweep.forks import write
-
-    return write(arguments.forks, arguments.grid, {run.row: _why(plan, i) for i, run in enumerate(plan.runs)})
-
-
-def _why(plan: Plan, place: int) -> str:
-    run = plan.runs[place]
-    size = ", ".join(f"{name} = {run.columns[name]:.4g}" for name in ("N", "D") if name in run.columns)
-    before = plan.runs[place - 1].sd_after if place else plan.sd_before
-    return (
-        f"Proposed run {place + 1} of {len(plan.runs)}: {size}, {run.flops:.3g} FLOPs.\n\n"
-        f"With it the standard deviation of {_target(plan)} falls from {before:.3g} to {run.sd_after:.3g} (linearised)."
-    )
+def _title(run: Proposed) -> str:
+    return f"Proposed by a fit: N = {run.columns['N']:.4g}, D = {run.columns['D']:.4g} tokens, {run.flops:.3g} FLOPs."
 
 
 def _target(plan: Plan) -> str:

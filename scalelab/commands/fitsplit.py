@@ -12,7 +12,7 @@ from scalelab.laws import forms
 from scalelab.laws.envelope import Envelope, curves, fit_envelope
 from scalelab.laws.isoflop import IsoFlop, SeedNoise, fit_isoflop
 from scalelab.laws.sources import numeric_columns, read_sources
-from scalelab.laws.study import N_COLUMNS, select
+from scalelab.laws.study import N_COLUMNS, Row, select
 from scalelab.laws.table import Table, fields_of, parse_columns
 from scalelab.records import read_metrics
 
@@ -37,7 +37,7 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     return lines, _block(arguments, found, table, goals) | {"n_rows": len(kept), "excluded": excluded}
 
 
-def _first(arguments: Any, kept: Sequence[dict], size: str) -> tuple[Envelope, list[str]]:
+def _first(arguments: Any, kept: Sequence[Row], size: str) -> tuple[Envelope, list[str]]:
     """The lower envelope of training curves: of run folders, or of a table whose --cluster column names the run."""
     folders = [row for row in kept if "folder" in row and pathlib.Path(row["folder"]).is_dir()]
     if len(folders) == len(kept):
@@ -50,12 +50,10 @@ def _first(arguments: Any, kept: Sequence[dict], size: str) -> tuple[Envelope, l
             )
         checkpoints = {name: known[name] for name in ("C", "N", "D", "loss")}
         checkpoints["run"] = np.array([str(row[arguments.cluster]) for row in kept])
-    found = fit_envelope(
-        **checkpoints, method=arguments.method or "hull", bootstrap=arguments.bootstrap, seed=arguments.seed
-    )
-    said = [
-        f"{found.method} of {len(checkpoints['C'])} checkpoints: {len(found.frontier.C)} are the best at their compute"
-    ]
+    run, C, N, D, loss = (checkpoints[name] for name in ("run", "C", "N", "D", "loss"))
+    method, count = arguments.method or "hull", arguments.bootstrap
+    found = fit_envelope(run, C, N, D, loss, method, count, seed=arguments.seed)
+    said = [f"{found.method} of {len(C)} checkpoints: {len(found.frontier.C)} are the best at their compute"]
     if found.edges:
         said.append(f"left out: {found.edges} held by the smallest or the largest size; the best may lie beyond")
     rows = [["", "fitted", f"{found.level:.0%} interval", ""]]
@@ -64,7 +62,7 @@ def _first(arguments: Any, kept: Sequence[dict], size: str) -> tuple[Envelope, l
     return found, [*said, "", *fittext.aligned(rows)]
 
 
-def _second(arguments: Any, kept: Sequence[dict], size: str) -> tuple[IsoFlop, list[str]]:
+def _second(arguments: Any, kept: Sequence[Row], size: str) -> tuple[IsoFlop, list[str]]:
     """IsoFLOP profiles."""
     C, N, loss = ([row[name] for row in kept] for name in ("C", size, "val_loss"))
     noise = SeedNoise() if arguments.seed_noise else None

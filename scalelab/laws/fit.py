@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws import closed, decision, design, likelihood, optimum, profile, uncertainty
+from scalelab.laws import closed, decision, design, forms, likelihood, optimum, profile, uncertainty
 from scalelab.laws import law as law_lib
 from scalelab.laws import objective as objective_lib
 from scalelab.laws.decision import Decision
@@ -101,7 +101,7 @@ class Fitted:
         """What `scalelab fit --json` writes, and the `fit` block of a study's summary.json."""
         intervals = uncertainty.intervals(self.bootstrap, self.params, self.level) if self.bootstrap else {}
         exponents: dict[str, float] = {}
-        if {"alpha", "beta"} <= set(self.params) and {"N", "D"} <= set(self.law.columns):
+        if self.law.function in (forms.chinchilla, forms.chinchilla_gamma):  # where eq. 4 holds
             exponents, spread = _exponents(self.params, self.bootstrap, self.level)
             intervals |= spread
         residuals = self.problem.residuals(self.params)

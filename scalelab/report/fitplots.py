@@ -1,0 +1,252 @@
+"""Figures of any fitted law: the fit with its residuals, the profile of each parameter, the decision against compute.
+
+Each is written as PNG and PDF with the numbers behind it as CSV, whose rows are told apart by `kind`.
+"""
+
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from scalelab.laws.decision import optimal_size
+from scalelab.laws.fit import Fitted
+from scalelab.laws.information import sizes_and_tokens
+from scalelab.laws.profile import Profile
+from scalelab.laws.uncertainty import quantiles
+from scalelab.report.style import ACCENT, INK, LOSS, MUTED, figure, log_axis, save, scientific, shades, short, styled
+
+DOTS_PER_INCH = 130
+CURVE = 60  # points of a drawn line
+BAND = 300  # resamples behind the band of a decision: its edges are drawn, not read off
+AHEAD = 10.0  # times the largest budget known, up to which a decision is drawn
+TALL = 4.0  # times the rise to the threshold that a profile's panel shows
+BINS = 30
+WIDE = 20.0  # high / low beyond which a profile's axis is logarithmic
+STAR: dict[str, Any] = {"marker": "*", "ls": "", "ms": 13, "mec": INK, "mew": 0.8, "zorder": 5}
+Drawn = tuple[Figure, list[dict[str, Any]]]
+
+
+def write_figures(folder: str | os.PathLike[str], fitted: Fitted, held: Mapping[str, float]) -> list[str]:
+    """Draw `fitted` into the folder: fit, profiles, and the decision where the law splits a budget; returns the paths.
+
+    `held` fixes the law's columns other than N, D, C, M for the decision.
+    """
+    figures = {"fit": fit_figure(fitted, held), "profiles": profile_figure(fitted)}
+    if splits(fitted, held) and fitted.bootstrap:
+        figures["decision"] = decision_figure(fitted, held)
+    paths = []
+    for name, (fig, rows) in figures.items():
+        written = save(folder, name, fig, rows)
+        paths += [_png(folder, name, fig), *written]
+    return paths
+
+
+@styled
+def _png(folder: str | os.PathLike[str], name: str, fig: Figure) -> str:
+    path = pathlib.Path(folder) / f"{name}.png"
+    fig.savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": "scalelab"})
+    return str(path)
+
+
+def splits(fitted: Fitted, held: Mapping[str, float]) -> bool:
+    """Whether the law says how to split a budget between N and D, its other columns being held."""
+    columns = set(fitted.law.columns)
+    size = {"N", "D"} <= columns or {"C", "M"} <= columns
+    return size and fitted.law.target == "loss" and columns <= {"N", "D", "C", "M", *held}
+
+
+def budgets(fitted: Fitted) -> np.ndarray:
+    """C of every fitted row [P] (k N D where the law has no C); empty for a law without either."""
+    N, D = sizes_and_tokens(fitted.problem.columns, fitted.k)
+    return np.asarray(fitted.problem.columns.get("C", fitted.k * N * D), float)
+
+
+@styled
+def fit_figure(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
+    """Left: what was measured, over compute (else over the law's first column), and the law; right: what it misses."""
+    law, columns = fitted.law, fitted.problem.columns
+    x_name = "C" if len(budgets(fitted)) else law.columns[0]
+    x = budgets(fitted) if x_name == "C" else columns[x_name]
+    measured, predicted = fitted.problem.target, law(columns, fitted.params)
+    shade_by = next((name for name in ("N", "width") if name in columns and name != x_name), None)
+    colours = shades(columns[shade_by].tolist()) if shade_by else {}
+    colour = [colours[value] for value in columns[shade_by].tolist()] if shade_by else MUTED
+    fig, (left, right) = figure(9.6, 4.0, 2)
+    left.scatter(x, measured, c=colour, s=18, linewidths=0.3, edgecolors="white", zorder=3)
+    right.scatter(x, 100 * (measured / predicted - 1), c=colour, s=18, linewidths=0.3, edgecolors="white", zorder=3)
+    line = _curve(fitted, held, x_name, x)
+    if line:
+        at = "".join(f", {name} = {short(value)}" for name, value in held.items())
+        label = f"the law at the best N{at}" if x_name == "C" and len(law.columns) > 1 else "the law"
+        left.plot(*line, color=INK, lw=1.6, label=label, zorder=4)
+        left.legend(loc="best")
+    right.axhline(0, color=INK, lw=0.8)
+    target = LOSS if law.target == "loss" else law.target
+    for ax in (left, right):
+        log_axis(ax, flops=x_name == "C")
+        ax.set(xlabel="C (FLOPs)" if x_name == "C" else x_name)
+    left.set(ylabel=target, title=f"{law.name}: {fitted.problem.points} rows")
+    right.set(ylabel="measured / fitted − 1 (%)", title="Residuals")
+    if shade_by:
+        _shade_legend(fig, colours, shade_by)
+    rows = [{"kind": "row", **{name: columns[name][i] for name in columns}, x_name: x[i], "measured": measured[i],
+             "fitted": predicted[i]} for i in range(len(x))]  # fmt: skip
+    rows += [{"kind": "law", x_name: at, "fitted": value} for at, value in zip(*line, strict=True)] if line else []
+    return fig, rows
+
+
+def _curve(
+    fitted: Fitted, held: Mapping[str, float], x_name: str, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
+    """The law over x: at the best N of each budget, or of its only column; None for a law of several others."""
+    at = np.geomspace(x.min(), x.max(), CURVE)
+    if fitted.law.columns == (x_name,):
+        return at, fitted.law({x_name: at}, fitted.params)
+    if not splits(fitted, held):
+        return None
+    N = np.array([optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0] for C in at])
+    D = at / (fitted.k * N)
+    return at, fitted.law({**held, "N": N, "D": D, "C": at, "M": D / N}, fitted.params)
+
+
+def _shade_legend(fig: Figure, colours: Mapping[Any, str], title: str) -> None:
+    known = list(colours)
+    known = [known[round(i)] for i in np.linspace(0, len(known) - 1, min(5, len(known)))]
+    handles = [Line2D([], [], color=colours[value], marker="o", ls="", label=short(value)) for value in known]
+    fig.legend(handles=handles, title=title, loc="outside right upper", title_fontsize=8)
+
+
+@styled
+def profile_figure(fitted: Fitted) -> Drawn:
+    """The profile of each parameter: how much worse the best fit is that holds it at a value; bars are the resamples."""
+    names = list(fitted.identifiability)
+    columns = min(3, len(names))
+    lines = -(-len(names) // columns)
+    fig = Figure(figsize=(3.3 * columns, 2.7 * lines), layout="constrained")
+    axes = fig.subplots(lines, columns, squeeze=False)
+    rows: list[dict[str, Any]] = []
+    for ax, name in zip(axes.flat, names, strict=False):
+        rows += _profile_panel(ax, fitted, name, fitted.identifiability[name])
+    for ax in axes.flat[len(names) :]:
+        ax.set_visible(False)
+    for ax in axes[:, 0]:
+        ax.set(ylabel="rise of the objective (%)")
+    handles = [Line2D([], [], color=INK, marker="o", ms=3, label="profile"),
+               Line2D([], [], color=ACCENT, ls="--", label=f"threshold, {fitted.level:.0%}"),
+               Line2D([], [], color=MUTED, lw=6, alpha=0.4, label="resamples")]  # fmt: skip
+    fig.legend(handles=handles[: 2 + bool(fitted.bootstrap)], loc="outside lower center", ncols=3)
+    return fig, rows
+
+
+def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: Profile) -> list[dict[str, Any]]:
+    least, best = fitted.best.value, fitted.params[name]
+    scale = 100 / abs(least) if least else 1.0
+    end = (profile.threshold - least) * scale
+    ends = [at for at in profile.interval if at is not None]  # known better than the points beside them
+    values, objective = np.append(profile.values, ends), np.append(profile.objective, [profile.threshold] * len(ends))
+    order = np.argsort(values)
+    values, objective = values[order], objective[order]
+    rise = (objective - least) * scale
+    resamples = fitted.bootstrap.params[name] if fitted.bootstrap else np.empty(0)
+    shown = _window(values, rise, TALL * end, resamples, fitted.level)
+    log = shown[0] > 0 and shown[1] / shown[0] > WIDE
+    ax.plot(values, rise, color=INK, marker="o", ms=2.5, lw=1.2, zorder=3)
+    ax.axhline(end, color=ACCENT, ls="--", lw=1.1)
+    low, high = (edge if at is None else at for at, edge in zip(profile.interval, shown, strict=True))
+    ax.axvspan(max(low, shown[0]), min(high, shown[1]), color=ACCENT, alpha=0.10, lw=0)
+    known = profile.verdict == "identified"
+    ax.plot(best, 0.0, **STAR, color=ACCENT if known else "white")
+    if len(resamples):
+        _bars(ax, resamples, shown, log)
+    ax.set(xlim=shown, ylim=(-0.06 * TALL * end, TALL * end) if end > 0 else None)
+    ax.set_title(f"{name}: {profile.verdict}", color=INK if known else ACCENT)
+    if log:
+        log_axis(ax)
+    rows = [{"kind": "profile", "parameter": name, "value": value, "objective": at, "threshold": profile.threshold}
+            for value, at in zip(values, objective, strict=True)]  # fmt: skip
+    return rows + [{"kind": "resample", "parameter": name, "value": value} for value in resamples]
+
+
+def _window(
+    values: np.ndarray, rise: np.ndarray, top: float, resamples: np.ndarray, level: float
+) -> tuple[float, float]:  # fmt: skip
+    """The part of the axis worth showing: where the profile is below `top`, and where the resamples' interval lies."""
+    below = np.flatnonzero(rise <= top)
+    first, last = (below[0], below[-1]) if len(below) else (0, len(values) - 1)
+    low, high = values[first], values[last]
+    if first > 0:
+        low = np.interp(-top, -rise[first - 1 : first + 1], values[first - 1 : first + 1])
+    if last < len(values) - 1:
+        high = np.interp(top, rise[last : last + 2], values[last : last + 2])
+    if len(resamples):
+        ends = quantiles(resamples, level)
+        low, high = min(low, ends[0]), max(high, ends[1])
+    return (float(low), float(high)) if low < high else (float(low) - 1e-3, float(high) + 1e-3)
+
+
+def _bars(ax: Axes, values: np.ndarray, shown: tuple[float, float], log: bool) -> None:
+    """A histogram of the resamples behind the curve, on an axis of its own."""
+    edges = np.geomspace(*shown, BINS + 1) if log else np.linspace(*shown, BINS + 1)
+    counts, _ = np.histogram(values, edges)
+    behind = ax.twinx()
+    behind.stairs(counts, edges, fill=True, color=MUTED, alpha=0.35)
+    behind.set(ylim=(0, 2.2 * max(counts.max(), 1)), yticks=[])
+    behind.spines["right"].set_visible(False)
+    behind.grid(False)
+    ax.set_zorder(behind.get_zorder() + 1)
+    ax.patch.set_visible(False)
+
+
+@styled
+def decision_figure(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
+    """The best N and D of each budget with their interval, the fitted rows, and the budgets that were asked about."""
+    C, (N, D) = budgets(fitted), sizes_and_tokens(fitted.problem.columns, fitted.k)
+    top = max([float(C.max()), *(each.C for each in fitted.decisions)]) * AHEAD
+    at = np.geomspace(C.min(), top, CURVE // 2)
+    best, low, high = _band(fitted, held, at)
+    fig, axes = figure(9.6, 4.0, 2)
+    tokens = [at / (fitted.k * size) for size in (best, high, low)]
+    for ax, mine, (middle, bottom, upper) in zip(axes, (N, D), ((best, low, high), tokens), strict=True):
+        ax.scatter(C, mine, s=10, color=MUTED, alpha=0.6, lw=0, label="fitted rows")
+        ax.fill_between(at, bottom, upper, color=ACCENT, alpha=0.18, lw=0, label=f"{fitted.level:.0%} interval")
+        ax.plot(at, middle, color=INK, lw=1.6, label="best split")
+    for decision in fitted.decisions:
+        for ax, (value, least, most) in zip(axes, (decision.N, decision.D), strict=True):
+            ax.errorbar(
+                [decision.C], [value], [[value - least], [most - value]], fmt="none", ecolor=INK, capsize=4, lw=1.4
+            )
+            ax.plot(decision.C, value, **STAR, color=ACCENT)
+            ax.annotate(f"{scientific(decision.C)}: {short(value)}", (decision.C, most), xytext=(-6, 5),
+                        textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
+    for ax, label in zip(axes, (f"N ({fitted.n_convention})", "D (tokens)"), strict=True):
+        log_axis(ax, "x", flops=True)
+        log_axis(ax, "y")
+        ax.set(xlabel=f"C (FLOPs), C = {fitted.k:.4g} N D", ylabel=label)
+    axes[0].set(title="Best size for the budget")
+    axes[1].set(title="Best number of tokens")
+    axes[0].legend(loc="upper left")
+    rows = [{"kind": "best split", "C": at[i], "N": best[i], "N_low": low[i], "N_high": high[i], "D": tokens[0][i],
+             "D_low": tokens[1][i], "D_high": tokens[2][i]} for i in range(len(at))]  # fmt: skip
+    rows += [{"kind": "target", "C": d.C, "N": d.N.value, "N_low": d.N.low, "N_high": d.N.high, "D": d.D.value,
+              "D_low": d.D.low, "D_high": d.D.high} for d in fitted.decisions]  # fmt: skip
+    return fig, rows + [{"kind": "row", "C": c, "N": n, "D": d} for c, n, d in zip(C, N, D, strict=True)]
+
+
+def _band(fitted: Fitted, held: Mapping[str, float], at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(best N, its lower and upper end) at each budget [S]; nan where the law has no best size."""
+    assert fitted.bootstrap
+    some = {name: values[:BAND] for name, values in fitted.bootstrap.params.items()}
+    found = []
+    for C in at:
+        point = float(optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0])
+        sizes = optimal_size(fitted.law, some, C, fitted.k, held)
+        sizes = sizes[np.isfinite(sizes)]
+        found.append((point, *(quantiles(sizes, fitted.level) if len(sizes) else (math.nan, math.nan))))
+    best, low, high = np.array(found).T
+    return best, low, high
