@@ -18,13 +18,13 @@ from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput
 
 LAW_ONLY = ("law", "hold", "objective", "delta", "holdout", "tournament", "next", "at", "level")
-SPLIT_ONLY = ("method", "seed_noise")
+IDLE = {1: (*LAW_ONLY, "seed_noise", "plot"), 2: (*LAW_ONLY, "cluster"), 3: ("method", "seed_noise")}
 
 
 def main(argv: list[str]) -> int:
     """Fit, print what was found (or its JSON), and return 0; 1 where the optimiser can't vouch for its optimum."""
     arguments = _parser().parse_args(argv)
-    _refuse_idle(arguments, LAW_ONLY if arguments.approach != 3 else SPLIT_ONLY)
+    _refuse_idle(arguments)
     from scalelab.commands import fitlaw, fitsplit
     from scalelab.laws.optimum import FitError
 
@@ -84,7 +84,7 @@ def _parser() -> Parser:
     add("--at", type=pairs, metavar="U=X,…", help="values of the law's other columns at the target")
     add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score")
     add("--tournament", action="store_true", help="... by every law that has its columns (K: a fifth by default)")
-    add("--plot", metavar="DIR", help="draw the fit, the profiles and the decision: PNG, PDF, CSV")
+    add("--plot", metavar="DIR", help="draw the fit, profiles and decision (approach 2: IsoFLOPs): PNG, PDF, CSV")
     add("--next", type=int, metavar="K", help="propose the K runs of --grid that narrow --target most for their FLOPs")
     add(
         "--grid",
@@ -124,9 +124,8 @@ def pairs(text: str) -> dict[str, float]:
     return found
 
 
-def _refuse_idle(arguments: Any, names: tuple[str, ...]) -> None:
+def _refuse_idle(arguments: Any) -> None:
     """BadInput for an option that the chosen approach would ignore in silence."""
-    for name in names:
+    for name in IDLE[arguments.approach]:
         if getattr(arguments, name):
-            kind = "fits a law" if arguments.approach == 3 else "fits no law of N and D"
-            raise BadInput(f"--{name.replace('_', '-')} says nothing to --approach={arguments.approach}, which {kind}")
+            raise BadInput(f"--{name.replace('_', '-')} means nothing to --approach={arguments.approach}: leave it out")

@@ -64,7 +64,7 @@ def _first(arguments: Any, kept: Sequence[Row], size: str) -> tuple[Envelope, li
 
 def _second(arguments: Any, kept: Sequence[Row], size: str) -> tuple[IsoFlop, list[str]]:
     """IsoFLOP profiles."""
-    C, N, loss = ([row[name] for row in kept] for name in ("C", size, "val_loss"))
+    C, N, loss = (np.array([row[name] for row in kept], float) for name in ("C", size, "val_loss"))
     noise = SeedNoise() if arguments.seed_noise else None
     resamples = {"resamples": arguments.bootstrap} if noise else {}
     found = fit_isoflop(C, N, loss, arguments.method or "akima", noise, seed=arguments.seed, **resamples)
@@ -74,7 +74,19 @@ def _second(arguments: Any, kept: Sequence[Row], size: str) -> tuple[IsoFlop, li
         rows.append([f"{profile.C:.4g}", str(profile.sizes), f"{profile.N:.4g}", f"{profile.loss:.4f}", edge])
     ends = f", {found.level:.0%} interval {fittext.span(found.interval)} (seed noise)" if found.interval else ""
     said = f"N_opt = {found.coefficient:.4g} C^a, a = {found.a:.4g}{ends}, through minima by {found.method}"
-    return found, ["", *fittext.aligned(rows), "", said]
+    return found, [
+        "",
+        *fittext.aligned(rows),
+        "",
+        said,
+        *(_drawn(arguments, found, C, N, loss) if arguments.plot else []),
+    ]
+
+
+def _drawn(arguments: Any, found: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[str]:
+    from scalelab.report.fitplots import write_isoflops
+
+    return ["", *(f"wrote {path}" for path in write_isoflops(arguments.plot, found, C, N, loss, "N"))]
 
 
 def _goal(found: Envelope | IsoFlop, C: float, k: float) -> dict[str, float]:

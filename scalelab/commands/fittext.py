@@ -84,7 +84,16 @@ def _heading(fitted: Fitted, block: Mapping[str, Any], table: Table) -> list[str
 
 def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
     level = f"{fitted.level:.0%}"
-    rows = [["", "fitted", f"{level} percentile", f"{level} BCa", f"identified? {level} of the profile likelihood"]]
+    rows = [
+        [
+            "",
+            "fitted",
+            f"{level} percentile",
+            f"{level} BCa",
+            f"identified? {level} of the profile",
+            "tightened most by",
+        ]
+    ]
     for name, value in fitted.params.items():
         profile = fitted.identifiability.get(name)
         sure = profile is None or profile.verdict == "identified"
@@ -96,18 +105,24 @@ def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
                 span(block["intervals"].get(name), digits),
                 span(block["intervals_bca"].get(name), digits),
                 _verdict(profile),
+                _tighten(profile),
             ]
         )
     for name, value in block["exponents"].items():
         meaning = {"a": "N_opt ~ C^a", "b": "D_opt ~ C^b"}[name]
-        rows.append([name, f"{value:.4g}", span(block["intervals"].get(name)), "", meaning])
-    return aligned(rows if block["intervals"] else [[row[0], row[1], row[4]] for row in rows])
+        rows.append([name, f"{value:.4g}", span(block["intervals"].get(name)), "", meaning, ""])
+    return aligned(rows if block["intervals"] else [[*row[:2], *row[4:]] for row in rows])
 
 
 def _verdict(profile: Profile | None) -> str:
     if profile is None:
         return ""
     return f"{profile.verdict}: {span(profile.interval, 4 if profile.verdict == 'identified' else 2)}"
+
+
+def _tighten(profile: Profile | None) -> str:
+    run = profile.tighten if profile else None
+    return f"N {run['N']:.2g}, D {run['D']:.2g}" if run else ""
 
 
 def _certificate(c: Mapping[str, Any]) -> str:

@@ -150,10 +150,9 @@ def _refuse_impossible(row: Mapping[str, Any], names: Mapping[str, str], table: 
             )
 
 
-def _finished(row: dict[str, Any]) -> dict[str, Any]:
+def _finished(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row with its loss where the records of runs have it, and nothing that would be taken for what it isn't."""
-    if "loss" in row:
-        row["val_loss"] = row["loss"]
+    row = {**row, "val_loss": row["loss"]} if "loss" in row else row
     idle = [key for key in ("status", "role") if not row.get(key)] + [ROW]
     idle += ["C"] if isinstance(row.get("C"), str) else []  # a column of that name that no law asked for
     return {key: value for key, value in row.items() if key not in idle}

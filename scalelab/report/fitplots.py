@@ -17,8 +17,10 @@ from matplotlib.lines import Line2D
 from scalelab.laws.decision import optimal_size
 from scalelab.laws.fit import Fitted
 from scalelab.laws.information import sizes_and_tokens
+from scalelab.laws.isoflop import IsoFlop, budgets_of
 from scalelab.laws.profile import Profile
 from scalelab.laws.uncertainty import quantiles
+from scalelab.report.lawplots import isoflop
 from scalelab.report.style import ACCENT, INK, LOSS, MUTED, figure, log_axis, save, scientific, shades, short, styled
 
 DOTS_PER_INCH = 130
@@ -40,11 +42,30 @@ def write_figures(folder: str | os.PathLike[str], fitted: Fitted, held: Mapping[
     figures = {"fit": fit_figure(fitted, held), "profiles": profile_figure(fitted)}
     if splits(fitted, held) and fitted.bootstrap:
         figures["decision"] = decision_figure(fitted, held)
-    paths = []
-    for name, (fig, rows) in figures.items():
-        written = save(folder, name, fig, rows)
-        paths += [_png(folder, name, fig), *written]
-    return paths
+    return [path for name, drawn in figures.items() for path in _write(folder, name, drawn)]
+
+
+def write_isoflops(
+    folder: str | os.PathLike[str], found: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray, n_label: str
+) -> list[str]:  # fmt: skip
+    """Draw approach 2 into the folder: the rows [P] and the curve and minimum of each budget; returns the paths."""
+    budget = budgets_of(C)
+    rows = [{"kind": "row", "budget": b, "N": n, "loss": y} for b, n, y in zip(budget, N, loss, strict=True)]
+    minima = [{"kind": "minimum", **profile.to_json()} for profile in found.profiles]
+    fig = isoflop(rows, minima, n_label, f"N_opt ~ C^{found.a:.3f}, minima by {found.method}")
+    rows += [{key: value for key, value in each.items() if key != "curve"} for each in minima]
+    rows += [
+        {"kind": "curve", "budget": p.C, "N": n, "loss": y}
+        for p in found.profiles
+        for n, y in zip(*p.curve, strict=True)
+    ]
+    return _write(folder, "isoflop", (fig, rows))
+
+
+def _write(folder: str | os.PathLike[str], name: str, drawn: Drawn) -> list[str]:
+    fig, rows = drawn
+    written = save(folder, name, fig, rows)
+    return [_png(folder, name, fig), *written]
 
 
 @styled
