@@ -8,7 +8,7 @@ import numpy as np
 
 from scalelab.commands import fittext
 from scalelab.errors import BadInput
-from scalelab.laws import forms
+from scalelab.laws import design, forms
 from scalelab.laws.envelope import Envelope, curves, fit_envelope
 from scalelab.laws.isoflop import IsoFlop, SeedNoise, fit_isoflop
 from scalelab.laws.sources import numeric_columns, read_sources
@@ -32,9 +32,21 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     head = f"approach {arguments.approach}: {len(kept)} rows, N: {table.n_convention}"
     lines = [head + (f"; {table.derived}" if table.derived else ""), *said]
     lines += [fittext.exclusions(excluded)] if excluded else []
+    findings = _findings(arguments, kept, size)
+    lines += [f"design: {finding.text}" for finding in findings]
     if goals:
         lines += ["", f"best use of the FLOPs where C = {k:.4g} N D:", *fittext.aligned(_rows(goals))]
-    return lines, _block(arguments, found, table, goals) | {"n_rows": len(kept), "excluded": excluded}
+    return lines, _block(arguments, found, table, goals) | {
+        "n_rows": len(kept), "excluded": excluded, "design": [finding.to_json() for finding in findings],
+    }  # fmt: skip
+
+
+def _findings(arguments: Any, kept: Sequence[Row], size: str) -> list[design.Finding]:
+    """What is weak about an IsoFLOP grid."""
+    if arguments.approach == 1:
+        return []
+    N, D, C, loss = (np.array([row[name] for row in kept], float) for name in (size, "D", "C", "val_loss"))
+    return design.check(forms.LAWS["chinchilla"], {"N": N, "D": D}, loss, C)
 
 
 def _first(arguments: Any, kept: Sequence[Row], size: str) -> tuple[Envelope, list[str]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scalelab.laws.decision import Decision
+from scalelab.laws.design import Finding
 from scalelab.laws.fit import Fitted
 from scalelab.laws.holdout import Holdout
 from scalelab.laws.profile import Profile
@@ -32,7 +33,7 @@ def lines(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> list[str]:
         said.append(exclusions(fitted.excluded))
     if table.left_out:
         said.append(f"left out by --where {' and '.join(map(repr, where))}: {table.left_out} rows")
-    said += [f"design: {finding.text}" for finding in fitted.design]
+    said += [f"design: {finding.text}{_who(finding, fitted)}" for finding in fitted.design]
     said += [f"WARNING: {text}" for text in block["warnings"]]
     for decision in fitted.decisions:
         said += _decision(decision, fitted)
@@ -67,6 +68,14 @@ def exclusions(excluded: Sequence[Mapping[str, str]]) -> str:
         more = f", and {len(who) - SHOWN} more" if len(who) > SHOWN else ""
         groups.append(f"{reason}: {', '.join(who[:SHOWN])}{more}")
     return f"not fitted, {len(excluded)} rows: {'; '.join(groups)}"
+
+
+def _who(finding: Finding, fitted: Fitted) -> str:
+    """Which rows a finding tells to look at, by the names that the table gives them."""
+    if finding.kind not in ("outliers", "duplicates") or not fitted.kept:
+        return ""
+    names = [str(fitted.kept[row].get("name", row)) for row in finding.rows]
+    return f" ({', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''})"
 
 
 def _heading(fitted: Fitted, block: Mapping[str, Any], table: Table) -> list[str]:

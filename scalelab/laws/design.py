@@ -168,7 +168,7 @@ def _outliers(posed: Problem, best: Optimum) -> list[Finding]:
     worst = int(np.abs(residuals).argmax())
     unit = "" if posed.objective.log else " (absolute)"
     text = (
-        f"{far.sum()} rows lie more than {OUTLIER:g} sd ({OUTLIER * size:.2%}{unit}) off the law; row {worst} by "
+        f"{far.sum()} rows lie more than {OUTLIER:g} sd ({OUTLIER * size:.2%}{unit}) off the law, the farthest by "
         f"{residuals[worst]:+.2%}: look at these runs"
     )
     return [Finding("outliers", text, _rows(far))]
