@@ -1,0 +1,107 @@
+"""Files of runs: three formats that say the same, and whatever else may be given by mistake."""
+
+import csv
+import json
+import os
+
+import pyarrow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from scalelab.errors import BadInput
+from scalelab.laws import readers
+from scalelab.laws.readers import read_lines
+
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+POSITIVE = st.floats(1e-300, 1e300)
+LINES = st.lists(st.fixed_dictionaries({"N": POSITIVE, "D": POSITIVE, "loss": POSITIVE}), min_size=1, max_size=8)
+
+
+def written(tmp_path, content, name):
+    path = tmp_path / name
+    path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
+    return path
+
+
+@QUIET
+@given(lines=LINES)
+def test_every_format_gives_back_the_same_bits(tmp_path, lines):
+    parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "t.parquet")
+    written(tmp_path, "".join(json.dumps(line) + "\n" for line in lines), "t.jsonl")
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, lines[0])
+        writer.writeheader()
+        writer.writerows(lines)
+    assert read_lines(tmp_path / "t.parquet") == lines == read_lines(tmp_path / "t.jsonl")
+    assert [{k: float(v) for k, v in line.items()} for line in read_lines(tmp_path / "t.csv")] == lines
+
+
+@QUIET
+@given(content=st.binary(min_size=1, max_size=200), suffix=st.sampled_from([".csv", ".jsonl", ".parquet"]))
+def test_any_bytes_are_rows_or_one_line_of_refusal(tmp_path, content, suffix):
+    try:
+        lines = read_lines(written(tmp_path, content, f"t{suffix}"))
+    except BadInput as refusal:
+        assert "\n" not in str(refusal)
+    else:
+        assert lines and all(isinstance(line, dict) for line in lines)
+
+
+@QUIET
+@given(text=st.text(min_size=1, max_size=200), suffix=st.sampled_from([".csv", ".jsonl"]))
+def test_any_text_is_rows_or_one_line_of_refusal(tmp_path, text, suffix):
+    test_any_bytes_are_rows_or_one_line_of_refusal.hypothesis.inner_test(
+        tmp_path, text.encode("utf-8", "replace"), suffix
+    )
+
+
+def test_a_byte_order_mark_and_empty_lines_are_no_cells(tmp_path):
+    assert read_lines(written(tmp_path, b"\xef\xbb\xbfN,D\r\n1,2\r\n\r\n3,4\r\n", "t.csv")) == [
+        {"N": "1", "D": "2"},
+        {"N": "3", "D": "4"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("t.csv", b"", "is empty"),
+        ("t.csv", "N,D\n", "holds no rows"),
+        ("t.jsonl", "\n\n", "holds no rows"),
+        ("t.csv", b"\x7fELF\x02\x00\x00", "binary file"),
+        ("t.csv", b"N,D\n\xff\xfe1,2\n", "not text"),
+        ("t.csv", "N,N\n1,2\n", "two columns 'N'"),
+        ("t.csv", "N,D\n1,2\n1,2,3\n", "row 2 has 3 cells, the header 2"),
+        ("t.csv", "N,D\n" + "9" * 200_000 + ",1\n", "not CSV: field larger than field limit"),
+        ("t.jsonl", '{"N": 1}\n{"N"\n', "line 2 is not JSON"),
+        ("t.jsonl", "[1, 2]\n", "line 1 is not an object"),
+        ("t.jsonl", "[" * 100_000 + "\n", "line 1 is not JSON"),
+        ("t.jsonl", '{"N": ' + "9" * 5000 + "}\n", "line 1 is not JSON: a number too long"),
+        ("t.parquet", "N,D\n1,2\n", "not a parquet file"),
+        ("t.txt", "N,D\n1,2\n", "a table is a .csv, .jsonl or .parquet file"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, name, content, said):
+    with pytest.raises(BadInput, match=said) as refusal:
+        read_lines(written(tmp_path, content, name))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "t.csv"
+    with path.open("wb") as file:
+        os.truncate(file.fileno(), 2 * 2**30)  # sparse: two gigabytes that cost no disk
+    monkeypatch.setattr(readers, "_open", None)  # reading would fail
+    with pytest.raises(BadInput, match=r"has 2\.00 GiB; a table of runs has at most 0\.5"):
+        read_lines(path)
+
+
+def test_a_parquet_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"N": [1.0] * 20_000}), path)
+    monkeypatch.setattr(readers, "LARGEST_BYTES", 100_000)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(BadInput, match="holds 20,000 rows of 1 columns"):
+        read_lines(path)
