@@ -8,14 +8,16 @@ import importlib
 import os
 import sys
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, WorkFailed, nearest
 
 COMMANDS = {
     "doctor": "versions, devices, and one measured matmul: is this machine ready?",
     "train": "train one run from a config file; run again to resume",
     "sweep": "train the grid that a config file's sweep(h) returns",
+    "checkpoint": "verify, list or show the checkpoints of a run or sweep",
     "runs": "one table of many runs (N, D, C, losses, status)",
     "fit": "fit a scaling law to runs or to a table",
+    "reproduce": "published scaling laws computed again, from the authors' own tables",
     "report": "a self-contained HTML page of a run, a sweep or a study",
     "note": "write a line into a run's logbook",
 }
@@ -23,7 +25,7 @@ COMMANDS = {
 
 def usage() -> str:
     """The text of `scalelab --help`."""
-    rows = "\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())
+    rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n`scalelab COMMAND --help` says more."
 
 
@@ -37,6 +39,9 @@ def main(argv: list[str] | None = None) -> int:
     except BadInput as mistake:
         print(f"scalelab: {mistake}", file=sys.stderr)
         return 2
+    except WorkFailed as failure:
+        print(f"scalelab: {failure}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing is lost
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own last flush would complain
         return 0

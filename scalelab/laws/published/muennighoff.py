@@ -26,7 +26,7 @@ PUBLISHED = {"R_D_star": "15.387756", "R_N_star": "5.309743"}
 OBJECTIVE = "0.015825936570763588"
 R_SQUARED, R_SQUARED_NO_DECAY = "0.7722046", "0.4451684"
 README = (((6.34e9, 242e9, 25e9), "2.2256440890"), ((8.67e9, 178e9, 25e9), "2.2269634075"))  # N, D, U: loss
-BEST_USE = {"C": 1e22, "U": 25e9, "N": "7.02e9", "epochs": "9.49"}
+BUDGET, UNIQUE, BEST_N, BEST_EPOCHS = 1e22, 25e9, "7.02e9", "9.49"  # FLOPs, unique tokens: the best use
 HELD_ROUNDING = 1e-7  # of the objective: the parameters are printed to seven digits
 LEVEL = 0.9
 
@@ -85,11 +85,10 @@ def _use_rows(theirs: dict[str, float]) -> list[Row]:
         rows.append(
             row(f"loss of N = {N:.3g}, D = {D:.3g}, U = {U:.3g}", ours, text, "the published law", tolerance=1e-7)
         )
-    C, U = float(BEST_USE["C"]), float(BEST_USE["U"])
-    size = float(decision.optimal_size(LAW, theirs, C, 6.0, {"U": U})[0])
+    size = float(decision.optimal_size(LAW, theirs, BUDGET, 6.0, {"U": UNIQUE})[0])
     recipe = "the published law's lowest loss where C = 6ND = 1e22 and U = 25e9"
-    rows.append(row("best N", size, str(BEST_USE["N"]), recipe, tolerance=0.01e9))  # the README cuts digits off
-    rows.append(row("best number of epochs", C / (6 * size * U), str(BEST_USE["epochs"]), recipe))
+    rows.append(row("best N", size, BEST_N, recipe, tolerance=0.01e9))  # the README cuts digits off
+    rows.append(row("best number of epochs", BUDGET / (6 * size * UNIQUE), BEST_EPOCHS, recipe))
     return rows
 
 

@@ -155,4 +155,5 @@ def _findings(
 
 
 def _parabola(lines: list[Line]) -> float:
-    return fit_isoflop(*tables.numbers(lines, "flops", "n", "loss"), method="parabola").a
+    C, n, loss = tables.numbers(lines, "flops", "n", "loss")
+    return fit_isoflop(C, n, loss, "parabola").a

@@ -1,0 +1,139 @@
+"""`scalelab reproduce PAPER --data=DIR`: published scaling laws computed again: ours, published, interval, verdict.
+
+PAPER is chinchilla, besiroglu, porian, gadre, muennighoff, gemstones, kaplan, or all. DIR holds the run tables, which
+are the authors' own: `scalelab reproduce --download=DIR` fetches those that can be had as they are and names the source
+of the others.
+Verdicts: match, within_interval (the published one), lower_objective (the same optimum, reached more exactly),
+published_not_global (a lower one lies elsewhere), table_error (printed numbers that contradict each other), mismatch.
+Exit codes: 0 no mismatch, 1 a mismatch or a table that could not be fetched, 2 bad input.
+"""
+
+import pathlib
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput, nearest
+
+if TYPE_CHECKING:
+    from scalelab.laws.published.verdict import Report, Row
+
+SPEAK_EVERY_S = 2.0
+NAME_WIDTH = 76
+
+
+def main(argv: list[str]) -> int:
+    """Print the table (or its JSON); 1 where a number that should agree does not."""
+    arguments = _parser().parse_args(argv)
+    if arguments.download is not None:
+        return _download(pathlib.Path(arguments.download or arguments.data or "published-tables"))
+    from scalelab.laws.published import PAPERS, reproduce
+
+    chosen = PAPERS if arguments.paper == "all" else (arguments.paper,)
+    if arguments.paper is None or not set(chosen) <= set(PAPERS):
+        given = "no paper" if arguments.paper is None else f"paper {arguments.paper!r}: unknown"
+        raise BadInput(f"{given}{nearest(arguments.paper or '', [*PAPERS, 'all'])}")
+    data = _data_folder(arguments.data)
+    tell, started = _speaker(), time.monotonic()
+    reports = []
+    for paper in chosen:
+        tell(f"{paper}: reading tables and fitting")
+        reports.append(reproduce(paper, data, tell))
+        if arguments.json != "-":
+            print("\n".join(_lines(reports[-1])), flush=True)
+    rows = [{"paper": report.paper} | row.to_json() for report in reports for row in report.rows]
+    if arguments.json != "-" and len(reports) > 1:
+        print(f"\nall: {_counts(row for report in reports for row in report.rows)}")
+    emit(_json(reports, rows, time.monotonic() - started), arguments.json)
+    return int(any(row["verdict"] == "mismatch" for row in rows))
+
+
+def _parser() -> Parser:
+    parser = Parser("reproduce", __doc__)
+    parser.add_argument("paper", metavar="PAPER", nargs="?", help="whose numbers; `all` for every paper")
+    parser.add_argument("--data", metavar="DIR", help="the folder of run tables")
+    parser.add_argument(
+        "--download",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="fetch tables into DIR (default: that of --data) and stop",
+    )
+    return parser
+
+
+def _data_folder(given: str | None) -> pathlib.Path:
+    if given is None:
+        raise BadInput("--data=DIR is needed: the folder of run tables (`--download=DIR` fetches them)")
+    if not pathlib.Path(given).is_dir():
+        raise BadInput(f"--data={given}: no such folder")
+    return pathlib.Path(given)
+
+
+def _speaker() -> Any:
+    """Progress on standard error: now and then a line."""
+    spoken = 0.0
+
+    def tell(text: str) -> None:
+        nonlocal spoken
+        if time.monotonic() - spoken > SPEAK_EVERY_S:
+            spoken = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _json(reports: "Iterable[Report]", rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    reports = list(reports)
+    return {
+        "rows": rows,
+        "findings": [{"paper": report.paper, "text": text} for report in reports for text in report.findings],
+        "sources": {report.paper: report.source for report in reports},
+        "seconds": round(seconds, 1),
+    }
+
+
+def _counts(rows: "Iterable[Row]") -> str:
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+    return ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+
+
+def _lines(report: "Report") -> list[str]:
+    """The table of one paper, its recipes as numbered notes, and the findings."""
+    recipes = list(dict.fromkeys(row.recipe for row in report.rows))
+    width = min(NAME_WIDTH, max(len(row.name) for row in report.rows))
+    head = f"{'':<{width}}  {'ours':>14} {'published':>14}  {'published interval':<19} verdict, recipe"
+    lines = ["", f"{report.paper} ({report.source})", head]
+    for row in report.rows:
+        interval = "{:.4g} to {:.4g}".format(*row.interval) if row.interval else ""
+        note = f"{row.verdict} [{recipes.index(row.recipe) + 1}]"
+        lines.append(f"{row.name:<{width}}  {row.ours:>14.9g} {row.published:>14.9g}  {interval:<19} {note}")
+    lines += [f"[{number}] {recipe}" for number, recipe in enumerate(recipes, 1)]
+    lines += [f"FOUND: {text}" for text in report.findings]
+    return [*lines, f"{report.paper}: {_counts(report.rows)}"]
+
+
+def _download(folder: pathlib.Path) -> int:
+    """Fetch what can be fetched; 1 where something is still missing."""
+    from scalelab.laws.published import download
+
+    missing = 0
+    for name, source in download.FILES.items():
+        if download.present(source, folder / name):
+            print(f"{name}: already there")
+            continue
+        try:
+            download.fetch(source, folder / name, _speaker())
+            print(f"{name}: fetched and verified")
+        except download.DownloadError as failure:
+            missing += 1
+            print(f"scalelab: {name}: {failure}", file=sys.stderr)
+    for name, text in download.BY_HAND.items():
+        if not (folder / name).is_file():
+            missing += 1
+            print(f"scalelab: {name} can't be fetched as it is; its source: {text}", file=sys.stderr)
+    return int(missing > 0)
