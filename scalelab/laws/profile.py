@@ -19,6 +19,8 @@ from scalelab.laws.optimum import Optimum
 from scalelab.laws.problem import Problem, problem
 
 STEPS = 14  # held values a side, from one per mille to the whole of the parameter's range
+MOST_INFLATION = 10.0
+SMALL = 1e-3  # of the target: a term this small
 REFINE = 12  # bisections of each crossing
 WIDE = {"linear": 1e3, "log": 1e2, "direct": 1e1}  # high / low beyond this determines nothing worth a digit
 NEAR = 3.0  # an end this close to the best value still says something when the other side is open
@@ -58,8 +60,8 @@ def log_normaliser(s: float, objective: Objective) -> float:
     return float(np.log(total))
 
 
-def log_likelihood(value: float, count: float, objective: Objective) -> float:
-    """The highest over s of -value / s - count log Z(s): the likelihood of an objective's value, its scale profiled out."""
+def likeliest_scale(value: float, count: float, objective: Objective) -> float:
+    """The s at which -value / s - count log Z(s) is highest."""
 
     def slope(log_s: float) -> float:  # of the likelihood in log s; falls from + to -
         step = 1e-5
@@ -67,20 +69,44 @@ def log_likelihood(value: float, count: float, objective: Objective) -> float:
         return value / np.exp(log_s) - count * z / (2 * step)
 
     centre = np.log(2 * value / count)
-    best = brentq(slope, centre - 10, centre + 10)
-    return -value / np.exp(best) - count * log_normaliser(np.exp(best), objective)
+    return float(np.exp(brentq(slope, centre - 10, centre + 10)))
 
 
-def threshold(value: float, points: int, params: int, objective: Objective, level: float) -> float:
+def log_likelihood(value: float, count: float, objective: Objective) -> float:
+    """The likelihood of an objective's value, its scale profiled out."""
+    s = likeliest_scale(value, count, objective)
+    return -value / s - count * log_normaliser(s, objective)
+
+
+def inflation(residuals: np.ndarray, params: int, objective: Objective) -> float:
+    """By how much a fall of this likelihood is too great where the residuals are not of its density: 1 or more.
+
+    Twice the fall is this times chi-square, the ratio of the score's variance to its mean slope (White 1982); pi / 2 for
+    Gaussian residuals under a small delta. The mean slope is a density near zero, so it is taken over a kernel's width
+    (Silverman's rule), less the `params` points that a fit of small delta runs through.
+    """
+    count = len(residuals) - params
+    size = 1.4826 * np.median(np.abs(residuals))
+    width = max(objective.delta, 1.06 * size * count**-0.2)
+    near = np.abs(residuals) <= width
+    share = (np.sum(objective.side(residuals) * near) - params) / count * min(1.0, objective.delta / width)
+    scale = likeliest_scale(float(objective.penalty(residuals).sum()), count, objective)
+    variance = np.sum(objective.slope(residuals) ** 2) / count
+    return float(np.clip(variance / (scale * max(share, 1e-12)), 1.0, MOST_INFLATION))
+
+
+def threshold(
+    value: float, points: int, params: int, objective: Objective, level: float, inflated: float = 1.0
+) -> float:  # fmt: skip
     """The objective at which the interval of one parameter ends.
 
-    2 x the fall of the log likelihood there is n log(1 + F / n), n = P - K and F the `level` quantile of F(1, n): for
-    least squares exactly the t-interval of n degrees of freedom, chi-square's for large P.
+    2 x the fall of the log likelihood there is n log(1 + F / n), n = P - K and F the `level` quantile of F(1, n), times
+    `inflated`: for least squares exactly the t-interval of n degrees of freedom, chi-square's for large P.
     """
     count = points - params
     if count < 1 or not value > 0:
         return value
-    allowed = count * np.log1p(f_distribution.ppf(level, 1, count) / count)
+    allowed = count * np.log1p(inflated * f_distribution.ppf(level, 1, count) / count)
     top = log_likelihood(value, count, objective)
 
     def excess(log_ratio: float) -> float:
@@ -97,7 +123,9 @@ def identify(
 ) -> dict[str, Profile]:  # fmt: skip
     """The profile of every parameter of the law, at the `level` of its interval; C = k N D."""
     least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
-    end = threshold(least, fitted.points, len(best.params), fitted.objective, level)
+    spare = fitted.points > len(best.params) and least > 0
+    factor = inflation(fitted.residuals(best.params), len(best.params), fitted.objective) if spare else 1.0
+    end = threshold(least, fitted.points, len(best.params), fitted.objective, level, factor)
     runs = information.tighten(fitted, best, k)
     return {
         name: dataclasses.replace(_profile(fitted, best, name, least, end), tighten=runs.get(name))
@@ -111,7 +139,8 @@ def _profile(fitted: Problem, best: Optimum, name: str, least: float, end: float
     own = problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
     place = list(law.params).index(name)
     x = own.from_params(best.params)
-    sides = [_side(own, x, place, end, up) for up in (False, True)]
+    least_size = SMALL * fitted.target.mean() / fitted.from_params({**best.params, name: 1.0})[place] if direct else 0.0
+    sides = [_side(own, x, place, end, up, least_size) for up in (False, True)]
     (low, low_at, low_value), (high, high_at, high_value) = sides
     values = np.concatenate([low_at[::-1], x[place : place + 1], high_at])
     objective = np.concatenate([low_value[::-1], [least], high_value])
@@ -133,11 +162,12 @@ def _verdict(how: str, value: float, interval: tuple[float | None, float | None]
 
 
 def _side(
-    own: Problem, x: np.ndarray, place: int, end: float, up: bool
+    own: Problem, x: np.ndarray, place: int, end: float, up: bool, least_size: float
 ) -> tuple[float | None, np.ndarray, np.ndarray]:  # fmt: skip
     """(where the profile crosses `end` on this side, None where it never does; held values [R], objectives [R])."""
-    held = _held(x[place], own.lower[place], own.upper[place], own.law.params[list(own.law.params)[place]].how, up)
-    found, starts = _refit_held(own, np.broadcast_to(x, (len(held), len(x))), place, held), x
+    how = list(own.law.params.values())[place].how
+    held = _held(x[place], own.lower[place], own.upper[place], how, up, least_size)
+    found = _refit_held(own, np.broadcast_to(x, (len(held), len(x))), place, held)
     # Once more, each from its neighbour towards the best: the first descent may have ended in another basin.
     starts = np.concatenate([x[None], found.x[:-1]])
     again = _refit_held(own, starts, place, held)
@@ -159,11 +189,14 @@ def _side(
     return 0.5 * (inner + outer), held, value
 
 
-def _held(at: float, lower: float, upper: float, how: str, up: bool) -> np.ndarray:
-    """Held values from near `at` to the bound: by factors for positive coordinates, by differences for the others."""
+def _held(at: float, lower: float, upper: float, how: str, up: bool, least_size: float) -> np.ndarray:
+    """Held values from near `at` to the bound: by factors for positive coordinates, by differences for the others.
+
+    `least_size`: what counts as small for a coefficient that is zero or nearly.
+    """
     reach = np.geomspace(1e-3, 1.0, STEPS)
     if how == "linear":
-        size = max(abs(at), 1e-12)
+        size = max(abs(at), least_size)
         return at + size * np.geomspace(1e-3, 1e6, STEPS) if up else np.append(at * (1 - reach[:-1]), 0.0)
     bound = upper if up else lower
     return at + (bound - at) * reach
