@@ -58,6 +58,8 @@ class Optimum:
 def start_points(problem: Problem, per_axis: int = GRID, spread: int = SPREAD) -> np.ndarray:
     """Seeds [G, K - L] over the parameters that are searched: a grid for one or two, a Sobol set for more."""
     kinds = [problem.law.params[name] for name in problem.law.searched]
+    if not kinds:  # a linear law: variable projection alone solves it
+        return np.zeros((1, 0))
     if len(kinds) <= 2:
         axes = [_axis(kind, per_axis) for kind in kinds]
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(kinds))
