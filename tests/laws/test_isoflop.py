@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.optimum import FitError
 from scalelab.laws.closed import Params, exponents, optimum
-from scalelab.laws.isoflop import budgets_of, fit_isoflop, profile
+from scalelab.laws.isoflop import SeedNoise, budgets_of, fit_isoflop, profile
+from scalelab.laws.minima import akima, parabola
+from scalelab.laws.optimum import FitError
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, data_file, published, study
 
 PORIAN_KEYS = ("dataset", "hparams", "warmup", "decay", "param_count", "val", "file")
@@ -108,3 +109,79 @@ def test_json_holds_what_a_plot_needs():
     sizes, losses = first["curve"]
     assert len(sizes) == len(losses) and min(losses) == pytest.approx(first["loss"], rel=1e-3) and not first["edge"]
     assert block["coefficient"] * first["budget"] ** block["a"] == pytest.approx(first["N"], rel=0.05)
+
+
+@pytest.mark.parametrize("method", [akima, parabola])
+def test_minima_of_many_curves_are_those_of_each(method):
+    """Against a dense grid over each curve alone: hills, slopes and bumps among them."""
+    random = np.random.default_rng(3)
+    x = np.sort(random.random(9)) * 6
+    y = random.random((9, 200)) + np.outer(x - 3, random.standard_normal(200)) ** 2
+    found = method(x, y)
+    at = np.linspace(x[0], x[-1], 40_001)
+    for i in range(200):
+        grid = method(x, y[:, i : i + 1]).curve(at)[:, 0]
+        assert found.value[i] <= grid.min() + 1e-12
+        assert found.value[i] == pytest.approx(grid.min(), abs=1e-6)
+        assert found.interior[i] == (x[0] < found.at[i] < x[-1])
+
+
+def test_seed_noise_is_porians():
+    noise = SeedNoise()
+    assert noise.std([1.0, 3.0, 6.0, 9.0]) == pytest.approx([0.005, 0.005, 0.1, 0.1])
+    middle = np.sqrt(3.0 * 6.0)  # halfway in logs
+    assert noise.std(middle) == pytest.approx(np.sqrt(0.005 * 0.1))
+
+
+def noisy_isoflop(noise, seed=0, method="akima", sizes=9):
+    N, _, loss = study(QUICKSTART_LIKE, sizes=sizes)
+    return fit_isoflop(np.repeat(BUDGETS, sizes), N, loss, method, noise=noise, resamples=300, seed=seed)
+
+
+@pytest.mark.parametrize("method", ["akima", "parabola"])
+def test_noise_gives_an_interval_that_grows_with_it(method):
+    truth, _ = exponents(QUICKSTART_LIKE)
+    quiet, loud = (noisy_isoflop(SeedNoise(low=low), method=method) for low in (0.0005, 0.005))
+    for found in (quiet, loud):
+        assert found.interval[0] < truth < found.interval[1]
+        assert found.a == pytest.approx(truth, abs=np.ptp(found.interval))
+    assert np.ptp(loud.interval) > 3 * np.ptp(quiet.interval)
+    assert noisy_isoflop(None).interval is None
+
+
+def test_a_noisy_budget_weighs_less():
+    """One budget's losses above `hard`, its minimum pulled off by a quarter: weighted, the exponent hardly moves."""
+    N, _, loss = study(QUICKSTART_LIKE, sizes=9)
+    C = np.repeat(BUDGETS, 9)
+    last = BUDGETS[-1] == C
+    loss = np.where(last, loss + 8.0, loss)
+    N = np.where(last, 1.25 * N, N)
+    plain = fit_isoflop(C, N, loss)
+    weighted = fit_isoflop(C, N, loss, noise=SeedNoise(low=1e-4, high=0.02))
+    stds = [p.log_n_std for p in weighted.profiles]
+    assert stds[-1] > 2 * max(stds[:-1])
+    truth = exponents(QUICKSTART_LIKE)[0]
+    assert abs(weighted.a - truth) < 0.6 * abs(plain.a - truth)
+
+
+def test_no_minimum_is_known_better_than_a_third_of_the_spacing():
+    N, _, loss = study(QUICKSTART_LIKE, sizes=9)
+    found = profile(BUDGETS[0], N[:9], loss[:9], noise=SeedNoise(low=1e-6))
+    assert found.log_n_std == pytest.approx(0.33 * np.log(9) / 8)
+
+
+def test_a_budget_whose_minimum_drowns_in_noise_is_an_edge():
+    """Of three sizes a third of pure noise has its minimum at the middle one: less than half."""
+    N, _, loss = (column[1:4] for column in study(QUICKSTART_LIKE, sizes=5))
+    flat = 3.0 + 1e-4 * (loss - loss.min())
+    assert profile(BUDGETS[0], N, flat).interior
+    lost = profile(BUDGETS[0], N, flat, noise=SeedNoise(low=0.1))
+    assert not lost.interior and lost.log_n_std is None
+
+
+def test_four_repeats_of_a_size_halve_its_noise():
+    N, _, loss = (column[:9] for column in study(QUICKSTART_LIKE, sizes=9))
+    once, four = (
+        profile(BUDGETS[0], np.tile(N, k), np.tile(loss, k), "parabola", SeedNoise(low=0.002)) for k in (1, 4)
+    )
+    assert four.log_n.std() == pytest.approx(once.log_n.std() / 2, rel=0.05)
