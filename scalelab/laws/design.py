@@ -146,7 +146,7 @@ def _grid(columns: Columns, target: np.ndarray, cost: np.ndarray) -> list[Findin
         elif min(each.place, 1 - each.place) < grids.CENTRAL:
             text = f"{where} {each.place:.0%} of its sizes' range: add sizes on the {_side(each.place)} side"
             found.append(Finding("off-centre", text, each.rows))
-        if each.interior and each.rise < grids.FLAT:
+        elif each.rise < grids.FLAT:
             text = (
                 f"budget {each.C:.3g}: the loss rises by only {each.rise:.2%} towards the {_side(each.place)} end: its best "
                 "size is little more than noise; use a wider range"
