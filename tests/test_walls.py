@@ -12,7 +12,7 @@ FLOORS = [
     {"errors"},
     {"config", "validate", "hardware", "records"},
     {"model", "data", "precision", "laws"},
-    {"optim", "parallel"},
+    {"optim", "parallel", "testing"},
     {"train"},
     {"sweep"},
     {"plan", "diagnose", "doctor"},

@@ -53,13 +53,13 @@ def effective_data(D, U, R_star):
 
 
 def data_constrained(
-    N, D, U, *, E: Coefficient, A: Coefficient, B: Coefficient, alpha: Exponent, beta: Exponent,
+    N, D, U, *, E: Coefficient, A: Scale(1e-3, 1e12), B: Scale(1e-3, 1e12), alpha: Exponent, beta: Exponent,
     R_D_star: Scale(0.1, 1e6), R_N_star: Scale(0.1, 1e6),
 ):  # fmt: skip
     """L = E + A/N'^alpha + B/D'^beta, N' and D' less than N and D where D > U
 
-    Muennighoff et al. 2023, eqs. 4 to 6. U_N, the size that is best for U tokens, is min(N, G^2 6^0 ...) by the law itself:
-    with G = (alpha A / (beta B))^(1/(alpha+beta)), N_best(U) = (U G)^(beta/alpha) G.
+    Muennighoff et al. 2023, eqs. 4 to 6. U_N, the size that is best for U tokens, follows from the law itself: with
+    G = (alpha A / (beta B))^(1/(alpha+beta)) it is (U G)^(beta/alpha) G, N at most. So the law is linear in E alone.
     """
     G = (alpha * A / (beta * B)) ** (1.0 / (alpha + beta))
     best_N = jnp.minimum((jnp.minimum(U, D) * G) ** (beta / alpha) * G, N)
@@ -89,7 +89,8 @@ def farseer(
 ):  # fmt: skip
     """L = exp(a3 N^gamma + b3) + exp(a2 N^beta + b2) D^(-exp(a1 N^alpha + b1)), N and D in billions
 
-    Li et al. 2025 (Farseer), eq. 5: the exponent of D depends on N. The unit only rescales parameters.
+    Li et al. 2025 (Farseer), eq. 5: the exponent of D depends on N. Another unit of N only rescales parameters; of D it
+    would be another law, as D^-exponent turns the unit into a factor that no parameter has the shape of.
     """
     n, d = N / 1e9, D / 1e9
     return jnp.exp(a3 * n**gamma + b3) + jnp.exp(a2 * n**beta + b2) * d ** -jnp.exp(a1 * n**alpha + b1)

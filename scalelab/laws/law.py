@@ -39,7 +39,7 @@ class Kind:
 
 Coefficient = Annotated[float, Kind("linear", 0.0, np.inf, (0.0, np.inf))]
 Exponent = Annotated[float, Kind("direct", 0.01, 3.0, (0.05, 2.0))]
-Real = Annotated[float, Kind("direct", -100.0, 100.0, (-2.0, 2.0))]
+Real = Annotated[float, Kind("direct", -1e4, 1e4, (-2.0, 2.0))]
 
 
 def Scale(low: float, high: float) -> Any:
@@ -82,10 +82,11 @@ class Law:
         return [name for name, kind in self.params.items() if kind.how != "linear"]
 
     def __call__(self, columns: typing.Mapping[str, Any], params: typing.Mapping[str, Any]) -> np.ndarray:
-        """The law's values at the rows of `columns`, in float64."""
+        """The law's values at the rows of `columns`, in float64; parameters [R, 1] broadcast. Not finite where it isn't."""
         given = [np.asarray(columns[name], float) for name in self.columns]
-        with jax.enable_x64(True):
-            return np.asarray(self.function(*given, **{name: np.asarray(params[name], float) for name in self.params}))
+        values = {name: np.asarray(params[name], float) for name in self.params}
+        with jax.enable_x64(True), jax.numpy_rank_promotion("allow"), np.errstate(all="ignore"):
+            return np.asarray(self.function(*given, **values))
 
 
 def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -> Law:

@@ -15,6 +15,7 @@ AGREE = 1e-6  # two starts found the same optimum where their objectives differ 
 GRID = 8  # values an axis where at most two parameters are searched
 SPREAD = 512  # quasi-random seeds where more are
 POLISHED = 24  # the best seeds, each polished to a stationary point
+HARD = 7  # from so many searched parameters on (Farseer's nine), eight times the seeds and twice the polished
 
 
 class FitError(RuntimeError):
@@ -87,10 +88,12 @@ def minimise(
     `also` is a further start, a published optimum say. FitError where the best start didn't reach a stationary point.
     """
     weights = np.ones((1, problem.points)) if weights is None else np.asarray(weights, float)[None]
-    starts = solve.project(problem, weights, start_points(problem))[0]
-    if len(starts) > POLISHED:
+    hard = len(problem.law.searched) >= HARD
+    starts = solve.project(problem, weights, start_points(problem, spread=8 * SPREAD if hard else SPREAD))[0]
+    polished = 2 * POLISHED if hard else POLISHED
+    if len(starts) > polished:
         values = problem.value(starts, np.broadcast_to(weights, (len(starts), problem.points)))
-        starts = starts[np.argsort(values, kind="stable")[:POLISHED]]
+        starts = starts[np.argsort(values, kind="stable")[:polished]]
     if also is not None:
         starts = np.concatenate([starts, problem.from_params(also)[None]])
     found = solve.descend(problem, starts, np.broadcast_to(weights, (len(starts), problem.points)))
@@ -124,6 +127,6 @@ def certify(problem: Problem, found: solve.Solutions, best: int, weights: np.nda
         agree=int(same.sum()),
         next_basin_gap=float(others.min() / least) if len(others) and least > 0 else None,
         grad_norm=float(np.linalg.norm(gradient[0, ~bound] * scale)),
-        condition=float(eigenvalues.max() / max(eigenvalues.min(), np.finfo(float).tiny)),
+        condition=float(eigenvalues.max() / max(eigenvalues.min(), 1e-300 * eigenvalues.max(), 1e-300)),
         at_bounds=tuple(name for name, held in zip(problem.law.params, bound, strict=True) if held),
     )

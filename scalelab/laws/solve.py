@@ -12,6 +12,7 @@ from scalelab.laws.problem import Problem
 
 TOLERANCE = 1e-10  # converged: no step can lower the objective by more than this share of it
 SINGULAR = 1e-14  # curvature below this, relative to the parameter's own, is none
+HUGE = 1e100  # a law this many times the data is nowhere near them, and its square may overflow
 ROUNDING = 1e-28  # ... or by more than this a point (noise-free data: the objective itself goes to zero)
 
 
@@ -39,6 +40,8 @@ def project(problem: Problem, weights: np.ndarray, searched: np.ndarray) -> np.n
     terms, offset = problem.basis(searched)
     relative = 1.0 / problem.target if problem.objective.log else np.ones(problem.points)
     terms, missing = terms * relative, (problem.target - offset) * relative
+    sane = (np.abs(terms) < HUGE).all(axis=(1, 2)) & (np.abs(missing) < HUGE).all(axis=1)  # false where a term is nan
+    terms, missing = np.where(sane[:, None, None], terms, 0.0), np.where(sane[:, None], missing, 0.0)
     count = len(linear)
     products = (terms[:, :, None] * terms[:, None]).reshape(-1, problem.points)
     gram = (weights @ products.T).reshape(len(weights), len(searched), count, count)
@@ -47,12 +50,13 @@ def project(problem: Problem, weights: np.ndarray, searched: np.ndarray) -> np.n
     for chosen in itertools.islice(itertools.product((False, True), repeat=count), 1, None):
         on = np.array(chosen)
         keep = np.outer(on, on)
-        ridge = np.eye(count) * np.where(on, 1e-12 * np.trace(gram, axis1=2, axis2=3)[..., None], 1.0)[..., None, :]
+        ridge = np.eye(count) * np.where(on, 1e-12 * np.trace(gram, axis1=2, axis2=3)[..., None] + 1e-300, 1.0)[..., None, :]
         coefs = np.linalg.solve(np.where(keep, gram, 0.0) + ridge, (target * on)[..., None])[..., 0]
         misfit = np.einsum("rgi,rgij,rgj->rg", coefs, gram, coefs) - 2 * np.sum(coefs * target, axis=-1)
         better = (coefs >= 0).all(axis=-1) & (misfit < best)
         best = np.where(better, misfit, best)
         x[..., linear] = np.where(better[..., None], coefs, x[..., linear])
+    x[:, ~sane] = np.nan  # no start: `problem.value` is infinite there
     return x
 
 
@@ -99,6 +103,10 @@ def descend(
             break
         x_now, w_now, value_now = x[active], weights[active], value[active]
         gradient, *curvatures = problem.derivatives(x_now, w_now)
+        known = np.isfinite(gradient).all(axis=1) & np.isfinite(curvatures).all(axis=(0, 2, 3))
+        if not known.all():  # the law is finite here, its derivative is not: this start leads nowhere
+            value[active[~known]], done[active[~known]] = np.inf, True
+            continue
         free = free_of(x_now, gradient, lower[active], upper[active])
         scale = 1.0 / np.sqrt(np.maximum(np.einsum("rii->ri", curvatures[0]), 1e-12))
         offers = [

@@ -127,8 +127,9 @@ def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective
         def gram(scale: np.ndarray) -> np.ndarray:
             return jac.transpose(0, 2, 1) @ (jac * scale[..., None])
 
-        gradient = (pull[:, None] @ jac)[:, 0]
-        return gradient, gram(weights * objective.weight(r)), gram(weights * objective.bend(r)) + second
+        with np.errstate(all="ignore"):  # where a derivative isn't finite, `descend` gives the start up
+            gradient = (pull[:, None] @ jac)[:, 0]
+            return gradient, gram(weights * objective.weight(r)), gram(weights * objective.bend(r)) + second
 
     def basis(searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = _chunked(terms, rows, searched)

@@ -7,7 +7,10 @@ import pathlib
 import numpy as np
 import pytest
 
+from scalelab.laws import law as law_lib
 from scalelab.laws.closed import Params, loss_at, optimum
+from scalelab.laws.objective import huber_log
+from scalelab.laws.problem import Problem, problem
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 QUICKSTART_LIKE = Params(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5
@@ -45,3 +48,10 @@ def study(params: Params, noise: float = 0.0, seed: int = 0, sizes: int = 5, bud
     D = np.repeat(budgets, sizes) / (6 * N)
     errors = np.random.default_rng(seed).standard_normal(len(N))
     return N, D, loss_at(params, N, D) * np.exp(noise * errors)
+
+
+def posed(N, D, loss, delta: float = 1e-3) -> Problem:
+    """Chinchilla's law on these points by Hoffmann's objective."""
+    return problem(
+        law_lib.load("chinchilla"), {"N": np.asarray(N), "D": np.asarray(D)}, np.asarray(loss), huber_log(delta)
+    )

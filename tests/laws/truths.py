@@ -1,0 +1,36 @@
+"""Published parameters of every law, or plausible ones, and columns for it: the truth of synthetic studies."""
+
+import numpy as np
+from scipy.stats import qmc
+
+from scalelab.laws import forms
+from scalelab.testing import RANGES
+
+TRUTHS = {
+    "chinchilla": {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28},  # Hoffmann et al. 2022
+    "chinchilla_gamma": {"E": 1.6, "A": 900.0, "B": 1200.0, "alpha": 0.42, "beta": 0.4, "gamma": 0.7},
+    "kaplan": {"N_c": 6.4e13, "D_c": 1.8e13, "alpha_N": 0.076, "alpha_D": 0.103},  # Kaplan et al. 2020, Table 2
+    "saturating": {"E": 1.5, "A": 1500.0, "alpha": 0.155},
+    "data_constrained": {
+        "E": float(np.exp(0.6254804)), "A": float(np.exp(6.255414)), "B": float(np.exp(7.3049974)), "alpha": 0.3526596,
+        "beta": 0.3526596, "R_D_star": 15.387756, "R_N_star": 5.309743,
+    },  # Muennighoff et al. 2023
+    "overtraining": {"E": 1.51, "a": 141.3, "b": 189.5, "eta": 0.1212},  # Gadre et al. 2024, C4
+    "downstream": {"epsilon": 0.85, "k": 2.08, "gamma": 0.756},  # Gadre et al. 2024, C4
+    "farseer": {
+        "a1": -0.5, "b1": -0.7, "alpha": 0.12, "a2": 0.6, "b2": -1.0, "beta": -0.1, "a3": -0.3, "b3": 0.6, "gamma": 0.17,
+    },
+    "step_law_lr": {"c": 1.79, "alpha": -0.713, "beta": 0.307},  # Li et al. 2025
+    "step_law_batch": {"c": 0.58, "beta": 0.571},
+    "broken_power": {"E": 1.2, "A": 400.0, "alpha": 0.12, "shift": 0.15, "C_break": 1e20, "sharpness": 0.4},
+    "width_depth": {
+        "E": 1.5, "W": 20.0, "P": 1.5, "A": 300.0, "B": 1200.0, "w": 0.7, "p": 0.9, "alpha": 0.36, "beta": 0.38,
+    },
+}  # fmt: skip
+
+
+def columns_for(name: str, rows: int = 32) -> dict[str, np.ndarray]:
+    """Plausible columns of a law, [rows] each."""
+    wanted = forms.LAWS[name].columns
+    unit = qmc.Sobol(len(wanted), seed=2).random(rows)
+    return {c: RANGES[c][0] * (RANGES[c][1] / RANGES[c][0]) ** unit[:, i] for i, c in enumerate(wanted)}
