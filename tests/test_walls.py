@@ -76,11 +76,12 @@ def test_lower_rooms_never_import_upper_ones(path):
 @pytest.mark.parametrize("path", [p for p in SOURCES if room(p) == "laws"], ids=relative)
 def test_laws_know_nothing_of_the_trainer(path):
     assert rooms(path) <= {"laws", "errors"}
-    assert packages(path) <= {"numpy", "scipy", "jax", "scalelab"} | sys.stdlib_module_names
+    assert packages(path) <= {"numpy", "scipy", "jax", "pyarrow", "scalelab"} | sys.stdlib_module_names
 
 
 @pytest.mark.parametrize(
-    ("package", "home"), [("flax", "model"), ("matplotlib", "report"), ("argparse", "commands"), ("rich", "commands")]
+    ("package", "home"),
+    [("flax", "model"), ("matplotlib", "report"), ("pyarrow", "laws"), ("argparse", "commands"), ("rich", "commands")],
 )
 def test_a_package_is_imported_in_one_room_only(package, home):
     users = [path for path in SOURCES if package in packages(path)]

@@ -8,6 +8,7 @@ Two of N, D and C suffice in a table: C = 6ND gives the third. Runs that diverge
 scalelab/laws/README.md tells how to read what is printed. Exit codes: 0 done, 1 no optimum to vouch for, 2 bad input.
 """
 
+import argparse
 import ast
 import os
 import pathlib
@@ -110,7 +111,7 @@ def numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"{text!r} is not a number, or numbers with commas between, as in 1e21,1e24") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, or numbers as in 1e21,1e24") from None
 
 
 def pairs(text: str) -> dict[str, float]:
@@ -119,7 +120,7 @@ def pairs(text: str) -> dict[str, float]:
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not equals:
-            raise BadInput(f"{part!r} is not NAME=NUMBER, as in U=25e9")
+            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=NUMBER, as in U=25e9")
         (found[name],) = numbers(value)
     return found
 

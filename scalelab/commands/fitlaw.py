@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any
 
 from scalelab.commands import fitnext, fittext
+from scalelab.commands.fitrows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws import law as law_lib
 from scalelab.laws.fit import LEVEL, Fitted
-from scalelab.laws.sources import numeric_columns, read_sources
 from scalelab.laws.study import fit_study
 from scalelab.laws.table import Table, fields_of, parse_columns
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from scalelab.commands import fittext
+from scalelab.commands.fitrows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.fit import Fitted
 from scalelab.laws.nextruns import Plan, Proposed, propose
-from scalelab.laws.sources import numeric_columns, read_sources
 from scalelab.laws.table import fields_of, parse_columns
 from scalelab.sweep.forks import candidates, write_forks
 from scalelab.sweep.trials import from_file

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from scalelab.commands import fittext
+from scalelab.commands.fitrows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws import design, forms
 from scalelab.laws.envelope import Envelope, curves, fit_envelope
 from scalelab.laws.isoflop import IsoFlop, SeedNoise, fit_isoflop
-from scalelab.laws.sources import numeric_columns, read_sources
 from scalelab.laws.study import N_COLUMNS, Row, select
 from scalelab.laws.table import Table, fields_of, parse_columns
 from scalelab.records import read_metrics

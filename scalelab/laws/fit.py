@@ -167,6 +167,8 @@ def fit(
     law (see `law.hold`). BadInput for a table or a design that no law can be fitted to, FitError where the optimum is not
     certain.
     """
+    if not 0 < level < 1:
+        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
     start = time.process_time()
     law = law_lib.hold(law_lib.load(law) if isinstance(law, str) else law, **(fixed or {}))
     columns, target = columns_of(table, law)

@@ -1,4 +1,4 @@
-"""One list of rows from many places: folders of runs and tables, mixed as the user likes."""
+"""The rows of `scalelab fit`, from folders of runs and tables, mixed as the user likes. (The laws know no run folders.)"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -41,6 +41,8 @@ def read_sources(
         raise BadInput(f"--where={' and '.join(where)} leaves none of {rows} rows")
     if len(tables) > 1:
         for source, table in zip(sources, tables, strict=True):
+            if not any(row.get("role") == "fit" for row in table.rows):  # then all of this source is meant
+                table.rows[:] = [{**row, "role": row.get("role") or "fit"} for row in table.rows]
             for row in table.rows:
                 row["name"] = f"{pathlib.Path(source).name}: {row['name']}"
     return Table(
