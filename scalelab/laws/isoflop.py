@@ -104,7 +104,7 @@ def budgets_of(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
 
 def profile(
     C: float, N: np.ndarray, loss: np.ndarray, method: str = "akima", noise: SeedNoise | None = None,
-    resamples: int = 1000, seed: int = 0,
+    resamples: int = 1000, seed: int | tuple[int, ...] = 0,
 ) -> Profile:  # fmt: skip
     """The optimum of one budget from sizes N [S] and losses [S]; of runs with equal N, the mean log loss counts.
 
@@ -159,7 +159,7 @@ def fit_isoflop(
     C, N, loss = positive(C=C, N=N, loss=loss)
     budget = budgets_of(C)
     profiles = tuple(
-        profile(c, N[budget == c], loss[budget == c], method, noise, resamples, seed + i)
+        profile(c, N[budget == c], loss[budget == c], method, noise, resamples, (seed, i))
         for i, c in enumerate(np.unique(budget))
     )
     used = [p for p in profiles if p.interior]

@@ -87,6 +87,13 @@ def test_smallest_and_largest_sizes_are_left_out():
     assert abs(found.a - truth) < abs(naive - truth)
 
 
+def test_a_run_that_got_worse_is_not_on_the_frontier():
+    run, C, N, D, loss = training(12, 30)
+    worse = np.append(loss, loss.min() + 1.0)
+    frontier = hull(np.append(run, "run-5"), np.append(C, 10 * C.max()), np.append(N, N[0]), np.append(D, 1e13), worse)
+    assert frontier.C.max() <= C.max() and (np.diff(frontier.loss) < 0).all()
+
+
 def test_gemstones_checkpoints():
     """Their 22 runs: the hull uses few checkpoints, and both ways see N grow about as fast as D, or faster."""
     data_file("gemstones/hot_100b+.jsonl")

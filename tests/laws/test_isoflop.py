@@ -185,3 +185,9 @@ def test_four_repeats_of_a_size_halve_its_noise():
         profile(BUDGETS[0], np.tile(N, k), np.tile(loss, k), "parabola", SeedNoise(low=0.002)) for k in (1, 4)
     )
     assert four.log_n.std() == pytest.approx(once.log_n.std() / 2, rel=0.05)
+
+
+def test_every_budget_has_noise_of_its_own():
+    first, second, *_ = (p.log_n for p in noisy_isoflop(SeedNoise(low=0.002), method="parabola").profiles)
+    count = min(len(first), len(second))
+    assert abs(np.corrcoef(first[:count], second[:count])[0, 1]) < 0.2
