@@ -51,6 +51,7 @@ def get_config() -> ConfigDict:
                 "accumulate": 1,  # micro-batches a step; token-weighted, so the step equals the big batch's
                 "seed": 0,  # [h] initialisation and data order
                 "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
+                "init_from": "",  # start on another run's weights: its folder, or FOLDER@STEP; optimizer and schedule begin anew; "": drawn
                 "steps_per_dispatch": 20,  # steps that run on the device before the host looks again
             },
             "eval": {
@@ -61,6 +62,7 @@ def get_config() -> ConfigDict:
                 "every_steps": 100,  # steps between asynchronous saves; the last step is always saved
                 "keep_last": 2,  # newest checkpoints kept
                 "keep_every": 0,  # steps; checkpoints at its multiples are kept for good; 0: none
+                "fallback": False,  # where the last checkpoint is damaged: go on from the last intact one (and log it) or refuse
             },
             "log": {
                 "every_steps": 10,  # steps between lines of metrics.jsonl

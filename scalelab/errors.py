@@ -1,4 +1,4 @@
-"""The one exception that means: the user's input cannot be right. The command line turns it into one line and exit 2."""
+"""The two exceptions that reach a user as one line: the input cannot be right (exit 2), or the work failed (exit 1)."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 class BadInput(ValueError):
     """Bad input: the message is one line that names the value, why it is refused, and the nearest good one."""
+
+
+class WorkFailed(RuntimeError):
+    """The input was right and the work could not be done (a damaged checkpoint, a full disk): what, and what to do."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -18,7 +18,18 @@ def main(argv: list[str]) -> int:
     parser = Parser("train", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
     parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's folder")
+    parser.add_argument("--init-from", metavar="RUN[@STEP]", help="start on these weights (sets train.init_from)")
+    parser.add_argument(
+        "--fallback", action="store_true", help="where the last checkpoint is damaged, go on from the one before"
+    )
+    parser.add_argument(
+        "--allow-change", action="append", default=[], metavar="KEY", help="resume though this key (or group) changed"
+    )
     options = parser.parse_args(rest)
+    if options.init_from:
+        overrides["train.init_from"] = options.init_from
+    if options.fallback:
+        overrides["checkpoint.fallback"] = "true"
     config = load(options.config, overrides)
 
     from scalelab.train.loop import stop_on_signals
@@ -28,7 +39,7 @@ def main(argv: list[str]) -> int:
     cache_compilations()
     folder = pathlib.Path(options.workdir)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
-        result = train_single(config, folder, bar.update, stop)
+        result = train_single(config, folder, bar.update, stop, options.allow_change)
     print(
         f"{result['name']}: {result['status']} at step {result['final_step']}, validation loss "
         f"{_number(result['val_loss'])} nats/token, {_number(result['bpb'])} bits/byte; {folder}",

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from ml_collections import ConfigDict
 
 from scalelab import records
-from scalelab.config import hparams, static
-from scalelab.train import loop, state
+from scalelab.train import loop
 from scalelab.train.checkpoint import Checkpoints
+from scalelab.train.lineage import resume
 from scalelab.train.program import packing
 from scalelab.train.run import open_run
-from scalelab.train.single import dataset
+from scalelab.train.single import dataset, initial
 
 
 def train_pack(
@@ -32,11 +32,10 @@ def train_pack(
         ]
         if all(run.status != "running" for run in runs):
             return {run.name: run.status for run in runs}
-        checkpoints = Checkpoints(place / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_every)
-        start, step = None, checkpoints.latest()
-        if step is not None:
-            like = {name: state.shapes(static(trials[name]), hparams(trials[name])) for name in names}
-            restored = checkpoints.restore(step, like)
-            start = (step, [restored[name] for name in names])
-        loop.train(runs, data, checkpoints, names, mode, start, progress, stop)
+        c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
+        known = {name: run.facts for name, run in by_name.items()}
+        checkpoints = Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known)
+        start = resume(by_name, checkpoints, (), progress, c.fallback)
+        params = None if start or not config.train.init_from else [initial(run) for run in runs]
+        loop.train(runs, data, checkpoints, names, mode, start, progress, stop, params)
         return {run.name: run.status for run in runs}

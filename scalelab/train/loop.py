@@ -135,16 +135,21 @@ def train(
     start: tuple[int, list[state_lib.TrainState]] | None = None,
     progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    params: Sequence[Any] | None = None,
 ) -> Outcome:
     """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
 
-    `names` are the keys of the runs in the checkpoints. Returns after the last save is on disk. The runs' records hold
-    the verdicts: a run that diverged is out, and its neighbours go on.
+    Where there is no `start`, `params` are the runs' first parameters in place of drawn ones. `names` are the keys of the
+    runs in the checkpoints. Returns after the last save is on disk. The runs' records hold the verdicts: a run that
+    diverged is out, and its neighbours go on.
     """
     config = runs[0].config
     program = PACKINGS[mode](static(config), [hparams(run.config) for run in runs])
     val = np.stack(val_batches(dataset, config.model.seq_len, config.train.global_batch, config.eval.batches))
     step, states = (start[0], program.join(start[1])) if start else (0, program.init())
+    if params and not start:
+        drawn = program.separate(states)
+        states = program.join([s._replace(params=p) for s, p in zip(drawn, params, strict=True)])
     alive = [run for run in runs if run.status == "running"]
     for run in alive:
         records.event(run.folder, "resume" if start else "start", step)

@@ -1,10 +1,9 @@
 """One run's folder from the trainer's side: open it (new or to resume), keep its record, close it with a verdict."""
 
 import dataclasses
-import importlib.metadata
 import math
 import pathlib
-import platform
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -13,28 +12,28 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import hardware, records
 from scalelab.data.prepare import Dataset
-from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.model.attention import implementation
 from scalelab.precision.policy import COMPUTE_DTYPES
+from scalelab.train import changes
 from scalelab.train.metrics import Sink, sinks, write_lines
 
-# A run that goes on under other values of these would be another run: its past no longer follows from its config.
-FROZEN = ("model", "data", "parametrization", "precision", "optim.name", "schedule.name")
-FROZEN_TRAIN = ("train.global_batch", "train.accumulate", "train.seed")
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scalelab")
 SKIPS_IN_A_ROW = 20  # as many non-finite batches one after the other are a divergence, not an accident
 
 
 @dataclasses.dataclass
 class Run:
-    """An open run. `status` is running, done, diverged or stopped; `val_loss` is the last one, in nats a token."""
+    """An open run. `status` is running, done, diverged or stopped; `val_loss` is the last one, in nats a token.
+
+    `facts` is what its checkpoints say about it (see `changes.facts`).
+    """
 
     name: str
     folder: pathlib.Path
     config: ConfigDict
     record: dict[str, Any]
     mirrors: list[Sink]
+    facts: dict[str, Any]
     status: str = "running"
     val_loss: float | None = None
 
@@ -69,40 +68,39 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
     return loss / math.log(2) / bytes_per_token
 
 
-def open_run(name: str, folder: pathlib.Path, config: ConfigDict, dataset: Dataset, **facts: Any) -> Run:
+def open_run(
+    name: str, folder: pathlib.Path, config: ConfigDict, dataset: Dataset, allow: Collection[str] = (), **facts: Any
+) -> Run:
     """Create the folder, or check that it belongs to this config; write config.json. `facts` go into the record.
 
     A run that ended keeps its verdict, unless it now has steps left. BadInput where what the folder holds was made by
-    another model, data, batch or seed.
+    another model, data, batch or seed, and `allow` doesn't name the key.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    plain, path = config.to_dict(), folder / "config.json"
+    path, known = folder / "config.json", changes.facts(config, dataset)
     if path.exists():
-        _accept_changes(folder, config_lib.differences(records.read_json(path), plain))
-    run = Run(name, folder, config, _describe(name, config, dataset), sinks(folder, config.log))
+        _accept_changes(folder, known, allow)
+    run = Run(name, folder, config, _describe(name, config, dataset), sinks(folder, config.log), known)
     if (folder / "record.json").exists():
         old = records.read_json(folder / "record.json")
-        facts = {key: old[key] for key in ("pack",) if key in old} | facts
+        facts = {key: old[key] for key in ("pack", "init_from") if key in old} | facts
         run.val_loss = old["val_loss"]
         if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
             run.status = old["status"]
     run.record |= facts
-    records.write_json(path, plain)
+    records.write_json(path, config.to_dict())
     return run
 
 
-def _accept_changes(folder: pathlib.Path, changes: dict[str, tuple[Any, Any]]) -> None:
-    for key, (old, new) in changes.items():
-        frozen = key.split(".")[0] in FROZEN or key in FROZEN + FROZEN_TRAIN
-        if frozen and key != "data.cache_dir":
-            raise BadInput(
-                f"{folder} was started with {key}={old!r}, now it is {new!r}: "
-                f"use another --workdir, or --config.{key}={old}"
-            )
-    changes = {key: change for key, change in changes.items() if not key.startswith("log.")}
-    if changes:
-        text = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in changes.items())
-        records.event(folder, "config_change", None, text)
+def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str]) -> None:
+    record = records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+    data = {key: record["data"][key] for key in new["data"]} if "data" in record else {}
+    old = {"config": records.read_json(folder / "config.json"), "data": data}
+    changed = changes.refuse(str(folder), old, new, allow)
+    noted = {key: change for key, change in changed.items() if not key.startswith("log.")}
+    if noted:
+        text = ", ".join(f"{key}: {before} -> {after}" for key, (before, after) in noted.items())
+        records.event(folder, "config_change", None, text, allowed=sorted(filter(changes.is_frozen, noted)))
 
 
 def _describe(name: str, config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
@@ -121,7 +119,7 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset) -> dict[str, Any]
             "bytes_per_token": dataset.bytes_per_token,
             "entropy_rate": dataset.entropy_rate,
         },
-        "versions": {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES},
+        "versions": changes.versions(),
         "device": jax.devices()[0].device_kind,
         "mesh": {"devices": jax.local_device_count()},
         "attention": implementation(shape, dtype),

@@ -1,7 +1,7 @@
 """One run from a config to a verdict: what `scalelab train` and every study call."""
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -10,8 +10,8 @@ from scalelab import records
 from scalelab.config import hparams, static
 from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
-from scalelab.train import loop, state
-from scalelab.train.checkpoint import Checkpoints, restore_one
+from scalelab.train import changes, lineage, loop, state
+from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.run import Run, open_run
 
 
@@ -25,19 +25,27 @@ def train_single(
     folder: pathlib.Path,
     progress: loop.Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    allow: Collection[str] = (),
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
-    BadInput where another process holds the folder, or where it belongs to another config.
+    BadInput where another process holds the folder, or where it belongs to another config and `allow` doesn't name the
+    keys that differ. WorkFailed where its last checkpoint is damaged, or a save fails.
     """
+    changes.check_allowed(allow)
     data = dataset(config)
     with records.lock(folder) as warning:
         if warning:
             progress({"warning": warning})
-        run = open_run(folder.name, folder, config, data)
-        start = _start(run)
-        checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_every)
-        outcome = loop.train([run], data, checkpoints, ["run"], start=start, progress=progress, stop=stop)
+        run = open_run(folder.name, folder, config, data, allow)
+        start = _resume(run, allow, progress)
+        params = None if start else initial(run)
+        c = config.checkpoint
+        checkpoints = Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, {"run": run.facts})
+        outcome = loop.train(
+            [run], data, checkpoints, ["run"], start=start, progress=progress, stop=stop,
+            params=None if params is None else [params],
+        )  # fmt: skip
     return {
         "name": run.name,
         "status": run.status,
@@ -51,11 +59,23 @@ def train_single(
     }
 
 
-def _start(run: Run) -> tuple[int, list[state.TrainState]] | None:
-    """Where the run goes on: at its own last checkpoint or its pack's, whichever is further; None: at the beginning."""
-    like = state.shapes(static(run.config), hparams(run.config))
-    found = [restore_one(run.folder / "checkpoints", "run", like)]
-    if pack := run.record.get("pack"):
-        found.append(restore_one(run.folder / pack["checkpoints"], pack["trial"], like))
-    best = max((f for f in found if f), key=lambda f: f[0], default=None)
-    return (best[0], [best[1]]) if best else None
+def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> lineage.Start | None:
+    """At the run's own last checkpoint or its pack's, whichever is further; None: at the beginning."""
+    found = lineage.furthest(run.folder)
+    if found is None:
+        return None
+    checkpoints, name = found
+    return lineage.resume({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)
+
+
+def initial(run: Run) -> Any:
+    """The weights of another run that a new one starts from (`train.init_from`), noted in its record; None: drawn."""
+    if not (source := run.config.train.init_from):
+        return None
+    like = state.shapes(static(run.config), hparams(run.config)).params
+    params, origin = lineage.weights(source, like)
+    run.record["init_from"] = origin
+    records.event(
+        run.folder, "init_from", 0, f"weights of {origin['run']} at step {origin['step']}", digest=origin["digest"]
+    )
+    return params

@@ -1,13 +1,22 @@
-"""An asynchronous save holds the values of its own step, whatever runs before it is written."""
+"""An asynchronous save holds the values of its own step; retention and restoring a part; a save that fails says so."""
 
 import functools
+import os
+import pathlib
+import subprocess
+import sys
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from scalelab.train.checkpoint import Checkpoints, restore_one
+from scalelab.errors import BadInput
+from scalelab.train import manifest
+from scalelab.train.checkpoint import Checkpoints, SaveFailed
 from scalelab.train.state import TrainState
+from tests.train.runs import ROOT
 
 
 def big_state(value: float) -> TrainState:
@@ -34,34 +43,191 @@ def test_a_save_under_way_is_not_overwritten_by_the_next_donating_steps(tmp_path
         state = donating_step(state)
     jax.block_until_ready(state)
     checkpoints.close()
-    step, restored = restore_one(tmp_path / "c", "run", jax.eval_shape(lambda: big_state(0.0)))
-    assert step == 1
+    restored = last(tmp_path / "c", {"run": jax.eval_shape(lambda: big_state(0.0))})["run"]
     np.testing.assert_array_equal(restored.params["w"], np.float32(1.0))
     np.testing.assert_array_equal(restored.opt_state["mu"], np.float32(1.0))
 
 
 def small_state(value: float) -> TrainState:
-    return TrainState(jnp.int32(0), {"w": jnp.full((3,), value)}, (), jnp.int32(0), jnp.int32(0))
+    return TrainState(jnp.int32(0), {"w": jnp.full((3,), value, jnp.float32)}, (), jnp.int32(0), jnp.int32(0))
+
+
+SHAPES = jax.eval_shape(lambda: small_state(0.0))
+
+
+def saved(folder: pathlib.Path, *steps: int, **options) -> Checkpoints:
+    """Small states of value `step`, committed."""
+    checkpoints = Checkpoints(folder, **options)
+    for step in steps:
+        checkpoints.save(step, {"run": small_state(step)})
+    checkpoints.wait()
+    return checkpoints
+
+
+def last(folder: pathlib.Path, like: dict) -> dict:
+    checkpoints = Checkpoints(folder)
+    return checkpoints.restore(checkpoints.choose().step, like)
 
 
 def test_the_last_n_and_every_multiple_are_kept(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c", keep_last=2, keep_every=40)
-    for step in range(10, 110, 10):
-        checkpoints.save(step, {"run": small_state(step)})
-    checkpoints.close()
-    assert sorted(int(p.name) for p in (tmp_path / "c").iterdir() if p.name.isdigit()) == [40, 80, 90, 100]
+    saved(tmp_path, *range(10, 110, 10), keep_last=2, keep_every=40)
+    assert manifest.steps(tmp_path) == [40, 80, 90, 100] == sorted(int(p.name) for p in tmp_path.iterdir())
+
+
+def test_retention_counts_only_steps_that_look_intact_and_deletes_no_others(tmp_path):
+    saved(tmp_path, 1, 2, 3, keep_last=3)
+    (tmp_path / "3" / "state" / "_METADATA").unlink()
+    (tmp_path / "9").mkdir()  # of a newer number than the steps that follow, and worth nothing
+    saved(tmp_path, 4, keep_last=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "3", "4", "9"]
+    saved(tmp_path, 5, keep_last=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3", "5", "9"]
 
 
 def test_one_trial_is_restored_out_of_a_packs_checkpoint(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, {"a": small_state(1.0), "b": small_state(2.0)})
     checkpoints.close()
-    step, state = restore_one(tmp_path / "c", "b", jax.eval_shape(lambda: small_state(0.0)))
-    assert step == 7
-    np.testing.assert_array_equal(state.params["w"], np.full(3, 2.0, np.float32))
+    assert Checkpoints(tmp_path).latest() == 7
+    restored = last(tmp_path, {"b": SHAPES})
+    assert list(restored) == ["b"]
+    np.testing.assert_array_equal(restored["b"].params["w"], np.full(3, 2.0, np.float32))
+
+
+def test_the_parameters_are_restored_alone(tmp_path):
+    saved(tmp_path, 7)
+    restored = last(tmp_path, {"run": {"params": SHAPES.params}})
+    assert list(restored["run"]) == ["params"]
+    np.testing.assert_array_equal(restored["run"]["params"]["w"], np.full(3, 7.0, np.float32))
 
 
 def test_no_checkpoint_is_none(tmp_path):
-    assert restore_one(tmp_path / "absent", "run", small_state(0.0)) is None
     (tmp_path / "empty").mkdir()
-    assert restore_one(tmp_path / "empty", "run", small_state(0.0)) is None
+    for folder in (tmp_path / "absent", tmp_path / "empty"):
+        assert Checkpoints(folder).latest() is None and Checkpoints(folder).choose() is None
+    assert not (tmp_path / "absent").exists()
+
+
+OTHERS = {
+    "run.params.w: float32[3], now float32[4]": SHAPES._replace(params={"w": jax.ShapeDtypeStruct((4,), jnp.float32)}),
+    "run.params.w: float32[3], now bfloat16[3]": SHAPES._replace(params={"w": jax.ShapeDtypeStruct((3,), jnp.bfloat16)}),
+    "run.params.w: float32[3], now absent": SHAPES._replace(params={}),
+    "run.params.v: absent, now float32[3]": SHAPES._replace(params=SHAPES.params | {"v": SHAPES.params["w"]}),
+    "run.opt_state.mu: absent, now float32[3]": SHAPES._replace(opt_state={"mu": SHAPES.params["w"]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", OTHERS)
+def test_other_names_shapes_or_dtypes_are_refused_old_against_new_and_nothing_is_cast(tmp_path, line):
+    checkpoints = saved(tmp_path, 7)
+    with pytest.raises(BadInput) as error:
+        checkpoints.restore(7, {"run": OTHERS[line]})
+    assert line in str(error.value) and len(str(error.value).splitlines()) == 2
+
+
+def test_a_name_that_begins_like_another_is_another(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"a": small_state(1.0), "ab": small_state(2.0)})
+    checkpoints.wait()
+    assert float(checkpoints.restore(7, {"a": SHAPES})["a"].params["w"][0]) == 1.0
+
+
+SHARDED = """
+import sys, pathlib, jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from scalelab.train.checkpoint import Checkpoints
+devices, w = np.array(jax.devices()), np.arange(64, dtype=np.float32).reshape(8, 8)
+def on(shape, spec):
+    mesh = Mesh(devices[: int(np.prod(shape))].reshape(shape), ("a", "b"))
+    return NamedSharding(mesh, P(*spec))
+c = Checkpoints(pathlib.Path(sys.argv[1]))
+c.save(1, {"run": {"w": jax.device_put(w, on((8, 1), "a"))}})
+c.wait()
+for sharding in (on((4, 2), "ab"), on((1, 4), (None, "b")), on((2, 1), ()), None):
+    like = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding)
+    got = c.restore(1, {"run": {"w": like}})["run"]["w"]
+    np.testing.assert_array_equal(got, w)
+    assert got.sharding == sharding if sharding else len(got.sharding.device_set) == 1
+    print(jax.device_count(), got.sharding)
+"""
+
+
+def test_saved_on_eight_devices_it_is_restored_on_any_mesh(tmp_path):
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED, str(tmp_path)], env=env, cwd=ROOT, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line[0] for line in done.stdout.splitlines()] == ["8"] * 4
+
+
+# --- a disk that does not do what it should ---------------------------------------------------------------------------
+
+
+def fail(checkpoints: Checkpoints, step: int) -> str:
+    """Save until the failure surfaces: in this save, the next, or the close. Returns the message."""
+    with pytest.raises(SaveFailed) as error:
+        checkpoints.save(step, {"run": small_state(step)})
+        checkpoints.save(step + 1, {"run": small_state(step)})
+    return str(error.value)
+
+
+def test_a_folder_that_became_a_file_is_an_error_and_the_last_good_step_is_named(tmp_path):
+    checkpoints = saved(tmp_path / "c", 1, 2)
+    (tmp_path / "c").rename(tmp_path / "elsewhere")
+    (tmp_path / "c").touch()
+    assert "could not be saved" in fail(checkpoints, 3)
+    (tmp_path / "c").unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "c")
+    (tmp_path / "c" / "4.tmp").touch()  # a file where the draft should stand: it can't be removed as a folder
+    assert fail(checkpoints, 4).endswith("the last good one is step 2")
+    (tmp_path / "c" / "4.tmp").unlink()
+    checkpoints.save(5, {"run": small_state(5)})  # and once the disk is well again, saving goes on
+    checkpoints.close()
+    assert float(last(tmp_path / "c", {"run": SHAPES})["run"].params["w"][0]) == 5.0
+
+
+@pytest.mark.parametrize("call", ["write", "sync_folder", "retain"])
+def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path, monkeypatch, call):
+    checkpoints = saved(tmp_path, 1)
+
+    def broken(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(manifest, call, broken)
+    checkpoints.save(2, {"run": small_state(2)})
+    with pytest.raises(SaveFailed, match="No space left on device"):
+        checkpoints.save(3, {"run": small_state(3)})
+    monkeypatch.undo()
+    assert not manifest.problems(tmp_path / "1")
+
+
+def test_close_raises_what_no_later_save_could(tmp_path, monkeypatch):
+    checkpoints = saved(tmp_path, 1)
+    monkeypatch.setattr(manifest, "write", lambda *_, **__: 1 / 0)
+    checkpoints.save(2, {"run": small_state(2)})
+    with pytest.raises(SaveFailed, match="division"):
+        checkpoints.close()
+
+
+def test_a_slow_disk_blocks_the_next_save_not_the_steps_and_no_queue_grows(tmp_path, monkeypatch):
+    gate, hashed = threading.Event(), []
+    real = manifest.write
+
+    def slow(draft, step, *rest, **more):
+        hashed.append(step)
+        assert gate.wait(60)
+        return real(draft, step, *rest, **more)
+
+    monkeypatch.setattr(manifest, "write", slow)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"run": small_state(1)})  # returns though nothing is committed
+    assert manifest.steps(tmp_path) == []
+    second = threading.Thread(target=checkpoints.save, args=(2, {"run": small_state(2)}))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive() and hashed in ([], [1])
+    gate.set()
+    second.join()
+    checkpoints.close()
+    assert manifest.steps(tmp_path) == [1, 2] == hashed

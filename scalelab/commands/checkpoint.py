@@ -1,0 +1,94 @@
+"""scalelab checkpoint verify|list|show DIR [--step=N]
+
+verify  every byte of every checkpoint against its manifest; exit code 1 where anything is damaged, and the file is named
+list    the steps, their sizes and trials; looks at sizes, reads no data
+show    what one checkpoint (the last, or --step) says of itself: trials, config, data, versions, arrays
+
+DIR is the folder of a run, a sweep or a study, or a checkpoints folder.
+"""
+
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput
+from scalelab.train import manifest
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0, 1 where verify finds damage, 2 for bad input."""
+    parser = Parser("checkpoint", __doc__)
+    parser.add_argument("action", choices=list(ACTIONS), help="what to do")
+    parser.add_argument("folder", metavar="DIR", help="a run, sweep or study, or a checkpoints folder")
+    parser.add_argument("--step", type=int, help="only this step")
+    options = parser.parse_args(argv)
+    found = [
+        (folder, step)
+        for folder in manifest.checkpoint_folders(pathlib.Path(options.folder))
+        for step in manifest.steps(folder)
+        if options.step in (None, step)
+    ]
+    if not found:
+        raise BadInput(f"{options.folder} holds no checkpoint" + ("" if options.step is None else f" {options.step}"))
+    for folder in dict.fromkeys(folder for folder, _ in found):
+        for stray in manifest.strays(folder):
+            print(f"scalelab: ignoring {folder / stray}: not a checkpoint", file=sys.stderr)
+    result = ACTIONS[options.action](found, options.json != "-")
+    emit(result, options.json)
+    return int(options.action == "verify" and result["damaged"] > 0)
+
+
+def _verify(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any]:
+    rows = []
+    for folder, step in found:
+        lines = manifest.problems(folder / str(step))
+        rows.append({"folder": str(folder), "step": step, "ok": not lines, "problems": lines})
+        if speak:
+            print(
+                "\n".join([f"{folder / str(step)}: {'damaged' if lines else 'ok'}", *(f"  {line}" for line in lines)])
+            )
+    return {"checkpoints": rows, "damaged": sum(not row["ok"] for row in rows)}
+
+
+def _list(found: list[tuple[pathlib.Path, int]], speak: bool) -> list[dict[str, Any]]:
+    rows = []
+    for folder, step in found:
+        lines = manifest.problems(folder / str(step), contents=False)
+        row: dict[str, Any] = {"folder": str(folder), "step": step, "looks_ok": not lines}
+        if not lines:
+            content = manifest.read(folder / str(step))
+            size = sum(file["bytes"] for file in content["files"].values())
+            row |= {"bytes": size, "time": content["time"], "trials": sorted(content["facts"])}
+        rows.append(row)
+        if speak:
+            print(f"{folder / str(step)}  {_row(row) if not lines else lines[0]}")
+    return rows
+
+
+def _row(row: dict[str, Any]) -> str:
+    saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
+    return f"{row['bytes'] / 1e6:.1f} MB  {saved}  {' '.join(row['trials'])}"
+
+
+def _show(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any]:
+    folder, step = max(found, key=lambda place: place[1])
+    content = manifest.read(folder / str(step))
+    if speak:
+        print(f"{folder / str(step)}")
+        for trial, facts in content["facts"].items():
+            print(
+                f"  {trial}: identity {facts['identity']}, data {facts['data']['fingerprint']} ({facts['data']['tokenizer']})"
+            )
+            print("    " + ", ".join(f"{name} {version}" for name, version in facts["versions"].items()))
+        print("\n".join(f"  {kind:<24} {name}" for name, kind in content["tree"].items()))
+    return content
+
+
+ACTIONS: dict[str, Callable[[list[tuple[pathlib.Path, int]], bool], Any]] = {
+    "verify": _verify,
+    "list": _list,
+    "show": _show,
+}

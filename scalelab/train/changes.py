@@ -1,0 +1,109 @@
+"""What may not change under a run's feet: the facts a checkpoint was saved under against those of now."""
+
+import importlib.metadata
+import platform
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.data.prepare import Dataset
+from scalelab.errors import BadInput, nearest
+from scalelab.train import state
+from scalelab.train.checkpoint import describe
+
+# A run that goes on under other values of these would be another run: its past no longer follows from its config.
+FROZEN = ("model", "data", "parametrization", "precision", "optim.name", "schedule.name")
+FROZEN_TRAIN = ("train.global_batch", "train.accumulate", "train.seed", "train.init_from")
+FREE = ("data.cache_dir",)
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scalelab")
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages whose arithmetic or files a run depends on."""
+    return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES}
+
+
+def facts(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
+    """What a checkpoint says about one trial: identity, config, what the data are, versions."""
+    return {
+        "identity": config_lib.identity(config),
+        "config": config.to_dict(),
+        "data": {"fingerprint": dataset.fingerprint, "tokenizer": dataset.description["tokenizer"]},
+        "versions": versions(),
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`{key: (old, new)}` between two `facts`, of config values and of what the data are.
+
+    A key that an older scalelab did not know had what is now its default.
+    """
+    before, after = _flat(old), _flat(new)
+    known = config_lib.leaves(config_lib.default_tree()) | before
+    return {key: (known[key], value) for key, value in after.items() if key in known and known[key] != value}
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    data = {f"data.{key}": value for key, value in facts["data"].items()}
+    return config_lib.leaves(ConfigDict(facts["config"])) | data
+
+
+def is_frozen(key: str) -> bool:
+    """Whether a change of this key makes another run."""
+    return key not in FREE and (key.split(".")[0] in FROZEN or key in FROZEN + FROZEN_TRAIN)
+
+
+def check_allowed(keys: Collection[str]) -> None:
+    """BadInput for a `--allow-change` that names nothing; a group's name stands for all of its keys."""
+    known = [*config_lib.leaves(config_lib.default_tree()), "data.fingerprint", "data.tokenizer"]
+    known += [key for key in {name.split(".")[0] for name in known} if is_frozen(key)]
+    for key in keys:
+        if key not in known:
+            raise BadInput(f"--allow-change={key}: no such key{nearest(key, known)}")
+        if not is_frozen(key):
+            raise BadInput(f"--allow-change={key}: this key may change anyway; the change is recorded")
+
+
+def refuse(
+    where: str, old: Mapping[str, Any], new: Mapping[str, Any], allow: Collection[str] = ()
+) -> dict[str, tuple[Any, Any]]:
+    """What changed from `old` to `new` (both `facts`) and may. BadInput, old against new with shapes, for what may not."""
+    changes = differences(old, new)
+    refused = {k: v for k, v in changes.items() if is_frozen(k) and not {k, k.split(".")[0]} & set(allow)}
+    if refused:
+        keys = " ".join(f"--allow-change={key}" for key in refused)
+        lines = [f"{key}={before!r}, now it is {after!r}" for key, (before, after) in refused.items()]
+        lines += _shape_lines(old, new)
+        listed = f" {lines[0]}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
+        raise BadInput(f"{where} was started with{listed}: put it back, use another --workdir, or pass {keys}")
+    return changes
+
+
+def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    trees = [_tree(config_lib.override(config_lib.default_tree(), _values(f["config"]))) for f in (old, new)]
+    names = sorted(trees[0] | trees[1])
+    return [
+        f"{name}: {trees[0].get(name, 'absent')}, now {trees[1].get(name, 'absent')}"
+        for name in names
+        if name.startswith("params") and trees[0].get(name) != trees[1].get(name)
+    ]
+
+
+def _values(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in config_lib.leaves(ConfigDict(config)).items()
+        if key in config_lib.leaves(config_lib.default_tree())
+    }
+
+
+def _tree(config: ConfigDict) -> dict[str, str]:
+    return describe(state.shapes(config_lib.static(config), config_lib.hparams(config)))
+
+
+def version_changes(old: Mapping[str, Any]) -> str:
+    """What other versions a checkpoint was saved under, as text; "" where none."""
+    now, before = versions(), old["versions"]
+    return ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name])
