@@ -16,7 +16,7 @@ from scalelab.laws.fit import Fitted, columns_of
 from scalelab.laws.optimum import FitError
 
 AHEAD = 10.0  # the budget a proposal aims at by default, over the largest fitted run's
-BETTER = 1e-9  # an exchange must lower the variance by more than this share
+BETTER = 1e-9  # an exchange must narrow the target by more than this share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,21 +104,29 @@ def choose(
 ) -> list[int]:  # fmt: skip
     """Rows of `each` [G, K], at most `k` of them within the budget: greedy, then one exchange at a time while any helps."""
     chosen: list[int] = []
-    while len(chosen) < k and (row := _best(before, each, flops, gradient, chosen, budget_flops, by_flop)) is not None:
-        chosen.append(row)
-    variance = spread_after(before, each[chosen], gradient) ** 2
-    improved = True
-    while improved:
-        improved = False
-        for out in list(chosen):
-            rest = [row for row in chosen if row != out]
-            row = _best(before, each, flops, gradient, rest, budget_flops, by_flop=False)
+    while True:
+        while len(chosen) < k:
+            row = _best(before, each, flops, gradient, chosen, budget_flops, by_flop)
             if row is None:
-                continue
-            other = spread_after(before, each[[*rest, row]], gradient) ** 2
-            if other < variance * (1 - BETTER):
-                chosen, variance, improved = [*rest, row], other, True
-    return _in_order(before, each, flops, gradient, chosen)
+                break
+            chosen.append(row)
+        better = _exchange(before, each, flops, gradient, chosen, budget_flops)
+        if better is None:
+            return _in_order(before, each, flops, gradient, chosen)
+        chosen = better
+
+
+def _exchange(
+    before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int], budget_flops: float
+) -> list[int] | None:  # fmt: skip
+    """The rows with one given for another, where that narrows the target; None where no exchange does."""
+    now = spread_after(before, each[chosen], gradient)
+    for out in chosen:
+        rest = [row for row in chosen if row != out]
+        row = _best(before, each, flops, gradient, rest, budget_flops, by_flop=False)
+        if row is not None and spread_after(before, each[[*rest, row]], gradient) < now * (1 - BETTER):
+            return [*rest, row]
+    return None
 
 
 def _best(
