@@ -58,7 +58,8 @@ class Envelope:
     def to_json(self) -> dict[str, Any]:
         """The power laws and the frontier as plain JSON values."""
         places = {field.name: getattr(self.frontier, field.name).tolist() for field in dataclasses.fields(Frontier)}
-        return dataclasses.asdict(dataclasses.replace(self, frontier=None)) | {"frontier": places}  # type: ignore[arg-type]
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return own | {"frontier": places}
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from scipy.interpolate import Akima1DInterpolator
 
 
 class Minima(NamedTuple):
-    """The lowest point `at` [R] within the sizes tried, its `value` [R], and whether it lies inside them (`interior` [R]).
+    """The lowest point `at` [R] within the sizes tried, its `value` [R], and whether it lies inside (`interior` [R]).
 
     `curve` takes points [P] and gives values [P, R].
     """
@@ -42,8 +42,8 @@ def parabola(x: np.ndarray, y: np.ndarray) -> Minima:
 def akima(x: np.ndarray, y: np.ndarray) -> Minima:
     """Akima interpolants through y [S, R] at x [S]: impose no shape (Porian et al. 2024).
 
-    Each is a cubic c3 t^3 + c2 t^2 + c1 t + c0 between two sizes: lowest at a size, or at the root of its derivative where
-    the second one is positive.
+    Each is a cubic c3 t^3 + c2 t^2 + c1 t + c0 between two sizes: lowest at a size, or where its first derivative
+    is zero and the second positive.
     """
     curve = Akima1DInterpolator(x, y)
     c3, c2, c1, c0 = curve.c  # each [S - 1, R]

@@ -11,7 +11,7 @@ PAPERS = ("chinchilla", "besiroglu", "porian", "gadre", "muennighoff", "gemstone
 
 
 def reproduce(paper: str, data: pathlib.Path, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Compute a paper's numbers again from the tables in `data`; `tell` hears of long parts. BadInput for an unknown one."""
+    """A paper's numbers computed again from the tables in `data`; `tell` hears of long parts. BadInput if unknown."""
     if paper not in PAPERS:
         raise BadInput(f"paper {paper!r}: unknown{nearest(paper, PAPERS)}")
     return importlib.import_module(f"scalelab.laws.published.{paper}").reproduce(data, tell)

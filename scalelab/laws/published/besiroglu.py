@@ -1,7 +1,7 @@
 """Besiroglu, Erdil, Barnett & You 2024, "Chinchilla Scaling: A replication attempt" (arXiv 2404.10102).
 
-Values of the authors' notebook (epoch-research/analyzing-chinchilla, data_analysis.ipynb), which prints more digits than
-the paper. Data: the points of Hoffmann et al. 2022, fig. 4, read off by the authors.
+Values of the authors' notebook (epoch-research/analyzing-chinchilla, data_analysis.ipynb), which prints more digits
+than the paper. Data: the points of Hoffmann et al. 2022, fig. 4, read off by the authors.
 """
 
 import pathlib
@@ -34,8 +34,10 @@ INTERVAL_95 = {
 }  # fmt: skip
 EXPONENT_A, EXPONENT_A_SD, EXPONENT_A_WIDTH_80 = "0.513", "0.020", "0.051"
 LOG_LIKELIHOOD = {  # on the 240 points, on all 245
-    "fitted": ("879.77", "757.80"), "Hoffmann's unrounded": ("837.78", "714.43"), "Hoffmann's printed": ("562.25", "531.89"),
-}  # fmt: skip
+    "fitted": ("879.77", "757.80"),
+    "Hoffmann's unrounded": ("837.78", "714.43"),
+    "Hoffmann's printed": ("562.25", "531.89"),
+}
 LIKELIHOOD_RATIO, CHI_SQUARE = "84.0", "238.4"  # of Hoffmann's law against the fitted one; five degrees of freedom
 HOFFMANN = {  # Hoffmann et al. 2022: unrounded in the LaTeX source (logs of A, B, E: 6.0073404, 6.0179186, 0.5267228)
     "Hoffmann's unrounded": closed.Params(
@@ -182,10 +184,13 @@ def _logs(params: Mapping[str, float | np.ndarray]) -> np.ndarray:
 def _findings(best: Optimum, likely: Optimum, used: int, resamples: int) -> tuple[str, ...]:
     certificate = best.certificate
     return (
-        f"The Huber minimum is {best.value:.13e} ({certificate.agree} of {certificate.starts} starts agree); the notebook's "
+        f"The Huber minimum is {best.value:.13e} ({certificate.agree} of {certificate.starts} starts agree); the "
+        "notebook's "
         f"best of 4,500 starts stopped {float(GRID_HUBER) / best.value - 1:.1e} above it.",
-        f"Equation 4 prints E = {PAPER['E']}, the E of the Huber minimum ({best.params['E']:.4f}), among the maximum-likelihood "
+        f"Equation 4 prints E = {PAPER['E']}, the E of the Huber minimum ({best.params['E']:.4f}), among the "
+        "maximum-likelihood "
         f"values of the others, whose own E is {likely.params['E']:.4f}.",
-        f"The published standard errors are those of the Huber minimum over resamples, not of the likelihood that gave the "
+        "The published standard errors are those of the Huber minimum over resamples, not of the likelihood that "
+        "gave the "
         f"point estimates; {used} of {resamples} resamples converged.",
     )

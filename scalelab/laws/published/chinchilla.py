@@ -1,7 +1,7 @@
 """Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models" (Chinchilla, arXiv 2203.15556).
 
-Tables 2, 3, A3, A4 and A9, held against each other and against the points of figure 4 as Besiroglu et al. 2024 read them
-off. The training curves behind approach 1 were never published.
+Tables 2, 3, A3, A4 and A9, held against each other and against the points of figure 4 as Besiroglu et al. 2024 read
+them off. The training curves behind approach 1 were never published.
 """
 
 import pathlib
@@ -81,7 +81,7 @@ def _refit(data: pathlib.Path) -> list[Row]:
 
 
 def _table_2(data: pathlib.Path) -> list[Row]:
-    """The exponents: through the rows of tables 3 and A3, from the law's coefficients, and from IsoFLOPs of figure 4."""
+    """The exponents: through the rows of tables 3 and A3, from the law's coefficients, from IsoFLOPs of figure 4."""
     rows = []
     for approach, exponents in TABLE_2.items():
         C = np.log([_flops(approach, i) for i in range(len(SIZES))])
@@ -179,10 +179,13 @@ def _findings(rows: Sequence[Row], wrong: Sequence[str]) -> tuple[str, ...]:
     return (
         "Table A3, approach 3, 175B: 1.26e+24 is a misprint of 1.26e+25 (6ND, and its neighbours).",
         f"Rows whose C is not 6ND within rounding: {'; '.join(six_nd)}.",
-        f"Table A3's approach-3 columns do not follow from the published law: 0.4B is best at C = {small[0].ours:.3g} and "
+        "Table A3's approach-3 columns do not follow from the published law: 0.4B is best at C = "
+        f"{small[0].ours:.3g} and "
         f"D = {small[1].ours:.3g}, not {small[0].published:.3g} and {small[1].published:.3g}.",
-        "Table 2's interval of approach 3's a, 0.454 to 0.455, does not hold the 0.4565 of its own law; and of a fit to 240 points "
+        "Table 2's interval of approach 3's a, 0.454 to 0.455, does not hold the 0.4565 of its own law; and of a fit "
+        "to 240 points "
         "it is some twenty times too narrow (Besiroglu et al. 2024: standard error 0.02).",
-        f"Table A4's ratios leave out the embedding and final-logit terms that appendix F lists: with them the first is {with_ends:.2f}.",
+        "Table A4's ratios leave out the embedding and final-logit terms that appendix F lists: with them the first "
+        f"is {with_ends:.2f}.",
         f"Table A9: {len(wrong)} sizes are rounded up past the nearest million: {', '.join(wrong)}.",
     )

@@ -59,7 +59,8 @@ BY_HAND = {
     "kv_size, n_heads, n_layers",
     "porian/isoflop_points.csv": f"{_PORIAN}; one row an IsoFLOP point",
     "porian/optimal_pairs.csv": f"{_PORIAN}; one row a budget: flops, n, loss, n_star_std",
-    "gadre/runs.csv": "github.com/mlfoundations/scaling, exp_data/models/*.json with exp_data/evals/*.json: one row a run",
+    "gadre/runs.csv": "github.com/mlfoundations/scaling, exp_data/models/*.json with exp_data/evals/*.json: one row "
+    "a run",
     "datablations/runs_182_fit_set.csv": f"{_DATABLATIONS}; params, tokens_total, tokens_unique, val_loss",
 }
 

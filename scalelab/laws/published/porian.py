@@ -1,7 +1,7 @@
 """Porian et al. 2024, "Resolving Discrepancies in Compute-Optimal Scaling of Language Models" (arXiv 2406.19146).
 
-Fifteen exponents of N_opt ~ C^a, as stored by the authors (formll/resolving-scaling-law-discrepancies, data/*.pickle.xz at
-commit 859f146a): unweighted, weighted, and the 95 % interval. Data: the same files, converted.
+Fifteen exponents of N_opt ~ C^a, as stored by the authors (formll/resolving-scaling-law-discrepancies, data/*.pickle.xz
+at commit 859f146a): unweighted, weighted, and the 95 % interval. Data: the same files, converted.
 """
 
 import pathlib
@@ -66,7 +66,9 @@ LOSS_FLOPS = (1e16, 5e17)  # the authors fit L(C) strictly between these
 STORED = "stored optima: least squares of log n* on log C, weighted by 1 / std^2 of log n*"
 PLAIN = "IsoFLOP points: Akima minimum of log loss over log n at each budget, unweighted power law"
 NOISY = "IsoFLOP points: median Akima minimum of 1,000 noisy copies, weighted by 1 / std^2; constant seed noise"
-SATURATING = "L = E + A/C^alpha by Huber(1e-3) of log loss of the stored optima, 1e16 < C < 5e17; against the start of the search"
+SATURATING = (
+    "L = E + A/C^alpha by Huber(1e-3) of log loss of the stored optima, 1e16 < C < 5e17; beside the search's start"
+)
 
 
 def own(lines: list[Line], experiment: Stored) -> list[Line]:
@@ -124,7 +126,7 @@ def _isoflop_rows(lines: list[Line], experiment: Stored) -> list[Row]:
 
 
 def saturating(lines: list[Line]) -> tuple[float, float, dict[str, float]]:
-    """(objective at the minimum, at the better of the two stored starts, parameters) of L(C) through the stored optima."""
+    """(objective at the minimum, at the better of the two stored starts, parameters) of L(C) of the stored optima."""
     C, loss = tables.numbers(lines, "flops", "loss")
     kept = (LOSS_FLOPS[0] < C) & (LOSS_FLOPS[1] > C)
     posed = problem(forms.LAWS["saturating"], {"C": C}, loss, huber_log())
@@ -143,12 +145,16 @@ def _findings(
     parabola = [_parabola(own(points, experiment)) for experiment in EXPERIMENTS]
     worst = int(np.argmax([abs(a - float(e.unweighted)) for a, e in zip(parabola, EXPERIMENTS, strict=True)]))
     return (
-        f"Nine of the fifteen stored weighted L(C) fits are A = {STUCK_A:.2f} = e^5, E = {STUCK_E[0]} or {STUCK_E[1]:.4f}, "
-        f"alpha = {STUCK_ALPHA}: the start of the search. Whichever nine they are, the minimum lies elsewhere: there the objective "
+        f"Nine of the fifteen stored weighted L(C) fits are A = {STUCK_A:.2f} = e^5, E = {STUCK_E[0]} or "
+        f"{STUCK_E[1]:.4f}, "
+        f"alpha = {STUCK_ALPHA}: the start of the search. Whichever nine they are, the minimum lies elsewhere: there "
+        "the objective "
         f"is {min(times):.0f} to {max(times):.0f} times that of the minimum, whose alpha is {min(exponents):.3f} to "
         f"{max(exponents):.3f}. (1/std^2 was given where a standard deviation belongs.)",
-        "The stored spreads and intervals are those of a constant seed noise of .002 nats (RefinedWeb) and .01 (OpenWebText2): the "
-        "code compares the logarithm of the loss with thresholds of 3 and 6 nats, which none reaches, so the rise to .1 never acts.",
+        "The stored spreads and intervals are those of a constant seed noise of .002 nats (RefinedWeb) and .01 "
+        "(OpenWebText2): the "
+        "code compares the logarithm of the loss with thresholds of 3 and 6 nats, which none reaches, so the rise to "
+        ".1 never acts.",
         f"On these wide profiles a parabola finds a = {parabola[worst]:.3f} where Akima's interpolant finds "
         f"{EXPERIMENTS[worst].unweighted} ({EXPERIMENTS[worst].name}).",
     )

@@ -1,4 +1,4 @@
-"""What one published number comes to when it is computed again: the rows of `scalelab reproduce`, and how they are judged.
+"""What one published number comes to when it is computed again: the rows of `scalelab reproduce`, and their verdicts.
 
 Published values are written as they were printed: the digits say how exactly a number is known.
 """
