@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scalelab.laws.published.verdict import Report, Row
 
 SPEAK_EVERY_S = 2.0
-NAME_WIDTH = 76
+NAME_WIDTH = 84
 
 
 def main(argv: list[str]) -> int:

@@ -50,9 +50,7 @@ LAW = law_of(forms.chinchilla)
 
 HUBER = "240 points (all but the five largest losses), D = C / 6N; sum of Huber(1e-3) of log loss; global minimum"
 LIKELIHOOD = "the same points; Huber density of log-loss residuals / sigma, delta 1e-3, sigma free: maximum likelihood"
-BOOTSTRAP = (
-    "4,000 resamples as numpy.random.seed(42), choice(240, 240) draws them; Huber(1e-3) minimum of each; their std"
-)
+BOOTSTRAP = "4,000 resamples as numpy.random.seed(42), choice(240, 240) draws them; Huber(1e-3) minimum of each; std, percentiles"
 
 
 class Points(NamedTuple):
