@@ -33,7 +33,9 @@ def lines(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> list[str]:
         said.append(exclusions(fitted.excluded))
     if table.left_out:
         said.append(f"left out by --where {' and '.join(map(repr, where))}: {table.left_out} rows")
-    said += [f"design: {finding.text}{_who(finding, fitted)}" for finding in fitted.design]
+    said += [
+        f"design: {finding.text}{_who(finding, fitted)}" for finding in fitted.design if finding.kind != "excluded"
+    ]
     said += [f"WARNING: {text}" for text in block["warnings"]]
     for decision in fitted.decisions:
         said += _decision(decision, fitted)
@@ -110,7 +112,7 @@ def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
         rows.append(
             [
                 name,
-                f"{value:.5g}" if sure else "-",
+                f"{value:.{_digits(value, profile)}g}" if sure else "-",
                 span(block["intervals"].get(name), digits),
                 span(block["intervals_bca"].get(name), digits),
                 _verdict(profile),
@@ -121,6 +123,15 @@ def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
         meaning = {"a": "N_opt ~ C^a", "b": "D_opt ~ C^b"}[name]
         rows.append([name, f"{value:.4g}", span(block["intervals"].get(name)), "", meaning, ""])
     return aligned(rows if block["intervals"] else [[*row[:2], *row[4:]] for row in rows])
+
+
+def _digits(value: float, profile: Profile | None) -> int:
+    """Two to five: as many as the width of the parameter's interval leaves any sense in."""
+    low, high = profile.interval if profile else (value, value)
+    if low is None or high is None or not value:
+        return 2
+    width = abs((high - low) / value)
+    return 2 + (width < 1) + (width < 0.3) + (width < 0.1)
 
 
 def _verdict(profile: Profile | None) -> str:

@@ -183,15 +183,14 @@ def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: Profile) -> lis
     ax.axvspan(max(low, shown[0]), min(high, shown[1]), color=ACCENT, alpha=0.10, lw=0)
     known = profile.verdict == "identified"
     ax.plot(best, 0.0, **STAR, color=ACCENT if known else "white")
-    if len(resamples):
-        _bars(ax, resamples, shown, log)
+    bars = _bars(ax, resamples, shown, log) if len(resamples) else []
     ax.set(xlim=shown, ylim=(-0.06 * TALL * end, TALL * end) if end > 0 else None)
     ax.set_title(f"{name}: {profile.verdict}", color=INK if known else ACCENT)
     if log:
         log_axis(ax)
     rows = [{"kind": "profile", "parameter": name, "value": value, "objective": at, "threshold": profile.threshold}
             for value, at in zip(values, objective, strict=True)]  # fmt: skip
-    return rows + [{"kind": "resample", "parameter": name, "value": value} for value in resamples]
+    return rows + [{"kind": "resamples", "parameter": name, **bar} for bar in bars]
 
 
 def _window(
@@ -211,8 +210,8 @@ def _window(
     return (float(low), float(high)) if low < high else (float(low) - 1e-3, float(high) + 1e-3)
 
 
-def _bars(ax: Axes, values: np.ndarray, shown: tuple[float, float], log: bool) -> None:
-    """A histogram of the resamples behind the curve, on an axis of its own."""
+def _bars(ax: Axes, values: np.ndarray, shown: tuple[float, float], log: bool) -> list[dict[str, Any]]:
+    """A histogram of the resamples behind the curve, on an axis of its own; returns its bars."""
     edges = np.geomspace(*shown, BINS + 1) if log else np.linspace(*shown, BINS + 1)
     counts, _ = np.histogram(values, edges)
     behind = ax.twinx()
@@ -222,6 +221,7 @@ def _bars(ax: Axes, values: np.ndarray, shown: tuple[float, float], log: bool) -
     behind.grid(False)
     ax.set_zorder(behind.get_zorder() + 1)
     ax.patch.set_visible(False)
+    return [{"low": low, "high": high, "count": n} for low, high, n in zip(edges, edges[1:], counts, strict=False)]
 
 
 @styled
