@@ -18,6 +18,7 @@ from scalelab.laws.problem import Problem
 from scalelab.laws.uncertainty import Bootstrap, predict, quantiles
 
 SIZES = 400  # of log N, where no closed form is known
+BELOW = (-10.0, 1.0, 60)  # of log N about the best size of a larger budget
 SPAN = 1e4  # times around sqrt(C / k): D/N from 1e-8 to 1e8
 
 
@@ -34,7 +35,8 @@ class Decision:
     """How to spend C = k N D FLOPs, with intervals; `loss` is that of one run at the point estimate of N and D.
 
     `waste`: the share of C that choosing the point estimate wastes if a resampled law is the true one; `value` is its mean,
-    `high` what the worst (1 - level) / 2 of them exceed.
+    `high` what the worst (1 - level) / 2 of them exceed. Resamples whose law has no best size count in N and D (as 0 or
+    infinite), not in the waste.
     """
 
     C: float
@@ -55,7 +57,7 @@ class Decision:
 
 
 def optimal_size(law: Law, params: Mapping[str, Any], C: float, k: float, held: Mapping[str, float]) -> np.ndarray:
-    """The N of least loss where C = k N D, for parameters [R]: [R]. nan where it is at the edge of what is tried.
+    """The N of least loss where C = k N D, for parameters [R]: [R]. 0 or infinite where it is at the edge of what is tried.
 
     Chinchilla's is in closed form; any other law of N and D is minimised over a grid with a parabola at its lowest point.
     """
@@ -64,17 +66,31 @@ def optimal_size(law: Law, params: Mapping[str, Any], C: float, k: float, held: 
         return closed.optimum(closed.Params(**arrays), C, k).N
     log_n = 0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES)
     loss = losses(law, {name: value[:, None] for name, value in arrays.items()}, np.exp(log_n), C, k, held)
-    at = np.nanargmin(np.where(np.isfinite(loss), loss, np.inf), axis=1)
-    inside = (at > 0) & (at < SIZES - 1)
-    middle = np.clip(at, 1, SIZES - 2)
+    return np.exp(_lowest(np.broadcast_to(log_n, loss.shape), loss))
+
+
+def _lowest(log_n: np.ndarray, loss: np.ndarray) -> np.ndarray:
+    """The place of each row's minimum [R], by a parabola through the lowest of evenly spaced log_n [R, S] and its two
+
+    neighbours; -inf or inf where the lowest is the first or the last.
+    """
+    last = loss.shape[1] - 1
+    at = np.where(np.isfinite(loss), loss, np.inf).argmin(axis=1)
+    middle = np.clip(at, 1, last - 1)
     left, here, right = (np.take_along_axis(loss, (middle + i)[:, None], axis=1)[:, 0] for i in (-1, 0, 1))
     bend = left - 2 * here + right
     shift = np.where(bend > 0, 0.5 * (left - right) / np.where(bend > 0, bend, 1.0), 0.0)
-    return np.where(inside, np.exp(log_n[middle] + shift * (log_n[1] - log_n[0])), np.nan)
+    place = np.take_along_axis(log_n, middle[:, None], axis=1)[:, 0] + shift * (log_n[:, 1] - log_n[:, 0])
+    return np.select([at == 0, at == last], [-np.inf, np.inf], place)
 
 
 def losses(
-    law: Law, params: Mapping[str, np.ndarray], N: np.ndarray, C: float | np.ndarray, k: float, held: Mapping[str, float]
+    law: Law,
+    params: Mapping[str, np.ndarray],
+    N: np.ndarray,
+    C: float | np.ndarray,
+    k: float,
+    held: Mapping[str, float],
 ) -> np.ndarray:
     """The law at size N and D = C / (k N), other columns held."""
     return law({**held, "N": N, "D": C / (k * N), "C": C + 0 * N, "M": C / (k * N * N)}, params)
@@ -98,19 +114,27 @@ def decide(
         raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
     point = float(optimal_size(law, best.params, C, k, held)[0])
     if not (np.isfinite(point) and point > 0):
-        raise FitError(f"the law has no compute-optimal size at {C:.3g} FLOPs: its loss falls to the edge of what is tried")
+        raise FitError(
+            f"the law has no compute-optimal size at {C:.3g} FLOPs: its loss falls to the edge of what is tried"
+        )
     spread = optimal_size(law, boot.params, C, k, held)
     tokens = C / (k * point)
     loss = predict(problem, best, boot, {**held, "N": point, "D": tokens, "C": C, "M": tokens / point}, level)
-    wasted = waste(law, boot.params, point, spread, C, k, held)
+    sound = np.isfinite(spread) & (spread > 0)
+    if not sound.any():
+        raise FitError(f"no resample has a compute-optimal size at {C:.3g} FLOPs: the runs don't determine one")
+    sounder = {name: values[sound] for name, values in boot.params.items()}
+    wasted = waste(law, sounder, point, spread[sound], C, k, held)
+    with np.errstate(divide="ignore"):
+        tokens_spread, ratio_spread = C / (k * spread), C / (k * spread**2)
     return Decision(
         C=C,
         k=k,
         N=Interval(point, *quantiles(spread, level)),
-        D=Interval(tokens, *quantiles(C / (k * spread), level)),
-        tokens_per_param=Interval(tokens / point, *quantiles(C / (k * spread**2), level)),
+        D=Interval(tokens, *quantiles(tokens_spread, level)),
+        tokens_per_param=Interval(tokens / point, *quantiles(ratio_spread, level)),
         loss=Interval(loss.loss, loss.low, loss.high),
-        waste=Interval(float(np.nanmean(wasted)), *quantiles(wasted, level)),
+        waste=Interval(float(np.mean(wasted)), *quantiles(wasted, level)),
         level=level,
     )
 
@@ -137,10 +161,10 @@ def waste(
 def _own_best(
     law: Law, params: Mapping[str, np.ndarray], C: np.ndarray, near: np.ndarray, k: float, held: Mapping[str, float]
 ) -> np.ndarray:
-    """Each law's best size at its own budget C [R]: closed form, else the lowest of sizes around `near` x the same D/N."""
+    """Each law's best size at its own budget C [R]: closed form, else sought below `near`, the size of a larger budget."""
     if law.function is forms.chinchilla:
         return closed.optimum(closed.Params(**params), C, k).N
-    first = near[:, None] * np.geomspace(1e-3, 3.0, 60)
+    log_n = np.log(near)[:, None] + np.linspace(*BELOW)
     arrays = {name: np.asarray(value)[:, None] for name, value in params.items()}
-    at = losses(law, arrays, first, C[:, None], k, held).argmin(axis=1)
-    return np.take_along_axis(first, at[:, None], axis=1)[:, 0]
+    lowest = _lowest(log_n, losses(law, arrays, np.exp(log_n), C[:, None], k, held))
+    return np.exp(np.clip(lowest, log_n[:, 0], log_n[:, -1]))

@@ -39,7 +39,8 @@ def slope(posed: Problem, best: Optimum, of: Callable[[Params], np.ndarray]) -> 
     params = posed.to_params(np.concatenate([best.x + np.diag(steps), best.x - np.diag(steps)]))
     up, down = np.split(np.asarray(of({name: value[:, None] for name, value in params.items()})), 2)
     free = (best.x > posed.lower) & (best.x < posed.upper)
-    return (up - down) / (2 * steps[:, None]) * free[:, None]
+    with np.errstate(invalid="ignore"):  # no best size: infinite, or zero, on both sides
+        return (up - down) / (2 * steps[:, None]) * free[:, None]
 
 
 def sensitivity(posed: Problem, best: Optimum, columns: Mapping[str, np.ndarray]) -> np.ndarray:
