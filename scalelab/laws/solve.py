@@ -91,6 +91,8 @@ def descend(
     at the end, where Huber's kinks make IRLS crawl), each with a damping of its own, and takes the lower one. Both obey
     the bounds ([R, K] here, else the problem's own). Problems leave the batch as they converge.
     """
+    if not len(start):
+        return Solutions(start, np.empty(0), np.empty(0, bool))
     lower = np.broadcast_to(problem.lower if lower is None else lower, start.shape)
     upper = np.broadcast_to(problem.upper if upper is None else upper, start.shape)
     x = np.clip(start, lower, upper)
