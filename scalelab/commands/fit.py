@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     """Fit, print what was found (or its JSON), and return 0; 1 where the optimiser can't vouch for its optimum."""
     arguments = _parser().parse_args(argv)
     _refuse_idle(arguments)
+    _refuse_places(arguments)
     from scalelab.commands import fitlaw, fitsplit
     from scalelab.laws.optimum import FitError
 
@@ -130,3 +131,13 @@ def _refuse_idle(arguments: Any) -> None:
     for name in IDLE[arguments.approach]:
         if getattr(arguments, name):
             raise BadInput(f"--{name.replace('_', '-')} means nothing to --approach={arguments.approach}: leave it out")
+
+
+def _refuse_places(arguments: Any) -> None:
+    """BadInput where results could not be written, before anything is computed."""
+    if arguments.json not in (None, "-") and not pathlib.Path(arguments.json).absolute().parent.is_dir():
+        raise BadInput(f"--json={arguments.json}: there is no folder {str(pathlib.Path(arguments.json).parent)!r}")
+    for option in ("plot", "forks"):
+        folder = getattr(arguments, option)
+        if folder and os.path.exists(folder) and not os.path.isdir(folder):
+            raise BadInput(f"--{option}={folder} is a file; it must be a folder, or a name for a new one")

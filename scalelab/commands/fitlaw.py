@@ -10,6 +10,7 @@ from scalelab.laws import law as law_lib
 from scalelab.laws.fit import LEVEL, Fitted
 from scalelab.laws.study import fit_study
 from scalelab.laws.table import Table, fields_of, parse_columns
+from scalelab.laws.uncertainty import predict
 
 SHARE_HELD = 5  # a tournament without --holdout holds out a fifth of the rows
 
@@ -26,7 +27,7 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     fitted = fit_study(
         table.rows, law, arguments.n or "total", arguments.drop_top_loss, arguments.cluster,
         objective=arguments.objective or "huber_log", delta=arguments.delta, bootstrap=arguments.bootstrap,
-        seed=arguments.seed, target_flops=arguments.target_flops, holdout=arguments.holdout or 0,
+        seed=arguments.seed, target_flops=() if law.columns == ("C",) else arguments.target_flops, holdout=arguments.holdout or 0,
         level=arguments.level or LEVEL, held=arguments.at,
     )  # fmt: skip
     fitted = dataclasses.replace(fitted, n_convention=table.n_convention)
@@ -45,6 +46,8 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
 def _more(arguments: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[str], Any]]:
     """What was asked for beyond the fit: {JSON key: (lines, block)}."""
     parts = {}
+    if arguments.target_flops and fitted.law.columns == ("C",):
+        parts["predictions"] = _predictions(arguments, fitted)
     if arguments.tournament:
         parts["tournament"] = _tournament(arguments, fitted)
     if arguments.next is not None:
@@ -55,6 +58,18 @@ def _more(arguments: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[
         paths = write_figures(arguments.plot, fitted, arguments.at or {})
         parts["figures"] = (["", *(f"wrote {path}" for path in paths)], paths)
     return parts
+
+
+def _predictions(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
+    """A law of C alone splits no budget, but it says what a run of that budget reaches."""
+    if not all(0 < C < float("inf") for C in arguments.target_flops):
+        raise BadInput(f"--target-flops={arguments.target_flops}: a budget is a positive number of FLOPs")
+    assert fitted.bootstrap  # run() has refused targets without resamples
+    found = {
+        f"{C:g}": predict(fitted.problem, fitted.best, fitted.bootstrap, {"C": C}, fitted.level)
+        for C in arguments.target_flops
+    }
+    return fittext.predictions(found, fitted), {C: dataclasses.asdict(each) for C, each in found.items()}
 
 
 def _tournament(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:

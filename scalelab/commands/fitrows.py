@@ -1,5 +1,6 @@
 """The rows of `scalelab fit`, from folders of runs and tables, mixed as the user likes. (The laws know no run folders.)"""
 
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ def read_sources(
     if n_convention and "N" in columns:
         raise BadInput(f"--n={n_convention} and --columns=N={columns['N']} both say what N is: give one")
     for source in sources:
-        if not pathlib.Path(source).exists():
+        if not os.path.exists(source):
             raise BadInput(f"no file or folder {source!r}")
     if columns and all(pathlib.Path(source).is_dir() for source in sources):
         raise BadInput(f"--columns is for tables, and {sources[0]!r} is a folder: choose N by --n")

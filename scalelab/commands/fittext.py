@@ -10,6 +10,7 @@ from scalelab.laws.holdout import Holdout
 from scalelab.laws.profile import Profile
 from scalelab.laws.table import Table
 from scalelab.laws.tournament import Entry
+from scalelab.laws.uncertainty import Prediction
 
 SHOWN = 12  # names of rows in one line
 UNITS = {"loss": "nats/token"}
@@ -193,6 +194,13 @@ def _holdout(held: Holdout, fitted: Fitted) -> list[str]:
         f"(of the fitted rows {held.in_sample_mape:.2%})"
     )
     return ["", head, *aligned(rows), *more]
+
+
+def predictions(found: Mapping[str, Prediction], fitted: Fitted) -> list[str]:
+    """What one run of each budget is predicted to reach."""
+    rows = [["C", fitted.law.target, f"{fitted.level:.0%}, one run"]]
+    rows += [[C, f"{each.loss:.4g}", span((each.low, each.high))] for C, each in found.items()]
+    return ["", *aligned(rows)]
 
 
 def tournament(entries: Sequence[Entry], count: int) -> list[str]:

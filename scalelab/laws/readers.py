@@ -28,6 +28,8 @@ def read_lines(path: pathlib.Path) -> list[Line]:
         lines = READERS[path.suffix](path)
     except UnicodeDecodeError:
         raise BadInput(f"{str(path)!r} is not text (UTF-8): it doesn't look like a {path.suffix} table") from None
+    except OSError as error:
+        raise BadInput(f"{str(path)!r} can't be read: {error.strerror or error}") from None
     if not lines:
         raise BadInput(f"{path} holds no rows")
     return lines

@@ -14,9 +14,11 @@ from pyarrow import parquet
 
 from scalelab import config, records
 from scalelab.__main__ import main
+from scalelab.commands import fittext
 from scalelab.laws import forms
 from scalelab.laws.closed import loss_at, optimum
 from scalelab.laws.forms import LAWS
+from scalelab.laws.profile import Profile
 from scalelab.laws.study import fit_study
 from tests.laws.examples import QUICKSTART_LIKE, data_file, published, study
 
@@ -157,6 +159,9 @@ def test_besiroglus_law_from_the_command_line(capsys):
         (["{folder}", "--approach=2", "--method=akimo"], "did you mean 'akima'"),
         (["{folder}", "--approach=1"], "no finished run with evaluations"),
         (["{table}", "{folder}/nothing.csv"], "no file or folder"),
+        (["x" * 5000], "no file or folder"),
+        (["{table}", "--json={folder}/no/such.json"], "there is no folder"),
+        (["{table}", "--plot={table}"], "is a file; it must be a folder"),
     ],
 )
 def test_mistakes_end_with_2_and_one_line(capsys, table, study_folder, argv, said):
@@ -246,6 +251,16 @@ def test_laws_of_other_columns(capsys, tmp_path):
     found = answer(capsys, tmp_path / "t.csv", *command)
     assert found["params"] == pytest.approx({"epsilon": 0.85, "k": 2.08, "gamma": 0.756}, rel=1e-5)
     assert main(["fit", str(tmp_path / "t.csv"), *command, "--target-flops=1"]) == 2
+
+
+def test_a_law_of_compute_alone_predicts_the_loss_of_a_budget(capsys, tmp_path):
+    C = np.geomspace(1e16, 1e20, 12)
+    noise = 1 + 0.002 * np.random.default_rng(0).standard_normal(12)
+    rows = "".join(f"{c},{y}\n" for c, y in zip(C, (1.5 + 1500 * C**-0.155) * noise, strict=True))
+    (tmp_path / "t.csv").write_text("flops,loss\n" + rows)
+    command = ["--law=saturating", "--columns=C=flops", "--target-flops=1e21", "--bootstrap=60"]
+    found = answer(capsys, tmp_path / "t.csv", *command)["predictions"]["1e+21"]
+    assert found["low"] < 1.5 + 1500 * 1e21**-0.155 < found["high"] and found["high"] / found["low"] < 1.05
 
 
 def test_a_law_of_ones_own_stands_beside_the_user(tmp_path, table):
@@ -338,3 +353,14 @@ def test_plot_writes_png_pdf_and_csv(capsys, table, tmp_path):
     paths = answer(capsys, table, *command)["figures"]
     names = {f"{name}.{kind}" for name in ("fit", "profiles", "decision") for kind in ("png", "pdf", "csv")}
     assert names == {path.rpartition("/")[2] for path in paths} and all(os.path.getsize(path) for path in paths)
+
+
+def test_intervals_are_said_in_words_where_they_are_open():
+    ends = [(0.31234, 0.4), (None, 5.0), (5.0, None), (None, None), None]
+    assert [fittext.span(each) for each in ends] == ["0.3123 to 0.4", "5 or less", "5 or more", "anything", ""]
+
+
+@pytest.mark.parametrize(("interval", "digits"), [((0.99, 1.01), 5), ((0.9, 1.1), 4), ((0.8, 1.3), 3), ((0.1, 9), 2)])
+def test_a_wide_interval_leaves_few_digits(interval, digits):
+    profile = Profile("identified", interval, np.ones(1), np.ones(1), 1.0)
+    assert fittext._digits(1.0, profile) == digits
