@@ -201,7 +201,7 @@ def test_two_gigabytes_are_refused_at_once(tmp_path):
     assert ended.returncode == 2 and "has 2.00 GiB" in ended.stderr and ended.stderr.count("\n") == 1
 
 
-def test_help_lists_every_law_without_importing_one():
+def test_help_and_page_list_every_law_and_help_imports_none():
     code = (
         "import sys; from scalelab.__main__ import main\n"
         "try: main(['fit', '--help'])\n"
@@ -209,8 +209,10 @@ def test_help_lists_every_law_without_importing_one():
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.endswith("[]\n")
+    page = (pathlib.Path(__file__).parents[2] / "scalelab" / "laws" / "README.md").read_text()
     for law in LAWS.values():
         assert any(line.split() == [law.name, *law.equation.split()] for line in said.splitlines()), law.name
+        assert f"| `{law.name}` | {', '.join(law.columns)} -> {law.target} |" in page, law.name
 
 
 def test_a_fit_that_cannot_be_vouched_for_ends_with_1(capsys, tmp_path):
@@ -241,6 +243,13 @@ def test_sources_add_up_and_subsets_divide(capsys, table, study_folder):
     rows = records.read_runs(study_folder)
     assert large["n_rows"] == 15  # three budgets of four
     assert large["left_out_by_where"] == sum(not row["C"] > 2e11 for row in rows)
+
+
+def test_rows_of_one_cluster_are_resampled_together(capsys, study_folder):
+    alone = answer(capsys, study_folder, "--bootstrap=60")
+    together = answer(capsys, study_folder, "--bootstrap=60", "--cluster=C_6ND")
+    assert together["params"] == alone["params"] and together["intervals"] != alone["intervals"]
+    assert together["bootstrap"]["noise_rms"] > alone["bootstrap"]["noise_rms"]  # a whole budget is left out at once
 
 
 def test_laws_of_other_columns(capsys, tmp_path):

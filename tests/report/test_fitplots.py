@@ -49,6 +49,8 @@ def test_the_decision_is_the_closed_form_and_its_band_holds_it(drawn, fitted):
     C, N, low, high, D = of_kind(drawn[0] / "decision.csv", "best split", "C", "N", "N_low", "N_high", "D")
     assert pytest.approx(optimum(Params(**fitted.params), C).N) == N and pytest.approx(C / 6) == N * D
     assert (low < high).all() and (low < N * 1.05).all() and (high * 1.05 > N).all() and C.max() >= 10 * 4e12
+    D_low, D_high = of_kind(drawn[0] / "decision.csv", "best split", "D_low", "D_high")
+    assert pytest.approx(C / 6) == low * D_high and pytest.approx(C / 6) == high * D_low
     ((at,), (best,)) = of_kind(drawn[0] / "decision.csv", "target", "C", "N")
     assert (at, best) == (4e12, pytest.approx(fitted.decisions[0].N.value))
 
