@@ -34,6 +34,14 @@ def test_the_size_that_is_searched_is_that_of_the_closed_form(law, C):
     assert found[0] == pytest.approx(float(closed.optimum(law, C).N), rel=1e-3)
 
 
+@pytest.mark.parametrize(("dead", "size"), [("A", 0.0), ("B", np.inf)])
+def test_a_law_without_one_of_its_terms_has_no_best_size(dead, size):
+    """A grid searched over ends at its edge, and says so; so does the closed form."""
+    law = LAWS[0]._replace(**{dead: 0.0})
+    assert decision.optimal_size(*generic(law), 1e22, 6.0, {})[0] == size
+    assert float(closed.optimum(law, 1e22).N) == size
+
+
 def test_a_law_with_exponent_gamma_has_the_optimum_of_a_numerical_search():
     law = forms.LAWS["chinchilla_gamma"]
     params = {"E": 1.6, "A": 900.0, "B": 1200.0, "alpha": 0.42, "beta": 0.33, "gamma": 0.7}

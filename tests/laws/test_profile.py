@@ -89,6 +89,24 @@ def test_data_that_never_vary_leave_their_term_open():
     assert verdicts["E"] != "identified"
 
 
+@pytest.mark.parametrize(
+    ("how", "value", "interval", "verdict"),
+    [
+        ("direct", 0.3, (0.2, 0.5), "identified"),
+        ("log", 15.0, (2.0, 190.0), "identified"),
+        ("log", 15.0, (1.0, 190.0), "not identified"),  # both ends known, two orders of magnitude apart
+        ("direct", 0.3, (0.05, 0.6), "not identified"),
+        ("linear", 0.0, (None, 0.4), "one-sided"),
+        ("linear", 0.5, (None, 0.9), "one-sided"),
+        ("log", 15.0, (6.0, None), "one-sided"),
+        ("log", 95.0, (7.0, None), "not identified"),  # the end is far from the best value: it says little
+        ("log", 95.0, (None, None), "not identified"),
+    ],
+)
+def test_verdicts(how, value, interval, verdict):
+    assert profile._verdict(how, value, interval) == verdict
+
+
 def muennighoff():
     with data_file("datablations/runs_182_fit_set.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -171,3 +189,11 @@ def test_the_run_that_tightens_most_is_found_by_trying_them_all():
     ]
     low, high = found["alpha"].interval
     assert proposed <= 1.05 * min(others) and proposed < 0.9 * (high - low)
+
+
+def test_the_tightening_run_is_costed_as_the_users_runs_are():
+    N, D, loss = study(QUICKSTART_LIKE, 0.002)
+    fitted = fit({"N": N, "D": D, "C": 12 * N * D, "loss": loss}, bootstrap=0)
+    for name, each in fitted.to_json()["identifiability"].items():
+        run = each["tighten"]
+        assert run["C"] == pytest.approx(12 * run["N"] * run["D"]), name
