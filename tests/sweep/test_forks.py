@@ -6,7 +6,7 @@ from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.sweep import forks, ladder, trials
 
-GRID = '''
+GRID = """
 from configs import tiny
 
 def get_config():
@@ -14,7 +14,7 @@ def get_config():
 
 def sweep(h):
     return h.product([h.sweep("model.d_model", [32, 48]), h.sweep("train.steps", [200, 400]), h.sweep("optim.peak_lr", [1e-2])])
-'''
+"""
 
 
 @pytest.fixture
