@@ -1,7 +1,8 @@
-"""python -m experiments.benchmarks [--only=step|packing|startup] [--rounds=N] [--json[=PATH]]
+"""python -m experiments.benchmarks [--only=step|packing|startup|laws] [--rounds=N] [--json[=PATH]]
 
 How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
-does the same arithmetic, eight packed trials over a bare loop, a warm start over a cold one. About five minutes on two
+does the same arithmetic, eight packed trials over a bare loop, a warm start over a cold one; fits and
+their resamples over scipy's, in CPU seconds of one core. About seven minutes on two
 CPU cores; leave the machine alone meanwhile.
 """
 
@@ -15,14 +16,14 @@ from rich.table import Table
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 
-PARTS = ("step", "packing", "startup")
+PARTS = ("step", "packing", "startup", "laws")
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0, or 2 for bad input."""
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.benchmarks"
-    parser.add_argument("--only", help="one part: step, packing or startup")
+    parser.add_argument("--only", help=f"one part: {', '.join(PARTS)}")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each contender")
     try:
         options = parser.parse_args(argv)
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
     except BadInput as mistake:
         print(f"benchmarks: {mistake}", file=sys.stderr)
         return 2
-    from experiments.benchmarks import packing, startup, step, timing
+    from experiments.benchmarks import laws, packing, startup, step, timing
 
     result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # of what takes half a minute a round
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> int:
         "step": lambda: step.rows(options.rounds),
         "packing": lambda: packing.measure(few),
         "startup": lambda: startup.measure(few),
+        "laws": lambda: laws.measure(options.rounds),
     }
     for name in [options.only] if options.only else PARTS:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
@@ -90,7 +92,25 @@ def show(result: dict[str, Any]) -> None:
             _ratio(row),
             "at most 0.60",
         )
+    for what, ours, against, value, goal in laws_rows(result["laws"]) if "laws" in result else ():
+        table.add_row(what, ours, against, value, goal)
     Console(width=160).print(table)
+
+
+def laws_rows(row: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
+    """CPU seconds; the references are samples, extrapolated."""
+    grown, starts, draws = row["growth"], row["sampled_starts"], row["sampled_resamples"]
+    above = row["scipy_median_excess"]
+    return [
+        ("exact fit, 240 points", f"{row['fit_s'] * 1e3:.0f} ms", f"scipy, 4,500 starts ({starts} run): {row['grid_s']:.0f} s",
+         f"{row['fit_ratio']:,.0f}", "at least 1,000"),
+        ("4,000 resamples", f"{row['bootstrap_s']:.1f} s",
+         f"scipy, one start ({draws} run), {above:.1%} too high: {row['scipy_bootstrap_s']:.1f} s",
+         f"{row['scipy_ratio']:.1f}", "at least 10"),
+        ("", "", f"the same, converged: {row['tight_bootstrap_s']:.0f} s", f"{row['tight_ratio']:.0f}", "at least 10"),
+        ("10 x the resamples, the rows", "", "", f"{grown['resamples_10x']:.1f}, {grown['rows_10x']:.1f}", "about 10, no more"),
+        ("first fit of a new process", f"{row['fresh_s']:.1f} s", "", "", "under 5 s"),
+    ]  # fmt: skip
 
 
 def _ratio(row: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ class Objective:
 
     def side(self, r: Any) -> Any:
         """The multiplier of each residual's penalty."""
-        return np.where(r > 0, self.overestimate, 1.0)
+        return 1.0 if self.overestimate == 1.0 else np.where(r > 0, self.overestimate, 1.0)
 
     def penalty(self, r: np.ndarray) -> np.ndarray:
         """Huber's function: r^2/2 up to delta, then delta (|r| - delta/2) (Huber 1964); times the side's multiplier."""

@@ -18,7 +18,8 @@ from scalelab.laws.optimum import FitError, Optimum
 from scalelab.laws.problem import Columns, Problem
 
 RESTARTS, RESTART_SPREAD = 5, 64  # each resample also starts from its own best seed, not only from the fit
-BATCH = 1_000_000  # resamples x runs fitted at once: some hundred MB
+FALL_STEPS = 4  # where on the way from that seed to the fit the objective is looked at
+BATCH = 60_000  # resamples x runs fitted at once: what a processor's cache holds
 MAX_FOLDS = 200  # left-out refits: beyond this many runs, folds of several runs
 FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
 MIN_SIZES = {"N": 3, "D": 3, "C": 3}  # a power law with an offset needs three values; of any other column, two
@@ -69,9 +70,16 @@ class Bootstrap:
 
 
 def refit(problem: Problem, weights: np.ndarray, warm: np.ndarray) -> solve.Solutions:
-    """Fit each row of weights [R, P], from `warm` x [K] and from the row's own best seed; the lower one counts."""
+    """Fit each row of weights [R, P], from `warm` x [K] and from the row's own best seed; the lower one counts.
+
+    Where the first batch's own seeds lead nowhere lower than `warm` did, a later one is not followed if the objective falls
+    all the way straight from it to the solution that `warm` gave: it lies in the same basin.
+    """
     rows = max(1, BATCH // weights.shape[1])
-    parts = [_refit(problem, weights[i : i + rows], warm) for i in range(0, max(len(weights), 1), rows)]
+    found, led = _refit(problem, weights[:rows], warm, every=True)
+    parts = [found]
+    for i in range(rows, len(weights), rows):
+        parts.append(_refit(problem, weights[i : i + rows], warm, every=led > 0)[0])
     return solve.Solutions(*(np.concatenate(found) for found in zip(*map(_fields, parts), strict=True)))
 
 
@@ -79,17 +87,39 @@ def _fields(found: solve.Solutions) -> tuple[np.ndarray, ...]:
     return found.x, found.objective, found.converged
 
 
-def _refit(problem: Problem, weights: np.ndarray, warm: np.ndarray) -> solve.Solutions:
-    seeds = solve.project(problem, weights, optimum.start_points(problem, RESTARTS, RESTART_SPREAD))
-    values = np.stack([problem.value(seeds[:, g], weights) for g in range(seeds.shape[1])], axis=1)
-    own = seeds[np.arange(len(seeds)), values.argmin(axis=1)]
-    first, second = (solve.descend(problem, start, weights) for start in (np.broadcast_to(warm, own.shape), own))
-    better = second.objective < first.objective
-    return solve.Solutions(
-        np.where(better[:, None], second.x, first.x),
-        np.where(better, second.objective, first.objective),
-        np.where(better, second.converged, first.converged),
-    )
+def _refit(problem: Problem, weights: np.ndarray, warm: np.ndarray, every: bool) -> tuple[solve.Solutions, int]:
+    """(solutions, how many of the rows' own seeds led lower); `every` seed is followed."""
+    first = solve.descend(problem, np.tile(warm, (len(weights), 1)), weights)
+    own = _own_seeds(problem, weights)
+    followed = np.arange(len(own)) if every else np.flatnonzero(~_falls(problem, own, first, weights))
+    second = solve.descend(problem, own[followed], weights[followed])
+    lower = second.objective < first.objective[followed]
+    led = int(np.sum(second.objective < (1 - optimum.AGREE) * first.objective[followed]))
+    for mine, theirs in zip(_fields(first), _fields(second), strict=True):
+        mine[followed[lower]] = theirs[lower]
+    return first, led
+
+
+def _own_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
+    """The best seed of each row of weights [R, P]: [R, K]. Judged by relative error, which stands in for log error."""
+    searched = optimum.start_points(problem, RESTARTS, RESTART_SPREAD)
+    seeds = solve.project(problem, weights, searched)
+    terms, offset = problem.basis(searched)
+    relative = 1.0 / problem.target if problem.objective.log else np.ones(problem.points)
+    linear = problem.places(problem.law.linear)
+    values = np.empty(seeds.shape[:2])
+    with np.errstate(all="ignore"):
+        for g in range(len(searched)):
+            residuals = (seeds[:, g, linear] @ terms[g] + offset[g] - problem.target) * relative
+            values[:, g] = np.einsum("rp,rp->r", weights, problem.objective.penalty(residuals))
+    return seeds[np.arange(len(seeds)), np.where(np.isfinite(values), values, np.inf).argmin(axis=1)]
+
+
+def _falls(problem: Problem, start: np.ndarray, found: solve.Solutions, weights: np.ndarray) -> np.ndarray:
+    """Where the objective falls all the way straight from start [R, K] to the solution."""
+    shares = np.linspace(0.0, 1.0, FALL_STEPS + 1)[:-1, None, None]
+    values = [problem.value(x, weights) for x in start + shares * (found.x - start)]
+    return (np.diff([*values, found.objective], axis=0) < 0).all(axis=0) & found.converged
 
 
 def unfit(weights: np.ndarray, columns: Columns, params: int) -> np.ndarray:

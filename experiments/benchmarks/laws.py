@@ -1,0 +1,163 @@
+"""Fits and their resamples beside scipy's, on one core, in CPU seconds: the recipe that everyone uses, in the same run.
+
+The reference is Hoffmann's (arXiv 2203.15556, sec. D.3) as Besiroglu et al. 2024 run it: L-BFGS-B with finite differences on
+the summed Huber loss of log-sum-exp, from a grid of 4,500 starts; each bootstrap resample from one start, the optimum.
+"""
+
+import csv
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+
+import numpy as np
+from scipy.optimize import minimize
+
+from scalelab.laws import law as law_lib
+from scalelab.laws import optimum, uncertainty
+from scalelab.laws.objective import huber_log
+from scalelab.laws.problem import Problem, problem
+
+POINTS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "chinchilla" / "points.csv"
+HOFFMANN = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}  # Besiroglu et al. 2024
+GRID = {
+    "log A": (0, 5, 10, 15, 20, 25), "log B": (0, 5, 10, 15, 20, 25), "log E": (-1, -0.5, 0, 0.5, 1),
+    "alpha": (0, 0.5, 1, 1.5, 2), "beta": (0, 0.5, 1, 1.5, 2),
+}  # fmt: skip
+STARTS, RESAMPLES = 100, 200  # sampled of the grid's 4,500 and of 4,000 resamples; the whole is extrapolated
+ALL_STARTS, ALL_RESAMPLES = 4500, 4000
+DELTA = 1e-3
+TIGHT = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 2000, "maxfun": 20000}  # scipy's defaults stop where the step is 2e-9
+FRESH = """
+import time
+import numpy as np
+from scalelab.laws.fit import exact
+N = np.repeat(np.geomspace(1e7, 1e10, 16), 15)
+D = np.tile(np.geomspace(1e8, 1e12, 15), 16)
+exact(N, D, 1.8 + 480 / N**0.35 + 2000 / D**0.37)
+print(time.process_time())
+"""
+
+
+def points() -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+    """(N, D, loss, source) of Besiroglu's 240 points; where they are not at hand, of as many from their law."""
+    if POINTS.exists():
+        with POINTS.open() as file:
+            rows = list(csv.DictReader(file))
+        N, C, loss = (np.array([float(row[key]) for row in rows]) for key in ("Model Size", "Training FLOP", "loss"))
+        kept = np.argsort(loss)[:-5]
+        return N[kept], C[kept] / (6 * N[kept]), loss[kept], "the 240 points of Besiroglu et al. 2024"
+    random = np.random.default_rng(0)
+    N, D = np.exp(random.uniform(np.log([5e7, 1e9]), np.log([1.6e10, 3e11]), (240, 2))).T
+    law = law_lib.load("chinchilla")
+    loss = law({"N": N, "D": D}, HOFFMANN) * np.exp(0.005 * random.standard_normal(240))
+    return N, D, loss, "240 synthetic points of Besiroglu's law, .5 % noise (the digitised ones are not here)"
+
+
+def huber_sum(theta: np.ndarray, log_n: np.ndarray, log_d: np.ndarray, log_y: np.ndarray, weights: np.ndarray) -> float:
+    """Hoffmann's objective of theta = (log A, log B, log E, alpha, beta).
+
+    Log-sum-exp is written out: scipy's `logsumexp` would make this reference four times slower.
+    """
+    a, b, e, alpha, beta = theta
+    first, second = a - alpha * log_n, b - beta * log_d
+    top = np.maximum(np.maximum(first, second), e)
+    size = np.abs(top + np.log(np.exp(first - top) + np.exp(second - top) + np.exp(e - top)) - log_y)
+    return float(np.sum(weights * np.where(size <= DELTA, 0.5 * size**2, DELTA * (size - 0.5 * DELTA))))
+
+
+def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
+    """(CPU seconds of this process, result)."""
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def repeated(work: Callable[[], Any], rounds: int) -> float:
+    """The median CPU seconds of `rounds` calls, after one that is not timed."""
+    work()
+    return float(np.median([cpu(work)[0] for _ in range(rounds)]))
+
+
+def posed(N: np.ndarray, D: np.ndarray, loss: np.ndarray) -> Problem:
+    """The same fit as scalelab sees it."""
+    return problem(law_lib.load("chinchilla"), {"N": N, "D": D}, loss, huber_log(DELTA))
+
+
+def grid_reference(logs: tuple[np.ndarray, ...]) -> tuple[float, float]:
+    """(CPU seconds of all 4,500 starts, from a sample; the lowest objective that the sample found)."""
+    starts = np.array(list(itertools.product(*GRID.values())), float)
+    assert len(starts) == ALL_STARTS
+    sample = starts[np.random.default_rng(0).choice(ALL_STARTS, STARTS, replace=False)]
+    ones = np.ones(len(logs[0]))
+    seconds, found = cpu(lambda: [minimize(huber_sum, s, args=(*logs, ones), method="L-BFGS-B").fun for s in sample])
+    return seconds * ALL_STARTS / STARTS, min(found)
+
+
+def resample_reference(
+    logs: tuple[np.ndarray, ...], warm: np.ndarray, draws: np.ndarray, **options: float
+) -> tuple[float, np.ndarray]:
+    """(CPU seconds of 4,000 resamples, from a sample; each sampled one's objective): one L-BFGS-B from the optimum."""
+    seconds, found = cpu(
+        lambda: [minimize(huber_sum, warm, (*logs, draw), "L-BFGS-B", options=options).fun for draw in draws]
+    )
+    return seconds * ALL_RESAMPLES / len(draws), np.array(found)
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Every figure of the table."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    N, D, loss, source = points()
+    fit = posed(N, D, loss)
+    best = optimum.minimise(fit)
+    logs = np.log(N), np.log(D), np.log(loss)
+    draws = np.random.default_rng(0).multinomial(len(N), np.full(len(N), 1 / len(N)), ALL_RESAMPLES).astype(float)
+    p = best.params
+    theta = np.array([np.log(p["A"]), np.log(p["B"]), np.log(p["E"]), p["alpha"], p["beta"]])
+    grid_s, grid_best = grid_reference(logs)
+    fit_s = repeated(lambda: optimum.minimise(posed(N, D, loss)), max(5, 3 * rounds))
+    boot_s, boot = cpu(lambda: uncertainty.refit(fit, draws, best.x))
+    result = {
+        "source": source, "sampled_starts": STARTS, "sampled_resamples": RESAMPLES,
+        "fit_s": fit_s, "grid_s": grid_s, "fit_ratio": grid_s / fit_s, "objective": best.value, "grid_objective": grid_best,
+        "bootstrap_s": boot_s, "resamples_converged": int(boot.converged.sum()), "spread_alpha": float(np.std(boot.x[:, 3])),
+    }  # fmt: skip
+    for name, options in {"scipy": {}, "tight": TIGHT}.items():
+        seconds, found = resample_reference(logs, theta, draws[:RESAMPLES], **options)
+        excess = boot.objective[:RESAMPLES] / found - 1
+        result |= {
+            f"{name}_bootstrap_s": seconds,
+            f"{name}_ratio": seconds / boot_s,
+            f"{name}_highest": float(excess.max()),  # of ours over theirs: at most 1e-8
+            f"{name}_median_excess": float(np.median(found / boot.objective[:RESAMPLES]) - 1),
+        }
+    return result | {"growth": growth(N, D, loss, draws), "fresh_s": fresh()}
+
+
+def growth(N: np.ndarray, D: np.ndarray, loss: np.ndarray, draws: np.ndarray) -> dict[str, float]:
+    """CPU seconds of 400 resamples, of ten times the resamples and of ten times the rows, as multiples of the first."""
+    random = np.random.default_rng(1)
+    many = [np.tile(column, 10) for column in (N, D)]
+    noisy = np.tile(loss, 10) * np.exp(0.002 * random.standard_normal(10 * len(N)))
+    long = random.multinomial(10 * len(N), np.full(10 * len(N), 1 / (10 * len(N))), 400).astype(float)
+    plain, wide = posed(N, D, loss), posed(*many, noisy)
+    x, wide_x = optimum.minimise(plain).x, optimum.minimise(wide).x
+    one = repeated(lambda: uncertainty.refit(plain, draws[:400], x), 3)
+    return {
+        "resamples_10x": repeated(lambda: uncertainty.refit(plain, draws, x), 1) / one,
+        "rows_10x": repeated(lambda: uncertainty.refit(wide, long, wide_x), 1) / one,
+        "fit_rows_10x": repeated(lambda: optimum.minimise(wide), 3) / repeated(lambda: optimum.minimise(plain), 5),
+    }
+
+
+def fresh() -> float:
+    """CPU seconds of a first fit of 240 points in a new process: the interpreter, imports and compilation included."""
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
+    return float(done.stdout)

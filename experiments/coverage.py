@@ -1,0 +1,177 @@
+"""Do 90 % intervals hold the truth in 90 % of studies? Simulated studies with a known law, every kind of interval.
+
+    python -m experiments.coverage [--workdir=runs/coverage] [--quick] [--json[=PATH]]
+
+200 studies of each design; every study is fitted as `scalelab fit` does (huber_log, delta 1e-3), its intervals taken as they
+come, and the truth looked for in them. Writes `results/coverage.json` and `.md` beside this file; --quick runs 40 studies
+and writes into the workdir instead. About six minutes on one core. Again to resume: each study is kept as it ends.
+"""
+
+import dataclasses
+import datetime
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import binom
+
+from experiments.benchmarks.timing import machine
+from scalelab import records
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput
+from scalelab.laws import closed, decision, optimum, profile, uncertainty
+from scalelab.laws import law as law_lib
+from scalelab.laws.objective import huber_log
+from scalelab.laws.problem import problem
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9
+BAND = (0.85, 0.95)
+SMALL = {"E": 1.1, "A": 250.0, "B": 350.0, "alpha": 0.6, "beta": 0.47}  # as the quickstart's: bytes, N below 1e6
+TARGET = 4.0  # times the largest budget: where the decision and the new run are
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """A design and its noise: relative standard deviation of a loss, Gaussian or Laplace (heavier tails)."""
+
+    name: str
+    budgets: int
+    sizes: int
+    noise: float
+    tails: str
+    law: str = "chinchilla"
+
+
+ARMS = (
+    Arm("4 budgets x 5 sizes", 4, 5, 0.005, "gaussian"),
+    Arm("5 budgets x 5 sizes", 5, 5, 0.005, "laplace"),
+    Arm("8 budgets x 9 sizes", 8, 9, 0.005, "gaussian"),
+    Arm("24 budgets, saturating", 24, 1, 0.005, "gaussian", "saturating"),
+)
+TRUTHS = {"chinchilla": SMALL, "saturating": {"E": 1.5, "A": 60.0, "alpha": 0.155}}
+
+
+def points(arm: Arm) -> dict[str, np.ndarray]:
+    """Columns of the design: sizes within a factor of three around each budget's best, budgets a factor of two apart."""
+    C = 1.25e11 * 2.0 ** np.arange(arm.budgets)
+    best = closed.optimum(closed.Params(**SMALL), C)
+    N = (best.N[:, None] * np.geomspace(1 / 3, 3, arm.sizes)).ravel() if arm.sizes > 1 else best.N
+    C = np.repeat(C, arm.sizes)
+    return {"N": N, "D": C / (6 * N), "C": C}
+
+
+def study(arm: Arm, seed: int) -> dict[str, bool]:
+    """{interval: whether it holds the truth} of one simulated study."""
+    law, truth = law_lib.load(arm.law), TRUTHS[arm.law]
+    columns = points(arm)
+    errors = getattr(np.random.default_rng(seed), {"gaussian": "standard_normal", "laplace": "laplace"}[arm.tails])
+    scale = arm.noise / (np.sqrt(2) if arm.tails == "laplace" else 1.0)
+    target = law(columns, truth) * np.exp(scale * errors(size=len(columns["C"])))
+    posed = problem(law, columns, target, huber_log())
+    best = optimum.minimise(posed)
+    boot = uncertainty.bootstrap(posed, best, RESAMPLES, seed)
+    inside = {}
+    profiles = profile.identify(posed, best, LEVEL)
+    for name, each in uncertainty.intervals(boot, best.params, LEVEL).items():
+        ends = {"percentile": each["percentile"], "bca": each["bca"], "profile": profiles[name].interval}
+        for method, (low, high) in ends.items():
+            inside[f"{name} {method}"] = (low is None or low <= truth[name]) and (high is None or truth[name] <= high)
+    C = TARGET * columns["C"].max()
+    run = {"C": C}
+    if arm.law == "chinchilla":
+        chosen = decision.decide(posed, best, boot, C, level=LEVEL)
+        right = closed.optimum(closed.Params(**truth), C)
+        inside["N* decision"] = chosen.N.low <= right.N <= chosen.N.high
+        inside["D* decision"] = chosen.D.low <= right.D <= chosen.D.high
+        run |= {"N": chosen.N.value, "D": chosen.D.value}
+    said = uncertainty.predict(posed, best, boot, run, LEVEL)
+    measured = float(law(run, truth) * np.exp(scale * errors()))
+    inside["loss of one new run"] = said.low <= measured <= said.high
+    inside["law at the new run"] = said.fit_low <= float(law(run, truth)) <= said.fit_high
+    return {name: bool(held) for name, held in inside.items()}
+
+
+def count(arm: Arm, studies: int, folder: pathlib.Path) -> dict[str, float]:
+    """{interval: share of studies whose interval holds the truth}; finished studies are read from the folder."""
+    path = folder / f"{arm.name.replace(' ', '-').replace(',', '')}.jsonl"
+    done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    with path.open("a") as file:
+        for seed in range(len(done), studies):
+            done.append(study(arm, seed))
+            file.write(json.dumps(done[-1]) + "\n")
+            file.flush()
+            if (seed + 1) % 20 == 0:
+                print(f"{arm.name}: {seed + 1} of {studies}", file=sys.stderr, flush=True)
+    return {name: float(np.mean([row[name] for row in done[:studies]])) for name in done[0]}
+
+
+def verdict(share: float) -> str:
+    """Inside the band, or on which side of it."""
+    return "covers" if BAND[0] <= share <= BAND[1] else "too narrow" if share < BAND[0] else "wider than needed"
+
+
+def page(result: dict[str, Any]) -> str:
+    """The table as Markdown."""
+    arms = list(result["coverage"])
+    low, high = binom.interval(0.99, result["studies"], LEVEL)
+    names = list(dict.fromkeys(name for arm in arms for name in result["coverage"][arm]))
+    lines = [
+        "# Coverage of 90 % intervals",
+        "",
+        f"`{result['command']}`, {result['date']}, {result['machine']}.",
+        "",
+        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise {ARMS[0].noise:.1%} of the loss. An "
+        f"interval covers where {BAND[0]:.0%} to {BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % "
+        f"interval lie between {low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). "
+        "`law at the new run` is the parameters' part alone: it is no interval for a run.",
+        "",
+        "| interval | " + " | ".join(f"{arm.name}, {arm.tails}" for arm in ARMS) + " |",
+        "|---" * (len(arms) + 1) + "|",
+    ]
+    for name in names:
+        cells = []
+        for arm in arms:
+            share = result["coverage"][arm].get(name)
+            said = "" if share is None else verdict(share)
+            cells.append("" if share is None else f"{share:.1%}" + ("" if said == "covers" else f" ({said})"))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0, or 2 for bad input."""
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.coverage"
+    parser.add_argument("--workdir", default="runs/coverage", metavar="DIR", help="where finished studies are kept")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STUDIES} studies a design")
+    try:
+        options = parser.parse_args(argv)
+    except BadInput as mistake:
+        print(f"coverage: {mistake}", file=sys.stderr)
+        return 2
+    folder = pathlib.Path(options.workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    studies = QUICK_STUDIES if options.quick else STUDIES
+    result = {
+        "command": " ".join(["python -m experiments.coverage", *argv]),
+        "date": str(datetime.date.today()),
+        "machine": machine(),
+        "studies": studies,
+        "resamples": RESAMPLES,
+        "arms": [dataclasses.asdict(arm) for arm in ARMS],
+        "coverage": {arm.name: count(arm, studies, folder) for arm in ARMS},
+    }
+    place = folder if options.quick else RESULTS
+    records.write_json(place / "coverage.json", result)
+    (place / "coverage.md").write_text(page(result))
+    print(page(result))
+    emit(result, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
