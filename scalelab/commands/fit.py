@@ -13,6 +13,7 @@ import ast
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from scalelab.commands.shared import Parser, emit
@@ -45,10 +46,16 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("fit", f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}")
-    add = parser.add_argument
-    add("sources", nargs="+", metavar="SOURCE", help="a folder of runs, or a .csv, .jsonl or .parquet table")
-    rows = parser.add_argument_group("which rows")
-    add = rows.add_argument
+    parser.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="a folder of runs, or a .csv, .jsonl or .parquet table"
+    )
+    _rows(parser.add_argument_group("which rows").add_argument)
+    _fit(parser.add_argument_group("the fit").add_argument)
+    _uses(parser.add_argument_group("what follows from it").add_argument)
+    return parser
+
+
+def _rows(add: Callable[..., Any]) -> None:
     add(
         "--columns", metavar="N=A,D=B,…", help="which columns of a table hold N, D, C, loss and what else the law needs"
     )
@@ -57,8 +64,9 @@ def _parser() -> Parser:
         "--where", action="append", default=[], metavar="EXPR", help="keep rows, as 'N > 1e8 and D/N < 100'; repeatable"
     )
     add("--drop-top-loss", type=int, default=0, metavar="K", help="leave out the K largest losses")
-    law = parser.add_argument_group("the fit")
-    add = law.add_argument
+
+
+def _fit(add: Callable[..., Any]) -> None:
     add("--law", metavar="NAME", help="the law (default: chinchilla)")
     add("--hold", type=pairs, metavar="E=X,…", help="parameters held at values; the others are fitted")
     add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
@@ -80,8 +88,9 @@ def _parser() -> Parser:
         action="store_true",
         help="approach 2: weigh budgets by the noise of seeds, and give an interval",
     )
-    use = parser.add_argument_group("what follows from it")
-    add = use.add_argument
+
+
+def _uses(add: Callable[..., Any]) -> None:
     add("--target-flops", type=numbers, default=(), metavar="C[,C…]", help="best N and D, loss and waste at C FLOPs")
     add("--at", type=pairs, metavar="U=X,…", help="values of the law's other columns at the target")
     add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score")
@@ -96,7 +105,6 @@ def _parser() -> Parser:
     add("--budget-flops", type=float, metavar="C", help="what all proposed runs may cost together")
     add("--target", default="N", metavar="NAME", help="N (default) or loss at the first target budget, or a parameter")
     add("--forks", default="next", metavar="DIR", help="where proposals from a config are written (default: next)")
-    return parser
 
 
 def known_laws() -> str:

@@ -8,7 +8,7 @@ import pytest
 from scalelab.laws import fit
 from scalelab.laws.closed import Params, optimum
 from scalelab.laws.isoflop import fit_isoflop
-from scalelab.report import fitplots
+from scalelab.report import fitplots, profileplots
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 
@@ -87,7 +87,7 @@ def test_isoflops_are_drawn_with_their_minima(tmp_path):
 
 def test_a_panel_shows_what_lies_below_its_top_and_the_resamples():
     values, rise = np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.array([8.0, 1.0, 0.0, 1.0, 9.0])
-    low, high = fitplots._window(values, rise, 2.0, np.empty(0), 0.9)
+    low, high = profileplots._window(values, rise, 2.0, np.empty(0), 0.9)
     assert (low, high) == pytest.approx((2 - 1 / 7, 4 + 1 / 8))
-    assert fitplots._window(values, rise, 2.0, np.linspace(0, 10, 101), 0.9) == pytest.approx((0.5, 9.5), abs=0.11)
-    assert fitplots._window(values, 0 * rise, 2.0, np.empty(0), 0.9) == (1.0, 5.0)
+    assert profileplots._window(values, rise, 2.0, np.linspace(0, 10, 101), 0.9) == pytest.approx((0.5, 9.5), abs=0.11)
+    assert profileplots._window(values, 0 * rise, 2.0, np.empty(0), 0.9) == (1.0, 5.0)
