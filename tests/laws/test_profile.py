@@ -49,9 +49,9 @@ def test_a_straight_line_has_the_textbooks_t_interval(points, level):
 
 @pytest.mark.parametrize("by", [objective("mse_log"), huber_log(1e-3)], ids=["least squares", "huber"])
 def test_intervals_cover_the_truth_as_often_as_they_say(by):
-    """40 studies of five parameters: 90 % intervals; of Gaussian noise, whatever the objective believes."""
+    """30 studies of five parameters: 90 % intervals; of Gaussian noise, whatever the objective believes."""
     hits = []
-    for seed in range(40):
+    for seed in range(30):
         N, D, loss = study(QUICKSTART_LIKE, 0.003, seed, sizes=7)
         _, found = identify(CHINCHILLA, {"N": N, "D": D}, loss, by)
         for name, truth in QUICKSTART_LIKE._asdict().items():
