@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-latest confirm bench clean FORCE
+.PHONY: help setup quickstart test test-crash test-latest confirm bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -42,8 +42,14 @@ test: .venv/dev  ## lint, types, and every test: at most 12 minutes on 2 cores
 	.venv/bin/mypy
 	.venv/bin/python -m pytest -n 2
 
+test-crash: .venv/dev  ## every moment at which a run can be killed (about a quarter of an hour); writes experiments/results/crash.*
+	SCALELAB_CRASH_RESULT=experiments/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'
+
 confirm: .venv/base  ## the quickstart on fresh seeds and splits (a quarter of an hour); writes experiments/results/
 	.venv/bin/python -m experiments.confirm --workdir=runs/confirm
+
+coverage: .venv/base  ## do 90 % intervals cover? 200 simulated studies of each design (ten minutes); writes experiments/results/
+	.venv/bin/python -m experiments.coverage
 
 test-latest: python = $(or $(PYTHON),$(shell python3.12 -c '' 2>/dev/null && echo python3.12),python3)
 test-latest:  ## the newest jax and friends, in a .venv-latest of its own: does a small run still work?

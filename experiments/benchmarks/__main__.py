@@ -1,4 +1,4 @@
-"""python -m experiments.benchmarks [--only=step|packing|startup|laws] [--rounds=N] [--json[=PATH]]
+"""python -m experiments.benchmarks [--only=step|packing|startup|laws|checkpoints] [--rounds=N] [--json[=PATH]]
 
 How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
 does the same arithmetic, eight packed trials over a bare loop, a warm start over a cold one; fits and
@@ -16,7 +16,7 @@ from rich.table import Table
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 
-PARTS = ("step", "packing", "startup", "laws")
+PARTS = ("step", "packing", "startup", "laws", "checkpoints")
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     except BadInput as mistake:
         print(f"benchmarks: {mistake}", file=sys.stderr)
         return 2
-    from experiments.benchmarks import laws, packing, startup, step, timing
+    from experiments.benchmarks import checkpoints, laws, packing, startup, step, timing
 
     result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # of what takes half a minute a round
@@ -42,6 +42,7 @@ def main(argv: list[str]) -> int:
         "step": lambda: step.rows(options.rounds),
         "packing": lambda: packing.measure(few),
         "startup": lambda: startup.measure(few),
+        "checkpoints": lambda: checkpoints.measure(options.rounds),
         "laws": lambda: laws.measure(options.rounds),
     }
     for name in [options.only] if options.only else PARTS:
@@ -94,6 +95,8 @@ def show(result: dict[str, Any]) -> None:
         )
     for what, ours, against, value, goal in laws_rows(result["laws"]) if "laws" in result else ():
         table.add_row(what, ours, against, value, goal)
+    for cells in _checkpoint_rows(result["checkpoints"]) if "checkpoints" in result else ():
+        table.add_row(*cells)
     Console(width=160).print(table)
 
 
@@ -111,6 +114,29 @@ def laws_rows(row: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
         ("10 x the resamples, the rows", "", "", f"{grown['resamples_10x']:.1f}, {grown['rows_10x']:.1f}", "about 10, no more"),
         ("first fit of a new process", f"{row['fresh_s']:.1f} s", "", "", "under 5 s"),
     ]  # fmt: skip
+
+
+def _checkpoint_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows = []
+    for what, raw in (("save", "write"), ("restore", "read")):
+        low, high = row[f"{what}_ratio_range"]
+        shares = f"Orbax {row[f'{what}_orbax_share']:.0%}, hashing and commit {row[f'{what}_hash_share']:.0%}"
+        rate, disk = row["bytes"] / row[f"{what}_s"] / 1e6, row["bytes"] / row[f"raw_{raw}_s"] / 1e6
+        ratio = f"{row[f'{what}_ratio']:.2f} ({low:.2f} to {high:.2f})"
+        rows.append(
+            (
+                f"{what} 100 M fp32 numbers",
+                f"{rate:,.0f} MB/s ({shares})",
+                f"raw {raw}: {disk:,.0f} MB/s",
+                ratio,
+                "at least 0.25",
+            )
+        )
+    blocked = f"{row['blocked_share']:.1%} of the save"
+    return [
+        *rows,
+        ("  step held up", f"{row['blocked_s'] * 1e3:.0f} ms", f"save: {row['save_s']:.2f} s", blocked, "at most 15 %"),
+    ]
 
 
 def _ratio(row: dict[str, Any]) -> str:

@@ -8,10 +8,10 @@ from ml_collections import ConfigDict
 from scalelab import records
 from scalelab.train import loop
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.lineage import resume
+from scalelab.train.lineage import begin, initial, resume
 from scalelab.train.program import packing
 from scalelab.train.run import open_run
-from scalelab.train.single import dataset, initial
+from scalelab.train.single import dataset
 
 
 def train_pack(
@@ -26,6 +26,8 @@ def train_pack(
     data, mode = dataset(config), packing(config.sweep.pack)
     place = folder / "packs" / pack
     with records.lock(place):
+        saved = Checkpoints(place / "checkpoints").latest() is not None
+        weights = None if saved else initial(config)  # before the folders become these runs'
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
         runs = [
             open_run(name, folder / "runs" / name, trials[name], data, pack=facts | {"trial": name}) for name in names
@@ -36,6 +38,6 @@ def train_pack(
         known = {name: run.facts for name, run in by_name.items()}
         checkpoints = Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known)
         start = resume(by_name, checkpoints, (), progress, c.fallback)
-        params = None if start or not config.train.init_from else [initial(run) for run in runs]
+        params = weights and [begin(run, weights) for run in runs]
         loop.train(runs, data, checkpoints, names, mode, start, progress, stop, params)
         return {run.name: run.status for run in runs}

@@ -5,6 +5,7 @@ hashes and the manifest (see `manifest.py`) and the rename that commits. A check
 With several processes the first one decides and commits; the others hear its answer.
 """
 
+import concurrent.futures
 import dataclasses
 import json
 import logging
@@ -25,7 +26,7 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.train import manifest
 from scalelab.train.manifest import Damaged
 
-logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates every save
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax narrates every save; its errors reach us as exceptions
 
 Facts = Mapping[str, Any]
 Accept = Callable[[int, dict[str, Any]], None]
@@ -36,10 +37,11 @@ class SaveFailed(WorkFailed):
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """A step found intact, its facts by trial, and `tried`: newer steps passed over, with why."""
+class Loaded:
+    """An intact step: its states and facts by trial, and `tried`: newer steps passed over, with why."""
 
     step: int
+    states: Any
     facts: dict[str, Any]
     tried: list[str]
 
@@ -129,29 +131,22 @@ class Checkpoints:
         """The last step saved, whether or not it is intact."""
         return max(self.steps(), default=None)
 
-    def choose(
-        self, accept: Accept = lambda step, facts: None, fallback: bool = False, at: int | None = None
-    ) -> Choice | None:
-        """The last step, or step `at`, checked to the last bit; None where nothing was saved.
+    def load(
+        self, like: Mapping[str, Any] | None, accept: Accept = lambda step, facts: None, fallback: bool = False,
+        at: int | None = None,
+    ) -> Loaded | None:  # fmt: skip
+        """The last step, or step `at`, checked to the last bit; None where nothing was saved. `like` as in `restore`.
 
         `accept(step, facts)` may refuse it by raising. A damaged step is refused, naming the file (Damaged); with
-        `fallback` it is renamed to N.damaged instead, and the one before is looked at.
+        `fallback` it is renamed to N.damaged instead, and the one before is looked at. Without `like` it is checked only.
         """
-        wanted = [at] if at is not None else self.steps()[::-1]
-        found = _from_first(lambda: self._choose(wanted, accept, fallback))
-        return Choice(**found) if found else None
-
-    def _choose(self, wanted: list[int], accept: Accept, fallback: bool) -> dict[str, Any] | None:
         tried: dict[int, str] = {}
+        wanted = [at] if at is not None else _from_first(self.steps)[::-1]
         for step in wanted:
-            place = self.folder / str(step)
-            wrong = manifest.problems(place)
+            states, facts, wrong = self._load(step, like, accept)
             if not wrong:
-                facts = manifest.read(place)["facts"]
-                accept(step, facts)
-                for damaged in tried:
-                    manifest.set_aside(self.folder / str(damaged))
-                return {"step": step, "facts": facts, "tried": list(tried.values())}
+                _from_first(lambda: [manifest.set_aside(self.folder / str(damaged)).name for damaged in tried])
+                return Loaded(step, states, facts, list(tried.values()))
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             tried[step] = f"step {step}: {wrong[0]}{more}"
             if not fallback and len(wanted) > 1:
@@ -160,12 +155,39 @@ class Checkpoints:
             raise Damaged(f"no intact checkpoint in {self.folder}: {'; '.join(tried.values())}")
         return None
 
+    def _load(self, step: int, like: Mapping[str, Any] | None, accept: Accept) -> tuple[Any, dict, list[str]]:
+        """(states, facts, what is wrong): the arrays are read while the bytes are hashed, and dropped if those are wrong."""
+        place, states, failure = self.folder / str(step), None, None
+
+        def admit() -> tuple[dict, list[str]]:
+            wrong = manifest.problems(place, contents=False)
+            facts = {} if wrong else manifest.read(place)["facts"]
+            if not wrong:
+                accept(step, facts)
+            return facts, wrong
+
+        facts, wrong = _from_first(admit)
+        if wrong:
+            return None, facts, wrong
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            check = pool.submit(manifest.problems, place) if jax.process_index() == 0 else None
+            try:
+                states = None if like is None else self.restore(step, like)
+            except BadInput:
+                raise
+            except Exception as error:  # damaged data may read as anything; which file it is, the hashes say
+                failure = error
+            wrong = _from_first(lambda: check.result() if check else None)
+        if failure and not wrong:
+            raise failure
+        return states, facts, wrong
+
     def restore(self, step: int, like: Mapping[str, Any]) -> dict[str, Any]:
         """The states named in `like`, which may be some of those saved, or `{"run": {"params": …}}` for a part of one.
 
         `like` holds arrays or ShapeDtypeStructs; those with a sharding are restored onto it, whatever mesh they were
         saved on, others onto the first device. Names, shapes and dtypes must be those saved: BadInput with the
-        differences. It is `choose` that checks the bytes.
+        differences. It is `load` that checks the bytes.
         """
         saved = manifest.read(self.folder / str(step))["tree"]
         refuse_other_tree(f"{self.folder / str(step)}", saved, like)

@@ -5,17 +5,20 @@ from collections.abc import Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from scalelab import records
 from scalelab.config import hparams, static
 from scalelab.errors import BadInput
 from scalelab.train import changes, state
-from scalelab.train.checkpoint import Checkpoints, Choice
+from scalelab.train.checkpoint import Checkpoints, Loaded
 from scalelab.train.loop import Progress
 from scalelab.train.manifest import strays
 from scalelab.train.run import Run
 
 Start = tuple[int, list[state.TrainState]]
+Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from
 
 
 def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
@@ -51,63 +54,65 @@ def resume(
 
     for stray in strays(checkpoints.folder):
         progress({"warning": f"ignoring {checkpoints.folder / stray}: not a checkpoint"})
-    choice = checkpoints.choose(accept, fallback)
-    if choice is None:
-        return None
     like = {name: state.shapes(static(run.config), hparams(run.config)) for name, run in runs.items()}
-    restored = checkpoints.restore(choice.step, like)
+    found = checkpoints.load(like, accept, fallback)
+    if found is None:
+        return None
     for name, run in runs.items():
-        _note(run, choice, choice.facts[name], progress)
-    return choice.step, [restored[name] for name in runs]
+        _note(run, found, found.facts[name], progress)
+    return found.step, [found.states[name] for name in runs]
 
 
-def _note(run: Run, choice: Choice, saved: dict[str, Any], progress: Progress) -> None:
-    if choice.tried:
-        text = f"fell back to step {choice.step}: {'; '.join(choice.tried)}"
-        records.event(run.folder, "fallback", choice.step, text)
+def _note(run: Run, found: Loaded, saved: dict[str, Any], progress: Progress) -> None:
+    if found.tried:
+        text = f"fell back to step {found.step}: {'; '.join(found.tried)}"
+        records.event(run.folder, "fallback", found.step, text)
         progress({"warning": text})
     if text := changes.version_changes(saved):
-        records.event(run.folder, "warning", choice.step, f"saved under other versions: {text}; bits may differ")
+        records.event(run.folder, "warning", found.step, f"saved under other versions: {text}; bits may differ")
     allowed = {k: v for k, v in changes.differences(saved, run.facts).items() if changes.is_frozen(k)}
     if allowed:
         text = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in allowed.items())
         records.event(
-            run.folder, "config_change", choice.step, f"resumed though saved under {text}", allowed=list(allowed)
+            run.folder, "config_change", found.step, f"resumed though saved under {text}", allowed=list(allowed)
         )
 
 
-def weights(source: str, like: Any) -> tuple[Any, dict[str, Any]]:
-    """Parameters of `RUN@STEP` or of RUN's last step, and what to record of where they came from.
+def initial(config: ConfigDict) -> Weights | None:
+    """Parameters and origin that `train.init_from` names; None: they are drawn.
 
-    RUN is a run's folder, alone or of a sweep. BadInput where it has no such step or its shapes differ from `like`'s;
-    Damaged where the step is.
+    BadInput where there is no such step or its shapes are others; Damaged where the step is.
     """
+    source = config.train.init_from
+    if not source:
+        return None
     folder, step = _parse(source)
-    found = furthest(folder) if step is None else None
-    if step is not None:
-        having = [(c, n) for c, n in ((Checkpoints(p), n) for p, n in places(folder)) if step in c.steps()]
-        found = having[0] if having else None
+    found = furthest(folder) if step is None else _holding(folder, step)
     if found is None:
         known = sorted({s for place, _ in places(folder) for s in Checkpoints(place).steps()})
-        raise BadInput(f"train.init_from={source!r}: {folder} has no checkpoint{_of(step)}; it has {known or 'none'}")
+        wanted = "" if step is None else f" of step {step}"
+        raise BadInput(f"train.init_from={source!r}: {folder} has no checkpoint{wanted}; it has {known or 'none'}")
     checkpoints, name = found
-    choice = checkpoints.choose(at=step)
-    assert choice is not None
-    params = checkpoints.restore(choice.step, {name: {"params": like}})[name]["params"]
-    saved = choice.facts[name]
-    digest = state.digest(jax.device_get(params))
-    facts = {
-        "run": str(folder),
-        "step": choice.step,
-        "digest": digest,
-        "identity": saved["identity"],
-        "data": saved["data"],
-    }
-    return params, facts
+    like = state.shapes(static(config), hparams(config)).params
+    loaded = checkpoints.load({name: {"params": like}}, at=step)
+    assert loaded is not None
+    params = loaded.states[name]["params"]
+    origin = {"run": str(folder), "step": loaded.step, "digest": state.digest(jax.device_get(params))}
+    return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
 
 
-def _of(step: int | None) -> str:
-    return "" if step is None else f" of step {step}"
+def begin(run: Run, weights: Weights) -> Any:
+    """Note in the run's record and logbook where its weights come from; returns a copy of them."""
+    params, origin = weights
+    run.record["init_from"] = origin
+    text = f"weights of {origin['run']} at step {origin['step']}"
+    records.event(run.folder, "init_from", 0, text, digest=origin["digest"])
+    return jax.tree.map(jnp.copy, params)  # trials must not share what a donating step gives away
+
+
+def _holding(folder: pathlib.Path, step: int) -> tuple[Checkpoints, str] | None:
+    found = [(Checkpoints(place), name) for place, name in places(folder)]
+    return next((pair for pair in found if step in pair[0].steps()), None)
 
 
 def _parse(source: str) -> tuple[pathlib.Path, int | None]:

@@ -154,6 +154,10 @@ def train(
     for run in alive:
         records.event(run.folder, "resume" if start else "start", step)
         records.rewind_metrics(run.folder, step)
+        # Not the record's: a process killed after its last save has not written that any more.
+        run.val_loss = next(
+            (m["val_loss"] for m in reversed(records.read_metrics(run.folder)) if "val_loss" in m), None
+        )
         run.keep_record(step)
     reader = _Reader(runs, progress)
     data = _Data(runs, dataset)

@@ -7,10 +7,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import records
-from scalelab.config import hparams, static
 from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
-from scalelab.train import changes, lineage, loop, state
+from scalelab.train import changes, lineage, loop
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.run import Run, open_run
 
@@ -37,15 +36,13 @@ def train_single(
     with records.lock(folder) as warning:
         if warning:
             progress({"warning": warning})
+        weights = None if lineage.furthest(folder) else lineage.initial(config)  # before the folder becomes this run's
         run = open_run(folder.name, folder, config, data, allow)
         start = _resume(run, allow, progress)
-        params = None if start else initial(run)
+        params = weights and [lineage.begin(run, weights)]
         c = config.checkpoint
         checkpoints = Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, {"run": run.facts})
-        outcome = loop.train(
-            [run], data, checkpoints, ["run"], start=start, progress=progress, stop=stop,
-            params=None if params is None else [params],
-        )  # fmt: skip
+        outcome = loop.train([run], data, checkpoints, ["run"], "turn", start, progress, stop, params)
     return {
         "name": run.name,
         "status": run.status,
@@ -66,16 +63,3 @@ def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> lineag
         return None
     checkpoints, name = found
     return lineage.resume({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)
-
-
-def initial(run: Run) -> Any:
-    """The weights of another run that a new one starts from (`train.init_from`), noted in its record; None: drawn."""
-    if not (source := run.config.train.init_from):
-        return None
-    like = state.shapes(static(run.config), hparams(run.config)).params
-    params, origin = lineage.weights(source, like)
-    run.record["init_from"] = origin
-    records.event(
-        run.folder, "init_from", 0, f"weights of {origin['run']} at step {origin['step']}", digest=origin["digest"]
-    )
-    return params

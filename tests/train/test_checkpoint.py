@@ -65,8 +65,7 @@ def saved(folder: pathlib.Path, *steps: int, **options) -> Checkpoints:
 
 
 def last(folder: pathlib.Path, like: dict) -> dict:
-    checkpoints = Checkpoints(folder)
-    return checkpoints.restore(checkpoints.choose().step, like)
+    return Checkpoints(folder).load(like).states
 
 
 def test_the_last_n_and_every_multiple_are_kept(tmp_path):
@@ -104,7 +103,7 @@ def test_the_parameters_are_restored_alone(tmp_path):
 def test_no_checkpoint_is_none(tmp_path):
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "absent", tmp_path / "empty"):
-        assert Checkpoints(folder).latest() is None and Checkpoints(folder).choose() is None
+        assert Checkpoints(folder).latest() is None and Checkpoints(folder).load(None) is None
     assert not (tmp_path / "absent").exists()
 
 

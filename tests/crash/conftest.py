@@ -1,0 +1,44 @@
+"""The undisturbed run that all others are compared with, and the counts at the end."""
+
+import datetime
+import json
+import os
+import sys
+
+import pytest
+
+from tests.crash import trainer
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory) -> dict:
+    """What an undisturbed run leaves."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert trainer.end(trainer.start(folder)) == 0, trainer.said(folder)
+    return trainer.left(folder)
+
+
+def pytest_terminal_summary(terminalreporter):
+    counts = {name: trainer.TALLY[name] for name in ("kills", "resumes", "refusals", "mismatches")}
+    if any(counts.values()):
+        terminalreporter.write_line("crash suite: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
+    if path := os.environ.get("SCALELAB_CRASH_RESULT"):  # asked for by `make test-crash`
+        _write(path, counts | {f"tests_{k}": len(terminalreporter.stats.get(k, ())) for k in ("passed", "failed")})
+
+
+def _write(path: str, counts: dict[str, int]) -> None:
+    from scalelab.train.changes import versions
+
+    facts = {"command": "make test-crash", "date": str(datetime.date.today()), "platform": sys.platform}
+    with open(path, "w") as file:
+        json.dump(facts | counts | {"versions": versions()}, file, indent=1)
+        file.write("\n")
+    with open(path.removesuffix("json") + "md", "w") as file:
+        numbers = "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in counts.items())
+        installed = ", ".join(f"{name} {version}" for name, version in versions().items())
+        file.write(
+            "# Crash suite\n\nReal training processes, killed at every file operation of theirs, at random times, during "
+            "restores and deletions, with damaged files and a full disk; each then resumed and compared bit for bit "
+            "(parameters, optimizer, counters, metrics file) with a run that nobody disturbed.\n\n"
+            f"`make test-crash` on {facts['date']} ({facts['platform']}; {installed}):\n\n| what | number |\n|---|---|\n{numbers}\n"
+        )

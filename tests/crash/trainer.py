@@ -1,0 +1,230 @@
+"""Real training processes that die on cue, and the comparison of what is left with a run that nobody disturbed.
+
+A process is forked from a server that has imported everything but started nothing, so one costs about a second. It
+watches its own file operations through Python's audit events: the trainer itself holds no hook for tests. Those that
+change files are counted before they happen, and the process kills itself (SIGKILL) before the n-th: for n from 1 to
+one more than there are, that is before and after every one of them. What tensorstore writes below Python is met by kills
+at random times.
+"""
+
+import collections
+import dataclasses
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from scalelab import records
+from scalelab.sweep.pool import PRELOAD, _main_is_not_imported_again
+from scalelab.train import manifest
+from tests.train.runs import untimed
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([*PRELOAD, "scalelab.commands.train", "scalelab.train.single"])
+CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree")
+STEPS, EVERY = 8, 4
+SETTINGS = {
+    "model.d_model": 8, "model.n_layers": 1, "model.n_heads": 2, "model.seq_len": 16, "train.global_batch": 2,
+    "train.steps": STEPS, "train.steps_per_dispatch": 2, "eval.every_steps": 4, "eval.batches": 1, "log.every_steps": 1,
+    "checkpoint.every_steps": EVERY, "checkpoint.keep_last": 1, "data.source": "synthetic", "data.n_tokens": 20000,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Cue:
+    """When a process dies: before its `before`-th operation of a `kind` (write | read) that matches `part`.
+
+    `part` is a regular expression on "EVENT PATH". `before=0`: never, and the operations are listed in `listing`.
+    With `delay_s` it dies that much later; with `full` it doesn't die, but no file may grow beyond `full` bytes from then
+    on, as on a full disk.
+    """
+
+    part: str = "/checkpoints"
+    before: int = 1
+    kind: str = "write"
+    listing: str = ""
+    delay_s: float = 0.0
+    full: int = 0
+
+
+def overrides(**changes: object) -> list[str]:
+    return [f"--config.{key}={value}" for key, value in (SETTINGS | changes).items()]
+
+
+def start(folder: pathlib.Path, cue: Cue | None = None, *arguments: str, **changes: object):
+    """`scalelab train` in `folder`, as a process of its own; its output goes to FOLDER.log, its JSON to FOLDER.json."""
+    argv = ["train", "--config=configs/tiny.py", f"--workdir={folder}", *overrides(**changes), *arguments]
+    process = CONTEXT.Process(target=_live, args=(argv, f"{folder}.log", cue))
+    with _main_is_not_imported_again():
+        process.start()
+    return process
+
+
+def _live(argv: list[str], log: str, cue: Cue | None) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if cue:
+        sys.addaudithook(_watch(cue))
+    from scalelab.__main__ import main
+
+    sys.exit(main([*argv, f"--json={log[:-4]}.json"]))
+
+
+def _watch(cue: Cue) -> Callable[[str, tuple], None]:
+    """An audit hook that counts and, on its cue, kills."""
+    seen: list[str] = []
+    part = re.compile(cue.part)
+    listing = os.open(cue.listing, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if cue.listing else None
+
+    def hook(event: str, arguments: tuple) -> None:
+        path = _path(event, arguments, cue.kind)
+        if path is None or not part.search(f"{event} {path}"):
+            return
+        seen.append(path)
+        if listing is not None:
+            os.write(listing, f"{event} {path}\n".encode())
+        if len(seen) == cue.before and cue.full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (cue.full, resource.RLIM_INFINITY))
+        elif len(seen) == cue.before and cue.delay_s:
+            threading.Timer(cue.delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        elif len(seen) == cue.before:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return hook
+
+
+def _path(event: str, arguments: tuple, kind: str) -> str | None:
+    """The path that an audit event is about; None where it is no operation of that kind."""
+    if event == "open":
+        path, _, flags = arguments
+        changes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        return str(path) if bool(changes) == (kind == "write") and isinstance(path, str | os.PathLike) else None
+    if event not in CHANGES or kind != "write":
+        return None
+    path, folder = str(arguments[0]), arguments[-1]
+    if isinstance(folder, int) and folder >= 0 and not os.path.isabs(path):  # below a rmtree
+        return f"{os.readlink(f'/proc/self/fd/{folder}')}/{path}"
+    return path
+
+
+def end(process, timeout_s: float = 240) -> int:
+    """Wait for a process; its exit code, negative for a signal."""
+    process.join(timeout_s)
+    if process.exitcode is None:
+        process.kill()
+        raise AssertionError("it hangs")
+    return process.exitcode
+
+
+def said(folder: pathlib.Path) -> str:
+    return pathlib.Path(f"{folder}.log").read_text()
+
+
+def result(folder: pathlib.Path) -> dict:
+    return json.loads(pathlib.Path(f"{folder}.json").read_text())
+
+
+def operations(folder: pathlib.Path, part: str = "/checkpoints", kind: str = "write") -> list[str]:
+    """What an undisturbed process does in `folder` to files that match `part`, in order."""
+    listing = f"{folder}.operations"
+    assert end(start(folder, Cue(part, 0, kind, listing))) == 0, said(folder)
+    return pathlib.Path(listing).read_text().splitlines()
+
+
+TALLY: collections.Counter = collections.Counter()  # kills, resumes, refusals, mismatches of this session
+LOCK = threading.Lock()
+
+
+def count(what: str, number: int = 1) -> None:
+    with LOCK:
+        TALLY[what] += number
+
+
+def left(folder: pathlib.Path) -> dict[str, object]:
+    """All that a finished run left and that has to be the same whatever happened on the way."""
+    checkpoints = folder / "checkpoints"
+    content = manifest.read(checkpoints / str(STEPS))
+    return {
+        "digest": result(folder)["params_digest"],
+        "state": state_digest(checkpoints),
+        "tree": content["tree"],
+        "steps": manifest.steps(checkpoints),
+        "metrics": untimed(folder),
+        "status": records.read_json(folder / "record.json")["status"],
+    }
+
+
+def state_digest(checkpoints: pathlib.Path) -> str:
+    """Every bit of the last checkpoint: parameters, moments, counters."""
+    import jax
+
+    from scalelab.config import hparams, load, static
+    from scalelab.train import state
+    from scalelab.train.checkpoint import Checkpoints
+
+    config = load("configs/tiny.py", SETTINGS)
+    found = Checkpoints(checkpoints).load({"run": state.shapes(static(config), hparams(config))})
+    return state.digest(jax.device_get(found.states["run"]))
+
+
+def check_killed(process) -> None:
+    """It died on its cue, and what stands under a step's number is intact to the last bit."""
+    code = end(process)
+    assert code == -signal.SIGKILL, code
+    count("kills")
+
+
+def check_steps(folder: pathlib.Path) -> list[int]:
+    """The steps that a killed process left, each intact to the last bit."""
+    steps = manifest.steps(folder / "checkpoints")
+    for step in steps:
+        assert not manifest.problems(folder / "checkpoints" / str(step))
+    return steps
+
+
+def check_resumed(folder: pathlib.Path, whole: dict, *arguments: str) -> None:
+    """Started again, the run goes on from its last step and leaves what the undisturbed one left, bit for bit."""
+    steps = check_steps(folder)
+    assert end(start(folder, None, *arguments)) == 0, said(folder)
+    count("resumes")
+    assert result(folder)["resumed_from"] == max(steps, default=None)
+    check_same(folder, whole)
+
+
+def check_same(folder: pathlib.Path, whole: dict) -> None:
+    found = left(folder)
+    count("mismatches", int(found != whole))
+    assert found == whole
+
+
+def check_refused(folder: pathlib.Path, code: int, *parts: str, arguments: tuple[str, ...] = ()) -> None:
+    """Started again, it ends with this code and one line that says all of `parts`; nothing in the folder changed."""
+    before = untimed(folder)
+    assert end(start(folder, None, *arguments)) == code, said(folder)
+    lines = said(folder).strip().splitlines()
+    assert all(part in lines[-1] for part in parts), lines
+    assert untimed(folder) == before
+    count("refusals")
+
+
+def flip(path: pathlib.Path, bit: int) -> None:
+    """Turn one bit of a file over."""
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def wait_for(condition: Callable[[], bool], process, timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.is_alive() and time.monotonic() < deadline, "ended early or waited too long"
+        time.sleep(0.002)
