@@ -19,7 +19,8 @@ def columns_of(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.nd
     given = {name: np.asarray(values, float) for name, values in table.items() if numeric(values)}
     if "N" in given and "D" in given:
         given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
-        given.setdefault("M", given["D"] / given["N"])
+        with np.errstate(all="ignore"):  # a zero is refused below, by name
+            given.setdefault("M", given["D"] / given["N"])
     wanted = (*law.columns, law.target)
     if missing := [name for name in wanted if name not in given]:
         raise BadInput(

@@ -1,65 +1,89 @@
-"""The closed-form allocation against a numerical minimum and Hoffmann's own table."""
+"""Each law against published numbers, or against another law that it contains."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
 
-from scalelab.laws.forms import Params, chinchilla, exponents, optimum
+from scalelab.laws import forms
 from tests.laws.examples import published
-
-LAWS = st.builds(
-    Params,
-    E=st.floats(0, 3),
-    A=st.floats(1, 1e4),
-    B=st.floats(1, 1e4),
-    alpha=st.floats(0.1, 1.0),
-    beta=st.floats(0.1, 1.0),
-)
+from tests.laws.truths import TRUTHS, columns_for
 
 
-def test_a_loss_worked_by_hand():
-    assert chinchilla(Params(1.5, 8.0, 27.0, 0.5, 1 / 3), 16.0, 27.0) == pytest.approx(1.5 + 8 / 4 + 27 / 3)
+def law(name, params=None, **columns):
+    return forms.LAWS[name](columns, TRUTHS[name] | (params or {}))
 
 
-@given(LAWS, st.floats(10, 26), st.floats(0.5, 12))
-def test_the_optimum_is_the_least_loss_along_the_budget(params, log10_budget, k):
-    C = 10**log10_budget
-    best = optimum(params, C, k)
-    assert k * best.N * best.D == pytest.approx(C)
-    lowest = minimize_scalar(
-        lambda shift: float(chinchilla(params, best.N * np.exp(shift), best.D * np.exp(-shift))), bounds=(-3, 3)
-    )
-    assert float(best.loss) <= lowest.fun * (1 + 1e-12)
+@pytest.mark.parametrize(("N", "D", "loss"), [(6.34e9, 242e9, 2.2256440889984477), (8.67e9, 178e9, 2.2269634075087867)])
+def test_muennighoffs_own_losses(N, D, loss):
+    """Their README: two allocations of one budget on 25 billion unique tokens."""
+    assert float(law("data_constrained", N=N, D=D, U=25e9)) == pytest.approx(loss, abs=1e-10)
 
 
-@given(LAWS, st.floats(10, 24))
-def test_the_exponents_are_the_slopes_of_the_optimum(params, log10_budget):
-    near, far = optimum(params, 10**log10_budget), optimum(params, 10 ** (log10_budget + 2))
-    a, b = exponents(params)
-    assert np.log10(far.N / near.N) / 2 == pytest.approx(float(a), rel=1e-9)
-    assert np.log10(far.D / near.D) / 2 == pytest.approx(float(b), rel=1e-9)
+def test_repeated_data_are_worth_less_and_fresh_data_are_chinchillas():
+    fresh = columns_for("chinchilla")
+    same = {name: TRUTHS["data_constrained"][name] for name in TRUTHS["chinchilla"]}
+    # Where N is below the best size for D and no token is repeated, nothing is discounted.
+    fresh["D"] = np.maximum(fresh["D"], 1e4 * fresh["N"])
+    plain = law("chinchilla", same, **fresh)
+    np.testing.assert_allclose(law("data_constrained", **fresh, U=fresh["D"]), plain, rtol=1e-12)
+    assert (law("data_constrained", **fresh, U=fresh["D"] / 10) > plain).all()
+    tokens = np.array([25e9, 50e9, 100e9, 1e15])
+    worth = np.asarray(forms.effective_data(tokens, 25e9, 15.0))
+    assert worth[0] == 25e9 and (np.diff(worth) > 0).all() and worth[-1] == pytest.approx(16 * 25e9)
 
 
-def test_hoffmanns_coefficients_give_hoffmanns_exponents():
-    """Table 2 prints a = .46 [.454, .455], b = .54 [.542, .543] for approach 3."""
-    raw = published("chinchilla_paper", "approach3", "unrounded_from_latex")
-    params = Params(
-        np.exp(raw["logE"]), np.exp(raw["logA"]), np.exp(raw["logB"]), raw["alpha"], raw["beta"]
-    )  # fmt: skip
-    a, b = exponents(params)
-    table = published("chinchilla_paper", "table2", "approach3")
-    assert abs(a - table["a"][0]) < 0.005 and abs(b - table["b"][0]) < 0.005
+def test_kaplans_published_constants():
+    """Kaplan et al. 2020: with all the data in the world L = (N_c/N)^alpha_N, with all the parameters (D_c/D)^alpha_D."""
+    constants = published("kaplan", "L(N,D)")
+    truth = {name: constants[name] for name in ("N_c", "D_c", "alpha_N", "alpha_D")}
+    assert truth == TRUTHS["kaplan"]
+    assert float(law("kaplan", N=1e9, D=1e40)) == pytest.approx((6.4e13 / 1e9) ** 0.076, rel=1e-9)
+    assert float(law("kaplan", N=1e40, D=1e10)) == pytest.approx((1.8e13 / 1e10) ** 0.103, rel=1e-3)
 
 
-def test_arrays_of_laws_and_of_budgets_broadcast():
-    laws = Params(*(np.array([x, 2 * x])[:, None] for x in (1.0, 400.0, 500.0, 0.3, 0.3)))
-    best = optimum(laws, np.array([1e18, 1e20, 1e22]))
-    assert best.N.shape == best.loss.shape == (2, 3)
-    one = optimum(Params(1.0, 400.0, 500.0, 0.3, 0.3), 1e20)
-    assert best.N[0, 1] == one.N and best.loss[0, 1] == one.loss
+def test_gamma_of_one_is_chinchilla():
+    columns = columns_for("chinchilla")
+    same = TRUTHS["chinchilla"]
+    np.testing.assert_allclose(law("chinchilla_gamma", same | {"gamma": 1.0}, **columns), law("chinchilla", **columns))
 
 
-def test_a_law_without_a_term_has_no_optimum():
-    assert not np.isfinite(optimum(Params(1.0, 0.0, 500.0, 0.3, 0.3), 1e20).D)
+def test_overtraining_is_chinchilla_with_one_exponent():
+    """C = 6 N D and D = M N turn A/N^2eta + B/D^2eta into Gadre's form, with a = A 6^eta and b = B 6^eta."""
+    N, D = np.array([1e8, 1e9, 1e10]), np.array([2e10, 2e9, 6e11])
+    eta, a, b = (TRUTHS["overtraining"][name] for name in ("eta", "a", "b"))
+    same = {"E": 1.51, "A": a / 6**eta, "B": b / 6**eta, "alpha": 2 * eta, "beta": 2 * eta}
+    found = law("overtraining", C=6 * N * D, M=D / N)
+    np.testing.assert_allclose(found, law("chinchilla", same, N=N, D=D), rtol=1e-12)
+
+
+def test_downstream_error_starts_at_epsilon():
+    assert float(law("downstream", loss=1e3)) == pytest.approx(0.85)
+    assert float(law("downstream", loss=2.5)) == pytest.approx(0.85 - 2.08 * np.exp(-0.756 * 2.5))
+
+
+def test_farseer_by_hand():
+    """At a billion parameters every power of N is one."""
+    t = TRUTHS["farseer"]
+    expected = np.exp(t["a3"] + t["b3"]) + np.exp(t["a2"] + t["b2"]) * 100.0 ** -np.exp(t["a1"] + t["b1"])
+    assert float(law("farseer", N=1e9, D=100e9)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_step_laws_published_optimum():
+    """Li et al. 2025: 1.79 N^-.713 D^.307 and .58 D^.571 for a billion parameters and 100 billion tokens."""
+    assert float(law("step_law_lr", N=1e9, D=1e11)) == pytest.approx(1.79 * 10 ** (-0.713 * 9 + 0.307 * 11), rel=1e-12)
+    assert float(law("step_law_batch", D=1e11)) == pytest.approx(0.58 * 10 ** (0.571 * 11), rel=1e-12)
+
+
+def test_a_broken_law_has_one_slope_before_and_another_after():
+    t = TRUTHS["broken_power"]
+    C = np.array([1e3, 1e4, 1e40, 1e41])
+    above = np.log10(law("broken_power", {"E": 0.0}, C=C))
+    assert above[1] - above[0] == pytest.approx(-t["alpha"], abs=1e-9)
+    assert above[3] - above[2] == pytest.approx(-t["alpha"] - t["shift"], abs=1e-9)
+
+
+def test_width_and_depth_add_two_terms():
+    columns = columns_for("width_depth")
+    plain = law("chinchilla", {name: TRUTHS["width_depth"][name] for name in TRUTHS["chinchilla"]},
+                N=columns["N"], D=columns["D"])  # fmt: skip
+    added = 20.0 / columns["width"] ** 0.7 + 1.5 / columns["depth"] ** 0.9
+    np.testing.assert_allclose(law("width_depth", **columns), plain + added, rtol=1e-12)
