@@ -110,12 +110,12 @@ def _repeats(columns: Columns, target: np.ndarray) -> list[Finding]:
     close = (_nearest(logs) < np.log1p(NEAR)) & ~copy
     found = []
     if copy.any():
-        text = f"{copy.sum()} rows are equal to another, loss and all: each such run counts twice"
+        text = f"equal to another row, loss and all: {copy.sum()} rows; each such run counts twice"
         found.append(Finding("duplicates", text, _rows(copy)))
     if close.any():
         text = (
-            f"{close.sum()} rows are within {NEAR:.0%} of another in every column: they tell about noise, hardly more about "
-            "the law; resample them together"
+            f"within {NEAR:.0%} of another row in every column: {close.sum()} rows; they tell about noise, hardly more about "
+            "the law: resample them together"
         )
         found.append(Finding("near-duplicates", text, _rows(close)))
     return found
@@ -166,10 +166,10 @@ def _outliers(posed: Problem, best: Optimum) -> list[Finding]:
     if not far.any():
         return []
     worst = int(np.abs(residuals).argmax())
-    unit = "" if posed.objective.log else " (absolute)"
+    limit, most = (f"{x:+.2%}" if posed.objective.log else f"{x:+.3g}" for x in (OUTLIER * size, residuals[worst]))
     text = (
-        f"{far.sum()} rows lie more than {OUTLIER:g} sd ({OUTLIER * size:.2%}{unit}) off the law, the farthest by "
-        f"{residuals[worst]:+.2%}: look at these runs"
+        f"off the law by more than {OUTLIER:g} sd ({limit.lstrip('+')}): {far.sum()} of {len(far)} rows, "
+        f"the farthest by {most}: look at these runs"
     )
     return [Finding("outliers", text, _rows(far))]
 

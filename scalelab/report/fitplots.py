@@ -127,6 +127,7 @@ def _curve(
     if not splits(fitted, held):
         return None
     N = np.array([optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0] for C in at])
+    N = np.where((N > 0) & np.isfinite(N), N, np.nan)  # where there is no best size the line has a gap
     D = at / (fitted.k * N)
     return at, fitted.law({**held, "N": N, "D": D, "C": at, "M": D / N}, fitted.params)
 
@@ -180,8 +181,9 @@ def _band(fitted: Fitted, held: Mapping[str, float], at: np.ndarray) -> tuple[np
     found = []
     for C in at:
         point = float(optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0])
+        point = point if 0 < point < math.inf else math.nan
         sizes = optimal_size(fitted.law, some, C, fitted.k, held)
-        sizes = sizes[np.isfinite(sizes)]
+        sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
         found.append((point, *(quantiles(sizes, fitted.level) if len(sizes) else (math.nan, math.nan))))
     best, low, high = np.array(found).T
     return best, low, high
