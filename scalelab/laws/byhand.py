@@ -62,7 +62,9 @@ def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective
 
     def from_params(params: Mapping[str, Any]) -> np.ndarray:
         E, A, B, alpha, beta = (np.asarray(params[name], float) for name in law.params)
-        return np.stack(np.broadcast_arrays(E, A * np.exp(-alpha * n_mean), B * np.exp(-beta * d_mean), alpha, beta), -1)
+        return np.stack(
+            np.broadcast_arrays(E, A * np.exp(-alpha * n_mean), B * np.exp(-beta * d_mean), alpha, beta), -1
+        )
 
     return Problem(
         law, objective, columns, target, *bounds(law), value, derivatives, basis, to_params, from_params

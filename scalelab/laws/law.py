@@ -149,7 +149,9 @@ def load(name: str) -> Law:
         return LAWS[name]
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise BadInput(f"--law={name}: unknown{nearest(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn")
+        raise BadInput(
+            f"--law={name}: unknown{nearest(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn"
+        )
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

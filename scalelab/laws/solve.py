@@ -50,7 +50,10 @@ def project(problem: Problem, weights: np.ndarray, searched: np.ndarray) -> np.n
     for chosen in itertools.islice(itertools.product((False, True), repeat=count), 1, None):
         on = np.array(chosen)
         keep = np.outer(on, on)
-        ridge = np.eye(count) * np.where(on, 1e-12 * np.trace(gram, axis1=2, axis2=3)[..., None] + 1e-300, 1.0)[..., None, :]
+        ridge = (
+            np.eye(count)
+            * np.where(on, 1e-12 * np.trace(gram, axis1=2, axis2=3)[..., None] + 1e-300, 1.0)[..., None, :]
+        )
         coefs = np.linalg.solve(np.where(keep, gram, 0.0) + ridge, (target * on)[..., None])[..., 0]
         misfit = np.einsum("rgi,rgij,rgj->rg", coefs, gram, coefs) - 2 * np.sum(coefs * target, axis=-1)
         better = (coefs >= 0).all(axis=-1) & (misfit < best)
