@@ -114,8 +114,8 @@ def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
             [
                 name,
                 f"{value:.{_digits(value, profile)}g}" if sure else "-",
+                span(block["intervals_percentile"].get(name), digits),
                 span(block["intervals"].get(name), digits),
-                span(block["intervals_bca"].get(name), digits),
                 _verdict(profile),
                 _tighten(profile),
             ]

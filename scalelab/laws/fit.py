@@ -31,7 +31,10 @@ from scalelab.laws.uncertainty import Bootstrap, Prediction
 
 LEVEL = 0.9
 CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
-INTERVAL_METHOD = "percentiles of refits to resampled runs; for one new run, times the residuals of left-out runs"
+# BCa: in simulated studies its 90 % cover 87 to 95 %, plain percentiles 93 to 97 % (experiments/results/coverage.md).
+INTERVAL_METHOD = (
+    "BCa of refits to resampled runs (a, b: percentiles); for one new run, percentiles times the residuals of left-out runs"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,8 +122,8 @@ class Fitted:
             "certificate": self.best.certificate.to_json(),
             "interval_level": self.level,
             "interval_method": INTERVAL_METHOD,
-            "intervals": {name: list(each["percentile"]) for name, each in intervals.items()},
-            "intervals_bca": {name: list(each["bca"]) for name, each in intervals.items() if "bca" in each},
+            "intervals": {name: list(each.get("bca", each["percentile"])) for name, each in intervals.items()},
+            "intervals_percentile": {name: list(each["percentile"]) for name, each in intervals.items()},
             "standard_errors": {name: each["se"] for name, each in intervals.items()},
             "bootstrap": self.bootstrap.to_json() if self.bootstrap else None,
             "identifiability": {name: p.to_json() for name, p in self.identifiability.items()},

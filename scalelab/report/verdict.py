@@ -17,7 +17,7 @@ PARAMETERS = {
 }
 # Of the fit block: what is not shown as evidence, because it stands in the table or in sentences.
 SHOWN_APART = (
-    "params", "exponents", "intervals", "intervals_bca", "standard_errors", "law", "equation", "n_rows", "n_runs",
+    "params", "exponents", "intervals", "intervals_percentile", "standard_errors", "law", "equation", "n_rows", "n_runs",
     "n_convention", "warnings", "excluded", "identifiability", "allocation", "design", "holdout",
 )  # fmt: skip
 
