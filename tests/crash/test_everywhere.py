@@ -12,6 +12,7 @@ import pytest
 
 from scalelab.train import manifest
 from tests.crash.trainer import (
+    TALLY,
     Cue,
     check_killed,
     check_refused,
@@ -151,7 +152,9 @@ def test_every_file_of_a_checkpoint_damaged_in_every_way_is_refused_by_name(tmp_
             ways[way](path)
             check_refused(folder, 1, str(path))
 
+    before = TALLY["refusals"]
     in_pairs(damage, enumerate(cases))
+    assert TALLY["refusals"] - before >= len(names)
 
 
 def test_a_process_stopped_and_continued_goes_on(tmp_path, whole):
