@@ -60,7 +60,7 @@ class Checkpoints:
         # Uncompressed: weights hardly shrink (to 92 %), and saves are three times as fast.
         self.orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self.commit: threading.Thread | None = None
-        self.failure: BaseException | None = None
+        self.failure: tuple[int, BaseException] | None = None  # of the step that could not be saved
         self.shares: dict[str, float] = {}  # seconds of the last save: blocked, orbax, hash (for who asks how fast)
 
     def save(self, step: int, states: Mapping[str, Any]) -> None:
@@ -72,15 +72,16 @@ class Checkpoints:
         """
         self.wait()
         begun, draft = time.perf_counter(), self.folder / f"{step}.tmp"
-        self.commit = threading.Thread(target=self._commit, args=(step, draft, describe(states)), name="commit")
+        commit = threading.Thread(target=self._commit, args=(step, draft, describe(states)), name="commit")
         try:
             _from_first(lambda: self._make_room(draft))
             self.orbax.save(draft / "state", args=ocp.args.PyTreeSave(dict(states)))
         except Exception as error:
-            self.failure, self.commit = error, None
-            raise self._failed(step) from error
+            self.failure = (step, error)
+            self._raise_failure()
         self.shares = {"blocked": time.perf_counter() - begun}
-        self.commit.start()
+        self.commit = commit
+        commit.start()
 
     def _make_room(self, draft: pathlib.Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -102,14 +103,7 @@ class Checkpoints:
                 self.shares["hash"] = time.perf_counter() - begun
                 manifest.retain(self.folder, self.keep_last, self.keep_every)
         except BaseException as error:  # whatever it is, the thread that saves next has to hear of it
-            self.failure = error
-
-    def _failed(self, step: int | str) -> SaveFailed:
-        reason = (str(self.failure).strip() or type(self.failure).__name__).split("\n")[0]
-        good = [s for s in manifest.steps(self.folder) if not manifest.problems(self.folder / str(s), contents=False)]
-        last = f"the last good one is step {good[-1]}" if good else "there is no good one yet"
-        self.failure = None
-        return SaveFailed(f"{self.folder}: the checkpoint {step} could not be saved ({reason}); {last}")
+            self.failure = (step, error)
 
     def wait(self) -> None:
         """Wait until the save under way, if there is one, is committed. Raises SaveFailed."""
@@ -120,8 +114,13 @@ class Checkpoints:
         _from_first(self._raise_failure)
 
     def _raise_failure(self) -> None:
-        if error := self.failure:
-            raise self._failed("before") from error
+        if self.failure is None:
+            return
+        (step, error), self.failure = self.failure, None
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        good = [s for s in self.steps() if not manifest.problems(self.folder / str(s), contents=False)]
+        last = f"the last good one is step {good[-1]}" if good else "there is no good one yet"
+        raise SaveFailed(f"{self.folder}: step {step} could not be saved ({reason}); {last}") from error
 
     def steps(self) -> list[int]:
         """The steps saved, in order, whether or not they are intact."""

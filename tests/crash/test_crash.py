@@ -79,7 +79,8 @@ def test_a_full_disk_ends_the_run_with_an_error_and_the_last_good_step(tmp_path,
     folder = tmp_path / "run"
     process = start(folder, Cue(r"mkdir .*/8\.tmp$", full=20_000))
     assert end(process) == 1
-    (line,) = [line for line in said(folder).splitlines() if line.startswith("scalelab: ")]  # tensorstore may add its own
+    # tensorstore may add lines of its own
+    (line,) = [line for line in said(folder).splitlines() if line.startswith("scalelab: ")]
     assert "File too large" in line and line.endswith("the last good one is step 4")
     assert check_steps(folder) == [4]
     check_resumed(folder, whole)

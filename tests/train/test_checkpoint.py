@@ -195,7 +195,9 @@ def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path, monkeyp
 
     monkeypatch.setattr(manifest, call, broken)
     checkpoints.save(2, {"run": small_state(2)})
-    with pytest.raises(SaveFailed, match="No space left on device"):
+    with pytest.raises(
+        SaveFailed, match=r"step 2 could not be saved .*No space left on device.*; the last good one is step [12]"
+    ):
         checkpoints.save(3, {"run": small_state(3)})
     monkeypatch.undo()
     assert not manifest.problems(tmp_path / "1")
