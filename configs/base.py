@@ -45,6 +45,13 @@ def get_config() -> ConfigDict:
             "precision": {
                 "name": "fp32",  # fp32 | bf16: bf16 activations and products, fp32 master weights, moments and loss
             },
+            "parallel": {  # devices along each axis of the mesh; one may be -1: the rest
+                "data": 1,  # each holds everything and takes its share of the batch
+                "fsdp": 1,  # the same, and each keeps 1/fsdp of what parallel.zero says
+                "tensor": 1,  # heads, feed-forward units and vocabulary are split (Shoeybi et al. 2019)
+                "sequence": False,  # between the blocks `tensor` splits the sequence (Korthikanti et al. 2022, sec. 4.2.2)
+                "zero": 3,  # along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)
+            },
             "train": {
                 "steps": 500,  # optimizer steps; traced, but the trials of a pack share it
                 "global_batch": 16,  # sequences a step, over all devices

@@ -24,7 +24,7 @@ TRACED = (
     *(f"train.{name}" for name in ("steps", "z_loss", "seed")),
 )
 # What may differ between two launches of one run without changing what is computed.
-UNIDENTIFYING = ("log", "sweep", "checkpoint", "data.cache_dir", "train.steps_per_dispatch")
+UNIDENTIFYING = ("log", "sweep", "checkpoint", "parallel", "data.cache_dir", "train.steps_per_dispatch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,23 @@ class ModelShape:
     remat: str
     parametrization: str  # from parametrization.name: it changes initialisation, forward multipliers and LRs
     base_width: int
+    sequence_parallel: bool = False  # from parallel.sequence: the residual stream is split along the sequence by `tensor`
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How many devices along each mesh axis (-1: the rest), the stage of ZeRO, and whether the sequence is split too."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    sequence: bool = False
+    zero: int = 3
+
+    @property
+    def devices(self) -> int:
+        """The size of the mesh."""
+        return self.data * self.fsdp * self.tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +81,7 @@ class Static:
     precision: str
     global_batch: int
     accumulate: int
+    layout: Layout
 
 
 def static(config: ConfigDict) -> Static:
@@ -72,11 +90,13 @@ def static(config: ConfigDict) -> Static:
         **config.model.to_dict(),
         parametrization=config.parametrization.name,
         base_width=config.parametrization.base_width,
+        sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
     )
     train = config.train
     return Static(
-        shape, config.optim.name, config.schedule.name, config.precision.name, train.global_batch, train.accumulate
-    )
+        shape, config.optim.name, config.schedule.name, config.precision.name, train.global_batch, train.accumulate,
+        Layout(**config.parallel.to_dict()),
+    )  # fmt: skip
 
 
 def hparams(config: ConfigDict) -> dict[str, float]:

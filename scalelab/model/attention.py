@@ -3,6 +3,7 @@
 Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N / K queries a key, H d_head.
 """
 
+import functools
 from typing import Any, Literal
 
 import jax
@@ -12,6 +13,7 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
 from scalelab.model.layers import Einsum, Norm, add
+from scalelab.model.placement import local, residual, spec, use
 
 
 class Attention(nn.Module):
@@ -26,9 +28,10 @@ class Attention(nn.Module):
         s = self.shape
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
-        q_BSNH = Einsum(embed, queries, s.bias, self.dtype, name="q")(x_BSD)
-        k_BSKH = Einsum(embed, keys, s.bias, self.dtype, name="k")(x_BSD)
-        v_BSKH = Einsum(embed, keys, s.bias, self.dtype, name="v")(x_BSD)
+        by_head, by_key = ("batch", None, "heads", None), ("batch", None, "kv_heads", None)
+        q_BSNH = Einsum(embed, queries, s.bias, self.dtype, by_head, name="q")(x_BSD)
+        k_BSKH = Einsum(embed, keys, s.bias, self.dtype, by_key, name="k")(x_BSD)
+        v_BSKH = Einsum(embed, keys, s.bias, self.dtype, by_key, name="v")(x_BSD)
         if s.qk_norm:
             q_BSNH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, self.dtype, name="q_norm")(q_BSNH)
             k_BSKH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, self.dtype, name="k_norm")(k_BSKH)
@@ -38,18 +41,20 @@ class Attention(nn.Module):
         elif s.position == "relative":
             q_BSNH, bias_BNST = self.relative(q_BSNH, scale)
         y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, implementation(s, self.dtype))
-        return Einsum(queries, embed, s.bias, self.dtype, name="o")(y_BSNH)
+        return Einsum(queries, embed, s.bias, self.dtype, residual(s.sequence_parallel), name="o")(y_BSNH)
 
     def relative(self, q_BSNH: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
         """Dai et al. 2019 (Transformer-XL), section 3.3: (q + u, scale * (q + v) . W_r R_{i-j}) with learned u, v."""
         s = self.shape
         queries = (("heads", s.n_heads), ("head_dim", s.d_head))
         vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
-        u_NH, v_NH = (declare(self, name, vector) for name in ("content_bias", "position_bias"))
+        u_NH, v_NH = (use(declare(self, name, vector), *vector.outs) for name in ("content_bias", "position_bias"))
         r_TD = sinusoids(q_BSNH.shape[1], s.d_model)
-        r_TNH = Einsum((("embed", s.d_model),), queries, False, self.dtype, role="position", name="r")(r_TD)
+        by_head = (None, "heads", None)
+        r_TNH = Einsum((("embed", s.d_model),), queries, False, self.dtype, by_head, role="position", name="r")(r_TD)
         by_distance_BNST = jnp.einsum("BSNH,TNH->BNST", add(q_BSNH, v_NH), r_TNH)
-        return add(q_BSNH, u_NH), scale * shift_distances(by_distance_BNST)
+        split = spec("batch", "heads", None, None)
+        return add(q_BSNH, u_NH), scale * local(shift_distances, (split,), split)(by_distance_BNST)
 
 
 def attention_scale(shape: ModelShape) -> float:
@@ -74,7 +79,21 @@ def implementation(shape: ModelShape, dtype: Any) -> Literal["cudnn", "xla", "pl
 def attend(
     q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, how: str
 ) -> jax.Array:
-    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `bias` is added to the scaled logits."""
+    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `bias` is added to the scaled logits.
+
+    On a mesh each device attends with the sequences and heads it holds: no kernel needs to know of the others.
+    """
+    by_head = spec("batch", None, "heads", None)
+    if bias_BNST is None:
+        own = functools.partial(_attend, bias_BNST=None, scale=scale, how=how)
+        return local(own, (by_head,) * 3, by_head)(q_BSNH, k_BTKH, v_BTKH)
+    own = functools.partial(_attend, scale=scale, how=how)
+    return local(own, (*(by_head,) * 3, spec("batch", "heads", None, None)), by_head)(q_BSNH, k_BTKH, v_BTKH, bias_BNST)
+
+
+def _attend(
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, how: str
+) -> jax.Array:
     if how == "plain":
         return plain_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale)
     kernel: Literal["cudnn", "xla"] = "cudnn" if how == "cudnn" else "xla"

@@ -11,22 +11,29 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.model.declare import Declaration, declare
+from scalelab.model.placement import on_mesh, spec, use
 
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
 
 
 def add(x: jax.Array, b: jax.Array) -> jax.Array:
     """x + b over the leading axes, in x's dtype; the gradient of b (fp32) is summed over them in fp32."""
-    return (x + jnp.broadcast_to(b, x.shape)).astype(x.dtype)
+    return (x + behind(b, x)).astype(x.dtype)
+
+
+def behind(b: jax.Array, x: jax.Array) -> jax.Array:
+    """`b` with leading axes of size one, as many as `x` has more."""
+    return jnp.expand_dims(b, tuple(range(x.ndim - b.ndim)))
 
 
 class Einsum(nn.Module):
-    """y[…, outs] = x[…, ins] W[ins, outs] (+ b[outs]); W ~ N(0, 1/fan_in)."""
+    """y[…, outs] = x[…, ins] W[ins, outs] (+ b[outs]); W ~ N(0, 1/fan_in). `place`: logical axes of y on a mesh."""
 
     ins: Axes
     outs: Axes
     bias: bool
     dtype: Any
+    place: tuple[str | None, ...]
     role: str = "weight"
 
     @nn.compact
@@ -36,14 +43,18 @@ class Einsum(nn.Module):
         out_names, out_sizes = zip(*self.outs, strict=True)
         std = math.prod(in_sizes) ** -0.5
         weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
-        w = declare(self, "w", weight).astype(self.dtype)
-        # As one product of two matrices: left with its own axes, XLA:CPU contracts two of them for the weight's gradient
-        # on a strided copy, and a whole step takes 1.5 times as long (experiments/benchmarks).
-        y_TN = x.astype(self.dtype).reshape(-1, math.prod(in_sizes)) @ w.reshape(math.prod(in_sizes), -1)
-        y = y_TN.reshape(*x.shape[: x.ndim - len(in_sizes)], *out_sizes)
+        w, x = use(declare(self, "w", weight).astype(self.dtype), *in_names, *out_names), x.astype(self.dtype)
+        if on_mesh():
+            dims = (tuple(range(x.ndim - len(in_sizes), x.ndim)), tuple(range(len(in_sizes))))
+            y = jax.lax.dot_general(x, w, (dims, ((), ())), out_sharding=spec(*self.place))
+        else:
+            # As one product of two matrices: left with its own axes, XLA:CPU contracts two of them for the weight's
+            # gradient on a strided copy, and a whole step takes 1.5 times as long (experiments/benchmarks).
+            y_TN = x.reshape(-1, math.prod(in_sizes)) @ w.reshape(math.prod(in_sizes), -1)
+            y = y_TN.reshape(*x.shape[: x.ndim - len(in_sizes)], *out_sizes)
         if self.bias:
             b = declare(self, "b", Declaration(out_sizes, (), out_names, "bias"))
-            y = add(y, b)
+            y = add(y, use(b, *out_names))
         return y
 
 
@@ -70,14 +81,14 @@ class Norm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x: [..., axis] -> the same shape, in `dtype`."""
         name, size = self.axis
-        gain = declare(self, "g", Declaration((size,), (), (name,), "gain", fill=1.0))
+        gain = use(declare(self, "g", Declaration((size,), (), (name,), "gain", fill=1.0)), name)
         x = x.astype(jnp.float32)
         if self.kind == "layernorm":
             x = x - jnp.mean(x, axis=-1, keepdims=True)
         y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
-        y = y * jnp.broadcast_to(gain, y.shape)
+        y = y * behind(gain, y)
         if self.kind == "layernorm":
-            y = y + jnp.broadcast_to(declare(self, "b", Declaration((size,), (), (name,), "bias")), y.shape)
+            y = y + behind(use(declare(self, "b", Declaration((size,), (), (name,), "bias")), name), y)
         return y.astype(self.dtype)
 
 
@@ -89,16 +100,18 @@ class MLP(nn.Module):
     d_ff: int
     bias: bool
     dtype: Any
+    residual: tuple[str | None, ...] = ("batch", None, None)
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
         """x_BSD -> [B, S, D]."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
-        h_BSF = Einsum(embed, hidden, self.bias, self.dtype, name="up")(x_BSD)
+        inner = ("batch", None, "mlp")
+        h_BSF = Einsum(embed, hidden, self.bias, self.dtype, inner, name="up")(x_BSD)
         if self.kind == "swiglu":
-            h_BSF = jax.nn.silu(Einsum(embed, hidden, self.bias, self.dtype, name="gate")(x_BSD)) * h_BSF
+            h_BSF = jax.nn.silu(Einsum(embed, hidden, self.bias, self.dtype, inner, name="gate")(x_BSD)) * h_BSF
         elif self.kind == "gelu":
             h_BSF = jax.nn.gelu(h_BSF, approximate=True)
         else:
             h_BSF = jnp.square(jax.nn.relu(h_BSF))
-        return Einsum(hidden, embed, self.bias, self.dtype, name="down")(h_BSF)
+        return Einsum(hidden, embed, self.bias, self.dtype, self.residual, name="down")(h_BSF)

@@ -3,14 +3,17 @@
 The gradient of each chunk is taken while its logits exist, in the forward pass: three products a chunk, where
 recomputing the logits in the backward would need four, and memory for one chunk either way.
 
-Shapes: T tokens, D d_model, V vocab.
+Shapes: B batch, S sequence, T tokens, D d_model, V vocab.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from scalelab.model.placement import BATCH, TENSOR, local, on_mesh, spec
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient shows
 
@@ -30,60 +33,96 @@ def _chunk_sums(
     if softcap:
         logits_TV = softcap * jnp.tanh(logits_TV / softcap)
     counts_T = targets_T >= 0
-    log_z_T = jax.nn.logsumexp(logits_TV, axis=-1)
-    correct_T = jnp.take_along_axis(logits_TV, jnp.maximum(targets_T, 0)[:, None], axis=-1)[:, 0]
+    log_z_T, correct_T = (_split_vocabulary if on_mesh() else _whole_vocabulary)(logits_TV, jnp.maximum(targets_T, 0))
     nll = jnp.sum(jnp.where(counts_T, log_z_T - correct_T, 0.0))
     z = jnp.sum(jnp.where(counts_T, jnp.square(log_z_T), 0.0))
     return nll + z_weight * z, (nll, jnp.sum(counts_T, dtype=jnp.float32))
 
 
+def _whole_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(logsumexp, logit of the target), each [T]."""
+    return jax.nn.logsumexp(logits_TV, axis=-1), jnp.take_along_axis(logits_TV, targets_T[:, None], axis=-1)[:, 0]
+
+
+def _split_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same where each device holds the logits of its part of the vocabulary (Shoeybi et al. 2019, section 3)."""
+    most_T = jax.lax.pmax(jax.lax.stop_gradient(logits_TV.max(axis=-1)), TENSOR)
+    log_z_T = most_T + jnp.log(jax.lax.psum(jnp.exp(logits_TV - most_T[:, None]).sum(axis=-1), TENSOR))
+    own_T = targets_T - jax.lax.axis_index(TENSOR) * logits_TV.shape[1]
+    here_T = (own_T >= 0) & (own_T < logits_TV.shape[1])
+    found_T = jnp.take_along_axis(logits_TV, jnp.where(here_T, own_T, 0)[:, None], axis=-1)[:, 0]
+    return log_z_T, jax.lax.psum(jnp.where(here_T, found_T, 0.0), TENSOR)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def cross_entropy(
-    x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float = 0.0, chunk: int = 0
-) -> LossSums:
-    """Summed loss of next-token logits `x_TD @ head_DV` in nats; targets below zero are ignored.
+    x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array, softcap: float = 0.0,
+    chunk: int = 0,
+) -> LossSums:  # fmt: skip
+    """Summed loss of next-token logits `x_BSD @ head_DV` in nats; targets below zero are ignored.
 
     `z_weight` scales sum(logsumexp^2) (PaLM, section 5); `softcap` > 0 bounds logits by a tanh (Gemma 2).
-    At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. Only `objective` carries gradients.
+    At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. Only `objective` carries gradients. On a mesh each
+    device works through its own sequences and its own part of the vocabulary.
     """
-    xs, _ = _chunks(x_TD, head_DV, targets_T, chunk)
 
-    def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, None]:
-        objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap)
-        return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count), None
+    def own(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array) -> LossSums:
+        def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, None]:
+            objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap)
+            return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count), None
 
-    return jax.lax.scan(body, _zero(), xs)[0]
+        return _over_batch(jax.lax.scan(body, _zero(), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
+
+    return local(own, split_arguments(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
+
+
+def split_arguments() -> tuple[PartitionSpec, ...]:
+    """How the arguments of `cross_entropy` lie on a mesh."""
+    return spec("batch", None, None), spec(None, "vocab"), spec("batch", None), PartitionSpec()
+
+
+def _over_batch(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.lax.psum(x, BATCH), tree) if on_mesh() else tree
+
+
+def _varying(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """On a mesh: `x` as a value that may differ along `axes`, as a loop's first carry must say."""
+    return jax.lax.pcast(x, axes, to="varying") if on_mesh() else x
 
 
 def _zero() -> LossSums:
-    return LossSums(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
+    return LossSums(*[_varying(jnp.zeros(()), BATCH) for _ in range(3)])
 
 
-def _chunks(
-    x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, chunk: int
-) -> tuple[tuple[jax.Array, jax.Array], int]:
-    """Cut into equal chunks of at most `chunk`, the last filled up with ignored positions: ([n, c, D], [n, c]), tokens."""
-    tokens, d_model = x_TD.shape
+def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
+    """Tokens in equal chunks of at most `chunk`, the last filled up with ignored positions: [n, c, D], [n, c]."""
+    tokens, d_model = targets_BS.size, x_BSD.shape[-1]
     chunk = min(tokens, chunk or max(8, CHUNK_LOGITS // head_DV.shape[1]))
     n = -(-tokens // chunk)
     chunk = -(-tokens // n)  # as even as can be: what is filled up is wasted
     filled = n * chunk - tokens
-    x = jnp.pad(x_TD, ((0, filled), (0, 0))).reshape(n, chunk, d_model)
-    return (x, jnp.pad(targets_T, (0, filled), constant_values=-1).reshape(n, chunk)), tokens
+    x = jnp.pad(x_BSD.reshape(tokens, d_model), ((0, filled), (0, 0))).reshape(n, chunk, d_model)
+    return x, jnp.pad(targets_BS.reshape(tokens), (0, filled), constant_values=-1).reshape(n, chunk)
 
 
-def _forward(x_TD, head_DV, targets_T, z_weight, softcap, chunk):
-    parts, n_tokens = _chunks(x_TD, head_DV, targets_T, chunk)
-    gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
+def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
+    def own(x_BSD, head_DV, targets_BS, z_weight):
+        gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
+        head_DV = _varying(head_DV, BATCH)  # so that its gradient is summed over the batch once, after the last chunk
 
-    def body(carry, part):
-        sums, head_grad = carry
-        (objective, (nll, count)), (x_grad, part_grad) = gradient(part[0], head_DV, part[1], z_weight, softcap)
-        sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
-        return (sums, head_grad + part_grad), x_grad
+        def body(carry, part):
+            sums, head_grad = carry
+            (objective, (nll, count)), (x_grad, part_grad) = gradient(part[0], head_DV, part[1], z_weight, softcap)
+            sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
+            return (sums, head_grad + part_grad), x_grad
 
-    (sums, head_grad), x_grad = jax.lax.scan(body, (_zero(), jnp.zeros_like(head_DV)), parts)
-    return sums, (x_grad.reshape(-1, x_TD.shape[1])[:n_tokens], head_grad)
+        zeros = _varying(jnp.zeros(head_DV.shape, head_DV.dtype), (*BATCH, TENSOR))
+        (sums, head_grad), x_grad = jax.lax.scan(body, (_zero(), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk))
+        x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
+        return _over_batch(sums), (x_grad, _over_batch(head_grad))
+
+    out = PartitionSpec(), (spec("batch", None, None), spec(None, "vocab"))
+    return local(own, split_arguments(), out)(x_BSD, head_DV, targets_BS, z_weight)
 
 
 def _backward(softcap, chunk, residuals, cotangents):

@@ -16,6 +16,7 @@ from scalelab.model.attention import Attention
 from scalelab.model.declare import Declaration, split
 from scalelab.model.layers import MLP, Norm, Table
 from scalelab.model.loss import LossSums, cross_entropy
+from scalelab.model.placement import TENSOR, local, on_mesh, place, residual, spec, use
 
 Params = dict[str, Any]
 
@@ -40,9 +41,10 @@ class Block(nn.Module):
         """x_BSD -> (x_BSD, None)."""
         s = self.shape
         norm = functools.partial(Norm, s.norm, ("embed", s.d_model), s.norm_eps, self.dtype)
-        x_BSD = x_BSD + Attention(s, self.dtype, name="attention")(norm(name="attention_norm")(x_BSD))
-        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.dtype, name="mlp")
-        return x_BSD + mlp(norm(name="mlp_norm")(x_BSD)), None
+        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.dtype, residual(s.sequence_parallel), name="mlp")
+        inside = ("batch", None, None)  # norms and sums may be split along the sequence, products see all of it
+        x_BSD = x_BSD + Attention(s, self.dtype, name="attention")(place(norm(name="attention_norm")(x_BSD), *inside))
+        return x_BSD + mlp(place(norm(name="mlp_norm")(x_BSD), *inside)), None
 
 
 class Transformer(nn.Module):
@@ -57,11 +59,12 @@ class Transformer(nn.Module):
         s = self.shape
         embed = Declaration((s.vocab_size, s.d_model), ("vocab",), ("embed",), std=s.init_std)
         embed_VD = Table(embed, name="embed")()
-        x_BSD = embed_VD[tokens_BS]  # fp32 up to the sum, so that a row's gradient is summed over tokens in fp32
+        x_BSD = lookup(use(embed_VD, *embed.axes), tokens_BS)  # fp32 up to the sum: so a row's gradient is summed over tokens
         if s.position == "learned":
             positions = Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
-            positions_SD = Table(positions, name="positions")()[: tokens_BS.shape[1]]
-            x_BSD = x_BSD + jnp.broadcast_to(positions_SD, x_BSD.shape)
+            positions_SD = use(Table(positions, name="positions")(), *positions.axes)[: tokens_BS.shape[1]]
+            x_BSD = x_BSD + positions_SD[None]
+        x_BSD = place(x_BSD, *residual(s.sequence_parallel))
         block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
         stack = nn.scan(
             block, variable_axes={"params": 0}, split_rngs={"params": True}, length=s.n_layers,
@@ -71,8 +74,22 @@ class Transformer(nn.Module):
         x_BSD, _ = stack(s, self.dtype, name="blocks")(x_BSD.astype(self.dtype), None)
         x_BSD = Norm(s.norm, ("embed", s.d_model), s.norm_eps, self.dtype, name="final_norm")(x_BSD)
         head = Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std)
-        head_DV = embed_VD.T if s.tied_head else Table(head, name="head")()
-        return x_BSD * head_multiplier(s), head_DV
+        head_DV = use(embed_VD.T if s.tied_head else Table(head, name="head")(), *head.axes)
+        return place(x_BSD, "batch", None, None) * head_multiplier(s), head_DV
+
+
+def lookup(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
+    """Rows of the embedding [B, S, D]; on a mesh each device looks up what lies in its part of the vocabulary, and adds."""
+
+    def own(table_vD: jax.Array, tokens: jax.Array) -> jax.Array:
+        row = tokens - jax.lax.axis_index(TENSOR) * table_vD.shape[0]
+        here = (row >= 0) & (row < table_vD.shape[0])
+        found = table_vD[jnp.where(here, row, 0)]
+        return jax.lax.psum(jnp.where(here[..., None], found, 0.0), TENSOR)
+
+    if not on_mesh():
+        return embed_VD[tokens_BS]
+    return local(own, (spec("vocab", None), spec("batch", None)), spec("batch", None, None))(embed_VD, tokens_BS)
 
 
 def layers_at_once(shape: ModelShape) -> int:
@@ -123,6 +140,5 @@ def loss(
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
     x_BSD, head_DV = _hidden(shape, params, tokens_BS, dtype)
-    x_TD = x_BSD.reshape(-1, shape.d_model)
-    z_weight, targets_T = jnp.asarray(z_weight, jnp.float32), targets_BS.reshape(-1)
-    return cross_entropy(x_TD, head_DV, targets_T, z_weight, shape.logit_softcap, chunk)
+    z_weight = jnp.asarray(z_weight, jnp.float32)
+    return cross_entropy(x_BSD, head_DV, targets_BS, z_weight, shape.logit_softcap, chunk)

@@ -14,6 +14,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Static
+from scalelab.model.placement import BATCH
+from scalelab.parallel import mesh as mesh_lib
 from scalelab.train import state as state_lib
 from scalelab.train.state import TrainState
 from scalelab.train.step import evaluate, many_steps
@@ -57,8 +59,49 @@ def _compiled(static: Static, mapped: bool) -> tuple[Callable, Callable, Callabl
     return jax.jit(functions[0]), jax.jit(functions[1], donate_argnums=0), jax.jit(functions[2])
 
 
+def on_mesh(static: Static, hparams: Trees) -> Program:
+    """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.specs` says."""
+    mesh = mesh_lib.make(static.layout)
+    assert mesh is not None, "a layout of one device needs no mesh"
+    init, advance, evaluated = _compiled(static, False)
+    specs = state_lib.specs(static, hparams[0])
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    batches_KBS = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
+    with mesh_lib.scope(mesh):
+        traced = [_traced(h) for h in hparams]
+
+    def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
+        states, logs = list(states), [None] * len(states)
+        with mesh_lib.scope(mesh):
+            for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
+                if batch is not None:
+                    states[i], logs[i] = advance(states[i], jax.device_put(batch, batches_KBS), np.int32(n), h)
+        return states, logs
+
+    def evaluate_all(states: list, val: np.ndarray) -> list[jax.Array]:
+        with mesh_lib.scope(mesh):
+            val = jax.device_put(val, batches_KBS)
+            return [evaluated(s.params, val) for s in states]
+
+    def begin() -> list:
+        # Drawn by the compiler's own partitioning: the numbers don't depend on the mesh, and no device holds them all.
+        auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+        drawn = jax.jit(init, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
+        return [jax.device_put(drawn(_traced(h)), shardings) for h in hparams]
+
+    return Program(
+        init=begin,
+        advance=advance_all,
+        evaluate=evaluate_all,
+        separate=lambda states: list(states),
+        join=lambda states: [jax.device_put(s, shardings) for s in states],
+    )
+
+
 def in_turn(static: Static, hparams: Trees) -> Program:
     """One compiled program of one trial, called for each: the fastest on CPU, and bit for bit each trial alone."""
+    if static.layout.devices > 1:
+        return on_mesh(static, hparams)
     init, advance, evaluated = _compiled(static, False)
     traced = [_traced(h) for h in hparams]
 

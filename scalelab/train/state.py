@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.sharding import PartitionSpec
 
 from scalelab.config import Static
 from scalelab.model import parametrization, transformer
 from scalelab.optim.chain import OPTIMIZERS
 from scalelab.optim.schedules import Hparams
+from scalelab.parallel import rules
 
 
 class TrainState(NamedTuple):
@@ -35,6 +38,18 @@ def init(static: Static, h: Hparams) -> TrainState:
     params = transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
     zero = jnp.zeros((), jnp.int32)
     return TrainState(zero, params, optimizer(static, h, jnp.zeros(())).init(params), zero, zero)
+
+
+def specs(static: Static, h: Mapping[str, float]) -> TrainState:
+    """How each part of a state lies on the mesh of `static.layout`."""
+    shape, layout, like = static.model, static.layout, shapes(static, h)
+    kept = rules.moments(shape, layout)
+    whole = PartitionSpec()
+    opt_state = optax.tree_utils.tree_map_params(
+        optimizer(static, {key: jnp.asarray(value) for key, value in h.items()}, jnp.zeros(())),
+        lambda _, spec: spec, like.opt_state, kept, transform_non_params=lambda _: whole,
+    )  # fmt: skip
+    return TrainState(whole, rules.parameters(shape, layout), opt_state, whole, whole)
 
 
 def shapes(static: Static, h: Mapping[str, float]) -> TrainState:

@@ -1,16 +1,19 @@
 """The training step as a pure function: (state, tokens, hparams) -> (state, metrics)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import reshard
 
 from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.loss import LossSums
 from scalelab.optim.schedules import SCHEDULES, Hparams
 from scalelab.precision.policy import COMPUTE_DTYPES
+from scalelab.parallel import rules
 from scalelab.train.state import TrainState, optimizer
 
 Updated = tuple[Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, (update norm, param norm)
@@ -39,15 +42,22 @@ def gradients(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Arra
 
     def micro(carry: tuple[LossSums, Any], part: jax.Array) -> tuple[tuple[LossSums, Any], None]:
         (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, part)
-        return jax.tree.map(jnp.add, carry, (sums, grads)), None
+        return jax.tree.map(jnp.add, carry, (sums, split(static, rules.gradients, grads))), None
 
     if static.accumulate == 1:
         (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, tokens)
     else:
-        parts = tokens.reshape(static.accumulate, -1, tokens.shape[-1])
-        zeros = (LossSums(*[jnp.zeros(())] * 3), jax.tree.map(jnp.zeros_like, params))
+        parts = tokens.reshape(-1, static.accumulate, tokens.shape[-1]).swapaxes(0, 1)  # each takes of every device's rows
+        zeros = (LossSums(*[jnp.zeros(())] * 3), split(static, rules.gradients, jax.tree.map(jnp.zeros_like, params)))
         (sums, grads), _ = jax.lax.scan(micro, zeros, parts)
     return sums, grads
+
+
+def split(static: Static, rule: Callable, tree: Any) -> Any:
+    """A tree like the parameters, laid out as `rule` says; on a single device the tree itself."""
+    if static.layout.devices == 1:
+        return tree
+    return jax.tree.map(reshard, tree, rule(static.model, static.layout))
 
 
 def train_step(
@@ -60,6 +70,7 @@ def train_step(
     `log_every` passes over: they read every parameter once more, 3 % of a step with a large vocabulary.
     """
     sums, grads = gradients(static, state.params, tokens, h["z_loss"])
+    grads = split(static, rules.moments, grads)
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     lr = SCHEDULES[static.schedule](state.step, h)
 
@@ -69,8 +80,9 @@ def train_step(
         def once(_: jax.Array, carry: Updated) -> Updated:
             # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
             (params, opt_state, norms), tied = jax.lax.optimization_barrier((carry, grads))
+            params = split(static, rules.moments, params)
             updates, opt_state = optimizer(static, h, lr).update(tied, opt_state, params)
-            params = optax.apply_updates(params, updates)
+            params = split(static, rules.parameters, optax.apply_updates(params, updates))
             return params, opt_state, (optax.tree.norm(updates), optax.tree.norm(params)) if measured else norms
 
         return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)

@@ -1,0 +1,1 @@
+"""Meshes of devices, and which of their axes split what."""

@@ -1,0 +1,49 @@
+"""The mesh of a layout: axes `data`, `fsdp`, `tensor`, all explicit, so that a value's split is part of its type."""
+
+import contextlib
+import dataclasses
+import functools
+from typing import ContextManager
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from scalelab.config import Layout
+from scalelab.errors import BadInput
+
+AXES = ("data", "fsdp", "tensor")
+
+
+def resolved(layout: Layout, devices: int) -> Layout:
+    """`layout` with its -1 filled in from the number of devices. BadInput where the sizes don't make it up.
+
+    A layout of one device is always possible; it leaves the others idle.
+    """
+    sizes = {axis: getattr(layout, axis) for axis in AXES}
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1:
+        raise BadInput(f"parallel.{free[0]}=-1 and parallel.{free[1]}=-1: only one size may be the rest of the devices")
+    fixed = 1
+    for axis, size in sizes.items():
+        if size != -1 and size < 1:
+            raise BadInput(f"parallel.{axis}={size} is not a number of devices; 1 or more, or -1 for the rest")
+        fixed *= size if size != -1 else 1
+    said = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+    if devices % fixed or (not free and fixed not in (1, devices)):
+        good = max(k for k in range(1, devices + 1) if devices % k == 0 and k <= fixed)
+        raise BadInput(f"parallel: {said} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}")
+    return dataclasses.replace(layout, **{axis: devices // fixed for axis in free})
+
+
+@functools.cache
+def make(layout: Layout) -> Mesh | None:
+    """The mesh of a resolved layout over the first devices; None for a single device, where nothing needs a mesh."""
+    sizes = tuple(getattr(layout, axis) for axis in AXES)
+    if layout.devices == 1:
+        return None
+    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+
+def scope(mesh: Mesh | None) -> ContextManager:
+    """Within it, what is traced is traced for `mesh`."""
+    return jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext()

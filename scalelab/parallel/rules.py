@@ -1,0 +1,94 @@
+"""From a parameter's declared axes to the mesh axes that split it: the one table, and what it can't split.
+
+ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing, 1 optimizer state, 2 gradients too,
+3 parameters too (FSDP). `tensor` splits the same axes whatever the stage (Shoeybi et al. 2019).
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+from ml_collections import ConfigDict
+
+from scalelab.config import Layout, ModelShape
+from scalelab.errors import BadInput
+from scalelab.model.declare import Declaration
+from scalelab.model.transformer import declarations
+
+TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")
+FSDP_AXIS = "embed"
+MOST_UNSPLIT = 0.02  # of the parameters: more left whole under FSDP is worth a word
+
+
+def spec(declaration: Declaration, fsdp: bool) -> PartitionSpec:
+    """How a parameter lies on the mesh: logical axis by logical axis."""
+    return PartitionSpec(
+        *["tensor" if a in TENSOR_AXES else "fsdp" if fsdp and a == FSDP_AXIS else None for a in declaration.axes]
+    )
+
+
+@functools.cache
+def _specs(shape: ModelShape, fsdp: bool) -> Any:
+    return jax.tree.map(lambda d: spec(d, fsdp), declarations(shape))
+
+
+def parameters(shape: ModelShape, layout: Layout) -> Any:
+    """Specs of the parameters at rest."""
+    return _specs(shape, layout.zero >= 3)
+
+
+def gradients(shape: ModelShape, layout: Layout) -> Any:
+    """Specs of gradients while micro-batches are summed."""
+    return _specs(shape, layout.zero >= 2)
+
+
+def moments(shape: ModelShape, layout: Layout) -> Any:
+    """Specs of whatever the optimizer keeps a parameter."""
+    return _specs(shape, layout.zero >= 1)
+
+
+def check(config: ConfigDict, layout: Layout) -> list[str]:
+    """Refuse what the layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
+    model, train, split = config.model, config.train, layout.data * layout.fsdp
+    if layout.zero not in range(4):
+        raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
+    for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
+        _divides(f"model.{name}", model[name], "parallel.tensor", layout.tensor)
+    if layout.sequence:
+        _divides("model.seq_len", model.seq_len, "parallel.tensor", layout.tensor)
+    if layout.zero:
+        _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
+    micro = train.global_batch // train.accumulate
+    _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", split)
+    return whole(declarations_of(config), layout)
+
+
+def _divides(name: str, value: int, axis: str, size: int) -> None:
+    if value % size:
+        low = value // size * size
+        nearest = f"{low} or {low + size}" if low else f"{size}"
+        sizes = [k for k in range(1, size + 1) if value % k == 0]
+        raise BadInput(
+            f"{name}={value} is not divisible by {axis}={size}; nearest {name}: {nearest}, nearest {axis}: {sizes[-1]}"
+        )
+
+
+def declarations_of(config: ConfigDict) -> Any:
+    """The declarations of a resolved config's model."""
+    from scalelab.config import static
+
+    return declarations(static(config).model)
+
+
+def whole(declared: Any, layout: Layout) -> list[str]:
+    """Under FSDP, which parameters no rule splits, where they are more than 2 % of all."""
+    if layout.zero < 3 or layout.fsdp == 1:
+        return []
+    leaves = jax.tree_util.tree_leaves_with_path(declared, is_leaf=lambda d: isinstance(d, Declaration))
+    left = [(path, d) for path, d in leaves if FSDP_AXIS not in d.axes]
+    share = sum(d.size for _, d in left) / sum(d.size for _, d in leaves)
+    if share <= MOST_UNSPLIT:
+        return []
+    names = ", ".join(".".join(str(key.key) for key in path) for path, _ in left[:6])
+    return [f"{share:.1%} of the parameters are not split by fsdp, since they have no `{FSDP_AXIS}` axis: {names}"]
