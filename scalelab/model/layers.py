@@ -3,12 +3,14 @@
 Shapes: B batch, S sequence, D d_model, N heads, K key/value heads, H d_head, F d_ff, V vocab.
 """
 
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec, reshard
 
 from scalelab.model.declare import Declaration, declare
 from scalelab.model.placement import on_mesh, spec, use
@@ -24,6 +26,53 @@ def add(x: jax.Array, b: jax.Array) -> jax.Array:
 def behind(b: jax.Array, x: jax.Array) -> jax.Array:
     """`b` with leading axes of size one, as many as `x` has more."""
     return jnp.expand_dims(b, tuple(range(x.ndim - b.ndim)))
+
+
+Names = tuple[str | None, ...]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def product(x: jax.Array, w: jax.Array, ins: int, names: tuple[str, ...], place: Names) -> jax.Array:
+    """x [..., ins] times w [ins, outs] (fp32, logical axes `names`) -> [..., outs] in x's dtype, lying as `place` says.
+
+    Its backward is written out for two reasons: the weight's gradient is summed over tokens, and over devices, in fp32
+    also where products run in bf16; and a weight split by fsdp is gathered anew, so that it isn't held in between.
+    """
+    return _dot(x, use(w.astype(x.dtype), *names), (x.ndim - ins, x.ndim), (0, ins), spec(*place), x.dtype)
+
+
+def _product_forward(x, w, ins, names, place):
+    return product(x, w, ins, names, place), (x, w)
+
+
+def _product_backward(ins, names, place, kept, dy):
+    x, w = kept
+    lead = x.ndim - ins
+    if not on_mesh():
+        tokens, inner = math.prod(x.shape[:lead]), math.prod(x.shape[lead:])
+        x_TK, dy_TN, w_KN = x.reshape(tokens, inner), dy.reshape(tokens, -1), w.astype(x.dtype).reshape(inner, -1)
+        dw_KN = jnp.einsum("tk,tn->kn", x_TK, dy_TN, preferred_element_type=jnp.float32)
+        return (dy_TN @ w_KN.T).reshape(x.shape), dw_KN.reshape(w.shape)
+    used = use(w.astype(x.dtype), *names)
+    dx = _dot(dy, used, (lead, dy.ndim), (ins, w.ndim), jax.typeof(x).sharding.spec, x.dtype)
+    dw = _dot(x, dy, (0, lead), (0, lead), spec(*names), jnp.float32)
+    return dx, reshard(dw, jax.typeof(w).sharding.spec)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+def _dot(
+    a: jax.Array, b: jax.Array, of_a: tuple[int, int], of_b: tuple[int, int], out: PartitionSpec, dtype: Any
+) -> jax.Array:  # fmt: skip
+    """Contract axes of_a[0] to of_a[1] of a with those of b; on a mesh the result lies as `out` says."""
+    dims = (tuple(range(*of_a)), tuple(range(*of_b)))
+    if on_mesh():
+        return jax.lax.dot_general(a, b, (dims, ((), ())), preferred_element_type=dtype, out_sharding=out)
+    # As one product of two matrices: left with its own axes, XLA:CPU contracts two of them for the weight's gradient on a
+    # strided copy, and a whole step takes 1.5 times as long (experiments/benchmarks).
+    y = a.reshape(-1, math.prod(a.shape[of_a[0] :])) @ b.reshape(math.prod(b.shape[: of_b[1]]), -1)
+    return y.reshape(*a.shape[: of_a[0]], *b.shape[of_b[1] :])
 
 
 class Einsum(nn.Module):
@@ -43,15 +92,8 @@ class Einsum(nn.Module):
         out_names, out_sizes = zip(*self.outs, strict=True)
         std = math.prod(in_sizes) ** -0.5
         weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
-        w, x = use(declare(self, "w", weight).astype(self.dtype), *in_names, *out_names), x.astype(self.dtype)
-        if on_mesh():
-            dims = (tuple(range(x.ndim - len(in_sizes), x.ndim)), tuple(range(len(in_sizes))))
-            y = jax.lax.dot_general(x, w, (dims, ((), ())), out_sharding=spec(*self.place))
-        else:
-            # As one product of two matrices: left with its own axes, XLA:CPU contracts two of them for the weight's
-            # gradient on a strided copy, and a whole step takes 1.5 times as long (experiments/benchmarks).
-            y_TN = x.reshape(-1, math.prod(in_sizes)) @ w.reshape(math.prod(in_sizes), -1)
-            y = y_TN.reshape(*x.shape[: x.ndim - len(in_sizes)], *out_sizes)
+        w = declare(self, "w", weight)
+        y = product(x.astype(self.dtype), w, len(in_sizes), in_names + out_names, self.place)
         if self.bias:
             b = declare(self, "b", Declaration(out_sizes, (), out_names, "bias"))
             y = add(y, use(b, *out_names))

@@ -6,10 +6,10 @@ The trainer sets the mesh (`parallel/mesh.py`); the model asks for it here, wher
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ContextManager
 
 import jax
-from jax.sharding import PartitionSpec, reshard
+from jax.sharding import AbstractMesh, PartitionSpec, reshard
 
 BATCH = ("data", "fsdp")
 TENSOR = "tensor"
@@ -21,12 +21,9 @@ def on_mesh() -> bool:
     return not jax.sharding.get_abstract_mesh().empty
 
 
-def size(*axes: str) -> int:
-    """The devices along these mesh axes; 1 without a mesh."""
-    shape, product = jax.sharding.get_abstract_mesh().shape, 1
-    for axis in axes:
-        product *= shape.get(axis, 1)
-    return product
+def off_mesh() -> ContextManager:
+    """Within it, what is traced is traced for no mesh: shapes and initial values don't depend on one."""
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 
 
 def spec(*names: str | None) -> PartitionSpec:

@@ -16,7 +16,7 @@ from scalelab.model.attention import Attention
 from scalelab.model.declare import Declaration, split
 from scalelab.model.layers import MLP, Norm, Table
 from scalelab.model.loss import LossSums, cross_entropy
-from scalelab.model.placement import TENSOR, local, on_mesh, place, residual, spec, use
+from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, residual, spec, use
 
 Params = dict[str, Any]
 
@@ -108,7 +108,8 @@ def head_multiplier(shape: ModelShape) -> float:
 
 def _init(shape: ModelShape, key: jax.Array) -> Any:
     tokens_BS = jnp.zeros((1, shape.seq_len), jnp.int32)
-    return Transformer(shape, jnp.float32).init(key, tokens_BS)["params"]
+    with off_mesh():
+        return Transformer(shape, jnp.float32).init(key, tokens_BS)["params"]
 
 
 def init(shape: ModelShape, key: jax.Array) -> Params:

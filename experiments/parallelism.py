@@ -1,0 +1,267 @@
+"""The same model under every layout of a mesh: are loss and gradients those of one device, and what does each layout cost?
+
+    python -m experiments.parallelism [--quick] [--only=fsdp,tensor] [--json[=PATH]]
+
+Trains nothing: at fixed parameters, in fp32 and again in bf16, it compares the token-mean loss and every gradient with
+those of a single device, counts the bytes that each device holds and moves, and puts the formula beside them. Each layout
+comes with two variants of the model that differ in everything (heads, head, remat, accumulation, positions), so that the
+list covers all pairs. Runs on fake CPU devices; --quick takes each layout once.
+"""
+
+import dataclasses
+import functools
+import itertools
+import os
+import re
+import sys
+from typing import Any
+
+if __name__ == "__main__":  # before jax is imported: eight devices, and bf16 rounded where the program says so
+    flags = "--xla_force_host_platform_device_count=8 --xla_allow_excess_precision=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax  # noqa: E402 - after the flag that makes the devices
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from configs import base  # noqa: E402
+from scalelab import config as config_lib  # noqa: E402
+from scalelab.commands.shared import Parser, emit  # noqa: E402
+from scalelab.config import Layout, Static  # noqa: E402
+from scalelab.errors import BadInput, nearest  # noqa: E402
+from scalelab.model.placement import BATCH  # noqa: E402
+from scalelab.parallel import mesh as mesh_lib  # noqa: E402
+from scalelab.parallel import rules  # noqa: E402
+from scalelab.train import state as state_lib  # noqa: E402
+from scalelab.train.step import gradients, train_step  # noqa: E402
+
+LAYOUTS = {
+    "data": Layout(data=8),
+    "zero0": Layout(fsdp=8, zero=0),
+    "zero1": Layout(fsdp=8, zero=1),
+    "zero2": Layout(fsdp=8, zero=2),
+    "fsdp": Layout(fsdp=8),
+    "hsdp": Layout(data=2, fsdp=4),
+    "tensor": Layout(data=2, tensor=4),
+    "tensor+sequence": Layout(data=2, tensor=4, sequence=True),
+    "fsdp+tensor": Layout(fsdp=4, tensor=2),
+    "fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True),
+    "hsdp+tensor+sequence": Layout(data=2, fsdp=2, tensor=2, sequence=True),
+    "zero1+tensor+sequence": Layout(fsdp=2, tensor=4, sequence=True, zero=1),
+}
+FACTORS: dict[str, tuple[Any, Any]] = {
+    "family": ("llama", "gpt2"),
+    "model.n_kv_heads": (8, 4),
+    "model.tied_head": (False, True),
+    "model.remat": ("none", "full"),
+    "train.accumulate": (1, 2),
+}
+ZERO = {"fp32": 1e-6, "bf16": 1e-4}  # of the largest gradient entry: below, a leaf is rounding
+SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 64  # as many tokens as bf16 needs for its rounding to average out
+
+
+def variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two variants of the model for the layout of this index: opposite in every factor."""
+    levels = [index >> bit & 1 for bit in range(4)]
+    levels.append(levels[0] ^ levels[1] ^ levels[2] ^ levels[3])
+    first = {name: FACTORS[name][level] for name, level in zip(FACTORS, levels, strict=True)}
+    return first, {name: FACTORS[name][1 - level] for name, level in zip(FACTORS, levels, strict=True)}
+
+
+def static_of(variant: dict[str, Any], layout: Layout, precision: str) -> tuple[Static, dict[str, float]]:
+    """The compiled half of the config and its hparams."""
+    tree, values = base.get_config(), dict(variant)
+    tree.model = getattr(base, values.pop("family"))(64, 2, 8)
+    sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": BATCH_SIZE}
+    placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
+    config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
+    rules.check(config, layout)
+    return config_lib.static(config), config_lib.hparams(config)
+
+
+def tokens() -> np.ndarray:
+    """One batch, int32 [B, S + 1], some targets ignored, unevenly over its rows."""
+    found = np.random.default_rng(0).integers(0, VOCAB, (BATCH_SIZE, SEQ_LEN + 1)).astype(np.int32)
+    found[0, 5:9], found[3, 2:] = -1, -1
+    return found
+
+
+def loss_and_gradients(static: Static, params: Any, batch: Any) -> tuple[jax.Array, Any]:
+    """Token-mean loss with a z-loss, and its gradient."""
+    sums, grads = gradients(static, params, batch, jnp.float32(1e-3))
+    return sums.objective / sums.tokens, grads
+
+
+@functools.cache
+def alone(static: Static) -> tuple[Any, float, Any]:
+    """(parameters, loss, gradients) on one device."""
+    params = state_lib.init(static, {"seed": np.uint32(0), **dict.fromkeys(UNUSED, 0.0)}).params
+    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, tokens())
+    return params, float(loss), jax.device_get(grads)
+
+
+UNUSED = ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")  # by the parameters that init draws
+
+
+def row(name: str, layout: Layout, variant: dict[str, Any], precision: str) -> dict[str, Any]:
+    """One line of the table."""
+    static, h = static_of(variant, layout, precision)
+    params, loss, grads = alone(dataclasses.replace(static, layout=Layout(), accumulate=1,
+                                                    model=dataclasses.replace(static.model, sequence_parallel=False)))
+    mesh = mesh_lib.make(layout)
+    specs = state_lib.specs(static, h)
+    with mesh_lib.scope(mesh):
+        placed = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
+        batch = jax.device_put(tokens(), NamedSharding(mesh, PartitionSpec(BATCH, None)))
+        found_loss, found = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch)
+        cost = costs(static, h, specs, mesh) if precision == "fp32" else {}
+    worst = worst_leaf(grads, jax.device_get(found), ZERO[precision])
+    return {
+        "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.AXES},
+        "schedule": None, "loss_rel_diff": abs(float(found_loss) / loss - 1), "grad_rel_diff": worst, **cost,
+    }  # fmt: skip
+
+
+def worst_leaf(expected: Any, found: Any, zero: float) -> float:
+    """The largest difference of a gradient leaf, over its largest entry or 1e-3 of the largest of all.
+
+    A leaf below `zero` of the largest is zero in exact arithmetic (a key bias without RoPE): what both sides hold is rounding,
+    and its difference is taken over the largest entry of all.
+    """
+    leaves = list(zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True))
+    top = max(np.abs(a).max() for a, _ in leaves)
+
+    def over(leaf: np.ndarray) -> float:
+        return top if np.abs(leaf).max() < zero * top else max(np.abs(leaf).max(), 1e-3 * top)
+
+    return float(max(np.abs(a - b).max() / over(a) for a, b in leaves))
+
+
+def costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[str, Any]:
+    """Bytes of a training step: what a device holds, by XLA and by formula, and what moves along which axes."""
+    like = jax.tree.map(
+        lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
+        state_lib.shapes(static, h), specs,
+    )  # fmt: skip
+    batch = jax.ShapeDtypeStruct((BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH, None)))
+    traced = {key: jnp.float32(value) for key, value in h.items()}
+    compiled = jax.jit(functools.partial(train_step, static)).lower(like, batch, traced).compile()
+    held = compiled.memory_analysis().argument_size_in_bytes
+    small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (static.layout.data * static.layout.fsdp)
+    return {
+        "argument_bytes": held - small,
+        "argument_bytes_formula": formula(static),
+        "collective_bytes": collectives(compiled.as_text(), mesh),
+    }
+
+
+def formula(static: Static) -> float:
+    """Bytes of the fp32 Adam state a device holds: 4 of parameters and 8 of moments, each split as the stage says.
+
+    Without tensor parallelism: 12, (4 + 8/n), 12/n bytes a parameter at ZeRO 0, 1 and 2, 3 (Rajbhandari et al. 2020, fig. 1,
+    in fp32); leaves without an `embed` axis stay whole.
+    """
+    layout = static.layout
+
+    def share(declaration: Any, split: bool) -> float:
+        fsdp = layout.fsdp if split and "embed" in declaration.axes else 1
+        tensor = layout.tensor if set(declaration.axes) & set(rules.TENSOR_AXES) else 1
+        return declaration.size / (fsdp * tensor)
+
+    leaves = jax.tree.leaves(rules.declarations(static.model))
+    return sum(4 * share(d, layout.zero >= 3) + 8 * share(d, layout.zero >= 1) for d in leaves)
+
+
+def collectives(text: str, mesh: Any) -> dict[str, int]:
+    """Bytes of the results of collectives in compiled text, by the mesh axes that their groups run along."""
+    groups = {axes: _groups(mesh, axes) for n in range(1, 4) for axes in itertools.combinations(mesh.axis_names, n)}
+    moved: dict[str, int] = {}
+    pattern = r"= (.*?) (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)\(.*?replica_groups=(\{\{.*?\}\}|\[[^ ,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?)"
+    for shapes, _, listed in re.findall(pattern, text):
+        found = _listed(listed)
+        axes = next((a for a, g in groups.items() if g == found), None)
+        name = " x ".join(axes) if axes else "other"
+        moved[name] = moved.get(name, 0) + _bytes(shapes)
+    return moved
+
+
+def _groups(mesh: Any, axes: tuple[str, ...]) -> frozenset:
+    """The device groups that a collective along `axes` joins; axes of size one join nothing new."""
+    ids = np.vectorize(lambda d: d.id)(mesh.devices)
+    last = [mesh.axis_names.index(a) for a in axes]
+    moved = np.moveaxis(ids, last, range(-len(last), 0)).reshape(-1, int(np.prod([ids.shape[i] for i in last])))
+    return frozenset(frozenset(group.tolist()) for group in moved)
+
+
+def _listed(text: str) -> frozenset:
+    """XLA's two notations of replica groups: {{0,1},{2,3}} and [2,4]<=[8] or [4,2]<=[2,4]T(1,0)."""
+    if text.startswith("{"):
+        return frozenset(frozenset(int(i) for i in g.split(",")) for g in re.findall(r"\{([\d,]+)\}", text))
+    shape, dims, order = re.fullmatch(r"\[([\d,]*)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?", text).groups()
+    ids = np.arange(np.prod([int(d) for d in dims.split(",")])).reshape([int(d) for d in dims.split(",")])
+    ids = ids.transpose([int(i) for i in order.split(",")]) if order else ids
+    rows = ids.reshape([int(d) for d in shape.split(",")])
+    return frozenset(frozenset(group.tolist()) for group in rows.reshape(rows.shape[0], -1))
+
+
+def _bytes(shapes: str) -> int:
+    width = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2}
+    return sum(
+        width.get(kind, 4) * int(np.prod([int(d) for d in dims.split(",") if d] or [1]))
+        for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 where every layout agrees, 1 where one doesn't, 2 for bad input."""
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.parallelism"
+    parser.add_argument("--quick", action="store_true", help="each layout with one variant of the model")
+    parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
+    try:
+        options = parser.parse_args(argv)
+        chosen = options.only.split(",")
+        for name in chosen:
+            if name not in LAYOUTS:
+                raise BadInput(f"--only={name}: no such layout{nearest(name, LAYOUTS)}")
+    except BadInput as mistake:
+        print(f"parallelism: {mistake}", file=sys.stderr)
+        return 2
+    result: dict[str, list] = {"rows": [], "rows_bf16": []}
+    for index, (name, layout) in enumerate(LAYOUTS.items()):
+        if name not in chosen:
+            continue
+        for variant in variants(index)[: 1 if options.quick else 2]:
+            print(f"{name}: {variant}", file=sys.stderr, flush=True)
+            result["rows"].append(row(name, layout, variant, "fp32"))
+        result["rows_bf16"].append(row(name, layout, variants(index)[0], "bf16"))
+    if options.json != "-":
+        show(result)
+    emit(result, options.json)
+    return 0 if agrees(result) else 1
+
+
+def agrees(result: dict[str, list]) -> bool:
+    """fp32: loss to 2e-6 and gradients to 3e-6; bf16: loss within 1e-2, gradients within 3e-2 (its unit roundoff is 4e-3)."""
+    exact = all(r["loss_rel_diff"] <= 2e-6 and r["grad_rel_diff"] <= 3e-6 for r in result["rows"])
+    return exact and all(r["loss_rel_diff"] <= 1e-2 and r["grad_rel_diff"] <= 3e-2 for r in result["rows_bf16"])
+
+
+def show(result: dict[str, list]) -> None:
+    """The table for people."""
+    table = Table("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "KiB a device", "by formula", "KiB moved")
+    rounded = {r["layout"]: r["grad_rel_diff"] for r in result["rows_bf16"]}
+    for r in result["rows"]:
+        moved = ", ".join(f"{axes}: {b / 1024:.0f}" for axes, b in r["collective_bytes"].items())
+        held, formula_ = r["argument_bytes"] / 1024, r["argument_bytes_formula"] / 1024
+        cells = (f"{r['loss_rel_diff']:.1e}", f"{r['grad_rel_diff']:.1e}", f"{rounded[r['layout']]:.1e}")
+        table.add_row(r["layout"], *cells, f"{held:.1f}", f"{formula_:.1f}", moved)
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+"""Every layout of a mesh against one device: loss, gradients, bytes, on eight fake devices in processes of their own."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments import parallelism
+
+HALVES = [",".join(list(parallelism.LAYOUTS)[i::2]) for i in range(2)]
+
+
+@pytest.mark.parametrize("names", HALVES)
+def test_loss_gradients_and_bytes_of_every_layout(names, tmp_path):
+    path = tmp_path / "rows.json"
+    command = [sys.executable, "-m", "experiments.parallelism", "--quick", f"--only={names}", f"--json={path}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert path.exists(), done.stderr[-2000:]
+    result = json.loads(path.read_text())
+    assert [row["layout"] for row in result["rows"]] == names.split(",")
+    for row in result["rows"]:
+        assert row["loss_rel_diff"] <= 2e-6 and row["grad_rel_diff"] <= 3e-6, row
+        assert row["argument_bytes"] == pytest.approx(row["argument_bytes_formula"], rel=2e-3), row
+        mesh = row["mesh"]
+        assert {a for axes in row["collective_bytes"] for a in axes.split(" x ")} <= {*mesh, "other"}
+    for row in result["rows_bf16"]:
+        assert row["loss_rel_diff"] <= 1e-2 and row["grad_rel_diff"] <= 3e-2, row
+    assert done.returncode == 0
+
+
+def test_the_variants_cover_all_pairs_of_levels():
+    drawn = [v for i in range(len(parallelism.LAYOUTS)) for v in parallelism.variants(i)]
+    for (a, levels_a), (b, levels_b) in itertools.combinations(parallelism.FACTORS.items(), 2):
+        assert {(v[a], v[b]) for v in drawn} == set(itertools.product(levels_a, levels_b)), (a, b)
+    for i in range(len(parallelism.LAYOUTS)):
+        first, second = parallelism.variants(i)
+        assert all(first[name] != second[name] for name in parallelism.FACTORS)
