@@ -11,7 +11,7 @@ import jax
 from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
-from scalelab.config import Layout, ModelShape
+from scalelab.config import Layout, ModelShape, static
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.model.transformer import declarations
@@ -49,7 +49,7 @@ def moments(shape: ModelShape, layout: Layout) -> Any:
 
 
 def check(config: ConfigDict, layout: Layout) -> list[str]:
-    """Refuse what the layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
+    """Refuse what a resolved layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
     model, train, split = config.model, config.train, layout.data * layout.fsdp
     if layout.zero not in range(4):
         raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
@@ -61,7 +61,7 @@ def check(config: ConfigDict, layout: Layout) -> list[str]:
         _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
     micro = train.global_batch // train.accumulate
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", split)
-    return whole(declarations_of(config), layout)
+    return whole(declarations(static(config).model), layout)
 
 
 def _divides(name: str, value: int, axis: str, size: int) -> None:
@@ -72,13 +72,6 @@ def _divides(name: str, value: int, axis: str, size: int) -> None:
         raise BadInput(
             f"{name}={value} is not divisible by {axis}={size}; nearest {name}: {nearest}, nearest {axis}: {sizes[-1]}"
         )
-
-
-def declarations_of(config: ConfigDict) -> Any:
-    """The declarations of a resolved config's model."""
-    from scalelab.config import static
-
-    return declarations(static(config).model)
 
 
 def whole(declared: Any, layout: Layout) -> list[str]:

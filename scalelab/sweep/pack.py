@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Callable, Mapping
 
+import jax
 from ml_collections import ConfigDict
 
 from scalelab import records
@@ -29,8 +30,10 @@ def train_pack(
         saved = Checkpoints(place / "checkpoints").latest() is not None
         weights = None if saved else initial(config)  # before the folders become these runs'
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
+        shared = {"mesh": {"devices": jax.local_device_count()}} if mode == "vmap" else {}
         runs = [
-            open_run(name, folder / "runs" / name, trials[name], data, pack=facts | {"trial": name}) for name in names
+            open_run(name, folder / "runs" / name, trials[name], data, pack=facts | {"trial": name}, **shared)
+            for name in names
         ]
         if all(run.status != "running" for run in runs):
             return {run.name: run.status for run in runs}

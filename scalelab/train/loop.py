@@ -100,7 +100,7 @@ class _Reader:
 
 
 def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], rate: float) -> list[dict]:
-    mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * jax.local_device_count())
+    mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * run.record["mesh"]["devices"])
     lines = []
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:

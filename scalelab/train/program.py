@@ -3,6 +3,7 @@
 Both give the loop the same five functions over `states`, so it needn't know which it drives.
 """
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Static
+from scalelab.errors import BadInput
 from scalelab.model.placement import BATCH
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.train import state as state_lib
@@ -62,7 +64,6 @@ def _compiled(static: Static, mapped: bool) -> tuple[Callable, Callable, Callabl
 def on_mesh(static: Static, hparams: Trees) -> Program:
     """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.specs` says."""
     mesh = mesh_lib.make(static.layout)
-    assert mesh is not None, "a layout of one device needs no mesh"
     init, advance, evaluated = _compiled(static, False)
     specs = state_lib.specs(static, hparams[0])
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
@@ -100,6 +101,7 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
 
 def in_turn(static: Static, hparams: Trees) -> Program:
     """One compiled program of one trial, called for each: the fastest on CPU, and bit for bit each trial alone."""
+    static = dataclasses.replace(static, layout=mesh_lib.resolved(static.layout, jax.device_count()))
     if static.layout.devices > 1:
         return on_mesh(static, hparams)
     init, advance, evaluated = _compiled(static, False)
@@ -123,6 +125,8 @@ def in_turn(static: Static, hparams: Trees) -> Program:
 
 def vmapped(static: Static, hparams: Trees) -> Program:
     """All trials in one program, the trial axis sharded over as many local devices as divide it."""
+    if mesh_lib.resolved(static.layout, jax.device_count()).devices > 1:
+        raise BadInput("sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'")
     init, advance, evaluated = _compiled(static, True)
     devices = jax.local_devices()
     used = next(k for k in range(min(len(devices), len(hparams)), 0, -1) if len(hparams) % k == 0)

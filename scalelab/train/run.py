@@ -14,6 +14,7 @@ from scalelab import hardware, records
 from scalelab.data.prepare import Dataset
 from scalelab.model import count
 from scalelab.model.attention import implementation
+from scalelab.parallel import mesh, rules
 from scalelab.precision.policy import COMPUTE_DTYPES
 from scalelab.train import changes
 from scalelab.train.metrics import Sink, sinks, write_lines
@@ -76,11 +77,13 @@ def open_run(
     A run that ended keeps its verdict, unless it now has steps left. BadInput where what the folder holds was made by
     another model, data, batch or seed, and `allow` doesn't name the key.
     """
+    layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
+    words = rules.check(config, layout)
     folder.mkdir(parents=True, exist_ok=True)
     path, known = folder / "config.json", changes.facts(config, dataset)
     if path.exists():
         _accept_changes(folder, known, allow)
-    run = Run(name, folder, config, _describe(name, config, dataset), sinks(folder, config.log), known)
+    run = Run(name, folder, config, _describe(name, config, dataset, layout), sinks(folder, config.log), known)
     if (folder / "record.json").exists():
         old = records.read_json(folder / "record.json")
         facts = {key: old[key] for key in ("pack", "init_from") if key in old} | facts
@@ -88,6 +91,8 @@ def open_run(
         if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
             run.status = old["status"]
     run.record |= facts
+    for word in words:
+        records.event(folder, "layout", None, word)
     records.write_json(path, config.to_dict())
     return run
 
@@ -103,7 +108,7 @@ def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection
         records.event(folder, "config_change", None, text, allowed=sorted(filter(changes.is_frozen, noted)))
 
 
-def _describe(name: str, config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
+def _describe(name: str, config: ConfigDict, dataset: Dataset, layout: config_lib.Layout) -> dict[str, Any]:
     shape = config_lib.static(config).model
     dtype = COMPUTE_DTYPES[config.precision.name]
     peak_flops, peak_source = hardware.peak_flops(jax.devices()[0], dtype)
@@ -121,7 +126,7 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset) -> dict[str, Any]
         },
         "versions": changes.versions(),
         "device": jax.devices()[0].device_kind,
-        "mesh": {"devices": jax.local_device_count()},
+        "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
         "attention": implementation(shape, dtype),
         "peak_flops": peak_flops,
         "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
