@@ -23,7 +23,7 @@ from scalelab import records
 from scalelab.commands.progress import Bar, Board
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput
-from scalelab.laws import Fitted, FitError
+from scalelab.laws import FitError, Fitted
 from scalelab.laws.isoflop import fit_isoflop
 from scalelab.laws.study import fit_study
 from scalelab.model import count

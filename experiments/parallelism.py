@@ -21,23 +21,23 @@ if __name__ == "__main__":  # before jax is imported: eight devices, and bf16 ro
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax  # noqa: E402 - after the flag that makes the devices
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from rich.console import Console
+from rich.table import Table
 
-from configs import base  # noqa: E402
-from scalelab import config as config_lib  # noqa: E402
-from scalelab.commands.shared import Parser, emit  # noqa: E402
-from scalelab.config import Layout, Static  # noqa: E402
-from scalelab.errors import BadInput, nearest  # noqa: E402
-from scalelab.model.placement import BATCH  # noqa: E402
-from scalelab.parallel import mesh as mesh_lib  # noqa: E402
-from scalelab.parallel import rules  # noqa: E402
-from scalelab.train import state as state_lib  # noqa: E402
-from scalelab.train.step import gradients, train_step  # noqa: E402
+from configs import base
+from scalelab import config as config_lib
+from scalelab.commands.shared import Parser, emit
+from scalelab.config import Layout, Static
+from scalelab.errors import BadInput, nearest
+from scalelab.model.placement import BATCH
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.parallel import rules
+from scalelab.train import state as state_lib
+from scalelab.train.step import gradients, train_step
 
 LAYOUTS = {
     "data": Layout(data=8),
@@ -110,11 +110,14 @@ UNUSED = ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")  # by
 def row(name: str, layout: Layout, variant: dict[str, Any], precision: str) -> dict[str, Any]:
     """One line of the table."""
     static, h = static_of(variant, layout, precision)
-    params, loss, grads = alone(dataclasses.replace(static, layout=Layout(), accumulate=1,
-                                                    model=dataclasses.replace(static.model, sequence_parallel=False)))
+    params, loss, grads = alone(
+        dataclasses.replace(
+            static, layout=Layout(), accumulate=1, model=dataclasses.replace(static.model, sequence_parallel=False)
+        )
+    )
     mesh = mesh_lib.make(layout)
     specs = state_lib.specs(static, h)
-    with mesh_lib.scope(mesh):
+    with jax.set_mesh(mesh):
         placed = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
         batch = jax.device_put(tokens(), NamedSharding(mesh, PartitionSpec(BATCH, None)))
         found_loss, found = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch)
@@ -147,11 +150,15 @@ def costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[st
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
         state_lib.shapes(static, h), specs,
     )  # fmt: skip
-    batch = jax.ShapeDtypeStruct((BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH, None)))
+    batch = jax.ShapeDtypeStruct(
+        (BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH, None))
+    )
     traced = {key: jnp.float32(value) for key, value in h.items()}
     compiled = jax.jit(functools.partial(train_step, static)).lower(like, batch, traced).compile()
     held = compiled.memory_analysis().argument_size_in_bytes
-    small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (static.layout.data * static.layout.fsdp)
+    small = sum(np.dtype(x.dtype).itemsize for x in jax.tree.leaves(traced)) + batch.size * 4 // (
+        static.layout.data * static.layout.fsdp
+    )
     return {
         "argument_bytes": held - small,
         "argument_bytes_formula": formula(static),
@@ -253,7 +260,9 @@ def agrees(result: dict[str, list]) -> bool:
 
 def show(result: dict[str, list]) -> None:
     """The table for people."""
-    table = Table("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "KiB a device", "by formula", "KiB moved")
+    table = Table(
+        "layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "KiB a device", "by formula", "KiB moved"
+    )
     rounded = {r["layout"]: r["grad_rel_diff"] for r in result["rows_bf16"]}
     for r in result["rows"]:
         moved = ", ".join(f"{axes}: {b / 1024:.0f}" for axes, b in r["collective_bytes"].items())

@@ -52,7 +52,9 @@ class ModelShape:
     remat: str
     parametrization: str  # from parametrization.name: it changes initialisation, forward multipliers and LRs
     base_width: int
-    sequence_parallel: bool = False  # from parallel.sequence: the residual stream is split along the sequence by `tensor`
+    sequence_parallel: bool = (
+        False  # from parallel.sequence: the residual stream is split along the sequence by `tensor`
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,7 +97,7 @@ def matmul_flops(jaxpr: Any) -> float:
     XLA's own analysis counts a scan's body once, so it isn't used. A loop of unknown length raises ValueError.
     """
     total = 0.0
-    for equation in jaxpr.eqns:
+    for equation in _used(jaxpr):
         if equation.primitive.name == "dot_general":
             total += _dot_flops(equation)
         elif equation.primitive.name == "while":
@@ -108,6 +108,16 @@ def matmul_flops(jaxpr: Any) -> float:
             repeats = equation.params["length"] if equation.primitive.name == "scan" else 1
             total += repeats * sum(matmul_flops(inner) for inner in jax.extend.core.jaxprs_in_params(equation.params))
     return total
+
+
+def _used(jaxpr: Any) -> list[Any]:
+    """The equations whose results reach the outputs: a compiler drops the others (the gradient of a constant, say)."""
+    needed, kept = {id(v) for v in jaxpr.outvars}, []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or any(id(v) in needed for v in equation.outvars):
+            kept.append(equation)
+            needed |= {id(v) for v in equation.invars}
+    return kept
 
 
 def _dot_flops(equation: Any) -> float:

@@ -6,7 +6,8 @@ The trainer sets the mesh (`parallel/mesh.py`); the model asks for it here, wher
 """
 
 from collections.abc import Callable
-from typing import Any, ContextManager
+from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, PartitionSpec, reshard
@@ -21,7 +22,7 @@ def on_mesh() -> bool:
     return not jax.sharding.get_abstract_mesh().empty
 
 
-def off_mesh() -> ContextManager:
+def off_mesh() -> AbstractContextManager:
     """Within it, what is traced is traced for no mesh: shapes and initial values don't depend on one."""
     return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 

@@ -59,7 +59,9 @@ class Transformer(nn.Module):
         s = self.shape
         embed = Declaration((s.vocab_size, s.d_model), ("vocab",), ("embed",), std=s.init_std)
         embed_VD = Table(embed, name="embed")()
-        x_BSD = lookup(use(embed_VD, *embed.axes), tokens_BS)  # fp32 up to the sum: so a row's gradient is summed over tokens
+        x_BSD = lookup(
+            use(embed_VD, *embed.axes), tokens_BS
+        )  # fp32 up to the sum: so a row's gradient is summed over tokens
         if s.position == "learned":
             positions = Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
             positions_SD = use(Table(positions, name="positions")(), *positions.axes)[: tokens_BS.shape[1]]

@@ -1,9 +1,6 @@
 """The mesh of a layout: axes `data`, `fsdp`, `tensor`, all explicit, so that a value's split is part of its type."""
 
-import contextlib
-import dataclasses
 import functools
-from typing import ContextManager
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -31,19 +28,15 @@ def resolved(layout: Layout, devices: int) -> Layout:
     said = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
     if devices % fixed or (not free and fixed not in (1, devices)):
         good = max(k for k in range(1, devices + 1) if devices % k == 0 and k <= fixed)
-        raise BadInput(f"parallel: {said} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}")
-    return dataclasses.replace(layout, **{axis: devices // fixed for axis in free})
+        raise BadInput(
+            f"parallel: {said} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}"
+        )
+    whole = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
+    return Layout(**whole, sequence=layout.sequence, zero=layout.zero)
 
 
 @functools.cache
-def make(layout: Layout) -> Mesh | None:
-    """The mesh of a resolved layout over the first devices; None for a single device, where nothing needs a mesh."""
+def make(layout: Layout) -> Mesh:
+    """The mesh of a resolved layout over all devices."""
     sizes = tuple(getattr(layout, axis) for axis in AXES)
-    if layout.devices == 1:
-        return None
     return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
-
-
-def scope(mesh: Mesh | None) -> ContextManager:
-    """Within it, what is traced is traced for `mesh`."""
-    return jax.set_mesh(mesh) if mesh is not None else contextlib.nullcontext()

@@ -68,19 +68,19 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
     specs = state_lib.specs(static, hparams[0])
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     batches_KBS = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
-    with mesh_lib.scope(mesh):
+    with jax.set_mesh(mesh):
         traced = [_traced(h) for h in hparams]
 
     def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
         states, logs = list(states), [None] * len(states)
-        with mesh_lib.scope(mesh):
+        with jax.set_mesh(mesh):
             for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
                 if batch is not None:
                     states[i], logs[i] = advance(states[i], jax.device_put(batch, batches_KBS), np.int32(n), h)
         return states, logs
 
     def evaluate_all(states: list, val: np.ndarray) -> list[jax.Array]:
-        with mesh_lib.scope(mesh):
+        with jax.set_mesh(mesh):
             val = jax.device_put(val, batches_KBS)
             return [evaluated(s.params, val) for s in states]
 
@@ -126,7 +126,9 @@ def in_turn(static: Static, hparams: Trees) -> Program:
 def vmapped(static: Static, hparams: Trees) -> Program:
     """All trials in one program, the trial axis sharded over as many local devices as divide it."""
     if mesh_lib.resolved(static.layout, jax.device_count()).devices > 1:
-        raise BadInput("sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'")
+        raise BadInput(
+            "sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'"
+        )
     init, advance, evaluated = _compiled(static, True)
     devices = jax.local_devices()
     used = next(k for k in range(min(len(devices), len(hparams)), 0, -1) if len(hparams) % k == 0)

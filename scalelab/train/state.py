@@ -40,8 +40,8 @@ def init(static: Static, h: Hparams) -> TrainState:
     return TrainState(zero, params, optimizer(static, h, jnp.zeros(())).init(params), zero, zero)
 
 
-def specs(static: Static, h: Mapping[str, float]) -> TrainState:
-    """How each part of a state lies on the mesh of `static.layout`."""
+def specs(static: Static, h: Mapping[str, float]) -> Any:
+    """How each part of a state lies on the mesh of `static.layout`: a TrainState of specs."""
     shape, layout, like = static.model, static.layout, shapes(static, h)
     kept = rules.moments(shape, layout)
     whole = PartitionSpec()
@@ -49,7 +49,8 @@ def specs(static: Static, h: Mapping[str, float]) -> TrainState:
         optimizer(static, {key: jnp.asarray(value) for key, value in h.items()}, jnp.zeros(())),
         lambda _, spec: spec, like.opt_state, kept, transform_non_params=lambda _: whole,
     )  # fmt: skip
-    return TrainState(whole, rules.parameters(shape, layout), opt_state, whole, whole)
+    each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole)
+    return TrainState(*each)
 
 
 def shapes(static: Static, h: Mapping[str, float]) -> TrainState:

@@ -12,8 +12,8 @@ from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.loss import LossSums
 from scalelab.optim.schedules import SCHEDULES, Hparams
-from scalelab.precision.policy import COMPUTE_DTYPES
 from scalelab.parallel import rules
+from scalelab.precision.policy import COMPUTE_DTYPES
 from scalelab.train.state import TrainState, optimizer
 
 Updated = tuple[Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, (update norm, param norm)
@@ -47,7 +47,8 @@ def gradients(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Arra
     if static.accumulate == 1:
         (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, tokens)
     else:
-        parts = tokens.reshape(-1, static.accumulate, tokens.shape[-1]).swapaxes(0, 1)  # each takes of every device's rows
+        rows = tokens.reshape(-1, static.accumulate, tokens.shape[-1])
+        parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
         zeros = (LossSums(*[jnp.zeros(())] * 3), split(static, rules.gradients, jax.tree.map(jnp.zeros_like, params)))
         (sums, grads), _ = jax.lax.scan(micro, zeros, parts)
     return sums, grads
