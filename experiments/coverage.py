@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
+from scipy.stats import binom, qmc
 
 from experiments.benchmarks.timing import machine
 from scalelab import records
@@ -26,6 +26,7 @@ from scalelab.laws import closed, decision, optimum, profile, uncertainty
 from scalelab.laws import law as law_lib
 from scalelab.laws.objective import huber_log
 from scalelab.laws.problem import problem
+from scalelab.testing import RANGES
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9
@@ -36,7 +37,10 @@ TARGET = 4.0  # times the largest budget: where the decision and the new run are
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """A design and its noise: relative standard deviation of a loss, Gaussian or Laplace (heavier tails)."""
+    """A design and its noise: relative standard deviation of a loss, Gaussian or Laplace (heavier tails).
+
+    `sizes` a budget; 0: `budgets` rows scattered over plausible values of the law's columns.
+    """
 
     name: str
     budgets: int
@@ -51,12 +55,33 @@ ARMS = (
     Arm("5 budgets x 5 sizes", 5, 5, 0.005, "laplace"),
     Arm("8 budgets x 9 sizes", 8, 9, 0.005, "gaussian"),
     Arm("24 budgets, saturating", 24, 1, 0.005, "gaussian", "saturating"),
+    Arm("48 rows, kaplan", 48, 0, 0.005, "gaussian", "kaplan"),
+    Arm("48 rows, overtraining", 48, 0, 0.005, "gaussian", "overtraining"),
+    Arm("48 rows, downstream", 48, 0, 0.005, "gaussian", "downstream"),
+    Arm("48 rows, step_law_lr", 48, 0, 0.1, "gaussian", "step_law_lr"),
+    Arm("48 rows, step_law_batch", 48, 0, 0.1, "gaussian", "step_law_batch"),
 )
-TRUTHS = {"chinchilla": SMALL, "saturating": {"E": 1.5, "A": 60.0, "alpha": 0.155}}
+TRUTHS = {
+    "chinchilla": SMALL,
+    "saturating": {"E": 1.5, "A": 60.0, "alpha": 0.155},
+    "kaplan": {"N_c": 6.4e13, "D_c": 1.8e13, "alpha_N": 0.076, "alpha_D": 0.103},  # Kaplan et al. 2020, Table 2
+    "overtraining": {"E": 1.51, "a": 141.3, "b": 189.5, "eta": 0.1212},  # Gadre et al. 2024, C4
+    "downstream": {"epsilon": 0.85, "k": 2.08, "gamma": 0.756},  # Gadre et al. 2024, C4
+    "step_law_lr": {"c": 1.79, "alpha": -0.713, "beta": 0.307},  # Li et al. 2025
+    "step_law_batch": {"c": 0.58, "beta": 0.571},  # Li et al. 2025
+}
 
 
 def points(arm: Arm) -> dict[str, np.ndarray]:
-    """Columns of the design: sizes within a factor of three around each budget's best, budgets a factor of two apart."""
+    """Columns of the design: sizes within a factor of three around each budget's best, budgets a factor of two apart.
+
+    A scattered design is a Sobol set over the ranges that the contract of laws uses.
+    """
+    if not arm.sizes:
+        columns = law_lib.load(arm.law).columns
+        unit = qmc.Sobol(len(columns), seed=2).random(64)[: arm.budgets]
+        ends = {name: RANGES[name] for name in columns}
+        return {name: low * (high / low) ** unit[:, i] for i, (name, (low, high)) in enumerate(ends.items())}
     C = 1.25e11 * 2.0 ** np.arange(arm.budgets)
     best = closed.optimum(closed.Params(**SMALL), C)
     N = (best.N[:, None] * np.geomspace(1 / 3, 3, arm.sizes)).ravel() if arm.sizes > 1 else best.N
@@ -70,7 +95,7 @@ def study(arm: Arm, seed: int) -> dict[str, bool]:
     columns = points(arm)
     errors = getattr(np.random.default_rng(seed), {"gaussian": "standard_normal", "laplace": "laplace"}[arm.tails])
     scale = arm.noise / (np.sqrt(2) if arm.tails == "laplace" else 1.0)
-    target = law(columns, truth) * np.exp(scale * errors(size=len(columns["C"])))
+    target = law(columns, truth) * np.exp(scale * errors(size=len(next(iter(columns.values())))))
     posed = problem(law, columns, target, huber_log())
     best = optimum.minimise(posed)
     boot = uncertainty.bootstrap(posed, best, RESAMPLES, seed)
@@ -80,8 +105,8 @@ def study(arm: Arm, seed: int) -> dict[str, bool]:
         ends = {"percentile": each["percentile"], "bca": each["bca"], "profile": profiles[name].interval}
         for method, (low, high) in ends.items():
             inside[f"{name} {method}"] = (low is None or low <= truth[name]) and (high is None or truth[name] <= high)
-    C = TARGET * columns["C"].max()
-    run = {"C": C}
+    run = {name: TARGET * values.max() for name, values in columns.items()}
+    C = run.get("C", 0.0)
     if arm.law == "chinchilla":
         chosen = decision.decide(posed, best, boot, C, level=LEVEL)
         right = closed.optimum(closed.Params(**truth), C)
@@ -124,7 +149,8 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}`, {result['date']}, {result['machine']}.",
         "",
-        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise {ARMS[0].noise:.1%} of the loss. An "
+        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise {ARMS[0].noise:.1%} of the loss (10 % of a "
+        f"best learning rate or batch). An "
         f"interval covers where {BAND[0]:.0%} to {BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % "
         f"interval lie between {low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). "
         "`law at the new run` is the parameters' part alone: it is no interval for a run.",
