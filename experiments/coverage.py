@@ -57,18 +57,12 @@ ARMS = (
     Arm("24 budgets, saturating", 24, 1, 0.005, "gaussian", "saturating"),
     Arm("48 rows, kaplan", 48, 0, 0.005, "gaussian", "kaplan"),
     Arm("48 rows, overtraining", 48, 0, 0.005, "gaussian", "overtraining"),
-    Arm("48 rows, downstream", 48, 0, 0.005, "gaussian", "downstream"),
-    Arm("48 rows, step_law_lr", 48, 0, 0.1, "gaussian", "step_law_lr"),
-    Arm("48 rows, step_law_batch", 48, 0, 0.1, "gaussian", "step_law_batch"),
 )
 TRUTHS = {
     "chinchilla": SMALL,
     "saturating": {"E": 1.5, "A": 60.0, "alpha": 0.155},
     "kaplan": {"N_c": 6.4e13, "D_c": 1.8e13, "alpha_N": 0.076, "alpha_D": 0.103},  # Kaplan et al. 2020, Table 2
     "overtraining": {"E": 1.51, "a": 141.3, "b": 189.5, "eta": 0.1212},  # Gadre et al. 2024, C4
-    "downstream": {"epsilon": 0.85, "k": 2.08, "gamma": 0.756},  # Gadre et al. 2024, C4
-    "step_law_lr": {"c": 1.79, "alpha": -0.713, "beta": 0.307},  # Li et al. 2025
-    "step_law_batch": {"c": 0.58, "beta": 0.571},  # Li et al. 2025
 }
 
 
@@ -149,8 +143,7 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}`, {result['date']}, {result['machine']}.",
         "",
-        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise {ARMS[0].noise:.1%} of the loss (10 % of a "
-        f"best learning rate or batch). An "
+        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise {ARMS[0].noise:.1%} of the loss. An "
         f"interval covers where {BAND[0]:.0%} to {BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % "
         f"interval lie between {low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). "
         "`law at the new run` is the parameters' part alone: it is no interval for a run.",
