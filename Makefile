@@ -48,7 +48,7 @@ test-crash: .venv/dev  ## every moment at which a run can be killed (about a qua
 confirm: .venv/base  ## the quickstart on fresh seeds and splits (a quarter of an hour); writes experiments/results/
 	.venv/bin/python -m experiments.confirm --workdir=runs/confirm
 
-coverage: .venv/base  ## do 90 % intervals cover? 200 simulated studies of each design (ten minutes); writes experiments/results/
+coverage: .venv/base  ## do 90 % intervals cover? 200 simulated studies of each design (about twenty minutes); writes experiments/results/
 	.venv/bin/python -m experiments.coverage
 
 test-latest: python = $(or $(PYTHON),$(shell python3.12 -c '' 2>/dev/null && echo python3.12),python3)

@@ -4,7 +4,7 @@
 
 200 studies of each design; every study is fitted as `scalelab fit` does (huber_log, delta 1e-3), its intervals taken as they
 come, and the truth looked for in them. Writes `results/coverage.json` and `.md` beside this file; --quick runs 40 studies
-and writes into the workdir instead. About six minutes on one core. Again to resume: each study is kept as it ends.
+and writes into the workdir instead. About twenty minutes on one core. Again to resume: each study is kept as it ends.
 """
 
 import dataclasses

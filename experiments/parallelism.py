@@ -33,7 +33,7 @@ from scalelab import config as config_lib
 from scalelab.commands.shared import Parser, emit
 from scalelab.config import Layout, Static
 from scalelab.errors import BadInput, nearest
-from scalelab.model.placement import BATCH
+from scalelab.model.placement import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
 from scalelab.train import state as state_lib
@@ -84,8 +84,9 @@ def static_of(variant: dict[str, Any], layout: Layout, precision: str) -> tuple[
 
 
 def tokens() -> np.ndarray:
-    """One batch, int32 [B, S + 1], some targets ignored, unevenly over its rows."""
-    found = np.random.default_rng(0).integers(0, VOCAB, (BATCH_SIZE, SEQ_LEN + 1)).astype(np.int32)
+    """One batch, int32 [B, S + 1], of Zipf's frequencies as text has them, some targets ignored, unevenly over its rows."""
+    often = 1 / np.arange(1, VOCAB + 1)
+    found = np.random.default_rng(0).choice(VOCAB, (BATCH_SIZE, SEQ_LEN + 1), p=often / often.sum()).astype(np.int32)
     found[0, 5:9], found[3, 2:] = -1, -1
     return found
 
@@ -176,7 +177,7 @@ def formula(static: Static) -> float:
 
     def share(declaration: Any, split: bool) -> float:
         fsdp = layout.fsdp if split and "embed" in declaration.axes else 1
-        tensor = layout.tensor if set(declaration.axes) & set(rules.TENSOR_AXES) else 1
+        tensor = layout.tensor if set(declaration.axes) & set(SPLIT_BY_TENSOR) else 1
         return declaration.size / (fsdp * tensor)
 
     leaves = jax.tree.leaves(rules.declarations(static.model))
@@ -184,12 +185,20 @@ def formula(static: Static) -> float:
 
 
 def collectives(text: str, mesh: Any) -> dict[str, int]:
-    """Bytes of the results of collectives in compiled text, by the mesh axes that their groups run along."""
-    groups = {axes: _groups(mesh, axes) for n in range(1, 4) for axes in itertools.combinations(mesh.axis_names, n)}
+    """Bytes of the results of collectives in compiled text, by the mesh axes that their groups run along.
+
+    A collective over an axis of one device moves nothing and is not counted.
+    """
+    split = [axis for axis in mesh.axis_names if mesh.shape[axis] > 1]
+    groups = {axes: _groups(mesh, axes) for n in range(1, 4) for axes in itertools.combinations(split, n)}
     moved: dict[str, int] = {}
-    pattern = r"= (.*?) (all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all)\(.*?replica_groups=(\{\{.*?\}\}|\[[^ ,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?)"
-    for shapes, _, listed in re.findall(pattern, text):
-        found = _listed(listed)
+    kinds = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
+    listed = r"\{\{.*?\}\}|\[[\d,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?|mesh\[.*?\{.*?\}"
+    pattern = rf"= (.*?) (?:{kinds})\(.*?replica_groups=({listed})"
+    for shapes, groups_text in re.findall(pattern, text):
+        found = _listed(groups_text)
+        if max(map(len, found)) == 1:
+            continue
         axes = next((a for a, g in groups.items() if g == found), None)
         name = " x ".join(axes) if axes else "other"
         moved[name] = moved.get(name, 0) + _bytes(shapes)
@@ -205,14 +214,32 @@ def _groups(mesh: Any, axes: tuple[str, ...]) -> frozenset:
 
 
 def _listed(text: str) -> frozenset:
-    """XLA's two notations of replica groups: {{0,1},{2,3}} and [2,4]<=[8] or [4,2]<=[2,4]T(1,0)."""
+    """XLA's three notations of replica groups: {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4], ids {'b'}."""
     if text.startswith("{"):
         return frozenset(frozenset(int(i) for i in g.split(",")) for g in re.findall(r"\{([\d,]+)\}", text))
-    shape, dims, order = re.fullmatch(r"\[([\d,]*)\]<=\[([\d,]*)\](?:T\(([\d,]*)\))?", text).groups()
-    ids = np.arange(np.prod([int(d) for d in dims.split(",")])).reshape([int(d) for d in dims.split(",")])
-    ids = ids.transpose([int(i) for i in order.split(",")]) if order else ids
-    rows = ids.reshape([int(d) for d in shape.split(",")])
-    return frozenset(frozenset(group.tolist()) for group in rows.reshape(rows.shape[0], -1))
+    if text.startswith("["):
+        shape, dims, order = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+        return _rows(_iota(dims, order).reshape(_ints(shape)))
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", text)}
+    grouped = re.findall(r"'(\w+)'", text[text.rindex("{") :])
+    ordered = re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", text)
+    ids = _iota(ordered[1], ordered[2]) if ordered else np.arange(np.prod(list(sizes.values())))
+    last = [list(sizes).index(name) for name in grouped]
+    moved = np.moveaxis(ids.reshape(list(sizes.values())), last, range(-len(last), 0))
+    return _rows(moved.reshape(-1, int(np.prod([sizes[name] for name in grouped]))))
+
+
+def _iota(dims: str, order: str | None) -> np.ndarray:
+    ids = np.arange(np.prod(_ints(dims))).reshape(_ints(dims))
+    return ids.transpose(_ints(order)) if order else ids
+
+
+def _ints(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _rows(groups: np.ndarray) -> frozenset:
+    return frozenset(frozenset(group.tolist()) for group in groups.reshape(groups.shape[0], -1))
 
 
 def _bytes(shapes: str) -> int:
@@ -253,9 +280,9 @@ def main(argv: list[str]) -> int:
 
 
 def agrees(result: dict[str, list]) -> bool:
-    """fp32: loss to 2e-6 and gradients to 3e-6; bf16: loss within 1e-2, gradients within 3e-2 (its unit roundoff is 4e-3)."""
+    """fp32: loss to 2e-6 and gradients to 3e-6; bf16: both within 1e-2 (its unit roundoff is 4e-3)."""
     exact = all(r["loss_rel_diff"] <= 2e-6 and r["grad_rel_diff"] <= 3e-6 for r in result["rows"])
-    return exact and all(r["loss_rel_diff"] <= 1e-2 and r["grad_rel_diff"] <= 3e-2 for r in result["rows_bf16"])
+    return exact and all(max(r["loss_rel_diff"], r["grad_rel_diff"]) <= 1e-2 for r in result["rows_bf16"])
 
 
 def show(result: dict[str, list]) -> None:

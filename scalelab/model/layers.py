@@ -67,8 +67,9 @@ def _dot(
 ) -> jax.Array:  # fmt: skip
     """Contract axes of_a[0] to of_a[1] of a with those of b; on a mesh the result lies as `out` says."""
     dims = (tuple(range(*of_a)), tuple(range(*of_b)))
-    if on_mesh():
-        return jax.lax.dot_general(a, b, (dims, ((), ())), preferred_element_type=dtype, out_sharding=out)
+    if on_mesh():  # in fp32 first: where the contraction is split, it is the devices' parts that are added
+        y = jax.lax.dot_general(a, b, (dims, ((), ())), preferred_element_type=jnp.float32, out_sharding=out)
+        return y.astype(dtype)
     # As one product of two matrices: left with its own axes, XLA:CPU contracts two of them for the weight's gradient on a
     # strided copy, and a whole step takes 1.5 times as long (experiments/benchmarks).
     y = a.reshape(-1, math.prod(a.shape[of_a[0] :])) @ b.reshape(math.prod(b.shape[: of_b[1]]), -1)

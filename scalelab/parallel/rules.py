@@ -14,9 +14,9 @@ from ml_collections import ConfigDict
 from scalelab.config import Layout, ModelShape, static
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
+from scalelab.model.placement import SPLIT_BY_TENSOR, TENSOR
 from scalelab.model.transformer import declarations
 
-TENSOR_AXES = ("heads", "kv_heads", "mlp", "vocab")
 FSDP_AXIS = "embed"
 MOST_UNSPLIT = 0.02  # of the parameters: more left whole under FSDP is worth a word
 
@@ -24,7 +24,7 @@ MOST_UNSPLIT = 0.02  # of the parameters: more left whole under FSDP is worth a 
 def spec(declaration: Declaration, fsdp: bool) -> PartitionSpec:
     """How a parameter lies on the mesh: logical axis by logical axis."""
     return PartitionSpec(
-        *["tensor" if a in TENSOR_AXES else "fsdp" if fsdp and a == FSDP_AXIS else None for a in declaration.axes]
+        *[TENSOR if a in SPLIT_BY_TENSOR else "fsdp" if fsdp and a == FSDP_AXIS else None for a in declaration.axes]
     )
 
 

@@ -23,10 +23,12 @@ def test_loss_gradients_and_bytes_of_every_layout(names, tmp_path):
     for row in result["rows"]:
         assert row["loss_rel_diff"] <= 2e-6 and row["grad_rel_diff"] <= 3e-6, row
         assert row["argument_bytes"] == pytest.approx(row["argument_bytes_formula"], rel=2e-3), row
-        mesh = row["mesh"]
-        assert {a for axes in row["collective_bytes"] for a in axes.split(" x ")} <= {*mesh, "other"}
+        moved, split = row["collective_bytes"], {axis for axis, size in row["mesh"].items() if size > 1}
+        assert {axis for axes in moved for axis in axes.split(" x ")} == split, row
+        if row["layout"] == "data":  # every gradient once, in fp32: a third of the Adam state
+            assert moved["data"] == pytest.approx(row["argument_bytes_formula"] / 3, rel=0.01)
     for row in result["rows_bf16"]:
-        assert row["loss_rel_diff"] <= 1e-2 and row["grad_rel_diff"] <= 3e-2, row
+        assert row["loss_rel_diff"] <= 1e-2 and row["grad_rel_diff"] <= 1e-2, row
     assert done.returncode == 0
 
 
