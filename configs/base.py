@@ -48,9 +48,14 @@ def get_config() -> ConfigDict:
             "parallel": {  # devices along each axis of the mesh; one may be -1: the rest
                 "data": 1,  # each holds everything and takes its share of the batch
                 "fsdp": 1,  # the same, and each keeps 1/fsdp of what parallel.zero says
+                "context": 1,  # the sequence is split; attention goes round the devices in a ring (Liu et al. 2023)
+                "stage": 1,  # the layers are split; micro-batches pass from stage to stage
                 "tensor": 1,  # heads, feed-forward units and vocabulary are split (Shoeybi et al. 2019)
                 "sequence": False,  # between the blocks `tensor` splits the sequence (Korthikanti et al. 2022, sec. 4.2.2)
                 "zero": 3,  # along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)
+                "schedule": "1f1b",  # of the stages: gpipe | 1f1b (holds at most `stage` micro-batches) | circular (smaller bubble)
+                "microbatches": 1,  # of a pipeline, a micro-batch of train.accumulate each; a bubble of (p-1)/(rounds*m+p-1)
+                "rounds": 1,  # circular: how many times a micro-batch comes round, through layers/(stage*rounds) each time
             },
             "train": {
                 "steps": 500,  # optimizer steps; traced, but the trials of a pack share it

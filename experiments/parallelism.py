@@ -35,7 +35,7 @@ from scalelab.config import Layout, Static
 from scalelab.errors import BadInput, nearest
 from scalelab.model.placement import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.parallel import rules
+from scalelab.parallel import pipeline, rules
 from scalelab.train import state as state_lib
 from scalelab.train.step import gradients, train_step
 
@@ -119,11 +119,13 @@ def row(name: str, layout: Layout, variant: dict[str, Any], precision: str) -> d
     mesh = mesh_lib.make(layout)
     specs = state_lib.specs(static, h)
     with jax.set_mesh(mesh):
-        placed = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
+        held = pipeline.reorder(params, specs.params, layout)
+        placed = jax.device_put(held, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
         batch = jax.device_put(tokens(), NamedSharding(mesh, PartitionSpec(BATCH, None)))
         found_loss, found = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch)
         cost = costs(static, h, specs, mesh) if precision == "fp32" else {}
-    worst = worst_leaf(grads, jax.device_get(found), ZERO[precision])
+    found = pipeline.reorder(jax.device_get(found), specs.params, layout, back=True)
+    worst = worst_leaf(grads, found, ZERO[precision])
     return {
         "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.AXES},
         "schedule": None, "loss_rel_diff": abs(float(found_loss) / loss - 1), "grad_rel_diff": worst, **cost,

@@ -59,18 +59,23 @@ class ModelShape:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How many devices along each mesh axis (-1: the rest), the stage of ZeRO, and whether the sequence is split too."""
+    """How many devices along each mesh axis (-1: the rest), and how they share the work; see configs/base.py."""
 
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
+    context: int = 1
+    stage: int = 1
     sequence: bool = False
     zero: int = 3
+    schedule: str = "1f1b"
+    microbatches: int = 1
+    rounds: int = 1
 
     @property
     def devices(self) -> int:
         """The size of the mesh."""
-        return self.data * self.fsdp * self.tensor
+        return self.data * self.fsdp * self.tensor * self.context * self.stage
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Attention(nn.Module):
         s = self.shape
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
-        by_head, by_key = ("batch", None, "heads", None), ("batch", None, "kv_heads", None)
+        by_head, by_key = ("batch", "context", "heads", None), ("batch", "context", "kv_heads", None)
         q_BSNH = Einsum(embed, queries, s.bias, self.dtype, by_head, name="q")(x_BSD)
         k_BSKH = Einsum(embed, keys, s.bias, self.dtype, by_key, name="k")(x_BSD)
         v_BSKH = Einsum(embed, keys, s.bias, self.dtype, by_key, name="v")(x_BSD)
@@ -83,7 +83,7 @@ def attend(
 
     On a mesh each device attends with the sequences and heads it holds: no kernel needs to know of the others.
     """
-    by_head = spec("batch", None, "heads", None)
+    by_head = spec("batch", "context", "heads", None)
     if bias_BNST is None:
         own = functools.partial(_attend, bias_BNST=None, scale=scale, how=how)
         return local(own, (by_head,) * 3, by_head)(q_BSNH, k_BTKH, v_BTKH)

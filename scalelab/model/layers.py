@@ -143,13 +143,13 @@ class MLP(nn.Module):
     d_ff: int
     bias: bool
     dtype: Any
-    residual: tuple[str | None, ...] = ("batch", None, None)
+    residual: tuple[str | None, ...] = ("batch", "context", None)
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
         """x_BSD -> [B, S, D]."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
-        inner = ("batch", None, "mlp")
+        inner = ("batch", "context", "mlp")
         h_BSF = Einsum(embed, hidden, self.bias, self.dtype, inner, name="up")(x_BSD)
         if self.kind == "swiglu":
             h_BSF = jax.nn.silu(Einsum(embed, hidden, self.bias, self.dtype, inner, name="gate")(x_BSD)) * h_BSF

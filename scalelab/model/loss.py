@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from scalelab.model.placement import BATCH, TENSOR, local, on_mesh, spec
+from scalelab.model.placement import BATCH, CONTEXT, STAGE, TENSOR, local, on_mesh, spec
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient shows
+TOKENS = (*BATCH, CONTEXT)  # the mesh axes that split them
 
 
 class LossSums(NamedTuple):
@@ -71,27 +72,30 @@ def cross_entropy(
             objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap)
             return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count), None
 
-        return _over_batch(jax.lax.scan(body, _zero(), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
+        return _over_tokens(jax.lax.scan(body, _zero(), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
 
     return local(own, split_arguments(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
 
 
 def split_arguments() -> tuple[PartitionSpec, ...]:
     """How the arguments of `cross_entropy` lie on a mesh."""
-    return spec("batch", None, None), spec(None, "vocab"), spec("batch", None), PartitionSpec()
+    return spec("batch", "context", None), spec(None, "vocab"), spec("batch", "context"), PartitionSpec()
 
 
-def _over_batch(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.lax.psum(x, BATCH), tree) if on_mesh() else tree
+def _over_tokens(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.lax.psum(x, TOKENS), tree) if on_mesh() else tree
 
 
 def _varying(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """On a mesh: `x` as a value that may differ along `axes`, as a loop's first carry must say."""
-    return jax.lax.pcast(x, axes, to="varying") if on_mesh() else x
+    if not on_mesh():
+        return x
+    stage = {STAGE} & set(jax.sharding.get_abstract_mesh().manual_axes)  # within a pipeline everything differs by stage
+    return jax.lax.pcast(x, tuple({*axes, *stage} - jax.typeof(x).manual_axis_type.varying), to="varying")
 
 
 def _zero() -> LossSums:
-    return LossSums(*[_varying(jnp.zeros(()), BATCH) for _ in range(3)])
+    return LossSums(*[_varying(jnp.zeros(()), TOKENS) for _ in range(3)])
 
 
 def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -108,7 +112,7 @@ def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: 
 def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
     def own(x_BSD, head_DV, targets_BS, z_weight):
         gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
-        head_DV = _varying(head_DV, BATCH)  # so that its gradient is summed over the batch once, after the last chunk
+        head_DV = _varying(head_DV, TOKENS)  # so that its gradient is summed over the batch once, after the last chunk
 
         def body(carry, part):
             sums, head_grad = carry
@@ -116,12 +120,12 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
             sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
             return (sums, head_grad + part_grad), x_grad
 
-        zeros = _varying(jnp.zeros(head_DV.shape, head_DV.dtype), (*BATCH, TENSOR))
+        zeros = _varying(jnp.zeros(head_DV.shape, head_DV.dtype), (*TOKENS, TENSOR))
         (sums, head_grad), x_grad = jax.lax.scan(body, (_zero(), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk))
         x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
-        return _over_batch(sums), (x_grad, _over_batch(head_grad))
+        return _over_tokens(sums), (x_grad, _over_tokens(head_grad))
 
-    out = PartitionSpec(), (spec("batch", None, None), spec(None, "vocab"))
+    out = PartitionSpec(), (spec("batch", "context", None), spec(None, "vocab"))
     return local(own, split_arguments(), out)(x_BSD, head_DV, targets_BS, z_weight)
 
 

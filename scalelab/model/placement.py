@@ -1,20 +1,27 @@
 """Where values lie on a mesh, by the logical names of their axes. Without a mesh nothing here does anything.
 
-Mesh axes: `data` and `fsdp` split the batch, `fsdp` also splits parameters at rest, `tensor` splits heads, feed-forward units
-and the vocabulary (Shoeybi et al. 2019) and, between the blocks, the sequence (Korthikanti et al. 2022, section 4.2.2).
-The trainer sets the mesh (`parallel/mesh.py`); the model asks for it here, where it is traced.
+Mesh axes: `data` and `fsdp` split the batch, `fsdp` also splits parameters at rest, `context` splits the sequence, `tensor`
+splits heads, feed-forward units and the vocabulary (Shoeybi et al. 2019) and, between the blocks, the sequence once more
+(Korthikanti et al. 2022, section 4.2.2). `stage` splits the layers, and is none of the model's business: each stage traces
+its own blocks (`parallel/pipeline.py`). The trainer sets the mesh (`parallel/mesh.py`); the model asks for it here.
 """
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, PartitionSpec, reshard
 
 BATCH = ("data", "fsdp")
+CONTEXT = "context"
 TENSOR = "tensor"
-SPLIT_BY_TENSOR = ("heads", "kv_heads", "mlp", "vocab", "split_seq")
+STAGE = "stage"
+SPLIT_BY_TENSOR = ("heads", "kv_heads", "mlp", "vocab")
+SPLIT: dict[str | None, Any] = {"batch": BATCH, "context": CONTEXT, "split_seq": (CONTEXT, TENSOR)}
+SPLIT |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR)
 
 
 def on_mesh() -> bool:
@@ -28,8 +35,8 @@ def off_mesh() -> AbstractContextManager:
 
 
 def spec(*names: str | None) -> PartitionSpec:
-    """How an activation with these logical axes is split: `batch` over data and fsdp, what tensor splits over tensor."""
-    return PartitionSpec(*[BATCH if n == "batch" else TENSOR if n in SPLIT_BY_TENSOR else None for n in names])
+    """How an activation with these logical axes is split; `context` is its sequence, `split_seq` the same between blocks."""
+    return PartitionSpec(*[SPLIT.get(n) for n in names])
 
 
 def place(x: jax.Array, *names: str | None) -> jax.Array:
@@ -44,9 +51,44 @@ def use(w: jax.Array, *names: str) -> jax.Array:
 
 def residual(sequence_parallel: bool) -> tuple[str | None, ...]:
     """Logical axes of the residual stream [B, S, D]."""
-    return ("batch", "split_seq" if sequence_parallel else None, None)
+    return ("batch", "split_seq" if sequence_parallel else "context", None)
 
 
 def local(function: Callable, ins: tuple[PartitionSpec, ...], out: Any) -> Callable:
     """`function` on each device's own part of its arguments; the function itself where there is no mesh."""
-    return jax.shard_map(function, in_specs=ins, out_specs=out) if on_mesh() else function
+    if not on_mesh():
+        return function
+    mesh = jax.sharding.get_abstract_mesh()
+    free = set(mesh.axis_names) - set(mesh.manual_axes)
+    whole = functools.partial(jax.shard_map, axis_names=free)
+    mapped = whole(function, in_specs=ins, out_specs=out)
+    return _recomputed(function, mapped, whole, ins, out) if mesh.manual_axes else mapped
+
+
+def _recomputed(
+    function: Callable, mapped: Callable, whole: Callable, ins: tuple[PartitionSpec, ...], out: Any
+) -> Callable:
+    """`mapped` with a backward that keeps its arguments only and maps the function's own backward.
+
+    Within a pipeline's stage, since jax 0.10 cannot lower what a shard_map inside another one would keep.
+    """
+
+    def backward(args: tuple, cotangent: Any) -> tuple:
+        real = [i for i, arg in enumerate(args) if jnp.issubdtype(arg.dtype, jnp.inexact)]
+
+        def pull(args: tuple, cotangent: Any) -> tuple:
+            at = lambda *some: function(*[dict(zip(real, some, strict=True)).get(i, a) for i, a in enumerate(args)])  # noqa: E731
+            return jax.vjp(at, *[args[i] for i in real])[1](cotangent)
+
+        found = whole(pull, in_specs=(ins, out), out_specs=tuple(ins[i] for i in real))(args, cotangent)
+        by_index = dict(zip(real, found, strict=True))
+        return tuple(by_index.get(i) for i in range(len(args)))
+
+    called = jax.custom_vjp(mapped)
+    called.defvjp(lambda *args: (mapped(*args), args), backward)
+    return called
+
+
+def size(axis: str) -> int:
+    """How many devices the mesh has along `axis`; 1 where there is no mesh."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)

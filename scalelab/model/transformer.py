@@ -5,7 +5,7 @@ Shapes: B batch, S sequence, D d_model, V vocab.
 """
 
 import functools
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,42 +42,55 @@ class Block(nn.Module):
         s = self.shape
         norm = functools.partial(Norm, s.norm, ("embed", s.d_model), s.norm_eps, self.dtype)
         mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.dtype, residual(s.sequence_parallel), name="mlp")
-        inside = ("batch", None, None)  # norms and sums may be split along the sequence, products see all of it
+        inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products see all of it
         x_BSD = x_BSD + Attention(s, self.dtype, name="attention")(place(norm(name="attention_norm")(x_BSD), *inside))
         return x_BSD + mlp(place(norm(name="mlp_norm")(x_BSD), *inside)), None
 
 
 class Transformer(nn.Module):
-    """Tokens -> (final hidden states in `dtype`, head [D, V] in fp32): the loss multiplies them chunk by chunk."""
+    """Tokens -> (final hidden states in `dtype`, head [D, V] in fp32): the loss multiplies them chunk by chunk.
+
+    In three parts, so that a stage of a pipeline can take its own (`parallel/pipeline.py`).
+    """
 
     shape: ModelShape
     dtype: Any
 
-    @nn.compact
+    def setup(self) -> None:
+        """Declare every part."""
+        s = self.shape
+        self.embed = Table(Declaration((s.vocab_size, s.d_model), ("vocab",), ("embed",), std=s.init_std))
+        if s.position == "learned":
+            self.positions = Table(
+                Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
+            )
+        block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
+        self.blocks = nn.scan(
+            block, variable_axes={"params": 0}, split_rngs={"params": True}, length=s.n_layers,
+            unroll=layers_at_once(s), check_constancy_invariants=False,  # a second trace, and it splits shard_maps in two
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )(s, self.dtype)  # fmt: skip
+        self.final_norm = Norm(s.norm, ("embed", s.d_model), s.norm_eps, self.dtype)
+        if not s.tied_head:
+            self.head = Table(Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std))
+
+    def enter(self, tokens_BS: jax.Array) -> jax.Array:
+        """tokens_BS (int) -> x_BSD, the residual stream before the first block."""
+        # fp32 up to the sum: so a row's gradient is summed over tokens
+        x_BSD = lookup(use(self.embed(), "vocab", "embed"), place(tokens_BS, "batch", "context"))
+        if self.shape.position == "learned":
+            positions_SD = use(self.positions(), "seq", "embed")[: tokens_BS.shape[1]]
+            x_BSD = x_BSD + place(positions_SD, "context", None)[None]
+        return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(self.dtype)
+
+    def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """x_BSD after the last block -> (x_BSD, head_DV)."""
+        head_DV = use(self.embed().T if self.shape.tied_head else self.head(), "embed", "vocab")
+        return place(self.final_norm(x_BSD), "batch", "context", None) * head_multiplier(self.shape), head_DV
+
     def __call__(self, tokens_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
-        s = self.shape
-        embed = Declaration((s.vocab_size, s.d_model), ("vocab",), ("embed",), std=s.init_std)
-        embed_VD = Table(embed, name="embed")()
-        x_BSD = lookup(
-            use(embed_VD, *embed.axes), tokens_BS
-        )  # fp32 up to the sum: so a row's gradient is summed over tokens
-        if s.position == "learned":
-            positions = Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
-            positions_SD = use(Table(positions, name="positions")(), *positions.axes)[: tokens_BS.shape[1]]
-            x_BSD = x_BSD + positions_SD[None]
-        x_BSD = place(x_BSD, *residual(s.sequence_parallel))
-        block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
-        stack = nn.scan(
-            block, variable_axes={"params": 0}, split_rngs={"params": True}, length=s.n_layers,
-            unroll=layers_at_once(s),
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )  # fmt: skip
-        x_BSD, _ = stack(s, self.dtype, name="blocks")(x_BSD.astype(self.dtype), None)
-        x_BSD = Norm(s.norm, ("embed", s.d_model), s.norm_eps, self.dtype, name="final_norm")(x_BSD)
-        head = Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std)
-        head_DV = use(embed_VD.T if s.tied_head else Table(head, name="head")(), *head.axes)
-        return place(x_BSD, "batch", None, None) * head_multiplier(s), head_DV
+        return self.leave(self.blocks(self.enter(tokens_BS), None)[0])
 
 
 def lookup(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
@@ -91,7 +104,8 @@ def lookup(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
 
     if not on_mesh():
         return embed_VD[tokens_BS]
-    return local(own, (spec("vocab", None), spec("batch", None)), spec("batch", None, None))(embed_VD, tokens_BS)
+    split_tokens = spec("batch", "context")
+    return local(own, (spec("vocab", None), split_tokens), spec("batch", "context", None))(embed_VD, tokens_BS)
 
 
 def layers_at_once(shape: ModelShape) -> int:
@@ -125,16 +139,33 @@ def declarations(shape: ModelShape) -> Params:
     return split(jax.eval_shape(functools.partial(_init, shape), jax.random.key(0)))[1]
 
 
-def _hidden(shape: ModelShape, params: Params, tokens_BS: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
-    return cast(tuple[jax.Array, jax.Array], Transformer(shape, dtype).apply({"params": params}, tokens_BS))
+def _part(name: str, shape: ModelShape, params: Params, value: jax.Array, dtype: Any) -> Any:
+    return Transformer(shape, dtype).apply({"params": params}, value, method=name)
 
 
 def logits(shape: ModelShape, params: Params, tokens_BS: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
     """Next-token logits [B, S, V] in fp32."""
-    x_BSD, head_DV = _hidden(shape, params, tokens_BS, dtype)
+    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, dtype)
     logits_BSV = jnp.dot(x_BSD, head_DV.astype(dtype), preferred_element_type=jnp.float32)
     cap = shape.logit_softcap
     return cap * jnp.tanh(logits_BSV / cap) if cap else logits_BSV
+
+
+def enter(shape: ModelShape, params: Params, tokens_BS: jax.Array, dtype: Any) -> jax.Array:
+    """Tokens -> the residual stream x_BSD before the first block."""
+    return _part("enter", shape, params, tokens_BS, dtype)
+
+
+def block(shape: ModelShape, params: Params, x_BSD: jax.Array, dtype: Any) -> jax.Array:
+    """x_BSD after one block, whose parameters these are."""
+    return Block(shape, dtype).apply({"params": params}, x_BSD, None)[0]
+
+
+def leave(
+    shape: ModelShape, params: Params, x_BSD: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float, dtype: Any
+) -> LossSums:
+    """Final norm, head and summed loss of x_BSD after the last block."""
+    return _loss(shape, *_part("leave", shape, params, x_BSD, dtype), targets_BS, z_weight)
 
 
 def loss(
@@ -142,6 +173,11 @@ def loss(
     dtype: Any = jnp.float32, chunk: int = 0,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
-    x_BSD, head_DV = _hidden(shape, params, tokens_BS, dtype)
-    z_weight = jnp.asarray(z_weight, jnp.float32)
+    return _loss(shape, *_part("__call__", shape, params, tokens_BS, dtype), targets_BS, z_weight, chunk)
+
+
+def _loss(
+    shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: Any, chunk: int = 0
+) -> LossSums:
+    targets_BS, z_weight = place(targets_BS, "batch", "context"), jnp.asarray(z_weight, jnp.float32)
     return cross_entropy(x_BSD, head_DV, targets_BS, z_weight, shape.logit_softcap, chunk)

@@ -1,5 +1,6 @@
-"""The mesh of a layout: axes `data`, `fsdp`, `tensor`, all explicit, so that a value's split is part of its type."""
+"""The mesh of a layout: all axes explicit, so that a value's split is part of its type. Neighbours along `tensor` are closest."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,7 +9,7 @@ from jax.sharding import AxisType, Mesh
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("stage", "data", "fsdp", "context", "tensor")
 
 
 def resolved(layout: Layout, devices: int) -> Layout:
@@ -25,14 +26,14 @@ def resolved(layout: Layout, devices: int) -> Layout:
         if size != -1 and size < 1:
             raise BadInput(f"parallel.{axis}={size} is not a number of devices; 1 or more, or -1 for the rest")
         fixed *= size if size != -1 else 1
-    said = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+    said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size != 1)
     if devices % fixed or (not free and fixed not in (1, devices)):
         good = max(k for k in range(1, devices + 1) if devices % k == 0 and k <= fixed)
         raise BadInput(
             f"parallel: {said} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}"
         )
     whole = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
-    return Layout(**whole, sequence=layout.sequence, zero=layout.zero)
+    return dataclasses.replace(layout, **whole)
 
 
 @functools.cache

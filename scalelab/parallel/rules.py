@@ -14,38 +14,38 @@ from ml_collections import ConfigDict
 from scalelab.config import Layout, ModelShape, static
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
-from scalelab.model.placement import SPLIT_BY_TENSOR, TENSOR
+from scalelab.model.placement import SPLIT_BY_TENSOR, STAGE, TENSOR
 from scalelab.model.transformer import declarations
 
 FSDP_AXIS = "embed"
 MOST_UNSPLIT = 0.02  # of the parameters: more left whole under FSDP is worth a word
 
 
-def spec(declaration: Declaration, fsdp: bool) -> PartitionSpec:
+def spec(declaration: Declaration, fsdp: bool, stages: bool) -> PartitionSpec:
     """How a parameter lies on the mesh: logical axis by logical axis."""
-    return PartitionSpec(
-        *[TENSOR if a in SPLIT_BY_TENSOR else "fsdp" if fsdp and a == FSDP_AXIS else None for a in declaration.axes]
-    )
+    split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR) | ({FSDP_AXIS: "fsdp"} if fsdp else {})
+    split |= {"layers": STAGE} if stages else {}
+    return PartitionSpec(*[split.get(axis) for axis in declaration.axes])
 
 
 @functools.cache
-def _specs(shape: ModelShape, fsdp: bool) -> Any:
-    return jax.tree.map(lambda d: spec(d, fsdp), declarations(shape))
+def _specs(shape: ModelShape, fsdp: bool, stages: bool) -> Any:
+    return jax.tree.map(lambda d: spec(d, fsdp, stages), declarations(shape))
 
 
 def parameters(shape: ModelShape, layout: Layout) -> Any:
     """Specs of the parameters at rest."""
-    return _specs(shape, layout.zero >= 3)
+    return _specs(shape, layout.zero >= 3, layout.stage > 1)
 
 
 def gradients(shape: ModelShape, layout: Layout) -> Any:
     """Specs of gradients while micro-batches are summed."""
-    return _specs(shape, layout.zero >= 2)
+    return _specs(shape, layout.zero >= 2, layout.stage > 1)
 
 
 def moments(shape: ModelShape, layout: Layout) -> Any:
     """Specs of whatever the optimizer keeps a parameter."""
-    return _specs(shape, layout.zero >= 1)
+    return _specs(shape, layout.zero >= 1, layout.stage > 1)
 
 
 def check(config: ConfigDict, layout: Layout) -> list[str]:

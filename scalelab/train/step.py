@@ -12,7 +12,7 @@ from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.loss import LossSums
 from scalelab.optim.schedules import SCHEDULES, Hparams
-from scalelab.parallel import rules
+from scalelab.parallel import pipeline, rules
 from scalelab.precision.policy import COMPUTE_DTYPES
 from scalelab.train.state import TrainState, optimizer
 
@@ -22,6 +22,8 @@ METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skippe
 
 def loss_sums(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted."""
+    if static.layout.stage > 1:
+        return pipeline.loss_sums(static, params, tokens, z_weight)
     tokens = tokens.astype(jnp.int32)
     inputs_BS, targets_BS = jnp.maximum(tokens[:, :-1], 0), tokens[:, 1:]
     dtype = COMPUTE_DTYPES[static.precision]
@@ -40,18 +42,22 @@ def gradients(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Arra
         sums = loss_sums(static, params, part, z_weight)
         return sums.objective / counted, sums
 
-    def micro(carry: tuple[LossSums, Any], part: jax.Array) -> tuple[tuple[LossSums, Any], None]:
+    def of(part: jax.Array) -> tuple[LossSums, Any]:
+        if static.layout.stage > 1:
+            return pipeline.gradients(static, params, part, z_weight, counted)
         (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, part)
+        return sums, grads
+
+    def micro(carry: tuple[LossSums, Any], part: jax.Array) -> tuple[tuple[LossSums, Any], None]:
+        sums, grads = of(part)
         return jax.tree.map(jnp.add, carry, (sums, split(static, rules.gradients, grads))), None
 
     if static.accumulate == 1:
-        (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, tokens)
-    else:
-        rows = tokens.reshape(-1, static.accumulate, tokens.shape[-1])
-        parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
-        zeros = (LossSums(*[jnp.zeros(())] * 3), split(static, rules.gradients, jax.tree.map(jnp.zeros_like, params)))
-        (sums, grads), _ = jax.lax.scan(micro, zeros, parts)
-    return sums, grads
+        return of(tokens)
+    rows = tokens.reshape(-1, static.accumulate, tokens.shape[-1])
+    parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
+    zeros = (LossSums(*[jnp.zeros(())] * 3), split(static, rules.gradients, jax.tree.map(jnp.zeros_like, params)))
+    return jax.lax.scan(micro, zeros, parts)[0]
 
 
 def split(static: Static, rule: Callable, tree: Any) -> Any:

@@ -1,0 +1,175 @@
+"""A batch through a pipeline of stages: loss, and gradients by a backward that follows the schedule's table (`ticks.py`).
+
+Each stage holds its own blocks and, of the micro-batches under way, only the input of each: the backward of a chunk runs
+its forward once more. What lies outside the blocks (embedding, final norm, head) is on every stage and used by the first
+and the last. Along the other mesh axes the model places itself as ever.
+
+Shapes: p stages, m micro-batches, v rounds, b sequences in a micro-batch, S sequence, D d_model.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from scalelab.config import Layout, Static
+from scalelab.model import transformer
+from scalelab.model.loss import LossSums
+from scalelab.model.placement import STAGE, place, residual
+from scalelab.parallel.ticks import Ticks, table
+from scalelab.precision.policy import COMPUTE_DTYPES
+
+
+def reorder(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
+    """`tree` (lying as `specs` say) with its layers as the stages hold them, or `back` in the model's order.
+
+    With `circular` a stage's chunks are p chunks apart in the model, and next to each other in its memory.
+    """
+    if layout.rounds == 1:
+        return tree
+
+    def moved(x: Any, spec: PartitionSpec) -> Any:
+        if STAGE not in spec[:1]:
+            return x
+        order = np.arange(x.shape[0]).reshape(layout.rounds, layout.stage, -1).swapaxes(0, 1).ravel()
+        return x[np.argsort(order) if back else order]
+
+    return jax.tree.map(moved, tree, specs)
+
+
+def loss_sums(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float) -> LossSums:
+    """Summed next-token loss of `tokens` [B, S+1]; no gradients."""
+    return _run(static, params, tokens, z_weight, None)[0]
+
+
+def gradients(
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, counted: jax.Array
+) -> tuple[LossSums, Any]:
+    """The same, and the gradient of objective / counted."""
+    return _run(static, params, tokens, z_weight, counted)
+
+
+def _run(static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted: jax.Array | None) -> tuple:
+    layout = static.layout
+    ticks = table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
+    rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see step.gradients
+    rest = {name: part for name, part in params.items() if name != "blocks"}
+    stages = jax.device_put(np.arange(layout.stage, dtype=np.int32), PartitionSpec(STAGE))
+    by_stage, whole = PartitionSpec(STAGE), PartitionSpec()
+    run = jax.shard_map(
+        functools.partial(_stage, static, ticks),
+        in_specs=(by_stage, by_stage, whole, whole, whole, whole),
+        out_specs=(whole, by_stage, whole) if counted is not None else (whole, None, None),
+        axis_names={STAGE},
+    )
+    sums, blocks, others = run(
+        stages, params["blocks"], rest, rows.swapaxes(0, 1), jnp.asarray(z_weight, jnp.float32), counted
+    )
+    return sums, None if counted is None else {**others, "blocks": blocks}
+
+
+class _Work(NamedTuple):
+    """What a stage works on at a tick: `own` are its chunk's blocks [k, …]; `first` and `last` of all chunks are traced."""
+
+    block: Callable
+    enter: Callable
+    leave: Callable
+    own: Any
+    rest: Any
+    first: jax.Array
+    last: jax.Array
+
+
+def _stage(static: Static, ticks: Ticks, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any) -> tuple:
+    """One stage's walk through the table; `blocks` are its own v k layers, `rows` [m, b, S+1] everyone's."""
+    layout, shape = static.layout, static.model
+    dtype, differ = COMPUTE_DTYPES[static.precision], counted is not None
+    vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE,), to="varying"))
+    rest, rows, z = vary((rest, rows.astype(jnp.int32), z))
+    chunks = jax.tree.map(lambda w: w.reshape(layout.rounds, -1, *w.shape[1:]), blocks)
+
+    def work(chunk: jax.Array, row_bS: jax.Array) -> _Work:
+        return _Work(
+            block=functools.partial(transformer.block, shape, dtype=dtype),
+            enter=lambda rest: transformer.enter(shape, rest, jnp.maximum(row_bS[:, :-1], 0), dtype),
+            leave=lambda rest, y_bSD: transformer.leave(shape, rest, y_bSD, row_bS[:, 1:], z, dtype),
+            own=jax.tree.map(lambda w: w[chunk], chunks),
+            rest=rest,
+            first=(stage[0] == 0) & (chunk == 0),
+            last=(stage[0] == layout.stage - 1) & (chunk == layout.rounds - 1),
+        )
+
+    def tick(carry: tuple, now: tuple) -> tuple[tuple, None]:
+        op, chunk, microbatch, slot, store = (column[stage[0]] for column in now)
+        y, gradient, held, sums, grads = carry
+        held = held.at[store, 0].set(y)
+        todo = work(chunk, rows[microbatch])
+
+        def idle(held: jax.Array, sums: LossSums, grads: Any) -> tuple:
+            return y, gradient, held, sums, grads
+
+        def forward(held: jax.Array, sums: LossSums, grads: Any) -> tuple:
+            y, inputs = _forward(todo, held[slot, 0])
+            if differ:
+                return y, gradient, held.at[slot].set(inputs), sums, grads
+            more = jax.lax.cond(todo.last, todo.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), rest, y)
+            return y, gradient, held, jax.tree.map(jnp.add, sums, more), grads
+
+        def back(held: jax.Array, sums: LossSums, grads: Any) -> tuple:
+            dx, own, others, sums = _backward(todo, held[slot], gradient, counted, grads[1], sums)
+            return y, dx, held, sums, (jax.tree.map(lambda g, d: g.at[chunk].add(d), grads[0], own), others)
+
+        ops = [idle, forward, back][: 3 if differ else 2]
+        y, dx, held, sums, grads = jax.lax.switch(op, ops, held, sums, grads)
+        return (_send(y, 1, layout.stage), _send(dx, -1, layout.stage), held, sums, grads), None
+
+    b, length = rows.shape[1], rows.shape[2] - 1
+    nothing = vary(place(jnp.zeros((b, length, shape.d_model), dtype), *residual(shape.sequence_parallel)))
+    kept = jax.tree.leaves(chunks)[0].shape[1] if differ else 1
+    held = jnp.stack([jnp.stack([nothing] * kept)] * (ticks.slots + 1))
+    grads = jax.tree.map(jnp.zeros_like, (chunks, rest)) if differ else ()
+    begin = (nothing, nothing, held, vary(LossSums(*[jnp.zeros(())] * 3)), grads)
+    (_, _, _, sums, grads), _ = jax.lax.scan(tick, begin, tuple(jnp.asarray(column) for column in ticks[:5]))
+    sums = jax.lax.psum(sums, STAGE)
+    if not differ:
+        return sums, None, None
+    return sums, jax.tree.map(lambda g, w: g.reshape(w.shape), grads[0], blocks), jax.lax.psum(grads[1], STAGE)
+
+
+def _forward(todo: _Work, x_bSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A chunk's output and the input of each of its blocks [k, b, S, D]; the first chunk looks its tokens up."""
+    x_bSD = jax.lax.cond(todo.first, lambda rest, _: todo.enter(rest), lambda _, x: x, todo.rest, x_bSD)
+    return jax.lax.scan(lambda x, w: (todo.block(w, x), x), x_bSD, todo.own)
+
+
+def _backward(
+    todo: _Work, inputs_kbSD: jax.Array, dy_bSD: jax.Array, counted: jax.Array, rest_grads: Any, sums: LossSums
+) -> tuple[jax.Array, Any, Any, LossSums]:
+    """From the gradient of a chunk's output: that of its input, of its blocks, of the rest so far; and the sums so far."""
+
+    def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
+        y = todo.block(jax.tree.map(lambda w: w[-1], todo.own), inputs_kbSD[-1])
+        more, pull = jax.vjp(todo.leave, todo.rest, y)
+        nothing = jnp.zeros_like(more.nll)
+        found, dy = pull(LossSums(nothing + 1 / counted, nothing, nothing))
+        return dy, jax.tree.map(jnp.add, grads, found), jax.tree.map(jnp.add, sums, more)
+
+    def through(dy: jax.Array, part: tuple[Any, jax.Array]) -> tuple[jax.Array, Any]:
+        found, dx = jax.vjp(todo.block, *part)[1](dy)
+        return dx, found
+
+    def begin(dx: jax.Array, grads: Any) -> Any:
+        (found,) = jax.vjp(todo.enter, todo.rest)[1](dx)
+        return jax.tree.map(jnp.add, grads, found)
+
+    dy, rest_grads, sums = jax.lax.cond(todo.last, end, lambda *kept: kept, dy_bSD, rest_grads, sums)
+    dx, blocks = jax.lax.scan(through, dy, (todo.own, inputs_kbSD), reverse=True)
+    return dx, blocks, jax.lax.cond(todo.first, begin, lambda _, grads: grads, dx, rest_grads), sums
+
+
+def _send(x: jax.Array, by: int, stages: int) -> jax.Array:
+    return jax.lax.ppermute(x, STAGE, [(i, (i + by) % stages) for i in range(stages)])
