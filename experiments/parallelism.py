@@ -16,8 +16,11 @@ import re
 import sys
 from typing import Any
 
-if __name__ == "__main__":  # before jax is imported: eight devices, and bf16 rounded where the program says so
+if (
+    __name__ == "__main__"
+):  # before jax is imported: eight devices, bf16 rounded where the program says so, quick compiles
     flags = "--xla_force_host_platform_device_count=8 --xla_allow_excess_precision=false"
+    flags += " --xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -35,7 +38,7 @@ from scalelab.config import Layout, Static
 from scalelab.errors import BadInput, nearest
 from scalelab.model.placement import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.parallel import pipeline, rules
+from scalelab.parallel import pipeline, rules, ticks
 from scalelab.train import state as state_lib
 from scalelab.train.step import gradients, train_step
 
@@ -52,6 +55,17 @@ LAYOUTS = {
     "fsdp+tensor+sequence": Layout(fsdp=4, tensor=2, sequence=True),
     "hsdp+tensor+sequence": Layout(data=2, fsdp=2, tensor=2, sequence=True),
     "zero1+tensor+sequence": Layout(fsdp=2, tensor=4, sequence=True, zero=1),
+    "context": Layout(context=8),
+    "context+fsdp": Layout(fsdp=2, context=4),
+    "context+fsdp+tensor+sequence": Layout(fsdp=2, context=2, tensor=2, sequence=True),
+    "gpipe+data": Layout(stage=4, data=2, schedule="gpipe", microbatches=8),
+    "gpipe+fsdp": Layout(stage=2, fsdp=4, schedule="gpipe", microbatches=4),
+    "circular+data": Layout(stage=2, data=4, schedule="circular", microbatches=4, rounds=2),
+    "circular+hsdp": Layout(stage=2, data=2, fsdp=2, schedule="circular", microbatches=2, rounds=2),
+    "1f1b+data": Layout(stage=2, data=4, microbatches=8),
+    "1f1b+fsdp": Layout(stage=4, fsdp=2, microbatches=4),
+    "1f1b+zero1": Layout(stage=2, fsdp=4, microbatches=4, zero=1),
+    "1f1b+fsdp+tensor+sequence": Layout(stage=2, fsdp=2, tensor=2, sequence=True, microbatches=4),
 }
 FACTORS: dict[str, tuple[Any, Any]] = {
     "family": ("llama", "gpt2"),
@@ -75,7 +89,7 @@ def variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
 def static_of(variant: dict[str, Any], layout: Layout, precision: str) -> tuple[Static, dict[str, float]]:
     """The compiled half of the config and its hparams."""
     tree, values = base.get_config(), dict(variant)
-    tree.model = getattr(base, values.pop("family"))(64, 2, 8)
+    tree.model = getattr(base, values.pop("family"))(64, layout.stage * layout.rounds if layout.stage > 1 else 2, 8)
     sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": BATCH_SIZE}
     placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
     config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
@@ -128,8 +142,17 @@ def row(name: str, layout: Layout, variant: dict[str, Any], precision: str) -> d
     worst = worst_leaf(grads, found, ZERO[precision])
     return {
         "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.AXES},
-        "schedule": None, "loss_rel_diff": abs(float(found_loss) / loss - 1), "grad_rel_diff": worst, **cost,
+        **pipelined(layout), "loss_rel_diff": abs(float(found_loss) / loss - 1), "grad_rel_diff": worst, **cost,
     }  # fmt: skip
+
+
+def pipelined(layout: Layout) -> dict[str, Any]:
+    """Schedule and bubble: the idle ticks of the table that is run, and the formula."""
+    if layout.stage == 1:
+        return {"schedule": None, "bubble_measured": None, "bubble_predicted": None}
+    done = ticks.table(layout.schedule, layout.stage, layout.microbatches, layout.rounds)
+    predicted = ticks.predicted_bubble(layout.stage, layout.microbatches, layout.rounds)
+    return {"schedule": layout.schedule, "bubble_measured": done.bubble, "bubble_predicted": predicted}
 
 
 def worst_leaf(expected: Any, found: Any, zero: float) -> float:
@@ -180,7 +203,8 @@ def formula(static: Static) -> float:
     def share(declaration: Any, split: bool) -> float:
         fsdp = layout.fsdp if split and "embed" in declaration.axes else 1
         tensor = layout.tensor if set(declaration.axes) & set(SPLIT_BY_TENSOR) else 1
-        return declaration.size / (fsdp * tensor)
+        stage = layout.stage if "layers" in declaration.axes else 1
+        return declaration.size / (fsdp * tensor * stage)
 
     leaves = jax.tree.leaves(rules.declarations(static.model))
     return sum(4 * share(d, layout.zero >= 3) + 8 * share(d, layout.zero >= 1) for d in leaves)
@@ -290,15 +314,24 @@ def agrees(result: dict[str, list]) -> bool:
 def show(result: dict[str, list]) -> None:
     """The table for people."""
     table = Table(
-        "layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "KiB a device", "by formula", "KiB moved"
+        "layout",
+        "loss, fp32",
+        "gradients, fp32",
+        "gradients, bf16",
+        "bubble",
+        "by formula",
+        "KiB a device",
+        "by formula",
+        "KiB moved",
     )
     rounded = {r["layout"]: r["grad_rel_diff"] for r in result["rows_bf16"]}
     for r in result["rows"]:
         moved = ", ".join(f"{axes}: {b / 1024:.0f}" for axes, b in r["collective_bytes"].items())
         held, formula_ = r["argument_bytes"] / 1024, r["argument_bytes_formula"] / 1024
         cells = (f"{r['loss_rel_diff']:.1e}", f"{r['grad_rel_diff']:.1e}", f"{rounded[r['layout']]:.1e}")
-        table.add_row(r["layout"], *cells, f"{held:.1f}", f"{formula_:.1f}", moved)
-    Console(width=150).print(table)
+        bubble = [f"{r[f'bubble_{kind}']:.3f}" if r["schedule"] else "" for kind in ("measured", "predicted")]
+        table.add_row(r["layout"], *cells, *bubble, f"{held:.1f}", f"{formula_:.1f}", moved)
+    Console(width=180).print(table)
 
 
 if __name__ == "__main__":

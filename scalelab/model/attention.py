@@ -13,7 +13,8 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
 from scalelab.model.layers import Einsum, Norm, add
-from scalelab.model.placement import local, residual, spec, use
+from scalelab.model.placement import CONTEXT, local, residual, size, spec, use
+from scalelab.model.ring import ring_attention
 
 
 class Attention(nn.Module):
@@ -94,6 +95,8 @@ def attend(
 def _attend(
     q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, how: str
 ) -> jax.Array:
+    if size(CONTEXT) > 1:
+        return ring_attention(q_BSNH, k_BTKH, v_BTKH, scale)
     if how == "plain":
         return plain_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale)
     kernel: Literal["cudnn", "xla"] = "cudnn" if how == "cudnn" else "xla"

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from scalelab.model.placement import BATCH, CONTEXT, STAGE, TENSOR, local, on_mesh, spec
+from scalelab.model.placement import BATCH, CONTEXT, TENSOR, as_varying, local, on_mesh, spec
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient shows
 TOKENS = (*BATCH, CONTEXT)  # the mesh axes that split them
@@ -72,7 +72,7 @@ def cross_entropy(
             objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap)
             return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count), None
 
-        return _over_tokens(jax.lax.scan(body, _zero(), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
+        return _over_tokens(jax.lax.scan(body, _zero(x_BSD), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
 
     return local(own, split_arguments(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
 
@@ -86,16 +86,8 @@ def _over_tokens(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.psum(x, TOKENS), tree) if on_mesh() else tree
 
 
-def _varying(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """On a mesh: `x` as a value that may differ along `axes`, as a loop's first carry must say."""
-    if not on_mesh():
-        return x
-    stage = {STAGE} & set(jax.sharding.get_abstract_mesh().manual_axes)  # within a pipeline everything differs by stage
-    return jax.lax.pcast(x, tuple({*axes, *stage} - jax.typeof(x).manual_axis_type.varying), to="varying")
-
-
-def _zero() -> LossSums:
-    return LossSums(*[_varying(jnp.zeros(()), TOKENS) for _ in range(3)])
+def _zero(x: jax.Array) -> LossSums:
+    return LossSums(*[as_varying(jnp.zeros(()), x) for _ in range(3)])
 
 
 def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -112,7 +104,7 @@ def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: 
 def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
     def own(x_BSD, head_DV, targets_BS, z_weight):
         gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
-        head_DV = _varying(head_DV, TOKENS)  # so that its gradient is summed over the batch once, after the last chunk
+        head_DV = as_varying(head_DV, x_BSD)  # so that its gradient is summed over the batch once, after the last chunk
 
         def body(carry, part):
             sums, head_grad = carry
@@ -120,8 +112,10 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
             sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
             return (sums, head_grad + part_grad), x_grad
 
-        zeros = _varying(jnp.zeros(head_DV.shape, head_DV.dtype), (*TOKENS, TENSOR))
-        (sums, head_grad), x_grad = jax.lax.scan(body, (_zero(), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk))
+        zeros = as_varying(jnp.zeros(head_DV.shape, head_DV.dtype), x_BSD, head_DV)
+        (sums, head_grad), x_grad = jax.lax.scan(
+            body, (_zero(x_BSD), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk)
+        )
         x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
         return _over_tokens(sums), (x_grad, _over_tokens(head_grad))
 

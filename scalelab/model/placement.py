@@ -92,3 +92,9 @@ def _recomputed(
 def size(axis: str) -> int:
     """How many devices the mesh has along `axis`; 1 where there is no mesh."""
     return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
+
+
+def as_varying(x: jax.Array, *others: jax.Array) -> jax.Array:
+    """Within a shard_map: `x` as a value that may differ along every axis that one of `others` differs along."""
+    axes = frozenset().union(*[jax.typeof(other).manual_axis_type.varying for other in others])
+    return jax.lax.pcast(x, tuple(axes - jax.typeof(x).manual_axis_type.varying), to="varying")

@@ -165,7 +165,8 @@ def leave(
     shape: ModelShape, params: Params, x_BSD: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float, dtype: Any
 ) -> LossSums:
     """Final norm, head and summed loss of x_BSD after the last block."""
-    return _loss(shape, *_part("leave", shape, params, x_BSD, dtype), targets_BS, z_weight)
+    x_BSD, head_DV = _part("leave", shape, params, x_BSD, dtype)
+    return _loss(shape, x_BSD, head_DV, targets_BS, z_weight)
 
 
 def loss(
@@ -173,7 +174,8 @@ def loss(
     dtype: Any = jnp.float32, chunk: int = 0,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
-    return _loss(shape, *_part("__call__", shape, params, tokens_BS, dtype), targets_BS, z_weight, chunk)
+    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, dtype)
+    return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
 
 
 def _loss(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -32,7 +33,7 @@ def resolved(layout: Layout, devices: int) -> Layout:
         raise BadInput(
             f"parallel: {said} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}"
         )
-    whole = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
+    whole: dict[str, Any] = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
     return dataclasses.replace(layout, **whole)
 
 

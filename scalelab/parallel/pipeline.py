@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Layout, Static
 from scalelab.model import transformer
 from scalelab.model.loss import LossSums
-from scalelab.model.placement import STAGE, place, residual
+from scalelab.model.placement import STAGE, on_mesh, place, residual
 from scalelab.parallel.ticks import Ticks, table
 from scalelab.precision.policy import COMPUTE_DTYPES
 
@@ -36,7 +36,8 @@ def reorder(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
         if STAGE not in spec[:1]:
             return x
         order = np.arange(x.shape[0]).reshape(layout.rounds, layout.stage, -1).swapaxes(0, 1).ravel()
-        return x[np.argsort(order) if back else order]
+        order = np.argsort(order) if back else order
+        return reshard(reshard(x, PartitionSpec(None, *spec[1:]))[order], spec) if on_mesh() else x[order]
 
     return jax.tree.map(moved, tree, specs)
 
@@ -131,7 +132,7 @@ def _stage(static: Static, ticks: Ticks, stage: Any, blocks: Any, rest: Any, row
     nothing = vary(place(jnp.zeros((b, length, shape.d_model), dtype), *residual(shape.sequence_parallel)))
     kept = jax.tree.leaves(chunks)[0].shape[1] if differ else 1
     held = jnp.stack([jnp.stack([nothing] * kept)] * (ticks.slots + 1))
-    grads = jax.tree.map(jnp.zeros_like, (chunks, rest)) if differ else ()
+    grads: Any = jax.tree.map(jnp.zeros_like, (chunks, rest)) if differ else ()
     begin = (nothing, nothing, held, vary(LossSums(*[jnp.zeros(())] * 3)), grads)
     (_, _, _, sums, grads), _ = jax.lax.scan(tick, begin, tuple(jnp.asarray(column) for column in ticks[:5]))
     sums = jax.lax.psum(sums, STAGE)

@@ -12,10 +12,11 @@ from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
 from scalelab.config import Layout, ModelShape, static
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, nearest
 from scalelab.model.declare import Declaration
 from scalelab.model.placement import SPLIT_BY_TENSOR, STAGE, TENSOR
 from scalelab.model.transformer import declarations
+from scalelab.parallel.ticks import SCHEDULES, predicted_bubble
 
 FSDP_AXIS = "embed"
 MOST_UNSPLIT = 0.02  # of the parameters: more left whole under FSDP is worth a word
@@ -50,18 +51,53 @@ def moments(shape: ModelShape, layout: Layout) -> Any:
 
 def check(config: ConfigDict, layout: Layout) -> list[str]:
     """Refuse what a resolved layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
-    model, train, split = config.model, config.train, layout.data * layout.fsdp
+    model, train = config.model, config.train
     if layout.zero not in range(4):
         raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
         _divides(f"model.{name}", model[name], "parallel.tensor", layout.tensor)
-    if layout.sequence:
-        _divides("model.seq_len", model.seq_len, "parallel.tensor", layout.tensor)
+    split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
+    _divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
+    if layout.context > 1 and model.position == "relative":
+        raise BadInput(
+            "parallel.context has no ring for model.position='relative'; 'rope', 'learned' and 'none' have one"
+        )
     if layout.zero:
         _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
     micro = train.global_batch // train.accumulate
-    _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", split)
-    return whole(declarations(static(config).model), layout)
+    _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
+    return check_pipeline(config, layout) + whole(declarations(static(config).model), layout)
+
+
+def check_pipeline(config: ConfigDict, layout: Layout) -> list[str]:
+    """The same for what has to do with stages; says what the pipeline costs."""
+    if layout.schedule not in SCHEDULES:
+        raise BadInput(
+            f"parallel.schedule={layout.schedule!r} is none of {', '.join(SCHEDULES)}{nearest(layout.schedule, SCHEDULES)}"
+        )
+    for name in ("microbatches", "rounds"):
+        if getattr(layout, name) < 1:
+            raise BadInput(f"parallel.{name}={getattr(layout, name)} is not a count; 1 or more")
+    if layout.stage == 1:
+        return []
+    if layout.context > 1:
+        raise BadInput(
+            f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait for "
+            "stages that do something else; set one of them to 1"
+        )
+    if layout.rounds > 1 and layout.schedule != "circular":
+        raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule='circular', not {layout.schedule!r}")
+    _divides("model.n_layers", config.model.n_layers, "parallel.stage x parallel.rounds", layout.stage * layout.rounds)
+    if layout.rounds > 1:
+        _divides("parallel.microbatches", layout.microbatches, "parallel.stage", layout.stage)
+    micro = config.train.global_batch // config.train.accumulate
+    split = layout.data * layout.fsdp * layout.microbatches
+    _divides("train.global_batch / train.accumulate", micro, "parallel.data x fsdp x microbatches", split)
+    bubble = predicted_bubble(layout.stage, layout.microbatches, layout.rounds)
+    return [
+        f"pipeline: {layout.stage} stages, {layout.schedule}, {layout.microbatches} micro-batches: {bubble:.0%} of the time idle; "
+        "blocks are computed once more in the backward, as with model.remat=full"
+    ]
 
 
 def _divides(name: str, value: int, axis: str, size: int) -> None:

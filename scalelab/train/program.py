@@ -18,6 +18,7 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.model.placement import BATCH
 from scalelab.parallel import mesh as mesh_lib
+from scalelab.parallel import pipeline
 from scalelab.train import state as state_lib
 from scalelab.train.state import TrainState
 from scalelab.train.step import evaluate, many_steps
@@ -87,15 +88,26 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
     def begin() -> list:
         # Drawn by the compiler's own partitioning: the numbers don't depend on the mesh, and no device holds them all.
         auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-        drawn = jax.jit(init, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
+        ordered = lambda h: pipeline.reorder(init(h), specs, static.layout)  # noqa: E731
+        drawn = jax.jit(ordered, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
         return [jax.device_put(drawn(_traced(h)), shardings) for h in hparams]
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def reordered(state: TrainState, back: bool) -> TrainState:
+        return pipeline.reorder(state, specs, static.layout, back)
+
+    def in_order(states: Sequence[TrainState], back: bool) -> list[TrainState]:
+        if static.layout.rounds == 1:
+            return list(states)
+        with jax.set_mesh(mesh):
+            return [reordered(state, back) for state in states]
 
     return Program(
         init=begin,
         advance=advance_all,
         evaluate=evaluate_all,
-        separate=lambda states: list(states),
-        join=lambda states: [jax.device_put(s, shardings) for s in states],
+        separate=lambda states: in_order(states, True),
+        join=lambda states: in_order([jax.device_put(s, shardings) for s in states], False),
     )
 
 

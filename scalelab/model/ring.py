@@ -1,0 +1,87 @@
+"""Ring attention (Liu et al. 2023): queries stay, keys and values go once round the devices that share a sequence.
+
+Softmax is gathered up part by part (Milakov & Gimelshein 2018), so that a device holds logits of its own queries and of one
+other device's keys. The backward is written out (Dao et al. 2022, section 3.1 and appendix B.2): a derived one would keep
+every device's keys. Device i holds the i-th part of the sequence: the last one has work in every turn, the others wait.
+
+Shapes: B batch, s a device's part of the sequence, N heads, K key/value heads, G = N / K, H d_head.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from scalelab.model.placement import CONTEXT, as_varying, size
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def ring_attention(q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, scale: float) -> jax.Array:
+    """Causal attention [B, s, N, H] over the whole sequence, from within a shard_map over `context`."""
+    return _forward(q_BsNH, k_BsKH, v_BsKH, scale)[0]
+
+
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> tuple[jax.Array, tuple]:
+    q_BKGsH = _grouped(q * scale, k.shape[2])
+    log_z, y = jnp.full(q_BKGsH.shape[:-1], -jnp.inf), jnp.zeros(q_BKGsH.shape)
+
+    def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
+        k, v, log_z, y = carry
+        logits = _logits(q_BKGsH, k, turns)
+        new = jnp.logaddexp(log_z, jax.nn.logsumexp(logits, axis=-1))
+        weights = jnp.exp(logits - new[..., None]).astype(v.dtype)
+        more = jnp.einsum("bkgst,btkh->bkgsh", weights, v, preferred_element_type=jnp.float32)
+        return (_pass(k), _pass(v), new, y * jnp.exp(log_z - new)[..., None] + more), None
+
+    begin = (k, v, as_varying(log_z, q), as_varying(y, q))
+    (_, _, log_z, y), _ = jax.lax.scan(turn, begin, jnp.arange(size(CONTEXT)))
+    y = _ungrouped(y).astype(q.dtype)
+    return y, (q, k, v, y, log_z)
+
+
+def _backward(scale: float, kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    q, k, v, y, log_z = kept
+    heads = k.shape[2]
+    q_BKGsH, dy_BKGsH = _grouped(q * scale, heads), _grouped(dy, heads)
+    spent = jnp.sum(_grouped(dy.astype(jnp.float32) * y.astype(jnp.float32), heads), axis=-1)  # sum of p dp over keys
+
+    def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
+        k, v, dk, dv, dq = carry
+        p = jnp.exp(_logits(q_BKGsH, k, turns) - log_z[..., None])
+        dp = jnp.einsum("bkgsh,btkh->bkgst", dy_BKGsH, v, preferred_element_type=jnp.float32)
+        ds = (p * (dp - spent[..., None])).astype(q.dtype)
+        dv += jnp.einsum("bkgst,bkgsh->btkh", p.astype(v.dtype), dy_BKGsH, preferred_element_type=jnp.float32)
+        dk += jnp.einsum("bkgst,bkgsh->btkh", ds, q_BKGsH, preferred_element_type=jnp.float32)
+        dq += jnp.einsum("bkgst,btkh->bkgsh", ds, k, preferred_element_type=jnp.float32)
+        return (_pass(k), _pass(v), _pass(dk), _pass(dv), dq), None
+
+    zeros = (as_varying(jnp.zeros(x.shape), q) for x in (k, v, q_BKGsH))
+    (_, _, dk, dv, dq), _ = jax.lax.scan(turn, (k, v, *zeros), jnp.arange(size(CONTEXT)))
+    return (scale * _ungrouped(dq)).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+ring_attention.defvjp(_forward, _backward)
+
+
+def _logits(q_BKGsH: jax.Array, k_BtKH: jax.Array, turns: Any) -> jax.Array:
+    """[B, K, G, s, t] in fp32, -inf for the future, with the keys that have come `turns` devices far; q is scaled already."""
+    me, length = jax.lax.axis_index(CONTEXT), k_BtKH.shape[1]
+    position, of_key = me * length + jnp.arange(length), (me - turns) % size(CONTEXT) * length + jnp.arange(length)
+    logits = jnp.einsum("bkgsh,btkh->bkgst", q_BKGsH, k_BtKH, preferred_element_type=jnp.float32)
+    return jnp.where(position[:, None] >= of_key, logits, -jnp.inf)
+
+
+def _pass(x: jax.Array) -> jax.Array:
+    n = size(CONTEXT)
+    return jax.lax.ppermute(x, CONTEXT, [(i, (i + 1) % n) for i in range(n)])
+
+
+def _grouped(x_BsNH: jax.Array, keys: int) -> jax.Array:
+    b, s, n, h = x_BsNH.shape
+    return x_BsNH.reshape(b, s, keys, n // keys, h).transpose(0, 2, 3, 1, 4)
+
+
+def _ungrouped(x_BKGsH: jax.Array) -> jax.Array:
+    b, k, g, s, h = x_BKGsH.shape
+    return x_BKGsH.transpose(0, 3, 1, 2, 4).reshape(b, s, k * g, h)
