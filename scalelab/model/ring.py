@@ -69,7 +69,7 @@ def _logits(q_BKGsH: jax.Array, k_BtKH: jax.Array, turns: Any) -> jax.Array:
     me, length = jax.lax.axis_index(CONTEXT), k_BtKH.shape[1]
     position, of_key = me * length + jnp.arange(length), (me - turns) % size(CONTEXT) * length + jnp.arange(length)
     logits = jnp.einsum("bkgsh,btkh->bkgst", q_BKGsH, k_BtKH, preferred_element_type=jnp.float32)
-    return jnp.where(position[:, None] >= of_key, logits, -jnp.inf)
+    return jnp.where(position[:, None] >= of_key[None, :], logits, -jnp.inf)
 
 
 def _pass(x: jax.Array) -> jax.Array:

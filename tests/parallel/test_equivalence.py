@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from experiments import parallelism
+from experiments.parallelism import rows as parallelism
 
-HALVES = [",".join(list(parallelism.LAYOUTS)[i::2]) for i in range(2)]
+PARTS = [",".join(list(parallelism.LAYOUTS)[i::4]) for i in range(4)]
 
 
-@pytest.mark.parametrize("names", HALVES)
+@pytest.mark.parametrize("names", PARTS)
 def test_loss_gradients_and_bytes_of_every_layout(names, tmp_path):
     path = tmp_path / "rows.json"
     command = [sys.executable, "-m", "experiments.parallelism", "--quick", f"--only={names}", f"--json={path}"]
@@ -27,6 +27,10 @@ def test_loss_gradients_and_bytes_of_every_layout(names, tmp_path):
         assert {axis for axes in moved for axis in axes.split(" x ")} == split, row
         if row["layout"] == "data":  # every gradient once, in fp32: a third of the Adam state
             assert moved["data"] == pytest.approx(row["argument_bytes_formula"] / 3, rel=0.01)
+        assert row["bubble_measured"] == pytest.approx(row["bubble_predicted"])
+    for kept in result["temporaries"]:
+        few, many = kept["bytes_by_microbatches"].values()  # at 2 and at 16 micro-batches a stage
+        assert many <= 1.05 * few if kept["schedule"] == "1f1b" else many > 1.5 * few
     for row in result["rows_bf16"]:
         assert row["loss_rel_diff"] <= 1e-2 and row["grad_rel_diff"] <= 1e-2, row
     assert done.returncode == 0

@@ -1,41 +1,23 @@
-"""The same model under every layout of a mesh: are loss and gradients those of one device, and what does each layout cost?
+"""The layouts that are compared, and what is measured of each: differences from one device, bytes held and moved, bubble.
 
-    python -m experiments.parallelism [--quick] [--only=fsdp,tensor] [--json[=PATH]]
-
-Trains nothing: at fixed parameters, in fp32 and again in bf16, it compares the token-mean loss and every gradient with
-those of a single device, counts the bytes that each device holds and moves, and puts the formula beside them. Each layout
-comes with two variants of the model that differ in everything (heads, head, remat, accumulation, positions), so that the
-list covers all pairs. Runs on fake CPU devices; --quick takes each layout once.
+At fixed parameters the token-mean loss and every gradient are set beside those of one device. Each layout comes with two
+variants of the model that differ in everything (heads, head, remat, accumulation, positions), so that the list covers
+all pairs of levels.
 """
 
 import dataclasses
 import functools
-import itertools
-import os
-import re
-import sys
 from typing import Any
-
-if (
-    __name__ == "__main__"
-):  # before jax is imported: eight devices, bf16 rounded where the program says so, quick compiles
-    flags = "--xla_force_host_platform_device_count=8 --xla_allow_excess_precision=false"
-    flags += " --xla_backend_optimization_level=0"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from rich.console import Console
-from rich.table import Table
 
 from configs import base
+from experiments.parallelism.traffic import collectives
 from scalelab import config as config_lib
-from scalelab.commands.shared import Parser, emit
 from scalelab.config import Layout, Static
-from scalelab.errors import BadInput, nearest
 from scalelab.model.placement import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
@@ -86,11 +68,13 @@ def variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return first, {name: FACTORS[name][1 - level] for name, level in zip(FACTORS, levels, strict=True)}
 
 
-def static_of(variant: dict[str, Any], layout: Layout, precision: str) -> tuple[Static, dict[str, float]]:
+def static_of(
+    variant: dict[str, Any], layout: Layout, precision: str, batch: int = BATCH_SIZE
+) -> tuple[Static, dict[str, float]]:
     """The compiled half of the config and its hparams."""
     tree, values = base.get_config(), dict(variant)
     tree.model = getattr(base, values.pop("family"))(64, layout.stage * layout.rounds if layout.stage > 1 else 2, 8)
-    sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": BATCH_SIZE}
+    sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": batch}
     placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
     config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
     rules.check(config, layout)
@@ -210,129 +194,18 @@ def formula(static: Static) -> float:
     return sum(4 * share(d, layout.zero >= 3) + 8 * share(d, layout.zero >= 1) for d in leaves)
 
 
-def collectives(text: str, mesh: Any) -> dict[str, int]:
-    """Bytes of the results of collectives in compiled text, by the mesh axes that their groups run along.
-
-    A collective over an axis of one device moves nothing and is not counted.
-    """
-    split = [axis for axis in mesh.axis_names if mesh.shape[axis] > 1]
-    groups = {axes: _groups(mesh, axes) for n in range(1, 4) for axes in itertools.combinations(split, n)}
-    moved: dict[str, int] = {}
-    kinds = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
-    listed = r"\{\{.*?\}\}|\[[\d,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?|mesh\[.*?\{.*?\}"
-    pattern = rf"= (.*?) (?:{kinds})\(.*?replica_groups=({listed})"
-    for shapes, groups_text in re.findall(pattern, text):
-        found = _listed(groups_text)
-        if max(map(len, found)) == 1:
-            continue
-        axes = next((a for a, g in groups.items() if g == found), None)
-        name = " x ".join(axes) if axes else "other"
-        moved[name] = moved.get(name, 0) + _bytes(shapes)
-    return moved
-
-
-def _groups(mesh: Any, axes: tuple[str, ...]) -> frozenset:
-    """The device groups that a collective along `axes` joins; axes of size one join nothing new."""
-    ids = np.vectorize(lambda d: d.id)(mesh.devices)
-    last = [mesh.axis_names.index(a) for a in axes]
-    moved = np.moveaxis(ids, last, range(-len(last), 0)).reshape(-1, int(np.prod([ids.shape[i] for i in last])))
-    return frozenset(frozenset(group.tolist()) for group in moved)
-
-
-def _listed(text: str) -> frozenset:
-    """XLA's three notations of replica groups: {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4], ids {'b'}."""
-    if text.startswith("{"):
-        return frozenset(frozenset(int(i) for i in g.split(",")) for g in re.findall(r"\{([\d,]+)\}", text))
-    if text.startswith("["):
-        shape, dims, order = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
-        return _rows(_iota(dims, order).reshape(_ints(shape)))
-    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", text)}
-    grouped = re.findall(r"'(\w+)'", text[text.rindex("{") :])
-    ordered = re.search(r"device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\)", text)
-    ids = _iota(ordered[1], ordered[2]) if ordered else np.arange(np.prod(list(sizes.values())))
-    last = [list(sizes).index(name) for name in grouped]
-    moved = np.moveaxis(ids.reshape(list(sizes.values())), last, range(-len(last), 0))
-    return _rows(moved.reshape(-1, int(np.prod([sizes[name] for name in grouped]))))
-
-
-def _iota(dims: str, order: str | None) -> np.ndarray:
-    ids = np.arange(np.prod(_ints(dims))).reshape(_ints(dims))
-    return ids.transpose(_ints(order)) if order else ids
-
-
-def _ints(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _rows(groups: np.ndarray) -> frozenset:
-    return frozenset(frozenset(group.tolist()) for group in groups.reshape(groups.shape[0], -1))
-
-
-def _bytes(shapes: str) -> int:
-    width = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2}
-    return sum(
-        width.get(kind, 4) * int(np.prod([int(d) for d in dims.split(",") if d] or [1]))
-        for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-    )
-
-
-def main(argv: list[str]) -> int:
-    """Exit code 0 where every layout agrees, 1 where one doesn't, 2 for bad input."""
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.parallelism"
-    parser.add_argument("--quick", action="store_true", help="each layout with one variant of the model")
-    parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
-    try:
-        options = parser.parse_args(argv)
-        chosen = options.only.split(",")
-        for name in chosen:
-            if name not in LAYOUTS:
-                raise BadInput(f"--only={name}: no such layout{nearest(name, LAYOUTS)}")
-    except BadInput as mistake:
-        print(f"parallelism: {mistake}", file=sys.stderr)
-        return 2
-    result: dict[str, list] = {"rows": [], "rows_bf16": []}
-    for index, (name, layout) in enumerate(LAYOUTS.items()):
-        if name not in chosen:
-            continue
-        for variant in variants(index)[: 1 if options.quick else 2]:
-            print(f"{name}: {variant}", file=sys.stderr, flush=True)
-            result["rows"].append(row(name, layout, variant, "fp32"))
-        result["rows_bf16"].append(row(name, layout, variants(index)[0], "bf16"))
-    if options.json != "-":
-        show(result)
-    emit(result, options.json)
-    return 0 if agrees(result) else 1
-
-
-def agrees(result: dict[str, list]) -> bool:
-    """fp32: loss to 2e-6 and gradients to 3e-6; bf16: both within 1e-2 (its unit roundoff is 4e-3)."""
-    exact = all(r["loss_rel_diff"] <= 2e-6 and r["grad_rel_diff"] <= 3e-6 for r in result["rows"])
-    return exact and all(max(r["loss_rel_diff"], r["grad_rel_diff"]) <= 1e-2 for r in result["rows_bf16"])
-
-
-def show(result: dict[str, list]) -> None:
-    """The table for people."""
-    table = Table(
-        "layout",
-        "loss, fp32",
-        "gradients, fp32",
-        "gradients, bf16",
-        "bubble",
-        "by formula",
-        "KiB a device",
-        "by formula",
-        "KiB moved",
-    )
-    rounded = {r["layout"]: r["grad_rel_diff"] for r in result["rows_bf16"]}
-    for r in result["rows"]:
-        moved = ", ".join(f"{axes}: {b / 1024:.0f}" for axes, b in r["collective_bytes"].items())
-        held, formula_ = r["argument_bytes"] / 1024, r["argument_bytes_formula"] / 1024
-        cells = (f"{r['loss_rel_diff']:.1e}", f"{r['grad_rel_diff']:.1e}", f"{rounded[r['layout']]:.1e}")
-        bubble = [f"{r[f'bubble_{kind}']:.3f}" if r["schedule"] else "" for kind in ("measured", "predicted")]
-        table.add_row(r["layout"], *cells, *bubble, f"{held:.1f}", f"{formula_:.1f}", moved)
-    Console(width=180).print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def temporaries(schedule: str, microbatches: int) -> int:
+    """Bytes of temporaries of loss and gradients with two stages and micro-batches of four sequences."""
+    layout = Layout(stage=2, data=4, schedule=schedule, microbatches=microbatches)
+    batch = 4 * microbatches
+    static, h = static_of({"family": "llama"}, layout, "fp32", batch)
+    mesh = mesh_lib.make(layout)
+    like = jax.tree.map(
+        lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
+        state_lib.shapes(static, h).params, state_lib.specs(static, h).params,
+    )  # fmt: skip
+    rows = NamedSharding(mesh, PartitionSpec(BATCH, None))
+    with jax.set_mesh(mesh):
+        batch_like = jax.ShapeDtypeStruct((batch, SEQ_LEN + 1), jnp.int32, sharding=rows)
+        compiled = jax.jit(functools.partial(loss_and_gradients, static)).lower(like, batch_like).compile()
+    return int(compiled.memory_analysis().temp_size_in_bytes)

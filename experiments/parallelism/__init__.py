@@ -1,0 +1,1 @@
+"""Every layout of a mesh against one device."""

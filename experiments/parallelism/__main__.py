@@ -1,0 +1,84 @@
+"""The same model under every layout of a mesh: are loss and gradients those of one device, and what does each layout cost?
+
+    python -m experiments.parallelism [--quick] [--only=fsdp,tensor] [--json[=PATH]]
+
+At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss and every gradient with those of a single
+device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and puts the formulas beside
+them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU devices; --quick takes each layout
+with one variant of the model instead of two.
+"""
+
+import os
+import sys
+
+if __name__ == "__main__":  # before jax is imported: bf16 rounded where the program says so, and quick compilations
+    flags = "--xla_force_host_platform_device_count=8 --xla_allow_excess_precision=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags} --xla_backend_optimization_level=0"
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.parallelism.rows import LAYOUTS, row, temporaries, variants
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput, nearest
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 where every layout agrees, 1 where one doesn't, 2 for bad input."""
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.parallelism"
+    parser.add_argument("--quick", action="store_true", help="each layout with one variant of the model")
+    parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
+    try:
+        options = parser.parse_args(argv)
+        chosen = options.only.split(",")
+        for name in chosen:
+            if name not in LAYOUTS:
+                raise BadInput(f"--only={name}: no such layout{nearest(name, LAYOUTS)}")
+    except BadInput as mistake:
+        print(f"parallelism: {mistake}", file=sys.stderr)
+        return 2
+    result: dict[str, list] = {"rows": [], "rows_bf16": [], "temporaries": []}
+    for index, (name, layout) in enumerate(LAYOUTS.items()):
+        if name not in chosen:
+            continue
+        for variant in variants(index)[: 1 if options.quick else 2]:
+            print(f"{name}: {variant}", file=sys.stderr, flush=True)
+            result["rows"].append(row(name, layout, variant, "fp32"))
+        result["rows_bf16"].append(row(name, layout, variants(index)[0], "bf16"))
+    for schedule in {layout.schedule for name, layout in LAYOUTS.items() if name in chosen and layout.stage > 1}:
+        if schedule != "circular":
+            sizes = {m: temporaries(schedule, m) for m in (4, 32)}
+            result["temporaries"].append({"schedule": schedule, "stages": 2, "bytes_by_microbatches": sizes})
+    if options.json != "-":
+        show(result)
+    emit(result, options.json)
+    return 0 if agrees(result) else 1
+
+
+def agrees(result: dict[str, list]) -> bool:
+    """fp32: loss to 2e-6 and gradients to 3e-6; bf16: both within 1e-2 (its unit roundoff is 4e-3)."""
+    exact = all(r["loss_rel_diff"] <= 2e-6 and r["grad_rel_diff"] <= 3e-6 for r in result["rows"])
+    return exact and all(max(r["loss_rel_diff"], r["grad_rel_diff"]) <= 1e-2 for r in result["rows_bf16"])
+
+
+def show(result: dict[str, list]) -> None:
+    """The table for people."""
+    columns = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "bubble", "by formula", "KiB a device")
+    table = Table(*columns, "by formula", "KiB moved")
+    rounded = {r["layout"]: r["grad_rel_diff"] for r in result["rows_bf16"]}
+    for r in result["rows"]:
+        moved = ", ".join(f"{axes}: {b / 1024:.0f}" for axes, b in r["collective_bytes"].items())
+        held, formula_ = r["argument_bytes"] / 1024, r["argument_bytes_formula"] / 1024
+        cells = (f"{r['loss_rel_diff']:.1e}", f"{r['grad_rel_diff']:.1e}", f"{rounded[r['layout']]:.1e}")
+        bubble = [f"{r[f'bubble_{kind}']:.3f}" if r["schedule"] else "" for kind in ("measured", "predicted")]
+        table.add_row(r["layout"], *cells, *bubble, f"{held:.1f}", f"{formula_:.1f}", moved)
+    Console(width=180).print(table)
+    for kept in result["temporaries"]:
+        sizes = ", ".join(f"{m}: {size / 1024:.0f} KiB" for m, size in kept["bytes_by_microbatches"].items())
+        print(f"temporaries of {kept['schedule']} with 2 stages, by micro-batches: {sizes}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
