@@ -15,7 +15,9 @@ def main(argv: list[str]) -> int:
     """Exit code 0, 2 for bad input."""
     parser = Parser("import", __doc__)
     parser.add_argument("format", choices=["hf"], help="hf: the files of Hugging Face's transformers")
-    parser.add_argument("folder", metavar="DIR", help="holds config.json and model.safetensors (or an index of its parts)")
+    parser.add_argument(
+        "folder", metavar="DIR", help="holds config.json and model.safetensors (or an index of its parts)"
+    )
     parser.add_argument("--out", metavar="FOLDER", help="where to keep the weights; must not exist, or be empty")
     options = parser.parse_args(argv)
 

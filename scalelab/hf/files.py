@@ -80,7 +80,9 @@ def _index(folder: pathlib.Path) -> dict[str, str]:
         raise BadInput(f"{folder / INDEX} has no weight_map: tensor -> file")
     for name, file in content.items():
         if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):
-            raise BadInput(f"{folder / INDEX} places {name!r} in {file!r}: not the name of a safetensors file beside it")
+            raise BadInput(
+                f"{folder / INDEX} places {name!r} in {file!r}: not the name of a safetensors file beside it"
+            )
     return content
 
 

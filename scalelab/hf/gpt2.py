@@ -35,7 +35,14 @@ GPT2 = Format(
         **{"activation_function": "gelu_new", "scale_attn_weights": True},
         **{"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     },
-    ours={"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qk_norm": False, "logit_softcap": 0.0},
+    ours={
+        "position": "learned",
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "bias": True,
+        "qk_norm": False,
+        "logit_softcap": 0.0,
+    },
     theirs={
         "activation_function": "gelu_new",
         "scale_attn_weights": True,

@@ -170,5 +170,9 @@ def refuse_other_model(source: Source, config: ConfigDict) -> None:
             "forward multipliers are part of its weights"
         )
     if differ:
-        listed = f" {differ[0]}" if len(differ) == 1 else "".join(f"\n  {line}" for line in dict.fromkeys(differ)) + "\n"
-        raise BadInput(f"{source.folder} is another model than the config's:{listed}; `scalelab import hf` prints its values")
+        listed = (
+            f" {differ[0]}" if len(differ) == 1 else "".join(f"\n  {line}" for line in dict.fromkeys(differ)) + "\n"
+        )
+        raise BadInput(
+            f"{source.folder} is another model than the config's:{listed}; `scalelab import hf` prints its values"
+        )

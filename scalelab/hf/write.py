@@ -106,7 +106,7 @@ def _write_tensors(
     # "format": transformers looks for it; the rest is ours, and text, as metadata must be
     metadata = {"format": "pt"} | {f"scalelab.{key}": str(value) for key, value in lineage.items()}
     groups = list(_groups(sizes, largest_file_bytes))
-    index = {}
+    index: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
         name = WHOLE if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
         save_file({t: where[t].pack(leaves).astype(kind) for t in group}, draft / name, metadata)
@@ -119,7 +119,8 @@ def _write_tensors(
 
 def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
     """Names in order, cut before the sum of sizes exceeds `most`; a larger one stands alone."""
-    group, held = [], 0
+    group: list[str] = []
+    held = 0
     for name, size in sizes.items():
         if group and held + size > most:
             yield group

@@ -42,14 +42,14 @@ def of_run(source: str) -> Weights:
     BadInput where there is no such run or step, Damaged where the step is.
     """
     folder, step, checkpoints, name = locate(source)
-    step = checkpoints.latest() if step is None else step
-    seen: dict[str, Any] = {}
-    checkpoints.load(None, lambda _, facts: seen.update(facts), at=step)
-    config = changes.config_of(seen[name])
+    checked = checkpoints.load(None, at=step)
+    assert checked is not None
+    facts = checked.facts[name]
+    config = changes.config_of(facts)
     like = state.shapes(static(config), hparams(config)).params
-    params = jax.device_get(checkpoints.restore(step, {name: {"params": like}})[name]["params"])
-    origin = {"run": str(folder), "step": step, "digest": state.digest(params)}
-    return Weights(config, params, origin | {key: seen[name][key] for key in ("identity", "data", "versions")})
+    params = jax.device_get(checkpoints.restore(checked.step, {name: {"params": like}})[name]["params"])
+    origin = {"run": str(folder), "step": checked.step, "digest": state.digest(params)}
+    return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})
 
 
 def of_hf(folder: pathlib.Path) -> Weights:

@@ -1,15 +1,23 @@
 """Small models of every kind that can be exported, their weights drawn by numpy: the same in any environment."""
 
+import functools
+
+import jax
 import numpy as np
 
 from configs import base
 from scalelab.config import ModelShape, resolve, static
 from scalelab.hf.formats import flatten
+from scalelab.model import transformer
 from scalelab.model.transformer import declarations
 
 SMALL = {"vocab_size": 48, "seq_len": 16}
 MODELS = {
-    "llama_grouped": (base.llama(32, 2, 4), {"n_kv_heads": 2, "rope_theta": 12345.6, "norm_eps": 1e-5, "bias": True}, 0),
+    "llama_grouped": (
+        base.llama(32, 2, 4),
+        {"n_kv_heads": 2, "rope_theta": 12345.6, "norm_eps": 1e-5, "bias": True},
+        0,
+    ),
     "llama_tied": (base.llama(24, 3, 3), {"d_head": 10, "d_ff": 40, "rope_theta": 5e5, "tied_head": True}, 0),
     "llama_mup": (base.llama(32, 2, 4), {"n_kv_heads": 1}, 12),
     "gpt2": (base.gpt2(24, 3, 3), {}, 0),
@@ -45,6 +53,12 @@ def params(shape: ModelShape, seed: int = 0) -> dict:
             place = place.setdefault(part, {})
         place[last] = leaf
     return tree
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(shape: ModelShape, params: dict, tokens: jax.Array) -> jax.Array:
+    """[B, S, V], compiled."""
+    return transformer.logits(shape, params, tokens)
 
 
 def tokens() -> np.ndarray:

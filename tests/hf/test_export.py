@@ -16,7 +16,7 @@ from scalelab.errors import BadInput
 from scalelab.hf import FORMATS, read
 from scalelab.hf.formats import IRRELEVANT, flatten, places
 from scalelab.hf.write import fold, format_of, write
-from scalelab.model.transformer import declarations, logits
+from scalelab.model.transformer import declarations
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, digest
 
@@ -37,13 +37,17 @@ def largest_difference(a, b):
 @pytest.mark.parametrize("name", examples.MODELS)
 def test_transformers_computes_our_logits_from_what_we_write(tmp_path, name):
     shape = examples.shape(name)
-    ours = logits(shape, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
+    ours = examples.logits(shape, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
     assert np.abs(LOGITS[name]).max() > 1  # large enough for a difference of 1e-5 to say something
     assert largest_difference(ours, LOGITS[name]) <= 1e-5
     result = written(tmp_path, name)
     asked = ANSWERS["exported"][name]
-    assert digest(load_file(tmp_path / name / "model.safetensors")) == asked["tensors"], "run tests/hf/oracle/make.py again"
-    assert json.loads((tmp_path / name / "config.json").read_text()) == asked["config"], "run tests/hf/oracle/make.py again"
+    assert digest(load_file(tmp_path / name / "model.safetensors")) == asked["tensors"], (
+        "run tests/hf/oracle/make.py again"
+    )
+    assert json.loads((tmp_path / name / "config.json").read_text()) == asked["config"], (
+        "run tests/hf/oracle/make.py again"
+    )
     assert asked["config"]["architectures"] == [asked["class"]]
     assert result.tensors == len(places(FORMATS[result.format], shape))
 
@@ -52,7 +56,7 @@ def test_the_answers_would_notice_another_rope_or_another_norm():
     shape = examples.shape("llama_grouped")
     for change in ({"rope_theta": 10_000.0}, {"norm_eps": 1e-3}):
         other = dataclasses.replace(shape, **change)
-        ours = logits(other, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
+        ours = examples.logits(other, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
         assert largest_difference(ours, LOGITS["llama_grouped"]) > 1e-4
 
 
@@ -77,8 +81,8 @@ def test_the_multipliers_of_mup_become_weights_of_the_same_function(tmp_path, na
     plain = dataclasses.replace(shape, parametrization="sp")
     params, tokens = examples.params(shape), jnp.asarray(LOGITS["tokens"])
     folded = read.load(read.examine(tmp_path / name))
-    assert largest_difference(logits(plain, folded, tokens), logits(shape, params, tokens)) < 1e-5
-    assert largest_difference(logits(plain, params, tokens), logits(shape, params, tokens)) > 0.1
+    assert largest_difference(examples.logits(plain, folded, tokens), examples.logits(shape, params, tokens)) < 1e-5
+    assert largest_difference(examples.logits(plain, params, tokens), examples.logits(shape, params, tokens)) > 0.1
     with pytest.raises(BadInput, match=r"parametrization.name='mup' with base_width=.*, there it is 'sp'"):
         read.refuse_other_model(read.examine(tmp_path / name), examples.config(name))
 
@@ -134,7 +138,11 @@ REFUSED = {
     "qk_norm": ("llama_tied", {"qk_norm": True}, r"model.qk_norm=True \(llama: False, gpt2: False\)"),
     "softcap": ("gpt2", {"logit_softcap": 30.0}, r"model.logit_softcap=30.0 \(llama: 0.0, gpt2: 0.0\)"),
     "relu2": ("llama_tied", {"mlp": "relu2"}, r"model.mlp='relu2' \(llama: 'swiglu', gpt2: 'gelu'\)"),
-    "relative": ("llama_tied", {"position": "relative"}, r"model.position='relative' \(llama: 'rope', gpt2: 'learned'\)"),
+    "relative": (
+        "llama_tied",
+        {"position": "relative"},
+        r"model.position='relative' \(llama: 'rope', gpt2: 'learned'\)",
+    ),
     "no position": ("llama_tied", {"position": "none"}, "model.position='none'"),
     "rms gpt2": ("gpt2", {"norm": "rmsnorm"}, r"model.norm='rmsnorm' \(llama: 'rmsnorm', gpt2: 'layernorm'\)"),
     "no bias": ("gpt2", {"bias": False}, "model.bias=False .*gpt2: True"),
@@ -154,7 +162,7 @@ def test_what_no_format_can_say_is_refused_in_one_line_that_names_it(case):
 
 
 def test_an_unknown_parametrization_is_refused():
-    with pytest.raises(BadInput, match="parametrization.name='other'"):
+    with pytest.raises(BadInput, match=r"parametrization.name='other'"):
         format_of(dataclasses.replace(examples.shape("gpt2"), parametrization="other"))
 
 

@@ -15,7 +15,6 @@ from scalelab.config import static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.hf.write import write
-from scalelab.model.transformer import logits
 from tests.hf import examples
 from tests.hf.oracle.make import HERE
 
@@ -27,7 +26,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 def loaded_logits(folder):
     source = read.examine(folder)
     tokens = jnp.asarray(LOGITS["tokens"])
-    return source, np.asarray(logits(static(source.config).model, read.load(source), tokens))
+    return source, np.asarray(examples.logits(static(source.config).model, read.load(source), tokens))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,11 @@ def test_models_that_transformers_drew_and_saved_have_its_logits(folder, dtypes,
     assert np.abs(LOGITS[folder.name]).max() > 1
     assert np.abs(ours - LOGITS[folder.name]).max() <= 1e-5
     origin = source.origin()
-    assert (origin["dtypes"], len(origin["files"]), origin["format"]) == (dtypes, files, folder.name.removeprefix("their_"))
+    assert (origin["dtypes"], len(origin["files"]), origin["format"]) == (
+        dtypes,
+        files,
+        folder.name.removeprefix("their_"),
+    )
     assert "exported_from" not in origin
 
 
@@ -122,13 +125,22 @@ def refused(folder, *expected):
 
 
 CONFIGS = {
-    "another model": ({"model_type": "qwen2"}, "model_type='qwen2' is not a format that can be read; known: gpt2, llama"),
+    "another model": (
+        {"model_type": "qwen2"},
+        "model_type='qwen2' is not a format that can be read; known: gpt2, llama",
+    ),
     "no model type": ({"model_type": ...}, "model_type=None"),
     "custom code": ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map is set: custom code"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
-    "scaled rope": ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_parameters.rope_type='llama3'"),
+    "scaled rope": (
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
+        "rope_parameters.rope_type='llama3'",
+    ),
     "scaled rope of 4": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling={'type': 'linear'"),
-    "two wavelengths": ({"rope_theta": 1e4}, "rope_theta=10000.0 and rope_parameters.rope_theta=500000.0: they must agree"),
+    "two wavelengths": (
+        {"rope_theta": 1e4},
+        "rope_theta=10000.0 and rope_parameters.rope_theta=500000.0: they must agree",
+    ),
     "biases apart": ({"mlp_bias": True}, "attention_bias=False and mlp_bias=True: they must agree"),
     "relu": ({"hidden_act": "relu"}, "hidden_act='relu': only 'silu' can be read of llama"),
     "no width": ({"hidden_size": ...}, "hidden_size is missing"),
@@ -160,7 +172,10 @@ NORM = "model.norm.weight"
 TENSORS = {
     "missing": (lambda old: {k: v for k, v in old.items() if k != NORM}, "lacks the tensor 'model.norm.weight'"),
     "extra": (lambda old: old | {"model.norm.extra\n": old[NORM]}, "holds a tensor 'model.norm.extra\\n' that no part"),
-    "integers": (lambda old: old | {NORM: old[NORM].astype(np.int32)}, "model.norm.weight is I32; read are F32, BF16, F16"),
+    "integers": (
+        lambda old: old | {NORM: old[NORM].astype(np.int32)},
+        "model.norm.weight is I32; read are F32, BF16, F16",
+    ),
     "doubles": (lambda old: old | {NORM: old[NORM].astype(np.float64)}, "model.norm.weight is F64"),
     "one value more": (lambda old: old | {NORM: np.ones(25, np.float32)}, "is [25], its config.json says [24]"),
     "nothing in it": (lambda old: old | {NORM: np.ones((24, 0), np.float32)}, "is [24, 0]"),
@@ -220,7 +235,9 @@ def test_a_truncated_or_overlong_file_is_refused(llama):
 def test_pickles_are_never_opened_and_the_way_out_is_named(llama, monkeypatch):
     (llama / WHOLE).rename(llama / "pytorch_model.bin")
     monkeypatch.setattr("pickle.load", None)
-    refused(llama, "only pickled weights (pytorch_model.bin)", "never opened here; convert them", "save_pretrained(OUT)")
+    refused(
+        llama, "only pickled weights (pytorch_model.bin)", "never opened here; convert them", "save_pretrained(OUT)"
+    )
 
 
 def test_a_folder_without_config_or_weights_or_at_all(llama, tmp_path):
@@ -246,7 +263,10 @@ INDEXES = {
     "a pickle": ({NORM: "pytorch_model.bin"}, "not the name of a safetensors file beside it"),
     "a number": ({NORM: 1}, "in 1: not the name"),
     "empty": ({}, "has no weight_map"),
-    "absent part": ({NORM: "model-00009-of-00009.safetensors"}, "model-00009-of-00009.safetensors is missing, or no file"),
+    "absent part": (
+        {NORM: "model-00009-of-00009.safetensors"},
+        "model-00009-of-00009.safetensors is missing, or no file",
+    ),
 }
 
 
@@ -288,7 +308,9 @@ def test_another_model_than_the_runs_is_refused_with_both_sides_of_every_value(l
 
 def test_the_length_of_a_sequence_is_free_with_rope_and_fixed_where_positions_are_learned(llama):
     read.refuse_other_model(read.examine(llama), examples.config("llama_tied", seq_len=32))
-    with pytest.raises(BadInput, match=r"config's: model.seq_len=8, there it is 16 \(n_positions\); `scalelab import hf`"):
+    with pytest.raises(
+        BadInput, match=r"config's: model.seq_len=8, there it is 16 \(n_positions\); `scalelab import hf`"
+    ):
         read.refuse_other_model(read.examine(GPT2), examples.config("gpt2", n_layers=2, seq_len=8))
 
 
@@ -296,6 +318,8 @@ def test_reading_touches_nothing_but_the_folder(llama, monkeypatch):
     """No socket is opened and no file outside: what a folder says can't send us anywhere."""
     opened = []
     monkeypatch.setattr("socket.socket", None)
-    monkeypatch.setattr(pathlib.Path, "read_text", lambda path, read=pathlib.Path.read_text: opened.append(path) or read(path))
+    monkeypatch.setattr(
+        pathlib.Path, "read_text", lambda path, read=pathlib.Path.read_text: opened.append(path) or read(path)
+    )
     jax.tree.map(np.shape, read.load(read.examine(llama)))
     assert opened == [llama / "config.json"]

@@ -58,7 +58,11 @@ def ask(folder):
         if path in exported:
             kind = type(model).__name__
             content = json.loads((path / "config.json").read_text())
-            asked[path.name] = {"class": kind, "config": content, "tensors": digest(load_file(path / "model.safetensors"))}
+            asked[path.name] = {
+                "class": kind,
+                "config": content,
+                "tensors": digest(load_file(path / "model.safetensors")),
+            }
     np.savez_compressed(HERE / "answers.npz", **answers)
     (HERE / "answers.json").write_text(json.dumps({"versions": versions, "exported": asked}, indent=1) + "\n")
 
