@@ -143,6 +143,9 @@ def from_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
         given = {name: v for name in names if (v := _look_up(form, content, name, None)) is not None}
         if len(set(map(repr, given.values()))) > 1:
             raise BadInput(f"{' and '.join(f'{k}={v!r}' for k, v in given.items())}: they must agree")
+        for name, value in given.items():
+            if isinstance(value, dict | list) or len(repr(value)) > 40:
+                raise BadInput(f"{name}={repr(value)[:40]} is no number, word or truth value")
         values[ours] = next(iter(given.values())) if given else _look_up(form, content, names[0])
     return values
 

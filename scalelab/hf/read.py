@@ -91,13 +91,14 @@ def _named(form: Format, found: Mapping[str, Header]) -> dict[str, Header]:
 
 def _refuse_absurd(form: Format, values: Mapping[str, Any], found: Mapping[str, Header]) -> None:
     """No size can exceed the count of numbers in the files, which are really there: nothing larger is ever built."""
-    held = sum(int(np.prod(header.shape, dtype=object)) for header in found.values())
+    held, most = sum(int(np.prod(header.shape, dtype=object)) for header in found.values()), 2**31 - 1
+    fp32 = float(np.finfo(np.float32).max)
+    # of seq_len no tensor need show anything (rope)
+    limits = {"n_layers": len(found), "seq_len": most, "norm_eps": fp32, "rope_theta": fp32}
     for ours, names in form.keys.items():
-        value, most = values[ours], 2**31 - 1
-        # of seq_len no tensor need show anything (rope)
-        limit = {"n_layers": len(found), "seq_len": most}.get(ours, min(held, most))
-        if isinstance(value, int) and value > limit:
-            raise BadInput(f"{names[0]}={value} can't be: there are {len(found)} tensors of {held} numbers in all")
+        value, limit = values[ours], limits.get(ours, min(held, most))
+        if isinstance(value, int | float) and value > limit:
+            raise BadInput(f"{names[0]}={value} is beyond {limit:g}; there are {len(found)} tensors of {held} numbers")
 
 
 def _config(values: Mapping[str, Any]) -> ConfigDict:

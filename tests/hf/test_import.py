@@ -145,13 +145,15 @@ CONFIGS = {
     "relu": ({"hidden_act": "relu"}, "hidden_act='relu': only 'silu' can be read of llama"),
     "no width": ({"hidden_size": ...}, "hidden_size is missing"),
     "text": ({"hidden_size": "24"}, "model.d_model='24' must be of type int"),
-    "list": ({"hidden_size": [24]}, "model.d_model=[24] must be of type int"),
+    "list": ({"hidden_size": [24]}, "hidden_size=[24] is no number"),
     "fraction": ({"num_hidden_layers": 3.5}, "model.n_layers=3.5 must be of type int"),
     "negative": ({"num_hidden_layers": -1}, "model.n_layers=-1 must be finite and above zero"),
     "nan": ({"rms_norm_eps": float("nan")}, "model.norm_eps=nan must be finite"),
-    "huge width": ({"hidden_size": 10**12}, "hidden_size=1000000000000 can't be: there are 29 tensors"),
-    "many layers": ({"num_hidden_layers": 2**30}, "num_hidden_layers=1073741824 can't be"),
-    "huge context": ({"max_position_embeddings": 10**15}, "max_position_embeddings=1000000000000000 can't be"),
+    "huge width": ({"hidden_size": 10**12}, "hidden_size=1000000000000 is beyond 18600; there are 29 tensors"),
+    "object": ({"head_dim": {}}, "head_dim={} is no number"),
+    "an essay": ({"hidden_act": "silu", "hidden_size": "x" * 10**6}, "hidden_size='xxxxx"),
+    "many layers": ({"num_hidden_layers": 100}, "num_hidden_layers=100 is beyond 29; there are 29 tensors"),
+    "huge context": ({"max_position_embeddings": 10**15}, "max_position_embeddings=1000000000000000 is beyond 2.14748e+09"),
     "uneven groups": ({"num_key_value_heads": 2}, "model.n_kv_heads=2 does not divide model.n_heads=3"),
     "another width": ({"hidden_size": 30}, "model.embed_tokens.weight is [48, 24], its config.json says [48, 30]"),
     "one layer more": ({"num_hidden_layers": 4}, "lacks the tensor 'model.layers.3.self_attn.q_proj.weight'"),
@@ -180,7 +182,7 @@ TENSORS = {
     "one value more": (lambda old: old | {NORM: np.ones(25, np.float32)}, "is [25], its config.json says [24]"),
     "nothing in it": (lambda old: old | {NORM: np.ones((24, 0), np.float32)}, "is [24, 0]"),
     "not finite": (lambda old: old | {NORM: old[NORM] * np.inf}, "model.norm.weight holds values that are not finite"),
-    "empty": (lambda old: {}, "can't be: there are 0 tensors"),
+    "empty": (lambda old: {}, "is beyond 0; there are 0 tensors"),
 }
 
 
@@ -323,3 +325,21 @@ def test_reading_touches_nothing_but_the_folder(llama, monkeypatch):
     )
     jax.tree.map(np.shape, read.load(read.examine(llama)))
     assert opened == [llama / "config.json"]
+
+
+HOSTILE = ("x", "", -1, 0, 1.5, 2**31, 2**80, 1e308, float("nan"), float("inf"), [], {}, [1], {"a": 1}, True, None)
+
+
+@pytest.mark.parametrize("folder", [LLAMA, GPT2], ids=["llama", "gpt2"])
+def test_whatever_a_key_of_a_config_holds_the_folder_is_read_or_refused_in_one_line(tmp_path, folder):
+    shutil.copytree(folder, tmp_path / "hf")
+    config, refusals = json.loads((folder / "config.json").read_text()), 0
+    for key in config:
+        for value in HOSTILE:
+            (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {key: value}))
+            try:
+                read.examine(tmp_path / "hf")
+            except BadInput as mistake:
+                refusals += 1
+                assert "\n" not in str(mistake) and len(str(mistake)) < 600
+    assert refusals > 100
