@@ -153,7 +153,10 @@ CONFIGS = {
     "object": ({"head_dim": {}}, "head_dim={} is no number"),
     "an essay": ({"hidden_act": "silu", "hidden_size": "x" * 10**6}, "hidden_size='xxxxx"),
     "many layers": ({"num_hidden_layers": 100}, "num_hidden_layers=100 is beyond 29; there are 29 tensors"),
-    "huge context": ({"max_position_embeddings": 10**15}, "max_position_embeddings=1000000000000000 is beyond 2.14748e+09"),
+    "huge context": (
+        {"max_position_embeddings": 10**15},
+        "max_position_embeddings=1000000000000000 is beyond 2.14748e+09",
+    ),
     "uneven groups": ({"num_key_value_heads": 2}, "model.n_kv_heads=2 does not divide model.n_heads=3"),
     "another width": ({"hidden_size": 30}, "model.embed_tokens.weight is [48, 24], its config.json says [48, 30]"),
     "one layer more": ({"num_hidden_layers": 4}, "lacks the tensor 'model.layers.3.self_attn.q_proj.weight'"),
