@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from scalelab import records
 from scalelab.config import ModelShape
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG, INDEX, LINEAGE, WHOLE, sha256
 from scalelab.hf.formats import Format, flatten, places, refusals, to_config
@@ -78,7 +79,8 @@ def write(
 ) -> Written:  # fmt: skip
     """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata.
 
-    BadInput where no format can say the shape, or where the folder holds something already.
+    BadInput where no format can say the shape, or where the folder holds something already; WorkFailed where the disk
+    does not take it.
     """
     form = format_of(shape)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -87,12 +89,16 @@ def write(
     lineage = {**lineage, "scalelab": importlib.metadata.version("scalelab"), "dtype": dtype, "folded": folded}
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    sizes = _write_tensors(draft, form, shape, params, lineage, dtype, largest_file_bytes)
-    records.write_json(draft / CONFIG, to_config(form, shape, dtype))
-    records.write_json(draft / LINEAGE, lineage)
-    files = {path.name: sha256(path) for path in sorted(draft.iterdir())}
-    draft.replace(folder)  # whole or not at all
+    try:
+        draft.mkdir(parents=True)
+        sizes = _write_tensors(draft, form, shape, params, lineage, dtype, largest_file_bytes)
+        records.write_json(draft / CONFIG, to_config(form, shape, dtype))
+        records.write_json(draft / LINEAGE, lineage)
+        files = {path.name: sha256(path) for path in sorted(draft.iterdir())}
+        draft.replace(folder)  # whole or not at all
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise WorkFailed(f"{folder} could not be written ({error}); nothing is left of it") from error
     return Written(folder, form.name, dtype, len(sizes), sum(sizes.values()), files, folded)
 
 

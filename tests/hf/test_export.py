@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 
 from configs import base
 from scalelab.config import ModelShape, resolve, static
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS, read
 from scalelab.hf.formats import IRRELEVANT, flatten, places
 from scalelab.hf.write import fold, format_of, write
@@ -172,6 +172,20 @@ def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
     with pytest.raises(BadInput, match="exists and is not an empty folder"):
         written(tmp_path, "gpt2")
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_does_not_take_it_is_told_in_one_line_and_nothing_is_left(tmp_path, monkeypatch):
+    def full(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("scalelab.hf.write.save_file", full)
+    with pytest.raises(WorkFailed, match=r"could not be written \(I/O error: No space left"):
+        written(tmp_path, "gpt2")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkFailed, match="Not a directory"):
+        written(tmp_path / "file", "gpt2")
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
