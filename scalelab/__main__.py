@@ -15,6 +15,8 @@ COMMANDS = {
     "train": "train one run from a config file; run again to resume",
     "sweep": "train the grid that a config file's sweep(h) returns",
     "checkpoint": "verify, list or show the checkpoints of a run or sweep",
+    "export": "a run's weights as a folder that Hugging Face's transformers loads",
+    "import": "such a folder (Llama, GPT-2) as weights that a run can start on",
     "runs": "one table of many runs (N, D, C, losses, status)",
     "fit": "fit a scaling law to runs or to a table",
     "reproduce": "published scaling laws computed again, from the authors' own tables",

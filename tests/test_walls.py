@@ -12,7 +12,7 @@ FLOORS = [
     {"errors"},
     {"config", "validate", "hardware", "records"},
     {"model", "data", "precision", "laws"},
-    {"optim", "parallel", "testing"},
+    {"optim", "parallel", "testing", "hf"},
     {"train"},
     {"sweep"},
     {"plan", "diagnose", "doctor"},
@@ -81,7 +81,14 @@ def test_laws_know_nothing_of_the_trainer(path):
 
 @pytest.mark.parametrize(
     ("package", "home"),
-    [("flax", "model"), ("matplotlib", "report"), ("pyarrow", "laws"), ("argparse", "commands"), ("rich", "commands")],
+    [
+        ("flax", "model"),
+        ("matplotlib", "report"),
+        ("pyarrow", "laws"),
+        ("argparse", "commands"),
+        ("rich", "commands"),
+        ("safetensors", "hf"),
+    ],
 )
 def test_a_package_is_imported_in_one_room_only(package, home):
     users = [path for path in SOURCES if package in packages(path)]

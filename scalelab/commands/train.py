@@ -18,7 +18,9 @@ def main(argv: list[str]) -> int:
     parser = Parser("train", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
     parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's folder")
-    parser.add_argument("--init-from", metavar="RUN[@STEP]", help="start on these weights (sets train.init_from)")
+    parser.add_argument(
+        "--init-from", metavar="RUN[@STEP]|hf:DIR", help="start on these weights (sets train.init_from)"
+    )
     parser.add_argument(
         "--fallback", action="store_true", help="where the last checkpoint is damaged, go on from the one before"
     )

@@ -82,7 +82,7 @@ def refuse(
 
 
 def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    trees = [_tree(config_lib.override(config_lib.default_tree(), _values(f["config"]))) for f in (old, new)]
+    trees = [_tree(config_of(facts)) for facts in (old, new)]
     names = sorted(trees[0] | trees[1])
     return [
         f"{name}: {trees[0].get(name, 'absent')}, now {trees[1].get(name, 'absent')}"
@@ -91,12 +91,11 @@ def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _values(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in config_lib.leaves(ConfigDict(config)).items()
-        if key in config_lib.leaves(config_lib.default_tree())
-    }
+def config_of(facts: Mapping[str, Any]) -> ConfigDict:
+    """The config in some `facts`, as this scalelab knows it: keys that are gone dropped, new ones at their defaults."""
+    known = config_lib.default_tree()
+    values = config_lib.leaves(ConfigDict(facts["config"]))
+    return config_lib.override(known, {key: value for key, value in values.items() if key in config_lib.leaves(known)})
 
 
 def _tree(config: ConfigDict) -> dict[str, str]:

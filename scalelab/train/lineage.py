@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from scalelab import records
 from scalelab.config import hparams, static
 from scalelab.errors import BadInput
+from scalelab.hf import read
 from scalelab.train import changes, state
 from scalelab.train.checkpoint import Checkpoints, Loaded
 from scalelab.train.loop import Progress
@@ -18,6 +19,7 @@ from scalelab.train.manifest import strays
 from scalelab.train.run import Run
 
 Start = tuple[int, list[state.TrainState]]
+HF = "hf:"  # before a folder in the format of Hugging Face's transformers
 Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from
 
 
@@ -86,13 +88,9 @@ def initial(config: ConfigDict) -> Weights | None:
     source = config.train.init_from
     if not source:
         return None
-    folder, step = _parse(source)
-    found = furthest(folder) if step is None else _holding(folder, step)
-    if found is None:
-        known = sorted({s for place, _ in places(folder) for s in Checkpoints(place).steps()})
-        wanted = "" if step is None else f" of step {step}"
-        raise BadInput(f"train.init_from={source!r}: {folder} has no checkpoint{wanted}; it has {known or 'none'}")
-    checkpoints, name = found
+    if source.startswith(HF):
+        return _foreign(config)
+    folder, step, checkpoints, name = locate(source, "train.init_from=")
     like = state.shapes(static(config), hparams(config)).params
     loaded = checkpoints.load({name: {"params": like}}, at=step)
     assert loaded is not None
@@ -101,13 +99,32 @@ def initial(config: ConfigDict) -> Weights | None:
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
 
 
+def _foreign(config: ConfigDict) -> Weights:
+    source = read.examine(pathlib.Path(config.train.init_from.removeprefix(HF)))
+    read.refuse_other_model(source, config)
+    params = read.load(source)
+    return params, source.origin() | {"digest": state.digest(params)}
+
+
 def begin(run: Run, weights: Weights) -> Any:
     """Note in the run's record and logbook where its weights come from; returns a copy of them."""
     params, origin = weights
     run.record["init_from"] = origin
-    text = f"weights of {origin['run']} at step {origin['step']}"
+    where = f"{origin['run']} at step {origin['step']}" if "run" in origin else f"{origin['hf']} ({origin['format']})"
+    text = f"weights of {where}"
     records.event(run.folder, "init_from", 0, text, digest=origin["digest"])
     return jax.tree.map(jnp.copy, params)  # trials must not share what a donating step gives away
+
+
+def locate(source: str, asked: str = "") -> tuple[pathlib.Path, int | None, Checkpoints, str]:
+    """RUN or RUN@STEP -> (its folder, the step asked for, the checkpoints that hold it, the run's name in them)."""
+    folder, step = _parse(source, asked)
+    found = furthest(folder) if step is None else _holding(folder, step)
+    if found is None:
+        known = sorted({s for place, _ in places(folder) for s in Checkpoints(place).steps()})
+        wanted = "" if step is None else f" of step {step}"
+        raise BadInput(f"{asked}{source!r}: {folder} has no checkpoint{wanted}; it has {known or 'none'}")
+    return folder, step, *found
 
 
 def _holding(folder: pathlib.Path, step: int) -> tuple[Checkpoints, str] | None:
@@ -115,10 +132,10 @@ def _holding(folder: pathlib.Path, step: int) -> tuple[Checkpoints, str] | None:
     return next((pair for pair in found if step in pair[0].steps()), None)
 
 
-def _parse(source: str) -> tuple[pathlib.Path, int | None]:
+def _parse(source: str, asked: str) -> tuple[pathlib.Path, int | None]:
     head, sign, tail = source.rpartition("@")
     path, step = (head, int(tail)) if sign and tail.isdecimal() else (source, None)
     folder = pathlib.Path(path)
     if not (folder / "config.json").exists():
-        raise BadInput(f"train.init_from={source!r}: {path!r} is no run's folder; write RUN or RUN@STEP")
+        raise BadInput(f"{asked}{source!r}: {path!r} is no run's folder; write RUN or RUN@STEP")
     return folder, step

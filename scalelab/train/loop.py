@@ -153,7 +153,7 @@ def train(
     alive = [run for run in runs if run.status == "running"]
     for run in alive:
         records.event(run.folder, "resume" if start else "start", step)
-        records.rewind_metrics(run.folder, step)
+        records.rewind_metrics(run.folder, step if start else -1)
         # Not the record's: a process killed after its last save has not written that any more.
         run.val_loss = next(
             (m["val_loss"] for m in reversed(records.read_metrics(run.folder)) if "val_loss" in m), None
@@ -161,6 +161,8 @@ def train(
         run.keep_record(step)
     reader = _Reader(runs, progress)
     data = _Data(runs, dataset)
+    if params and not start:  # what the given weights are worth on these data, before anything is learned
+        reader.add("eval", 0, 0, program.evaluate(states, val))
     stopped = False
     while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
         n = _stop_before(step, runs[0]) - step

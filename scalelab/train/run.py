@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import hardware, records
 from scalelab.data.prepare import Dataset
+from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.model.attention import implementation
 from scalelab.parallel import mesh, rules
@@ -19,6 +20,7 @@ from scalelab.precision.policy import COMPUTE_DTYPES
 from scalelab.train import changes
 from scalelab.train.metrics import Sink, sinks, write_lines
 
+IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
 SKIPS_IN_A_ROW = 20  # as many non-finite batches one after the other are a divergence, not an accident
 
 
@@ -99,6 +101,8 @@ def open_run(
 
 def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str]) -> None:
     record = records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+    if record.get("status") == IMPORTED:
+        raise BadInput(f"{folder} holds imported weights and no run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"]} if "data" in record else {}
     old = {"config": records.read_json(folder / "config.json"), "data": data}
     changed = changes.refuse(str(folder), old, new, allow)

@@ -1,0 +1,6 @@
+"""Weights in the files of Hugging Face's `transformers`: read and written, without that library and without network."""
+
+from scalelab.hf.gpt2 import GPT2
+from scalelab.hf.llama import LLAMA
+
+FORMATS = {form.name: form for form in (LLAMA, GPT2)}

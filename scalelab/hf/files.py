@@ -1,0 +1,116 @@
+"""The files of a folder of weights, distrusted: every mistake and every malice in them ends as BadInput in one line.
+
+Only JSON and safetensors are ever opened. The safetensors package checks a header against its file (length, offsets,
+overlaps, overflow) before anything is read; what it cannot know, that names and shapes belong together, `read.py` checks.
+"""
+
+import hashlib
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import ml_dtypes  # noqa: F401  numpy knows bfloat16 once this is imported, and only then can safetensors give it
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from scalelab.errors import BadInput
+
+CONFIG, LINEAGE, WHOLE, INDEX = "config.json", "scalelab.json", "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+MOST_JSON_BYTES = 50_000_000  # an index of a million tensors; no real config.json comes near
+
+
+class Header(NamedTuple):
+    """What a file says about one tensor; nothing of it is read yet. `name`: as in the file."""
+
+    file: pathlib.Path
+    name: str
+    dtype: str  # F32, BF16, F16, …
+    shape: tuple[int, ...]
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """The JSON object in `path`."""
+    try:
+        size = path.stat().st_size
+        if size > MOST_JSON_BYTES:
+            raise BadInput(f"{path} has {size} bytes: more than the {MOST_JSON_BYTES} that any {path.name} needs")
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise BadInput(f"{path} can't be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path} is not JSON: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{path} holds a {type(content).__name__} where an object is expected")
+    return content
+
+
+def headers(folder: pathlib.Path) -> dict[str, Header]:
+    """Every tensor of the folder, by name."""
+    found: dict[str, Header] = {}
+    index = _index(folder)
+    for name in dict.fromkeys(index.values()) if index else [WHOLE]:
+        for header in _headers_of(folder / name):
+            if index and index.get(header.name) != name:
+                raise BadInput(f"{folder / name} holds {header.name!r}, which {INDEX} doesn't place there")
+            found[header.name] = header
+    if missing := [name for name in index if name not in found]:
+        raise BadInput(f"{folder / INDEX} places {missing[0]!r} in {index[missing[0]]}, which lacks it")
+    return found
+
+
+def _index(folder: pathlib.Path) -> dict[str, str]:
+    """Tensor -> file, {} where all are in one."""
+    whole, cut = (folder / WHOLE).exists(), (folder / INDEX).exists()
+    if whole and cut:
+        raise BadInput(f"{folder} holds both {WHOLE} and {INDEX}: which of them counts? Remove the other")
+    if not whole and not cut:
+        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+        why = (
+            f"only pickled weights ({pickles[0]}), which can run code and are never opened here; convert them, "
+            "with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)"
+            if pickles
+            else "neither that nor an index of parts"
+        )
+        raise BadInput(f"{folder} holds no {WHOLE}: {why}")
+    if whole:
+        return {}
+    content = read_object(folder / INDEX).get("weight_map")
+    if not isinstance(content, dict) or not content:
+        raise BadInput(f"{folder / INDEX} has no weight_map: tensor -> file")
+    for name, file in content.items():
+        if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):
+            raise BadInput(
+                f"{folder / INDEX} places {name!r} in {file!r}: not the name of a safetensors file beside it"
+            )
+    return content
+
+
+def _headers_of(path: pathlib.Path) -> list[Header]:
+    if not path.is_file():
+        raise BadInput(f"{path} is missing, or no file")
+    try:
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a dict
+            return [Header(path, name, str(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()]
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadInput(f"{path} is no intact safetensors file: {str(error).splitlines()[0]}") from None
+
+
+def metadata(path: pathlib.Path) -> dict[str, str]:
+    """The text that a safetensors file carries beside its tensors."""
+    with safe_open(path, framework="np") as file:
+        return file.metadata() or {}
+
+
+def tensors(path: pathlib.Path, names: list[str]) -> Any:
+    """(name, array) of each of these tensors, one at a time."""
+    with safe_open(path, framework="np") as file:
+        for name in names:
+            yield name, np.asarray(file.get_tensor(name))
+
+
+def sha256(path: pathlib.Path) -> str:
+    """The file's SHA-256, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""A format is one table, read in both directions: which tensor of a file holds which of our parameters, and how it lies.
+
+How a parameter flattens to a matrix follows from its declaration (ins x outs); the table only says whose name is whose,
+what is fused, and what is transposed. The same for config.json: one list of keys, for writing and for reading.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from scalelab.config import ModelShape
+from scalelab.data.tokenizers import SEPARATOR
+from scalelab.errors import BadInput
+from scalelab.model.declare import Declaration
+from scalelab.model.transformer import declarations
+
+Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
+REQUIRED = object()  # in `Format.absent`: config.json must have this key
+
+# What of a ModelShape is no property of the function that the weights compute, or is folded into them (`write.fold`).
+IRRELEVANT = ("init_std", "remat", "sequence_parallel", "parametrization", "base_width")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A row of the table: `{}` in `theirs` stands for the layer; `ours` are concatenated along their outs."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    transposed: bool = False  # outs x ins, as torch's Linear keeps it; else ins x outs
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """One `model_type` of transformers. A dot in a name of config.json leads into an object.
+
+    `keys`: config.model's name -> config.json's names, which must agree. `absent`: config.json's name -> what transformers
+    assumes where it lacks it. `ours`: values of config.model that the format implies; `limits(shape)`: those it demands of
+    this shape. `theirs`: values of config.json without which it would mean another function. `buffers`: endings of tensors
+    that hold constants and no weights. `extra`: what else a config.json of ours says.
+    """
+
+    name: str
+    architecture: str
+    prefix: str  # of the names of all tensors but the head's; files of the bare model lack it
+    keys: dict[str, tuple[str, ...]]
+    absent: dict[str, Any]
+    ours: dict[str, Any]
+    theirs: dict[str, Any]
+    limits: Callable[[ModelShape], dict[str, Any]]
+    tensors: tuple[Tensor, ...]
+    buffers: tuple[str, ...]
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where one tensor of a file belongs: our parameters, their declarations, the layer (None: not of a block)."""
+
+    ours: tuple[str, ...]
+    declared: tuple[Declaration, ...]
+    layer: int | None
+    transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape in the file."""
+        shapes = [_flat(declaration) for declaration in self.declared]
+        flat = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+        return flat[::-1] if self.transposed else flat
+
+    def pack(self, leaves: Mapping[str, Any]) -> np.ndarray:
+        """Our parameters -> the tensor of the file, contiguous."""
+        parts = [np.asarray(leaves[name][self._index]) for name in self.ours]
+        flat = [part.reshape(_flat(declared)) for part, declared in zip(parts, self.declared, strict=True)]
+        whole = np.concatenate(flat, axis=-1)
+        return np.ascontiguousarray(whole.T if self.transposed else whole)
+
+    def unpack(self, tensor: np.ndarray, leaves: Leaves) -> None:
+        """The tensor of a file -> into the arrays of our parameters."""
+        whole = tensor.T if self.transposed else tensor
+        ends = np.cumsum([_flat(declared)[-1] for declared in self.declared])[:-1]
+        for name, declared, part in zip(self.ours, self.declared, np.split(whole, ends, axis=-1), strict=True):
+            leaves[name][self._index] = part.reshape(_own(declared))
+
+    @property
+    def _index(self) -> Any:
+        return ... if self.layer is None else self.layer
+
+
+def _own(declaration: Declaration) -> tuple[int, ...]:
+    """The shape in one layer."""
+    return declaration.shape[len(declaration.stack) :]
+
+
+def _flat(declaration: Declaration) -> tuple[int, ...]:
+    """(ins, outs) of a matrix or table, (outs,) of a gain or bias."""
+    outs = int(np.prod(_own(declaration)[len(declaration.ins) :], dtype=object))
+    return (declaration.fan_in, outs) if declaration.ins else (outs,)
+
+
+def flatten(tree: Any) -> Leaves:
+    """Nested dict -> `{"blocks.attention.q.w": leaf}`, in the tree's order."""
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in pairs}
+
+
+def places(form: Format, shape: ModelShape) -> dict[str, Place]:
+    """Every tensor that a file of this model holds, by its name there."""
+    declared: dict[str, Declaration] = flatten(declarations(shape))
+    found = {}
+    for row in form.tensors:
+        if row.ours[0] not in declared:  # a head of its own, biases: this model has none
+            continue
+        each = tuple(declared[name] for name in row.ours)
+        for layer in range(shape.n_layers) if each[0].stack else (None,):
+            found[row.theirs.format(layer)] = Place(row.ours, each, layer, row.transposed)
+    return found
+
+
+def to_config(form: Format, shape: ModelShape, dtype: str) -> dict[str, Any]:
+    """The config.json of a model in this format. Token 0 begins and ends every document of ours."""
+    mapped = {theirs: getattr(shape, ours) for ours, names in form.keys.items() for theirs in names}
+    content: dict[str, Any] = {"model_type": form.name, "architectures": [form.architecture], "torch_dtype": dtype}
+    content |= {"bos_token_id": SEPARATOR, "eos_token_id": SEPARATOR} | form.extra
+    for name, value in (mapped | form.theirs).items():
+        group, _, key = name.rpartition(".")
+        if value is not None:
+            (content.setdefault(group, {}) if group else content)[key] = value
+    return content
+
+
+def from_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
+    """config.model's values, as far as the format knows them; None: derived, as `config.resolve` does. Raises BadInput."""
+    for name, wanted in form.theirs.items():
+        if (value := _look_up(form, content, name)) != wanted:
+            raise BadInput(f"{name}={value!r}: only {wanted!r} can be read of {form.name}")
+    values = dict(form.ours)
+    for ours, names in form.keys.items():
+        given = {name: v for name in names if (v := _look_up(form, content, name, None)) is not None}
+        if len(set(map(repr, given.values()))) > 1:
+            raise BadInput(f"{' and '.join(f'{k}={v!r}' for k, v in given.items())}: they must agree")
+        for name, value in given.items():
+            if isinstance(value, dict | list) or len(repr(value)) > 40:
+                raise BadInput(f"{name}={repr(value)[:40]} is no number, word or truth value")
+        values[ours] = next(iter(given.values())) if given else _look_up(form, content, names[0])
+    return values
+
+
+def _look_up(form: Format, content: Any, name: str, *default: Any) -> Any:
+    for key in name.split("."):
+        content = content.get(key) if isinstance(content, dict) else None
+    if content is None:
+        content = default[0] if default else form.absent[name]
+    if content is REQUIRED:
+        raise BadInput(f"{name} is missing")
+    return content
+
+
+def refusals(form: Format, shape: ModelShape) -> dict[str, tuple[Any, Any]]:
+    """`{config.model's key: (value, what the format could say)}` for everything that this format has no words for."""
+    demanded = form.ours | form.limits(shape)
+    return {key: (getattr(shape, key), v) for key, v in demanded.items() if getattr(shape, key) != v}

@@ -1,0 +1,49 @@
+"""Llama (Touvron et al. 2023) as `LlamaForCausalLM` keeps it: every projection a Linear, outs x ins; rope turns halves."""
+
+from scalelab.hf.formats import REQUIRED, Format, Tensor
+
+_LAYER = "model.layers.{}."
+_PROJECTIONS = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in "qkvo"} | {
+    f"mlp.{name}_proj": f"blocks.mlp.{name}" for name in ("gate", "up", "down")
+}
+
+LLAMA = Format(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    prefix="model.",
+    keys={
+        "vocab_size": ("vocab_size",),
+        "d_model": ("hidden_size",),
+        "n_layers": ("num_hidden_layers",),
+        "n_heads": ("num_attention_heads",),
+        "n_kv_heads": ("num_key_value_heads",),
+        "d_head": ("head_dim",),
+        "d_ff": ("intermediate_size",),
+        "seq_len": ("max_position_embeddings",),
+        "norm_eps": ("rms_norm_eps",),
+        "rope_theta": ("rope_theta", "rope_parameters.rope_theta"),  # transformers 4, transformers 5
+        "tied_head": ("tie_word_embeddings",),
+        "bias": ("attention_bias", "mlp_bias"),
+    },
+    absent={
+        **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"), REQUIRED),
+        **{"intermediate_size": REQUIRED, "num_key_value_heads": None, "head_dim": None},
+        **{"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0},
+        **{"tie_word_embeddings": False, "attention_bias": False},
+        **{"hidden_act": "silu", "rope_scaling": None, "rope_parameters.rope_type": "default"},
+    },
+    ours={"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0},
+    theirs={"hidden_act": "silu", "rope_scaling": None, "rope_parameters.rope_type": "default"},
+    # transformers insists on it, although head_dim is a key of its own
+    limits=lambda shape: {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads},
+    tensors=(
+        Tensor("model.embed_tokens.weight", ("embed.w",)),
+        *(Tensor(f"{_LAYER}{theirs}.weight", (f"{ours}.w",), True) for theirs, ours in _PROJECTIONS.items()),
+        *(Tensor(f"{_LAYER}{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _PROJECTIONS.items()),
+        Tensor(f"{_LAYER}input_layernorm.weight", ("blocks.attention_norm.g",)),
+        Tensor(f"{_LAYER}post_attention_layernorm.weight", ("blocks.mlp_norm.g",)),
+        Tensor("model.norm.weight", ("final_norm.g",)),
+        Tensor("lm_head.weight", ("head.w",), True),
+    ),
+    buffers=(".rotary_emb.inv_freq",),
+)

@@ -1,0 +1,179 @@
+"""A folder of weights as transformers keeps them -> our parameters, in fp32.
+
+`examine` believes nothing: config.json against the tensors' headers, name by name and shape by shape, before any number is
+read. `load` then reads one tensor at a time. fp16 and bf16 become fp32, exactly; other dtypes are refused.
+"""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.errors import BadInput, nearest
+from scalelab.hf import FORMATS, files
+from scalelab.hf.files import CONFIG, Header
+from scalelab.hf.formats import Format, Place, flatten, from_config, places
+from scalelab.model.transformer import Params, declarations
+
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # exact in fp32
+HEAD = "lm_head.weight"
+LINEAGE_KEYS = ("run", "step", "digest", "identity", "scalelab")  # of what `write` notes, these go into a record
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An examined folder: `config` is the default tree with its model; `headers` and `places` have the same names."""
+
+    folder: pathlib.Path
+    form: Format
+    config: ConfigDict
+    places: dict[str, Place]
+    headers: dict[str, Header]
+    tied_copy: Header | None  # a tied model's head, where the file repeats it
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """How many tensors the files keep in which dtype."""
+        return dict(collections.Counter(DTYPES[header.dtype] for header in self.headers.values()))
+
+    def origin(self) -> dict[str, Any]:
+        """What a record says about where these weights come from: folder, format, dtypes, every file's SHA-256."""
+        names = {header.file for header in self.headers.values()}
+        used = [self.folder / CONFIG, *sorted(names)]
+        text = files.metadata(min(names))
+        made = {key: text[f"scalelab.{key}"][:200] for key in LINEAGE_KEYS if f"scalelab.{key}" in text}
+        facts = {"hf": str(self.folder), "format": self.form.name, "dtypes": self.dtypes}
+        facts["files"] = {path.name: files.sha256(path) for path in used}
+        return facts | ({"exported_from": made} if made else {})
+
+
+def examine(folder: pathlib.Path) -> Source:
+    """Look at everything but the numbers. BadInput, in one line, for whatever is not a model that we can be."""
+    if not folder.is_dir():
+        raise BadInput(f"no folder {str(folder)!r}")
+    path = folder / CONFIG
+    content = files.read_object(path)
+    form = _format(path, content)
+    found = _named(form, files.headers(folder))
+    try:
+        values = from_config(form, content)
+        _refuse_absurd(form, values, found)
+        config = _config(values)
+    except BadInput as mistake:
+        raise BadInput(f"{path}: {mistake}") from None
+    expected = places(form, config_lib.static(config).model)
+    tied_copy = found.pop(HEAD) if HEAD in found and HEAD not in expected else None
+    _refuse_others(folder, expected, found)
+    return Source(folder, form, config, expected, found, tied_copy)
+
+
+def _format(path: pathlib.Path, content: dict[str, Any]) -> Format:
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in FORMATS:
+        raise BadInput(f"{path}: model_type={kind!r} is not a format that can be read{nearest(str(kind), FORMATS)}")
+    for key in ("auto_map", "quantization_config"):
+        if content.get(key):
+            raise BadInput(f"{path}: {key} is set: custom code and quantized weights are not read")
+    return FORMATS[kind]
+
+
+def _named(form: Format, found: Mapping[str, Header]) -> dict[str, Header]:
+    """The weights by their full names: without constants, and with the prefix that files of the bare model lack."""
+    weights = {name: header for name, header in found.items() if not name.endswith(form.buffers)}
+    bare = not any(name.startswith(form.prefix) for name in weights)
+    return {(form.prefix + n if bare and n != HEAD else n): header for n, header in weights.items()}
+
+
+def _refuse_absurd(form: Format, values: Mapping[str, Any], found: Mapping[str, Header]) -> None:
+    """No size can exceed the count of numbers in the files, which are really there: nothing larger is ever built."""
+    held, most = sum(int(np.prod(header.shape, dtype=object)) for header in found.values()), 2**31 - 1
+    fp32 = float(np.finfo(np.float32).max)
+    # of seq_len no tensor need show anything (rope)
+    limits = {"n_layers": len(found), "seq_len": most, "norm_eps": fp32, "rope_theta": fp32}
+    for ours, names in form.keys.items():
+        value, limit = values[ours], limits.get(ours, min(held, most))
+        if isinstance(value, int | float) and value > limit:
+            raise BadInput(f"{names[0]}={value} is beyond {limit:g}; there are {len(found)} tensors of {held} numbers")
+
+
+def _config(values: Mapping[str, Any]) -> ConfigDict:
+    """The default tree with these values as config.model, resolved and checked like any config."""
+    config = config_lib.default_tree()
+    with config.unlocked(), config.ignore_type():
+        config.model.update(values)
+    return config_lib.resolve(config)
+
+
+def _refuse_others(folder: pathlib.Path, expected: Mapping[str, Place], found: Mapping[str, Header]) -> None:
+    for name, place in expected.items():
+        if name not in found:
+            raise BadInput(f"{folder} lacks the tensor {name!r} that its {CONFIG} asks for")
+        header = found[name]
+        if header.dtype not in DTYPES:
+            raise BadInput(f"{header.file}: {name} is {header.dtype}; read are {', '.join(DTYPES)}")
+        if header.shape != place.shape:
+            raise BadInput(f"{header.file}: {name} is {list(header.shape)}, its {CONFIG} says {list(place.shape)}")
+    if extra := [name for name in found if name not in expected]:
+        more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
+        raise BadInput(f"{folder} holds a tensor {extra[0]!r}{more} that no part of the model takes")
+
+
+def load(source: Source) -> Params:
+    """The parameters, as numpy arrays in fp32. BadInput where a number is not finite, or a tied head isn't the embedding."""
+    shape = config_lib.static(source.config).model
+    leaves = {name: np.empty(d.shape, np.float32) for name, d in flatten(declarations(shape)).items()}
+    by_file: dict[pathlib.Path, dict[str, Place]] = {}
+    for name, header in source.headers.items():
+        by_file.setdefault(header.file, {})[header.name] = source.places[name]
+    for path, wanted in by_file.items():
+        for name, tensor in files.tensors(path, list(wanted)):
+            values = tensor.astype(np.float32)
+            if not np.isfinite(values).all():
+                raise BadInput(f"{path}: {name} holds values that are not finite")
+            wanted[name].unpack(values, leaves)
+    if source.tied_copy:
+        ((_, head),) = files.tensors(source.tied_copy.file, [HEAD])
+        if not np.array_equal(head.astype(np.float32), leaves["embed.w"]):
+            raise BadInput(f"{source.folder}: {HEAD} differs from the embedding that its {CONFIG} ties it to")
+    return _nested(leaves)
+
+
+def _nested(leaves: Mapping[str, np.ndarray]) -> Params:
+    tree: Params = {}
+    for name, leaf in leaves.items():
+        *path, last = name.split(".")
+        place = tree
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = leaf
+    return tree
+
+
+def refuse_other_model(source: Source, config: ConfigDict) -> None:
+    """BadInput with every value of the run's config that makes it another model than the folder's, both sides named.
+
+    seq_len counts only where positions are learned: rope has no table.
+    """
+    theirs, ours, differ = source.config.model, config.model, []
+    for key in (*source.form.keys, *source.form.ours, "n_kv_heads", "d_head"):
+        if ours[key] != theirs[key] and not (key == "seq_len" and theirs.position == "rope"):
+            named = f" ({', '.join(source.form.keys[key])})" if key in source.form.keys else ""
+            differ.append(f"model.{key}={ours[key]!r}, there it is {theirs[key]!r}{named}")
+    widths = config.parametrization.base_width, ours.d_model
+    if config.parametrization.name != "sp" and widths[0] != widths[1]:
+        differ.append(
+            f"parametrization.name={config.parametrization.name!r} with base_width={widths[0]}, there it is 'sp': "
+            "forward multipliers are part of its weights"
+        )
+    if differ:
+        listed = (
+            f" {differ[0]}" if len(differ) == 1 else "".join(f"\n  {line}" for line in dict.fromkeys(differ)) + "\n"
+        )
+        raise BadInput(
+            f"{source.folder} is another model than the config's:{listed}; `scalelab import hf` prints its values"
+        )

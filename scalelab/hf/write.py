@@ -1,0 +1,136 @@
+"""Parameters -> a folder that `transformers` loads: config.json, model.safetensors (in parts where it is large), lineage."""
+
+import dataclasses
+import importlib.metadata
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from scalelab import records
+from scalelab.config import ModelShape
+from scalelab.errors import BadInput, WorkFailed
+from scalelab.hf import FORMATS
+from scalelab.hf.files import CONFIG, INDEX, LINEAGE, WHOLE, sha256
+from scalelab.hf.formats import Format, flatten, places, refusals, to_config
+from scalelab.model.attention import attention_scale
+from scalelab.model.transformer import Params, head_multiplier
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+LARGEST_FILE_BYTES = 5_000_000_000  # as transformers cuts its own files
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What `write` left: `files` are name -> SHA-256; `folded`: multipliers now part of the weights, by parameter."""
+
+    folder: pathlib.Path
+    format: str
+    dtype: str
+    tensors: int
+    tensor_bytes: int
+    files: dict[str, str]
+    folded: dict[str, float]
+
+
+def format_of(shape: ModelShape) -> Format:
+    """The format that can say all of this shape; BadInput with every key that the nearest one has no words for."""
+    if shape.parametrization not in ("sp", "mup"):
+        raise BadInput(f"parametrization.name={shape.parametrization!r} can't be written: only sp and mup can")
+    wrong = {name: refusals(form, shape) for name, form in FORMATS.items()}
+    best = min(wrong, key=lambda name: len(wrong[name]))
+    if not wrong[best]:
+        return FORMATS[best]
+    listed = []
+    for key, (value, _) in wrong[best].items():
+        could = ", ".join(f"{name}: {of.get(key, (0, value))[1]!r}" for name, of in wrong.items())
+        listed.append(f"model.{key}={value!r} ({could})")
+    raise BadInput(f"no Hugging Face format can say {'; '.join(listed)}")
+
+
+def fold(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
+    """muP's two forward multipliers moved into weights: (parameters of the same function under sp, {parameter: factor}).
+
+    Queries take what attention's scale has beyond 1/sqrt(d_head) (RoPE is linear), the final norm takes the head's 1/m,
+    whether or not the head is tied. Exact but for one rounding; none where the factor is a power of two.
+    """
+    factors = {
+        "blocks.attention.q": attention_scale(shape) * shape.d_head**0.5,
+        "final_norm": head_multiplier(shape),
+    }
+    factors = {name: f for name, f in factors.items() if shape.parametrization != "sp" and np.float32(f) != 1}
+
+    def scaled(path: Any, leaf: Any) -> Any:
+        factor = factors.get(jax.tree_util.keystr(path[:-1], simple=True, separator="."))
+        return leaf if factor is None else np.asarray(leaf) * np.float32(factor)
+
+    return jax.tree_util.tree_map_with_path(scaled, params), factors
+
+
+def write(
+    folder: pathlib.Path, shape: ModelShape, params: Params, lineage: Mapping[str, Any], dtype: str = "float32",
+    largest_file_bytes: int = LARGEST_FILE_BYTES,
+) -> Written:  # fmt: skip
+    """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata.
+
+    BadInput where no format can say the shape, or where the folder holds something already; WorkFailed where the disk
+    does not take it.
+    """
+    form = format_of(shape)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
+    params, folded = fold(shape, jax.device_get(params))
+    lineage = {**lineage, "scalelab": importlib.metadata.version("scalelab"), "dtype": dtype, "folded": folded}
+    draft = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        sizes = _write_tensors(draft, form, shape, params, lineage, dtype, largest_file_bytes)
+        records.write_json(draft / CONFIG, to_config(form, shape, dtype))
+        records.write_json(draft / LINEAGE, lineage)
+        files = {path.name: sha256(path) for path in sorted(draft.iterdir())}
+        draft.replace(folder)  # whole or not at all
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise WorkFailed(f"{folder} could not be written ({error}); nothing is left of it") from error
+    return Written(folder, form.name, dtype, len(sizes), sum(sizes.values()), files, folded)
+
+
+def _write_tensors(
+    draft: pathlib.Path, form: Format, shape: ModelShape, params: Params, lineage: Mapping[str, Any], dtype: str,
+    largest_file_bytes: int,
+) -> dict[str, int]:  # fmt: skip
+    """Write every tensor, a file at a time; returns their sizes in bytes."""
+    where, leaves, kind = places(form, shape), flatten(params), np.dtype(DTYPES[dtype])
+    sizes = {name: int(np.prod(place.shape)) * kind.itemsize for name, place in where.items()}
+    # "format": transformers looks for it; the rest is ours, and text, as metadata must be
+    metadata = {"format": "pt"} | {f"scalelab.{key}": str(value) for key, value in lineage.items()}
+    groups = list(_groups(sizes, largest_file_bytes))
+    index: dict[str, str] = {}
+    for number, group in enumerate(groups, 1):
+        name = WHOLE if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
+        save_file({t: where[t].pack(leaves).astype(kind) for t in group}, draft / name, metadata)
+        index |= dict.fromkeys(group, name)
+    if len(groups) > 1:
+        content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
+        records.write_json(draft / INDEX, content)
+    return sizes
+
+
+def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
+    """Names in order, cut before the sum of sizes exceeds `most`; a larger one stands alone."""
+    group: list[str] = []
+    held = 0
+    for name, size in sizes.items():
+        if group and held + size > most:
+            yield group
+            group, held = [], 0
+        group.append(name)
+        held += size
+    yield group

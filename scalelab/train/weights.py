@@ -1,0 +1,79 @@
+"""Weights alone, without an optimizer: out of any run's checkpoint or a foreign folder, and into a folder of their own.
+
+In a notebook:
+
+    weights = of_run("runs/tiny@300")
+    logits_BSV = transformer.logits(weights.shape, weights.params, tokens_BS)
+"""
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from scalelab import records
+from scalelab.config import ModelShape, hparams, identity, static
+from scalelab.errors import BadInput
+from scalelab.hf import read
+from scalelab.model import count
+from scalelab.train import changes, state
+from scalelab.train.checkpoint import Checkpoints
+from scalelab.train.lineage import locate
+from scalelab.train.run import IMPORTED
+
+
+class Weights(NamedTuple):
+    """Parameters (fp32, on the host), the resolved config whose model they are, and where they come from."""
+
+    config: ConfigDict
+    params: Any
+    origin: dict[str, Any]
+
+    @property
+    def shape(self) -> ModelShape:
+        """Of the model that they are the weights of."""
+        return static(self.config).model
+
+
+def of_run(source: str) -> Weights:
+    """The weights of RUN (its last step) or RUN@STEP, checked to the last bit; the optimizer's state is not read.
+
+    BadInput where there is no such run or step, Damaged where the step is.
+    """
+    folder, step, checkpoints, name = locate(source)
+    checked = checkpoints.load(None, at=step)
+    assert checked is not None
+    facts = checked.facts[name]
+    config = changes.config_of(facts)
+    like = state.shapes(static(config), hparams(config)).params
+    params = jax.device_get(checkpoints.restore(checked.step, {name: {"params": like}})[name]["params"])
+    origin = {"run": str(folder), "step": checked.step, "digest": state.digest(params)}
+    return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})
+
+
+def of_hf(folder: pathlib.Path) -> Weights:
+    """The weights of a Llama or GPT-2 in transformers' files; BadInput for whatever else is there."""
+    source = read.examine(folder)
+    params = read.load(source)
+    return Weights(source.config, params, source.origin() | {"digest": state.digest(params)})
+
+
+def keep(folder: pathlib.Path, weights: Weights) -> None:
+    """Write weights as a folder that `--init-from` and `export` can name: checkpoint 0, without optimizer and data."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
+    config, params, origin = weights
+    facts = {
+        "identity": identity(config),
+        "config": config.to_dict(),
+        "data": {"fingerprint": None, "tokenizer": None},
+        "versions": changes.versions(),
+    }
+    checkpoints = Checkpoints(folder / "checkpoints", facts={"run": facts})
+    checkpoints.save(0, {"run": {"params": params}})
+    checkpoints.close()
+    record = {"name": folder.name, "status": IMPORTED, "steps": 0, "tokens": 0, "val_loss": None, "init_from": origin}
+    record |= {"identity": facts["identity"], "params": count.parameters(weights.shape)}
+    records.write_json(folder / "record.json", record | {"versions": facts["versions"]})
+    records.write_json(folder / "config.json", config.to_dict())  # last: it is what makes the folder a run's

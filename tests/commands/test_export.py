@@ -1,0 +1,99 @@
+"""`scalelab export hf` and `scalelab import hf`: from a run to a folder, to weights, to another run."""
+
+import json
+
+import pytest
+
+from scalelab.__main__ import main
+from scalelab.config import static
+from scalelab.train.lineage import initial
+from scalelab.train.single import train_single
+from scalelab.train.weights import Weights, keep
+from tests.hf import examples
+from tests.hf.oracle.make import HERE
+from tests.train.test_changes import SMALL, config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return folder, train_single(config(), folder)
+
+
+def untrained(folder, **changes):
+    """Weights of another model, as a folder."""
+    made = config(**changes)
+    keep(folder, Weights(made, examples.params(static(made).model), {}))
+
+
+def test_out_in_and_on(tmp_path, run, capsys):
+    folder, result = run
+    assert main(["export", "hf", str(folder), f"--out={tmp_path}/hf"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{folder} at step 4 -> {tmp_path}/hf: llama, 12 tensors of float32, 0.0 MB in 1 file\n")
+    assert "no tokenizer is written; the ids are those of ids-256" in out and result["params_digest"] in out
+    assert main(["import", "hf", f"{tmp_path}/hf", f"--out={tmp_path}/kept"]) == 0
+    out = capsys.readouterr().out
+    assert "tensors: 12 of float32, already in float32" in out and result["params_digest"] in out
+    assert "  config.model.d_model = 8\n" in out and f"  config.train.init_from = '{tmp_path}/kept'\n" in out
+    options = [f"--config.{key}={value}" for key, value in SMALL.items()]
+    for name, start in (("a", f"hf:{tmp_path}/hf"), ("b", f"{tmp_path}/kept"), ("c", str(folder))):
+        train = ["train", "--config=configs/tiny.py", f"--workdir={tmp_path}/{name}", f"--init-from={start}", "--json"]
+        assert main([*train, *options]) == 0
+    digests = {json.loads(line)["params_digest"] for line in capsys.readouterr().out.splitlines()}
+    assert len(digests) == 1  # the same weights on every way
+
+
+def test_what_was_rounded_or_folded_is_said(tmp_path, capsys):
+    untrained(tmp_path / "mup", parametrization__name="mup", parametrization__base_width=4)
+    assert main(["export", "hf", f"{tmp_path}/mup@0", f"--out={tmp_path}/hf", "--dtype=bfloat16"]) == 0
+    out = capsys.readouterr().out
+    assert "12 tensors of bfloat16" in out and "rounded from float32 to bfloat16" in out
+    assert "now part of the weights: blocks.attention.q x 0.707107, final_norm x 0.5" in out
+    assert main(["import", "hf", f"{tmp_path}/hf", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["origin"]["dtypes"] == {"bfloat16": 12} and answer["folder"] is None
+    assert answer["model"]["d_model"] == 8 and "remat" not in answer["model"]
+
+
+def test_the_printed_config_is_the_one_that_fits(tmp_path, capsys):
+    assert main(["import", "hf", str(HERE / "their_llama"), f"--json={tmp_path}/answer.json"]) == 0
+    assert "tensors: 21 of bfloat16, converted to float32, exactly" in capsys.readouterr().out
+    values = json.loads((tmp_path / "answer.json").read_text())["model"]
+    model = {f"model__{key}": value for key, value in values.items()}
+    params, _ = initial(config(train__init_from=f"hf:{HERE}/their_llama", **model))
+    assert params["blocks"]["mlp"]["up"]["w"].shape == (2, 24, 40)
+
+
+def test_other_commands_understand_a_folder_of_imported_weights(tmp_path, capsys):
+    assert main(["import", "hf", str(HERE / "their_gpt2"), f"--out={tmp_path}/kept"]) == 0
+    for command in (["checkpoint", "verify"], ["checkpoint", "show"], ["runs"]):
+        assert main([*command, f"{tmp_path}/kept"]) == 0, command
+    assert "imported" in capsys.readouterr().out
+    assert main(["export", "hf", f"{tmp_path}/kept", f"--out={tmp_path}/again"]) == 0
+    assert "the ids are those of the model that was imported" in capsys.readouterr().out
+
+
+MISTAKES = {
+    "format": (["export", "onnx", "runs/a", "--out=x"], "invalid choice: 'onnx'"),
+    "no out": (["export", "hf", "runs/a"], "--out"),
+    "no run": (["export", "hf", "runs/none", "--out=x"], "'runs/none' is no run's folder; write RUN or RUN@STEP"),
+    "dtype": (["export", "hf", "runs/a", "--out=x", "--dtype=fp8"], "invalid choice: 'fp8'"),
+    "no folder": (["import", "hf", "nowhere"], "no folder 'nowhere'"),
+    "a hub's name": (["import", "hf", "meta-llama/Llama-2-7b-hf"], "no folder 'meta-llama/Llama-2-7b-hf'"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_end_in_one_line_and_2(case, capsys):
+    arguments, message = MISTAKES[case]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("scalelab: ") and error.count("\n") == 1
+
+
+def test_a_model_that_no_format_can_say_is_refused_and_nothing_is_written(tmp_path, capsys):
+    untrained(tmp_path / "run", model__qk_norm=True)
+    assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/hf"]) == 2
+    assert "no Hugging Face format can say model.qk_norm=True (llama: False, gpt2: False)" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

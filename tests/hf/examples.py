@@ -1,0 +1,66 @@
+"""Small models of every kind that can be exported, their weights drawn by numpy: the same in any environment."""
+
+import functools
+
+import jax
+import numpy as np
+
+from configs import base
+from scalelab.config import ModelShape, resolve, static
+from scalelab.hf.formats import flatten
+from scalelab.model import transformer
+from scalelab.model.transformer import declarations
+
+SMALL = {"vocab_size": 48, "seq_len": 16}
+MODELS = {
+    "llama_grouped": (
+        base.llama(32, 2, 4),
+        {"n_kv_heads": 2, "rope_theta": 12345.6, "norm_eps": 1e-5, "bias": True},
+        0,
+    ),
+    "llama_tied": (base.llama(24, 3, 3), {"d_head": 10, "d_ff": 40, "rope_theta": 5e5, "tied_head": True}, 0),
+    "llama_mup": (base.llama(32, 2, 4), {"n_kv_heads": 1}, 12),
+    "gpt2": (base.gpt2(24, 3, 3), {}, 0),
+    "gpt2_mup_untied": (base.gpt2(16, 2, 2), {"d_ff": 40, "tied_head": False, "norm_eps": 1e-3}, 10),
+}
+
+
+def config(name: str, **changes):
+    """The resolved config of an example; `changes` go into its model. The third entry above is muP's base width."""
+    model, values, base_width = MODELS[name]
+    tree = base.get_config()
+    tree.model = model.copy_and_resolve_references()
+    with tree.ignore_type():
+        tree.model.update(SMALL | values | changes)
+    if base_width:
+        tree.parametrization.name, tree.parametrization.base_width = "mup", base_width
+    return resolve(tree)
+
+
+def shape(name: str, **changes) -> ModelShape:
+    return static(config(name, **changes)).model
+
+
+def params(shape: ModelShape, seed: int = 0) -> dict:
+    """Weights with which every parameter matters: matrices ~ 1/sqrt(fan_in), tables ~ 1/2, gains about 1, biases not 0."""
+    rng, tree = np.random.default_rng(seed), {}
+    for name, declared in flatten(declarations(shape)).items():
+        std = 0.5 if declared.is_table else declared.fan_in**-0.5 if declared.ins else 0.3
+        leaf = rng.normal(1.0 if declared.role == "gain" else 0.0, std, declared.shape).astype(np.float32)
+        *path, last = name.split(".")
+        place = tree
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = leaf
+    return tree
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(shape: ModelShape, params: dict, tokens: jax.Array) -> jax.Array:
+    """[B, S, V], compiled."""
+    return transformer.logits(shape, params, tokens)
+
+
+def tokens() -> np.ndarray:
+    """[2, 16] ids below 48."""
+    return np.random.default_rng(1).integers(0, SMALL["vocab_size"], (2, SMALL["seq_len"]), np.int32)

@@ -1,0 +1,89 @@
+"""What transformers says to our exports, and models of its own for us to read. Two steps, in two environments:
+
+    .venv/bin/python -m tests.hf.oracle.make write /tmp/exported
+    python -m venv /tmp/hf && /tmp/hf/bin/pip install torch transformers
+    /tmp/hf/bin/python tests/hf/oracle/make.py ask /tmp/exported
+
+The first writes every model of tests/hf/examples.py. The second loads them, and writes beside this file: `answers.npz` (the
+tokens and everybody's logits), `answers.json` (versions, config.json and a hash of the tensors that were asked about, so that
+a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`: models that transformers drew and saved.
+"""
+
+import hashlib
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+
+
+def digest(tensors):
+    """SHA-256 over names, shapes and bytes of a file's tensors."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        sha.update(f"{name} {list(tensors[name].shape)}".encode() + np.ascontiguousarray(tensors[name]).tobytes())
+    return sha.hexdigest()
+
+
+def write(folder):
+    """Our side: every example as a folder, and the tokens to ask about."""
+    from scalelab.hf.write import write
+    from tests.hf import examples
+
+    for name in examples.MODELS:
+        shape = examples.shape(name)
+        write(folder / name, shape, examples.params(shape), {"run": name, "step": 0})
+    np.save(folder / "tokens.npy", examples.tokens())
+
+
+def ask(folder):
+    """Their side."""
+    import torch
+    import transformers
+    from safetensors.numpy import load_file
+
+    tokens = np.load(folder / "tokens.npy")
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    answers, asked = {"tokens": tokens}, {}
+    exported = sorted(path for path in folder.iterdir() if path.is_dir())
+    for path in [*exported, *_own_models(torch, transformers)]:
+        model, problems = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, output_loading_info=True
+        )
+        assert not any(problems.values()), (path, problems)
+        with torch.no_grad():
+            answers[path.name] = model.eval()(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+        if path in exported:
+            kind = type(model).__name__
+            content = json.loads((path / "config.json").read_text())
+            asked[path.name] = {
+                "class": kind,
+                "config": content,
+                "tensors": digest(load_file(path / "model.safetensors")),
+            }
+    np.savez_compressed(HERE / "answers.npz", **answers)
+    (HERE / "answers.json").write_text(json.dumps({"versions": versions, "exported": asked}, indent=1) + "\n")
+
+
+def _own_models(torch, transformers):
+    """A Llama in bf16 and in parts, a GPT-2 in fp32 in one file; none of their parameters is 0 or 1."""
+    torch.manual_seed(0)
+    llama = transformers.LlamaConfig(
+        vocab_size=48, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=16, rope_theta=777.0, rms_norm_eps=1e-4,
+    )  # fmt: skip
+    gpt2 = transformers.GPT2Config(vocab_size=48, n_positions=16, n_embd=24, n_layer=2, n_head=3)
+    for config, dtype, part in ((llama, torch.bfloat16, "8KB"), (gpt2, torch.float32, "1GB")):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        folder = HERE / f"their_{config.model_type}"
+        model.to(dtype).save_pretrained(folder, max_shard_size=part)
+        yield folder
+
+
+if __name__ == "__main__":
+    {"write": write, "ask": ask}[sys.argv[1]](pathlib.Path(sys.argv[2]))

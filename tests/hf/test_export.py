@@ -1,0 +1,217 @@
+"""What we write is what transformers reads: its logits, committed, for these very tensors and this config.json."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
+
+from configs import base
+from scalelab.config import ModelShape, resolve, static
+from scalelab.errors import BadInput, WorkFailed
+from scalelab.hf import FORMATS, read
+from scalelab.hf.formats import IRRELEVANT, flatten, places
+from scalelab.hf.write import fold, format_of, write
+from scalelab.model.transformer import declarations
+from tests.hf import examples
+from tests.hf.oracle.make import HERE, digest
+
+ANSWERS = json.loads((HERE / "answers.json").read_text())
+LOGITS = np.load(HERE / "answers.npz")
+LINEAGE = {"run": "runs/a", "step": 7, "digest": "d"}
+
+
+def written(folder, name, **options):
+    shape = examples.shape(name)
+    return write(folder / name, shape, examples.params(shape), LINEAGE, **options)
+
+
+def largest_difference(a, b):
+    return float(np.abs(np.asarray(a) - np.asarray(b)).max())
+
+
+@pytest.mark.parametrize("name", examples.MODELS)
+def test_transformers_computes_our_logits_from_what_we_write(tmp_path, name):
+    shape = examples.shape(name)
+    ours = examples.logits(shape, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
+    assert np.abs(LOGITS[name]).max() > 1  # large enough for a difference of 1e-5 to say something
+    assert largest_difference(ours, LOGITS[name]) <= 1e-5
+    result = written(tmp_path, name)
+    asked = ANSWERS["exported"][name]
+    assert digest(load_file(tmp_path / name / "model.safetensors")) == asked["tensors"], (
+        "run tests/hf/oracle/make.py again"
+    )
+    assert json.loads((tmp_path / name / "config.json").read_text()) == asked["config"], (
+        "run tests/hf/oracle/make.py again"
+    )
+    assert asked["config"]["architectures"] == [asked["class"]]
+    assert result.tensors == len(places(FORMATS[result.format], shape))
+
+
+def test_the_answers_would_notice_another_rope_or_another_norm():
+    shape = examples.shape("llama_grouped")
+    for change in ({"rope_theta": 10_000.0}, {"norm_eps": 1e-3}):
+        other = dataclasses.replace(shape, **change)
+        ours = examples.logits(other, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
+        assert largest_difference(ours, LOGITS["llama_grouped"]) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama_grouped", "llama_tied", "gpt2"])
+def test_written_and_read_again_every_bit_is_the_same(tmp_path, name):
+    written(tmp_path, name)
+    source = read.examine(tmp_path / name)
+    before, after = flatten(examples.params(examples.shape(name))), flatten(read.load(source))
+    assert list(before) == list(after)
+    assert all(np.array_equal(before[leaf], after[leaf]) and after[leaf].dtype == np.float32 for leaf in before)
+    theirs, ours = source.config.model, examples.config(name).model
+    assert theirs.to_dict() == ours.to_dict()
+    read.refuse_other_model(source, examples.config(name))
+
+
+@pytest.mark.parametrize("name", ["llama_mup", "gpt2_mup_untied"])
+def test_the_multipliers_of_mup_become_weights_of_the_same_function(tmp_path, name):
+    shape = examples.shape(name)
+    factors = written(tmp_path, name).folded
+    ratio = shape.base_width / shape.d_model
+    assert factors == {"blocks.attention.q": pytest.approx(ratio**0.5), "final_norm": pytest.approx(ratio)}
+    plain = dataclasses.replace(shape, parametrization="sp")
+    params, tokens = examples.params(shape), jnp.asarray(LOGITS["tokens"])
+    folded = read.load(read.examine(tmp_path / name))
+    assert largest_difference(examples.logits(plain, folded, tokens), examples.logits(shape, params, tokens)) < 1e-5
+    assert largest_difference(examples.logits(plain, params, tokens), examples.logits(shape, params, tokens)) > 0.1
+    with pytest.raises(BadInput, match=r"parametrization.name='mup' with base_width=.*, there it is 'sp'"):
+        read.refuse_other_model(read.examine(tmp_path / name), examples.config(name))
+
+
+def test_where_muPs_factors_are_powers_of_two_or_one_nothing_is_rounded():
+    shape = dataclasses.replace(examples.shape("llama_mup"), base_width=8)  # 8 / 32: queries / 2, final norm / 4
+    params = examples.params(shape)
+    folded, factors = fold(shape, params)
+    assert {k: np.float32(v) for k, v in factors.items()} == {"blocks.attention.q": 0.5, "final_norm": 0.25}
+    assert np.array_equal(folded["blocks"]["attention"]["q"]["w"] * 2, params["blocks"]["attention"]["q"]["w"])
+    assert np.array_equal(folded["final_norm"]["g"] * 4, params["final_norm"]["g"])
+    assert fold(dataclasses.replace(shape, base_width=32), params)[1] == {}
+
+
+def test_bfloat16_is_rounded_to_nearest_and_read_as_the_rounded_values(tmp_path):
+    result = written(tmp_path, "llama_tied", dtype="bfloat16")
+    assert json.loads((tmp_path / "llama_tied" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    source = read.examine(tmp_path / "llama_tied")
+    assert source.dtypes == {"bfloat16": result.tensors}
+    params = examples.params(examples.shape("llama_tied"))
+    rounded = jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf, jnp.bfloat16), np.float32), params)
+    jax.tree.map(np.testing.assert_array_equal, read.load(source), rounded)
+
+
+def test_large_models_are_cut_in_parts_that_an_index_lists(tmp_path):
+    result = written(tmp_path, "gpt2", largest_file_bytes=9000)
+    parts = sorted(path for path in (tmp_path / "gpt2").glob("model-*.safetensors"))
+    assert len(parts) > 2 and parts[0].name == f"model-00001-of-{len(parts):05}.safetensors"
+    index = json.loads((tmp_path / "gpt2" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == result.tensor_bytes
+    for part in parts:
+        tensors = load_file(part)
+        assert {name for name, file in index["weight_map"].items() if file == part.name} == set(tensors)
+        assert sum(t.nbytes for t in tensors.values()) <= 9000 or len(tensors) == 1
+    params = examples.params(examples.shape("gpt2"))
+    jax.tree.map(np.testing.assert_array_equal, read.load(read.examine(tmp_path / "gpt2")), params)
+
+
+def test_lineage_stands_in_every_file_and_beside_them(tmp_path):
+    written(tmp_path, "gpt2", largest_file_bytes=30_000)
+    for part in (tmp_path / "gpt2").glob("model-*.safetensors"):
+        with safe_open(part, framework="np") as file:
+            said = file.metadata()
+        assert said["format"] == "pt"  # transformers refuses a file without
+        assert (said["scalelab.run"], said["scalelab.step"], said["scalelab.digest"]) == ("runs/a", "7", "d")
+    beside = json.loads((tmp_path / "gpt2" / "scalelab.json").read_text())
+    assert {key: beside[key] for key in LINEAGE} == LINEAGE and beside["dtype"] == "float32" and beside["scalelab"]
+    made = read.examine(tmp_path / "gpt2").origin()["exported_from"]
+    assert made == {"run": "runs/a", "step": "7", "digest": "d", "scalelab": beside["scalelab"]}
+
+
+REFUSED = {
+    "qk_norm": ("llama_tied", {"qk_norm": True}, r"model.qk_norm=True \(llama: False, gpt2: False\)"),
+    "softcap": ("gpt2", {"logit_softcap": 30.0}, r"model.logit_softcap=30.0 \(llama: 0.0, gpt2: 0.0\)"),
+    "relu2": ("llama_tied", {"mlp": "relu2"}, r"model.mlp='relu2' \(llama: 'swiglu', gpt2: 'gelu'\)"),
+    "relative": (
+        "llama_tied",
+        {"position": "relative"},
+        r"model.position='relative' \(llama: 'rope', gpt2: 'learned'\)",
+    ),
+    "no position": ("llama_tied", {"position": "none"}, "model.position='none'"),
+    "rms gpt2": ("gpt2", {"norm": "rmsnorm"}, r"model.norm='rmsnorm' \(llama: 'rmsnorm', gpt2: 'layernorm'\)"),
+    "no bias": ("gpt2", {"bias": False}, "model.bias=False .*gpt2: True"),
+    "grouped gpt2": ("gpt2", {"n_kv_heads": 1}, r"model.n_kv_heads=1 \(llama: 1, gpt2: 3\)"),
+    "wide heads": ("gpt2", {"d_head": 10}, "model.d_head=10"),
+    "odd width": ("llama_tied", {"d_model": 26}, r"model.d_model=26 \(llama: 24"),
+    "two": ("llama_tied", {"qk_norm": True, "logit_softcap": 1.0}, "model.qk_norm=True .*; model.logit_softcap=1.0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_format_can_say_is_refused_in_one_line_that_names_it(case):
+    name, changes, message = REFUSED[case]
+    with pytest.raises(BadInput, match=message) as caught:
+        format_of(examples.shape(name, **changes))
+    assert str(caught.value).startswith("no Hugging Face format can say model.") and "\n" not in str(caught.value)
+
+
+def test_an_unknown_parametrization_is_refused():
+    with pytest.raises(BadInput, match=r"parametrization.name='other'"):
+        format_of(dataclasses.replace(examples.shape("gpt2"), parametrization="other"))
+
+
+def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
+    written(tmp_path, "gpt2")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(BadInput, match="exists and is not an empty folder"):
+        written(tmp_path, "gpt2")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_does_not_take_it_is_told_in_one_line_and_nothing_is_left(tmp_path, monkeypatch):
+    def full(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("scalelab.hf.write.save_file", full)
+    with pytest.raises(WorkFailed, match=r"could not be written \(I/O error: No space left"):
+        written(tmp_path, "gpt2")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkFailed, match="Not a directory"):
+        written(tmp_path / "file", "gpt2")
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
+def test_every_field_of_a_model_is_written_implied_or_known_not_to_matter(form):
+    limited = set(form.limits(examples.shape("gpt2")))
+    known = set(form.keys) | set(form.ours) | limited | set(IRRELEVANT)
+    fields = {field.name for field in dataclasses.fields(ModelShape)}
+    # Llama has no word for learned positions' length and GPT-2 none for rope's wavelength, which it doesn't have.
+    assert fields - known <= {"rope_theta"} and known <= fields
+
+
+@pytest.mark.parametrize("name", examples.MODELS)
+def test_the_table_names_every_parameter_once(name):
+    shape = examples.shape(name)
+    taken = [(leaf, place.layer) for place in places(format_of(shape), shape).values() for leaf in place.ours]
+    assert len(taken) == len(set(taken))
+    assert {leaf for leaf, _ in taken} == set(flatten(declarations(shape)))
+
+
+def test_a_real_size_has_the_names_and_shapes_of_llama_2_7b():
+    """Touvron et al. 2023, Llama 2 7B: 32 layers, width 4096, 32 heads, feed-forward 11008, 32000 pieces."""
+    tree = base.get_config()
+    tree.model = base.llama(4096, 32, 32)
+    tree.model.update({"vocab_size": 32000, "d_ff": 11008})
+    found = places(FORMATS["llama"], static(resolve(tree)).model)
+    assert len(found) == 32 * 9 + 3
+    assert found["model.layers.31.mlp.down_proj.weight"].shape == (4096, 11008)
+    assert found["lm_head.weight"].shape == (32000, 4096)
+    assert sum(int(np.prod(place.shape)) for place in found.values()) == 6_738_415_616
