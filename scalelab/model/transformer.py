@@ -67,7 +67,7 @@ class Transformer(nn.Module):
         block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
         self.blocks = nn.scan(
             block, variable_axes={"params": 0}, split_rngs={"params": True}, length=s.n_layers,
-            unroll=layers_at_once(s), check_constancy_invariants=False,  # a second trace, and it splits shard_maps in two
+            unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.dtype)  # fmt: skip
         self.final_norm = Norm(s.norm, ("embed", s.d_model), s.norm_eps, self.dtype)
