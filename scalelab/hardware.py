@@ -6,6 +6,8 @@ Bandwidths between chips are those of one link in one direction. A CPU's peak is
 
 import dataclasses
 import functools
+import importlib.util
+import os
 import re
 import time
 from typing import Any
@@ -149,3 +151,13 @@ def _dtype_name(dtype: Any) -> str:
 
     name = jnp.dtype(dtype).name
     return "float8" if name.startswith("float8") else name
+
+
+def accelerated() -> bool:
+    """Whether jax will look for an accelerator here; asked without starting jax, which would take the device's memory."""
+    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+        return False
+    plugins = importlib.util.find_spec("jax_plugins")
+    places = (plugins.submodule_search_locations or []) if plugins else []
+    found = [entry for place in places for entry in os.scandir(place)]
+    return bool(found) or importlib.util.find_spec("libtpu") is not None

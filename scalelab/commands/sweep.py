@@ -1,4 +1,4 @@
-"""scalelab sweep --config=F --workdir=D [--status] [--config.group.key=value …]
+"""scalelab sweep --config=F --workdir=D [--status] [--allow-change=KEY] [--config.group.key=value …]
 
 Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Trials that differ only in traced values
 (learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes. The
@@ -23,12 +23,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--config", metavar="FILE", help="a config file with get_config() and sweep(h)")
     parser.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--status", action="store_true", help="print the table of trials and do nothing else")
+    parser.add_argument(
+        "--allow-change", action="append", default=[], metavar="KEY", help="go on though this key (or group) changed"
+    )
     options = parser.parse_args(rest)
     folder = pathlib.Path(options.workdir)
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
-        _run(options.config, overrides, folder)
+        _run(options.config, overrides, folder, options.allow_change)
 
     from scalelab.sweep import status
 
@@ -42,7 +45,7 @@ def main(argv: list[str]) -> int:
     return 75 if "stopped" in verdicts or "waiting" in verdicts else 0 if verdicts == {"done"} else 1
 
 
-def _run(config: str, overrides: dict[str, str], folder: pathlib.Path) -> None:
+def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: list[str]) -> None:
     from scalelab.sweep.run import run_sweep
     from scalelab.sweep.trials import from_file, packs
     from scalelab.train.loop import stop_on_signals
@@ -56,10 +59,10 @@ def _run(config: str, overrides: dict[str, str], folder: pathlib.Path) -> None:
     with stop_on_signals() as stop:
         if one:
             with Bar(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
-                run_sweep(folder, trials, progress=bar.update, stop=stop)
+                run_sweep(folder, trials, progress=bar.update, stop=stop, allow=allow)
         else:
             with Board(folder, steps) as board:
-                run_sweep(folder, trials, watch=board.update, stop=stop)
+                run_sweep(folder, trials, watch=board.update, stop=stop, allow=allow)
 
 
 def _print(rows: list[dict]) -> None:

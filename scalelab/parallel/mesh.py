@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -35,6 +36,15 @@ def resolved(layout: Layout, devices: int) -> Layout:
         )
     whole: dict[str, Any] = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
     return dataclasses.replace(layout, **whole)
+
+
+def name(mesh: Mapping[str, Any]) -> str:
+    """A record's `mesh` in words: "fsdp=4 x tensor=2, sequence, zero=3"; "stage=2 x data=4, 1f1b"; "one device"."""
+    sizes = {axis: mesh.get(axis, 1) for axis in (*AXES, "trial")}
+    said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one device"
+    schedule = f", {mesh['schedule']}" if sizes["stage"] > 1 else ""
+    zero = f", zero={mesh['zero']}" if sizes["fsdp"] > 1 else ""
+    return said + schedule + ", sequence" * bool(mesh.get("sequence")) + zero
 
 
 @functools.cache

@@ -1,17 +1,18 @@
 """One pack: trials that share a program, trained together in this process, with one checkpoint for all of them."""
 
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 from ml_collections import ConfigDict
 
 from scalelab import records
-from scalelab.train import loop
+from scalelab.errors import BadInput
+from scalelab.train import determinism, loop
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.lineage import begin, initial, resume
+from scalelab.train.lineage import Start, begin, furthest, initial, resume
 from scalelab.train.program import packing
-from scalelab.train.run import open_run
+from scalelab.train.run import Run, open_run
 from scalelab.train.single import dataset
 
 
@@ -21,26 +22,50 @@ def train_pack(
     trials: Mapping[str, ConfigDict],
     progress: loop.Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    allow: Collection[str] = (),
 ) -> dict[str, str]:
-    """Train (or resume) the trials in `folder/runs/NAME`; checkpoints go to `folder/packs/PACK`. Returns the verdicts."""
+    """Train (or resume) the trials in `folder/runs/NAME`; checkpoints go to `folder/packs/PACK`. Returns the verdicts.
+
+    BadInput as from `train_single`, and where the trials were not saved together.
+    """
     names, config = list(trials), next(iter(trials.values()))
-    data, mode = dataset(config), packing(config.sweep.pack)
     place = folder / "packs" / pack
+    determinism.arrange(config, place)
+    data, mode = dataset(config), packing(config.sweep.pack)
     with records.lock(place):
         saved = Checkpoints(place / "checkpoints").latest() is not None
+        saved = saved or any(furthest(folder / "runs" / name) for name in names)
         weights = None if saved else initial(config)  # before the folders become these runs'
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
-        shared = {"mesh": {"devices": jax.local_device_count()}} if mode == "vmap" else {}
+        shared = {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
         runs = [
-            open_run(name, folder / "runs" / name, trials[name], data, pack=facts | {"trial": name}, **shared)
+            open_run(name, folder / "runs" / name, trials[name], data, allow, pack=facts | {"trial": name}, **shared)
             for name in names
         ]
+        for word in runs[0].words:
+            progress({"warning": word})
         if all(run.status != "running" for run in runs):
             return {run.name: run.status for run in runs}
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
         known = {name: run.facts for name, run in by_name.items()}
         checkpoints = Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known)
-        start = resume(by_name, checkpoints, (), progress, c.fallback)
+        start = resume(by_name, checkpoints, allow, progress, c.fallback, mode)
+        start = start or _resume_former(runs, allow, progress, mode)
         params = weights and [begin(run, weights) for run in runs]
         loop.train(runs, data, checkpoints, names, mode, start, progress, stop, params)
         return {run.name: run.status for run in runs}
+
+
+def _resume_former(runs: list[Run], allow: Collection[str], progress: loop.Progress, mode: str) -> Start | None:
+    """Where the trials stood under another pack's name: it changes with every shared value, as an allowed change does."""
+    found = [pair for pair in (furthest(run.folder) for run in runs) if pair]
+    if not found:
+        return None
+    places = {str(checkpoints.folder) for checkpoints, _ in found}
+    if len(places) > 1 or len(found) < len(runs):
+        saved = ", ".join(sorted(places))
+        raise BadInput(
+            f"of the trials that now share a program not all were saved together ({saved}); use another --workdir"
+        )
+    by_name = {name: run for (_, name), run in zip(found, runs, strict=True)}
+    return resume(by_name, found[0][0], allow, progress, runs[0].config.checkpoint.fallback, mode)

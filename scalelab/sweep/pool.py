@@ -5,32 +5,22 @@ What they tell is files (run folders, `packs/KEY/log.txt`); the parent only star
 """
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from scalelab import records
+from scalelab.hardware import accelerated
 
 POLL_S = 0.2
 PRELOAD = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
 STOPPED = 75
-
-
-def accelerated() -> bool:
-    """Whether jax will look for an accelerator here; asked without starting jax, which would take the device's memory."""
-    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-        return False
-    plugins = importlib.util.find_spec("jax_plugins")
-    places = (plugins.submodule_search_locations or []) if plugins else []
-    found = [entry for place in places for entry in os.scandir(place)]
-    return bool(found) or importlib.util.find_spec("libtpu") is not None
 
 
 def worker_count(wanted: int) -> int:
@@ -44,6 +34,7 @@ def run_packs(
     workers: int,
     watch: Callable[[Sequence[str]], None] = lambda running: None,
     stop: Callable[[], bool] = lambda: False,
+    allow: Collection[str] = (),
 ) -> dict[str, int]:
     """Train `{pack: {trial: config}}`, at most `workers` at once, in this order. Returns each pack's exit code.
 
@@ -65,7 +56,7 @@ def run_packs(
                 pack = waiting.pop(0)
                 share = shares.pop()
                 configs = {name: config.to_dict() for name, config in jobs[pack].items()}
-                process = context.Process(target=_work, args=(folder, pack, configs, share), name=pack)
+                process = context.Process(target=_work, args=(folder, pack, configs, share, allow), name=pack)
                 process.start()
                 running[pack] = (process, share)
             watch(list(running))
@@ -106,7 +97,9 @@ def _main_is_not_imported_again():
             setattr(main, attribute, value)
 
 
-def _work(folder: pathlib.Path, pack: str, configs: Mapping[str, dict[str, Any]], cores: list[int]) -> None:
+def _work(
+    folder: pathlib.Path, pack: str, configs: Mapping[str, dict[str, Any]], cores: list[int], allow: Collection[str]
+) -> None:
     """A worker's life. Its output goes to the pack's log."""
     place = folder / "packs" / pack
     place.mkdir(parents=True, exist_ok=True)
@@ -122,7 +115,7 @@ def _work(folder: pathlib.Path, pack: str, configs: Mapping[str, dict[str, Any]]
     cache_compilations()
     trials = {name: ConfigDict(config) for name, config in configs.items()}
     with stop_on_signals() as stop:
-        verdicts = train_pack(folder, pack, trials, stop=stop)
+        verdicts = train_pack(folder, pack, trials, stop=stop, allow=allow)
     sys.exit(STOPPED if "stopped" in verdicts.values() else 0)
 
 

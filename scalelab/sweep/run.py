@@ -1,7 +1,7 @@
 """A whole sweep: write down what it is, train its packs here or in the pool, and say how each trial ended."""
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -10,6 +10,7 @@ from scalelab import records
 from scalelab.sweep import pool, status
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import packs
+from scalelab.train import changes
 from scalelab.train.loop import Progress
 
 
@@ -19,12 +20,14 @@ def run_sweep(
     progress: Progress = lambda _: None,
     watch: Callable[[Sequence[str]], None] = lambda running: None,
     stop: Callable[[], bool] = lambda: False,
+    allow: Collection[str] = (),
 ) -> dict[str, str]:
-    """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`.
+    """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`. `allow` as for `train_single`.
 
     A single pack is trained in this process and reports to `progress`; several go to the pool, in the order of their
     first trials, and `watch` is called with the names of the trials that run. What is finished is not run again.
     """
+    changes.check_allowed(allow)
     grouped = packs(trials)
     with records.lock(folder):
         records.write_json(
@@ -36,12 +39,12 @@ def run_sweep(
         }
         if len(grouped) == 1 and unfinished:
             pack, names = next(iter(unfinished.items()))
-            train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop)
+            train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop, allow)
         elif unfinished:
             workers = pool.worker_count(next(iter(trials.values())).sweep.workers)
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
             codes = pool.run_packs(
-                folder, jobs, workers, lambda live: watch([n for p in live for n in grouped[p]]), stop
+                folder, jobs, workers, lambda live: watch([n for p in live for n in grouped[p]]), stop, allow
             )
             for pack, code in codes.items():
                 if code not in (0, pool.STOPPED):

@@ -12,11 +12,12 @@ from scalelab import records
 from scalelab.config import hparams, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
-from scalelab.train import changes, state
+from scalelab.parallel import mesh, rules
+from scalelab.train import changes, determinism, program, state
 from scalelab.train.checkpoint import Checkpoints, Loaded
 from scalelab.train.loop import Progress
 from scalelab.train.manifest import strays
-from scalelab.train.run import Run
+from scalelab.train.run import Run, guarantee
 
 Start = tuple[int, list[state.TrainState]]
 HF = "hf:"  # before a folder in the format of Hugging Face's transformers
@@ -40,9 +41,12 @@ def furthest(folder: pathlib.Path) -> tuple[Checkpoints, str] | None:
 
 
 def resume(
-    runs: dict[str, Run], checkpoints: Checkpoints, allow: Collection[str], progress: Progress, fallback: bool
-) -> Start | None:
+    runs: dict[str, Run], checkpoints: Checkpoints, allow: Collection[str], progress: Progress, fallback: bool,
+    mode: str = "turn",
+) -> Start | None:  # fmt: skip
     """(step, states) of the runs from the last step in `checkpoints`, whose names there are the keys; None: none saved.
+
+    Each array is restored straight onto the place that the program of this `mode` wants it in.
 
     BadInput where a step was saved under facts that may not change, Damaged where it is damaged and `fallback` is false.
     What was let through is an event of each run.
@@ -56,8 +60,9 @@ def resume(
 
     for stray in strays(checkpoints.folder):
         progress({"warning": f"ignoring {checkpoints.folder / stray}: not a checkpoint"})
-    like = {name: state.shapes(static(run.config), hparams(run.config)) for name, run in runs.items()}
-    found = checkpoints.load(like, accept, fallback)
+    config = next(iter(runs.values())).config
+    like = program.like(static(config), [hparams(run.config) for run in runs.values()], mode)
+    found = checkpoints.load(dict(zip(runs, like, strict=True)), accept, fallback)
     if found is None:
         return None
     for name, run in runs.items():
@@ -72,6 +77,13 @@ def _note(run: Run, found: Loaded, saved: dict[str, Any], progress: Progress) ->
         progress({"warning": text})
     if text := changes.version_changes(saved):
         records.event(run.folder, "warning", found.step, f"saved under other versions: {text}; bits may differ")
+    moved = determinism.moves(saved.get("place", {}), run.facts["place"])
+    if text := ", ".join(filter(None, [moved, text])):
+        records.event(run.folder, determinism.MOVED, found.step, text)
+        run.record["determinism"] = guarantee(run)
+        progress(
+            {"warning": f"step {found.step} was saved elsewhere: {text}; the values are the same, later roundings not"}
+        )
     allowed = {k: v for k, v in changes.differences(saved, run.facts).items() if changes.is_frozen(k)}
     if allowed:
         text = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in allowed.items())
@@ -90,9 +102,10 @@ def initial(config: ConfigDict) -> Weights | None:
         return None
     if source.startswith(HF):
         return _foreign(config)
+    rules.check(config, mesh.resolved(static(config).layout, jax.device_count()))
+    (like,) = program.like(static(config), [hparams(config)], "turn")
     folder, step, checkpoints, name = locate(source, "train.init_from=")
-    like = state.shapes(static(config), hparams(config)).params
-    loaded = checkpoints.load({name: {"params": like}}, at=step)
+    loaded = checkpoints.load({name: {"params": like.params}}, at=step)
     assert loaded is not None
     params = loaded.states[name]["params"]
     origin = {"run": str(folder), "step": loaded.step, "digest": state.digest(jax.device_get(params))}

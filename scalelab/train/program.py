@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
@@ -178,6 +178,24 @@ PACKINGS = {"turn": in_turn, "vmap": vmapped}
 def packing(choice: str) -> str:
     """`auto` resolved for this backend: on CPU batched products lose to plain ones, elsewhere they fill the chip."""
     return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
+
+
+def like(static: Static, hparams: Trees, mode: str) -> list[TrainState]:
+    """Shapes, dtypes and shardings of the states that `PACKINGS[mode]` joins: restored onto these, no array takes a detour.
+
+    Under vmap each trial lies whole on one of the devices, as many on each.
+    """
+    static = dataclasses.replace(static, layout=mesh_lib.resolved(static.layout, jax.device_count()))
+    if mode == "turn" and static.layout.devices > 1:
+        return [state_lib.placed(static, h, mesh_lib.make(static.layout)) for h in hparams]
+    devices = jax.local_devices()
+    places = [devices[i * len(devices) // len(hparams) if mode == "vmap" else 0] for i in range(len(hparams))]
+    return [_whole(state_lib.shapes(static, h), place) for h, place in zip(hparams, places, strict=True)]
+
+
+def _whole(state: TrainState, device: jax.Device) -> TrainState:
+    sharding = SingleDeviceSharding(device)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
 
 
 def cache_compilations() -> None:

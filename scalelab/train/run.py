@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from scalelab.model import count
 from scalelab.model.attention import implementation
 from scalelab.parallel import mesh, rules
 from scalelab.precision.policy import COMPUTE_DTYPES
-from scalelab.train import changes
+from scalelab.train import changes, determinism
 from scalelab.train.metrics import Sink, sinks, write_lines
 
 IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
@@ -39,6 +39,7 @@ class Run:
     facts: dict[str, Any]
     status: str = "running"
     val_loss: float | None = None
+    words: Sequence[str] = ()  # what its layout is worth saying about
 
     @property
     def tokens_per_step(self) -> int:
@@ -64,6 +65,12 @@ class Run:
         if self.val_loss is not None:
             self.record["bpb"] = bits_per_byte(self.val_loss, self.record["data"]["bytes_per_token"])
         records.write_json(self.folder / "record.json", self.record)
+
+
+def guarantee(run: Run) -> dict[str, str]:
+    """What the record promises of the run's bits."""
+    layout = mesh.resolved(config_lib.static(run.config).layout, jax.device_count())
+    return determinism.guarantee(run.config.train.deterministic, jax.default_backend(), layout.devices, run.folder)
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -93,6 +100,9 @@ def open_run(
         if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
             run.status = old["status"]
     run.record |= facts
+    run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
+    run.record["determinism"] = guarantee(run)
+    run.words = words
     for word in words:
         records.event(folder, "layout", None, word)
     records.write_json(path, config.to_dict())

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from scalelab import records
 from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
-from scalelab.train import changes, lineage, loop
+from scalelab.train import changes, determinism, lineage, loop
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.run import Run, open_run
 
@@ -32,12 +32,15 @@ def train_single(
     keys that differ. WorkFailed where its last checkpoint is damaged, or a save fails.
     """
     changes.check_allowed(allow)
+    determinism.arrange(config, folder)
     data = dataset(config)
     with records.lock(folder) as warning:
         if warning:
             progress({"warning": warning})
         weights = None if lineage.furthest(folder) else lineage.initial(config)  # before the folder becomes this run's
         run = open_run(folder.name, folder, config, data, allow)
+        for word in run.words:
+            progress({"warning": word})
         start = _resume(run, allow, progress)
         params = weights and [lineage.begin(run, weights)]
         c = config.checkpoint

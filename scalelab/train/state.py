@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalelab.config import Static
 from scalelab.model import parametrization, transformer
@@ -56,6 +56,14 @@ def specs(static: Static, h: Mapping[str, float]) -> Any:
 def shapes(static: Static, h: Mapping[str, float]) -> TrainState:
     """The shapes and dtypes of a state; nothing is computed."""
     return jax.eval_shape(lambda: init(static, {key: jnp.asarray(value) for key, value in h.items()}))
+
+
+def placed(static: Static, h: Mapping[str, float], mesh: Mesh) -> TrainState:
+    """The shapes and dtypes of a state, each with its sharding on `mesh`: what a checkpoint is restored onto."""
+    return jax.tree.map(
+        lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
+        shapes(static, h), specs(static, h),
+    )  # fmt: skip
 
 
 def digest(params: Any) -> str:
