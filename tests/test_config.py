@@ -252,7 +252,8 @@ def test_identity_is_of_what_is_computed():
     default = config_lib.identity(resolved())
     assert re.fullmatch("[0-9a-f]{16}", default)
     same = {"log__every_steps": 3, "log__wandb": "p", "log__role": "fit", "sweep__workers": 2, "checkpoint__every_steps": 7,
-            "data__cache_dir": "/x", "train__steps_per_dispatch": 5, "schedule__warmup_steps": 25}  # fmt: skip
+            "data__cache_dir": "/x", "train__steps_per_dispatch": 5, "schedule__warmup_steps": 25,
+            "train__deterministic": True, "parallel__data": -1}  # fmt: skip
     assert {config_lib.identity(resolved(**{k: v})) for k, v in same.items()} == {default}
     different = {"optim__peak_lr": 1e-3, "train__seed": 1, "train__steps": 499, "model__d_model": 128, "eval__batches": 9,
                  "data__source": "synthetic", "precision__name": "bf16"}  # fmt: skip
