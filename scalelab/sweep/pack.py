@@ -61,7 +61,7 @@ def _resume_former(runs: list[Run], allow: Collection[str], progress: loop.Progr
     found = [pair for pair in (furthest(run.folder) for run in runs) if pair]
     if not found:
         return None
-    places = {str(checkpoints.folder) for checkpoints, _ in found}
+    places = {str(checkpoints.folder.resolve()) for checkpoints, _ in found}
     if len(places) > 1 or len(found) < len(runs):
         saved = ", ".join(sorted(places))
         raise BadInput(

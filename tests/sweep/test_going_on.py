@@ -1,0 +1,90 @@
+"""A sweep that goes on after its pack changed its name, under allowed changes, or as trials on their own."""
+
+import itertools
+
+import pytest
+
+from configs import tiny
+from scalelab import records
+from scalelab.config import override, resolve
+from scalelab.errors import BadInput
+from scalelab.sweep.run import run_sweep
+from scalelab.train.single import train_single
+from tests.sweep.test_pack import TINY
+from tests.train.runs import command, finish, untimed
+
+POINTS = {"low": {"optim.peak_lr": 3e-3}, "other": {"train.seed": 5}}
+SHORT = {"train.steps": 10, "eval.every_steps": 10}
+
+
+def trials(**changes):
+    """Two trials of one pack; `model__d_model=24` for model.d_model=24."""
+    changed = SHORT | {key.replace("__", "."): value for key, value in changes.items()}
+    return {name: resolve(override(tiny.get_config(), TINY | changed | point)) for name, point in POINTS.items()}
+
+
+def events(folder, name, kind):
+    return [event for event in records.read_events(folder / "runs" / name) if event["kind"] == kind]
+
+
+def test_more_steps_make_another_pack_and_go_on_from_the_old_one(tmp_path):
+    run_sweep(tmp_path, trials())
+    assert run_sweep(tmp_path, trials(train__steps=20)) == {"low": "done", "other": "done"}
+    assert len(list((tmp_path / "packs").iterdir())) == 2
+    for name in POINTS:
+        assert [event["step"] for event in events(tmp_path, name, "resume")] == [10]
+        steps = [line["step"] for line in untimed(tmp_path / "runs" / name) if "train_loss" in line]
+        assert steps == [10, 20]
+    assert run_sweep(tmp_path, trials(train__steps=30)) == {"low": "done", "other": "done"}
+    assert [event["step"] for event in events(tmp_path, "low", "resume")] == [10, 20]
+
+
+def test_a_trial_that_went_its_own_way_is_not_thrown_back(tmp_path):
+    run_sweep(tmp_path, trials())
+    train_single(trials(train__steps=20)["low"], tmp_path / "runs" / "low")
+    with pytest.raises(BadInput, match=r"not all were saved together \(.*/runs/low/checkpoints"):
+        run_sweep(tmp_path, trials(train__steps=20))
+
+
+def test_a_frozen_key_is_refused_unless_allowed_and_then_it_is_on_record(tmp_path):
+    run_sweep(tmp_path, trials())
+    with pytest.raises(BadInput, match=r"model.rope_theta=10000.0, now it is 500.0.*--allow-change=model.rope_theta"):
+        run_sweep(tmp_path, trials(model__rope_theta=500.0, train__steps=20))
+    with pytest.raises(BadInput, match="no such key; did you mean 'model.rope_theta'"):
+        run_sweep(tmp_path, trials(), allow=["model.rope_thet"])
+    run_sweep(tmp_path, trials(model__rope_theta=500.0, train__steps=20), allow=["model.rope_theta"])
+    for name in POINTS:
+        changed = events(tmp_path, name, "config_change")
+        assert all(event["allowed"] == ["model.rope_theta"] for event in changed) and len(changed) == 2
+        assert "model.rope_theta: 10000.0 -> 500.0" in changed[1]["text"] and changed[1]["step"] == 10
+
+
+def test_the_command_takes_it_and_hands_it_to_the_workers_of_a_pool(tmp_path):
+    file = tmp_path / "grid.py"
+    file.write_text(
+        "from configs import tiny\nget_config = tiny.get_config\ndef sweep(h): return h.sweep('model.d_model', [16, 24])\n"
+    )
+    values = {**TINY, **SHORT, "sweep.workers": 1}
+    values.pop("model.d_model")
+    given = [f"--config.{key}={value}" for key, value in values.items()]
+
+    def sweep(*more, code=0):
+        process = command(f"--config={file}", f"--workdir={tmp_path / 's'}", *given, *more, "--json", name="sweep")
+        return [row["status"] for row in finish(process, code)["trials"]]
+
+    assert sweep() == ["done", "done"]
+    changed = ["--config.train.z_loss=0.1", "--config.train.seed=7", "--config.train.steps=20"]
+    assert sweep(*changed, code=1) == ["failed", "failed"]
+    assert sweep(*changed, "--allow-change=train.seed") == ["done", "done"]
+
+
+def test_each_trial_of_a_pack_that_was_stopped_goes_on_alone_to_the_same_bits(tmp_path):
+    for name, config in trials().items():
+        train_single(config, tmp_path / "alone" / name)
+    calls = itertools.count()
+    packed = run_sweep(tmp_path, trials(sweep__pack="turn"), stop=lambda: next(calls) == 0)
+    assert set(packed.values()) == {"stopped"}
+    for name, config in trials().items():
+        result = train_single(config, tmp_path / "runs" / name)
+        assert (result["resumed_from"], result["status"]) == (5, "done")
+        assert untimed(tmp_path / "runs" / name) == untimed(tmp_path / "alone" / name)
