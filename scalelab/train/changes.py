@@ -5,12 +5,13 @@ import platform
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput, nearest
-from scalelab.train import state
+from scalelab.model import transformer
 from scalelab.train.checkpoint import describe
 
 # A run that goes on under other values of these would be another run: its past no longer follows from its config.
@@ -87,7 +88,7 @@ def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}: {trees[0].get(name, 'absent')}, now {trees[1].get(name, 'absent')}"
         for name in names
-        if name.startswith("params") and trees[0].get(name) != trees[1].get(name)
+        if trees[0].get(name) != trees[1].get(name)
     ]
 
 
@@ -99,7 +100,10 @@ def config_of(facts: Mapping[str, Any]) -> ConfigDict:
 
 
 def _tree(config: ConfigDict) -> dict[str, str]:
-    return describe(state.shapes(config_lib.static(config), config_lib.hparams(config)))
+    """Of the parameters alone: a save may know an optimizer that this version doesn't."""
+    return describe(
+        {"params": jax.eval_shape(lambda: transformer.init(config_lib.static(config).model, jax.random.key(0)))}
+    )
 
 
 def version_changes(old: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def test_a_frozen_key_is_refused_unless_allowed_and_then_it_is_on_record(tmp_pat
     run_sweep(tmp_path, trials())
     with pytest.raises(BadInput, match=r"model.rope_theta=10000.0, now it is 500.0.*--allow-change=model.rope_theta"):
         run_sweep(tmp_path, trials(model__rope_theta=500.0, train__steps=20))
-    with pytest.raises(BadInput, match="no such key; did you mean 'model.rope_theta'"):
+    with pytest.raises(BadInput, match=r"no such key; did you mean 'model.rope_theta'"):
         run_sweep(tmp_path, trials(), allow=["model.rope_thet"])
     run_sweep(tmp_path, trials(model__rope_theta=500.0, train__steps=20), allow=["model.rope_theta"])
     for name in POINTS:

@@ -64,6 +64,29 @@ def test_what_makes_another_run_is_refused_old_against_new_with_the_flag_that_al
     assert before == ((run / "config.json").read_text(), (run / "events.jsonl").read_text())
 
 
+FORGED = {
+    "optim.name": ("config", "optim", "name", "lion", "optim.name='lion', now it is 'adamw'"),
+    "data.tokenizer": ("data", None, "tokenizer", "bpe-4096", "data.tokenizer='bpe-4096', now it is 'ids-256'"),
+    "parametrization.name": ("config", "parametrization", "name", "mup", "parametrization.name='mup', now it is 'sp'"),
+}
+
+
+@pytest.mark.parametrize("key", FORGED)
+def test_another_optimizer_tokenizer_or_parametrization_at_the_save_is_refused_likewise(run, key):
+    """The save is made to say it: today's configs know one optimizer and one tokenizer."""
+    part, group, name, value, line = FORGED[key]
+    content = manifest.read(run / "checkpoints" / "4")
+    place = content["facts"]["run"][part]
+    (place[group] if group else place)[name] = value
+    forge(run / "checkpoints" / "4", content)
+    with pytest.raises(BadInput) as error:
+        train_single(config(), run)
+    assert line in str(error.value) and f"--allow-change={key}" in str(error.value)
+    assert train_single(config(train__steps=5), run, allow=[key])["resumed_from"] == 4
+    (event,) = [event for event in events(run, "config_change") if event["step"] == 4]
+    assert event["allowed"] == [key] and f"{key}: {value} -> " in event["text"]
+
+
 def test_what_is_allowed_goes_on_and_is_recorded(run):
     result = train_single(config(train__seed=3, train__steps=6), run, allow=["train.seed"])
     assert (result["resumed_from"], result["final_step"]) == (4, 6)
