@@ -47,6 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing is lost
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own last flush would complain
         return 0
+    except OSError as trouble:  # a disk that is full, a folder that is read-only: it names the file
+        print(f"scalelab: {trouble}", file=sys.stderr)
+        return 1
 
 
 def _run(argv: list[str]) -> int:

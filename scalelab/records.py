@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, WorkFailed
 
 Folder = str | os.PathLike[str]
 
@@ -46,10 +46,24 @@ def read_json(path: Folder) -> Any:
 
 
 def append(path: Folder, lines: list[dict]) -> None:
-    """Append objects to a JSON-lines file with one write."""
+    """Append objects to a JSON-lines file with one write. WorkFailed where the disk takes no more."""
     if lines:
-        with open(path, "a") as file:
-            file.write("".join(json.dumps(line, default=float) + "\n" for line in lines))
+        try:
+            with open(path, "a") as file:
+                file.write("".join(json.dumps(line, default=float) + "\n" for line in lines))
+        except OSError as error:  # of a full disk Python doesn't say which file
+            raise WorkFailed(f"{path} could not be written ({error.strerror})") from error
+
+
+def sync(path: Folder) -> None:
+    """Put a file and its folder's entry on disk: until then a power cut may take what was written. Absent: nothing."""
+    path = pathlib.Path(path)
+    for place in (path, path.parent) if path.exists() else ():
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read_lines(path: Folder) -> list[dict]:

@@ -48,11 +48,12 @@ def train_pack(
             return {run.name: run.status for run in runs}
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
         known = {name: run.facts for name, run in by_name.items()}
-        checkpoints = Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known)
-        start = resume(by_name, checkpoints, allow, progress, c.fallback, mode)
-        start = start or _resume_former(runs, allow, progress, mode)
-        params = weights and [begin(run, weights) for run in runs]
-        loop.train(runs, data, checkpoints, names, mode, start, progress, stop, params)
+        logs = [run.folder / "metrics.jsonl" for run in runs]
+        with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known, logs) as checkpoints:
+            start = resume(by_name, checkpoints, allow, progress, c.fallback, mode)
+            start = start or _resume_former(runs, allow, progress, mode)
+            params = weights and [begin(run, weights) for run in runs]
+            loop.train(runs, data, checkpoints, names, mode, start, progress, stop, params)
         return {run.name: run.status for run in runs}
 
 

@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
+from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.train import manifest
 from scalelab.train.manifest import Damaged
@@ -49,14 +50,17 @@ class Loaded:
 class Checkpoints:
     """The checkpoints of one run or pack, in `folder`; only committed ones are ever seen. One writer at a time.
 
-    `facts`: trial -> what it is trained under, kept in every manifest.
+    `facts`: trial -> what it is trained under, kept in every manifest. `logs`: files that a committed step relies on, as
+    a resumed run doesn't write its lines again; what they held when a save began is on disk before its commit.
     """
 
     def __init__(
-        self, folder: pathlib.Path, keep_last: int = 2, keep_every: int = 0, facts: Mapping[str, Facts] | None = None
-    ) -> None:
+        self, folder: pathlib.Path, keep_last: int = 2, keep_every: int = 0, facts: Mapping[str, Facts] | None = None,
+        logs: Sequence[pathlib.Path] = (),
+    ) -> None:  # fmt: skip
         self.folder = folder.absolute()
         self.keep_last, self.keep_every, self.facts = keep_last, keep_every, dict(facts or {})
+        self.logs = logs
         # Uncompressed: weights hardly shrink (to 92 %), and saves are three times as fast.
         self.orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self.commit: threading.Thread | None = None
@@ -98,6 +102,8 @@ class Checkpoints:
             if jax.process_index() == 0:
                 begun = time.perf_counter()
                 manifest.write(draft, step, tree, self.facts, time=time.time())
+                for log in self.logs:
+                    records.sync(log)
                 draft.rename(self.folder / str(step))
                 manifest.sync_folder(self.folder)
                 self.shares["hash"] = time.perf_counter() - begun
@@ -118,9 +124,14 @@ class Checkpoints:
             return
         (step, error), self.failure = self.failure, None
         reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        good = [s for s in self.steps() if not manifest.problems(self.folder / str(s), contents=False)]
-        last = f"the last good one is step {good[-1]}" if good else "there is no good one yet"
-        raise SaveFailed(f"{self.folder}: step {step} could not be saved ({reason}); {last}") from error
+        raise SaveFailed(f"{self.folder}: step {step} could not be saved ({reason}); {self._last_good()}") from error
+
+    def _last_good(self) -> str:
+        try:
+            good = [s for s in self.steps() if not manifest.problems(self.folder / str(s), contents=False)]
+        except OSError as error:  # what the save failed of may keep it from being looked up, too
+            return f"which one is the last good one can't be seen now ({error.strerror})"
+        return f"the last good one is step {good[-1]}" if good else "there is no good one yet"
 
     def steps(self) -> list[int]:
         """The steps saved, in order, whether or not they are intact."""
@@ -200,6 +211,16 @@ class Checkpoints:
         try:
             self.wait()
         finally:
+            self.orbax.close()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """After an error elsewhere: let the save under way come to its end. (With several processes one may be gone.)"""
+        if kind and issubclass(kind, Exception) and jax.process_count() == 1:
+            if self.commit:
+                self.commit.join()
             self.orbax.close()
 
 

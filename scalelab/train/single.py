@@ -44,8 +44,9 @@ def train_single(
         start = _resume(run, allow, progress)
         params = weights and [lineage.begin(run, weights)]
         c = config.checkpoint
-        checkpoints = Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, {"run": run.facts})
-        outcome = loop.train([run], data, checkpoints, ["run"], "turn", start, progress, stop, params)
+        known, logs = {"run": run.facts}, [folder / "metrics.jsonl"]
+        with Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, known, logs) as checkpoints:
+            outcome = loop.train([run], data, checkpoints, ["run"], "turn", start, progress, stop, params)
     return {
         "name": run.name,
         "status": run.status,

@@ -1,7 +1,9 @@
 """The crash suite, short: one run that dies at each kind of moment, damage, a full disk, two writers, two signals."""
 
+import functools
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
@@ -53,6 +55,10 @@ def check_same_but_for_retention(folder: pathlib.Path, whole: dict) -> None:
     check_same(folder, whole | {"steps": [4, 8]})
 
 
+# No file may grow beyond 20 kB: as on a full disk.
+FULL = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+
 @pytest.fixture
 def two_steps(tmp_path):
     """A run that died right after its second save: steps 4 and 8 stand, four steps of metrics are at stake."""
@@ -77,7 +83,7 @@ def test_a_damaged_step_is_refused_by_name_or_passed_over_when_asked_and_logged(
 
 def test_a_full_disk_ends_the_run_with_an_error_and_the_last_good_step(tmp_path, whole):
     folder = tmp_path / "run"
-    process = start(folder, Cue(r"mkdir .*/8\.tmp$", full=20_000))
+    process = start(folder, Cue(r"mkdir .*/8\.tmp$", act=FULL))
     assert end(process) == 1
     # tensorstore may add lines of its own
     (line,) = [line for line in said(folder).splitlines() if line.startswith("scalelab: ")]

@@ -8,14 +8,15 @@ at random times.
 """
 
 import collections
+import ctypes
 import dataclasses
 import json
 import multiprocessing
 import os
 import pathlib
 import re
-import resource
 import signal
+import struct
 import sys
 import threading
 import time
@@ -42,8 +43,8 @@ class Cue:
     """When a process dies: before its `before`-th operation of a `kind` (write | read) that matches `part`.
 
     `part` is a regular expression on "EVENT PATH". `before=0`: never, and the operations are listed in `listing`.
-    With `delay_s` it dies that much later; with `full` it doesn't die, but no file may grow beyond `full` bytes from then
-    on, as on a full disk.
+    With `delay_s` it dies that much later; with `act` it doesn't die, but does that instead, once or `always` from then on:
+    a limit that makes the disk full, a permission taken away, a sleep.
     """
 
     part: str = "/checkpoints"
@@ -51,23 +52,29 @@ class Cue:
     kind: str = "write"
     listing: str = ""
     delay_s: float = 0.0
-    full: int = 0
+    act: Callable[[], object] | None = None
+    always: bool = False
 
 
 def overrides(**changes: object) -> list[str]:
     return [f"--config.{key}={value}" for key, value in (SETTINGS | changes).items()]
 
 
-def start(folder: pathlib.Path, cue: Cue | None = None, *arguments: str, **changes: object):
-    """`scalelab train` in `folder`, as a process of its own; its output goes to FOLDER.log, its JSON to FOLDER.json."""
+def start(folder: pathlib.Path, cue: Cue | None = None, *arguments: str, mortal: bool = False, **changes: object):
+    """`scalelab train` in `folder`, as a process of its own; its output goes to FOLDER.log, its JSON to FOLDER.json.
+
+    A `mortal` one is bound by permissions even where it is root's.
+    """
     argv = ["train", "--config=configs/tiny.py", f"--workdir={folder}", *overrides(**changes), *arguments]
-    process = CONTEXT.Process(target=_live, args=(argv, f"{folder}.log", cue))
+    process = CONTEXT.Process(target=_live, args=(argv, f"{folder}.log", cue, mortal))
     with _main_is_not_imported_again():
         process.start()
     return process
 
 
-def _live(argv: list[str], log: str, cue: Cue | None) -> None:
+def _live(argv: list[str], log: str, cue: Cue | None, mortal: bool) -> None:
+    if mortal:
+        _heed_permissions()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -77,6 +84,15 @@ def _live(argv: list[str], log: str, cue: Cue | None) -> None:
     from scalelab.__main__ import main
 
     sys.exit(main([*argv, f"--json={log[:-4]}.json"]))
+
+
+def _heed_permissions() -> None:
+    """Give up what lets root pass over permissions (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH); threads to come inherit it."""
+    libc, header, sets = ctypes.CDLL(None), struct.pack("Ii", 0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    for effective_or_permitted in (0, 1):
+        sets[effective_or_permitted] &= ~(1 << 1 | 1 << 2)
+    assert libc.capset(header, sets) == 0
 
 
 def _watch(cue: Cue) -> Callable[[str, tuple], None]:
@@ -92,8 +108,8 @@ def _watch(cue: Cue) -> Callable[[str, tuple], None]:
         seen.append(path)
         if listing is not None:
             os.write(listing, f"{event} {path}\n".encode())
-        if len(seen) == cue.before and cue.full:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (cue.full, resource.RLIM_INFINITY))
+        if cue.act and (len(seen) == cue.before or cue.always):
+            cue.act()
         elif len(seen) == cue.before and cue.delay_s:
             threading.Timer(cue.delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
         elif len(seen) == cue.before:
