@@ -1,8 +1,9 @@
-"""python -m experiments.benchmarks [--only=step|packing|startup|laws|checkpoints] [--rounds=N] [--json[=PATH]]
+"""python -m experiments.benchmarks [--only=step|packing|startup|laws|checkpoints|compile] [--rounds=N] [--json[=PATH]]
 
 How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
-does the same arithmetic, eight packed trials over a bare loop, a warm start over a cold one; fits and
-their resamples over scipy's, in CPU seconds of one core. About seven minutes on two
+does the same arithmetic, eight packed trials over a bare loop, a warm start over a cold one, compilation under FSDP x tensor
+parallelism over that on one device, a checkpoint over the raw disk; fits and
+their resamples over scipy's, in CPU seconds of one core. About eight minutes on two
 CPU cores; leave the machine alone meanwhile.
 """
 
@@ -16,7 +17,7 @@ from rich.table import Table
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 
-PARTS = ("step", "packing", "startup", "laws", "checkpoints")
+PARTS = ("step", "packing", "startup", "laws", "checkpoints", "compile")
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
     except BadInput as mistake:
         print(f"benchmarks: {mistake}", file=sys.stderr)
         return 2
-    from experiments.benchmarks import checkpoints, laws, packing, startup, step, timing
+    from experiments.benchmarks import checkpoints, compiling, laws, packing, startup, step, timing
 
     result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # of what takes half a minute a round
@@ -44,6 +45,7 @@ def main(argv: list[str]) -> int:
         "startup": lambda: startup.measure(few),
         "checkpoints": lambda: checkpoints.measure(options.rounds),
         "laws": lambda: laws.measure(options.rounds),
+        "compile": lambda: compiling.measure(few),
     }
     for name in [options.only] if options.only else PARTS:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
@@ -92,6 +94,14 @@ def show(result: dict[str, Any]) -> None:
             f"cold: {row['cold_s']:.1f} s",
             _ratio(row),
             "at most 0.60",
+        )
+    if row := result.get("compile"):
+        table.add_row(
+            "compilation, FSDP x tensor",
+            f"{row['mesh_s']:.1f} s (XLA {row['mesh_xla_s']:.1f})",
+            f"one device: {row['one_s']:.1f} s (XLA {row['one_xla_s']:.1f})",
+            _ratio(row),
+            "at most 1.50",
         )
     for what, ours, against, value, goal in laws_rows(result["laws"]) if "laws" in result else ():
         table.add_row(what, ours, against, value, goal)

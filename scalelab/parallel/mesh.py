@@ -30,7 +30,7 @@ def resolved(layout: Layout, devices: int) -> Layout:
         fixed *= size if size != -1 else 1
     said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size != 1)
     if devices % fixed or (not free and fixed not in (1, devices)):
-        good = max(k for k in range(1, devices + 1) if devices % k == 0 and k <= fixed)
+        good = max(k for k in range(1, fixed + 1) if devices % k == 0) if free else devices
         raise BadInput(
             f"parallel: {said} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}"
         )

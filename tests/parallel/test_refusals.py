@@ -1,0 +1,87 @@
+"""What a mesh cannot divide is refused by the command in one line, with both numbers and the nearest good ones, and
+before anything is compiled; what it leaves whole is told."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from scalelab import records
+from tests.train.runs import ROOT
+from tests.train.test_changes import SMALL
+
+SIZES = {"model.d_model": 16, "model.n_heads": 4, "model.d_head": 4, "train.global_batch": 8, "train.steps": 2,
+         "schedule.warmup_steps": 1, "model.vocab_size": 256}  # fmt: skip
+# On 8 devices: what is changed -> every part of the answer, both numbers and the nearest valid ones.
+REFUSED = {
+    "data=3": ("data=3 x fsdp=1 x tensor=1 is a mesh of 3, and there are 8 devices", "nearest product: 8"),
+    "data=4 tensor=4": ("mesh of 16, and there are 8 devices", "nearest product: 8"),
+    "fsdp=2": ("mesh of 2, and there are 8 devices", "nearest product: 8"),
+    "data=-1 tensor=3": ("mesh of 3, and there are 8 devices", "nearest product: 2"),
+    "data=-1 fsdp=-1": ("parallel.data=-1 and parallel.fsdp=-1", "only one size may be the rest"),
+    "data=0": ("parallel.data=0", "1 or more, or -1 for the rest"),
+    "fsdp=8 zero=4": ("parallel.zero=4", "0, 1, 2 or 3"),
+    "fsdp=8 model.d_model=20": ("model.d_model=20 is not divisible by parallel.fsdp=8", "16 or 24", "parallel.fsdp: 5"),
+    "tensor=8": ("model.n_heads=4 is not divisible by parallel.tensor=8", "nearest model.n_heads: 8", "tensor: 4"),
+    "tensor=4 data=2 model.n_kv_heads=2": ("model.n_kv_heads=2 is not divisible by parallel.tensor=4", "n_kv_heads: 4", "tensor: 2"),
+    "tensor=4 data=2 model.d_ff=42": ("model.d_ff=42 is not divisible by parallel.tensor=4", "40 or 44", "tensor: 3"),
+    "tensor=4 data=2 model.vocab_size=257": ("model.vocab_size=257 is not divisible by parallel.tensor=4", "256 or 260", "tensor: 1"),
+    "tensor=4 data=2 sequence=true model.seq_len=18": ("model.seq_len=18 is not divisible by parallel.tensor=4", "16 or 20", "tensor: 3"),
+    "data=8 train.global_batch=12": ("global_batch / train.accumulate=12 is not divisible by parallel.data x parallel.fsdp=8", "8 or 16", "fsdp: 6"),
+    "data=8 train.accumulate=2": ("global_batch / train.accumulate=4 is not divisible by parallel.data x parallel.fsdp=8", "accumulate: 8", "fsdp: 4"),
+}  # fmt: skip
+TOLD = "fsdp=8 model.bias=true model.n_heads=16 model.d_head=16"  # whose biases are no small part
+PROGRAM = """
+import contextlib, io, json, sys
+import jax
+from scalelab.__main__ import main
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name) if "compile" in name else None)
+for place, argv in json.loads(sys.argv[1]):
+    compiled.clear()
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(["train", "--config=configs/tiny.py", f"--workdir={place}", *argv])
+    print(json.dumps({"code": code, "said": said.getvalue(), "compiled": len(compiled)}), flush=True)
+"""
+
+
+def arguments(case: str) -> list[str]:
+    values = {key: str(value) for key, value in (SMALL | SIZES).items()}
+    for part in case.split():
+        key, value = part.split("=")
+        values[key if "." in key else f"parallel.{key}"] = value
+    return [f"--config.{key}={value}" for key, value in values.items()]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> dict[str, dict]:
+    """What the command says to each case, on eight devices, one after the other in one process."""
+    place = tmp_path_factory.mktemp("cases")
+    cases = [*REFUSED, TOLD]
+    asked = [(str(place / str(i)), arguments(case)) for i, case in enumerate(cases)]
+    env = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(asked)], cwd=ROOT, env=env, text=True, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    return {case: {"folder": folder} | row for case, (folder, _), row in zip(cases, asked, said, strict=True)}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_in_one_line_that_names_both_numbers_and_nothing_is_compiled(answers, case):
+    answer = answers[case]
+    assert (answer["code"], answer["compiled"]) == (2, 0), answer
+    (line,) = answer["said"].strip().splitlines()
+    assert all(part in line for part in REFUSED[case]), line
+    assert not os.path.exists(f"{answer['folder']}/config.json")
+
+
+def test_what_fsdp_leaves_whole_is_told_and_stands_in_the_logbook(answers):
+    answer = answers[TOLD]
+    assert answer["compiled"] > 0, answer  # the count of the other cases could not fail otherwise
+    (event,) = [e for e in records.read_events(answer["folder"]) if e["kind"] == "layout"]
+    assert "% of the parameters are not split by fsdp" in event["text"] and "blocks.attention.q.b" in event["text"]
+    assert event["text"] in answer["said"]
