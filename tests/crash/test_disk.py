@@ -86,7 +86,7 @@ def test_out_of_open_files(tmp_path, whole):
         resource.setrlimit, resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )
     assert end(start(folder, Cue(r"mkdir .*/8\.tmp$", act=few))) == 1
-    assert "Too many open files" in complaint(folder)
+    assert "step 8 could not be saved" in complaint(folder) and "Too many open files" in complaint(folder)
     assert check_steps(folder) == [4]
     check_resumed(folder, whole)
 
