@@ -16,7 +16,7 @@ SIZES = {"model.d_model": 16, "model.n_heads": 4, "model.d_head": 4, "train.glob
          "schedule.warmup_steps": 1, "model.vocab_size": 256}  # fmt: skip
 # On 8 devices: what is changed -> every part of the answer, both numbers and the nearest valid ones.
 REFUSED = {
-    "data=3": ("data=3 x fsdp=1 x tensor=1 is a mesh of 3, and there are 8 devices", "nearest product: 8"),
+    "data=3": ("parallel: data=3 is a mesh of 3, and there are 8 devices", "nearest product: 8"),
     "data=4 tensor=4": ("mesh of 16, and there are 8 devices", "nearest product: 8"),
     "fsdp=2": ("mesh of 2, and there are 8 devices", "nearest product: 8"),
     "data=-1 tensor=3": ("mesh of 3, and there are 8 devices", "nearest product: 2"),
@@ -28,8 +28,12 @@ REFUSED = {
     "tensor=4 data=2 model.n_kv_heads=2": ("model.n_kv_heads=2 is not divisible by parallel.tensor=4", "n_kv_heads: 4", "tensor: 2"),
     "tensor=4 data=2 model.d_ff=42": ("model.d_ff=42 is not divisible by parallel.tensor=4", "40 or 44", "tensor: 3"),
     "tensor=4 data=2 model.vocab_size=257": ("model.vocab_size=257 is not divisible by parallel.tensor=4", "256 or 260", "tensor: 1"),
-    "tensor=4 data=2 sequence=true model.seq_len=18": ("model.seq_len=18 is not divisible by parallel.tensor=4", "16 or 20", "tensor: 3"),
+    "tensor=4 data=2 sequence=true model.seq_len=18": ("model.seq_len=18 is not divisible by parallel.context x tensor=4", "16 or 20", "tensor: 3"),
     "data=8 train.global_batch=12": ("global_batch / train.accumulate=12 is not divisible by parallel.data x parallel.fsdp=8", "8 or 16", "fsdp: 6"),
+    "context=8 model.seq_len=20": ("model.seq_len=20 is not divisible by parallel.context=8", "16 or 24", "context: 5"),
+    "stage=4 data=2 model.n_layers=6": ("model.n_layers=6 is not divisible by parallel.stage x parallel.rounds=4", "4 or 8", "rounds: 3"),
+    "stage=4 data=2 model.n_layers=4 microbatches=3": ("global_batch / train.accumulate=8 is not divisible by parallel.data x fsdp x microbatches=6", "6 or 12", "microbatches: 4"),
+    "stage=4 data=2 model.n_layers=8 rounds=2 schedule=circular microbatches=2": ("parallel.microbatches=2 is not divisible by parallel.stage=4", "nearest parallel.microbatches: 4", "stage: 2"),
     "data=8 train.accumulate=2": ("global_batch / train.accumulate=4 is not divisible by parallel.data x parallel.fsdp=8", "accumulate: 8", "fsdp: 4"),
 }  # fmt: skip
 TOLD = "fsdp=8 model.bias=true model.n_heads=16 model.d_head=16"  # whose biases are no small part

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from scalelab.parallel.mesh import AXES
 from tests.train.runs import ROOT
 
 SAVED = {"fsdp": 8}
@@ -17,6 +18,8 @@ LAYOUTS = {
         {"fsdp": 4, "tensor": 2, "sequence": True},
         {"fsdp": 8, "zero": 1},
         {"data": 8},
+        {"stage": 2, "fsdp": 2, "tensor": 2, "schedule": "circular", "rounds": 2, "microbatches": 2},
+        {"context": 2, "data": 4},
     ],
     4: [{"fsdp": 2, "tensor": 2}],
     1: [{}],
@@ -34,7 +37,7 @@ from tests.train.test_changes import SMALL
 
 def config(layout, **changes):
     values = {f"parallel.{axis}": size for axis, size in layout.items()} | {f"train.{k}": v for k, v in changes.items()}
-    sizes = {"model.d_model": 16, "model.n_heads": 4, "train.global_batch": 8, "optim.peak_lr": 0.01}
+    sizes = {"model.n_layers": 4, "model.d_model": 16, "model.n_heads": 4, "train.global_batch": 8, "optim.peak_lr": 0.01}
     return resolve(override(tiny.get_config(), SMALL | sizes | values))
 
 def restored(folder, layout):
@@ -127,7 +130,7 @@ def test_no_device_ever_holds_more_than_its_part(resumed):
     held = {json.dumps(row["layout"]): row["bytes_on_first"] for row in resumed}
     whole = held["{}"]
     for row in resumed:
-        sizes = [row["layout"].get(axis, 1) for axis in ("data", "fsdp", "tensor")]
+        sizes = [row["layout"].get(axis, 1) for axis in AXES]
         assert row["devices"] == [np.prod(sizes)], row
     assert held['{"data": 8}'] == whole
     assert held['{"fsdp": 8}'] == pytest.approx(whole / 8, rel=0.02)
@@ -146,5 +149,6 @@ def test_the_next_step_has_the_same_loss_on_every_mesh_and_the_change_is_told(re
         assert row["determinism"]["guarantee"] == "statistical" and text in row["determinism"]["why"]
     said = [row["moved"][0].split(" -> ")[1] for row in resumed[1:]]
     assert said == [
-        "fsdp=4 x tensor=2, sequence, zero=3", "fsdp=8, zero=1", "data=8", "fsdp=2 x tensor=2, zero=3", "one device",
+        "fsdp=4 x tensor=2, sequence, zero=3", "fsdp=8, zero=1", "data=8", "stage=2 x fsdp=2 x tensor=2, circular, zero=3",
+        "data=4 x context=2", "fsdp=2 x tensor=2, zero=3", "one device",
     ]  # fmt: skip
