@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-crash test-latest confirm coverage bench clean FORCE
+.PHONY: help setup quickstart test test-crash test-parallel test-latest confirm coverage bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -44,6 +44,9 @@ test: .venv/dev  ## lint, types, and every test: at most 12 minutes on 2 cores
 
 test-crash: .venv/dev  ## every moment at which a run can be killed (about a quarter of an hour); writes experiments/results/crash.*
 	SCALELAB_CRASH_RESULT=experiments/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'
+
+test-parallel: .venv/base  ## every layout of a mesh against one device, two models each (a quarter of an hour); writes experiments/results/
+	.venv/bin/python -m experiments.parallelism
 
 confirm: .venv/base  ## the quickstart on fresh seeds and splits (a quarter of an hour); writes experiments/results/
 	.venv/bin/python -m experiments.confirm --workdir=runs/confirm

@@ -5,10 +5,13 @@
 At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss and every gradient with those of a single
 device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and puts the formulas beside
 them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU devices; --quick takes each layout
-with one variant of the model instead of two.
+with one variant of the model instead of two. The whole (`make test-parallel`) is written to experiments/results/parallelism.*.
 """
 
+import datetime
+import json
 import os
+import pathlib
 import sys
 
 if __name__ == "__main__":  # before jax is imported: bf16 rounded where the program says so, and quick compilations
@@ -22,6 +25,11 @@ from rich.table import Table
 from experiments.parallelism.rows import LAYOUTS, row, temporaries, variants
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
+from scalelab.train.changes import versions
+
+RESULTS = pathlib.Path(__file__).parents[1] / "results"
+COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "bubble", "by formula", "KiB a device")
+COLUMNS += ("by formula", "KiB moved a step")
 
 
 def main(argv: list[str]) -> int:
@@ -53,6 +61,8 @@ def main(argv: list[str]) -> int:
             result["temporaries"].append({"schedule": schedule, "stages": 2, "bytes_by_microbatches": sizes})
     if options.json != "-":
         show(result)
+    if not options.quick and len(chosen) == len(LAYOUTS):
+        keep(result)
     emit(result, options.json)
     return 0 if agrees(result) else 1
 
@@ -63,21 +73,49 @@ def agrees(result: dict[str, list]) -> bool:
     return exact and all(max(r["loss_rel_diff"], r["grad_rel_diff"]) <= 1e-2 for r in result["rows_bf16"])
 
 
-def show(result: dict[str, list]) -> None:
-    """The table for people."""
-    columns = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "bubble", "by formula", "KiB a device")
-    table = Table(*columns, "by formula", "KiB moved")
+def cells(result: dict[str, list]) -> list[tuple[str, ...]]:
+    """The rows of the table for people."""
     rounded = {r["layout"]: r["grad_rel_diff"] for r in result["rows_bf16"]}
+    found = []
     for r in result["rows"]:
         moved = ", ".join(f"{axes}: {b / 1024:.0f}" for axes, b in r["collective_bytes"].items())
-        held, formula_ = r["argument_bytes"] / 1024, r["argument_bytes_formula"] / 1024
-        cells = (f"{r['loss_rel_diff']:.1e}", f"{r['grad_rel_diff']:.1e}", f"{rounded[r['layout']]:.1e}")
+        held = [f"{r[key] / 1024:.1f}" for key in ("argument_bytes", "argument_bytes_formula")]
+        differences = [f"{d:.1e}" for d in (r["loss_rel_diff"], r["grad_rel_diff"], rounded[r["layout"]])]
         bubble = [f"{r[f'bubble_{kind}']:.3f}" if r["schedule"] else "" for kind in ("measured", "predicted")]
-        table.add_row(r["layout"], *cells, *bubble, f"{held:.1f}", f"{formula_:.1f}", moved)
-    Console(width=180).print(table)
+        found.append((r["layout"], *differences, *bubble, *held, moved))
+    return found
+
+
+def temporaries_lines(result: dict[str, list]) -> list[str]:
+    """One line a schedule."""
+    lines = []
     for kept in result["temporaries"]:
-        sizes = ", ".join(f"{m}: {size / 1024:.0f} KiB" for m, size in kept["bytes_by_microbatches"].items())
-        print(f"temporaries of {kept['schedule']} with 2 stages, by micro-batches: {sizes}")
+        sizes = ", ".join(f"{size / 1024:.0f} KiB with {m}" for m, size in kept["bytes_by_microbatches"].items())
+        lines.append(f"Temporaries of {kept['schedule']}, 2 stages, by number of micro-batches: {sizes}.")
+    return lines
+
+
+def show(result: dict[str, list]) -> None:
+    """The table, and the lines under it."""
+    table = Table(*COLUMNS)
+    for line in cells(result):
+        table.add_row(*line)
+    Console(width=180).print(table)
+    print("\n".join(temporaries_lines(result)))
+
+
+def keep(result: dict[str, list]) -> None:
+    """Write results/parallelism.json and .md."""
+    facts = {"command": "make test-parallel", "date": str(datetime.date.today()), "versions": versions()}
+    (RESULTS / "parallelism.json").write_text(json.dumps(facts | result, indent=1) + "\n")
+    installed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    lines = [f"`make test-parallel`, {facts['date']}; {installed}; eight fake CPU devices.", ""]
+    lines += [
+        "Two variants of the model a layout, opposite in family, key heads, tied head, remat and accumulation.",
+        "",
+    ]
+    lines += [" | ".join(("", *row, "")).strip() for row in (COLUMNS, ("---",) * len(COLUMNS), *cells(result))]
+    (RESULTS / "parallelism.md").write_text("\n".join([*lines, "", *temporaries_lines(result)]) + "\n")
 
 
 if __name__ == "__main__":
