@@ -6,6 +6,7 @@ With several processes the first one decides and commits; the others hear its an
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import logging
@@ -210,7 +211,14 @@ class Checkpoints:
         """Wait for the save under way; a failed one raises SaveFailed here at the latest."""
         try:
             self.wait()
-        finally:
+        except WorkFailed:
+            self._abandon()
+            raise
+        self.orbax.close()
+
+    def _abandon(self) -> None:
+        """Close Orbax after an error; what it adds about a save that failed would take the error's place."""
+        with contextlib.suppress(Exception):
             self.orbax.close()
 
     def __enter__(self) -> "Checkpoints":
@@ -221,7 +229,7 @@ class Checkpoints:
         if kind and issubclass(kind, Exception) and jax.process_count() == 1:
             if self.commit:
                 self.commit.join()
-            self.orbax.close()
+            self._abandon()
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -211,6 +211,18 @@ def test_close_raises_what_no_later_save_could(tmp_path, monkeypatch):
         checkpoints.close()
 
 
+def test_what_orbax_adds_at_its_close_does_not_hide_the_failed_save(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise ValueError("orbax is sorry")
+
+    monkeypatch.setattr(manifest, "write", broken)
+    for closing in (Checkpoints.close, lambda checkpoints: checkpoints.save(3, {"run": small_state(3)})):
+        with pytest.raises(SaveFailed, match="step 2 could not be saved"), Checkpoints(tmp_path / "c") as checkpoints:
+            monkeypatch.setattr(checkpoints.orbax, "close", broken)
+            checkpoints.save(2, {"run": small_state(2)})
+            closing(checkpoints)
+
+
 def test_a_slow_disk_blocks_the_next_save_not_the_steps_and_no_queue_grows(tmp_path, monkeypatch):
     gate, hashed = threading.Event(), []
     real = manifest.write
