@@ -13,8 +13,8 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 from scalelab.errors import BadInput
 
@@ -95,21 +95,31 @@ def _arrive(place: Place, facts: Facts, within_s: float) -> Line:
     while time.monotonic() < until:
         try:
             line = Line(socket.create_connection(place.address, LOCAL_S))
-            line.send(hello)
-            kind, _, text = line.first(until).partition(" ")
         except socket.gaierror as error:
             raise BadInput(f"--coordinator={place.coordinator}: no such host ({error.strerror})") from None
-        except (OSError, EOFError):
-            kind = ""  # nobody there yet, or somebody else: a former run's service that is about to end
+        except OSError:
+            time.sleep(0.1)  # nobody there yet
+            continue
+        kind, text = _ask(line, hello, until)
         if kind == "go":
             return line
+        line.link.close()
         if kind == "stop":
             raise BadInput(text)
-        time.sleep(0.1)
+        time.sleep(0.1)  # somebody else: a former run's service that is about to end
     raise BadInput(
         f"--coordinator={place.coordinator}: process 0 did not answer there within {within_s:.0f} s: is it started, with the "
         "same address, and is the port open?"
     )
+
+
+def _ask(line: Line, hello: str, until: float) -> tuple[str, str]:
+    line.send(hello)
+    try:
+        kind, _, text = line.first(until).partition(" ")
+    except EOFError:
+        return "", ""
+    return kind, text
 
 
 def _receive(place: Place, facts: Facts, within_s: float) -> dict[int, Line]:
@@ -119,15 +129,19 @@ def _receive(place: Place, facts: Facts, within_s: float) -> dict[int, Line]:
             door.settimeout(max(until - time.monotonic(), 0.01))
             try:
                 line = Line(door.accept()[0])
-                said = json.loads(line.first(time.monotonic() + LOCAL_S))
-                index, wrong = int(said["index"]), _objection(place, facts, lines, said)
             except TimeoutError:
                 missing = ", ".join(str(i) for i in range(1, place.processes) if i not in lines)
-                _refuse(lines, f"of {place.processes} processes, number {missing} did not come within {within_s:.0f} s")
-            except (EOFError, ValueError, KeyError, TypeError, OSError):
-                continue  # not one of ours
+                _refuse(
+                    lines.values(), f"of {place.processes} processes, {missing} did not come within {within_s:.0f} s"
+                )
+            try:
+                said = json.loads(line.first(time.monotonic() + LOCAL_S))
+                index, wrong = int(said["index"]), _objection(place, facts, lines, said)
+            except (EOFError, ValueError, KeyError, TypeError):  # not one of ours
+                line.link.close()
+                continue
             if wrong:
-                _refuse({**lines, -1: line}, wrong)
+                _refuse([*lines.values(), line], wrong)
             lines[index] = line
     for line in lines.values():
         line.send("go")
@@ -157,9 +171,10 @@ def _objection(place: Place, facts: Facts, lines: Mapping[int, Line], said: Mapp
     return f"processes 0 and {index} were not told the same: {told}; start all with the same command" if told else ""
 
 
-def _refuse(lines: Mapping[int, Line], why: str) -> None:
-    for line in lines.values():
+def _refuse(lines: Iterable[Line], why: str) -> NoReturn:
+    for line in lines:
         line.send(f"stop {why}")
+        line.link.close()
     raise BadInput(why)
 
 
@@ -193,8 +208,10 @@ class Watch:
             beaten = time.monotonic()
             while self.lines:
                 for key, _ in ready.select(BEAT_S):
-                    if not self._hear(key.data):
-                        ready.unregister(key.fileobj)
+                    line = self.lines[key.data]
+                    if not self._hear(key.data, line):
+                        ready.unregister(line.link)
+                        line.link.close()
                 if time.monotonic() - beaten >= BEAT_S:
                     beaten = time.monotonic()
                     self._tell("beat")
@@ -202,9 +219,8 @@ class Watch:
                     if not line.bye and time.monotonic() - line.heard > SILENCE_S:
                         self._end(1, f"{self.place.name(index)} is gone: not a word for {SILENCE_S:.0f} s", index)
 
-    def _hear(self, index: int) -> bool:
+    def _hear(self, index: int, line: Line) -> bool:
         """Take what a peer says; False where its socket is closed."""
-        line = self.lines[index]
         try:
             for text in line.receive():
                 line.bye |= text == "bye"
