@@ -92,7 +92,7 @@ def _one_of(place: Any, config: Any, options: Any) -> int:
     folder = pathlib.Path(options.workdir)
 
     def end(code: int, why: str) -> None:
-        print(f"scalelab: {place.name()}: {why}", file=sys.stderr, flush=True)
+        _last_words(f"scalelab: {place.name()}: {why}\n")
         records.release(folder)
         os._exit(code)
 
@@ -121,9 +121,20 @@ def _resumes(folder: pathlib.Path) -> str:
 
 def _native_output_aside() -> None:
     """Standard output is the result's: what gloo prints there, a line a device, is dropped."""
-    sys.stdout = os.fdopen(os.dup(1), "w")
+    sys.stdout = os.fdopen(_silence(1), "w")
+
+
+def _last_words(text: str) -> None:
+    """Standard error in one piece, and nothing after it: jax has a page of its own to say when the coordinator is gone."""
+    os.write(_silence(2), text.encode())
+
+
+def _silence(descriptor: int) -> int:
+    """Drop what is written there from now on; returns a descriptor for what is not."""
+    kept = os.dup(descriptor)
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), descriptor)
+    return kept
 
 
 def _number(value: float | None) -> str:
