@@ -55,13 +55,10 @@ def main(argv: list[str]) -> int:
     from scalelab.parallel import processes
 
     place = processes.place(options.coordinator, options.processes, options.process_id)
-    if place is None:
-        return _train(config, options)
-    return _one_of(place, config, options)
+    return _train(config, options) if place is None else _one_of(place, config, options)
 
 
-def _train(config: Any, options: Any) -> int:
-    from scalelab.parallel.processes import is_first
+def _train(config: Any, options: Any, first: bool = True) -> int:
     from scalelab.train.loop import stop_on_signals
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import train_single
@@ -69,9 +66,9 @@ def _train(config: Any, options: Any) -> int:
     cache_compilations()
     folder = pathlib.Path(options.workdir)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
-        progress = bar.update if is_first() else lambda _: None
+        progress = bar.update if first else lambda _: None
         result = train_single(config, folder, progress, stop, options.allow_change)
-    if is_first():
+    if first:
         _report(result, options.json)
     return {"done": 0, "stopped": 75}.get(result["status"], 1)
 
@@ -97,14 +94,14 @@ def _one_of(place: Any, config: Any, options: Any) -> int:
         os._exit(code)
 
     def lost(code: int, why: str) -> None:
-        end(code, f"{why}; stopped here too: {_resumes(folder)}")
+        end(code, why if code == 2 else f"{why}; stopped here too: {_resumes(folder)}")
 
     facts = {key: str(value) for key, value in leaves(config).items()}
     facts |= {"--workdir": str(folder.absolute()), "--allow-change": " ".join(sorted(options.allow_change))}
     _native_output_aside()
     try:
         with together(place, facts, lost):
-            return _train(config, options)
+            return _train(config, options, first=place.index == 0)
     except (BadInput, WorkFailed) as error:
         end(2 if isinstance(error, BadInput) else 1, str(error))
     except BaseException:

@@ -184,6 +184,8 @@ class Watch:
     def __init__(self, place: Place, lines: dict[int, Line], lost: Lost) -> None:
         self.place, self.lines, self.lost = place, lines, lost
         self.lock = threading.Lock()  # held for good by who ends this process first: the watch or the main thread
+        for line in lines.values():
+            line.heard = time.monotonic()  # who came early waited in silence for the last one
         threading.Thread(target=self._run, daemon=True, name="watch").start()
 
     def leave(self, code: int, why: str) -> None:

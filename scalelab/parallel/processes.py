@@ -100,7 +100,8 @@ def _aborting(watch: Watch) -> Iterator[None]:
 
     def aborted(_: int) -> None:
         time.sleep(VERDICT_S)
-        watch.lost(1, "a library aborted it and says why above")
+        if watch.lock.acquire(blocking=False):
+            watch.lost(1, "a library aborted it and says why above")
 
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
     ctypes.CDLL(None).signal(signal.SIGABRT, handler)  # Python's own handlers run in the main thread, which may hang

@@ -112,6 +112,7 @@ def test_silence_is_taken_for_death(three, monkeypatch):
 def test_beats_keep_the_watch_calm_and_who_has_parted_is_not_missed(three, monkeypatch):
     monkeypatch.setattr(peers, "SILENCE_S", 1.0)
     monkeypatch.setattr(peers, "BEAT_S", 0.1)
+    three.lines[0][1].heard -= 60  # the last one came a minute after the first
     watches = [three.watch(i) for i in range(3)]
     time.sleep(2)
     assert three.told == [[], [], []]
