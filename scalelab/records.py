@@ -142,6 +142,13 @@ def lock(folder: Folder) -> Iterator[str | None]:
             file.truncate(0)
 
 
+def release(folder: Folder) -> None:
+    """Take this process's name off a lock that it holds: for who ends without leaving `lock`. Another's name stays."""
+    path = pathlib.Path(folder) / ".lock"
+    if path.exists() and path.read_text().startswith(f"host {socket.gethostname()}, process {os.getpid()}, "):
+        path.write_text("")
+
+
 def run_folders(folder: Folder) -> list[pathlib.Path]:
     """The folder itself if it is a run, else every run below its `runs/`. BadInput where there is none."""
     folder = pathlib.Path(folder)

@@ -2,18 +2,31 @@
 
 Train one run. The same command again resumes it from its last checkpoint, exactly. Every key of the config, with its
 meaning and unit, stands in configs/base.py. SIGTERM or ctrl-C: the step is finished and saved, and the exit code is 75.
+
+Several processes, on one host or many, that share DIR: under Slurm `srun scalelab train …` as it is; elsewhere start each with
+  --coordinator=HOST:PORT --processes=N --process-id=I   HOST is process 0's; I is 0 to N-1
+and a mesh (--config.parallel.data=-1, …) over the devices of all. Process 0 writes and prints. A signal to one stops all,
+after the same step. Where one is killed the others end with exit code 1: at once, or 20 s after a host's last word; the
+same commands resume.
+
+Exit code: 0 done, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
 """
 
+import os
 import pathlib
 import sys
+import traceback
+from typing import Any
 
+from scalelab import records
 from scalelab.commands.progress import Bar
 from scalelab.commands.shared import Parser, emit
-from scalelab.config import load, split_overrides
+from scalelab.config import leaves, load, split_overrides
+from scalelab.errors import BadInput, WorkFailed
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 done, 1 diverged, 2 bad input, 75 stopped by a signal after saving."""
+    """Train; the exit code is as the module says."""
     overrides, rest = split_overrides(argv)
     parser = Parser("train", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
@@ -27,6 +40,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="resume though this key (or group) changed"
     )
+    parser.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="where process 0 of several is met; a free port there"
+    )
+    parser.add_argument("--processes", type=int, metavar="N", help="how many processes train this run together")
+    parser.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0 on")
     options = parser.parse_args(rest)
     if options.init_from:
         overrides["train.init_from"] = options.init_from
@@ -34,6 +52,13 @@ def main(argv: list[str]) -> int:
         overrides["checkpoint.fallback"] = "true"
     config = load(options.config, overrides)
 
+    from scalelab.parallel import processes
+
+    place = processes.place(options.coordinator, options.processes, options.process_id)
+    return _train(config, options) if place is None else _one_of(place, config, options)
+
+
+def _train(config: Any, options: Any, first: bool = True) -> int:
     from scalelab.train.loop import stop_on_signals
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import train_single
@@ -41,14 +66,72 @@ def main(argv: list[str]) -> int:
     cache_compilations()
     folder = pathlib.Path(options.workdir)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
-        result = train_single(config, folder, bar.update, stop, options.allow_change)
+        progress = bar.update if first else lambda _: None
+        result = train_single(config, folder, progress, stop, options.allow_change)
+    if first:
+        _report(result, options.json)
+    return {"done": 0, "stopped": 75}.get(result["status"], 1)
+
+
+def _report(result: dict[str, Any], destination: str | None) -> None:
     print(
         f"{result['name']}: {result['status']} at step {result['final_step']}, validation loss "
-        f"{_number(result['val_loss'])} nats/token, {_number(result['bpb'])} bits/byte; {folder}",
+        f"{_number(result['val_loss'])} nats/token, {_number(result['bpb'])} bits/byte; {result['folder']}",
         file=sys.stderr,
     )
-    emit(result, options.json)
-    return {"done": 0, "stopped": 75}.get(result["status"], 1)
+    emit(result, destination)
+
+
+def _one_of(place: Any, config: Any, options: Any) -> int:
+    """The same as one of several processes. A failure ends it on the spot: jax would wait for the others to part too."""
+    from scalelab.parallel.processes import together
+
+    folder = pathlib.Path(options.workdir)
+
+    def end(code: int, why: str) -> None:
+        _last_words(f"scalelab: {place.name()}: {why}\n")
+        records.release(folder)
+        os._exit(code)
+
+    def lost(code: int, why: str) -> None:
+        end(code, why if code == 2 else f"{why}; stopped here too: {_resumes(folder)}")
+
+    facts = {key: str(value) for key, value in leaves(config).items()}
+    facts |= {"--workdir": str(folder.absolute()), "--allow-change": " ".join(sorted(options.allow_change))}
+    _native_output_aside()
+    try:
+        with together(place, facts, lost):
+            return _train(config, options, first=place.index == 0)
+    except (BadInput, WorkFailed) as error:
+        end(2 if isinstance(error, BadInput) else 1, str(error))
+    except BaseException:
+        end(1, traceback.format_exc())
+    raise AssertionError("it has ended")
+
+
+def _resumes(folder: pathlib.Path) -> str:
+    from scalelab.train import manifest
+
+    steps = manifest.steps(folder / "checkpoints")
+    return f"the same commands resume from step {steps[-1]}" if steps else "nothing was saved yet"
+
+
+def _native_output_aside() -> None:
+    """Standard output is the result's: what gloo prints there, a line a device, is dropped."""
+    sys.stdout = os.fdopen(_silence(1), "w")
+
+
+def _last_words(text: str) -> None:
+    """Standard error in one piece, and nothing after it: jax has a page of its own to say when the coordinator is gone."""
+    os.write(_silence(2), text.encode())
+
+
+def _silence(descriptor: int) -> int:
+    """Drop what is written there from now on; returns a descriptor for what is not."""
+    kept = os.dup(descriptor)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), descriptor)
+    return kept
 
 
 def _number(value: float | None) -> str:

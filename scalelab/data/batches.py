@@ -15,6 +15,8 @@ from scalelab.data.prepare import Dataset
 from scalelab.data.shards import Split
 from scalelab.errors import BadInput
 
+Rows = slice | np.ndarray  # of a batch: a range or indices
+ALL = slice(None)
 ORDER_BLOCK = 4096  # windows whose order is computed at once: one small batch alone would be all overhead
 
 
@@ -82,28 +84,30 @@ class TrainBatches:
         """Steps in which every window is seen once; a batch may hold the end of one epoch and the start of the next."""
         return len(self.windows) / self.global_batch
 
-    def batch(self, step: int, rows: slice = slice(None)) -> np.ndarray:
+    def batch(self, step: int, rows: Rows = ALL) -> np.ndarray:
         """int32 [rows, seq_len + 1]: these rows (default all) of global batch `step` >= 0; inputs [:, :-1], targets [:, 1:]."""
-        start, stop, _ = rows.indices(self.global_batch)
-        return self._reader(start, stop)[step]
+        return self._reader(self._key(rows))[step]
 
-    def chunk(self, step: int, k: int, rows: slice = slice(None)) -> np.ndarray:
-        """int32 [k, rows, seq_len + 1]: batches `step` to `step + k - 1`, for k steps in one dispatch."""
-        start, stop, _ = rows.indices(self.global_batch)
-        reader = self._reader(start, stop)
+    def chunk(self, step: int, k: int, rows: Rows = ALL) -> np.ndarray:
+        """int32 [k, rows, seq_len + 1]: batches `step` to `step + k - 1`, for k steps in one dispatch. No other row is read."""
+        reader = self._reader(self._key(rows))
         return np.stack([reader[i] for i in range(step, step + k)])
 
-    def _make_reader(self, start: int, stop: int) -> Any:
+    def _key(self, rows: Rows) -> tuple[int, ...]:
+        return tuple(np.arange(self.global_batch)[rows].tolist())
+
+    def _make_reader(self, key: tuple[int, ...]) -> Any:
         """A Grain MapDataset with one record a step. A record of a whole batch pays Grain's cost per record once, not per row."""
         import grain
 
-        return grain.MapDataset.source(self._order).map(lambda numbers: self.windows[numbers[start:stop]])
+        rows = np.array(key)
+        return grain.MapDataset.source(self._order).map(lambda numbers: self.windows[numbers[rows]])
 
 
 def train_batches(dataset: Dataset, seq_len: int, global_batch: int, seed: int) -> TrainBatches:
     """Batches of the training split in the order of `seed`: each epoch a new permutation of all windows.
 
-    Host h of H takes `batch(step, rows=slice(h * B // H, (h + 1) * B // H))`; the global batch doesn't depend on H.
+    A host takes `batch(step, rows)` of the rows that its devices hold; the global batch doesn't depend on the number of hosts.
     Raises BadInput for a split shorter than one window, an empty batch or a negative seed.
     """
     if global_batch < 1:
@@ -113,12 +117,12 @@ def train_batches(dataset: Dataset, seq_len: int, global_batch: int, seed: int) 
     return TrainBatches(Windows(dataset.train, seq_len, "training"), global_batch, seed)
 
 
-def val_batches(dataset: Dataset, seq_len: int, batch_size: int, n_batches: int) -> list[np.ndarray]:
+def val_batches(dataset: Dataset, seq_len: int, batch_size: int, n_batches: int, rows: Rows = ALL) -> list[np.ndarray]:
     """The fixed validation set: at most `n_batches` arrays int32 [batch_size, seq_len + 1], evenly spaced over the split.
 
     It depends on the dataset and the three numbers only, so every run, seed and host scores the same tokens:
-    len(result) * batch_size * seq_len of them. Fewer batches come back where the split holds fewer windows. Raises BadInput
-    if it doesn't fill one batch.
+    len(result) * batch_size * seq_len of them; of each batch only `rows` are read. Fewer batches come back where the split
+    holds fewer windows. Raises BadInput if it doesn't fill one batch.
     """
     if batch_size < 1 or n_batches < 1:
         raise BadInput(f"{n_batches} validation batches of {batch_size} sequences score nothing; at least 1 of 1")
@@ -131,4 +135,5 @@ def val_batches(dataset: Dataset, seq_len: int, batch_size: int, n_batches: int)
         )
     wanted = batch_size * n_batches
     numbers = (2 * np.arange(wanted) + 1) * len(windows) // (2 * wanted)  # the middle of each of `wanted` equal parts
-    return np.split(windows[numbers], n_batches)
+    mine = numbers.reshape(n_batches, batch_size)[:, rows]
+    return np.split(windows[mine.ravel()], n_batches)

@@ -52,6 +52,10 @@ def moments(shape: ModelShape, layout: Layout) -> Any:
 def check(config: ConfigDict, layout: Layout) -> list[str]:
     """Refuse what a resolved layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
     model, train = config.model, config.train
+    if layout.devices == 1 < jax.process_count():
+        raise BadInput(
+            f"a mesh of one device for {jax.process_count()} processes; nearest: parallel.data={jax.device_count()}"
+        )
     if layout.zero not in range(4):
         raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):

@@ -8,7 +8,6 @@ With several processes the first one decides and commits; the others hear its an
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
 import logging
 import pathlib
 import shutil
@@ -20,11 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.parallel.processes import from_first
 from scalelab.train import manifest
 from scalelab.train.manifest import Damaged
 
@@ -79,7 +78,7 @@ class Checkpoints:
         begun, draft = time.perf_counter(), self.folder / f"{step}.tmp"
         commit = threading.Thread(target=self._commit, args=(step, draft, describe(states)), name="commit")
         try:
-            _from_first(lambda: self._make_room(draft))
+            from_first(lambda: self._make_room(draft))
             self.orbax.save(draft / "state", args=ocp.args.PyTreeSave(dict(states)))
         except Exception as error:
             self.failure = (step, error)
@@ -118,7 +117,7 @@ class Checkpoints:
             return
         self.commit.join()
         self.commit = None
-        _from_first(self._raise_failure)
+        from_first(self._raise_failure)
 
     def _raise_failure(self) -> None:
         if self.failure is None:
@@ -152,11 +151,11 @@ class Checkpoints:
         `fallback` it is renamed to N.damaged instead, and the one before is looked at. Without `like` it is checked only.
         """
         tried: dict[int, str] = {}
-        wanted = [at] if at is not None else _from_first(self.steps)[::-1]
+        wanted = [at] if at is not None else from_first(self.steps)[::-1]
         for step in wanted:
             states, facts, wrong = self._load(step, like, accept)
             if not wrong:
-                _from_first(lambda: [manifest.set_aside(self.folder / str(damaged)).name for damaged in tried])
+                from_first(lambda: [manifest.set_aside(self.folder / str(damaged)).name for damaged in tried])
                 return Loaded(step, states, facts, list(tried.values()))
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             tried[step] = f"step {step}: {wrong[0]}{more}"
@@ -177,7 +176,7 @@ class Checkpoints:
                 accept(step, facts)
             return facts, wrong
 
-        facts, wrong = _from_first(admit)
+        facts, wrong = from_first(admit)
         if wrong:
             return None, facts, wrong
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -188,7 +187,7 @@ class Checkpoints:
                 raise
             except Exception as error:  # damaged data may read as anything; which file it is, the hashes say
                 failure = error
-            wrong = _from_first(lambda: check.result() if check else None)
+            wrong = from_first(lambda: check.result() if check else None)
         if failure and not wrong:
             raise failure
         return states, facts, wrong
@@ -259,27 +258,3 @@ def refuse_other_tree(where: str, saved: Mapping[str, str], like: Mapping[str, A
     ]
     if lines:
         raise BadInput(f"{where} holds other arrays:\n  " + "\n  ".join(lines))
-
-
-def _from_first(work: Callable[[], Any]) -> Any:
-    """What `work` gives in the first process, in every process; its BadInput or WorkFailed likewise. Plain JSON only."""
-    if jax.process_count() == 1:
-        return work()
-    answer: Sequence[Any] = ("", None)
-    if jax.process_index() == 0:
-        try:
-            answer = ("", work())
-        except Exception as error:
-            kinds = {kind.__name__: kind for kind in (BadInput, Damaged, SaveFailed)}
-            answer = (type(error).__name__ if type(error).__name__ in kinds else "WorkFailed", str(error))
-    kind, value = _broadcast(answer)
-    if kind:
-        raise {"BadInput": BadInput, "Damaged": Damaged, "SaveFailed": SaveFailed}.get(kind, WorkFailed)(value)
-    return value
-
-
-def _broadcast(answer: Any) -> Any:
-    text = np.frombuffer(json.dumps(answer).encode(), np.uint8)
-    length = int(multihost_utils.broadcast_one_to_all(np.int32(text.size)))
-    padded = text if jax.process_index() == 0 else np.zeros(length, np.uint8)
-    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())

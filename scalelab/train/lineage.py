@@ -13,6 +13,7 @@ from scalelab.config import hparams, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.parallel import mesh, rules
+from scalelab.parallel.processes import from_first
 from scalelab.train import changes, determinism, program, state
 from scalelab.train.checkpoint import Checkpoints, Loaded
 from scalelab.train.loop import Progress
@@ -35,7 +36,7 @@ def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
 def furthest(folder: pathlib.Path) -> tuple[Checkpoints, str] | None:
     """The checkpoints that hold a run's last step, and its name in them; None where nothing was saved."""
     found = [(Checkpoints(place), name) for place, name in places(folder)]
-    steps = [checkpoints.latest() for checkpoints, _ in found]
+    steps = from_first(lambda: [checkpoints.latest() for checkpoints, _ in found])
     best = max((step for step in steps if step is not None), default=None)
     return None if best is None else found[steps.index(best)]
 
@@ -73,13 +74,13 @@ def resume(
 def _note(run: Run, found: Loaded, saved: dict[str, Any], progress: Progress) -> None:
     if found.tried:
         text = f"fell back to step {found.step}: {'; '.join(found.tried)}"
-        records.event(run.folder, "fallback", found.step, text)
+        run.event("fallback", found.step, text)
         progress({"warning": text})
     if text := changes.version_changes(saved):
-        records.event(run.folder, "warning", found.step, f"saved under other versions: {text}; bits may differ")
+        run.event("warning", found.step, f"saved under other versions: {text}; bits may differ")
     moved = determinism.moves(saved.get("place", {}), run.facts["place"])
     if text := ", ".join(filter(None, [moved, text])):
-        records.event(run.folder, determinism.MOVED, found.step, text)
+        run.event(determinism.MOVED, found.step, text)
         run.record["determinism"] = guarantee(run)
         progress(
             {"warning": f"step {found.step} was saved elsewhere: {text}; the values are the same, later roundings not"}
@@ -87,9 +88,7 @@ def _note(run: Run, found: Loaded, saved: dict[str, Any], progress: Progress) ->
     allowed = {k: v for k, v in changes.differences(saved, run.facts).items() if changes.is_frozen(k)}
     if allowed:
         text = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in allowed.items())
-        records.event(
-            run.folder, "config_change", found.step, f"resumed though saved under {text}", allowed=list(allowed)
-        )
+        run.event("config_change", found.step, f"resumed though saved under {text}", allowed=list(allowed))
 
 
 def initial(config: ConfigDict) -> Weights | None:
@@ -108,7 +107,7 @@ def initial(config: ConfigDict) -> Weights | None:
     loaded = checkpoints.load({name: {"params": like.params}}, at=step)
     assert loaded is not None
     params = loaded.states[name]["params"]
-    origin = {"run": str(folder), "step": loaded.step, "digest": state.digest(jax.device_get(params))}
+    origin = {"run": str(folder), "step": loaded.step, "digest": state.digest(params)}
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
 
 
@@ -125,7 +124,7 @@ def begin(run: Run, weights: Weights) -> Any:
     run.record["init_from"] = origin
     where = f"{origin['run']} at step {origin['step']}" if "run" in origin else f"{origin['hf']} ({origin['format']})"
     text = f"weights of {where}"
-    records.event(run.folder, "init_from", 0, text, digest=origin["digest"])
+    run.event("init_from", 0, text, digest=origin["digest"])
     return jax.tree.map(jnp.copy, params)  # trials must not share what a donating step gives away
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalelab import records
 from scalelab.config import hparams, static
 from scalelab.data.batches import train_batches, val_batches
 from scalelab.data.prepare import Dataset
+from scalelab.parallel.processes import agreed
 from scalelab.train import state as state_lib
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.program import PACKINGS
@@ -112,9 +112,7 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
 
 def _note_skips(run: Run, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:
     for i in np.flatnonzero(metrics["streak"][:n] > 0):
-        records.event(
-            run.folder, "skip", step + int(i) + 1, f"loss or gradients not finite: loss {metrics['train_loss'][i]}"
-        )
+        run.event("skip", step + int(i) + 1, f"loss or gradients not finite: loss {metrics['train_loss'][i]}")
     if metrics["streak"][:n].max() >= SKIPS_IN_A_ROW:
         run.diverge(step + n, f"{SKIPS_IN_A_ROW} batches in a row without a finite gradient")
 
@@ -145,24 +143,20 @@ def train(
     """
     config = runs[0].config
     program = PACKINGS[mode](static(config), [hparams(run.config) for run in runs])
-    val = np.stack(val_batches(dataset, config.model.seq_len, config.train.global_batch, config.eval.batches))
+    stop = agreed(stop)
     step, states = (start[0], program.join(start[1])) if start else (0, program.init())
     if params and not start:
         drawn = program.separate(states)
         states = program.join([s._replace(params=p) for s, p in zip(drawn, params, strict=True)])
     alive = [run for run in runs if run.status == "running"]
     for run in alive:
-        records.event(run.folder, "resume" if start else "start", step)
-        records.rewind_metrics(run.folder, step if start else -1)
-        # Not the record's: a process killed after its last save has not written that any more.
-        run.val_loss = next(
-            (m["val_loss"] for m in reversed(records.read_metrics(run.folder)) if "val_loss" in m), None
-        )
+        run.event("resume" if start else "start", step)
+        run.rewind(step if start else -1)
         run.keep_record(step)
     reader = _Reader(runs, progress)
-    data = _Data(runs, dataset)
+    data = _Data(runs, dataset, program.rows)
     if params and not start:  # what the given weights are worth on these data, before anything is learned
-        reader.add("eval", 0, 0, program.evaluate(states, val))
+        reader.add("eval", 0, 0, program.evaluate(states, data.val))
     stopped = False
     while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
         n = _stop_before(step, runs[0]) - step
@@ -171,7 +165,7 @@ def train(
         reader.add("train", step, n, metrics)
         step, last = step + n, step + n == config.train.steps
         if last or step % config.eval.every_steps == 0:
-            reader.add("eval", step, 0, program.evaluate(states, val))
+            reader.add("eval", step, 0, program.evaluate(states, data.val))
         stopped = stop()
         if last or stopped or step % config.checkpoint.every_steps == 0:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
@@ -185,24 +179,28 @@ def train(
         run.keep_record(step)
     for mirror in [mirror for run in runs for mirror in run.mirrors]:
         mirror.close()
-    digests = [state_lib.digest(jax.device_get(state.params)) for state in program.separate(states)]
+    digests = [state_lib.digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
     return Outcome(step, start[0] if start else None, rate, digests, stopped)
 
 
 class _Data:
-    """The next dispatch's batches, one array [k, B, S+1] a run; prepared while the device is busy."""
+    """The next dispatch's batches, one array [k, R, S+1] a run; prepared while the device is busy. And `val` [n, R, S+1].
 
-    def __init__(self, runs: Sequence[Run], dataset: Dataset) -> None:
+    R are the `rows` of a global batch that this process's devices hold: no other row is read.
+    """
+
+    def __init__(self, runs: Sequence[Run], dataset: Dataset, rows: np.ndarray | slice) -> None:
         c = runs[0].config
-        self.runs, self.k = runs, min(c.train.steps_per_dispatch, c.train.steps)
+        self.runs, self.rows, self.k = runs, rows, min(c.train.steps_per_dispatch, c.train.steps)
+        self.val = np.stack(val_batches(dataset, c.model.seq_len, c.train.global_batch, c.eval.batches, rows))
         seeds = {run.config.train.seed for run in runs}
         self.batches = {s: train_batches(dataset, c.model.seq_len, c.train.global_batch, s) for s in seeds}
         self.ready: tuple[int, dict[int, np.ndarray]] = (-1, {})
 
     def prepare(self, step: int) -> None:
         """Fetch k batches from `step` on, whether or not all will be run: the program's shape is k."""
-        self.ready = (step, {seed: batches.chunk(step, self.k) for seed, batches in self.batches.items()})
+        self.ready = (step, {seed: batches.chunk(step, self.k, self.rows) for seed, batches in self.batches.items()})
 
     def take(self, step: int, n: int) -> list[np.ndarray | None]:
         """What `prepare` fetched for this step, or fetch it now; None for a run that is out."""
@@ -216,9 +214,9 @@ def _verdict(run: Run, step: int, stopped: bool) -> None:
     ceiling = math.log(run.config.model.vocab_size)
     if stopped:
         run.status = "stopped"
-        records.event(run.folder, "stopped", step, "by a signal, after saving")
+        run.event("stopped", step, "by a signal, after saving")
     elif run.val_loss is not None and not run.val_loss < ceiling:
         run.diverge(step, f"validation loss {run.val_loss:.4g} is no better than a uniform guess ({ceiling:.4g})")
     else:
         run.status = "done"
-        records.event(run.folder, "done", step, f"validation loss {run.val_loss:.4f} nats/token")
+        run.event("done", step, f"validation loss {run.val_loss:.4f} nats/token")

@@ -18,22 +18,22 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.model.placement import BATCH
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.parallel import pipeline
+from scalelab.parallel import pipeline, rows
 from scalelab.train import state as state_lib
 from scalelab.train.state import TrainState
 from scalelab.train.step import evaluate, many_steps
 
 Trees = list[dict[str, Any]]
-Batches = Sequence[np.ndarray | None]  # None: a trial that is out
+Batches = Sequence[np.ndarray | None]  # this process's rows; None: a trial that is out
 
 
 class Program(NamedTuple):
     """`states` is opaque to the loop; lists are in the order of the trials.
 
-    init() -> states; advance(states, batches a trial [k, B, S+1], n) -> (states, metrics a trial,
+    init() -> states; advance(states, batches a trial [k, R, S+1], n) -> (states, metrics a trial,
     each [k]); a trial whose batches are None is out and its metrics mean nothing;
-    evaluate(states, batches [n, B, S+1]) -> losses; separate(states) -> [TrainState]; join([TrainState]) -> states.
-    `advance` gives the old states' memory to the new ones.
+    evaluate(states, batches [n, R, S+1]) -> losses; separate(states) -> [TrainState]; join([TrainState]) -> states.
+    `advance` gives the old states' memory to the new ones. Of each global batch this process brings its R `rows`.
     """
 
     init: Callable[[], Any]
@@ -41,6 +41,7 @@ class Program(NamedTuple):
     evaluate: Callable[[Any, np.ndarray], list[jax.Array]]
     separate: Callable[[Any], list[TrainState]]
     join: Callable[[list[TrainState]], Any]
+    rows: np.ndarray | slice = slice(None)
 
 
 def _traced(h: dict[str, float]) -> dict[str, jax.Array]:
@@ -68,22 +69,26 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
     init, advance, evaluated = _compiled(static, False)
     specs = state_lib.specs(static, hparams[0])
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    batches_KBS = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
+    by_row = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
+    mine = rows.held(by_row, (1, static.global_batch, 1), axis=1)
     with jax.set_mesh(mesh):
         traced = [_traced(h) for h in hparams]
+
+    def whole(batches_KRS: np.ndarray) -> jax.Array:
+        return rows.assemble(by_row, batches_KRS, mine, axis=1, size=static.global_batch)
 
     def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
         states, logs = list(states), [None] * len(states)
         with jax.set_mesh(mesh):
             for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
                 if batch is not None:
-                    states[i], logs[i] = advance(states[i], jax.device_put(batch, batches_KBS), np.int32(n), h)
+                    states[i], logs[i] = advance(states[i], whole(batch), np.int32(n), h)
         return states, logs
 
     def evaluate_all(states: list, val: np.ndarray) -> list[jax.Array]:
         with jax.set_mesh(mesh):
-            val = jax.device_put(val, batches_KBS)
-            return [evaluated(s.params, val) for s in states]
+            batches = whole(val)
+            return [evaluated(s.params, batches) for s in states]
 
     def begin() -> list:
         # Drawn by the compiler's own partitioning: the numbers don't depend on the mesh, and no device holds them all.
@@ -108,6 +113,7 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
         evaluate=evaluate_all,
         separate=lambda states: in_order(states, True),
         join=lambda states: in_order([jax.device_put(s, shardings) for s in states], False),
+        rows=mine,
     )
 
 

@@ -16,6 +16,7 @@ from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.model.attention import implementation
 from scalelab.parallel import mesh, rules
+from scalelab.parallel.processes import from_first, is_first
 from scalelab.precision.policy import COMPUTE_DTYPES
 from scalelab.train import changes, determinism
 from scalelab.train.metrics import Sink, sinks, write_lines
@@ -47,14 +48,33 @@ class Run:
         return self.config.train.global_batch * self.config.model.seq_len
 
     def write(self, lines: list[dict]) -> None:
-        """Append metric lines."""
-        write_lines(self.folder, lines, self.mirrors)
+        """Append metric lines. Like all that writes here, only the first process does it."""
+        if is_first():
+            write_lines(self.folder, lines, self.mirrors)
+
+    def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
+        """One line in the logbook."""
+        if is_first():
+            records.event(self.folder, kind, step, text, **fields)
+
+    def rewind(self, step: int) -> None:
+        """Go on from `step`: drop what was logged after it, and take the last validation loss from what is left.
+
+        Not the record's: a process killed after its last save has not written that any more.
+        """
+
+        def logged() -> float | None:
+            records.rewind_metrics(self.folder, step)
+            lines = reversed(records.read_metrics(self.folder))
+            return next((line["val_loss"] for line in lines if "val_loss" in line), None)
+
+        self.val_loss = from_first(logged)
 
     def diverge(self, step: int, why: str) -> None:
         """Mark the run diverged, once."""
         if self.status == "running":
             self.status = "diverged"
-            records.event(self.folder, "diverged", step, why)
+            self.event("diverged", step, why)
 
     def keep_record(self, step: int) -> None:
         """Write record.json as of `step`."""
@@ -64,7 +84,8 @@ class Run:
         self.record["flops"] = {("6ND" if k == "6N" else k): v * tokens for k, v in per_token.items()}
         if self.val_loss is not None:
             self.record["bpb"] = bits_per_byte(self.val_loss, self.record["data"]["bytes_per_token"])
-        records.write_json(self.folder / "record.json", self.record)
+        if is_first():
+            records.write_json(self.folder / "record.json", self.record)
 
 
 def guarantee(run: Run) -> dict[str, str]:
@@ -88,13 +109,11 @@ def open_run(
     """
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
     words = rules.check(config, layout)
-    folder.mkdir(parents=True, exist_ok=True)
-    path, known = folder / "config.json", changes.facts(config, dataset)
-    if path.exists():
-        _accept_changes(folder, known, allow)
-    run = Run(name, folder, config, _describe(name, config, dataset, layout), sinks(folder, config.log), known)
-    if (folder / "record.json").exists():
-        old = records.read_json(folder / "record.json")
+    known = changes.facts(config, dataset)
+    old = from_first(lambda: _enter(folder, known, allow, words))
+    mirrors = sinks(folder, config.log) if is_first() else []
+    run = Run(name, folder, config, _describe(name, config, dataset, layout), mirrors, known)
+    if old:
         facts = {key: old[key] for key in ("pack", "init_from") if key in old} | facts
         run.val_loss = old["val_loss"]
         if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
@@ -103,10 +122,18 @@ def open_run(
     run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
     run.record["determinism"] = guarantee(run)
     run.words = words
+    return run
+
+
+def _enter(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str], words: Sequence[str]) -> Any:
+    """Make the folder this config's, or check that it is; returns the record in it, None where there is none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "config.json").exists():
+        _accept_changes(folder, new, allow)
     for word in words:
         records.event(folder, "layout", None, word)
-    records.write_json(path, config.to_dict())
-    return run
+    records.write_json(folder / "config.json", new["config"])
+    return records.read_json(folder / "record.json") if (folder / "record.json").exists() else None
 
 
 def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str]) -> None:

@@ -1,5 +1,6 @@
 """One run from a config to a verdict: what `scalelab train` and every study call."""
 
+import contextlib
 import pathlib
 from collections.abc import Callable, Collection
 from typing import Any
@@ -9,14 +10,21 @@ from ml_collections import ConfigDict
 from scalelab import records
 from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
+from scalelab.errors import BadInput
+from scalelab.parallel.processes import from_first
 from scalelab.train import changes, determinism, lineage, loop
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.run import Run, open_run
 
 
 def dataset(config: ConfigDict) -> Dataset:
-    """The tokens that a config's runs read, prepared if they aren't yet."""
-    return prepare(DataConfig(**config.data, vocab_size=config.model.vocab_size))
+    """The tokens that a config's runs read, prepared if they aren't yet. BadInput where another process reads others."""
+    data = prepare(DataConfig(**config.data, vocab_size=config.model.vocab_size))
+    if data.fingerprint != from_first(lambda: data.fingerprint):
+        raise BadInput(
+            f"data.source={config.data.source!r} gives other tokens here than in process 0: use the same files"
+        )
+    return data
 
 
 def train_single(
@@ -34,8 +42,8 @@ def train_single(
     changes.check_allowed(allow)
     determinism.arrange(config, folder)
     data = dataset(config)
-    with records.lock(folder) as warning:
-        if warning:
+    with contextlib.ExitStack() as held:
+        if warning := from_first(lambda: held.enter_context(records.lock(folder))):
             progress({"warning": warning})
         weights = None if lineage.furthest(folder) else lineage.initial(config)  # before the folder becomes this run's
         run = open_run(folder.name, folder, config, data, allow)

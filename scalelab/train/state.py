@@ -15,6 +15,7 @@ from scalelab.model import parametrization, transformer
 from scalelab.optim.chain import OPTIMIZERS
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
+from scalelab.parallel.processes import whole
 
 
 class TrainState(NamedTuple):
@@ -67,9 +68,9 @@ def placed(static: Static, h: Mapping[str, float], mesh: Mesh) -> TrainState:
 
 
 def digest(params: Any) -> str:
-    """SHA-256 over all parameters: names and bytes, in the tree's (sorted) order."""
+    """SHA-256 over all parameters: names and bytes, in the tree's (sorted) order. On a mesh all of its processes have to ask."""
     sha = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         sha.update(jax.tree_util.keystr(path).encode())
-        sha.update(np.ascontiguousarray(leaf).tobytes())
+        sha.update(np.ascontiguousarray(whole(leaf)).tobytes())
     return sha.hexdigest()

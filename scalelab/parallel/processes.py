@@ -1,0 +1,165 @@
+"""One run in several processes: start jax among them, and the few things on which they have to agree.
+
+With one process every function here is a no-op or the plain thing.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.clusters import SlurmCluster  # the public way to it starts jax.distributed at once
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from scalelab.errors import BadInput, WorkFailed
+from scalelab.parallel.peers import MEET_S, Facts, Lost, Place, Watch, meet
+
+VERDICT_S = 3.0  # a computation that fails because a peer is gone waits this long for the watch to say so
+
+
+def place(
+    coordinator: str | None, processes: int | None, index: int | None, environment: Mapping[str, str] = os.environ
+) -> Place | None:
+    """This process's place among several, as given or else as Slurm says; None where it is alone. BadInput for a mistake."""
+    given = {"--coordinator": coordinator, "--processes": processes, "--process-id": index}
+    missing = [flag for flag, value in given.items() if value is None]
+    if len(missing) == 3:
+        return _slurm(environment)
+    if coordinator is None or processes is None or index is None:
+        raise BadInput(f"{missing[0]} is missing: --coordinator=HOST:PORT --processes=N --process-id=I go together")
+    if (
+        not re.fullmatch(r"[^\s:]+:\d+|\[[0-9a-fA-F:]+\]:\d+", coordinator)
+        or not 0 < Place(coordinator, 1, 0).address[1] < 65536
+    ):
+        raise BadInput(f"--coordinator={coordinator!r} is not HOST:PORT; for one machine localhost:12321")
+    if processes < 1:
+        raise BadInput(f"--processes={processes} is not a number of processes; at least 1")
+    if not 0 <= index < processes:
+        raise BadInput(
+            f"--process-id={index} is not one of {processes} processes; nearest: {min(max(index, 0), processes - 1)}"
+        )
+    return Place(coordinator, processes, index) if processes > 1 else None
+
+
+def _slurm(environment: Mapping[str, str]) -> Place | None:
+    if int(environment.get("SLURM_NTASKS", 1)) == 1 or not SlurmCluster.is_env_present():
+        return None
+    address = SlurmCluster.get_coordinator_address(None, environment.get("JAX_COORDINATOR_PORT"))
+    return Place(address, SlurmCluster.get_process_count(), SlurmCluster.get_process_id())
+
+
+@contextlib.contextmanager
+def together(place: Place, facts: Facts, lost: Lost) -> Iterator[None]:
+    """Meet the other processes and start jax among them; part after the work, or tell the others why this one fails.
+
+    `lost(exit code, why)` is called in another thread where a peer ends: it must end this process, whose main thread may
+    hang in a collective for ever. BadInput where the processes don't find each other or differ in `facts`.
+    """
+    watch = Watch(place, meet(place, facts), lost)
+    with _aborting(watch):
+        try:
+            _start(place)
+            yield
+        except BaseException as error:
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                time.sleep(VERDICT_S)
+            watch.leave(2 if isinstance(error, BadInput) else 1, first_line(error))
+            raise
+        watch.part()
+        jax.distributed.shutdown()
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line."""
+    text = str(error).strip().split("\n")[0]
+    return text if isinstance(error, BadInput | WorkFailed) else f"{type(error).__name__}: {text}"
+
+
+def _start(place: Place) -> None:
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the loop's
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # on CPU two programs' collectives could get mixed up
+    jax.distributed.initialize(
+        place.coordinator, place.processes, place.index, initialization_timeout=int(MEET_S),
+        cluster_detection_method=None if SlurmCluster.is_env_present() else "deactivate",
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _aborting(watch: Watch) -> Iterator[None]:
+    """jax's client aborts the process when the coordinator is gone. That leaves the watch the time to say it in one line."""
+
+    def aborted(_: int) -> None:
+        time.sleep(VERDICT_S)
+        if watch.lock.acquire(blocking=False):
+            watch.lost(1, "a library aborted it and says why above")
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(aborted)
+    ctypes.CDLL(None).signal(signal.SIGABRT, handler)  # Python's own handlers run in the main thread, which may hang
+    yield
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)
+
+
+def is_first() -> bool:
+    """Whether this process writes the run's files: process 0 of several, or the only one."""
+    return jax.process_index() == 0
+
+
+def from_first(work: Callable[[], Any]) -> Any:
+    """What `work` gives in the first process, in every process; its BadInput or WorkFailed likewise. Plain JSON only."""
+    if jax.process_count() == 1:
+        return work()
+    answer: Sequence[Any] = ("", None)
+    kinds = {kind.__name__: kind for base in (BadInput, WorkFailed) for kind in (base, *base.__subclasses__())}
+    if is_first():
+        try:
+            answer = ("", work())
+        except Exception as error:
+            answer = (type(error).__name__ if type(error).__name__ in kinds else "WorkFailed", str(error))
+    kind, value = _broadcast(answer)
+    if kind:
+        raise kinds[kind](value)
+    return value
+
+
+def _broadcast(answer: Any) -> Any:
+    text = np.frombuffer(json.dumps(answer).encode(), np.uint8)
+    length = int(multihost_utils.broadcast_one_to_all(np.int32(text.size)))
+    padded = text if is_first() else np.zeros(length, np.uint8)
+    return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
+
+
+def agreed(flag: Callable[[], bool]) -> Callable[[], bool]:
+    """`flag` of any process, as every process sees it at its n-th call: true in all or in none.
+
+    The answer is that of the call before: the question travels behind what has been dispatched since, so nobody waits for it.
+    """
+    if jax.process_count() == 1:
+        return flag
+    devices = Mesh(np.array(jax.devices()), ("device",))
+    each, everywhere = (NamedSharding(devices, PartitionSpec(*axes)) for axes in (["device"], []))
+    anyone = jax.jit(jnp.any, out_shardings=everywhere)
+    asked: list[jax.Array] = []
+
+    def ask() -> bool:
+        mine = np.array([flag()])
+        asked.append(anyone(jax.make_array_from_callback((devices.size,), each, lambda _: mine)))
+        return len(asked) > 1 and bool(asked.pop(0))
+
+    return ask
+
+
+def whole(x: Any) -> np.ndarray:
+    """All of an array on this host, wherever its parts are; every process has to ask."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        return multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
