@@ -22,14 +22,41 @@ def get_config() -> ConfigDict:
         {
             "model": llama(),
             "data": data(),
-            "optim": {
-                "name": "adamw",  # adamw (Loshchilov & Hutter 2019, Alg. 2); a later room brings the others
-                "peak_lr": 3e-3,  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
-                "beta1": 0.9,  # [h] decay of the first moment, per step (GPT-3, App. B)
-                "beta2": 0.95,  # [h] decay of the second moment, per step (GPT-3, App. B)
-                "eps": 1e-8,  # [h] added to the root of the second moment (Kingma & Ba 2015)
-                "weight_decay": 0.1,  # [h] decoupled, times the LR (GPT-3, App. B); norms and biases are exempt
+            "optim": {  # None: the optimizer's own value, with its source in scalelab/defaults.py; a value it has no use for is refused
+                "name": "adamw",  # see `scalelab optim --help`, or your own: pkg.mod:fn
+                "peak_lr": placeholder(float),  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
+                "beta1": placeholder(float),  # [h] decay of the first moment, or of momentum, per step
+                "beta2": placeholder(float),  # [h] decay of the second moment, per step
+                "beta3": placeholder(float),  # [h] ademamix: decay of the slow first moment, per step
+                "alpha": placeholder(float),  # [h] ademamix: weight of the slow first moment
+                "rho": placeholder(float),  # [h] sophia: the size of an update, in Hessians
+                "eps": placeholder(
+                    float
+                ),  # [h] added to the root of the second moment, or under it where the paper has it there
+                "weight_decay": placeholder(
+                    float
+                ),  # [h] decoupled, times the LR (sgd, momentum, adam: coupled); not for norms and biases
+                "decay_embeddings": True,  # whether the embedding and learned positions decay (OLMo 2: no)
                 "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
+                "nesterov": placeholder(bool),  # momentum, muon: look ahead
+                "averaged": placeholder(
+                    bool
+                ),  # momentum: m = beta1 m + (1 - beta1) g, whose LR is 1/(1 - beta1) of heavy ball's
+                "bias_correction": placeholder(bool),  # of Adam's moments; false to study its absence
+                "scale": placeholder(str),  # muon: spectral, sqrt(max(1, out/in)) | rms, 0.2 sqrt(max(in, out))
+                "newton_schulz": placeholder(str),  # muon: products in bf16 | fp32
+                "every": placeholder(
+                    int
+                ),  # steps between new preconditioners (shampoo, soap), projections (galore, apollo), Hessians (sophia)
+                "rank": placeholder(int),  # galore, apollo: rows kept of the smaller side
+                "low_rank_scale": placeholder(float),  # [h] galore, apollo: factor of a low-rank update
+                "rest_lr": placeholder(
+                    float
+                ),  # [h] where the optimizer is for hidden matrices: peak LR of the AdamW for the rest
+                "rest_beta1": placeholder(float),  # [h] its beta1
+                "rest_beta2": placeholder(float),  # [h] its beta2
+                "rest_eps": placeholder(float),  # [h] its eps
+                "groups": "",  # LR multipliers by group, e.g. "embed=0.1,head=0.5"; groups: embed, head, position, hidden, vector
             },
             "schedule": {
                 "name": "cosine",  # cosine (Loshchilov & Hutter 2017) | wsd (warm-up, stable, linear decay: Hu et al. 2024)

@@ -4,27 +4,39 @@ import math
 
 from ml_collections import ConfigDict
 
+from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
 
-CHOICES = {
+CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.position": ("rope", "learned", "relative", "none"),
     "model.norm": ("rmsnorm", "layernorm"),
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
     "data.source": ("stdlib", "text", "synthetic"),
-    "optim.name": ("adamw",),
+    "optim.name": tuple(DEFAULTS),
+    "optim.scale": (None, "spectral", "rms"),
+    "optim.newton_schulz": (None, "bf16", "fp32"),
     "schedule.name": ("cosine", "wsd"),
     "parametrization.name": ("sp", "mup"),
     "precision.name": ("fp32", "bf16"),
     "log.role": ("", "fit", "check", "holdout"),
     "sweep.pack": ("auto", "vmap", "turn"),
 }
+OWN = ("optim.name",)  # may also be a user's own, as pkg.mod:fn
 # key: (lowest, highest, is the lowest itself allowed)
 RANGES = {
     "data.val_fraction": (0, 1, False),
     "data.n_tokens": (1000, 1e12, True),
     "optim.beta1": (0, 0.999999, True),
     "optim.beta2": (0, 0.999999, True),
+    "optim.beta3": (0, 0.9999999, True),
+    "optim.alpha": (0, 1e6, True),
+    "optim.rho": (0, 1e6, False),
+    "optim.low_rank_scale": (0, 1e6, False),
+    "optim.rest_lr": (0, 1e3, True),
+    "optim.rest_beta1": (0, 0.999999, True),
+    "optim.rest_beta2": (0, 0.999999, True),
+    "optim.rest_eps": (0, 1, False),
     "optim.eps": (0, 1, False),
     "optim.weight_decay": (0, 1e3, True),
     "optim.clip_norm": (0, 1e9, False),
@@ -55,6 +67,8 @@ POSITIVE = [
     "model.norm_eps",
     "model.init_std",
     "parametrization.base_width",
+    "optim.every",
+    "optim.rank",
     "train.steps",
     "train.global_batch",
     "train.accumulate",
@@ -70,8 +84,10 @@ POSITIVE = [
 def check(config: ConfigDict, derived: bool) -> None:
     """Raise BadInput for the first impossible value; with `derived`, also for impossible combinations."""
     for key, options in CHOICES.items():
-        if _get(config, key) not in options:
-            raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), options)}")
+        if _get(config, key) not in options and not (key in OWN and ":" in _get(config, key)):
+            raise BadInput(
+                f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), filter(None, options))}"
+            )
     for key in POSITIVE:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:

@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import hardware, records
+from scalelab import defaults, hardware, records
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count
@@ -40,7 +40,7 @@ class Run:
     facts: dict[str, Any]
     status: str = "running"
     val_loss: float | None = None
-    words: Sequence[str] = ()  # what its layout is worth saying about
+    words: Sequence[str] = ()  # what was chosen for it, and what its layout is worth saying about
 
     @property
     def tokens_per_step(self) -> int:
@@ -108,7 +108,7 @@ def open_run(
     another model, data, batch or seed, and `allow` doesn't name the key.
     """
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
-    words = rules.check(config, layout)
+    words = [*filter(None, [defaults.words(config.optim)]), *rules.check(config, layout)]
     known = changes.facts(config, dataset)
     old = from_first(lambda: _enter(folder, known, allow, words))
     mirrors = sinks(folder, config.log) if is_first() else []

@@ -13,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import records
-from scalelab.config import ModelShape, hparams, identity, static
+from scalelab.config import ModelShape, identity, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
@@ -46,7 +46,7 @@ def of_run(source: str) -> Weights:
     assert checked is not None
     facts = checked.facts[name]
     config = changes.config_of(facts)
-    like = state.shapes(static(config), hparams(config)).params
+    like = state.shapes(static(config)).params
     params = jax.device_get(checkpoints.restore(checked.step, {name: {"params": like}})[name]["params"])
     origin = {"run": str(folder), "step": checked.step, "digest": state.digest(params)}
     return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})
