@@ -55,5 +55,9 @@ def words(values: Mapping[str, Any]) -> str:
     name = values["name"]
     if name not in DEFAULTS:
         return ""
-    same = [f"{key}={value} ({source})" for key, (value, source) in DEFAULTS[name].items() if values[key] == value]
-    return f"{name}'s own values: {'; '.join(same)}" if same else ""
+    by_source: dict[str, list[str]] = {}
+    for key, (value, source) in DEFAULTS[name].items():
+        if values[key] == value:
+            by_source.setdefault(source, []).append(f"{key}={value}")
+    said = "; ".join(f"{', '.join(some)} ({source})" for source, some in by_source.items())
+    return f"{name}'s own values: {said}" if said else ""

@@ -140,7 +140,8 @@ def test_no_device_ever_holds_more_than_its_part(resumed):
 
 def test_the_next_step_has_the_same_loss_on_every_mesh_and_the_change_is_told(resumed):
     first = resumed[0]
-    assert first["moved"] == [] == first["warnings"] and first["determinism"]["guarantee"] == "same mesh"
+    assert all("own values" in word for word in first["warnings"])
+    assert first["moved"] == [] and first["determinism"]["guarantee"] == "same mesh"
     for row in resumed[1:]:
         assert row["resumed_from"] == 4
         assert row["train_loss"] == pytest.approx(first["train_loss"], rel=2e-6), row
