@@ -53,8 +53,12 @@ def get_config() -> ConfigDict:
                 "beta1_steps": 0,  # [h] steps of beta1's linear way from there to optim.beta1 (Muon: 300); 0: constant
             },
             "parametrization": {
-                "name": "sp",  # sp | mup: Yang et al. 2022 Table 8 (tied head: Table 9), hidden Adam LR x base_width / fan_in
-                "base_width": 64,  # mup: the d_model at which LR and initialisation equal sp's
+                "name": "standard",  # standard | mup (Yang et al. 2022, Table 8) | completep (Dey et al. 2025, Table 1)
+                "base_width": 64,  # mup, completep: the d_model at which everything equals standard's
+                "base_layers": 2,  # completep: the n_layers at which everything equals standard's
+                "base_d_head": placeholder(
+                    float
+                ),  # mup, completep: d_head at base_width; None: as many heads there as here
             },
             "precision": {
                 "name": "fp32",  # fp32 | bf16: bf16 activations and products, fp32 master weights, moments and loss

@@ -60,11 +60,23 @@ class ModelShape:
     logit_softcap: float
     init_std: float
     remat: str
-    parametrization: str  # from parametrization.name: it changes initialisation, forward multipliers and LRs
+    parametrization: str  # from parametrization.name: it changes forward multipliers, LRs, decay and eps
     base_width: int
+    base_layers: int
+    base_d_head: float
     sequence_parallel: bool = (
         False  # from parallel.sequence: the residual stream is split along the sequence by `tensor`
     )
+
+    @property
+    def width_ratio(self) -> float:
+        """m_d: how many times as wide as the base; 1 where width changes nothing (standard)."""
+        return 1.0 if self.parametrization == "standard" else self.d_model / self.base_width
+
+    @property
+    def depth_ratio(self) -> float:
+        """m_L: how many times as deep as the base; 1 where depth changes nothing (standard, mup)."""
+        return self.n_layers / self.base_layers if self.parametrization == "completep" else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +120,7 @@ def static(config: ConfigDict) -> Static:
     shape = ModelShape(
         **config.model.to_dict(),
         parametrization=config.parametrization.name,
-        base_width=config.parametrization.base_width,
+        **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
     )
     train, schedule = config.train, config.schedule
@@ -238,6 +250,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
         if model.d_ff is None:
             swiglu_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
             model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
+        if config.parametrization.base_d_head is None:
+            config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
         lengths.resolve(config)
     check(config, derived=True)
     return config

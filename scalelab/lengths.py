@@ -10,8 +10,19 @@ DECAY_SHARE = 0.2  # where nothing is said: Hägele et al. 2024, section 4
 
 def resolve(config: ConfigDict) -> None:
     """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways of saying one disagree."""
-    config.schedule.warmup_steps = _steps(config, "warmup", default_warmup(config), least=1)
-    config.schedule.decay_steps = _steps(config, "decay", round(DECAY_SHARE * config.train.steps), least=0)
+    schedule = config.schedule
+    said = _steps(config, "warmup", least=1)
+    schedule.warmup_steps = default_warmup(config) if said is None else said
+    if all(schedule[f"decay_{unit}"] is None for unit in ("steps", "tokens", "share")):
+        schedule.decay_share = DECAY_SHARE
+    schedule.decay_steps = _steps(config, "decay", least=0)
+
+
+def forget(config: ConfigDict) -> None:
+    """Unset the steps that tokens or a share came to: before a resolved config gets another length or batch."""
+    for what in ("warmup", "decay"):
+        if any(config.schedule[f"{what}_{unit}"] is not None for unit in ("tokens", "share")):
+            config.schedule[f"{what}_steps"] = None
 
 
 def default_warmup(config: ConfigDict) -> int:
@@ -24,8 +35,8 @@ def tokens_per_step(config: ConfigDict) -> int:
     return config.train.global_batch * config.model.seq_len
 
 
-def _steps(config: ConfigDict, what: str, default: int, least: int) -> int:
-    """`least` is the shortest that a share may come to, also a share of 0."""
+def _steps(config: ConfigDict, what: str, least: int) -> int | None:
+    """None where nothing is said. `least` is the shortest that a share may come to, also a share of 0."""
     schedule, found = config.schedule, {}
     if schedule[f"{what}_steps"] is not None:
         found[f"{what}_steps"] = schedule[f"{what}_steps"]
@@ -36,4 +47,4 @@ def _steps(config: ConfigDict, what: str, default: int, least: int) -> int:
     if len(set(found.values())) > 1:
         said = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in found.items())
         raise BadInput(f"{said} are given at once and disagree: keep one, set the others to none")
-    return next(iter(found.values()), default)
+    return next(iter(found.values()), None)
