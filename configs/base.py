@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
         {
             "model": llama(),
             "data": data(),
-            "optim": {  # None: the optimizer's own value, with its source in scalelab/defaults.py; a value it has no use for is refused
+            "optim": {  # None: the optimizer's own value (scalelab/defaults.py); what it has no use for is refused
                 "name": "adamw",  # see `scalelab optim --help`, or your own: pkg.mod:fn
                 "peak_lr": placeholder(float),  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
                 "beta1": placeholder(float),  # [h] decay of the first moment, or of momentum, per step
@@ -30,44 +30,52 @@ def get_config() -> ConfigDict:
                 "beta3": placeholder(float),  # [h] ademamix: decay of the slow first moment, per step
                 "alpha": placeholder(float),  # [h] ademamix: weight of the slow first moment
                 "rho": placeholder(float),  # [h] sophia: the size of an update, in Hessians
-                "eps": placeholder(
-                    float
-                ),  # [h] added to the root of the second moment, or under it where the paper has it there
-                "weight_decay": placeholder(
-                    float
-                ),  # [h] decoupled, times the LR (sgd, momentum, adam: coupled); not for norms and biases
+                "eps": placeholder(float),  # [h] added to the second moment's root, or where the paper has it
+                "weight_decay": placeholder(float),  # [h] times the LR (sgd, adam: added to the gradient); no vectors
                 "decay_embeddings": True,  # whether the embedding and learned positions decay (OLMo 2: no)
                 "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
                 "nesterov": placeholder(bool),  # momentum, muon: look ahead
-                "averaged": placeholder(
-                    bool
-                ),  # momentum: m = beta1 m + (1 - beta1) g, whose LR is 1/(1 - beta1) of heavy ball's
+                "averaged": placeholder(bool),  # momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR
                 "bias_correction": placeholder(bool),  # of Adam's moments; false to study its absence
                 "scale": placeholder(str),  # muon: spectral, sqrt(max(1, out/in)) | rms, 0.2 sqrt(max(in, out))
                 "newton_schulz": placeholder(str),  # muon: products in bf16 | fp32
-                "every": placeholder(
-                    int
-                ),  # steps between new preconditioners (shampoo, soap), projections (galore, apollo), Hessians (sophia)
+                "every": placeholder(int),  # steps between new preconditioners, projections or Hessians
                 "rank": placeholder(int),  # galore, apollo: rows kept of the smaller side
                 "low_rank_scale": placeholder(float),  # [h] galore, apollo: factor of a low-rank update
-                "rest_lr": placeholder(
-                    float
-                ),  # [h] where the optimizer is for hidden matrices: peak LR of the AdamW for the rest
+                "rest_lr": placeholder(float),  # [h] of an optimizer for hidden matrices: peak LR of the rest's AdamW
                 "rest_beta1": placeholder(float),  # [h] its beta1
                 "rest_beta2": placeholder(float),  # [h] its beta2
                 "rest_eps": placeholder(float),  # [h] its eps
                 "groups": "",  # LR multipliers by group, e.g. "embed=0.1,head=0.5"; groups: embed, head, position, hidden, vector
             },
             "schedule": {
-                "name": "cosine",  # cosine (Loshchilov & Hutter 2017) | wsd (warm-up, stable, linear decay: Hu et al. 2024)
-                "warmup_steps": placeholder(int),  # [h] steps of linear warm-up; None: min(2000, warmup_share x steps)
-                "warmup_share": 0.05,  # share of the run; used only where warmup_steps is None
-                "decay_share": 0.2,  # [h] wsd: share of the run that decays (Hägele et al. 2024: 10 to 20 %)
+                # constant | linear | cosine | cosine_restarts | wsd | multi_step | inverse_sqrt, or your own pkg.mod:fn
+                "name": "cosine",  # of the LR; each with its source in optim/schedules.py; your own is (step, h) -> LR
+                "warmup_steps": placeholder(int),  # [h] linear warm-up; None: as said below, else 5 %, at most 2000
+                "warmup_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
+                "warmup_share": placeholder(float),  # [h] the same as a share of train.steps
+                "decay_shape": "linear",  # wsd: linear | cosine | sqrt (1 - sqrt: Hägele et al. 2024, section 4)
+                "decay_steps": placeholder(int),  # [h] wsd: last steps, that decay; None: what is said below, else 20 %
+                "decay_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
+                "decay_share": placeholder(float),  # [h] the same as a share of train.steps (Hägele et al.: 10 to 20 %)
+                # final_share: of linear, cosine, cosine_restarts and wsd
                 "final_share": 0.1,  # [h] last LR / peak LR (Hoffmann et al. 2022: 0.1 for cosine; use 0 with wsd)
+                "cycles": 1,  # [h] cosine_restarts: falls from the peak between warm-up and the end
+                "cycle_growth": 1.0,  # [h] cosine_restarts: a fall's length / the one before's (Loshchilov's T_mult, 1 or 2)
+                "hold_steps": 0,  # [h] inverse_sqrt: step from which it falls; 0: the warm-up's end (T5, PaLM: 10,000)
+                # lr2: a step takes weight_decay x LR^2 (PaLM: 1.0); independent: weight_decay x LR / peak (Wortsman et al. 2023)
+                "wd_shape": "constant",  # of optim.weight_decay: constant (times LR) | cosine (Caron et al. 2021) | lr2 | independent
+                "wd_final_share": 1.0,  # [h] wd_shape=cosine: last weight_decay / first (Caron et al.: 0.04 to 0.4, so 10)
+                "beta1_start": 0.85,  # [h] beta1 of step 0 where beta1_steps > 0 (Muon, Jordan 2024: 0.85 to 0.95)
+                "beta1_steps": 0,  # [h] steps of beta1's linear way from there to optim.beta1 (Muon: 300); 0: constant
             },
             "parametrization": {
-                "name": "sp",  # sp | mup: Yang et al. 2022 Table 8 (tied head: Table 9), hidden Adam LR x base_width / fan_in
-                "base_width": 64,  # mup: the d_model at which LR and initialisation equal sp's
+                "name": "standard",  # standard | mup (Yang et al. 2022, Table 8) | completep (Dey et al. 2025, Table 1)
+                "base_width": 64,  # mup, completep: the d_model at which everything equals standard's
+                "base_layers": 2,  # completep: the n_layers at which everything equals standard's
+                "base_d_head": placeholder(
+                    float
+                ),  # mup, completep: d_head at base_width; None: as many heads there as here
             },
             "precision": {
                 "name": "fp32",  # fp32 | bf16: bf16 activations and products, fp32 master weights, moments and loss
@@ -140,7 +148,7 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
             "n_heads": n_heads,  # query heads
             "n_kv_heads": placeholder(
                 int
-            ),  # key/value heads, shared by groups of queries (Ainslie et al. 2023); None: n_heads
+            ),  # key/value heads, for groups of queries (Ainslie et al. 2023); None: n_heads
             "d_head": placeholder(int),  # width of a head; None: d_model / n_heads
             "d_ff": placeholder(int),  # width of the MLP; None: 4 d_model, for swiglu 8/3 d_model rounded up to 8
             "vocab_size": 256,  # rows of the embedding; bytes need 256

@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
+from scalelab.own import user_object
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.position": ("rope", "learned", "relative", "none"),
@@ -16,13 +17,17 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "optim.name": tuple(DEFAULTS),
     "optim.scale": (None, "spectral", "rms"),
     "optim.newton_schulz": (None, "bf16", "fp32"),
-    "schedule.name": ("cosine", "wsd"),
-    "parametrization.name": ("sp", "mup"),
+    "schedule.name": ("constant", "linear", "cosine", "cosine_restarts", "wsd", "multi_step", "inverse_sqrt"),
+    "schedule.decay_shape": ("linear", "cosine", "sqrt"),
+    "schedule.wd_shape": ("constant", "cosine", "lr2", "independent"),
+    "parametrization.name": ("standard", "mup", "completep"),
     "precision.name": ("fp32", "bf16"),
     "log.role": ("", "fit", "check", "holdout"),
     "sweep.pack": ("auto", "vmap", "turn"),
 }
-OWN = ("optim.name",)  # may also be a user's own, as pkg.mod:fn
+# Of these a function of the user's own may take the place, as pkg.mod:fn.
+OWN = ("optim.name", "schedule.name")
+GROUPS = ("embed", "head", "position", "hidden", "vector")  # of parameters; `optim/groups.py` says which is which
 # key: (lowest, highest, is the lowest itself allowed)
 RANGES = {
     "data.val_fraction": (0, 1, False),
@@ -42,9 +47,18 @@ RANGES = {
     "optim.clip_norm": (0, 1e9, False),
     "optim.peak_lr": (0, 1e3, True),
     "schedule.warmup_steps": (0, 1e12, True),
+    "schedule.warmup_tokens": (0, 1e18, True),
     "schedule.warmup_share": (0, 1, True),
+    "schedule.decay_steps": (0, 1e12, True),
+    "schedule.decay_tokens": (0, 1e18, True),
     "schedule.decay_share": (0, 1, True),
     "schedule.final_share": (0, 1, True),
+    "schedule.cycles": (1, 64, True),
+    "schedule.cycle_growth": (1, 4, True),
+    "schedule.hold_steps": (0, 1e12, True),
+    "schedule.wd_final_share": (0, 1e3, True),
+    "schedule.beta1_start": (0, 0.999999, True),
+    "schedule.beta1_steps": (0, 1e12, True),
     "train.seed": (0, 2**31 - 1, True),
     "train.z_loss": (0, 1e3, True),
     "data.split_seed": (0, 2**31 - 1, True),
@@ -69,6 +83,8 @@ POSITIVE = [
     "parametrization.base_width",
     "optim.every",
     "optim.rank",
+    "parametrization.base_layers",
+    "parametrization.base_d_head",
     "train.steps",
     "train.global_batch",
     "train.accumulate",
@@ -84,10 +100,11 @@ POSITIVE = [
 def check(config: ConfigDict, derived: bool) -> None:
     """Raise BadInput for the first impossible value; with `derived`, also for impossible combinations."""
     for key, options in CHOICES.items():
-        if _get(config, key) not in options and not (key in OWN and ":" in _get(config, key)):
-            raise BadInput(
-                f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), filter(None, options))}"
-            )
+        if key in OWN and ":" in _get(config, key):
+            user_object(_get(config, key), key)
+        elif _get(config, key) not in options:
+            known = filter(None, options)
+            raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), known)}")
     for key in POSITIVE:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:
@@ -97,6 +114,7 @@ def check(config: ConfigDict, derived: bool) -> None:
         if value is not None and not ((low <= value if closed else low < value) and value <= high):
             bound = low if value <= low else high
             raise BadInput(f"{key}={value} is outside {'[' if closed else '('}{low}, {high}]; nearest bound: {bound}")
+    group_multipliers(config.optim.groups)
     if derived:
         _check_combinations(config)
 
@@ -136,9 +154,30 @@ def _check_combinations(config: ConfigDict) -> None:
             f"schedule.warmup_steps={config.schedule.warmup_steps} is longer than train.steps={train.steps}; "
             f"nearest: {train.steps} (or unset it: then warm-up is a share of the run)"
         )
+    if config.schedule.name == "wsd" and config.schedule.decay_steps > train.steps:
+        raise BadInput(
+            f"schedule.decay_steps={config.schedule.decay_steps} is longer than train.steps={train.steps}; "
+            f"nearest: {train.steps}"
+        )
     if config.data.source == "text" and not config.data.path:
         raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
 
 
 def _near(value: int):
     return lambda candidate: abs(candidate - value)
+
+
+def group_multipliers(text: str) -> dict[str, float]:
+    """`"embed=0.1,head=0.5"` -> {group: multiplier}. BadInput for what is no group or no number."""
+    multipliers = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in GROUPS:
+            raise BadInput(f"optim.groups: {name!r} is no group of parameters{nearest(name, GROUPS)}")
+        try:
+            multipliers[name] = float(value)
+        except ValueError:
+            raise BadInput(f"optim.groups: {part!r} is not GROUP=NUMBER; e.g. embed=0.1,head=0.5") from None
+        if not 0 <= multipliers[name] < math.inf:
+            raise BadInput(f"optim.groups: {part!r} is no multiplier; nearest: {name}=1")
+    return multipliers

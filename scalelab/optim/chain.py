@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Static
+from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
 from scalelab.optim import adam, groups, members
 from scalelab.optim.member import Member, Tree
@@ -16,20 +17,44 @@ from scalelab.optim.schedules import Hparams
 def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Clip, the optimizer's directions, LR multipliers, decoupled decay, LR: updates to be added to the parameters.
 
-    The decay is not multiplied: LR x decay stays the same over widths, as CompleteP (Dey et al. 2025, Table 1) asks.
-    A `coupled` optimizer has its decay added to the gradient instead (L2).
+    A `coupled` optimizer has its decay added to the gradient instead (L2). `parametrization.scales` says what LR, decay and
+    eps of a parameter are multiplied by.
     """
     member, o = members.find(static.optim.name), static.optim
-    decay = optax.add_decayed_weights(h["weight_decay"], mask=groups.decays(static.model, o))
+    by = groups.scales(static.model, o, member)
+    decay = _decay(h["weight_decay"], by, groups.decays(static.model, o), multiplied=not member.coupled)
     return optax.chain(
         _clip(h["clip_norm"]),
         *([decay] if member.coupled else []),
-        directions(member, static, h, lr),
-        _scale_each(groups.scales(static.model, o, member)),
+        _with_scaled_eps(by, directions(member, static, h, lr)),
+        _scale_each(jax.tree.map(lambda s: s.lr, by)),
         *([] if member.coupled else [decay]),
         optax.scale_by_learning_rate(lr),
         *([member.last(h, lr)] if member.last else []),
     )
+
+
+def _decay(weight_decay: jax.Array, by: Tree, decays: Tree, multiplied: bool) -> optax.GradientTransformation:
+    """Adds decay x parameter where it decays; `multiplied`: by its LR multiplier too, since it comes after that is applied."""
+
+    def add(updates: Tree, _: Any, params: Tree) -> Tree:
+        def one(u: jax.Array, p: jax.Array, s: Scales, decays: bool) -> jax.Array:
+            factor = s.decay * (s.lr if multiplied else 1.0)
+            return u + weight_decay * (p if factor == 1 else factor * p) if decays else u
+
+        return jax.tree.map(one, updates, params, by, decays)
+
+    return optax.GradientTransformation(
+        lambda _: optax.EmptyState(), lambda u, state, p=None: (add(u, state, p), state)
+    )
+
+
+def _with_scaled_eps(by: Tree, inner: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """An update that doesn't depend on the gradient's size takes a smaller eps where it is given a larger gradient."""
+    if all(s.eps == 1 for s in jax.tree.leaves(by)):
+        return inner
+    larger = optax.with_extra_args_support(_scale_each(jax.tree.map(lambda s: 1 / s.eps, by)))
+    return optax.chain(larger, inner)
 
 
 def directions(member: Member, static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransformationExtraArgs:

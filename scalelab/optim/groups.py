@@ -1,17 +1,17 @@
 """Which parameters get what, from their declared axes and never from their names: groups, decay, LR multipliers, matrices."""
 
+import dataclasses
 import math
 
 import jax
 
 from scalelab.config import ModelShape, Optim
-from scalelab.errors import BadInput, nearest
 from scalelab.model import parametrization
 from scalelab.model.declare import Declaration
+from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
 from scalelab.optim.member import Member, Tree
-
-GROUPS = ("embed", "head", "position", "hidden", "vector")
+from scalelab.validate import group_multipliers
 
 
 def group(declaration: Declaration) -> str:
@@ -29,28 +29,15 @@ def group(declaration: Declaration) -> str:
     return found[0]
 
 
-def parse(text: str) -> dict[str, float]:
-    """`"embed=0.1,head=0.5"` -> {group: multiplier}. BadInput for what is no group or no number."""
-    multipliers = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        if name not in GROUPS:
-            raise BadInput(f"optim.groups: {name!r} is no group of parameters{nearest(name, GROUPS)}")
-        try:
-            multipliers[name] = float(value)
-        except ValueError:
-            raise BadInput(f"optim.groups: {part!r} is not GROUP=NUMBER; e.g. embed=0.1,head=0.5") from None
-        if not 0 <= multipliers[name] < math.inf:
-            raise BadInput(f"optim.groups: {part!r} is no multiplier; nearest: {name}=1")
-    return multipliers
-
-
 def scales(shape: ModelShape, o: Optim, member: Member) -> Tree:
-    """A tree of floats: what each parameter's direction is multiplied by, of muP's rule and of `optim.groups`."""
-    del member  # all rules are adam's until parametrization knows others
-    asked = parse(o.groups)
-    widths = parametrization.lr_multipliers(shape)
-    return jax.tree.map(lambda d, width: width * asked.get(group(d), 1.0), declarations(shape), widths)
+    """A tree of `Scales`: the parametrization's rule for updates like this optimizer's, its LR times that of `optim.groups`."""
+    asked = group_multipliers(o.groups)
+
+    def of(d: Declaration, by_width: Scales) -> Scales:
+        return dataclasses.replace(by_width, lr=by_width.lr * asked.get(group(d), 1.0))
+
+    rules = parametrization.scales(shape, member.like), parametrization.scales(shape, "adam")
+    return jax.tree.map(lambda d, own, rest: of(d, own if member.claims(d) else rest), declarations(shape), *rules)
 
 
 def decays(shape: ModelShape, o: Optim) -> Tree:

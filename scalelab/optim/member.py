@@ -9,6 +9,7 @@ import optax
 
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
+from scalelab.model.parametrization import Like
 from scalelab.optim.schedules import Hparams
 
 Tree = (
@@ -47,7 +48,7 @@ class Member:
     build: Build
     state_bytes: Callable[[Declaration, Optim], float]
     claims: Callable[[Declaration], bool] = everything
-    like: str = "adam"
+    like: Like = "adam"
     coupled: bool = False
     last: Callable[[Hparams, jax.Array], Any] | None = None
     curvature: str = ""

@@ -1,9 +1,9 @@
 """`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
 
-from scalelab.config import user_function
 from scalelab.errors import BadInput
 from scalelab.optim import adam, sgd
 from scalelab.optim.member import Member
+from scalelab.own import user_object
 
 MEMBERS = {
     "sgd": sgd.SGD,
@@ -17,7 +17,7 @@ def find(name: str) -> Member:
     """The record of `optim.name`. A user's own may be a `Member` or just its `build` function; BadInput if it is neither."""
     if name in MEMBERS:
         return MEMBERS[name]
-    found = user_function(name, "optim.name")
+    found = user_object(name, "optim.name")
     if isinstance(found, Member):
         return found
     if not callable(found):

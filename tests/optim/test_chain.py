@@ -120,7 +120,7 @@ def test_zero_gradients_decay_matrices_and_nothing_else():
             np.testing.assert_allclose(after[k], kept * p, rtol=1e-6, atol=1e-8, err_msg=k)
 
 
-def test_groups_multiply_learning_rates_but_not_decay():
+def test_groups_multiply_learning_rates():
     """Closed form: the first step of Adam is the sign of the gradient, whatever its size."""
     declared, params, gradients = problem(0.1)
     static, h = setting("adamw", optim__groups="embed=0.5,vector=3", optim__weight_decay=0.0, optim__eps=1e-20)

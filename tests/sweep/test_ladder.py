@@ -19,6 +19,7 @@ def test_a_rung_spends_its_budget_and_follows_the_rule(size, budget):
     assert flops == pytest.approx(budget, rel=0.5 / steps)
     assert run.optim.peak_lr == pytest.approx(3.7e-3 * (steps / 1500) ** -0.12 * (size / 48) ** -0.35)
     assert run.schedule.warmup_steps == round(0.08 * steps)
+    assert run.schedule.decay_steps == round(0.3 * steps)
     assert (model.d_model, model.d_head, model.d_ff) == (size, size // 4, 4 * size)
 
 
