@@ -31,6 +31,41 @@ def forget(config: ConfigDict) -> None:
             config.schedule[f"{what}_steps"] = None
 
 
+def describe(config: ConfigDict) -> str:
+    """A resolved config's schedule in one line, with what was derived said as such."""
+    schedule, steps = config.schedule, config.train.steps
+    text = f"{schedule.name} over {steps:,} steps of {tokens_per_step(config):,} tokens: {_said(config, 'warmup', 'warm-up')}"
+    if schedule.name == "wsd":
+        text += (
+            f", {_said(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
+        )
+        text += f" on, to {schedule.final_share:g} of the peak"
+    return text
+
+
+def _said(config: ConfigDict, what: str, name: str) -> str:
+    ways = [
+        f"{unit} {config.schedule[f'{what}_{unit}']:,}"
+        for unit in ("tokens", "share")
+        if config.schedule[f"{what}_{unit}"] is not None
+    ]
+    given = config.schedule[f"{what}_steps"]
+    default = not ways and given == DEFAULTS[what](config.train.steps)
+    return f"{name} {given:,} steps" + (f" ({', '.join(ways)})" if ways else " (default)" if default else "")
+
+
+def landmarks(config: ConfigDict) -> list[int]:
+    """The steps worth looking at: the first, the warm-up's last, every tenth of the run, the decay's first, the last."""
+    steps, schedule = config.train.steps, config.schedule
+    bends = (
+        [schedule.warmup_steps - 1, steps - schedule.decay_steps]
+        if schedule.name == "wsd"
+        else [schedule.warmup_steps - 1]
+    )
+    tenths = [i * steps // 10 for i in range(10)]
+    return sorted({step for step in [*tenths, *bends, steps - 1] if 0 <= step < steps})
+
+
 def tokens_per_step(config: ConfigDict) -> int:
     """Tokens predicted in a step, over all devices."""
     return config.train.global_batch * config.model.seq_len
