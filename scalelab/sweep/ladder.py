@@ -96,8 +96,8 @@ def rung(
 ) -> ConfigDict:
     """The run of width `d_model` that spends `budget_flops`; BadInput where that is less than a meaningful run."""
     base = base.copy_and_resolve_references()
-    base.train.global_batch = by.global_batch
     lengths.forget(base)
+    base.train.global_batch = by.global_batch
     config = sized(base, d_model)
     steps = round(budget_flops / flops_per_step(config))
     if steps < 2 * by.warmup_least:

@@ -3,6 +3,7 @@
 import pytest
 
 from configs import quickstart
+from scalelab.config import resolve
 from scalelab.errors import BadInput
 from scalelab.sweep import ladder
 
@@ -29,6 +30,15 @@ def test_a_factor_scales_the_learning_rate_and_nothing_else():
     assert two.optim.peak_lr == pytest.approx(2 * one.optim.peak_lr)
     two.optim.peak_lr = one.optim.peak_lr
     assert one.to_dict() == two.to_dict()
+
+
+def test_what_a_resolved_base_derived_from_its_own_length_is_derived_again():
+    base = quickstart.get_config()
+    base.schedule.decay_share = None  # 20 % by default
+    run = ladder.rung(resolve(base), 16, 1.25e11, RULE)
+    assert run.schedule.decay_steps == round(0.2 * run.train.steps) != resolve(base).schedule.decay_steps
+    base.schedule.decay_steps = 77
+    assert ladder.rung(resolve(base), 16, 1.25e11, RULE).schedule.decay_steps == 77
 
 
 def test_mistakes_say_what_would_be_right():
