@@ -43,7 +43,10 @@ def get_config() -> ConfigDict:
                 "base_width": 64,  # mup: the d_model at which LR and initialisation equal sp's
             },
             "precision": {
-                "name": "fp32",  # fp32 | bf16: bf16 activations and products, fp32 master weights, moments and loss
+                # scalelab/precision/policy.py states every format of each; weights, moments, sums and loss stay in fp32.
+                # fp32 | tf32 | bf16 | fp16 (dynamic loss scaling) | fp8 (e4m3, gradients e5m2, a scale a tensor) | fp8_block (tiles
+                # of 128: DeepSeek-V3); harmful, to show it: fp16_unscaled | bf16_moments | bf16_master
+                "name": "fp32",
             },
             "parallel": {  # devices along each axis of the mesh; one may be -1: the rest
                 "data": 1,  # each holds everything and takes its share of the batch

@@ -15,7 +15,10 @@ CHOICES = {
     "optim.name": ("adamw",),
     "schedule.name": ("cosine", "wsd"),
     "parametrization.name": ("sp", "mup"),
-    "precision.name": ("fp32", "bf16"),
+    "precision.name": (
+        *("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block"),
+        *("fp16_unscaled", "bf16_moments", "bf16_master"),
+    ),
     "log.role": ("", "fit", "check", "holdout"),
     "sweep.pack": ("auto", "vmap", "turn"),
 }
