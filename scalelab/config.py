@@ -14,19 +14,25 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import lengths
 from scalelab.errors import BadInput, nearest
 from scalelab.validate import check
 
 # Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
 TRACED = (
     *(f"optim.{name}" for name in ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")),
-    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_share", "decay_share", "final_share")),
+    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share")),
+    *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
+    *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
     *(f"train.{name}" for name in ("steps", "z_loss", "seed")),
 )
+# Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.
+WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share"))
 # What may differ between two launches of one run without changing what is computed.
 # That goes down to rounding: mesh and order of sums move the last bits, and the record says so (`determinism`), not the identity.
 UNIDENTIFYING = (
     *("log", "sweep", "checkpoint", "parallel"),
+    *WAYS,
     *("data.cache_dir", "train.steps_per_dispatch", "train.deterministic"),
 )
 
@@ -54,11 +60,23 @@ class ModelShape:
     logit_softcap: float
     init_std: float
     remat: str
-    parametrization: str  # from parametrization.name: it changes initialisation, forward multipliers and LRs
+    parametrization: str  # from parametrization.name: it changes forward multipliers, LRs, decay and eps
     base_width: int
+    base_layers: int
+    base_d_head: float
     sequence_parallel: bool = (
         False  # from parallel.sequence: the residual stream is split along the sequence by `tensor`
     )
+
+    @property
+    def width_ratio(self) -> float:
+        """m_d: how many times as wide as the base; 1 where width changes nothing (standard)."""
+        return 1.0 if self.parametrization == "standard" else self.d_model / self.base_width
+
+    @property
+    def depth_ratio(self) -> float:
+        """m_L: how many times as deep as the base; 1 where depth changes nothing (standard, mup)."""
+        return self.n_layers / self.base_layers if self.parametrization == "completep" else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +107,8 @@ class Static:
     model: ModelShape
     optimizer: str
     schedule: str
+    decay_shape: str
+    wd_shape: str
     precision: str
     global_batch: int
     accumulate: int
@@ -100,20 +120,20 @@ def static(config: ConfigDict) -> Static:
     shape = ModelShape(
         **config.model.to_dict(),
         parametrization=config.parametrization.name,
-        base_width=config.parametrization.base_width,
+        **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
     )
-    train = config.train
+    train, schedule = config.train, config.schedule
     return Static(
-        shape, config.optim.name, config.schedule.name, config.precision.name, train.global_batch, train.accumulate,
-        Layout(**config.parallel.to_dict()),
+        shape, config.optim.name, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
+        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()),
     )  # fmt: skip
 
 
 def hparams(config: ConfigDict) -> dict[str, float]:
     """The traced half of a resolved config: scalars that change without recompiling."""
     values = leaves(config)
-    traced = {key.split(".")[1]: values[key] for key in TRACED if key != "schedule.warmup_share"}
+    traced = {key.split(".")[1]: values[key] for key in TRACED if key not in WAYS}
     return traced | {"log_every": config.log.every_steps}
 
 
@@ -215,7 +235,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     _check_tree(config)
     check(config, derived=False)
-    model, schedule = config.model, config.schedule
+    model = config.model
     with config.unlocked(), config.ignore_type():
         if model.n_kv_heads is None:
             model.n_kv_heads = model.n_heads
@@ -230,8 +250,9 @@ def resolve(config: ConfigDict) -> ConfigDict:
         if model.d_ff is None:
             swiglu_width = -(-8 * model.d_model // 24) * 8  # 8/3 d_model, up to a multiple of 8
             model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
-        if schedule.warmup_steps is None:
-            schedule.warmup_steps = min(2000, max(1, round(schedule.warmup_share * config.train.steps)))
+        if config.parametrization.base_d_head is None:
+            config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
+        lengths.resolve(config)
     check(config, derived=True)
     return config
 

@@ -42,7 +42,7 @@ def lines(written, origin: dict) -> list[str]:
         text.append(f"  rounded from float32 to {written.dtype}, to nearest even: logits will differ")
     if written.folded:
         factors = ", ".join(f"{name} x {factor:g}" for name, factor in written.folded.items())
-        text.append(f"  multipliers of muP are now part of the weights: {factors}")
+        text.append(f"  multipliers of the parametrization are now part of the weights: {factors}")
     tokenizer = origin["data"]["tokenizer"]
     text.append(f"  no tokenizer is written; the ids are those of {tokenizer or 'the model that was imported'}")
     return [*text, f"  params_digest {origin['digest']}"]

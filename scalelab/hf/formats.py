@@ -21,7 +21,10 @@ Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
 REQUIRED = object()  # in `Format.absent`: config.json must have this key
 
 # What of a ModelShape is no property of the function that the weights compute, or is folded into them (`write.fold`).
-IRRELEVANT = ("init_std", "remat", "sequence_parallel", "parametrization", "base_width")
+IRRELEVANT = (
+    *("init_std", "remat", "sequence_parallel"),
+    *("parametrization", "base_width", "base_layers", "base_d_head"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from scalelab.errors import BadInput, nearest
 from scalelab.hf import FORMATS, files
 from scalelab.hf.files import CONFIG, Header
 from scalelab.hf.formats import Format, Place, flatten, from_config, places
+from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params, declarations
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # exact in fp32
@@ -164,11 +165,11 @@ def refuse_other_model(source: Source, config: ConfigDict) -> None:
         if ours[key] != theirs[key] and not (key == "seq_len" and theirs.position == "rope"):
             named = f" ({', '.join(source.form.keys[key])})" if key in source.form.keys else ""
             differ.append(f"model.{key}={ours[key]!r}, there it is {theirs[key]!r}{named}")
-    widths = config.parametrization.base_width, ours.d_model
-    if config.parametrization.name != "sp" and widths[0] != widths[1]:
+    if multiplied := forward_multipliers(config_lib.static(config).model):
+        bases = ", ".join(f"{key}={value:g}" for key, value in config.parametrization.items() if key != "name")
         differ.append(
-            f"parametrization.name={config.parametrization.name!r} with base_width={widths[0]}, there it is 'sp': "
-            "forward multipliers are part of its weights"
+            f"parametrization.name={config.parametrization.name!r} with {bases}, there it is 'standard': "
+            f"forward multipliers (here of {', '.join(multiplied)}) are part of its weights"
         )
     if differ:
         listed = (

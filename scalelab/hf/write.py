@@ -19,8 +19,8 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG, INDEX, LINEAGE, WHOLE, sha256
 from scalelab.hf.formats import Format, flatten, places, refusals, to_config
-from scalelab.model.attention import attention_scale
-from scalelab.model.transformer import Params, head_multiplier
+from scalelab.model.parametrization import forward_multipliers
+from scalelab.model.transformer import Params
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 LARGEST_FILE_BYTES = 5_000_000_000  # as transformers cuts its own files
@@ -41,8 +41,6 @@ class Written:
 
 def format_of(shape: ModelShape) -> Format:
     """The format that can say all of this shape; BadInput with every key that the nearest one has no words for."""
-    if shape.parametrization not in ("sp", "mup"):
-        raise BadInput(f"parametrization.name={shape.parametrization!r} can't be written: only sp and mup can")
     wrong = {name: refusals(form, shape) for name, form in FORMATS.items()}
     best = min(wrong, key=lambda name: len(wrong[name]))
     if not wrong[best]:
@@ -55,16 +53,11 @@ def format_of(shape: ModelShape) -> Format:
 
 
 def fold(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
-    """muP's two forward multipliers moved into weights: (parameters of the same function under sp, {parameter: factor}).
+    """Forward multipliers moved into weights: (parameters of the same function under standard, {parameter: factor}).
 
-    Queries take what attention's scale has beyond 1/sqrt(d_head) (RoPE is linear), the final norm takes the head's 1/m,
-    whether or not the head is tied. Exact but for one rounding; none where the factor is a power of two.
+    Exact but for one rounding; none where the factor is a power of two.
     """
-    factors = {
-        "blocks.attention.q": attention_scale(shape) * shape.d_head**0.5,
-        "final_norm": head_multiplier(shape),
-    }
-    factors = {name: f for name, f in factors.items() if shape.parametrization != "sp" and np.float32(f) != 1}
+    factors = forward_multipliers(shape)
 
     def scaled(path: Any, leaf: Any) -> Any:
         factor = factors.get(jax.tree_util.keystr(path[:-1], simple=True, separator="."))

@@ -61,10 +61,8 @@ class Attention(nn.Module):
 
 
 def attention_scale(shape: ModelShape) -> float:
-    """1/sqrt(d_head); under muP proportional to 1/d_head, equal to it at the base width (Yang et al. 2022, Def. 4.1)."""
-    if shape.parametrization == "sp":
-        return shape.d_head**-0.5
-    return (shape.d_head * shape.base_width / shape.d_model) ** 0.5 / shape.d_head
+    """1/sqrt(d_head); under muP as 1/d_head, equal to it at the base's d_head (Yang et al. 2022, Def. 4.1)."""
+    return shape.d_head**-0.5 if shape.parametrization == "standard" else shape.base_d_head**0.5 / shape.d_head
 
 
 def implementation(shape: ModelShape, compute: jnp.dtype) -> Literal["cudnn", "xla", "plain"]:

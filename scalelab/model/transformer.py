@@ -44,8 +44,9 @@ class Block(nn.Module):
         norm = functools.partial(Norm, s.norm, ("embed", s.d_model), s.norm_eps, dtype(self.policy.compute))
         mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, residual(s.sequence_parallel), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products see all of it
-        x_BSD = x_BSD + Attention(s, self.policy, name="attention")(place(norm(name="attention_norm")(x_BSD), *inside))
-        return x_BSD + mlp(place(norm(name="mlp_norm")(x_BSD), *inside)), None
+        attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
+        x_BSD = x_BSD + times * attention(place(norm(name="attention_norm")(x_BSD), *inside))
+        return x_BSD + times * mlp(place(norm(name="mlp_norm")(x_BSD), *inside)), None
 
 
 class Transformer(nn.Module):
@@ -119,8 +120,13 @@ def layers_at_once(shape: ModelShape) -> int:
 
 
 def head_multiplier(shape: ModelShape) -> float:
-    """muP divides the logits by the width ratio (Yang et al. 2022, Tables 8 and 9); sp leaves them."""
-    return 1.0 if shape.parametrization == "sp" else shape.base_width / shape.d_model
+    """muP divides the logits by the width ratio (Yang et al. 2022, Table 8)."""
+    return 1.0 / shape.width_ratio
+
+
+def branch_multiplier(shape: ModelShape) -> float:
+    """CompleteP divides what a block adds to the residual stream by the depth ratio (Dey et al. 2025, Table 1)."""
+    return 1.0 / shape.depth_ratio
 
 
 def _init(shape: ModelShape, key: jax.Array) -> Any:

@@ -12,19 +12,8 @@ from scalelab.precision.policy import TF32
 
 SUMS = ("reduce_sum", "cumsum", "psum", "psum_invariant", "scatter-add", "reduce_scatter")
 # What leaves the values of its first operand as they are.
-MOVES = (
-    "reshape",
-    "transpose",
-    "broadcast_in_dim",
-    "squeeze",
-    "slice",
-    "dynamic_slice",
-    "reshard",
-    "copy",
-    "name",
-    "pvary",
-)
-MOVES += ("sharding_constraint", "optimization_barrier", "mesh_cast", "rev", "expand_dims")
+MOVES = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice", "expand_dims", "rev", "copy"}
+MOVES |= {"name", "reshard", "sharding_constraint", "mesh_cast", "pvary", "optimization_barrier"}
 
 
 class Found:

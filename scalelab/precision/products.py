@@ -30,7 +30,7 @@ def arithmetic(policy: Policy) -> AbstractContextManager:
 
 def emulated() -> bool:
     """Whether operands have to be rounded to TF32 here."""
-    return jax.config.jax_default_matmul_precision == EMULATED
+    return jax.config.jax_default_matmul_precision == EMULATED  # type: ignore[attr-defined]
 
 
 def rounded(x: jax.Array) -> jax.Array:

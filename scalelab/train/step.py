@@ -12,7 +12,8 @@ from jax.sharding import reshard
 from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.loss import LossSums
-from scalelab.optim.schedules import SCHEDULES, Hparams
+from scalelab.optim import schedules
+from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline, rules
 from scalelab.precision import loss_scale
 from scalelab.precision.policy import POLICIES
@@ -102,7 +103,7 @@ def train_step(
     grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/dtypes.py
-    lr = SCHEDULES[static.schedule](state.step, h)
+    now = schedules.at(static, state.step, h)
 
     def update(measured: bool, taken: jax.Array, carry: Updated) -> Updated:
         """No or one turn of a loop: it updates in place, where a conditional copies parameters and moments (3 %)."""
@@ -112,7 +113,7 @@ def train_step(
             (params, opt_state, norms), tied = jax.lax.optimization_barrier((carry, grads))
             params, opt_state = wide(params, policy.parameters), wide(opt_state, policy.moments)
             params = split(static, rules.moments, params)
-            updates, opt_state = optimizer(static, h, lr).update(tied, opt_state, params)
+            updates, opt_state = optimizer(static, {**h, **now}, now["lr"]).update(tied, opt_state, params)
             params = split(static, rules.parameters, optax.apply_updates(params, updates))
             norms = (optax.tree.norm(updates), optax.tree.norm(params)) if measured else norms
             return stored(params, policy.parameters), stored(opt_state, policy.moments), norms
@@ -132,7 +133,9 @@ def train_step(
         streak=jnp.where(finite, 0, state.streak + 1),
         precision=loss_scale.update(state.precision, finite) if policy.scaled_loss else (),
     )
-    metrics = dict(zip(METRICS, (loss, grad_norm, *norms, lr, new.skipped), strict=True)) | {"streak": new.streak}
+    metrics = dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
+        "streak": new.streak
+    }
     return new, metrics | ({LOSS_SCALE: scale} if policy.scaled_loss else {})
 
 

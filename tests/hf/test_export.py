@@ -78,23 +78,34 @@ def test_the_multipliers_of_mup_become_weights_of_the_same_function(tmp_path, na
     factors = written(tmp_path, name).folded
     ratio = shape.base_width / shape.d_model
     assert factors == {"blocks.attention.q": pytest.approx(ratio**0.5), "final_norm": pytest.approx(ratio)}
-    plain = dataclasses.replace(shape, parametrization="sp")
+    plain = dataclasses.replace(shape, parametrization="standard")
     params, tokens = examples.params(shape), jnp.asarray(LOGITS["tokens"])
     folded = read.load(read.examine(tmp_path / name))
     assert largest_difference(examples.logits(plain, folded, tokens), examples.logits(shape, params, tokens)) < 1e-5
     assert largest_difference(examples.logits(plain, params, tokens), examples.logits(shape, params, tokens)) > 0.1
-    with pytest.raises(BadInput, match=r"parametrization.name='mup' with base_width=.*, there it is 'sp'"):
+    with pytest.raises(BadInput, match=r"parametrization.name='mup' with .*base_width=.*, there it is 'standard'"):
         read.refuse_other_model(read.examine(tmp_path / name), examples.config(name))
 
 
 def test_where_muPs_factors_are_powers_of_two_or_one_nothing_is_rounded():
-    shape = dataclasses.replace(examples.shape("llama_mup"), base_width=8)  # 8 / 32: queries / 2, final norm / 4
+    shape = dataclasses.replace(examples.shape("llama_mup"), base_width=8, base_d_head=2)  # queries / 2, final norm / 4
     params = examples.params(shape)
     folded, factors = fold(shape, params)
     assert {k: np.float32(v) for k, v in factors.items()} == {"blocks.attention.q": 0.5, "final_norm": 0.25}
     assert np.array_equal(folded["blocks"]["attention"]["q"]["w"] * 2, params["blocks"]["attention"]["q"]["w"])
     assert np.array_equal(folded["final_norm"]["g"] * 4, params["final_norm"]["g"])
-    assert fold(dataclasses.replace(shape, base_width=32), params)[1] == {}
+    assert fold(dataclasses.replace(shape, base_width=32, base_d_head=8), params)[1] == {}
+
+
+def test_the_branches_of_completep_become_weights_of_the_same_function():
+    shape = dataclasses.replace(examples.shape("gpt2"), parametrization="completep", base_width=24)
+    shape = dataclasses.replace(shape, base_layers=1, base_d_head=8)
+    plain, params = dataclasses.replace(shape, parametrization="standard"), examples.params(shape)
+    folded, factors = fold(shape, params)
+    assert factors == {"blocks.attention.o": pytest.approx(1 / 3), "blocks.mlp.down": pytest.approx(1 / 3)}
+    tokens = jnp.asarray(LOGITS["tokens"])
+    assert largest_difference(examples.logits(plain, folded, tokens), examples.logits(shape, params, tokens)) < 1e-5
+    assert largest_difference(examples.logits(plain, params, tokens), examples.logits(shape, params, tokens)) > 0.1
 
 
 def test_bfloat16_is_rounded_to_nearest_and_read_as_the_rounded_values(tmp_path):
@@ -159,11 +170,6 @@ def test_what_no_format_can_say_is_refused_in_one_line_that_names_it(case):
     with pytest.raises(BadInput, match=message) as caught:
         format_of(examples.shape(name, **changes))
     assert str(caught.value).startswith("no Hugging Face format can say model.") and "\n" not in str(caught.value)
-
-
-def test_an_unknown_parametrization_is_refused():
-    with pytest.raises(BadInput, match=r"parametrization.name='other'"):
-        format_of(dataclasses.replace(examples.shape("gpt2"), parametrization="other"))
 
 
 def test_a_folder_that_holds_something_is_never_written_into(tmp_path):

@@ -17,12 +17,13 @@ PRESETS = ("llama", "gpt2", "chinchilla")
 TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4}
 
 
-def shape(preset: str = "llama", parametrization: str = "sp", base_width: int = 64, **changes) -> ModelShape:
+def shape(preset: str = "llama", parametrization: str = "standard", base_width: int = 64, **changes) -> ModelShape:
     """The static shape of a preset at 2 layers of width 32, vocabulary 31 and 12 tokens, unless told otherwise."""
     changes = {"vocab_size": 31, "seq_len": 12} | changes
+    bases = {key: changes.pop(key) for key in ("base_layers", "base_d_head") if key in changes}
     config = base.get_config()
     config.model = getattr(base, preset)(*(changes.pop(key, default) for key, default in TINY.items()))
-    config.parametrization.name, config.parametrization.base_width = parametrization, base_width
+    config.parametrization.update(name=parametrization, base_width=base_width, **bases)
     config.model.update(changes)
     return config_lib.static(config_lib.resolve(config)).model
 

@@ -152,10 +152,12 @@ def test_qk_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
 
 
 def test_scale_of_attention():
-    """sp: 1/sqrt(d_head). mup: falls as 1/d_head when heads widen, and meets sp at the base width."""
+    """standard: 1/sqrt(d_head). mup: falls as 1/d_head when heads widen, meets standard at the base, stays where heads multiply."""
     assert attention.attention_scale(shape()) == pytest.approx(8**-0.5)
     scales = [attention.attention_scale(shape(parametrization="mup", d_model=d)) for d in (64, 128, 256)]
     np.testing.assert_allclose(scales, [0.25, 0.125, 0.0625])
+    more = [shape(parametrization="mup", d_model=d, n_heads=d // 16, base_d_head=16) for d in (64, 128, 256)]
+    np.testing.assert_allclose([attention.attention_scale(of) for of in more], 0.25)
 
 
 FITS = {"d_model": 64, "n_heads": 1}

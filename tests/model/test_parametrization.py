@@ -1,7 +1,8 @@
-"""muP: its table in closed form, equality with SP at the base width, and a coordinate check over widths."""
+"""muP and CompleteP: their tables in closed form, equality with standard at the base, a coordinate check over widths."""
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,114 @@ def by_name(tree):
     }
 
 
-def test_learning_rates_are_the_adam_column_of_table_8():
-    """Yang et al. 2022, Table 8, at four times the base width: hidden matrices / 4, everything else as it was."""
-    of = shape("gpt2", "mup", d_model=256, tied_head=False)
-    for name, multiplier in by_name(parametrization.lr_multipliers(of)).items():
-        hidden = name.startswith("blocks") and name.endswith(".w")
-        assert multiplier == (0.25 if hidden else 1.0), name
-    assert set(by_name(parametrization.lr_multipliers(shape("chinchilla", d_model=256))).values()) == {1.0}
+# Yang et al. 2022, exponents of the width: variance of initialisation, multiplier, LR under SGD and under Adam. A fan is 1
+# in width where it is finite: the fan-in of input weights and biases, the fan-out of output weights.
+TABLES = {
+    3: {"input": (0, 0, 1, 0), "output": (-2, 0, -1, -1), "hidden": (-1, 0, 0, -1)},
+    8: {"input": (0, 0, 1, 0), "output": (0, -1, 1, 0), "hidden": (-1, 0, 0, -1)},
+    9: {"input": (-1, 0.5, 0, -0.5), "output": (-1, -0.5, 0, -0.5), "hidden": (-1, 0, 0, -1)},
+}
+
+
+def kind(name: str) -> str:
+    """Which column of the tables a parameter of ours is in."""
+    if name == "head.w":
+        return "output"
+    hidden = name.startswith("blocks") and name.endswith(".w")
+    return "hidden" if hidden else "input"
+
+
+def exponents(of_width, parametrization_name="mup", **changes):
+    """{parameter: its exponent of the width}, from two shapes that differ in it fourfold; `of_width(shape)` is a tree."""
+    narrow, wide = (
+        by_name(of_width(shape("gpt2", parametrization_name, d_model=d, tied_head=False, **changes))) for d in (64, 256)
+    )
+    return {name: math.log(wide[name] / narrow[name], 4) for name in narrow}
+
+
+def multiplier(of):
+    """Every parameter's forward multiplier: the head's."""
+    tree = jax.tree.map(lambda _: 1.0, transformer.declarations(of))
+    return tree | {"head": {"w": transformer.head_multiplier(of)}}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_mup_is_tables_3_8_and_9(table):
+    """Lemma J.1: multiplier x t, std / t, SGD's LR / t^2 and Adam's / t train the same function; table 8 is at t = 1."""
+    init = exponents(lambda of: jax.tree.map(lambda d: d.std or 1.0, transformer.declarations(of)))
+    forward = exponents(multiplier)
+    sgd = exponents(lambda of: jax.tree.map(lambda s: s.lr, parametrization.scales(of, "sgd")))
+    adam = exponents(lambda of: jax.tree.map(lambda s: s.lr, parametrization.scales(of, "adam")))
+    assert {kind(name) for name in init} == set(TABLES[table])
+    for name in init:
+        variance, times, lr_sgd, lr_adam = TABLES[table][kind(name)]
+        t = times - forward[name]
+        ours = (2 * init[name] - 2 * t, forward[name] + t, sgd[name] - 2 * t, adam[name] - t)
+        if kind(name) == "input" and init[name] == 0 and name.endswith((".g", ".b")):
+            ours = (variance, *ours[1:])  # constants: gains 1, biases 0
+        np.testing.assert_allclose(ours, (variance, times, lr_sgd, lr_adam), atol=1e-9, err_msg=name)
+
+
+# Dey et al. 2025, Table 1 at alpha = 1, AdamW: exponents of (m_d, m_L) of LR, decay and eps.
+COMPLETEP = {
+    "embeddings, head, final norm": ((0, 0), (0, 0), (-1, 0)),
+    "gains and biases in blocks": ((0, 0), (0, 0), (-1, -1)),
+    "hidden matrices": ((-1, 0), (1, 0), (-1, -1)),
+}
+
+
+@pytest.mark.parametrize(("m_d", "m_L"), [(4, 1), (1, 8), (4, 3)])
+def test_completep_is_table_1(m_d, m_L):
+    of = shape("gpt2", "completep", base_width=16, base_layers=2, d_model=16 * m_d, n_layers=2 * m_L, tied_head=False)
+    for name, found in by_name(parametrization.scales(of, "adam")).items():
+        group = "hidden matrices" if kind(name) == "hidden" else "gains and biases in blocks"
+        row = COMPLETEP[group if name.startswith("blocks") else "embeddings, head, final norm"]
+        expected = [m_d**width * m_L**depth for width, depth in row]
+        np.testing.assert_allclose((found.lr, found.decay, found.eps), expected, err_msg=name)
+    assert transformer.branch_multiplier(of) == pytest.approx(1 / m_L)
+    assert transformer.head_multiplier(of) == pytest.approx(1 / m_d)
+
+
+def test_in_a_deeper_completep_each_branch_counts_less():
+    """At twice the base's depth every block adds half of what it did: o and down (and their biases) at half their size."""
+    of = shape("gpt2", "completep", base_width=32, base_layers=1)
+    plain = dataclasses.replace(of, parametrization="standard")
+    params, batch = random_params(of), tokens(of)[:, :-1]
+    blocks = params["blocks"]
+    halved = blocks | {
+        part: blocks[part] | {last: jax.tree.map(lambda w: w / 2, blocks[part][last])}
+        for part, last in (("attention", "o"), ("mlp", "down"))
+    }
+    logits = jax.jit(transformer.logits, static_argnums=0)
+    assert distance(logits(of, params, batch), logits(plain, params | {"blocks": halved}, batch)) < 1e-5
+    assert distance(logits(of, params, batch), logits(plain, params, batch)) > 0.01
+
+
+@pytest.mark.parametrize("like", ["adam", "sgd", "spectral"])
+def test_learning_rate_times_decay_is_the_same_for_all(like):
+    for name in ("mup", "completep"):
+        found = jax.tree.leaves(parametrization.scales(shape("llama", name, d_model=256, n_layers=6), like))
+        np.testing.assert_allclose([s.lr * s.decay for s in found], 1)
+        assert like != "spectral" or set(found) == {parametrization.Scales()}
+
+
+def gradient_sizes(n_layers: int):
+    """RMS of every parameter's gradient under completep."""
+    of = shape("llama", "completep", base_width=32, base_layers=2, n_layers=n_layers, init_std=0.5)
+    _, grads = loss_and_grads(of, random_params(of, noise=0), tokens(of, batch=8))
+    return of, by_name(jax.tree.map(lambda g: jnp.sqrt(jnp.mean(g * g)), grads))
+
+
+def test_how_gradients_shrink_with_depth_is_what_eps_and_the_column_for_sgd_follow():
+    """Measured from 16 to 64 layers: to a quarter in blocks, and not outside."""
+    (shallow, before), (deep, after) = gradient_sizes(16), gradient_sizes(64)
+    for name in after:
+        measured = float(after[name] / before[name])
+        eps, sgd = (
+            [by_name(parametrization.scales(of, like))[name] for of in (deep, shallow)] for like in ("adam", "sgd")
+        )
+        assert measured == pytest.approx(eps[0].eps / eps[1].eps, rel=0.3), name
+        assert measured == pytest.approx(sgd[1].lr / sgd[0].lr, rel=0.3), name
 
 
 def test_every_matrix_of_transformer_xl_is_hidden_but_its_vectors_are_not():
@@ -36,15 +138,16 @@ def test_every_matrix_of_transformer_xl_is_hidden_but_its_vectors_are_not():
         n for n, m in by_name(parametrization.lr_multipliers(shape("chinchilla", "mup", d_model=256))).items() if m < 1
     }
     assert slowed == {f"blocks.attention.{x}.w" for x in "qkvor"} | {"blocks.mlp.up.w", "blocks.mlp.down.w"}
+    assert set(by_name(parametrization.lr_multipliers(shape("chinchilla", d_model=256))).values()) == {1.0}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_forward_of_mup_is_that_of_sp_with_a_colder_head_and_attention(preset):
+def test_forward_of_mup_is_that_of_standard_with_a_colder_head_and_attention(preset):
     """At four times the base width: logits / 4 for tied and untied heads, scores / sqrt(4) more than 1/sqrt(d_head)."""
-    sp = shape(preset, d_model=256, n_layers=1)
+    plain = shape(preset, d_model=256, n_layers=1)
     mup = shape(preset, "mup", d_model=256, n_layers=1)
-    assert transformer.declarations(sp) == transformer.declarations(mup)
-    params, batch = random_params(sp, noise=0.02), tokens(sp)[:, :-1]
+    assert transformer.declarations(plain) == transformer.declarations(mup)
+    params, batch = random_params(plain, noise=0.02), tokens(plain)[:, :-1]
     attention = params["blocks"]["attention"]
     half = {
         part: jax.tree.map(lambda w: w / 2, attention[part])
@@ -53,16 +156,19 @@ def test_forward_of_mup_is_that_of_sp_with_a_colder_head_and_attention(preset):
     }
     colder = params | {"blocks": params["blocks"] | {"attention": attention | half}}
     logits = jax.jit(transformer.logits, static_argnums=0)
-    assert distance(logits(mup, params, batch), logits(sp, colder, batch) / 4) < 1e-5
+    assert distance(logits(mup, params, batch), logits(plain, colder, batch) / 4) < 1e-5
 
 
-def test_at_the_base_width_mup_is_sp():
-    sp, mup = (shape(parametrization=name, base_width=32) for name in ("sp", "mup"))
-    params, batch = random_params(sp, noise=0.1), tokens(sp)
-    (loss, grads), (mup_loss, mup_grads) = (loss_and_grads(of, params, batch) for of in (sp, mup))
-    assert loss == mup_loss
-    assert distance(mup_grads, grads) < 1e-7
-    assert parametrization.lr_multipliers(sp) == parametrization.lr_multipliers(mup)
+@pytest.mark.parametrize("name", ["mup", "completep"])
+@pytest.mark.parametrize("like", ["adam", "sgd", "spectral"])
+def test_at_the_base_all_are_standard(name, like):
+    plain, base = (shape(parametrization=n, base_width=32, base_layers=2) for n in ("standard", name))
+    assert parametrization.scales(plain, like) == parametrization.scales(base, like)
+    assert set(jax.tree.leaves(parametrization.scales(base, like))) == {parametrization.Scales()}
+    params, batch = random_params(plain, noise=0.1), tokens(plain)
+    (loss, grads), (base_loss, base_grads) = (loss_and_grads(of, params, batch) for of in (plain, base))
+    assert loss == base_loss
+    assert distance(base_grads, grads) < 1e-7
 
 
 def test_what_decays():
@@ -120,10 +226,10 @@ def slope(name: str, what: int, init_std: float, lr: float) -> float:
 
 @pytest.mark.parametrize(("what", "init_std", "lr"), [(1, 0.02, 1e-2), (0, 0.5, 1e-3)], ids=["logits", "hidden states"])
 def test_coordinate_check(what, init_std, lr):
-    """Yang et al. 2022, section 5 and appendix D: steps of one LR move them alike at every width, but not under sp.
+    """Yang et al. 2022, section 5 and appendix D: steps of one LR move them alike at every width, but not under standard.
 
     Logits show what the head's multiplier does. Hidden states show what the LR of hidden matrices does, as long as the
     embedding, whose LR is the same at every width, barely moves: hence a large one and a small LR.
     """
     assert abs(slope("mup", what, init_std, lr)) < 0.2
-    assert slope("sp", what, init_std, lr) > 0.4
+    assert slope("standard", what, init_std, lr) > 0.4

@@ -67,7 +67,13 @@ def test_what_makes_another_run_is_refused_old_against_new_with_the_flag_that_al
 FORGED = {
     "optim.name": ("config", "optim", "name", "lion", "optim.name='lion', now it is 'adamw'"),
     "data.tokenizer": ("data", None, "tokenizer", "bpe-4096", "data.tokenizer='bpe-4096', now it is 'ids-256'"),
-    "parametrization.name": ("config", "parametrization", "name", "mup", "parametrization.name='mup', now it is 'sp'"),
+    "parametrization.name": (
+        "config",
+        "parametrization",
+        "name",
+        "mup",
+        "parametrization.name='mup', now it is 'standard'",
+    ),
 }
 
 
