@@ -109,7 +109,7 @@ def test_packed_trials_keep_their_own_scales():
 
 
 def test_a_run_logs_its_scale_names_its_formats_and_resumes_bit_for_bit(tmp_path):
-    config = resolve(override(tiny.get_config(), SMALL | FP16 | {"train.steps": 6}))
+    config = resolve(override(tiny.get_config(), SMALL | FP16 | {"train.steps": 6, "checkpoint.keep_last": 9}))
     whole = train_single(config, tmp_path / "run")
     lines = [line for line in records.read_metrics(tmp_path / "run") if "train_loss" in line]
     assert [line["loss_scale"] for line in lines] == [65536.0] * 6
