@@ -16,23 +16,40 @@ from scalelab.optim.members import find
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.parallel.processes import whole
+from scalelab.precision import loss_scale
+from scalelab.precision.policy import POLICIES
 
 
 class TrainState(NamedTuple):
     """`step` counts batches consumed; a skipped batch counts, but changes neither `params` nor `opt_state`."""
 
     step: jax.Array  # int32
-    params: Any  # nested dict, fp32
+    params: Any  # nested dict, fp32 but under policy bf16_master
     opt_state: Any
     skipped: jax.Array  # int32, batches skipped so far
     streak: jax.Array  # int32, batches skipped in a row up to now
+    precision: Any = ()  # what the precision policy keeps: a LossScale, or nothing
 
 
 def init(static: Static, h: Hparams) -> TrainState:
     """A fresh state; parameters are drawn from the stream `seed`."""
     params = transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, chain(static, h, jnp.zeros(())).init(params), zero, zero)
+    zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
+    opt_state = stored(chain(static, h, jnp.zeros(())).init(params), policy.moments)
+    scale = loss_scale.init() if policy.scaled_loss else ()
+    return TrainState(zero, stored(params, policy.parameters), opt_state, zero, zero, scale)
+
+
+def stored(tree: Any, form: str) -> Any:
+    """A tree as it is kept from step to step: its fp32 arrays, not its scalars, in `form`."""
+    if form == "float32":
+        return tree
+    return jax.tree.map(lambda x: x.astype(form) if x.ndim and x.dtype == jnp.float32 else x, tree)
+
+
+def wide(tree: Any, form: str) -> Any:
+    """The same for use: arrays kept in `form` in fp32."""
+    return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)
 
 
 def shapes(static: Static) -> TrainState:
@@ -58,7 +75,8 @@ def specs(static: Static) -> Any:
         return kept[name] if leaf.shape == declared[name].shape else rules.other(declared[name], leaf.shape, layout)
 
     opt_state = jax.tree_util.tree_map_with_path(of, like.opt_state)
-    each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole)
+    precision = jax.tree.map(lambda _: whole, like.precision)
+    each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole, precision)
     return TrainState(*each)
 
 
@@ -71,9 +89,10 @@ def placed(static: Static, mesh: Mesh) -> TrainState:
 
 
 def evaluated(static: Static, state: TrainState, h: Hparams) -> Any:
-    """The parameters to evaluate and to hand on: the optimizer's average where it keeps one, else those that are trained."""
-    point = find(static.optim.name).evaluated
-    return state.params if point is None else point(state.params, state.opt_state, h)
+    """The parameters to evaluate and to hand on, in fp32: the optimizer's average where it keeps one, else those that are trained."""
+    policy, point = POLICIES[static.precision], find(static.optim.name).evaluated
+    params = wide(state.params, policy.parameters)
+    return params if point is None else point(params, wide(state.opt_state, policy.moments), h)
 
 
 def digest(params: Any) -> str:
