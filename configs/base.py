@@ -32,11 +32,25 @@ def get_config() -> ConfigDict:
                 "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
             },
             "schedule": {
-                "name": "cosine",  # cosine (Loshchilov & Hutter 2017) | wsd (warm-up, stable, linear decay: Hu et al. 2024)
-                "warmup_steps": placeholder(int),  # [h] steps of linear warm-up; None: min(2000, warmup_share x steps)
-                "warmup_share": 0.05,  # share of the run; used only where warmup_steps is None
-                "decay_share": 0.2,  # [h] wsd: share of the run that decays (Hägele et al. 2024: 10 to 20 %)
+                # constant | linear | cosine | cosine_restarts | wsd | multi_step | inverse_sqrt, or your own pkg.mod:fn
+                "name": "cosine",  # of the LR; each with its source in optim/schedules.py; your own is (step, h) -> LR
+                "warmup_steps": placeholder(int),  # [h] linear warm-up; None: as said below, else 5 %, at most 2000
+                "warmup_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
+                "warmup_share": placeholder(float),  # [h] the same as a share of train.steps
+                "decay_shape": "linear",  # wsd: linear | cosine | sqrt (1 - sqrt: Hägele et al. 2024, section 4)
+                "decay_steps": placeholder(int),  # [h] wsd: last steps, that decay; None: what is said below, else 20 %
+                "decay_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
+                "decay_share": placeholder(float),  # [h] the same as a share of train.steps (Hägele et al.: 10 to 20 %)
+                # final_share: of linear, cosine, cosine_restarts and wsd
                 "final_share": 0.1,  # [h] last LR / peak LR (Hoffmann et al. 2022: 0.1 for cosine; use 0 with wsd)
+                "cycles": 1,  # [h] cosine_restarts: falls from the peak between warm-up and the end
+                "cycle_growth": 1.0,  # [h] cosine_restarts: a fall's length / the one before's (Loshchilov's T_mult, 1 or 2)
+                "hold_steps": 0,  # [h] inverse_sqrt: step from which it falls; 0: the warm-up's end (T5, PaLM: 10,000)
+                # lr2: a step takes weight_decay x LR^2 (PaLM: 1.0); independent: weight_decay x LR / peak (Wortsman et al. 2023)
+                "wd_shape": "constant",  # of optim.weight_decay: constant (times LR) | cosine (Caron et al. 2021) | lr2 | independent
+                "wd_final_share": 1.0,  # [h] wd_shape=cosine: last weight_decay / first (Caron et al.: 0.04 to 0.4, so 10)
+                "beta1_start": 0.85,  # [h] beta1 of step 0 where beta1_steps > 0 (Muon, Jordan 2024: 0.85 to 0.95)
+                "beta1_steps": 0,  # [h] steps of beta1's linear way from there to optim.beta1 (Muon: 300); 0: constant
             },
             "parametrization": {
                 "name": "standard",  # standard | mup (Yang et al. 2022, Table 8) | completep (Dey et al. 2025, Table 1)

@@ -14,6 +14,7 @@ COMMANDS = {
     "doctor": "versions, devices, and one measured matmul: is this machine ready?",
     "train": "train one run from a config file; run again to resume",
     "sweep": "train the grid that a config file's sweep(h) returns",
+    "schedule": "what a config's LR, momentum, decay and batch are at any step, as table and figure",
     "checkpoint": "verify, list or show the checkpoints of a run or sweep",
     "export": "a run's weights as a folder that Hugging Face's transformers loads",
     "import": "such a folder (Llama, GPT-2) as weights that a run can start on",

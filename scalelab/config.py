@@ -14,19 +14,25 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import lengths
 from scalelab.errors import BadInput, nearest
 from scalelab.validate import check
 
 # Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
 TRACED = (
     *(f"optim.{name}" for name in ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")),
-    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_share", "decay_share", "final_share")),
+    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share")),
+    *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
+    *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
     *(f"train.{name}" for name in ("steps", "z_loss", "seed")),
 )
+# Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.
+WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share"))
 # What may differ between two launches of one run without changing what is computed.
 # That goes down to rounding: mesh and order of sums move the last bits, and the record says so (`determinism`), not the identity.
 UNIDENTIFYING = (
     *("log", "sweep", "checkpoint", "parallel"),
+    *WAYS,
     *("data.cache_dir", "train.steps_per_dispatch", "train.deterministic"),
 )
 
@@ -101,6 +107,8 @@ class Static:
     model: ModelShape
     optimizer: str
     schedule: str
+    decay_shape: str
+    wd_shape: str
     precision: str
     global_batch: int
     accumulate: int
@@ -115,17 +123,17 @@ def static(config: ConfigDict) -> Static:
         **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
     )
-    train = config.train
+    train, schedule = config.train, config.schedule
     return Static(
-        shape, config.optim.name, config.schedule.name, config.precision.name, train.global_batch, train.accumulate,
-        Layout(**config.parallel.to_dict()),
+        shape, config.optim.name, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
+        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()),
     )  # fmt: skip
 
 
 def hparams(config: ConfigDict) -> dict[str, float]:
     """The traced half of a resolved config: scalars that change without recompiling."""
     values = leaves(config)
-    traced = {key.split(".")[1]: values[key] for key in TRACED if key != "schedule.warmup_share"}
+    traced = {key.split(".")[1]: values[key] for key in TRACED if key not in WAYS}
     return traced | {"log_every": config.log.every_steps}
 
 
@@ -227,7 +235,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     _check_tree(config)
     check(config, derived=False)
-    model, schedule = config.model, config.schedule
+    model = config.model
     with config.unlocked(), config.ignore_type():
         if model.n_kv_heads is None:
             model.n_kv_heads = model.n_heads
@@ -244,8 +252,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
             model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
         if config.parametrization.base_d_head is None:
             config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
-        if schedule.warmup_steps is None:
-            schedule.warmup_steps = min(2000, max(1, round(schedule.warmup_share * config.train.steps)))
+        lengths.resolve(config)
     check(config, derived=True)
     return config
 

@@ -5,6 +5,7 @@ import math
 from ml_collections import ConfigDict
 
 from scalelab.errors import BadInput, nearest
+from scalelab.own import user_function
 
 CHOICES = {
     "model.position": ("rope", "learned", "relative", "none"),
@@ -13,12 +14,16 @@ CHOICES = {
     "model.remat": ("none", "dots", "full"),
     "data.source": ("stdlib", "text", "synthetic"),
     "optim.name": ("adamw",),
-    "schedule.name": ("cosine", "wsd"),
+    "schedule.name": ("constant", "linear", "cosine", "cosine_restarts", "wsd", "multi_step", "inverse_sqrt"),
+    "schedule.decay_shape": ("linear", "cosine", "sqrt"),
+    "schedule.wd_shape": ("constant", "cosine", "lr2", "independent"),
     "parametrization.name": ("standard", "mup", "completep"),
     "precision.name": ("fp32", "bf16"),
     "log.role": ("", "fit", "check", "holdout"),
     "sweep.pack": ("auto", "vmap", "turn"),
 }
+# Of these a function of the user's own may take the place, as pkg.mod:fn.
+OWN = ("optim.name", "schedule.name")
 # key: (lowest, highest, is the lowest itself allowed)
 RANGES = {
     "data.val_fraction": (0, 1, False),
@@ -30,9 +35,18 @@ RANGES = {
     "optim.clip_norm": (0, 1e9, False),
     "optim.peak_lr": (0, 1e3, True),
     "schedule.warmup_steps": (0, 1e12, True),
+    "schedule.warmup_tokens": (0, 1e18, True),
     "schedule.warmup_share": (0, 1, True),
+    "schedule.decay_steps": (0, 1e12, True),
+    "schedule.decay_tokens": (0, 1e18, True),
     "schedule.decay_share": (0, 1, True),
     "schedule.final_share": (0, 1, True),
+    "schedule.cycles": (1, 64, True),
+    "schedule.cycle_growth": (1, 4, True),
+    "schedule.hold_steps": (0, 1e12, True),
+    "schedule.wd_final_share": (0, 1e3, True),
+    "schedule.beta1_start": (0, 0.999999, True),
+    "schedule.beta1_steps": (0, 1e12, True),
     "train.seed": (0, 2**31 - 1, True),
     "train.z_loss": (0, 1e3, True),
     "data.split_seed": (0, 2**31 - 1, True),
@@ -72,7 +86,9 @@ POSITIVE = [
 def check(config: ConfigDict, derived: bool) -> None:
     """Raise BadInput for the first impossible value; with `derived`, also for impossible combinations."""
     for key, options in CHOICES.items():
-        if _get(config, key) not in options:
+        if key in OWN and ":" in _get(config, key):
+            user_function(_get(config, key), key)
+        elif _get(config, key) not in options:
             raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), options)}")
     for key in POSITIVE:
         value = _get(config, key)
@@ -121,6 +137,11 @@ def _check_combinations(config: ConfigDict) -> None:
         raise BadInput(
             f"schedule.warmup_steps={config.schedule.warmup_steps} is longer than train.steps={train.steps}; "
             f"nearest: {train.steps} (or unset it: then warm-up is a share of the run)"
+        )
+    if config.schedule.name == "wsd" and config.schedule.decay_steps > train.steps:
+        raise BadInput(
+            f"schedule.decay_steps={config.schedule.decay_steps} is longer than train.steps={train.steps}; "
+            f"nearest: {train.steps}"
         )
     if config.data.source == "text" and not config.data.path:
         raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")

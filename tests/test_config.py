@@ -81,7 +81,7 @@ def test_every_key_of_the_default_tree_has_a_comment():
         ({"model__position": "ropes"}, ["model.position='ropes'", "not a choice", "'rope'"]),
         ({"model__mlp": "geglu"}, ["model.mlp='geglu'", "not a choice", "'gelu'"]),
         ({"optim__name": "adam"}, ["optim.name='adam'", "not a choice", "'adamw'"]),
-        ({"schedule__name": "xyz"}, ["schedule.name='xyz'", "not a choice", "cosine, wsd"]),
+        ({"schedule__name": "xyz"}, ["schedule.name='xyz'", "not a choice", "cosine_restarts", "wsd"]),
         ({"precision__name": "fp16"}, ["precision.name='fp16'", "'bf16'"]),
         ({"train__steps": 0}, ["train.steps=0", "above zero", "nearest good value is 1"]),
         ({"model__d_model": -64}, ["model.d_model=-64", "above zero"]),
@@ -104,6 +104,14 @@ def test_every_key_of_the_default_tree_has_a_comment():
         ({"train__accumulate": 3}, ["train.accumulate=3", "train.global_batch=16", "nearest: 2"]),
         ({"schedule__warmup_steps": 501}, ["schedule.warmup_steps=501", "train.steps=500", "nearest: 500"]),
         ({"data__source": "text"}, ["data.source='text'", "data.path"]),
+        ({"schedule__name": "wsdd"}, ["schedule.name='wsdd'", "not a choice", "'wsd'"]),
+        ({"schedule__decay_shape": "square"}, ["schedule.decay_shape='square'", "'sqrt'"]),
+        ({"schedule__warmup_steps": 20, "schedule__warmup_tokens": 20480}, ["warmup_steps=20 (20 steps)", "warmup_tokens=20480 (10 steps)", "keep one"]),
+        ({"schedule__warmup_share": 0.1, "schedule__warmup_tokens": 20480}, ["warmup_tokens=20480", "warmup_share=0.1 (50 steps)", "keep one"]),
+        ({"schedule__decay_share": 0.1, "schedule__decay_tokens": 20480}, ["decay_tokens=20480 (10 steps)", "decay_share=0.1 (50 steps)", "keep one"]),
+        ({"schedule__name": "wsd", "schedule__decay_tokens": 2**21}, ["decay_steps=1024", "train.steps=500", "nearest: 500"]),
+        ({"schedule__name": "not_there.at_all:fn"}, ["schedule.name='not_there.at_all:fn'", "No module named 'not_there'"]),
+        ({"schedule__name": "configs.tiny:get_confi"}, ["no function 'get_confi'", "did you mean 'get_config'"]),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -207,6 +215,34 @@ def test_warmup_follows_from_the_number_of_steps_alone(steps):
     assert warmup <= steps
 
 
+@pytest.mark.parametrize("what", ["warmup", "decay"])
+def test_warmup_and_decay_are_said_in_steps_tokens_or_a_share_and_kept_in_steps(what):
+    """A step is 16 sequences of 128 tokens, and the run has 500 steps."""
+
+    def steps(**ways):
+        config = resolved(**{f"schedule__{what}_{unit}": value for unit, value in ways.items()})
+        assert config_lib.resolve(config) == config  # a resolved tree stays as it is
+        return config.schedule[f"{what}_steps"]
+
+    assert steps(steps=70) == steps(tokens=70 * 2048) == steps(share=0.14) == 70
+    assert steps(steps=70, tokens=70 * 2048, share=0.14) == 70  # what agrees may stand side by side
+    assert (steps(tokens=70 * 2048 + 1025), steps(tokens=1), steps(tokens=0)) == (71, 1, 0)
+    said = [
+        resolved(**{f"schedule__{what}_{unit}": v}) for unit, v in (("steps", 70), ("tokens", 143360), ("share", 0.14))
+    ]
+    assert len({config_lib.identity(config) for config in said}) == 1
+    assert all(config_lib.hparams(config) == config_lib.hparams(said[0]) for config in said)
+
+
+def test_a_users_function_may_lie_in_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_schedule.py").write_text("def flat(step, h): return h['peak_lr']\nnumber = 3\n")
+    assert resolved(schedule__name="mine_schedule:flat").schedule.name == "mine_schedule:flat"
+    assert "no function 'number'" in refusal(schedule__name="mine_schedule:number")
+    (tmp_path / "broken_schedule.py").write_text("1 / 0\n")
+    assert "ZeroDivisionError: division by zero" in refusal(schedule__name="broken_schedule:flat")
+
+
 def test_derived_widths():
     model = resolved(model__d_model=100, model__n_heads=5).model
     assert (model.d_head, model.n_kv_heads) == (20, 5)
@@ -243,9 +279,10 @@ def test_static_is_what_compiles_and_hparams_are_the_rest():
 
 
 def test_every_key_marked_as_traced_is_traced_and_no_other():
-    """`steps` is traced, but not marked: the trials of a pack share it; `log_every` is no hyperparameter."""
+    """`steps` is traced, but not marked: the trials of a pack share it; `log_every` is no hyperparameter. WAYS come to steps."""
     marked = set(re.findall(r'"(\w+)":[^\n]*# \[h\]', BASE.read_text()))
-    assert marked - {"warmup_share"} == set(config_lib.hparams(resolved())) - {"steps", "log_every"}
+    ways = {key.split(".")[1] for key in config_lib.WAYS}
+    assert ways < marked and marked - ways == set(config_lib.hparams(resolved())) - {"steps", "log_every"}
 
 
 def test_identity_is_of_what_is_computed():

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from configs import base
 from experiments.benchmarks import bare
 from scalelab import config as config_lib
-from scalelab.optim.schedules import SCHEDULES
+from scalelab.optim import schedules
 from scalelab.train.state import TrainState
 
 
@@ -26,8 +26,7 @@ def config(shape: bare.Shape, **changes: Any) -> ConfigDict:
 
 def learning_rates(run: ConfigDict) -> jax.Array:
     """The run's learning rate at every step, [steps]."""
-    h = {key: jnp.float32(value) for key, value in config_lib.hparams(run).items()}
-    return jax.vmap(lambda step: SCHEDULES[run.schedule.name](step, h))(jnp.arange(run.train.steps))
+    return jnp.asarray(schedules.curves(run, range(run.train.steps))["lr"])
 
 
 def as_bare(shape: bare.Shape, state: TrainState) -> bare.State:

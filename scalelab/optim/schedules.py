@@ -1,14 +1,25 @@
-"""Learning-rate schedules: pure functions of a traced step and traced hparams.
+"""Schedules: pure functions of a traced step and traced hparams, so one compilation serves every horizon.
 
-optax's own joins branch on Python numbers; these don't, so one compilation serves every horizon.
+optax's own joins branch on Python numbers; these don't. Steps count from 0, and step 0 already learns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.config import Static
+from scalelab.errors import BadInput
+from scalelab.own import user_function
 
 Hparams = Mapping[str, jax.Array]
+Schedule = Callable[[jax.Array, Hparams], jax.Array]
+MOST_CYCLES = 64
+MILESTONES = ((0.8, 10**-0.5), (0.9, 10**-0.5))  # (share of the run, factor from there on)
 
 
 def warmup(step: jax.Array, h: Hparams) -> jax.Array:
@@ -16,18 +27,138 @@ def warmup(step: jax.Array, h: Hparams) -> jax.Array:
     return jnp.minimum(1.0, (step + 1.0) / jnp.maximum(h["warmup_steps"], 1.0))
 
 
+def constant(step: jax.Array, h: Hparams) -> jax.Array:
+    """Warm-up, then the peak: the trunk that decays branch off from."""
+    return h["peak_lr"] * warmup(step, h)
+
+
+def linear(step: jax.Array, h: Hparams) -> jax.Array:
+    """Warm-up, then linearly to final_share of the peak at `steps` (Devlin et al. 2019; to 0: Bergsma et al. 2025)."""
+    return _fall(step, h, 1.0 - _progress(step, h))
+
+
 def cosine(step: jax.Array, h: Hparams) -> jax.Array:
-    """LR of step 0, 1, …: warm-up, then half a cosine to final_share of the peak at `steps` (Loshchilov & Hutter 2017)."""
-    progress = (step - h["warmup_steps"]) / jnp.maximum(h["steps"] - h["warmup_steps"], 1.0)
-    fall = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.clip(progress, 0.0, 1.0)))
-    return h["peak_lr"] * warmup(step, h) * (h["final_share"] + (1.0 - h["final_share"]) * fall)
+    """Warm-up, then half a cosine to final_share of the peak at `steps` (Loshchilov & Hutter 2017, eq. 5)."""
+    return _fall(step, h, _half_cosine(_progress(step, h)))
 
 
-def wsd(step: jax.Array, h: Hparams) -> jax.Array:
-    """LR of step 0, 1, …: warm-up, constant, then linear over the last decay_share of `steps` (Hu et al. 2024, eq. 2)."""
-    decay_steps = jnp.maximum(h["decay_share"] * h["steps"], 1.0)
-    left = jnp.clip((h["steps"] - step) / decay_steps, 0.0, 1.0)
-    return h["peak_lr"] * warmup(step, h) * (h["final_share"] + (1.0 - h["final_share"]) * left)
+def cosine_restarts(step: jax.Array, h: Hparams) -> jax.Array:
+    """Warm-up, then `cycles` cosines that fill the run, each cycle_growth as long as the one before (the same, eq. 5).
+
+    The last step of a cycle is a step short of final_share; from `steps` on it is reached.
+    """
+    # In units of the first cycle, cycle i starts at 1 + g + … + g^(i-1).
+    lengths = h["cycle_growth"] ** jnp.arange(MOST_CYCLES, dtype=jnp.float32)
+    starts = jnp.cumsum(lengths) - lengths
+    count = h["cycles"].astype(jnp.int32)
+    first = jnp.maximum(h["steps"] - h["warmup_steps"], 1.0) / jnp.sum(
+        jnp.where(jnp.arange(MOST_CYCLES) < count, lengths, 0.0)
+    )
+    at = jnp.maximum(step - h["warmup_steps"], 0.0) / first
+    cycle = jnp.minimum(jnp.sum(at >= starts), count) - 1
+    return _fall(step, h, _half_cosine(jnp.clip((at - starts[cycle]) / lengths[cycle], 0.0, 1.0)))
 
 
-SCHEDULES = {"cosine": cosine, "wsd": wsd}
+def wsd(step: jax.Array, h: Hparams, shape: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Warm-up, constant, then over the last decay_steps of `steps` down to final_share (Hu et al. 2024, eq. 2).
+
+    `shape` is one of DECAYS. Before the decay the value doesn't depend on `steps`, to the last bit.
+    """
+    left = jnp.clip((h["steps"] - step) / jnp.maximum(h["decay_steps"], 1.0), 0.0, 1.0)
+    return _fall(step, h, shape(left))
+
+
+def multi_step(step: jax.Array, h: Hparams) -> jax.Array:
+    """Warm-up, constant, x 0.316 (10^-0.5) at 80 % and again at 90 % of the run (DeepSeek LLM 2024, section 2.3)."""
+    factors = [jnp.where(step >= jnp.round(share * h["steps"]), factor, 1.0) for share, factor in MILESTONES]
+    return h["peak_lr"] * warmup(step, h) * factors[0] * factors[1]
+
+
+def inverse_sqrt(step: jax.Array, h: Hparams) -> jax.Array:
+    """Warm-up, the peak up to hold_steps, then peak x sqrt(hold / (step + 1)); it knows no horizon.
+
+    hold_steps = 0 is the warm-up's length: Vaswani et al. 2017, eq. 3. Without warm-up and hold_steps = 10,000: T5, PaLM.
+    """
+    hold = jnp.maximum(jnp.maximum(h["hold_steps"], h["warmup_steps"]), 1.0)
+    return h["peak_lr"] * warmup(step, h) * jnp.sqrt(hold / jnp.maximum(step + 1.0, hold))
+
+
+def _progress(step: jax.Array, h: Hparams) -> jax.Array:
+    """Share of the way from the warm-up's end to `steps`, in [0, 1]."""
+    return jnp.clip((step - h["warmup_steps"]) / jnp.maximum(h["steps"] - h["warmup_steps"], 1.0), 0.0, 1.0)
+
+
+def _half_cosine(progress: jax.Array) -> jax.Array:
+    return 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+
+
+def _fall(step: jax.Array, h: Hparams, height: jax.Array) -> jax.Array:
+    """LR at `height`, from 1 (exactly the peak, however final_share rounds) to 0 (final_share of it)."""
+    share = jnp.where(height < 1.0, h["final_share"] + (1.0 - h["final_share"]) * height, 1.0)
+    return h["peak_lr"] * warmup(step, h) * share
+
+
+# What is left of the decay, 1 to 0, -> height above final_share, 1 to 0.
+DECAYS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "linear": lambda left: left,
+    "cosine": lambda left: _half_cosine(1.0 - left),
+    "sqrt": lambda left: 1.0 - jnp.sqrt(1.0 - left),  # Hägele et al. 2024, eq. 1
+}
+SCHEDULES: dict[str, Schedule] = {
+    "constant": constant, "linear": linear, "cosine": cosine, "cosine_restarts": cosine_restarts,
+    "multi_step": multi_step, "inverse_sqrt": inverse_sqrt,
+}  # fmt: skip
+# weight_decay of a step, which the optimizer multiplies by that step's LR: (step, h, LR) -> decay.
+WEIGHT_DECAYS: dict[str, Callable[[jax.Array, Hparams, jax.Array], jax.Array]] = {
+    "constant": lambda step, h, lr: h["weight_decay"],
+    "cosine": lambda step, h, lr: (
+        h["weight_decay"]
+        * (h["wd_final_share"] + (1.0 - h["wd_final_share"]) * _half_cosine(jnp.clip(step / h["steps"], 0.0, 1.0)))
+    ),
+    "lr2": lambda step, h, lr: h["weight_decay"] * lr,
+    "independent": lambda step, h, lr: h["weight_decay"] / jnp.maximum(h["peak_lr"], 1e-30),
+}
+
+
+def momentum(step: jax.Array, h: Hparams) -> jax.Array:
+    """beta1: linear from beta1_start at step 0 to beta1 at step beta1_steps (Jordan 2024, Muon)."""
+    share = jnp.where(step < h["beta1_steps"], step / jnp.maximum(h["beta1_steps"], 1.0), 1.0)
+    return (1.0 - share) * h["beta1_start"] + share * h["beta1"]
+
+
+def of(static: Static) -> Schedule:
+    """The run's LR as a function of (step, hparams)."""
+    name = static.schedule
+    if name == "wsd":
+        return lambda step, h: wsd(step, h, DECAYS[static.decay_shape])
+    return _own(name) if ":" in name else SCHEDULES[name]
+
+
+def _own(name: str) -> Schedule:
+    function = user_function(name, "schedule.name")
+
+    def checked(step: jax.Array, h: Hparams) -> jax.Array:
+        lr = jnp.asarray(function(step, h), jnp.float32)
+        if lr.shape != ():
+            raise BadInput(f"schedule.name={name!r} gave an array of shape {lr.shape}: the LR of a step is one number")
+        return lr
+
+    return checked
+
+
+def at(static: Static, step: jax.Array, h: Hparams) -> dict[str, jax.Array]:
+    """What the optimizer takes at a step (a scalar): `lr`, `weight_decay` (to be multiplied by it) and `beta1`.
+
+    The training step and `scalelab schedule` both ask here, so they can't disagree.
+    """
+    lr = of(static)(step, h)
+    decay = WEIGHT_DECAYS[static.wd_shape](step, h, lr)
+    return {"lr": lr, "weight_decay": decay, "beta1": momentum(step, h)}
+
+
+def curves(config: ConfigDict, steps: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+    """`at` for each of `steps` of a resolved config: float32 arrays of their length."""
+    static = config_lib.static(config)
+    h = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
+    found: Any = jax.jit(jax.vmap(lambda step: at(static, step, h)))(jnp.asarray(steps, jnp.int32))
+    return {key: np.asarray(value) for key, value in found.items()}

@@ -9,6 +9,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab import lengths
 from scalelab.errors import BadInput, nearest
 from scalelab.model import count
 
@@ -95,6 +96,7 @@ def rung(
 ) -> ConfigDict:
     """The run of width `d_model` that spends `budget_flops`; BadInput where that is less than a meaningful run."""
     base = base.copy_and_resolve_references()
+    lengths.forget(base)
     base.train.global_batch = by.global_batch
     config = sized(base, d_model)
     steps = round(budget_flops / flops_per_step(config))
@@ -102,9 +104,11 @@ def rung(
         raise BadInput(
             f"{budget_flops:.3g} FLOPs are only {steps} steps at d_model={d_model}: take a smaller size or a larger budget"
         )
+    lengths.forget(config)
     config.train.steps = steps
     config.optim.peak_lr = lr_factor * by.peak_lr(d_model, steps)
     config.optim.beta2 = by.beta2
+    config.schedule.warmup_tokens = config.schedule.warmup_share = None
     config.schedule.warmup_steps = max(by.warmup_least, round(by.warmup_share * steps))
     config.eval.every_steps = steps
     config.checkpoint.every_steps = max(500, -(-steps // 4))

@@ -11,7 +11,8 @@ from jax.sharding import reshard
 from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.loss import LossSums
-from scalelab.optim.schedules import SCHEDULES, Hparams
+from scalelab.optim import schedules
+from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline, rules
 from scalelab.precision.policy import COMPUTE_DTYPES
 from scalelab.train.state import TrainState, optimizer
@@ -79,7 +80,7 @@ def train_step(
     sums, grads = gradients(static, state.params, tokens, h["z_loss"])
     grads = split(static, rules.moments, grads)
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
-    lr = SCHEDULES[static.schedule](state.step, h)
+    now = schedules.at(static, state.step, h)
 
     def update(measured: bool, taken: jax.Array, carry: Updated) -> Updated:
         """No or one turn of a loop: it updates in place, where a conditional copies parameters and moments (3 %)."""
@@ -88,7 +89,7 @@ def train_step(
             # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
             (params, opt_state, norms), tied = jax.lax.optimization_barrier((carry, grads))
             params = split(static, rules.moments, params)
-            updates, opt_state = optimizer(static, h, lr).update(tied, opt_state, params)
+            updates, opt_state = optimizer(static, {**h, **now}, now["lr"]).update(tied, opt_state, params)
             params = split(static, rules.parameters, optax.apply_updates(params, updates))
             return params, opt_state, (optax.tree.norm(updates), optax.tree.norm(params)) if measured else norms
 
@@ -106,7 +107,9 @@ def train_step(
         skipped=state.skipped + ~finite,
         streak=jnp.where(finite, 0, state.streak + 1),
     )
-    return new, dict(zip(METRICS, (loss, grad_norm, *norms, lr, new.skipped), strict=True)) | {"streak": new.streak}
+    return new, dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
+        "streak": new.streak
+    }
 
 
 def many_steps(

@@ -1,4 +1,7 @@
-"""Schedules against closed forms, optax's own, and what must hold for any of them."""
+"""Schedules against closed forms, optax's own and the published points, and what must hold for any of them."""
+
+import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,23 +11,59 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from scalelab.optim.schedules import SCHEDULES
+from configs import base
+from scalelab import config as config_lib
+from scalelab import validate
+from scalelab.errors import BadInput
+from scalelab.optim import schedules
 
-H = {"peak_lr": 0.2, "warmup_steps": 10, "steps": 100, "decay_share": 0.2, "final_share": 0.1}
-CURVES = {name: jax.jit(jax.vmap(schedule, in_axes=(0, None))) for name, schedule in SCHEDULES.items()}
+CONFIG = config_lib.resolve(base.get_config())
+STATIC = config_lib.static(CONFIG)
+H = {
+    "peak_lr": 0.2, "warmup_steps": 10, "steps": 100, "decay_steps": 20, "final_share": 0.1, "cycles": 1, "cycle_growth": 1,
+    "hold_steps": 0, "weight_decay": 0.1, "wd_final_share": 1, "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
+}  # fmt: skip
+NAMES = validate.CHOICES["schedule.name"]
 LENGTH = 130  # of every curve, so that each schedule compiles once
 
 
-def curve(name, **changes):
-    """LR of steps 0 … LENGTH - 1 as float64."""
+@functools.cache
+def compiled(name, shape="linear", wd_shape="constant"):
+    static = dataclasses.replace(STATIC, schedule=name, decay_shape=shape, wd_shape=wd_shape)
+    return jax.jit(jax.vmap(functools.partial(schedules.at, static), in_axes=(0, None)))
+
+
+def curves(name, shape="linear", wd_shape="constant", **changes):
+    """lr, weight_decay and beta1 of steps 0 … LENGTH - 1, float64."""
     h = {key: jnp.float32(value) for key, value in (H | changes).items()}
-    return np.asarray(CURVES[name](jnp.arange(LENGTH), h), np.float64)
+    found = compiled(name, shape, wd_shape)(jnp.arange(LENGTH), h)
+    return {key: np.asarray(value, np.float64) for key, value in found.items()}
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+def curve(name, shape="linear", **changes):
+    return curves(name, shape, **changes)["lr"]
+
+
+def test_every_choice_is_there_and_no_other():
+    assert set(NAMES) == {*schedules.SCHEDULES, "wsd"}
+    assert set(validate.CHOICES["schedule.decay_shape"]) == set(schedules.DECAYS)
+    assert set(validate.CHOICES["schedule.wd_shape"]) == set(schedules.WEIGHT_DECAYS)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_warmup_is_linear_from_its_first_step(name):
     """The first step already learns (LR / warm-up, not 0), and the last of the warm-up has the peak."""
     np.testing.assert_allclose(curve(name)[:10], 0.2 * np.arange(1, 11) / 10, rtol=1e-6)
+
+
+def test_constant_is_the_peak_for_ever():
+    assert set(curve("constant")[9:]) == {np.float64(np.float32(0.2))}
+
+
+def test_linear_falls_evenly():
+    lr = curve("linear")
+    np.testing.assert_allclose(lr[10:101], np.linspace(0.2, 0.02, 91), rtol=1e-5)
+    np.testing.assert_allclose(lr[100:], 0.02, rtol=1e-6)
 
 
 def test_cosine_at_its_edges_and_middle():
@@ -42,6 +81,25 @@ def test_cosine_is_optax_of_the_same_step_after_warmup_and_of_the_next_within():
     np.testing.assert_allclose(lr[10:], theirs[10:LENGTH], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("growth", "lengths"), [(1, [30, 30, 30]), (2, [10, 20, 40]), (1.5, [40, 60])])
+def test_restarts_are_optax_cosines_one_after_the_other(growth, lengths):
+    """Loshchilov & Hutter 2017 with T_0 = the first length and T_mult = growth."""
+    steps = sum(lengths)
+    lr = curve("cosine_restarts", warmup_steps=0, steps=steps, cycles=len(lengths), cycle_growth=growth)
+    theirs = np.concatenate([jax.vmap(optax.cosine_decay_schedule(0.2, n, 0.1))(jnp.arange(n)) for n in lengths])
+    np.testing.assert_allclose(lr[:steps], theirs, rtol=2e-5)
+    np.testing.assert_allclose(lr[steps:], 0.02, rtol=1e-5)
+    for start in np.cumsum([0, *lengths[:-1]]):
+        np.testing.assert_allclose(lr[start], 0.2, rtol=1e-6)
+
+
+def test_restarts_fill_what_the_warmup_leaves_and_one_cycle_is_a_cosine():
+    lr = curve("cosine_restarts", cycles=3)
+    np.testing.assert_allclose(lr[[10, 40, 70]], 0.2, rtol=1e-6)
+    np.testing.assert_allclose(lr[[25, 55, 85]], 0.2 * 0.55, rtol=1e-5)
+    np.testing.assert_array_equal(curve("cosine_restarts"), curve("cosine"))
+
+
 def test_wsd_piece_by_piece():
     lr = curve("wsd", final_share=0.0)
     np.testing.assert_allclose(lr[9:81], 0.2, rtol=1e-6)
@@ -50,44 +108,137 @@ def test_wsd_piece_by_piece():
     assert lr[99] > 0  # the last step of the run still learns
 
 
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_the_shapes_of_its_decay_are_those_of_haegele(final):
+    done = np.arange(0, 21) / 20
+    wanted = {"linear": 1 - done, "cosine": 0.5 * (1 + np.cos(np.pi * done)), "sqrt": 1 - np.sqrt(done)}
+    for shape, height in wanted.items():
+        lr = curve("wsd", shape, final_share=final)
+        np.testing.assert_allclose(lr[80:101], 0.2 * (final + (1 - final) * height), atol=2e-8, err_msg=shape)
+    # 1-sqrt at a quarter of the decay: half of the way
+    np.testing.assert_allclose(curve("wsd", "sqrt", final_share=0)[85], 0.1, rtol=1e-6)
+
+
 def test_wsd_without_a_decay_is_constant_to_the_last_step():
-    np.testing.assert_allclose(curve("wsd", decay_share=0.0)[9:100], 0.2, rtol=1e-6)
+    np.testing.assert_array_equal(curve("wsd", decay_steps=0)[:100], curve("constant")[:100])
 
 
-def test_wsd_branches_share_their_trunk():
-    """Hägele et al. 2024: a longer run is the same run until the shorter one's decay begins."""
-    short, long = curve("wsd", steps=50, decay_share=0.2), curve("wsd", steps=100, decay_share=0.1)
+@pytest.mark.parametrize("final", [0.0, 0.1, 0.3, 0.7])
+@pytest.mark.parametrize("shape", schedules.DECAYS)
+def test_wsd_branches_share_their_trunk_to_the_last_bit(shape, final):
+    """Hägele et al. 2024: a longer run is the same run until the shorter one's decay begins; so is a constant one."""
+    short, long = (curve("wsd", shape, steps=n, decay_steps=10, final_share=final) for n in (50, 100))
     np.testing.assert_array_equal(short[:41], long[:41])
+    np.testing.assert_array_equal(long[:91], curve("constant")[:91])
     assert short[41] < long[41]
+
+
+def test_multi_step_is_deepseeks():
+    """DeepSeek LLM 2024, 2.3: 31.6 % of the maximum after 80 % of the tokens, 10 % after 90 %."""
+    lr = curve("multi_step") / 0.2
+    np.testing.assert_allclose(lr[9:80], 1, rtol=1e-6)
+    np.testing.assert_allclose(lr[80:90], 0.316, rtol=1e-3)
+    np.testing.assert_allclose(lr[90:], 0.1, rtol=1e-6)
+    theirs = jax.vmap(optax.piecewise_constant_schedule(0.2, {80: 10**-0.5, 90: 10**-0.5}))(jnp.arange(LENGTH))
+    np.testing.assert_allclose(lr[9:] * 0.2, theirs[9:], rtol=1e-6)
+
+
+def test_inverse_sqrt_is_vaswanis_and_with_a_hold_t5s():
+    """Vaswani et al. 2017, eq. 3: d^-0.5 min(n^-0.5, n W^-1.5), n from 1; scaled so that the top is the peak."""
+    n, W = np.arange(1, LENGTH + 1), 10
+    np.testing.assert_allclose(curve("inverse_sqrt"), 0.2 * W**0.5 * np.minimum(n**-0.5, n * W**-1.5), rtol=1e-6)
+    held = curve("inverse_sqrt", warmup_steps=0, hold_steps=50, peak_lr=0.01)
+    np.testing.assert_allclose(held, 0.01 * np.sqrt(50) / np.sqrt(np.maximum(n, 50)), rtol=1e-6)
+
+
+def test_palm_is_within_reach():
+    """PaLM, section 5: LR 1e-2 for 10k steps, then 1/sqrt(k); the decay of a step is LR^2."""
+    found = curves("inverse_sqrt", wd_shape="lr2", peak_lr=1e-2, warmup_steps=0, hold_steps=100, weight_decay=1.0)
+    np.testing.assert_allclose(found["weight_decay"] * found["lr"], found["lr"] ** 2, rtol=1e-6)
+    np.testing.assert_allclose(found["lr"][[0, 99, 120]], [1e-2, 1e-2, 1e-2 * np.sqrt(100 / 121)], rtol=1e-6)
+
+
+def test_weight_decay_stays_follows_or_is_independent():
+    constant = curves("cosine")["weight_decay"]
+    assert set(constant) == {np.float64(np.float32(0.1))}
+    rising = curves("cosine", wd_shape="cosine", weight_decay=0.04, wd_final_share=10)["weight_decay"]
+    np.testing.assert_allclose(
+        rising[[0, 50, 100, 129]], [0.04, 0.22, 0.4, 0.4], rtol=1e-5
+    )  # Caron et al. 2021, 0.04 to 0.4
+    loose = curves("cosine", wd_shape="independent", weight_decay=1e-4)
+    np.testing.assert_allclose(loose["weight_decay"] * loose["lr"], 1e-4 * loose["lr"] / 0.2, rtol=1e-6)
+    still = curves("cosine", wd_shape="independent", peak_lr=0.0)
+    assert (still["weight_decay"] * still["lr"] == 0).all()
+
+
+def test_momentum_warms_up_as_muons_and_stays_exactly_itself_without():
+    """Jordan 2024: frac = min(step / 300, 1); momentum = (1 - frac) * 0.85 + frac * 0.95. Here over 100 steps."""
+    frac = np.minimum(np.arange(LENGTH) / 100, 1)
+    np.testing.assert_allclose(curves("wsd", beta1_steps=100)["beta1"], (1 - frac) * 0.85 + frac * 0.95, rtol=1e-6)
+    assert set(curves("wsd")["beta1"]) == {np.float64(np.float32(0.95))}
 
 
 steps = some.integers(1, LENGTH)
 share = some.floats(0, 1, width=32)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", NAMES)
 @settings(deadline=None, derandomize=True)
-@given(steps=steps, warmup=some.integers(0, LENGTH), decay=share, final=share)
-def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, decay, final):
-    warmup = min(warmup, steps)
-    lr = curve(name, steps=steps, warmup_steps=warmup, decay_share=decay, final_share=final) / 0.2
+@given(
+    steps=steps, warmup=some.integers(0, LENGTH), decay=share, final=share, shape=some.sampled_from([*schedules.DECAYS])
+)
+def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, decay, final, shape):
+    warmup, decay = min(warmup, steps), round(decay * steps)
+    apart = warmup <= steps - decay  # bends of two falls may make a dent where they meet; two lines don't
+    shape = shape if name == "wsd" and apart else "linear"
+    lr = curve(name, shape, steps=steps, warmup_steps=warmup, decay_steps=decay, final_share=final) / 0.2
     assert np.isfinite(lr).all()
     assert (lr >= -1e-6).all()
     assert (lr <= 1 + 1e-6).all()
     assert (lr[:steps] > 0).all()
     top = int(np.argmax(lr))
     assert (np.diff(lr[: top + 1]) >= -1e-6).all()
-    assert (np.diff(lr[top:]) <= 1e-6).all()
-    if warmup < steps:
+    if name != "multi_step" or warmup <= 0.8 * steps:
+        assert (np.diff(lr[top:]) <= 1e-6).all()
+    if warmup < steps and name in ("linear", "cosine", "cosine_restarts", "wsd"):
         np.testing.assert_allclose(lr[steps:], final, atol=1e-5)
-    if name == "cosine" or warmup <= (1 - decay) * steps:
-        assert lr.max() > 1 - 1e-5 or warmup == steps
+    if name != "wsd" or apart:
+        assert lr.max() > 1 - 1e-5 or warmup == steps or name == "multi_step"
 
 
-def test_numbers_are_traced():
-    """One compilation for every horizon, peak and share."""
-    before = {name: f._cache_size() for name, f in CURVES.items()}
-    for name in CURVES:
-        curve(name, peak_lr=1.0, steps=77, warmup_steps=3, decay_share=0.5, final_share=0.0)
-        curve(name, peak_lr=2.0, steps=50, warmup_steps=0)
-    assert all(f._cache_size() <= max(before[name], 1) for name, f in CURVES.items())
+@pytest.mark.parametrize("wd_shape", schedules.WEIGHT_DECAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_compile_serves_all_and_packs_under_vmap(name, wd_shape):
+    function = compiled(name, "linear", wd_shape)
+    trials = [
+        {"peak_lr": 1.0, "steps": 77, "warmup_steps": 3, "decay_steps": 40, "final_share": 0.0, "cycles": 2},
+        {"peak_lr": 2.0, "steps": 50, "warmup_steps": 0, "cycles": 4, "cycle_growth": 2, "beta1_steps": 30},
+        {"weight_decay": 0.0, "hold_steps": 60, "wd_final_share": 3},
+    ]
+    alone = [curves(name, wd_shape=wd_shape, **trial) for trial in trials]
+    assert function._cache_size() == 1
+    stacked = {key: jnp.float32([(H | trial)[key] for trial in trials]) for key in H}
+    packed = jax.vmap(function, in_axes=(None, 0))(jnp.arange(LENGTH), stacked)
+    for i, one in enumerate(alone):
+        for key, value in one.items():
+            np.testing.assert_allclose(packed[key][i], value, rtol=1e-6, atol=1e-9)
+
+
+def test_a_users_own_schedule_is_asked_and_one_that_gives_no_number_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_curves.py").write_text(
+        "from scalelab.optim.schedules import warmup\n"
+        "def half(step, h): return 0.5 * h['peak_lr'] * warmup(step, h)\n"
+        "def pair(step, h): return [1.0, 2.0]\n"
+    )
+    np.testing.assert_allclose(curve("own_curves:half"), curve("constant") / 2, rtol=1e-6)
+    with pytest.raises(BadInput, match=r"'own_curves:pair' gave an array of shape \(2,\)"):
+        curve("own_curves:pair")
+
+
+def test_a_config_s_curves_are_the_steps_of_its_run():
+    found = schedules.curves(CONFIG, [0, 24, 499])
+    np.testing.assert_allclose(
+        found["lr"], [3e-3 / 25, 3e-3, 3e-3 * (0.1 + 0.9 * 0.5 * (1 - np.cos(np.pi / 475)))], rtol=1e-5
+    )
+    assert found["beta1"].tolist() == [np.float32(0.9)] * 3

@@ -3,6 +3,7 @@
 import pytest
 
 from configs import quickstart
+from scalelab.config import resolve
 from scalelab.errors import BadInput
 from scalelab.sweep import ladder
 
@@ -19,6 +20,7 @@ def test_a_rung_spends_its_budget_and_follows_the_rule(size, budget):
     assert flops == pytest.approx(budget, rel=0.5 / steps)
     assert run.optim.peak_lr == pytest.approx(3.7e-3 * (steps / 1500) ** -0.12 * (size / 48) ** -0.35)
     assert run.schedule.warmup_steps == round(0.08 * steps)
+    assert run.schedule.decay_steps == round(0.3 * steps)
     assert (model.d_model, model.d_head, model.d_ff) == (size, size // 4, 4 * size)
 
 
@@ -28,6 +30,15 @@ def test_a_factor_scales_the_learning_rate_and_nothing_else():
     assert two.optim.peak_lr == pytest.approx(2 * one.optim.peak_lr)
     two.optim.peak_lr = one.optim.peak_lr
     assert one.to_dict() == two.to_dict()
+
+
+def test_what_a_resolved_base_derived_from_its_own_length_is_derived_again():
+    base = quickstart.get_config()
+    base.schedule.decay_share = None  # 20 % by default
+    run = ladder.rung(resolve(base), 16, 1.25e11, RULE)
+    assert run.schedule.decay_steps == round(0.2 * run.train.steps) != resolve(base).schedule.decay_steps
+    base.schedule.decay_steps = 77
+    assert ladder.rung(resolve(base), 16, 1.25e11, RULE).schedule.decay_steps == 77
 
 
 def test_mistakes_say_what_would_be_right():

@@ -1,0 +1,81 @@
+"""scalelab schedule --config=F [--at=0,1000,…] [--plot=x.pdf] [--config.group.key=value …]
+
+What the optimizer takes at a step of the run: learning rate, momentum (beta1), weight decay (which is multiplied by that
+learning rate) and the batch in tokens. The numbers come from the function that the training step asks. Steps count from 0,
+so a run of N steps ends with step N - 1; `tokens` are those seen before the step. Without --at: where the schedule bends,
+and every tenth. --plot draws the whole run (.pdf with its CSV beside it, or .png), with the steps of the table marked.
+"""
+
+import sys
+from typing import Any
+
+from scalelab import lengths
+from scalelab.commands.shared import Parser, emit
+from scalelab.config import load, split_overrides
+from scalelab.errors import BadInput
+
+COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens")
+DRAWN = 1000  # points of a curve
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 done, 2 bad input."""
+    overrides, rest = split_overrides(argv)
+    parser = Parser("schedule", __doc__)
+    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
+    parser.add_argument(
+        "--at", metavar="STEP,STEP,…", help="the steps to show (default: where it bends, and every tenth)"
+    )
+    parser.add_argument("--plot", metavar="PATH", help="draw the whole run: x.pdf (and x.csv) or x.png")
+    options = parser.parse_args(rest)
+    config = load(options.config, overrides)
+    steps = lengths.landmarks(config) if options.at is None else _steps(options.at, config.train.steps)
+    rows = _rows(config, steps)
+    figures = _draw(options.plot, config, steps) if options.plot else []
+    if options.json != "-":
+        _print(config, rows)
+        print("".join(f"wrote {path}\n" for path in figures), end="", file=sys.stderr)
+    facts = {key: config.schedule[key] for key in ("name", "warmup_steps", "decay_steps")}
+    emit(facts | {"steps": config.train.steps, "rows": rows, "figures": figures}, options.json)
+    return 0
+
+
+def _steps(text: str, last: int) -> list[int]:
+    found = []
+    for part in text.split(","):
+        if not part.strip().isdecimal():
+            raise BadInput(
+                f"--at={text}: {part!r} is not a step; write whole numbers with commas, e.g. --at=0,100,{last - 1}"
+            )
+        if int(part) >= last:
+            raise BadInput(
+                f"--at={text}: the run has {last} steps, so its last is {last - 1}, and {int(part)} is none of it"
+            )
+        found.append(int(part))
+    return found
+
+
+def _rows(config: Any, steps: list[int]) -> list[dict[str, float]]:
+    from scalelab.optim import schedules
+
+    curves, batch = schedules.curves(config, steps), lengths.tokens_per_step(config)
+    return [
+        {"step": step, "tokens": step * batch} | {key: float(curve[i]) for key, curve in curves.items()} | {"batch_tokens": batch}
+        for i, step in enumerate(steps)
+    ]  # fmt: skip
+
+
+def _draw(path: str, config: Any, marked: list[int]) -> list[str]:
+    from scalelab.report import scheduleplot
+
+    last = config.train.steps - 1
+    drawn = {round(i * last / (DRAWN - 1)) for i in range(DRAWN)} | {*marked, *lengths.landmarks(config)}
+    return scheduleplot.write(path, _rows(config, sorted(drawn)), marked)
+
+
+def _print(config: Any, rows: list[dict[str, float]]) -> None:
+    print(lengths.describe(config))
+    cells = [[f"{row[key]:.6g}" if isinstance(row[key], float) else f"{row[key]:,}" for key in COLUMNS] for row in rows]
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
+    for line in [COLUMNS, *cells]:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))

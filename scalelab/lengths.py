@@ -1,0 +1,81 @@
+"""How long warm-up and decay are: said in steps, in tokens or as a share of the run, kept in steps."""
+
+from ml_collections import ConfigDict
+
+from scalelab.errors import BadInput
+
+# Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
+DEFAULTS = {
+    "warmup": lambda steps: min(2000, max(1, round(0.05 * steps))),
+    "decay": lambda steps: round(0.2 * steps),
+}
+
+
+def resolve(config: ConfigDict) -> None:
+    """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways of saying one disagree."""
+    for what in DEFAULTS:
+        schedule, found = config.schedule, _found(config, what)
+        if (steps := schedule[f"{what}_steps"]) is not None:
+            found[f"{what}_steps"] = steps
+        if len(set(found.values())) > 1:
+            said = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in found.items())
+            raise BadInput(f"{said} are given at once and disagree: keep one, set the others to none")
+        schedule[f"{what}_steps"] = next(iter(found.values()), DEFAULTS[what](config.train.steps))
+
+
+def forget(config: ConfigDict) -> None:
+    """Unset the steps that tokens, a share or the default came to: before a config gets another length or batch."""
+    for what in DEFAULTS:
+        found = _found(config, what) or {"": DEFAULTS[what](config.train.steps)}
+        if config.schedule[f"{what}_steps"] in found.values():
+            config.schedule[f"{what}_steps"] = None
+
+
+def describe(config: ConfigDict) -> str:
+    """A resolved config's schedule in one line, with what was derived said as such."""
+    schedule, steps = config.schedule, config.train.steps
+    text = f"{schedule.name} over {steps:,} steps of {tokens_per_step(config):,} tokens: {_said(config, 'warmup', 'warm-up')}"
+    if schedule.name == "wsd":
+        text += (
+            f", {_said(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
+        )
+        text += f" on, to {schedule.final_share:g} of the peak"
+    return text
+
+
+def _said(config: ConfigDict, what: str, name: str) -> str:
+    ways = [
+        f"{unit} {config.schedule[f'{what}_{unit}']:,}"
+        for unit in ("tokens", "share")
+        if config.schedule[f"{what}_{unit}"] is not None
+    ]
+    given = config.schedule[f"{what}_steps"]
+    default = not ways and given == DEFAULTS[what](config.train.steps)
+    return f"{name} {given:,} steps" + (f" ({', '.join(ways)})" if ways else " (default)" if default else "")
+
+
+def landmarks(config: ConfigDict) -> list[int]:
+    """The steps worth looking at: the first, the warm-up's last, every tenth of the run, the decay's first, the last."""
+    steps, schedule = config.train.steps, config.schedule
+    bends = (
+        [schedule.warmup_steps - 1, steps - schedule.decay_steps]
+        if schedule.name == "wsd"
+        else [schedule.warmup_steps - 1]
+    )
+    tenths = [i * steps // 10 for i in range(10)]
+    return sorted({step for step in [*tenths, *bends, steps - 1] if 0 <= step < steps})
+
+
+def tokens_per_step(config: ConfigDict) -> int:
+    """Tokens predicted in a step, over all devices."""
+    return config.train.global_batch * config.model.seq_len
+
+
+def _found(config: ConfigDict, what: str) -> dict[str, int]:
+    """The steps that tokens and share come to, by key. A share of the warm-up is at least one step."""
+    schedule, found = config.schedule, {}
+    if (tokens := schedule[f"{what}_tokens"]) is not None:
+        found[f"{what}_tokens"] = max(round(tokens / tokens_per_step(config)), int(tokens > 0))
+    if (share := schedule[f"{what}_share"]) is not None:
+        found[f"{what}_share"] = max(round(share * config.train.steps), int(what == "warmup"))
+    return found

@@ -1,0 +1,46 @@
+"""A config's schedules as a figure: learning rate, momentum, weight decay and batch over the run."""
+
+import pathlib
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from scalelab.errors import BadInput, nearest
+from scalelab.report.style import figure, save, shades, short, styled
+
+PANELS = (
+    ("lr", "learning rate"),
+    ("beta1", "momentum (beta1)"),
+    ("weight_decay", "weight decay (times LR)"),
+    ("batch_tokens", "batch (tokens)"),
+)
+KINDS = (".pdf", ".png")
+
+
+@styled
+def schedules(rows: Sequence[dict], marked: Sequence[int] = ()) -> Figure:
+    """Four panels over the step. rows: `step` and the keys of PANELS; the rows whose step is in `marked` get a dot."""
+    fig, axes = figure(11.0, 2.6, len(PANELS))
+    for ax, (key, title) in zip(axes, PANELS, strict=True):
+        ax.plot([row["step"] for row in rows], [row[key] for row in rows], color=shades([0])[0])
+        dots = [row for row in rows if row["step"] in set(marked)]
+        ax.plot([row["step"] for row in dots], [row[key] for row in dots], "o", color=shades([0])[0], ms=3.5)
+        ax.set_ylim(0, 1.08 * max(row[key] for row in rows) or 1.0)
+        ax.xaxis.set_major_formatter(lambda x, _: short(x))
+        ax.yaxis.set_major_formatter(lambda y, _: "0" if y == 0 else short(y))
+        ax.set(xlabel="step", title=title)
+    return fig
+
+
+@styled
+def write(path: str, rows: Sequence[dict], marked: Sequence[int] = ()) -> list[str]:
+    """Write the figure to `path` (.pdf, with the CSV of its numbers beside it, or .png); returns what was written."""
+    place = pathlib.Path(path)
+    if place.suffix not in KINDS:
+        raise BadInput(f"--plot={path}: a figure is one of {', '.join(KINDS)}{nearest(place.suffix, KINDS)}")
+    fig = schedules(rows, marked)
+    if place.suffix == ".pdf":
+        return save(place.parent, place.stem, fig, rows)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(place, dpi=150, metadata={"Software": "scalelab"})
+    return [path]
