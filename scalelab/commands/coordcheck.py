@@ -142,10 +142,9 @@ def _table(lines: Sequence[Sequence[str]]) -> None:
 
 
 def _draw(result: dict[str, Any], path: str) -> None:
-    from scalelab.report.coordplots import coordinate_check, write
+    from scalelab.report.coordplots import write
 
-    write(coordinate_check(result), path)
-    _say(f"drawn: {path}")
+    _say(f"drawn: {', '.join(write(path, result))}")
 
 
 def _say(text: str) -> None:

@@ -1,6 +1,5 @@
 """The figure of a coordinate check: sizes against RMS, a line an activation. The command's result in, a Figure out."""
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scalelab.report.style import ACCENT, MUTED, figure, log_axis, shades, styled
+from scalelab.report.style import ACCENT, MUTED, figure, log_axis, save_as, shades, styled
 
 PANELS = {"rms": "RMS", "change": "RMS of the change since initialisation"}
 
@@ -54,7 +53,14 @@ def _panel(ax: Axes, check: Mapping[str, Any], key: str) -> None:
         ax.title.set_color(ACCENT)
 
 
-@styled
-def write(fig: Figure, path: str | os.PathLike[str]) -> None:
-    """As PNG or PDF, by the ending."""
-    fig.savefig(path, dpi=160)
+def write(path: str, result: Mapping[str, Any]) -> list[str]:
+    """Write the figure to `path` (.pdf, with the CSV of its numbers beside it, or .png); returns what was written."""
+    rows = [
+        {"axis": check["axis"], "size": size, "activation": row["activation"], "step": step}
+        | {key: row[key][step][i] for key in PANELS}
+        for check in result["checks"]
+        for row in check["rows"]
+        for step in range(len(row["rms"]))
+        for i, size in enumerate(check["sizes"])
+    ]
+    return save_as(path, coordinate_check(result), rows)
