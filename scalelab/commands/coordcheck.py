@@ -124,7 +124,8 @@ def _print(result: dict[str, Any]) -> None:
                 row["activation"],
                 *[f"{value:.3g}" for value in row["rms"][-1]],
                 f"{row['slope']:+.2f}",
-                f"{row['change_slope']:+.2f} ± {row['change_slope_error']:.2f}",
+                f"{row['change_slope']:+.2f}"
+                + (f" ± {error:.2f}" if (error := row["change_slope_error"]) is not None else ""),
                 row["verdict"],
             ]
             for row in check["rows"]

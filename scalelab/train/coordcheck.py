@@ -20,8 +20,10 @@ from scalelab.data.batches import train_batches
 from scalelab.data.prepare import Dataset
 from scalelab.errors import WorkFailed
 from scalelab.model.activations import INSIDE, activations
-from scalelab.precision.policy import COMPUTE_DTYPES
+from scalelab.precision.policy import POLICIES
+from scalelab.precision.products import arithmetic
 from scalelab.train.program import in_turn
+from scalelab.train.state import wide
 
 GROWING = 0.25  # of a log-log slope: half of the least power that standard shows, sqrt(width)
 Sizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}
@@ -31,16 +33,16 @@ Sizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}
 class Row:
     """One activation over sizes: its RMS after the last step, that of its change, [seeds, sizes, steps + 1], and slopes.
 
-    A slope is of the logarithms over all sizes, the mean over seeds, with its standard error.
+    A slope is of the logarithms over all sizes, the mean over seeds, with its standard error (None for one seed).
     """
 
     activation: str
     rms: np.ndarray
     change: np.ndarray
     slope: float
-    slope_error: float
+    slope_error: float | None
     change_slope: float
-    change_slope_error: float
+    change_slope_error: float | None
 
     @property
     def verdict(self) -> str:
@@ -77,10 +79,10 @@ def verdict(rows: Sequence[Row]) -> str:
     return next((word for word in ("growing", "shrinking") if word in {row.verdict for row in rows}), "flat")
 
 
-def slope(sizes: Sequence[int], values: np.ndarray) -> tuple[float, float]:
-    """Log-log slope of values [seeds, sizes]: mean over seeds, and its standard error (NaN with one seed)."""
+def slope(sizes: Sequence[int], values: np.ndarray) -> tuple[float, float | None]:
+    """Log-log slope of values [seeds, sizes]: mean over seeds, and its standard error (None for one seed)."""
     each = np.polyfit(np.log(sizes), np.log(values.T), 1)[0]
-    return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5) if len(each) > 1 else float("nan")
+    return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5) if len(each) > 1 else None
 
 
 def _trajectories(
@@ -97,9 +99,9 @@ def _trajectories(
     found: list[list[Sizes]] = [[_sizes(x, x) for x in start]]
     for step in range(steps):
         states, metrics = program.advance(states, [batches.chunk(step, 1)] * len(seeds), 1)
-        if any(float(m["skipped"][0]) for m in metrics):
+        if not all(np.isfinite(float(m["train_loss"][0])) for m in metrics):
             raise WorkFailed(
-                f"at size {size} step {step + 1} is not finite: take a lower optim.peak_lr, or fewer --steps"
+                f"at size {size} step {step + 1} has no finite loss: take a lower optim.peak_lr, or fewer --steps"
             )
         found.append([_sizes(look(s.params, probe), x) for s, x in zip(states, start, strict=True)])
     return {name: np.array([[at[name] for at in row] for row in found]).transpose(2, 1, 0) for name in found[0][0]}
@@ -107,11 +109,12 @@ def _trajectories(
 
 @functools.cache
 def _look(of: Static) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
-    dtype = COMPUTE_DTYPES[of.precision]
+    policy = POLICIES[of.precision]
 
     @jax.jit
     def look(params: Any, tokens_BS: jax.Array) -> dict[str, jax.Array]:
-        found = activations(of.model, params, tokens_BS, dtype)
+        with arithmetic(policy):
+            found = activations(of.model, wide(params, policy.parameters), tokens_BS, policy)
         return jax.tree.map(lambda x: x.astype(jnp.float32), found)
 
     return look

@@ -79,11 +79,11 @@ def test_with_width_standard_grows_and_mup_does_not():
     np.testing.assert_array_equal(*first)  # at the base they are one
 
 
-def test_with_depth_mup_grows_and_completep_does_not():
-    mup, completep = (rows(name, n_layers=(1, 4)) for name in ("mup", "completep"))
-    assert mup["stream"].verdict == "growing" and coordcheck.verdict(list(mup.values())) == "growing"
+def test_with_depth_standard_grows_and_completep_does_not():
+    standard, completep = (rows(name, n_layers=(1, 4)) for name in ("standard", "completep"))
+    assert standard["stream"].verdict == coordcheck.verdict(list(standard.values())) == "growing"
     assert completep["stream"].verdict == completep["logits"].verdict == "flat", completep["stream"]
-    assert completep["stream"].slope < 0.1 < 0.4 < mup["stream"].slope
+    assert completep["stream"].slope < 0.1 < 0.4 < standard["stream"].slope
 
 
 def test_resized_keeps_the_recipe():
