@@ -90,17 +90,22 @@ def chip(device_kind: str) -> Chip | None:
     return next((found for pattern, found in CHIPS.items() if re.search(rf"\b(?:{pattern})", device_kind)), None)
 
 
-def table_flops(device_kind: str, dtype: Any) -> tuple[float, str] | None:
-    """FLOP/s of the unit that XLA uses by default for products of `dtype`, and what the figure is; None where unknown.
+WIDER = {"float8": "bfloat16", "tensorfloat32": "float32"}  # what is measured where the table knows no unit for it
 
-    Products of float32 arrays run as one bf16 pass on TPUs and as TF32 on NVIDIA's tensor cores since Ampere, unless
-    `jax_default_matmul_precision` says otherwise (JAX documentation, "Matmul precision").
+
+def table_flops(device_kind: str, dtype: Any) -> tuple[float, str] | None:
+    """FLOP/s of the unit that multiplies `dtype` (or "tensorfloat32"), and what the figure is; None where unknown.
+
+    float32 is all 32 bits, as precision `fp32` asks for. XLA's own default is TF32 on NVIDIA's tensor cores since Ampere and
+    one bf16 pass on TPUs (JAX documentation, "Matmul precision"); TPUs have no unit for more and are rated by that one.
     """
     found = chip(device_kind)
     name = _dtype_name(dtype)
     if found is None:
         return None
-    fallback = ("tensorfloat32", "float32", "bfloat16") if name == "float32" else (name,)
+    fallback = {"float32": ("float32", "bfloat16"), "tensorfloat32": ("tensorfloat32", "float32", "bfloat16")}.get(
+        name, (name,)
+    )
     unit = next((unit for unit in fallback if unit in found.flops), None)
     if unit is None:
         return None
@@ -115,7 +120,7 @@ def peak_flops(device: Any, dtype: Any = "float32") -> tuple[float, str]:
     known = table_flops(device.device_kind, dtype)
     if known:
         return known
-    name, on_cpu = _dtype_name(dtype), device.platform == "cpu"
+    name, on_cpu = WIDER.get(_dtype_name(dtype), _dtype_name(dtype)), device.platform == "cpu"
     n = 1024 if on_cpu else 8192
     flops = _measured(n, name, device)
     sharing = len(device.client.local_devices()) if on_cpu else 1
@@ -131,7 +136,8 @@ def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 
 
     key = jax.random.key(0)
     a = jax.device_put(jax.random.normal(key, (n, n), dtype), device)
-    product = jax.jit(lambda a: a @ a)
+    bits = "highest" if a.dtype == "float32" else None
+    product = jax.jit(lambda a: jax.numpy.matmul(a, a, precision=bits))
     product(a).block_until_ready()
     return 2 * n**3 / min(_seconds(product, a) for _ in range(repeats))
 
@@ -148,6 +154,9 @@ def _seconds(function: Any, argument: Any) -> float:
 def _dtype_name(dtype: Any) -> str:
     """'bfloat16' and the like, from a name or a dtype; every float8 format runs at one rate."""
     import jax.numpy as jnp
+
+    if dtype == "tensorfloat32":
+        return dtype
 
     name = jnp.dtype(dtype).name
     return "float8" if name.startswith("float8") else name

@@ -18,7 +18,10 @@ CHOICES = {
     "schedule.decay_shape": ("linear", "cosine", "sqrt"),
     "schedule.wd_shape": ("constant", "cosine", "lr2", "independent"),
     "parametrization.name": ("standard", "mup", "completep"),
-    "precision.name": ("fp32", "bf16"),
+    "precision.name": (
+        *("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block"),
+        *("fp16_unscaled", "bf16_moments", "bf16_master"),
+    ),
     "log.role": ("", "fit", "check", "holdout"),
     "sweep.pack": ("auto", "vmap", "turn"),
 }

@@ -82,7 +82,7 @@ def test_every_key_of_the_default_tree_has_a_comment():
         ({"model__mlp": "geglu"}, ["model.mlp='geglu'", "not a choice", "'gelu'"]),
         ({"optim__name": "adam"}, ["optim.name='adam'", "not a choice", "'adamw'"]),
         ({"schedule__name": "xyz"}, ["schedule.name='xyz'", "not a choice", "cosine_restarts", "wsd"]),
-        ({"precision__name": "fp16"}, ["precision.name='fp16'", "'bf16'"]),
+        ({"precision__name": "fp9"}, ["precision.name='fp9'", "'fp8'"]),
         ({"train__steps": 0}, ["train.steps=0", "above zero", "nearest good value is 1"]),
         ({"model__d_model": -64}, ["model.d_model=-64", "above zero"]),
         ({"model__rope_theta": "inf"}, ["model.rope_theta=inf", "finite"]),

@@ -4,7 +4,7 @@ Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N
 """
 
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,34 +15,36 @@ from scalelab.model.declare import Declaration, declare
 from scalelab.model.layers import Einsum, Norm, add
 from scalelab.model.placement import CONTEXT, local, residual, size, spec, use
 from scalelab.model.ring import ring_attention
+from scalelab.precision.policy import Policy, dtype
+from scalelab.precision.products import einsum
 
 
 class Attention(nn.Module):
     """Multi-head attention of one block."""
 
     shape: ModelShape
-    dtype: Any
+    policy: Policy
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
         """x_BSD -> [B, S, D]; position i sees positions up to i."""
-        s = self.shape
+        s, compute = self.shape, dtype(self.policy.compute)
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
         by_head, by_key = ("batch", "context", "heads", None), ("batch", "context", "kv_heads", None)
-        q_BSNH = Einsum(embed, queries, s.bias, self.dtype, by_head, name="q")(x_BSD)
-        k_BSKH = Einsum(embed, keys, s.bias, self.dtype, by_key, name="k")(x_BSD)
-        v_BSKH = Einsum(embed, keys, s.bias, self.dtype, by_key, name="v")(x_BSD)
+        q_BSNH = Einsum(embed, queries, s.bias, self.policy, by_head, name="q")(x_BSD)
+        k_BSKH = Einsum(embed, keys, s.bias, self.policy, by_key, name="k")(x_BSD)
+        v_BSKH = Einsum(embed, keys, s.bias, self.policy, by_key, name="v")(x_BSD)
         if s.qk_norm:
-            q_BSNH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, self.dtype, name="q_norm")(q_BSNH)
-            k_BSKH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, self.dtype, name="k_norm")(k_BSKH)
+            q_BSNH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, compute, name="q_norm")(q_BSNH)
+            k_BSKH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, compute, name="k_norm")(k_BSKH)
         scale, bias_BNST = attention_scale(s), None
         if s.position == "rope":
             q_BSNH, k_BSKH = rope(q_BSNH, s.rope_theta), rope(k_BSKH, s.rope_theta)
         elif s.position == "relative":
             q_BSNH, bias_BNST = self.relative(q_BSNH, scale)
-        y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, implementation(s, self.dtype))
-        return Einsum(queries, embed, s.bias, self.dtype, residual(s.sequence_parallel), name="o")(y_BSNH)
+        y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, implementation(s, compute))
+        return Einsum(queries, embed, s.bias, self.policy, residual(s.sequence_parallel), name="o")(y_BSNH)
 
     def relative(self, q_BSNH: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
         """Dai et al. 2019 (Transformer-XL), section 3.3: (q + u, scale * (q + v) . W_r R_{i-j}) with learned u, v."""
@@ -52,8 +54,8 @@ class Attention(nn.Module):
         u_NH, v_NH = (use(declare(self, name, vector), *vector.outs) for name in ("content_bias", "position_bias"))
         r_TD = sinusoids(q_BSNH.shape[1], s.d_model)
         by_head = (None, "heads", None)
-        r_TNH = Einsum((("embed", s.d_model),), queries, False, self.dtype, by_head, role="position", name="r")(r_TD)
-        by_distance_BNST = jnp.einsum("BSNH,TNH->BNST", add(q_BSNH, v_NH), r_TNH)
+        r_TNH = Einsum((("embed", s.d_model),), queries, False, self.policy, by_head, role="position", name="r")(r_TD)
+        by_distance_BNST = einsum("BSNH,TNH->BNST", add(q_BSNH, v_NH), r_TNH).astype(q_BSNH.dtype)
         split = spec("batch", "heads", None, None)
         return add(q_BSNH, u_NH), scale * local(shift_distances, (split,), split)(by_distance_BNST)
 
@@ -63,7 +65,7 @@ def attention_scale(shape: ModelShape) -> float:
     return shape.d_head**-0.5 if shape.parametrization == "standard" else shape.base_d_head**0.5 / shape.d_head
 
 
-def implementation(shape: ModelShape, dtype: Any) -> Literal["cudnn", "xla", "plain"]:
+def implementation(shape: ModelShape, compute: jnp.dtype) -> Literal["cudnn", "xla", "plain"]:
     """How attention is computed here; the run's record names it.
 
     `cudnn`: flash attention, where a GPU and the shape allow it. `xla`: jax's own, on other accelerators' behalf. `plain`:
@@ -71,7 +73,7 @@ def implementation(shape: ModelShape, dtype: Any) -> Literal["cudnn", "xla", "pl
     """
     if jax.default_backend() == "cpu":
         return "plain"
-    fits = dtype == jnp.bfloat16 and shape.d_head % 8 == 0 and shape.d_head <= 128 and shape.position != "relative"
+    fits = compute.itemsize == 2 and shape.d_head % 8 == 0 and shape.d_head <= 128 and shape.position != "relative"
     return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"
 
 
@@ -111,12 +113,12 @@ def plain_attention(
     keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
     q = (q_BSNH * scale).transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
     k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, width) for x in (k_BTKH, v_BTKH))
-    logits = jnp.einsum("bsh,bth->bst", q, k, preferred_element_type=jnp.float32)
+    logits = einsum("bsh,bth->bst", q, k)
     future = jnp.where(jnp.tril(jnp.ones((length, length), bool)), 0.0, -1e30)
     logits = logits + jnp.tile(future, (stacked // length, 1))[None]
     if bias_BNST is not None:
         logits = logits + bias_BNST.reshape(batch * keys, stacked, -1)
-    y = jnp.einsum("bst,bth->bsh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v)
+    y = einsum("bst,bth->bsh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v).astype(v.dtype)
     return y.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 

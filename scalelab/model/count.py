@@ -97,9 +97,9 @@ def matmul_flops(jaxpr: Any) -> float:
     XLA's own analysis counts a scan's body once, so it isn't used. A loop of unknown length raises ValueError.
     """
     total = 0.0
-    for equation in _used(jaxpr):
+    for equation in used(jaxpr):
         if equation.primitive.name == "dot_general":
-            total += _dot_flops(equation)
+            total += dot_flops(equation)
         elif equation.primitive.name == "while":
             raise ValueError("a while loop's length is not in the program, so its FLOPs can't be counted")
         elif equation.primitive.name == "cond":
@@ -110,17 +110,18 @@ def matmul_flops(jaxpr: Any) -> float:
     return total
 
 
-def _used(jaxpr: Any) -> list[Any]:
-    """The equations whose results reach the outputs: a compiler drops the others (the gradient of a constant, say)."""
+def used(jaxpr: Any) -> list[Any]:
+    """The equations of a jaxpr whose results reach the outputs: a compiler drops the others (the gradient of a constant, say)."""
     needed, kept = {id(v) for v in jaxpr.outvars}, []
     for equation in reversed(jaxpr.eqns):
         if equation.effects or any(id(v) in needed for v in equation.outvars):
             kept.append(equation)
             needed |= {id(v) for v in equation.invars}
-    return kept
+    return kept[::-1]
 
 
-def _dot_flops(equation: Any) -> float:
+def dot_flops(equation: Any) -> float:
+    """FLOPs of one `dot_general`: two a multiplication."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     left, out = equation.invars[0].aval, equation.outvars[0].aval
     return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)

@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from scalelab.model.placement import BATCH, CONTEXT, TENSOR, as_varying, local, on_mesh, spec
+from scalelab.precision.products import matmul
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient shows
 TOKENS = (*BATCH, CONTEXT)  # the mesh axes that split them
@@ -28,9 +30,9 @@ class LossSums(NamedTuple):
 
 
 def _chunk_sums(
-    x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float
+    x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    logits_TV = jnp.dot(x_TD, head_DV.astype(x_TD.dtype), preferred_element_type=jnp.float32)
+    logits_TV = checkpoint_name(matmul(x_TD, head_DV, form), "logits")  # found again by precision/found.py
     if softcap:
         logits_TV = softcap * jnp.tanh(logits_TV / softcap)
     counts_T = targets_T >= 0
@@ -69,7 +71,7 @@ def cross_entropy(
 
     def own(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array) -> LossSums:
         def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, None]:
-            objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap)
+            objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap, x_BSD.dtype)
             return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count), None
 
         return _over_tokens(jax.lax.scan(body, _zero(x_BSD), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
@@ -108,7 +110,11 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
 
         def body(carry, part):
             sums, head_grad = carry
-            (objective, (nll, count)), (x_grad, part_grad) = gradient(part[0], head_DV, part[1], z_weight, softcap)
+            # Gradients of single tokens, not yet times the loss scale: in fp16 the smallest of them would be lost.
+            x_TD = part[0].astype(jnp.float32) if part[0].dtype == jnp.float16 else part[0]
+            (objective, (nll, count)), (x_grad, part_grad) = gradient(
+                x_TD, head_DV, part[1], z_weight, softcap, x_BSD.dtype
+            )
             sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
             return (sums, head_grad + part_grad), x_grad
 
@@ -120,14 +126,15 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
         return _over_tokens(sums), (x_grad, _over_tokens(head_grad))
 
     out = PartitionSpec(), (spec("batch", "context", None), spec(None, "vocab"))
-    return local(own, split_arguments(), out)(x_BSD, head_DV, targets_BS, z_weight)
+    sums, grads = local(own, split_arguments(), out)(x_BSD, head_DV, targets_BS, z_weight)
+    return sums, (*grads, jnp.zeros((), x_BSD.dtype))
 
 
 def _backward(softcap, chunk, residuals, cotangents):
     del softcap, chunk
-    x_grad, head_grad = residuals
+    x_grad, head_grad, like_x = residuals
     scale = cotangents.objective
-    return (scale * x_grad).astype(x_grad.dtype), scale * head_grad, None, None
+    return (scale * x_grad).astype(like_x.dtype), scale * head_grad, None, None
 
 
 cross_entropy.defvjp(_forward, _backward)

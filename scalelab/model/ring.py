@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.model.placement import CONTEXT, as_varying, size
+from scalelab.precision.products import einsum
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -31,7 +32,7 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, scale: float) -> tuple[ja
         logits = _logits(q_BKGsH, k, turns)
         new = jnp.logaddexp(log_z, jax.nn.logsumexp(logits, axis=-1))
         weights = jnp.exp(logits - new[..., None]).astype(v.dtype)
-        more = jnp.einsum("bkgst,btkh->bkgsh", weights, v, preferred_element_type=jnp.float32)
+        more = einsum("bkgst,btkh->bkgsh", weights, v)
         return (_pass(k), _pass(v), new, y * jnp.exp(log_z - new)[..., None] + more), None
 
     begin = (k, v, as_varying(log_z, q), as_varying(y, q))
@@ -54,13 +55,13 @@ def _backward(scale: float, kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.
     def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
         k, v, dk, dv, dq = carry
         p = jnp.exp(_logits(q_BKGsH, k, turns) - log_z[..., None])
-        dp = jnp.einsum("bkgsh,btkh->bkgst", dy_BKGsH, v, preferred_element_type=jnp.float32)
+        dp = einsum("bkgsh,btkh->bkgst", dy_BKGsH, v)
         ds = p * (
             dp - spent[..., None]
         )  # in fp32 to the end: rounded to bf16 here, gradients of q and k are off by 1 %
-        dv += jnp.einsum("bkgst,bkgsh->btkh", p.astype(v.dtype), dy_BKGsH, preferred_element_type=jnp.float32)
-        dk += jnp.einsum("bkgst,bkgsh->btkh", ds, q_BKGsH.astype(ds.dtype), preferred_element_type=jnp.float32)
-        dq += jnp.einsum("bkgst,btkh->bkgsh", ds, k.astype(ds.dtype), preferred_element_type=jnp.float32)
+        dv += einsum("bkgst,bkgsh->btkh", p.astype(v.dtype), dy_BKGsH)
+        dk += einsum("bkgst,bkgsh->btkh", ds, q_BKGsH.astype(ds.dtype))
+        dq += einsum("bkgst,btkh->bkgsh", ds, k.astype(ds.dtype))
         return (_pass(k), _pass(v), _pass(dk), _pass(dv), dq), None
 
     zeros = (as_varying(jnp.zeros(x.shape), q) for x in (k, v, q_BKGsH))
@@ -75,7 +76,7 @@ def _logits(q_BKGsH: jax.Array, k_BtKH: jax.Array, turns: Any) -> jax.Array:
     """[B, K, G, s, t] in fp32, -inf for the future, with the keys that have come `turns` devices far; q is scaled already."""
     me, length = jax.lax.axis_index(CONTEXT), k_BtKH.shape[1]
     position, of_key = me * length + jnp.arange(length), (me - turns) % size(CONTEXT) * length + jnp.arange(length)
-    logits = jnp.einsum("bkgsh,btkh->bkgst", q_BKGsH, k_BtKH, preferred_element_type=jnp.float32)
+    logits = einsum("bkgsh,btkh->bkgst", q_BKGsH, k_BtKH)
     return jnp.where(position[:, None] >= of_key[None, :], logits, -jnp.inf)
 
 

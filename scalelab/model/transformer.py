@@ -17,6 +17,7 @@ from scalelab.model.declare import Declaration, split
 from scalelab.model.layers import MLP, Norm, Table
 from scalelab.model.loss import LossSums, cross_entropy
 from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, residual, spec, use
+from scalelab.precision.policy import FP32, Policy, dtype
 
 Params = dict[str, Any]
 
@@ -34,28 +35,28 @@ class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). Returns (x, None): `nn.scan`'s carry and output."""
 
     shape: ModelShape
-    dtype: Any
+    policy: Policy
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array, _: None) -> tuple[jax.Array, None]:
         """x_BSD -> (x_BSD, None)."""
         s = self.shape
-        norm = functools.partial(Norm, s.norm, ("embed", s.d_model), s.norm_eps, self.dtype)
-        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.dtype, residual(s.sequence_parallel), name="mlp")
+        norm = functools.partial(Norm, s.norm, ("embed", s.d_model), s.norm_eps, dtype(self.policy.compute))
+        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, residual(s.sequence_parallel), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products see all of it
-        attention, times = Attention(s, self.dtype, name="attention"), branch_multiplier(s)
+        attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
         x_BSD = x_BSD + times * attention(place(norm(name="attention_norm")(x_BSD), *inside))
         return x_BSD + times * mlp(place(norm(name="mlp_norm")(x_BSD), *inside)), None
 
 
 class Transformer(nn.Module):
-    """Tokens -> (final hidden states in `dtype`, head [D, V] in fp32): the loss multiplies them chunk by chunk.
+    """Tokens -> (final hidden states in what the policy computes in, head [D, V] in fp32): the loss multiplies them chunk by chunk.
 
     In three parts, so that a stage of a pipeline can take its own (`parallel/pipeline.py`).
     """
 
     shape: ModelShape
-    dtype: Any
+    policy: Policy
 
     def setup(self) -> None:
         """Declare every part."""
@@ -70,8 +71,8 @@ class Transformer(nn.Module):
             block, variable_axes={"params": 0}, split_rngs={"params": True}, length=s.n_layers,
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
-        )(s, self.dtype)  # fmt: skip
-        self.final_norm = Norm(s.norm, ("embed", s.d_model), s.norm_eps, self.dtype)
+        )(s, self.policy)  # fmt: skip
+        self.final_norm = Norm(s.norm, ("embed", s.d_model), s.norm_eps, dtype(self.policy.compute))
         if not s.tied_head:
             self.head = Table(Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std))
 
@@ -82,7 +83,7 @@ class Transformer(nn.Module):
         if self.shape.position == "learned":
             positions_SD = use(self.positions(), "seq", "embed")[: tokens_BS.shape[1]]
             x_BSD = x_BSD + place(positions_SD, "context", None)[None]
-        return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(self.dtype)
+        return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(dtype(self.policy.compute))
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BSD after the last block -> (x_BSD, head_DV)."""
@@ -131,7 +132,7 @@ def branch_multiplier(shape: ModelShape) -> float:
 def _init(shape: ModelShape, key: jax.Array) -> Any:
     tokens_BS = jnp.zeros((1, shape.seq_len), jnp.int32)
     with off_mesh():
-        return Transformer(shape, jnp.float32).init(key, tokens_BS)["params"]
+        return Transformer(shape, FP32).init(key, tokens_BS)["params"]
 
 
 def init(shape: ModelShape, key: jax.Array) -> Params:
@@ -145,42 +146,47 @@ def declarations(shape: ModelShape) -> Params:
     return split(jax.eval_shape(functools.partial(_init, shape), jax.random.key(0)))[1]
 
 
-def _part(name: str, shape: ModelShape, params: Params, value: jax.Array, dtype: Any) -> Any:
-    return Transformer(shape, dtype).apply({"params": params}, value, method=name)
+def _part(name: str, shape: ModelShape, params: Params, value: jax.Array, policy: Policy) -> Any:
+    return Transformer(shape, policy).apply({"params": params}, value, method=name)
 
 
-def logits(shape: ModelShape, params: Params, tokens_BS: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
+def logits(shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32) -> jax.Array:
     """Next-token logits [B, S, V] in fp32."""
-    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, dtype)
-    logits_BSV = jnp.dot(x_BSD, head_DV.astype(dtype), preferred_element_type=jnp.float32)
+    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, policy)
+    logits_BSV = jnp.dot(x_BSD, head_DV.astype(x_BSD.dtype), preferred_element_type=jnp.float32)
     cap = shape.logit_softcap
     return cap * jnp.tanh(logits_BSV / cap) if cap else logits_BSV
 
 
-def enter(shape: ModelShape, params: Params, tokens_BS: jax.Array, dtype: Any) -> jax.Array:
+def enter(shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy) -> jax.Array:
     """Tokens -> the residual stream x_BSD before the first block."""
-    return _part("enter", shape, params, tokens_BS, dtype)
+    return _part("enter", shape, params, tokens_BS, policy)
 
 
-def block(shape: ModelShape, params: Params, x_BSD: jax.Array, dtype: Any) -> jax.Array:
+def block(shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy) -> jax.Array:
     """x_BSD after one block, whose parameters these are."""
-    return Block(shape, dtype).apply({"params": params}, x_BSD, None)[0]
+    return Block(shape, policy).apply({"params": params}, x_BSD, None)[0]
 
 
 def leave(
-    shape: ModelShape, params: Params, x_BSD: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float, dtype: Any
+    shape: ModelShape,
+    params: Params,
+    x_BSD: jax.Array,
+    targets_BS: jax.Array,
+    z_weight: jax.Array | float,
+    policy: Policy,
 ) -> LossSums:
     """Final norm, head and summed loss of x_BSD after the last block."""
-    x_BSD, head_DV = _part("leave", shape, params, x_BSD, dtype)
+    x_BSD, head_DV = _part("leave", shape, params, x_BSD, policy)
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight)
 
 
 def loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
-    dtype: Any = jnp.float32, chunk: int = 0,
+    policy: Policy = FP32, chunk: int = 0,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
-    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, dtype)
+    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, policy)
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
 
 

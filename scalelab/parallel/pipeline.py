@@ -21,7 +21,7 @@ from scalelab.model import transformer
 from scalelab.model.loss import LossSums
 from scalelab.model.placement import STAGE, on_mesh, place, residual
 from scalelab.parallel.ticks import Ticks, table
-from scalelab.precision.policy import COMPUTE_DTYPES
+from scalelab.precision.policy import POLICIES, dtype
 
 
 def reorder(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
@@ -88,16 +88,16 @@ class _Work(NamedTuple):
 def _stage(static: Static, ticks: Ticks, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any) -> tuple:
     """One stage's walk through the table; `blocks` are its own v k layers, `rows` [m, b, S+1] everyone's."""
     layout, shape = static.layout, static.model
-    dtype, differ = COMPUTE_DTYPES[static.precision], counted is not None
+    policy, differ = POLICIES[static.precision], counted is not None
     vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE,), to="varying"))
     rest, rows, z = vary((rest, rows.astype(jnp.int32), z))
     chunks = jax.tree.map(lambda w: w.reshape(layout.rounds, -1, *w.shape[1:]), blocks)
 
     def work(chunk: jax.Array, row_bS: jax.Array) -> _Work:
         return _Work(
-            block=functools.partial(transformer.block, shape, dtype=dtype),
-            enter=lambda rest: transformer.enter(shape, rest, jnp.maximum(row_bS[:, :-1], 0), dtype),
-            leave=lambda rest, y_bSD: transformer.leave(shape, rest, y_bSD, row_bS[:, 1:], z, dtype),
+            block=functools.partial(transformer.block, shape, policy=policy),
+            enter=lambda rest: transformer.enter(shape, rest, jnp.maximum(row_bS[:, :-1], 0), policy),
+            leave=lambda rest, y_bSD: transformer.leave(shape, rest, y_bSD, row_bS[:, 1:], z, policy),
             own=jax.tree.map(lambda w: w[chunk], chunks),
             rest=rest,
             first=(stage[0] == 0) & (chunk == 0),
@@ -129,7 +129,9 @@ def _stage(static: Static, ticks: Ticks, stage: Any, blocks: Any, rest: Any, row
         return (_send(y, 1, layout.stage), _send(dx, -1, layout.stage), held, sums, grads), None
 
     b, length = rows.shape[1], rows.shape[2] - 1
-    nothing = vary(place(jnp.zeros((b, length, shape.d_model), dtype), *residual(shape.sequence_parallel)))
+    nothing = vary(
+        place(jnp.zeros((b, length, shape.d_model), dtype(policy.compute)), *residual(shape.sequence_parallel))
+    )
     kept = jax.tree.leaves(chunks)[0].shape[1] if differ else 1
     held = jnp.stack([jnp.stack([nothing] * kept)] * (ticks.slots + 1))
     grads: Any = jax.tree.map(jnp.zeros_like, (chunks, rest)) if differ else ()

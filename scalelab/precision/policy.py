@@ -1,8 +1,102 @@
-"""Precision policies. Parameters, optimizer moments, norms, softmax and loss are fp32 under every policy."""
+"""Precision policies: one record a name that states every number format of a step, and what is worth a word about it.
+
+`tests/precision/test_found.py` holds each record against the formats found in the step's jaxpr (`precision/found.py`).
+"""
+
+import dataclasses
 
 import jax.numpy as jnp
 
-COMPUTE_DTYPES = {
-    "fp32": jnp.float32,
-    "bf16": jnp.bfloat16,  # activations and products; fp32 master weights are cast at each use
-}
+E4M3, E5M2, TF32 = "float8_e4m3fn", "float8_e5m2", "tensorfloat32"
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Formats by jax's names (`tensorfloat32`: fp32 whose products see 10 bits of mantissa).
+
+    `forward` and `backward` are the operands of the layers' products: activations and weights, and the gradients that flow
+    back; all other products (attention, head) take `compute`. Embedding, norms, softmax, biases and loss are fp32 under
+    every policy, and residual sums are in `compute`.
+    """
+
+    name: str
+    forward: str = "float32"  # operands of a layer's product
+    backward: str = "float32"  # of the products of its backward: the gradient that flows back
+    compute: str = "float32"  # what layers hand on, residual sums, operands of attention and head
+    accumulation: str = "float32"  # of every product, and of parts of one that devices add up
+    gradients: str = "float32"  # of the parameters
+    reductions: str = "float32"  # sums over tokens and features: norms, softmax, loss, gradients of biases
+    logits: str = "float32"
+    loss: str = "float32"
+    parameters: str = "float32"  # as kept from step to step; the update itself is in fp32
+    moments: str = "float32"  # the optimizer's state, as kept from step to step
+    scaling: str = ""  # of fp8 operands: current (amax of the tensor) | delayed (of its past) | block
+    scaled_loss: bool = False  # dynamic loss scaling
+    harm: str = ""  # why it is no recipe
+
+    @property
+    def products(self) -> list[str]:
+        """Every pair of operands that is multiplied, sorted: in attention and head a gradient stays fp32 up to its product."""
+        own = (self.forward, self.compute, " x ".join(sorted({self.forward, self.backward})))
+        return sorted({*own, " x ".join(sorted({self.compute, "float32"}))} if self.compute != TF32 else {*own})
+
+    @property
+    def unit(self) -> str:
+        """The format that decides the rate of most products, as `hardware.py` names them."""
+        return self.forward
+
+
+def _half(name: str, dtype: str, **others: object) -> Policy:
+    return Policy(name, forward=dtype, backward=dtype, compute=dtype, **others)  # type: ignore[arg-type]
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy("fp32"),
+        Policy("tf32", forward=TF32, backward=TF32, compute=TF32),
+        _half("bf16", "bfloat16"),
+        # Micikevicius et al. 2018, "Mixed Precision Training": fp32 master weights, loss scaling
+        _half("fp16", "float16", scaled_loss=True),
+        # Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3: e4m3 forward, e5m2 for gradients
+        Policy("fp8", E4M3, E5M2, "bfloat16", scaling="current"),
+        # DeepSeek-V3 (2024), section 3.3.2: 1 x 128 tiles of activations and gradients, 128 x 128 blocks of weights, all e4m3
+        Policy("fp8_block", E4M3, E4M3, "bfloat16", scaling="block"),
+        _half(
+            "fp16_unscaled", "float16",
+            harm="gradients below 2^-25 become zero where they pass through fp16: use fp16, which scales the loss",
+        ),
+        _half(
+            "bf16_moments", "bfloat16", moments="bfloat16",
+            harm="moments kept in bf16 (8 bits) stand still where a step moves them by less than 1/256 of their size, as "
+            "beta2 above 0.996 does: use bf16, whose moments are fp32",
+        ),
+        _half(
+            "bf16_master", "bfloat16", parameters="bfloat16",
+            harm="weights kept in bf16 (8 bits) lose every update smaller than 1/512 of the weight: use bf16, whose weights "
+            "are fp32",
+        ),
+    )
+}  # fmt: skip
+FP32 = POLICIES["fp32"]
+
+
+def dtype(name: str) -> jnp.dtype:
+    """The array's dtype of a format: TF32 numbers are kept in fp32."""
+    return jnp.dtype("float32" if name == TF32 else name)
+
+
+def words(policy: Policy, backend: str) -> list[str]:
+    """What a run under `policy` on this backend is worth saying: harm, and what is emulated."""
+    said = [f"precision.name={policy.name!r}: {policy.harm}"] if policy.harm else []
+    if policy.forward == TF32 and backend != "gpu":
+        said.append(
+            f"precision.name='tf32' is emulated on {backend}: operands of products are rounded to 10 bits of mantissa "
+            "(lax.reduce_precision), then multiplied in fp32; no time is saved"
+        )
+    if policy.scaling and backend == "cpu":
+        said.append(
+            f"precision.name={policy.name!r}: this CPU has no fp8 units; operands are rounded to fp8 and multiplied "
+            "wider, with the same result and no time saved"
+        )
+    return said

@@ -23,7 +23,7 @@ from scalelab.train import state as state_lib
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.program import PACKINGS
 from scalelab.train.run import SKIPS_IN_A_ROW, Run, bits_per_byte
-from scalelab.train.step import METRICS
+from scalelab.train.step import LOSS_SCALE, METRICS
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -105,7 +105,7 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:
             line = {"step": step + i + 1, "tokens": (step + i + 1) * run.tokens_per_step}
-            line |= {key: metrics[key][i].item() for key in METRICS}
+            line |= {key: metrics[key][i].item() for key in (*METRICS, LOSS_SCALE) if key in metrics}
             lines.append(line | {"tokens_per_s": rate, "mfu": mfu, "time": time.time()})
     return lines
 
@@ -147,7 +147,7 @@ def train(
     step, states = (start[0], program.join(start[1])) if start else (0, program.init())
     if params and not start:
         drawn = program.separate(states)
-        states = program.join([s._replace(params=p) for s, p in zip(drawn, params, strict=True)])
+        states = program.join([s._replace(params=_as_drawn(s.params, p)) for s, p in zip(drawn, params, strict=True)])
     alive = [run for run in runs if run.status == "running"]
     for run in alive:
         run.event("resume" if start else "start", step)
@@ -182,6 +182,11 @@ def train(
     digests = [state_lib.digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
     return Outcome(step, start[0] if start else None, rate, digests, stopped)
+
+
+def _as_drawn(drawn: Any, given: Any) -> Any:
+    """Given weights (fp32) in the formats of drawn ones."""
+    return jax.tree.map(lambda d, g: g if g.dtype == d.dtype else g.astype(d.dtype), drawn, given)
 
 
 class _Data:

@@ -17,8 +17,8 @@ from scalelab.model import count
 from scalelab.model.attention import implementation
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
-from scalelab.precision.policy import COMPUTE_DTYPES
-from scalelab.train import changes, determinism
+from scalelab.precision.policy import POLICIES, dtype, words
+from scalelab.train import changes, determinism, dtypes
 from scalelab.train.metrics import Sink, sinks, write_lines
 
 IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
@@ -40,7 +40,7 @@ class Run:
     facts: dict[str, Any]
     status: str = "running"
     val_loss: float | None = None
-    words: Sequence[str] = ()  # what its layout is worth saying about
+    words: Sequence[str] = ()  # what its layout and precision are worth saying about
 
     @property
     def tokens_per_step(self) -> int:
@@ -108,9 +108,10 @@ def open_run(
     another model, data, batch or seed, and `allow` doesn't name the key.
     """
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
-    words = rules.check(config, layout)
+    said = [("layout", word) for word in rules.check(config, layout)]
+    said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
     known = changes.facts(config, dataset)
-    old = from_first(lambda: _enter(folder, known, allow, words))
+    old = from_first(lambda: _enter(folder, known, allow, said))
     mirrors = sinks(folder, config.log) if is_first() else []
     run = Run(name, folder, config, _describe(name, config, dataset, layout), mirrors, known)
     if old:
@@ -121,17 +122,17 @@ def open_run(
     run.record |= facts
     run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
     run.record["determinism"] = guarantee(run)
-    run.words = words
+    run.words = [text for _, text in said]
     return run
 
 
-def _enter(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str], words: Sequence[str]) -> Any:
+def _enter(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str], said: Sequence[tuple[str, str]]) -> Any:
     """Make the folder this config's, or check that it is; returns the record in it, None where there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "config.json").exists():
         _accept_changes(folder, new, allow)
-    for word in words:
-        records.event(folder, "layout", None, word)
+    for kind, text in said:
+        records.event(folder, kind, None, text)
     records.write_json(folder / "config.json", new["config"])
     return records.read_json(folder / "record.json") if (folder / "record.json").exists() else None
 
@@ -151,8 +152,8 @@ def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection
 
 def _describe(name: str, config: ConfigDict, dataset: Dataset, layout: config_lib.Layout) -> dict[str, Any]:
     shape = config_lib.static(config).model
-    dtype = COMPUTE_DTYPES[config.precision.name]
-    peak_flops, peak_source = hardware.peak_flops(jax.devices()[0], dtype)
+    policy = POLICIES[config.precision.name]
+    peak_flops, peak_source = hardware.peak_flops(jax.devices()[0], policy.unit)
     return {
         "name": name,
         "identity": config_lib.identity(config),
@@ -167,8 +168,11 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, layout: config_li
         },
         "versions": changes.versions(),
         "device": jax.devices()[0].device_kind,
+        "dtypes": dtypes.of_step(
+            dataclasses.replace(config_lib.static(config), layout=layout), config_lib.hparams(config)
+        ),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
-        "attention": implementation(shape, dtype),
+        "attention": implementation(shape, dtype(policy.compute)),
         "peak_flops": peak_flops,
         "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
     }

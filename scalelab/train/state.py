@@ -16,16 +16,19 @@ from scalelab.optim.chain import OPTIMIZERS
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.parallel.processes import whole
+from scalelab.precision import loss_scale
+from scalelab.precision.policy import POLICIES
 
 
 class TrainState(NamedTuple):
     """`step` counts batches consumed; a skipped batch counts, but changes neither `params` nor `opt_state`."""
 
     step: jax.Array  # int32
-    params: Any  # nested dict, fp32
+    params: Any  # nested dict, fp32 but under policy bf16_master
     opt_state: Any
     skipped: jax.Array  # int32, batches skipped so far
     streak: jax.Array  # int32, batches skipped in a row up to now
+    precision: Any = ()  # what the precision policy keeps: a LossScale, or nothing
 
 
 def optimizer(static: Static, h: Hparams, lr: jax.Array) -> Any:
@@ -37,8 +40,22 @@ def optimizer(static: Static, h: Hparams, lr: jax.Array) -> Any:
 def init(static: Static, h: Hparams) -> TrainState:
     """A fresh state; parameters are drawn from the stream `seed`."""
     params = transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
-    zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, params, optimizer(static, h, jnp.zeros(())).init(params), zero, zero)
+    zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
+    opt_state = stored(optimizer(static, h, jnp.zeros(())).init(params), policy.moments)
+    scale = loss_scale.init() if policy.scaled_loss else ()
+    return TrainState(zero, stored(params, policy.parameters), opt_state, zero, zero, scale)
+
+
+def stored(tree: Any, form: str) -> Any:
+    """A tree as it is kept from step to step: its fp32 arrays, not its scalars, in `form`."""
+    if form == "float32":
+        return tree
+    return jax.tree.map(lambda x: x.astype(form) if x.ndim and x.dtype == jnp.float32 else x, tree)
+
+
+def wide(tree: Any, form: str) -> Any:
+    """The same for use: arrays kept in `form` in fp32."""
+    return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)
 
 
 def specs(static: Static, h: Mapping[str, float]) -> Any:
@@ -50,7 +67,8 @@ def specs(static: Static, h: Mapping[str, float]) -> Any:
         optimizer(static, {key: jnp.asarray(value) for key, value in h.items()}, jnp.zeros(())),
         lambda _, spec: spec, like.opt_state, kept, transform_non_params=lambda _: whole,
     )  # fmt: skip
-    each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole)
+    precision = jax.tree.map(lambda _: whole, like.precision)
+    each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole, precision)
     return TrainState(*each)
 
 

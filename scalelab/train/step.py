@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import reshard
 
 from scalelab.config import Static
@@ -14,11 +15,14 @@ from scalelab.model.loss import LossSums
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline, rules
-from scalelab.precision.policy import COMPUTE_DTYPES
-from scalelab.train.state import TrainState, optimizer
+from scalelab.precision import loss_scale
+from scalelab.precision.policy import POLICIES
+from scalelab.precision.products import arithmetic
+from scalelab.train.state import TrainState, optimizer, stored, wide
 
 Updated = tuple[Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, (update norm, param norm)
 METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
+LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
 
 
 def loss_sums(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float) -> LossSums:
@@ -27,17 +31,33 @@ def loss_sums(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Arra
         return pipeline.loss_sums(static, params, tokens, z_weight)
     tokens = tokens.astype(jnp.int32)
     inputs_BS, targets_BS = jnp.maximum(tokens[:, :-1], 0), tokens[:, 1:]
-    dtype = COMPUTE_DTYPES[static.precision]
-    return transformer.loss(static.model, params, inputs_BS, targets_BS, z_weight, dtype)
+    policy = POLICIES[static.precision]
+    with arithmetic(policy):
+        return transformer.loss(static.model, params, inputs_BS, targets_BS, z_weight, policy)
 
 
-def gradients(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array) -> tuple[LossSums, Any]:
+def gradients(
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, scale: jax.Array | float = 1.0
+) -> tuple[LossSums, Any]:
     """Sums over the batch [B, S+1] and the gradient of the token mean.
+
+    On its way back through the model the gradient is `scale` times as large, so that less of it underflows; a power of two
+    is taken out again exactly, in fp32.
 
     With `accumulate` > 1 micro-batches are summed, not averaged, each already divided by the tokens that count in all of
     them: the result is the big batch's, also where micro-batches hold different numbers of ignored positions.
     """
-    counted = jnp.maximum(jnp.sum(tokens[:, 1:] >= 0), 1)
+    policy, counted = POLICIES[static.precision], jnp.maximum(jnp.sum(tokens[:, 1:] >= 0), 1)
+    with arithmetic(policy):
+        if not policy.scaled_loss:
+            return _gradients(static, params, tokens, z_weight, counted)
+        sums, grads = _gradients(static, params, tokens, z_weight, counted / scale)
+        return sums, jax.tree.map(lambda g: g / scale, grads)
+
+
+def _gradients(
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, counted: jax.Array
+) -> tuple[LossSums, Any]:
 
     def objective(params: Any, part: jax.Array) -> tuple[jax.Array, LossSums]:
         sums = loss_sums(static, params, part, z_weight)
@@ -77,9 +97,12 @@ def train_step(
     program, so every host and every packed trial takes its own. `update_norm` and `param_norm` are NaN on steps that
     `log_every` passes over: they read every parameter once more, 3 % of a step with a large vocabulary.
     """
-    sums, grads = gradients(static, state.params, tokens, h["z_loss"])
-    grads = split(static, rules.moments, grads)
+    policy = POLICIES[static.precision]
+    scale = state.precision.scale if policy.scaled_loss else 1.0
+    sums, grads = gradients(static, wide(state.params, policy.parameters), tokens, h["z_loss"], scale)
+    grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
+    loss = checkpoint_name(loss, "loss")  # the names are for train/dtypes.py
     now = schedules.at(static, state.step, h)
 
     def update(measured: bool, taken: jax.Array, carry: Updated) -> Updated:
@@ -88,10 +111,12 @@ def train_step(
         def once(_: jax.Array, carry: Updated) -> Updated:
             # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
             (params, opt_state, norms), tied = jax.lax.optimization_barrier((carry, grads))
+            params, opt_state = wide(params, policy.parameters), wide(opt_state, policy.moments)
             params = split(static, rules.moments, params)
             updates, opt_state = optimizer(static, {**h, **now}, now["lr"]).update(tied, opt_state, params)
             params = split(static, rules.parameters, optax.apply_updates(params, updates))
-            return params, opt_state, (optax.tree.norm(updates), optax.tree.norm(params)) if measured else norms
+            norms = (optax.tree.norm(updates), optax.tree.norm(params)) if measured else norms
+            return stored(params, policy.parameters), stored(opt_state, policy.moments), norms
 
         return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)
 
@@ -106,10 +131,12 @@ def train_step(
         opt_state=opt_state,
         skipped=state.skipped + ~finite,
         streak=jnp.where(finite, 0, state.streak + 1),
+        precision=loss_scale.update(state.precision, finite) if policy.scaled_loss else (),
     )
-    return new, dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
+    metrics = dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
         "streak": new.streak
     }
+    return new, metrics | ({LOSS_SCALE: scale} if policy.scaled_loss else {})
 
 
 def many_steps(
@@ -134,5 +161,6 @@ def evaluate(static: Static, params: Any, batches: jax.Array) -> jax.Array:
     def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
         return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0)), None
 
+    params = wide(params, POLICIES[static.precision].parameters)
     sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
     return sums.nll / jnp.maximum(sums.tokens, 1.0)

@@ -10,6 +10,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import records
@@ -47,8 +48,9 @@ def of_run(source: str) -> Weights:
     facts = checked.facts[name]
     config = changes.config_of(facts)
     like = state.shapes(static(config), hparams(config)).params
-    params = jax.device_get(checkpoints.restore(checked.step, {name: {"params": like}})[name]["params"])
-    origin = {"run": str(folder), "step": checked.step, "digest": state.digest(params)}
+    kept = jax.device_get(checkpoints.restore(checked.step, {name: {"params": like}})[name]["params"])
+    origin = {"run": str(folder), "step": checked.step, "digest": state.digest(kept)}
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), kept)
     return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})
 
 

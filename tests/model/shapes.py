@@ -11,6 +11,7 @@ from configs import base
 from scalelab import config as config_lib
 from scalelab.config import ModelShape
 from scalelab.model import transformer
+from scalelab.precision.policy import FP32
 
 PRESETS = ("llama", "gpt2", "chinchilla")
 TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4}
@@ -43,11 +44,11 @@ def random_params(of: ModelShape, seed: int = 0, noise: float = 0.3):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
-def loss_and_grads(of: ModelShape, params, tokens_BS: jax.Array, z_weight=0.0, dtype=jnp.float32):
+def loss_and_grads(of: ModelShape, params, tokens_BS: jax.Array, z_weight=0.0, policy=FP32):
     """Mean loss of `tokens` [B, S + 1] and its gradient."""
 
     def mean(params):
-        sums = transformer.loss(of, params, tokens_BS[:, :-1], tokens_BS[:, 1:], z_weight, dtype)
+        sums = transformer.loss(of, params, tokens_BS[:, :-1], tokens_BS[:, 1:], z_weight, policy)
         return sums.objective / sums.tokens
 
     return jax.value_and_grad(mean)(params)

@@ -10,6 +10,7 @@ import pytest
 
 from scalelab.model import attention, transformer
 from scalelab.model.attention import rope, shift_distances, sinusoids
+from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens
 
 B, S, H = 2, 7, 8
@@ -106,7 +107,7 @@ def test_shift_distances_is_an_index():
 
 @functools.partial(jax.jit, static_argnums=0)
 def layer(of, params, x_BSD):
-    return attention.Attention(of, jnp.float32).apply({"params": params}, x_BSD)
+    return attention.Attention(of, POLICIES["fp32"]).apply({"params": params}, x_BSD)
 
 
 def attention_params(of):
@@ -168,6 +169,7 @@ FITS = {"d_model": 64, "n_heads": 1}
         ("gpu", {}, jnp.bfloat16, "cudnn"),
         ("gpu", {"d_head": 128, "n_heads": 4, "n_kv_heads": 2}, jnp.bfloat16, "cudnn"),
         ("gpu", {"position": "learned"}, jnp.bfloat16, "cudnn"),
+        ("gpu", {}, jnp.float16, "cudnn"),
         ("gpu", {}, jnp.float32, "xla"),
         ("gpu", {"d_head": 136}, jnp.bfloat16, "xla"),
         ("gpu", {"d_head": 12}, jnp.bfloat16, "xla"),
@@ -178,7 +180,7 @@ FITS = {"d_model": 64, "n_heads": 1}
 )
 def test_cudnn_where_it_can_and_only_there(monkeypatch, backend, changes, dtype, expected):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert attention.implementation(shape(**FITS | changes), dtype) == expected
+    assert attention.implementation(shape(**FITS | changes), jnp.dtype(dtype)) == expected
 
 
 def test_the_chosen_kernel_is_the_one_that_runs(monkeypatch):
@@ -191,7 +193,7 @@ def test_the_chosen_kernel_is_the_one_that_runs(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", spy)
     of = shape(**FITS)
-    module, x = attention.Attention(of, jnp.bfloat16), jnp.zeros((1, 4, of.d_model), jnp.bfloat16)
+    module, x = attention.Attention(of, POLICIES["bf16"]), jnp.zeros((1, 4, of.d_model), jnp.bfloat16)
     jax.eval_shape(module.init, jax.random.key(0), x)
     assert [(o["implementation"], o["is_causal"], o["bias"]) for o in seen] == [("cudnn", True, None)]
 
@@ -208,7 +210,7 @@ def test_the_model_lowers_to_cudnn_forward_and_backward(monkeypatch):
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(of))
 
     def objective(params, part):
-        return transformer.loss(of, params, part[:, :-1], part[:, 1:], 0.0, jnp.bfloat16).objective
+        return transformer.loss(of, params, part[:, :-1], part[:, 1:], 0.0, POLICIES["bf16"]).objective
 
     program = jax.jit(jax.grad(objective)).trace(params, tokens(of)).lower(lowering_platforms=("cuda",)).as_text()
     assert "cudnn$fmhaSoftmax(" in program

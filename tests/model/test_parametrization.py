@@ -12,6 +12,7 @@ import pytest
 
 from scalelab.model import parametrization, transformer
 from scalelab.optim.chain import adamw
+from scalelab.precision.policy import FP32
 from tests.model.shapes import PRESETS, distance, loss_and_grads, random_params, shape, tokens
 
 
@@ -193,7 +194,7 @@ def trajectory(name: str, width: int):
     no_decay = jax.tree.map(lambda _: False, multipliers)
 
     def summed_loss(params):
-        x_BSD, head_DV = transformer.Transformer(of, jnp.float32).apply({"params": params}, batch[:, :-1])
+        x_BSD, head_DV = transformer.Transformer(of, FP32).apply({"params": params}, batch[:, :-1])
         logits = x_BSD @ head_DV
         loss = -jnp.sum(jnp.take_along_axis(jax.nn.log_softmax(logits), batch[:, 1:, None], -1))
         return loss, (x_BSD / transformer.head_multiplier(of), logits)

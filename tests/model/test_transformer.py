@@ -10,6 +10,7 @@ import pytest
 from scalelab.model import transformer
 from scalelab.model.layers import MLP
 from scalelab.model.transformer import Transformer
+from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import PRESETS, distance, loss_and_grads, random_params, shape, tokens
 
 SMALL = {"d_model": 16, "n_heads": 2, "seq_len": 6, "vocab_size": 8, "remat": "none"}
@@ -26,7 +27,7 @@ def test_causality_by_gradients(of):
     params = random_params(of)
 
     def hidden(embed_VD):
-        return Transformer(of, jnp.float32).apply({"params": params | {"embed": {"w": embed_VD}}}, tokens_BS)[0][0]
+        return Transformer(of, FP32).apply({"params": params | {"embed": {"w": embed_VD}}}, tokens_BS)[0][0]
 
     influence_SDVD = jax.jit(jax.jacrev(hidden))(params["embed"]["w"])
     influence_TJ = np.abs(influence_SDVD).sum((1, 3))[:, tokens_BS[0]]
@@ -109,7 +110,7 @@ def test_gpt2_is_the_paper_in_float64():
 def test_squared_relu():
     """So et al. 2021, on one hidden unit at a time: the sign decides, and doubling the input makes four times as much."""
     of = shape(mlp="relu2", n_layers=1)
-    module = MLP("relu2", 2, 2, False, jnp.float32)
+    module = MLP("relu2", 2, 2, False, FP32)
     params = jax.tree.map(lambda _: jnp.eye(2), module.init(jax.random.key(0), jnp.zeros((1, 1, 2))))
     y = module.apply(params, jnp.asarray([[[3.0, -2.0], [6.0, 1.0]]]))
     np.testing.assert_array_equal(y, [[[9.0, 0.0], [36.0, 1.0]]])
@@ -164,7 +165,7 @@ def test_bf16_is_near_fp32_leaf_by_leaf():
     params = transformer.init(of, jax.random.key(0))
     batch = jnp.minimum(tokens(of, batch=32) ** 2 // 16, 15)
     loss, grads = loss_and_grads(of, params, batch)
-    loss_bf16, grads_bf16 = loss_and_grads(of, params, batch, 0.0, jnp.bfloat16)
+    loss_bf16, grads_bf16 = loss_and_grads(of, params, batch, 0.0, POLICIES["bf16"])
     assert loss_bf16.dtype == jnp.float32
     assert abs(loss_bf16 - loss) < 1e-3 * loss
     assert {g.dtype for g in jax.tree.leaves(grads_bf16)} == {jnp.dtype(jnp.float32)}

@@ -1,0 +1,93 @@
+"""Which number formats a traced program really holds: read off its jaxpr, so that no policy can claim what it doesn't do."""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend
+import jax.numpy as jnp
+
+from scalelab.model.count import dot_flops, used
+from scalelab.precision.policy import TF32
+
+SUMS = ("reduce_sum", "cumsum", "psum", "psum_invariant", "scatter-add", "reduce_scatter")
+# What leaves the values of its first operand as they are.
+MOVES = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice", "expand_dims", "rev", "copy"}
+MOVES |= {"name", "reshard", "sharding_constraint", "mesh_cast", "pvary", "optimization_barrier"}
+
+
+class Found:
+    """Formats by role: FLOPs of products by their operands, and dtypes of their results, of sums, and of what is marked."""
+
+    def __init__(self) -> None:
+        self.flops: dict[str, float] = collections.defaultdict(float)
+        self.products: set[str] = set()
+        self.sums: set[str] = set()
+        self.marked: dict[str, set[str]] = collections.defaultdict(set)
+
+
+def walk(
+    jaxpr: Any, formats: Sequence[str] | None = None, found: Found | None = None, times: int = 1
+) -> tuple[Found, list]:
+    """What a jaxpr holds, and the formats of its outputs; `formats` are those of its inputs, by default their dtypes.
+
+    A loop whose length is not in the program is left out: in a training step that is the optimizer's update.
+    """
+    found = Found() if found is None else found
+    known = dict(zip(jaxpr.invars, formats or [_dtype(v) for v in jaxpr.invars], strict=True))
+
+    def form(v: Any) -> str:
+        return known.get(v, _dtype(v)) if not hasattr(v, "val") else _dtype(v)
+
+    for equation in used(jaxpr):
+        name, ins = equation.primitive.name, [form(v) for v in equation.invars]
+        outs = [_dtype(v) for v in equation.outvars]
+        if name == "dot_general":
+            _note_product(found, equation, ins, times)
+        elif name in SUMS and _is_float(equation.outvars[0]):
+            found.sums.add(outs[0])
+        elif name == "reduce_precision" and (equation.params["exponent_bits"], equation.params["mantissa_bits"]) == (
+            8,
+            10,
+        ):
+            outs = [TF32]
+        elif name in MOVES and outs and ins:
+            outs = [ins[i] if i < len(ins) and ins[i] == TF32 else out for i, out in enumerate(outs)]
+            if name == "name":
+                found.marked[equation.params["name"]].add(ins[0])
+        elif name != "while":
+            outs = _inside(equation, ins, outs, found, times)
+        known |= dict(zip(equation.outvars, outs, strict=True))
+    return found, [form(v) for v in jaxpr.outvars]
+
+
+def _inside(equation: Any, ins: list[str], outs: list[str], found: Found, times: int) -> list[str]:
+    """Walk what an equation calls: the formats of what it gives."""
+    ins = ins[1:] if equation.primitive.name == "cond" else ins
+    times *= equation.params["length"] if equation.primitive.name == "scan" else 1
+    for inner in _called(equation):
+        matched = len(inner.invars) == len(ins)
+        _, given = walk(inner, ins if matched else None, found, times)
+        outs = given if len(given) == len(outs) else outs
+    return outs
+
+
+def _called(equation: Any) -> list[Any]:
+    if equation.primitive.name == "cond":
+        return [branch.jaxpr for branch in equation.params["branches"]]
+    return list(jax.extend.core.jaxprs_in_params(equation.params))
+
+
+def _note_product(found: Found, equation: Any, ins: list[str], times: int) -> None:
+    tf32 = "TF32" in str(equation.params["precision"])
+    operands = [TF32 if tf32 and form == "float32" else form for form in ins]
+    found.flops[" x ".join(sorted(set(operands)))] += times * dot_flops(equation)
+    found.products.add(_dtype(equation.outvars[0]))
+
+
+def _dtype(v: Any) -> str:
+    return str(getattr(v.aval, "dtype", v.aval))
+
+
+def _is_float(v: Any) -> bool:
+    return jnp.issubdtype(v.aval.dtype, jnp.floating)
