@@ -9,6 +9,7 @@ import pytest
 from scalelab import records
 from scalelab.config import identity
 from scalelab.errors import BadInput
+from scalelab.optim.schedules import SCHEDULES
 from scalelab.sweep.run import run_sweep
 from scalelab.train import past
 from scalelab.train.branch import plan
@@ -186,9 +187,22 @@ def test_trials_of_a_pack_branch_off_like_runs_alone(tmp_path, trunks):
 # --- more steps ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}, {"name": "inverse_sqrt"}]
-)
+GOES_ON = {"constant", "inverse_sqrt", "wsd"}
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, "wsd"])
+def test_which_schedules_have_the_same_past_whatever_their_end(name):
+    """At step 46 of 50, against 100 steps, both with a decay of 5; with a weight decay that follows the run none has."""
+    short, long = (made(schedule__name=name, train__steps=n, schedule__decay_steps=5) for n in (50, 100))
+    assert (past.first_difference(short, long, 46) == "") == (name in GOES_ON)
+    later = past.first_difference(short, long, 47)
+    assert later.startswith("the lr of its step") == (name not in GOES_ON - {"wsd"})
+    for run in (short, long):
+        run.schedule.wd_shape, run.schedule.wd_final_share = "cosine", 3.0
+    assert past.first_difference(short, long, 46)
+
+
+@pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}])
 def test_more_steps_are_as_if_planned_so(tmp_path, schedule):
     given = {f"schedule__{key}": value for key, value in schedule.items()}
     calls = itertools.count()
