@@ -110,14 +110,15 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
 
         def body(carry, part):
             sums, head_grad = carry
-            # Gradients of single tokens, not yet times the loss scale: in fp16 the smallest of them would be lost.
-            x_TD = part[0].astype(jnp.float32) if part[0].dtype == jnp.float16 else part[0]
+            x_TD = part[0].astype(jnp.float32)  # the gradient's parts of the vocabulary's devices are added in fp32
             (objective, (nll, count)), (x_grad, part_grad) = gradient(
                 x_TD, head_DV, part[1], z_weight, softcap, x_BSD.dtype
             )
             sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
-            return (sums, head_grad + part_grad), x_grad
+            return (sums, head_grad + part_grad), x_grad.astype(held)
 
+        # Gradients of single tokens, not yet times the loss scale: in fp16 the smallest of them would be lost.
+        held = jnp.float32 if x_BSD.dtype == jnp.float16 else x_BSD.dtype
         zeros = as_varying(jnp.zeros(head_DV.shape, head_DV.dtype), x_BSD, head_DV)
         (sums, head_grad), x_grad = jax.lax.scan(
             body, (_zero(x_BSD), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from scalelab.model.placement import as_varying
 from scalelab.precision.policy import TF32, Policy
 
 EMULATED = "tensorfloat32"  # what jax calls it; silently plain fp32 where the backend has no such unit
@@ -40,7 +41,12 @@ def rounded(x: jax.Array) -> jax.Array:
 
 def einsum(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Two arrays' einsum, summed and returned in fp32."""
-    return _rounded_einsum(subscripts, a, b) if emulated() else _einsum(subscripts, a, b)
+    return _rounded_einsum(subscripts, *_alike(a, b)) if emulated() else _einsum(subscripts, a, b)
+
+
+def _alike(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Within a shard_map both differ along the same axes: over those that one doesn't have, its gradient is then summed."""
+    return as_varying(a, b), as_varying(b, a)
 
 
 def _einsum(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -61,7 +67,7 @@ _rounded_einsum.defvjp(lambda subscripts, a, b: (_rounded_einsum(subscripts, a, 
 
 def matmul(x_TD: jax.Array, w_DV: jax.Array, form: Any) -> jax.Array:
     """x [T, D] times w [D, V], both cast to `form` -> [T, V] in fp32; gradients are summed in fp32, w's (fp32) stays there."""
-    return einsum("td,dv->tv", x_TD, w_DV) if form == jnp.float32 else _half_matmul(x_TD, w_DV, form)
+    return einsum("td,dv->tv", x_TD, w_DV) if form == jnp.float32 else _half_matmul(*_alike(x_TD, w_DV), form)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
