@@ -85,6 +85,7 @@ def get_config() -> ConfigDict:
                 "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
                 "deterministic": False,  # the same bits again at some speed: on a GPU, ops of fixed order, and kernels chosen once a run
                 "init_from": "",  # start on weights of RUN, RUN@STEP or hf:DIR (safetensors); optimizer and schedule begin anew; "": drawn
+                "branch_from": "",  # go on from RUN@STEP, all state included: `scalelab train --branch-from` sets it; "": none
                 "steps_per_dispatch": 20,  # steps that run on the device before the host looks again
             },
             "eval": {

@@ -33,7 +33,7 @@ WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit 
 UNIDENTIFYING = (
     *("log", "sweep", "checkpoint", "parallel"),
     *WAYS,
-    *("data.cache_dir", "train.steps_per_dispatch", "train.deterministic"),
+    *("data.cache_dir", "train.steps_per_dispatch", "train.deterministic", "train.branch_from"),
 )
 
 
@@ -157,6 +157,11 @@ def load_module(path: str | pathlib.Path) -> ModuleType:
 
 def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
     """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
+    return resolve(override(read(path), overrides or {}))
+
+
+def read(path: str | pathlib.Path) -> ConfigDict:
+    """The tree that a config file gives, not resolved yet. Raises BadInput."""
     module = load_module(path)
     try:
         config = module.get_config()
@@ -166,7 +171,7 @@ def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -
         raise BadInput(
             f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
         )
-    return resolve(override(config, overrides or {}))
+    return config
 
 
 def _blame(path: pathlib.Path, error: Exception) -> str:

@@ -16,7 +16,7 @@ from scalelab.train.checkpoint import describe
 
 # A run that goes on under other values of these would be another run: its past no longer follows from its config.
 FROZEN = ("model", "data", "parametrization", "precision", "optim.name", "schedule.name")
-FROZEN_TRAIN = ("train.global_batch", "train.accumulate", "train.seed", "train.init_from")
+FROZEN_TRAIN = ("train.global_batch", "train.accumulate", "train.seed", "train.init_from", "train.branch_from")
 FREE = ("data.cache_dir",)
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scalelab")
 
@@ -63,7 +63,7 @@ def check_allowed(keys: Collection[str]) -> None:
     for key in keys:
         if key not in known:
             raise BadInput(f"--allow-change={key}: no such key{nearest(key, known)}")
-        if not is_frozen(key):
+        if not is_frozen(key) and key != "train.steps":  # which is, where the schedule's past would have been another
             raise BadInput(f"--allow-change={key}: this key may change anyway; the change is recorded")
 
 

@@ -115,7 +115,7 @@ def open_run(
     mirrors = sinks(folder, config.log) if is_first() else []
     run = Run(name, folder, config, _describe(name, config, dataset, layout), mirrors, known)
     if old:
-        facts = {key: old[key] for key in ("pack", "init_from") if key in old} | facts
+        facts = {key: old[key] for key in ("pack", "init_from", "branch_from") if key in old} | facts
         run.val_loss = old["val_loss"]
         if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
             run.status = old["status"]
