@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import lengths, records
-from scalelab.config import hparams, static
+from scalelab.config import static
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh, rules
@@ -122,7 +122,7 @@ def trunk(config: ConfigDict, dataset: Dataset) -> Trunk | None:
     if step is None:
         raise BadInput(f"train.branch_from={source!r} names no step: write RUN@STEP")
     rules.check(config, mesh.resolved(static(config).layout, jax.device_count()))
-    (like,) = program.like(static(config), [hparams(config)], "turn")
+    (like,) = program.like(static(config), 1, "turn")
     mine = changes.facts(config, dataset)
     loaded = checkpoints.load({name: like}, lambda _, facts: _fits(folder, step, facts[name], mine, config), at=step)
     assert loaded is not None

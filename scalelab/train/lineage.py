@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from scalelab.config import hparams, static
+from scalelab.config import static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.parallel import mesh, rules
@@ -54,7 +54,7 @@ def resume(
     for stray in strays(checkpoints.folder):
         progress({"warning": f"ignoring {checkpoints.folder / stray}: not a checkpoint"})
     config = next(iter(runs.values())).config
-    like = program.like(static(config), [hparams(run.config) for run in runs.values()], mode)
+    like = program.like(static(config), len(runs), mode)
     found = checkpoints.load(dict(zip(runs, like, strict=True)), accept, fallback)
     if found is None:
         return None
@@ -97,7 +97,7 @@ def initial(config: ConfigDict) -> Weights | None:
     if source.startswith(HF):
         return _foreign(config)
     rules.check(config, mesh.resolved(static(config).layout, jax.device_count()))
-    (like,) = program.like(static(config), [hparams(config)], "turn")
+    (like,) = program.like(static(config), 1, "turn")
     folder, step, checkpoints, name = locate(source, "train.init_from=")
     loaded = checkpoints.load({name: {"params": like.params}}, at=step)
     assert loaded is not None

@@ -131,10 +131,14 @@ def test_how_gradients_shrink_with_depth_is_what_eps_and_the_column_for_sgd_foll
 
 def test_every_matrix_of_transformer_xl_is_hidden_but_its_vectors_are_not():
     slowed = {
-        n for n, m in by_name(parametrization.lr_multipliers(shape("chinchilla", "mup", d_model=256))).items() if m < 1
+        n
+        for n, s in by_name(parametrization.scales(shape("chinchilla", "mup", d_model=256), "adam")).items()
+        if s.lr < 1
     }
     assert slowed == {f"blocks.attention.{x}.w" for x in "qkvor"} | {"blocks.mlp.up.w", "blocks.mlp.down.w"}
-    assert set(by_name(parametrization.lr_multipliers(shape("chinchilla", d_model=256))).values()) == {1.0}
+    assert set(by_name(parametrization.scales(shape("chinchilla", d_model=256), "adam")).values()) == {
+        parametrization.Scales()
+    }
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -165,13 +169,3 @@ def test_at_the_base_all_are_standard(name, like):
     (loss, grads), (base_loss, base_grads) = (loss_and_grads(of, params, batch) for of in (plain, base))
     assert loss == base_loss
     assert distance(base_grads, grads) < 1e-7
-
-
-def test_what_decays():
-    gpt2 = by_name(parametrization.decay_mask(shape("gpt2")))
-    assert {name for name, decays in gpt2.items() if decays} == {n for n in gpt2 if n.endswith(".w")}
-    assert {n.split(".")[-1] for n, decays in gpt2.items() if not decays} == {"g", "b"}
-    chinchilla = by_name(parametrization.decay_mask(shape("chinchilla")))
-    assert not chinchilla["blocks.attention.content_bias"]
-    assert not chinchilla["blocks.attention.position_bias"]
-    assert chinchilla["embed.w"]

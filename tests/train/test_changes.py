@@ -187,12 +187,10 @@ def test_a_run_starts_on_anothers_weights_with_its_own_schedule_and_a_fresh_opti
 
 
 def saved_state(folder):
-    from scalelab.config import hparams, static
+    from scalelab.config import static
     from scalelab.train import state
 
-    return Checkpoints(folder / "checkpoints").restore(4, {"run": state.shapes(static(config()), hparams(config()))})[
-        "run"
-    ]
+    return Checkpoints(folder / "checkpoints").restore(4, {"run": state.shapes(static(config()))})["run"]
 
 
 def whole_numbers(tree):
