@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalelab import lengths
 from scalelab.config import hparams, static
 from scalelab.data.batches import train_batches, val_batches
 from scalelab.data.prepare import Dataset
@@ -151,7 +150,7 @@ def train(
         states = program.join([s._replace(params=_as_drawn(s.params, p)) for s, p in zip(drawn, params, strict=True)])
     alive = [run for run in runs if run.status == "running"]
     for run in alive:
-        run.event("resume" if start else "start", step, lengths.describe(run.config))
+        run.event("resume" if start else "start", step)
         run.rewind(step if start else -1)
         run.keep_record(step)
     reader = _Reader(runs, progress)
