@@ -228,7 +228,8 @@ def _type(tree: ConfigDict, key: str) -> type:
 
 
 def _parse(key: str, text: str, kind: type) -> Any:
-    if text.lower() in ("none", "null") and kind is not str:
+    default = leaves(default_tree())[key]
+    if text.lower() in ("none", "null") and (kind is not str or default is None):
         return None
     try:
         if kind is bool:
