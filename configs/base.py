@@ -22,14 +22,31 @@ def get_config() -> ConfigDict:
         {
             "model": llama(),
             "data": data(),
-            "optim": {
-                "name": "adamw",  # adamw (Loshchilov & Hutter 2019, Alg. 2); a later room brings the others
-                "peak_lr": 3e-3,  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
-                "beta1": 0.9,  # [h] decay of the first moment, per step (GPT-3, App. B)
-                "beta2": 0.95,  # [h] decay of the second moment, per step (GPT-3, App. B)
-                "eps": 1e-8,  # [h] added to the root of the second moment (Kingma & Ba 2015)
-                "weight_decay": 0.1,  # [h] decoupled, times the LR (GPT-3, App. B); norms and biases are exempt
+            "optim": {  # None: the optimizer's own value (scalelab/defaults.py); what it has no use for is refused
+                "name": "adamw",  # see `scalelab optim --help`, or your own: pkg.mod:fn
+                "peak_lr": placeholder(float),  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
+                "beta1": placeholder(float),  # [h] decay of the first moment, or of momentum, per step
+                "beta2": placeholder(float),  # [h] decay of the second moment, per step
+                "beta3": placeholder(float),  # [h] ademamix: decay of the slow first moment, per step
+                "alpha": placeholder(float),  # [h] ademamix: weight of the slow first moment
+                "rho": placeholder(float),  # [h] sophia: the size of an update, in Hessians
+                "eps": placeholder(float),  # [h] added to the second moment's root, or where the paper has it
+                "weight_decay": placeholder(float),  # [h] times the LR (sgd, adam: added to the gradient); no vectors
+                "decay_embeddings": True,  # whether the embedding and learned positions decay (OLMo 2: no)
                 "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
+                "nesterov": placeholder(bool),  # momentum, muon: look ahead
+                "averaged": placeholder(bool),  # momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR
+                "bias_correction": placeholder(bool),  # of Adam's moments; false to study its absence
+                "scale": placeholder(str),  # muon: spectral, sqrt(max(1, out/in)) | rms, 0.2 sqrt(max(in, out))
+                "newton_schulz": placeholder(str),  # muon: products in bf16 | fp32
+                "every": placeholder(int),  # steps between new preconditioners, projections or Hessians
+                "rank": placeholder(int),  # galore, apollo: rows kept of the smaller side
+                "low_rank_scale": placeholder(float),  # [h] galore, apollo: factor of a low-rank update
+                "rest_lr": placeholder(float),  # [h] of an optimizer for hidden matrices: peak LR of the rest's AdamW
+                "rest_beta1": placeholder(float),  # [h] its beta1
+                "rest_beta2": placeholder(float),  # [h] its beta2
+                "rest_eps": placeholder(float),  # [h] its eps
+                "groups": "",  # LR multipliers by group, e.g. "embed=0.1,head=0.5"; groups: embed, head, position, hidden, vector
             },
             "schedule": {
                 # constant | linear | cosine | cosine_restarts | wsd | multi_step | inverse_sqrt, or your own pkg.mod:fn
@@ -85,6 +102,7 @@ def get_config() -> ConfigDict:
                 "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
                 "deterministic": False,  # the same bits again at some speed: on a GPU, ops of fixed order, and kernels chosen once a run
                 "init_from": "",  # start on weights of RUN, RUN@STEP or hf:DIR (safetensors); optimizer and schedule begin anew; "": drawn
+                "branch_from": "",  # go on from RUN@STEP, all state included: `scalelab train --branch-from` sets it; "": none
                 "steps_per_dispatch": 20,  # steps that run on the device before the host looks again
             },
             "eval": {
@@ -133,7 +151,7 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
             "n_heads": n_heads,  # query heads
             "n_kv_heads": placeholder(
                 int
-            ),  # key/value heads, shared by groups of queries (Ainslie et al. 2023); None: n_heads
+            ),  # key/value heads, for groups of queries (Ainslie et al. 2023); None: n_heads
             "d_head": placeholder(int),  # width of a head; None: d_model / n_heads
             "d_ff": placeholder(int),  # width of the MLP; None: 4 d_model, for swiglu 8/3 d_model rounded up to 8
             "vocab_size": 256,  # rows of the embedding; bytes need 256

@@ -26,7 +26,7 @@ from scalelab.laws import closed, decision, optimum, profile, uncertainty
 from scalelab.laws import law as law_lib
 from scalelab.laws.objective import huber_log
 from scalelab.laws.problem import problem
-from scalelab.testing import RANGES
+from scalelab.testing.law import RANGES
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9

@@ -19,6 +19,8 @@ COMMANDS = {
     "export": "a run's weights as a folder that Hugging Face's transformers loads",
     "import": "such a folder (Llama, GPT-2) as weights that a run can start on",
     "runs": "one table of many runs (N, D, C, losses, status)",
+    "coordcheck": "does anything grow with width or depth? (muP, CompleteP)",
+    "proxy": "a recipe's learning rate, found on a small twin of it",
     "fit": "fit a scaling law to runs or to a table",
     "reproduce": "published scaling laws computed again, from the authors' own tables",
     "report": "a self-contained HTML page of a run, a sweep or a study",

@@ -14,13 +14,15 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import lengths
+from scalelab import defaults, lengths
 from scalelab.errors import BadInput, nearest
 from scalelab.validate import check
 
 # Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
 TRACED = (
     *(f"optim.{name}" for name in ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")),
+    *(f"optim.{name}" for name in ("beta3", "alpha", "rho", "low_rank_scale")),
+    *(f"optim.{name}" for name in ("rest_lr", "rest_beta1", "rest_beta2", "rest_eps")),
     *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share")),
     *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
     *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
@@ -33,7 +35,7 @@ WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit 
 UNIDENTIFYING = (
     *("log", "sweep", "checkpoint", "parallel"),
     *WAYS,
-    *("data.cache_dir", "train.steps_per_dispatch", "train.deterministic"),
+    *("data.cache_dir", "train.steps_per_dispatch", "train.deterministic", "train.branch_from"),
 )
 
 
@@ -101,11 +103,27 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
+class Optim:
+    """The options of an optimizer that decide its program; None: it has no such option. See configs/base.py."""
+
+    name: str = "adamw"
+    nesterov: bool | None = None
+    averaged: bool | None = None
+    bias_correction: bool | None = None
+    scale: str | None = None
+    newton_schulz: str | None = None
+    every: int | None = None
+    rank: int | None = None
+    decay_embeddings: bool = True
+    groups: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Static:
     """What decides the compiled program. Runs with equal `Static` share one compilation."""
 
     model: ModelShape
-    optimizer: str
+    optim: Optim
     schedule: str
     decay_shape: str
     wd_shape: str
@@ -124,8 +142,9 @@ def static(config: ConfigDict) -> Static:
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
     )
     train, schedule = config.train, config.schedule
+    optim = Optim(**{field.name: config.optim[field.name] for field in dataclasses.fields(Optim)})
     return Static(
-        shape, config.optim.name, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
+        shape, optim, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()),
     )  # fmt: skip
 
@@ -134,7 +153,9 @@ def hparams(config: ConfigDict) -> dict[str, float]:
     """The traced half of a resolved config: scalars that change without recompiling."""
     values = leaves(config)
     traced = {key.split(".")[1]: values[key] for key in TRACED if key not in WAYS}
-    return traced | {"log_every": config.log.every_steps}
+    # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
+    given = {key: 0.0 if value is None else value for key, value in traced.items()}
+    return given | {"log_every": config.log.every_steps}
 
 
 def load_module(path: str | pathlib.Path) -> ModuleType:
@@ -157,6 +178,11 @@ def load_module(path: str | pathlib.Path) -> ModuleType:
 
 def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
     """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
+    return resolve(override(read(path), overrides or {}))
+
+
+def read(path: str | pathlib.Path) -> ConfigDict:
+    """The tree that a config file gives, not resolved yet. Raises BadInput."""
     module = load_module(path)
     try:
         config = module.get_config()
@@ -166,7 +192,7 @@ def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -
         raise BadInput(
             f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
         )
-    return resolve(override(config, overrides or {}))
+    return config
 
 
 def _blame(path: pathlib.Path, error: Exception) -> str:
@@ -202,7 +228,8 @@ def _type(tree: ConfigDict, key: str) -> type:
 
 
 def _parse(key: str, text: str, kind: type) -> Any:
-    if text.lower() in ("none", "null") and kind is not str:
+    default = leaves(default_tree())[key]
+    if text.lower() in ("none", "null") and (kind is not str or default is None):
         return None
     try:
         if kind is bool:
@@ -215,7 +242,10 @@ def _parse(key: str, text: str, kind: type) -> Any:
         return kind(text)
     except (ValueError, KeyError, OverflowError):
         wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
-        raise BadInput(f"{key}={text!r} is not {wanted} (default: {leaves(default_tree())[key]})") from None
+        default = leaves(default_tree())[key]
+        raise BadInput(
+            f"{key}={text!r} is not {wanted} (default: {'derived' if default is None else default})"
+        ) from None
 
 
 def default_tree() -> ConfigDict:
@@ -252,9 +282,24 @@ def resolve(config: ConfigDict) -> ConfigDict:
             model.d_ff = swiglu_width if model.mlp == "swiglu" else 4 * model.d_model
         if config.parametrization.base_d_head is None:
             config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
+        _optimizer_values(config.optim)
         lengths.resolve(config)
     check(config, derived=True)
     return config
+
+
+def _optimizer_values(optim: ConfigDict) -> None:
+    """Fill in the optimizer's own values; BadInput for a value set that it has no use for, or one that it needs and lacks."""
+    values = defaults.own(optim.name)
+    for key, value in optim.items():
+        if key not in values and key not in defaults.COMMON and value is not None:
+            raise BadInput(
+                f"optim.{key}={value!r}: {optim.name} has none; it has {', '.join(values)} (optim.{key}=none unsets it)"
+            )
+        if value is None and key in values:
+            optim[key] = values[key][0]
+    if optim.peak_lr is None:
+        raise BadInput(f"optim.peak_lr is not set, and optim.name={optim.name!r} brings no default; e.g. 1e-3")
 
 
 def _check_tree(config: ConfigDict) -> None:

@@ -14,19 +14,19 @@ DEFAULTS = {
 def resolve(config: ConfigDict) -> None:
     """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways of saying one disagree."""
     for what in DEFAULTS:
-        schedule, found = config.schedule, _found(config, what)
+        schedule, found = config.schedule, said(config, what)
         if (steps := schedule[f"{what}_steps"]) is not None:
             found[f"{what}_steps"] = steps
         if len(set(found.values())) > 1:
-            said = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in found.items())
-            raise BadInput(f"{said} are given at once and disagree: keep one, set the others to none")
+            text = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in found.items())
+            raise BadInput(f"{text} are given at once and disagree: keep one, set the others to none")
         schedule[f"{what}_steps"] = next(iter(found.values()), DEFAULTS[what](config.train.steps))
 
 
 def forget(config: ConfigDict) -> None:
     """Unset the steps that tokens, a share or the default came to: before a config gets another length or batch."""
     for what in DEFAULTS:
-        found = _found(config, what) or {"": DEFAULTS[what](config.train.steps)}
+        found = said(config, what) or {"": DEFAULTS[what](config.train.steps)}
         if config.schedule[f"{what}_steps"] in found.values():
             config.schedule[f"{what}_steps"] = None
 
@@ -34,16 +34,16 @@ def forget(config: ConfigDict) -> None:
 def describe(config: ConfigDict) -> str:
     """A resolved config's schedule in one line, with what was derived said as such."""
     schedule, steps = config.schedule, config.train.steps
-    text = f"{schedule.name} over {steps:,} steps of {tokens_per_step(config):,} tokens: {_said(config, 'warmup', 'warm-up')}"
+    text = f"{schedule.name} over {steps:,} steps of {tokens_per_step(config):,} tokens: {_phrase(config, 'warmup', 'warm-up')}"
     if schedule.name == "wsd":
         text += (
-            f", {_said(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
+            f", {_phrase(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
         )
         text += f" on, to {schedule.final_share:g} of the peak"
     return text
 
 
-def _said(config: ConfigDict, what: str, name: str) -> str:
+def _phrase(config: ConfigDict, what: str, name: str) -> str:
     ways = [
         f"{unit} {config.schedule[f'{what}_{unit}']:,}"
         for unit in ("tokens", "share")
@@ -71,7 +71,7 @@ def tokens_per_step(config: ConfigDict) -> int:
     return config.train.global_batch * config.model.seq_len
 
 
-def _found(config: ConfigDict, what: str) -> dict[str, int]:
+def said(config: ConfigDict, what: str) -> dict[str, int]:
     """The steps that tokens and share come to, by key. A share of the warm-up is at least one step."""
     schedule, found = config.schedule, {}
     if (tokens := schedule[f"{what}_tokens"]) is not None:

@@ -1,20 +1,20 @@
-"""A user's own function, named in a config as `pkg.mod:fn`: no edit of the package is needed for it."""
+"""A user's own function or record, named in a config as `pkg.mod:fn`: no edit of the package is needed for it."""
 
 import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from scalelab.errors import BadInput, nearest
 
 
-def user_function(text: str, what: str) -> Callable[..., Any]:
-    """The function `fn` of the module `pkg.mod` that `text` = "pkg.mod:fn" names; `what` is the key it was given for.
+def user_object(text: str, what: str) -> Any:
+    """What `fn` is in the module `pkg.mod` that `text` = "pkg.mod:fn" names; `what` is the key it was given for.
 
     The module may be an installed one or lie in the current directory. BadInput, in one line, where there is no such
-    module or function, or where importing it fails.
+    module or name, or where importing it fails.
     """
     module_name, _, name = text.partition(":")
     try:
@@ -25,9 +25,9 @@ def user_function(text: str, what: str) -> Callable[..., Any]:
         raise BadInput(
             f"{what}={text!r}: {type(error).__name__}: {reason} (looked for in {os.getcwd()}, too)"
         ) from error
-    if not callable(getattr(module, name, None)):
-        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise BadInput(f"{what}={text!r}: {module_name} has no function {name!r}{nearest(name, there)}")
+    if not hasattr(module, name):
+        there = [key for key in vars(module) if not key.startswith("_")]
+        raise BadInput(f"{what}={text!r}: {module_name} has no {name!r}{nearest(name, there)}")
     return getattr(module, name)
 
 

@@ -105,7 +105,7 @@ def rewind_metrics(folder: Folder, step: int) -> None:
 
 def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
     """One line in the run's logbook. `kind`: start, resume, skip, diverged, config_change, fallback, warning, init_from,
-    stopped, done or note."""
+    branch, stopped, done or note."""
     append(
         pathlib.Path(folder) / "events.jsonl",
         [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields],

@@ -4,16 +4,19 @@ import math
 
 from ml_collections import ConfigDict
 
+from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
-from scalelab.own import user_function
+from scalelab.own import user_object
 
-CHOICES = {
+CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.position": ("rope", "learned", "relative", "none"),
     "model.norm": ("rmsnorm", "layernorm"),
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
     "data.source": ("stdlib", "text", "synthetic"),
-    "optim.name": ("adamw",),
+    "optim.name": tuple(DEFAULTS),
+    "optim.scale": (None, "spectral", "rms"),
+    "optim.newton_schulz": (None, "bf16", "fp32"),
     "schedule.name": ("constant", "linear", "cosine", "cosine_restarts", "wsd", "multi_step", "inverse_sqrt"),
     "schedule.decay_shape": ("linear", "cosine", "sqrt"),
     "schedule.wd_shape": ("constant", "cosine", "lr2", "independent"),
@@ -27,12 +30,21 @@ CHOICES = {
 }
 # Of these a function of the user's own may take the place, as pkg.mod:fn.
 OWN = ("optim.name", "schedule.name")
+GROUPS = ("embed", "head", "position", "hidden", "vector")  # of parameters; `optim/groups.py` says which is which
 # key: (lowest, highest, is the lowest itself allowed)
 RANGES = {
     "data.val_fraction": (0, 1, False),
     "data.n_tokens": (1000, 1e12, True),
     "optim.beta1": (0, 0.999999, True),
     "optim.beta2": (0, 0.999999, True),
+    "optim.beta3": (0, 0.9999999, True),
+    "optim.alpha": (0, 1e6, True),
+    "optim.rho": (0, 1e6, False),
+    "optim.low_rank_scale": (0, 1e6, False),
+    "optim.rest_lr": (0, 1e3, True),
+    "optim.rest_beta1": (0, 0.999999, True),
+    "optim.rest_beta2": (0, 0.999999, True),
+    "optim.rest_eps": (0, 1, False),
     "optim.eps": (0, 1, False),
     "optim.weight_decay": (0, 1e3, True),
     "optim.clip_norm": (0, 1e9, False),
@@ -72,6 +84,8 @@ POSITIVE = [
     "model.norm_eps",
     "model.init_std",
     "parametrization.base_width",
+    "optim.every",
+    "optim.rank",
     "parametrization.base_layers",
     "parametrization.base_d_head",
     "train.steps",
@@ -90,9 +104,10 @@ def check(config: ConfigDict, derived: bool) -> None:
     """Raise BadInput for the first impossible value; with `derived`, also for impossible combinations."""
     for key, options in CHOICES.items():
         if key in OWN and ":" in _get(config, key):
-            user_function(_get(config, key), key)
+            user_object(_get(config, key), key)
         elif _get(config, key) not in options:
-            raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), options)}")
+            known = filter(None, options)
+            raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), known)}")
     for key in POSITIVE:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:
@@ -102,6 +117,7 @@ def check(config: ConfigDict, derived: bool) -> None:
         if value is not None and not ((low <= value if closed else low < value) and value <= high):
             bound = low if value <= low else high
             raise BadInput(f"{key}={value} is outside {'[' if closed else '('}{low}, {high}]; nearest bound: {bound}")
+    group_multipliers(config.optim.groups)
     if derived:
         _check_combinations(config)
 
@@ -152,3 +168,19 @@ def _check_combinations(config: ConfigDict) -> None:
 
 def _near(value: int):
     return lambda candidate: abs(candidate - value)
+
+
+def group_multipliers(text: str) -> dict[str, float]:
+    """`"embed=0.1,head=0.5"` -> {group: multiplier}. BadInput for what is no group or no number."""
+    multipliers = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in GROUPS:
+            raise BadInput(f"optim.groups: {name!r} is no group of parameters{nearest(name, GROUPS)}")
+        try:
+            multipliers[name] = float(value)
+        except ValueError:
+            raise BadInput(f"optim.groups: {part!r} is not GROUP=NUMBER; e.g. embed=0.1,head=0.5") from None
+        if not 0 <= multipliers[name] < math.inf:
+            raise BadInput(f"optim.groups: {part!r} is no multiplier; nearest: {name}=1")
+    return multipliers

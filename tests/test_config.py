@@ -76,11 +76,14 @@ def test_every_key_of_the_default_tree_has_a_comment():
         ({"model__n_layers": "nan"}, ["model.n_layers='nan'", "a whole number"]),
         ({"model__n_layers": "1e999"}, ["model.n_layers='1e999'", "a whole number"]),
         ({"model__n_layers": "none"}, ["model.n_layers=None", "needed", "default: 2"]),
-        ({"optim__peak_lr": "fast"}, ["optim.peak_lr='fast'", "a number", "0.003"]),
+        ({"optim__peak_lr": "fast"}, ["optim.peak_lr='fast'", "a number", "derived"]),
         ({"model__bias": "yes"}, ["model.bias='yes'", "true or false"]),
         ({"model__position": "ropes"}, ["model.position='ropes'", "not a choice", "'rope'"]),
         ({"model__mlp": "geglu"}, ["model.mlp='geglu'", "not a choice", "'gelu'"]),
-        ({"optim__name": "adam"}, ["optim.name='adam'", "not a choice", "'adamw'"]),
+        ({"optim__name": "adomw"}, ["optim.name='adomw'", "not a choice", "'adamw'"]),
+        ({"optim__name": "momentum", "optim__beta2": 0.9}, ["optim.beta2=0.9", "momentum has none", "beta1"]),
+        ({"optim__name": "mine.py"}, ["optim.name='mine.py'", "not a choice"]),
+        ({"optim__name": "json:load", "optim__peak_lr": "none"}, ["optim.peak_lr", "json:load", "no default"]),
         ({"schedule__name": "xyz"}, ["schedule.name='xyz'", "not a choice", "cosine_restarts", "wsd"]),
         ({"precision__name": "fp9"}, ["precision.name='fp9'", "'fp8'"]),
         ({"train__steps": 0}, ["train.steps=0", "above zero", "nearest good value is 1"]),
@@ -111,7 +114,7 @@ def test_every_key_of_the_default_tree_has_a_comment():
         ({"schedule__decay_share": 0.1, "schedule__decay_tokens": 20480}, ["decay_tokens=20480 (10 steps)", "decay_share=0.1 (50 steps)", "keep one"]),
         ({"schedule__name": "wsd", "schedule__decay_tokens": 2**21}, ["decay_steps=1024", "train.steps=500", "nearest: 500"]),
         ({"schedule__name": "not_there.at_all:fn"}, ["schedule.name='not_there.at_all:fn'", "No module named 'not_there'"]),
-        ({"schedule__name": "configs.tiny:get_confi"}, ["no function 'get_confi'", "did you mean 'get_config'"]),
+        ({"schedule__name": "configs.tiny:get_confi"}, ["has no 'get_confi'", "did you mean 'get_config'"]),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )  # fmt: skip
@@ -236,9 +239,9 @@ def test_warmup_and_decay_are_said_in_steps_tokens_or_a_share_and_kept_in_steps(
 
 def test_a_users_function_may_lie_in_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine_schedule.py").write_text("def flat(step, h): return h['peak_lr']\nnumber = 3\n")
+    (tmp_path / "mine_schedule.py").write_text("def flat(step, h): return h['peak_lr']\n")
     assert resolved(schedule__name="mine_schedule:flat").schedule.name == "mine_schedule:flat"
-    assert "no function 'number'" in refusal(schedule__name="mine_schedule:number")
+    assert "has no 'number'" in refusal(schedule__name="mine_schedule:number")
     (tmp_path / "broken_schedule.py").write_text("1 / 0\n")
     assert "ZeroDivisionError: division by zero" in refusal(schedule__name="broken_schedule:flat")
 

@@ -9,13 +9,13 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # Lowest first. A room may import its own floor and those below.
 FLOORS = [
-    {"errors"},
+    {"errors", "defaults"},
     {"own", "config", "validate", "lengths", "hardware", "records"},
     {"model", "data", "precision", "laws"},
-    {"optim", "parallel", "testing", "hf"},
+    {"optim", "parallel", "hf"},
     {"train"},
     {"sweep"},
-    {"plan", "diagnose", "doctor"},
+    {"plan", "diagnose", "doctor", "testing"},
     {"report"},
     {"commands", "__main__"},
 ]

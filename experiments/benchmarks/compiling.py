@@ -50,10 +50,10 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
     scalars = {key: jnp.float32(value) for key, value in h.items()} | {"seed": jnp.uint32(0)}
     mesh = mesh_lib.make(fixed.layout) if layout else None
     if mesh:
-        like = state.placed(fixed, h, mesh)
+        like = state.placed(fixed, mesh)
         batches = jax.ShapeDtypeStruct(size, jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(None, BATCH, None)))
     else:
-        like, batches = state.shapes(fixed, h), jax.ShapeDtypeStruct(size, jnp.int32)
+        like, batches = state.shapes(fixed), jax.ShapeDtypeStruct(size, jnp.int32)
     step = jax.jit(functools.partial(many_steps, fixed), donate_argnums=0)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         begun = time.perf_counter()

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from configs import base
 from experiments.parallelism.traffic import collectives
 from scalelab import config as config_lib
-from scalelab.config import Layout, Static
+from scalelab.config import TRACED, Layout, Static
 from scalelab.model.placement import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
@@ -103,7 +103,7 @@ def alone(static: Static) -> tuple[Any, float, Any]:
     return params, float(loss), jax.device_get(grads)
 
 
-UNUSED = ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")  # by the parameters that init draws
+UNUSED = [key.split(".")[1] for key in TRACED if key != "train.seed"]  # by the parameters that init draws
 
 
 def row(name: str, layout: Layout, variant: dict[str, Any], precision: str) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def row(name: str, layout: Layout, variant: dict[str, Any], precision: str) -> d
         )
     )
     mesh = mesh_lib.make(layout)
-    specs = state_lib.specs(static, h)
+    specs = state_lib.specs(static)
     with jax.set_mesh(mesh):
         held = pipeline.reorder(params, specs.params, layout)
         placed = jax.device_put(held, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
@@ -158,7 +158,7 @@ def costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[st
     """Bytes of a training step: what a device holds, by XLA and by formula, and what moves along which axes."""
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
-        state_lib.shapes(static, h), specs,
+        state_lib.shapes(static), specs,
     )  # fmt: skip
     batch = jax.ShapeDtypeStruct(
         (BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH, None))
@@ -198,11 +198,11 @@ def temporaries(schedule: str, microbatches: int) -> int:
     """Bytes of temporaries of loss and gradients with two stages and micro-batches of four sequences."""
     layout = Layout(stage=2, data=4, schedule=schedule, microbatches=microbatches)
     batch = 4 * microbatches
-    static, h = static_of({"family": "llama"}, layout, "fp32", batch)
+    static, _ = static_of({"family": "llama"}, layout, "fp32", batch)
     mesh = mesh_lib.make(layout)
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
-        state_lib.shapes(static, h).params, state_lib.specs(static, h).params,
+        state_lib.shapes(static).params, state_lib.specs(static).params,
     )  # fmt: skip
     rows = NamedSharding(mesh, PartitionSpec(BATCH, None))
     with jax.set_mesh(mesh):

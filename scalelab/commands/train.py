@@ -3,6 +3,10 @@
 Train one run. The same command again resumes it from its last checkpoint, exactly. Every key of the config, with its
 meaning and unit, stands in configs/base.py. SIGTERM or ctrl-C: the step is finished and saved, and the exit code is 75.
 
+  scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW
+starts a decay of N tokens from that checkpoint of a constant or wsd run: a run of its own with the bits of one that was
+planned with this end. Its config is the trunk's, or --config's; with --config.train.steps=M the stable part goes on first.
+
 Several processes, on one host or many, that share DIR: under Slurm `srun scalelab train …` as it is; elsewhere start each with
   --coordinator=HOST:PORT --processes=N --process-id=I   HOST is process 0's; I is 0 to N-1
 and a mesh (--config.parallel.data=-1, …) over the devices of all. Process 0 writes and prints. A signal to one stops all,
@@ -29,10 +33,17 @@ def main(argv: list[str]) -> int:
     """Train; the exit code is as the module says."""
     overrides, rest = split_overrides(argv)
     parser = Parser("train", __doc__)
-    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
+    parser.add_argument(
+        "--config", metavar="FILE", help="a config file, e.g. configs/tiny.py (of a branch: the trunk's)"
+    )
     parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's folder")
     parser.add_argument(
         "--init-from", metavar="RUN[@STEP]|hf:DIR", help="start on these weights (sets train.init_from)"
+    )
+    parser.add_argument(
+        "--branch-from",
+        metavar="RUN[@STEP]",
+        help="a decay from that step of a constant or wsd run, as a run of its own",
     )
     parser.add_argument(
         "--fallback", action="store_true", help="where the last checkpoint is damaged, go on from the one before"
@@ -50,12 +61,24 @@ def main(argv: list[str]) -> int:
         overrides["train.init_from"] = options.init_from
     if options.fallback:
         overrides["checkpoint.fallback"] = "true"
-    config = load(options.config, overrides)
+    config = _config(parser, options, overrides)
 
     from scalelab.parallel import processes
 
     place = processes.place(options.coordinator, options.processes, options.process_id)
     return _train(config, options) if place is None else _one_of(place, config, options)
+
+
+def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
+    if not options.branch_from:
+        if options.config is None:
+            parser.error("--config is needed (or --branch-from)")
+        return load(options.config, overrides)
+    if options.init_from:
+        raise BadInput("--branch-from takes all of a run's state, --init-from its weights alone: give one of them")
+    from scalelab.train.branch import plan
+
+    return plan(options.branch_from, options.config, overrides, pathlib.Path(options.workdir))
 
 
 def _train(config: Any, options: Any, first: bool = True) -> int:

@@ -65,16 +65,6 @@ def scales(shape: ModelShape, like: Like) -> Any:
     return jax.tree.map(of, declarations(shape))
 
 
-def lr_multipliers(shape: ModelShape) -> Any:
-    """A tree of floats: what each parameter's Adam update is multiplied by."""
-    return jax.tree.map(lambda s: s.lr, scales(shape, "adam"))
-
-
-def decay_mask(shape: ModelShape) -> Any:
-    """A tree of bools: matrices and tables decay; gains, biases and position vectors (no `ins`) don't."""
-    return jax.tree.map(lambda d: bool(d.ins), declarations(shape))
-
-
 def forward_multipliers(shape: ModelShape) -> dict[str, float]:
     """{layer: factor}: multiplied into these layers' parameters, a standard model computes the same function.
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.own import user_function
+from scalelab.own import user_object
 
 Hparams = Mapping[str, jax.Array]
 Schedule = Callable[[jax.Array, Hparams], jax.Array]
@@ -135,7 +135,9 @@ def of(static: Static) -> Schedule:
 
 
 def _own(name: str) -> Schedule:
-    function = user_function(name, "schedule.name")
+    function = user_object(name, "schedule.name")
+    if not callable(function):
+        raise BadInput(f"schedule.name={name!r} is {function!r}, not a function (step, h) -> LR")
 
     def checked(step: jax.Array, h: Hparams) -> jax.Array:
         lr = jnp.asarray(function(step, h), jnp.float32)

@@ -49,6 +49,16 @@ def moments(shape: ModelShape, layout: Layout) -> Any:
     return _specs(shape, layout.zero >= 1, layout.stage > 1)
 
 
+def other(declaration: Declaration, shape: tuple[int, ...], layout: Layout) -> PartitionSpec:
+    """Specs of what the optimizer keeps of a parameter in another shape: its stacked layers by stage, its longest side by fsdp."""
+    stages = layout.stage > 1 and declaration.stack[:1] == ("layers",) and shape[:1] == declaration.shape[:1]
+    split: list[str | None] = [STAGE if stages and axis == 0 else None for axis in range(len(shape))]
+    free = [axis for axis in range(len(shape)) if split[axis] is None and shape[axis] % layout.fsdp == 0]
+    if layout.zero >= 1 and free:
+        split[max(free, key=lambda axis: shape[axis])] = "fsdp"
+    return PartitionSpec(*split)
+
+
 def check(config: ConfigDict, layout: Layout) -> list[str]:
     """Refuse what a resolved layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
     model, train = config.model, config.train

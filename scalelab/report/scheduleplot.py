@@ -1,12 +1,10 @@
 """A config's schedules as a figure: learning rate, momentum, weight decay and batch over the run."""
 
-import pathlib
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from scalelab.errors import BadInput, nearest
-from scalelab.report.style import figure, save, shades, short, styled
+from scalelab.report.style import figure, save_as, shades, short, styled
 
 PANELS = (
     ("lr", "learning rate"),
@@ -14,7 +12,6 @@ PANELS = (
     ("weight_decay", "weight decay (times LR)"),
     ("batch_tokens", "batch (tokens)"),
 )
-KINDS = (".pdf", ".png")
 
 
 @styled
@@ -32,15 +29,6 @@ def schedules(rows: Sequence[dict], marked: Sequence[int] = ()) -> Figure:
     return fig
 
 
-@styled
 def write(path: str, rows: Sequence[dict], marked: Sequence[int] = ()) -> list[str]:
     """Write the figure to `path` (.pdf, with the CSV of its numbers beside it, or .png); returns what was written."""
-    place = pathlib.Path(path)
-    if place.suffix not in KINDS:
-        raise BadInput(f"--plot={path}: a figure is one of {', '.join(KINDS)}{nearest(place.suffix, KINDS)}")
-    fig = schedules(rows, marked)
-    if place.suffix == ".pdf":
-        return save(place.parent, place.stem, fig, rows)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(place, dpi=150, metadata={"Software": "scalelab"})
-    return [path]
+    return save_as(path, schedules(rows, marked), rows)

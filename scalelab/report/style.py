@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from scalelab.errors import BadInput, nearest
 from scalelab.report.tables import csv_text
 
 LOOK: dict[Any, Any] = {
@@ -44,6 +45,7 @@ ACCENT = "#d1335b"  # what was predicted or held out, and warnings
 MUTED = "#8a8f98"  # what only accompanies
 INK = "#222222"
 LOSS = "validation loss (nats/token)"
+KINDS = (".pdf", ".png")
 MAX_POINTS = 400  # a curve drawn with more only makes the page heavier
 
 styled = matplotlib.rc_context(LOOK)  # decorator of every plot function
@@ -147,6 +149,19 @@ def save(folder: str | os.PathLike[str], name: str, fig: Figure, rows: Sequence[
     fig.savefig(pdf, metadata={"CreationDate": None, "Creator": "scalelab"})
     table.write_text(csv_text(rows))
     return [str(pdf), str(table)]
+
+
+@styled
+def save_as(path: str | os.PathLike[str], fig: Figure, rows: Sequence[dict]) -> list[str]:
+    """Write a figure to `path`: .pdf, with the CSV of its numbers beside it (as `save`), or .png; returns what was written."""
+    path = pathlib.Path(path)
+    if path.suffix not in KINDS:
+        raise BadInput(f"{path}: a figure is one of {', '.join(KINDS)}{nearest(path.suffix, KINDS)}")
+    if path.suffix == ".pdf":
+        return save(path.parent, path.stem, fig, rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=150, metadata={"Software": "scalelab"})
+    return [str(path)]
 
 
 @styled

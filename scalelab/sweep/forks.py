@@ -60,11 +60,10 @@ def write_forks(
     """
     folder, base = pathlib.Path(folder), pathlib.Path(base)
     folder.mkdir(parents=True, exist_ok=True)
-    common = config_lib.leaves(config_lib.load(base))
     paths = []
     for name, trial in trials.items():
         path = folder / f"{name}.py"
-        changed = {key: value for key, value in config_lib.leaves(trial).items() if value != common[key]}
+        changed = _changes(base, trial)
         text = FORK.format(
             title=(titles or {}).get(name, f"{base.name} with another {', '.join(changed)}."),
             path=path,
@@ -75,3 +74,14 @@ def write_forks(
         path.write_text(text)
         paths.append(path)
     return paths
+
+
+def _changes(base: pathlib.Path, trial: ConfigDict) -> dict[str, object]:
+    """What has to be set in `base` to get `trial`, also of what would be derived anew from what is set."""
+    changed: dict[str, object] = {}
+    while True:
+        found = config_lib.leaves(config_lib.load(base, changed))
+        more = {key: value for key, value in config_lib.leaves(trial).items() if value != found[key]}
+        if not more.keys() - changed.keys():
+            return changed
+        changed |= more

@@ -8,12 +8,12 @@ from ml_collections import ConfigDict
 
 from scalelab import records
 from scalelab.errors import BadInput
-from scalelab.train import determinism, loop
+from scalelab.train import branch, determinism, loop
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.lineage import Start, begin, furthest, initial, resume
 from scalelab.train.program import packing
 from scalelab.train.run import Run, open_run
-from scalelab.train.single import dataset
+from scalelab.train.single import continued, dataset
 
 
 def train_pack(
@@ -35,7 +35,11 @@ def train_pack(
     with records.lock(place):
         saved = Checkpoints(place / "checkpoints").latest() is not None
         saved = saved or any(furthest(folder / "runs" / name) for name in names)
-        weights = None if saved else initial(config)  # before the folders become these runs'
+        goes_on = {name: continued(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
+        trials = {name: trial for name, (trial, _) in goes_on.items()}
+        # What they start from comes before the folders become these runs'.
+        trunks = [] if saved else [trunk for trial in trials.values() if (trunk := branch.trunk(trial, data))]
+        weights = None if saved or trunks else initial(config)
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
         shared = {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
         runs = [
@@ -44,6 +48,9 @@ def train_pack(
         ]
         for word in runs[0].words:
             progress({"warning": word})
+        for run in runs:
+            for word in goes_on[run.name][1]:
+                run.event("warning", None, word)
         if all(run.status != "running" for run in runs):
             return {run.name: run.status for run in runs}
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
@@ -52,6 +59,8 @@ def train_pack(
         with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known, logs) as checkpoints:
             start = resume(by_name, checkpoints, allow, progress, c.fallback, mode)
             start = start or _resume_former(runs, allow, progress, mode)
+            if trunks:
+                start = trunks[0].step, [branch.begin(*pair, progress) for pair in zip(runs, trunks, strict=True)]
             params = weights and [begin(run, weights) for run in runs]
             loop.train(runs, data, checkpoints, names, mode, start, progress, stop, params)
         return {run.name: run.status for run in runs}

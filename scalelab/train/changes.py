@@ -1,5 +1,6 @@
 """What may not change under a run's feet: the facts a checkpoint was saved under against those of now."""
 
+import dataclasses
 import importlib.metadata
 import platform
 from collections.abc import Collection, Mapping
@@ -15,8 +16,10 @@ from scalelab.model import transformer
 from scalelab.train.checkpoint import describe
 
 # A run that goes on under other values of these would be another run: its past no longer follows from its config.
-FROZEN = ("model", "data", "parametrization", "precision", "optim.name", "schedule.name")
-FROZEN_TRAIN = ("train.global_batch", "train.accumulate", "train.seed", "train.init_from")
+FROZEN = ("model", "data", "parametrization", "precision", "schedule.name")
+# What decides the optimizer's program.
+FROZEN_OPTIM = tuple(f"optim.{field.name}" for field in dataclasses.fields(config_lib.Optim))
+FROZEN_TRAIN = ("train.global_batch", "train.accumulate", "train.seed", "train.init_from", "train.branch_from")
 FREE = ("data.cache_dir",)
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scalelab")
 
@@ -53,7 +56,7 @@ def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_frozen(key: str) -> bool:
     """Whether a change of this key makes another run."""
-    return key not in FREE and (key.split(".")[0] in FROZEN or key in FROZEN + FROZEN_TRAIN)
+    return key not in FREE and (key.split(".")[0] in FROZEN or key in FROZEN + FROZEN_OPTIM + FROZEN_TRAIN)
 
 
 def check_allowed(keys: Collection[str]) -> None:
@@ -63,7 +66,7 @@ def check_allowed(keys: Collection[str]) -> None:
     for key in keys:
         if key not in known:
             raise BadInput(f"--allow-change={key}: no such key{nearest(key, known)}")
-        if not is_frozen(key):
+        if not is_frozen(key) and key != "train.steps":  # which is, where the schedule's past would have been another
             raise BadInput(f"--allow-change={key}: this key may change anyway; the change is recorded")
 
 

@@ -28,10 +28,10 @@ def of_step(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
 def _of_step(static: Static, names: tuple[str, ...]) -> dict[str, Any]:
     h = {name: jnp.float32(1) for name in names}
     tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
-    state = state_lib.shapes(static, h)
+    state = state_lib.shapes(static)
     if static.layout.devices > 1:
         mesh = mesh_lib.make(static.layout)
-        state = state_lib.placed(static, h, mesh)
+        state = state_lib.placed(static, mesh)
         tokens = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=NamedSharding(mesh, PartitionSpec(BATCH)))
         with jax.set_mesh(mesh):
             traced = jax.make_jaxpr(functools.partial(train_step, static))(state, tokens, h)

@@ -8,29 +8,20 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from scalelab import records
-from scalelab.config import hparams, static
+from scalelab.config import static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first
-from scalelab.train import changes, determinism, program, state
+from scalelab.train import changes, determinism, past, program, state
 from scalelab.train.checkpoint import Checkpoints, Loaded
 from scalelab.train.loop import Progress
-from scalelab.train.manifest import strays
+from scalelab.train.manifest import places, saved, strays
 from scalelab.train.run import Run, guarantee
 
 Start = tuple[int, list[state.TrainState]]
 HF = "hf:"  # before a folder in the format of Hugging Face's transformers
 Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from
-
-
-def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-    """(checkpoints folder, name in it) of a run: its own, and its pack's where it has one."""
-    own = [(folder / "checkpoints", "run")]
-    record = records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
-    pack = record.get("pack")
-    return own + ([(folder / pack["checkpoints"], pack["trial"])] if pack else [])
 
 
 def furthest(folder: pathlib.Path) -> tuple[Checkpoints, str] | None:
@@ -58,11 +49,12 @@ def resume(
             if name not in facts:
                 raise BadInput(f"{checkpoints.folder / str(step)} holds no {name!r}, only {', '.join(facts)}")
             changes.refuse(f"{checkpoints.folder / str(step)}", facts[name], run.facts, allow)
+            past.refuse(run.folder, step, facts[name], run.config, allow)
 
     for stray in strays(checkpoints.folder):
         progress({"warning": f"ignoring {checkpoints.folder / stray}: not a checkpoint"})
     config = next(iter(runs.values())).config
-    like = program.like(static(config), [hparams(run.config) for run in runs.values()], mode)
+    like = program.like(static(config), len(runs), mode)
     found = checkpoints.load(dict(zip(runs, like, strict=True)), accept, fallback)
     if found is None:
         return None
@@ -76,19 +68,22 @@ def _note(run: Run, found: Loaded, saved: dict[str, Any], progress: Progress) ->
         text = f"fell back to step {found.step}: {'; '.join(found.tried)}"
         run.event("fallback", found.step, text)
         progress({"warning": text})
-    if text := changes.version_changes(saved):
-        run.event("warning", found.step, f"saved under other versions: {text}; bits may differ")
-    moved = determinism.moves(saved.get("place", {}), run.facts["place"])
-    if text := ", ".join(filter(None, [moved, text])):
-        run.event(determinism.MOVED, found.step, text)
-        run.record["determinism"] = guarantee(run)
-        progress(
-            {"warning": f"step {found.step} was saved elsewhere: {text}; the values are the same, later roundings not"}
-        )
+    note_moves(run, found.step, saved, progress)
     allowed = {k: v for k, v in changes.differences(saved, run.facts).items() if changes.is_frozen(k)}
     if allowed:
         text = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in allowed.items())
         run.event("config_change", found.step, f"resumed though saved under {text}", allowed=list(allowed))
+
+
+def note_moves(run: Run, step: int, saved: dict[str, Any], progress: Progress) -> None:
+    """Note that `step` was saved under other versions, or on another mesh or machine, where it was."""
+    if text := changes.version_changes(saved):
+        run.event("warning", step, f"saved under other versions: {text}; bits may differ")
+    moved = determinism.moves(saved.get("place", {}), run.facts["place"])
+    if text := ", ".join(filter(None, [moved, text])):
+        run.event(determinism.MOVED, step, text)
+        run.record["determinism"] = guarantee(run)
+        progress({"warning": f"step {step} was saved elsewhere: {text}; the values are the same, later roundings not"})
 
 
 def initial(config: ConfigDict) -> Weights | None:
@@ -102,7 +97,7 @@ def initial(config: ConfigDict) -> Weights | None:
     if source.startswith(HF):
         return _foreign(config)
     rules.check(config, mesh.resolved(static(config).layout, jax.device_count()))
-    (like,) = program.like(static(config), [hparams(config)], "turn")
+    (like,) = program.like(static(config), 1, "turn")
     folder, step, checkpoints, name = locate(source, "train.init_from=")
     loaded = checkpoints.load({name: {"params": like.params}}, at=step)
     assert loaded is not None
@@ -130,10 +125,10 @@ def begin(run: Run, weights: Weights) -> Any:
 
 def locate(source: str, asked: str = "") -> tuple[pathlib.Path, int | None, Checkpoints, str]:
     """RUN or RUN@STEP -> (its folder, the step asked for, the checkpoints that hold it, the run's name in them)."""
-    folder, step = _parse(source, asked)
+    folder, step = parse(source, asked)
     found = furthest(folder) if step is None else _holding(folder, step)
     if found is None:
-        known = sorted({s for place, _ in places(folder) for s in Checkpoints(place).steps()})
+        known = sorted(saved(folder))
         wanted = "" if step is None else f" of step {step}"
         raise BadInput(f"{asked}{source!r}: {folder} has no checkpoint{wanted}; it has {known or 'none'}")
     return folder, step, *found
@@ -144,7 +139,8 @@ def _holding(folder: pathlib.Path, step: int) -> tuple[Checkpoints, str] | None:
     return next((pair for pair in found if step in pair[0].steps()), None)
 
 
-def _parse(source: str, asked: str) -> tuple[pathlib.Path, int | None]:
+def parse(source: str, asked: str) -> tuple[pathlib.Path, int | None]:
+    """RUN or RUN@STEP -> (the run's folder, the step). BadInput where there is no run."""
     head, sign, tail = source.rpartition("@")
     path, step = (head, int(tail)) if sign and tail.isdecimal() else (source, None)
     folder = pathlib.Path(path)

@@ -214,6 +214,18 @@ def set_aside(step_folder: pathlib.Path) -> pathlib.Path:
     return goal
 
 
+def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+    """(checkpoints folder, name in it) of a run: its own, and its pack's where it has one."""
+    record = json.loads((folder / "record.json").read_text()) if (folder / "record.json").exists() else {}
+    pack = record.get("pack")
+    return [(folder / "checkpoints", "run")] + ([(folder / pack["checkpoints"], pack["trial"])] if pack else [])
+
+
+def saved(folder: pathlib.Path) -> dict[int, tuple[pathlib.Path, str]]:
+    """`{step: (checkpoints folder, the run's name in it)}` for every step of a run that is kept."""
+    return {step: (place, name) for place, name in places(folder)[::-1] for step in steps(place)}
+
+
 def checkpoint_folders(folder: pathlib.Path) -> list[pathlib.Path]:
     """Every checkpoints folder of a run, pack, sweep or study, or the folder itself. BadInput where there is none."""
     candidates = [folder / "checkpoints", *folder.glob("packs/*/checkpoints"), *folder.glob("runs/*/checkpoints")]

@@ -59,7 +59,11 @@ def _compiled(static: Static, mapped: bool) -> tuple[Callable, Callable, Callabl
     )
     if mapped:
         init, advance, evaluated = functions
-        functions = (jax.vmap(init), jax.vmap(advance, in_axes=(0, 0, None, 0)), jax.vmap(evaluated, in_axes=(0, None)))
+        functions = (
+            jax.vmap(init),
+            jax.vmap(advance, in_axes=(0, 0, None, 0)),
+            jax.vmap(evaluated, in_axes=(0, None, 0)),
+        )
     return jax.jit(functions[0]), jax.jit(functions[1], donate_argnums=0), jax.jit(functions[2])
 
 
@@ -67,7 +71,7 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
     """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.specs` says."""
     mesh = mesh_lib.make(static.layout)
     init, advance, evaluated = _compiled(static, False)
-    specs = state_lib.specs(static, hparams[0])
+    specs = state_lib.specs(static)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     by_row = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
     mine = rows.held(by_row, (1, static.global_batch, 1), axis=1)
@@ -88,7 +92,7 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
     def evaluate_all(states: list, val: np.ndarray) -> list[jax.Array]:
         with jax.set_mesh(mesh):
             batches = whole(val)
-            return [evaluated(s.params, batches) for s in states]
+            return [evaluated(s, batches, h) for s, h in zip(states, traced, strict=True)]
 
     def begin() -> list:
         # Drawn by the compiler's own partitioning: the numbers don't depend on the mesh, and no device holds them all.
@@ -135,7 +139,7 @@ def in_turn(static: Static, hparams: Trees) -> Program:
     return Program(
         init=lambda: [init(h) for h in traced],
         advance=advance_all,
-        evaluate=lambda states, val: [evaluated(s.params, val) for s in states],
+        evaluate=lambda states, val: [evaluated(s, val, h) for s, h in zip(states, traced, strict=True)],
         separate=lambda states: list(states),
         join=lambda states: list(states),
     )
@@ -172,7 +176,7 @@ def vmapped(static: Static, hparams: Trees) -> Program:
     return Program(
         init=lambda: init(traced),
         advance=advance_all,
-        evaluate=lambda states, val: list(evaluated(states.params, jax.device_put(val, everywhere))),
+        evaluate=lambda states, val: list(evaluated(states, jax.device_put(val, everywhere), traced)),
         separate=unstack,
         join=stack,
     )
@@ -186,17 +190,17 @@ def packing(choice: str) -> str:
     return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
 
 
-def like(static: Static, hparams: Trees, mode: str) -> list[TrainState]:
+def like(static: Static, trials: int, mode: str) -> list[TrainState]:
     """Shapes, dtypes and shardings of the states that `PACKINGS[mode]` joins: restored onto these, no array takes a detour.
 
     Under vmap each trial lies whole on one of the devices, as many on each.
     """
     static = dataclasses.replace(static, layout=mesh_lib.resolved(static.layout, jax.device_count()))
     if mode == "turn" and static.layout.devices > 1:
-        return [state_lib.placed(static, h, mesh_lib.make(static.layout)) for h in hparams]
+        return [state_lib.placed(static, mesh_lib.make(static.layout))] * trials
     devices = jax.local_devices()
-    places = [devices[i * len(devices) // len(hparams) if mode == "vmap" else 0] for i in range(len(hparams))]
-    return [_whole(state_lib.shapes(static, h), place) for h, place in zip(hparams, places, strict=True)]
+    places = [devices[i * len(devices) // trials if mode == "vmap" else 0] for i in range(trials)]
+    return [_whole(state_lib.shapes(static), place) for place in places]
 
 
 def _whole(state: TrainState, device: jax.Device) -> TrainState:

@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import hardware, records
+from scalelab import defaults, hardware, records
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count
@@ -40,7 +40,7 @@ class Run:
     facts: dict[str, Any]
     status: str = "running"
     val_loss: float | None = None
-    words: Sequence[str] = ()  # what its layout and precision are worth saying about
+    words: Sequence[str] = ()  # what was chosen for it, what its layout and precision are worth saying about
 
     @property
     def tokens_per_step(self) -> int:
@@ -108,14 +108,15 @@ def open_run(
     another model, data, batch or seed, and `allow` doesn't name the key.
     """
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
-    said = [("layout", word) for word in rules.check(config, layout)]
+    said = [("chosen", word) for word in filter(None, [defaults.words(config.optim)])]
+    said += [("layout", word) for word in rules.check(config, layout)]
     said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
     known = changes.facts(config, dataset)
     old = from_first(lambda: _enter(folder, known, allow, said))
     mirrors = sinks(folder, config.log) if is_first() else []
     run = Run(name, folder, config, _describe(name, config, dataset, layout), mirrors, known)
     if old:
-        facts = {key: old[key] for key in ("pack", "init_from") if key in old} | facts
+        facts = {key: old[key] for key in ("pack", "init_from", "branch_from") if key in old} | facts
         run.val_loss = old["val_loss"]
         if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
             run.status = old["status"]

@@ -12,7 +12,7 @@ from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.parallel.processes import from_first
-from scalelab.train import changes, determinism, lineage, loop
+from scalelab.train import branch, changes, determinism, lineage, loop, past
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.run import Run, open_run
 
@@ -45,11 +45,17 @@ def train_single(
     with contextlib.ExitStack() as held:
         if warning := from_first(lambda: held.enter_context(records.lock(folder))):
             progress({"warning": warning})
-        weights = None if lineage.furthest(folder) else lineage.initial(config)  # before the folder becomes this run's
+        config, said = continued(folder, config, allow)
+        new = not lineage.furthest(folder)  # then what it starts from comes before the folder becomes this run's
+        trunk = branch.trunk(config, data) if new else None
+        weights = lineage.initial(config) if new and not trunk else None
         run = open_run(folder.name, folder, config, data, allow)
-        for word in run.words:
+        for word in [*run.words, *said]:
             progress({"warning": word})
+        for word in said:
+            run.event("warning", None, word)
         start = _resume(run, allow, progress)
+        start = (trunk.step, [branch.begin(run, trunk, progress)]) if trunk else start
         params = weights and [lineage.begin(run, weights)]
         c = config.checkpoint
         known, logs = {"run": run.facts}, [folder / "metrics.jsonl"]
@@ -66,6 +72,21 @@ def train_single(
         "params_digest": outcome.digests[0],
         "folder": str(folder),
     }
+
+
+def continued(folder: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> tuple[ConfigDict, list[str]]:
+    """The config that the run in `folder` goes on with, and what to say of it: more steps don't change its warm-up.
+
+    BadInput where another `train.steps` would have given its past another LR, and `allow` doesn't name the key.
+    """
+    found = from_first(lambda: past.furthest(folder))
+    if found is None:
+        return config, []
+    config = config.copy_and_resolve_references()
+    said = past.keep_warmup(found[1], config)
+    step, facts = found
+    from_first(lambda: past.refuse(folder, step, facts, config, allow))
+    return config, [f"{folder}: {said}"] if said else []
 
 
 def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> lineage.Start | None:

@@ -1,18 +1,18 @@
 """Everything a run needs to go on, as one pytree; randomness and data follow from (seed, step)."""
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from scalelab.config import Static
-from scalelab.model import parametrization, transformer
-from scalelab.optim.chain import OPTIMIZERS
+from scalelab.config import TRACED, Static
+from scalelab.model import transformer
+from scalelab.model.transformer import declarations
+from scalelab.optim.chain import chain, named
+from scalelab.optim.members import find
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.parallel.processes import whole
@@ -31,17 +31,11 @@ class TrainState(NamedTuple):
     precision: Any = ()  # what the precision policy keeps: a LossScale, or nothing
 
 
-def optimizer(static: Static, h: Hparams, lr: jax.Array) -> Any:
-    """The run's optax chain for traced hparams at learning rate `lr`."""
-    shape = static.model
-    return OPTIMIZERS[static.optimizer](h, lr, parametrization.lr_multipliers(shape), parametrization.decay_mask(shape))
-
-
 def init(static: Static, h: Hparams) -> TrainState:
     """A fresh state; parameters are drawn from the stream `seed`."""
     params = transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
     zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
-    opt_state = stored(optimizer(static, h, jnp.zeros(())).init(params), policy.moments)
+    opt_state = stored(chain(static, h, jnp.zeros(())).init(params), policy.moments)
     scale = loss_scale.init() if policy.scaled_loss else ()
     return TrainState(zero, stored(params, policy.parameters), opt_state, zero, zero, scale)
 
@@ -58,31 +52,47 @@ def wide(tree: Any, form: str) -> Any:
     return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)
 
 
-def specs(static: Static, h: Mapping[str, float]) -> Any:
-    """How each part of a state lies on the mesh of `static.layout`: a TrainState of specs."""
-    shape, layout, like = static.model, static.layout, shapes(static, h)
-    kept = rules.moments(shape, layout)
-    whole = PartitionSpec()
-    opt_state = optax.tree_utils.tree_map_params(
-        optimizer(static, {key: jnp.asarray(value) for key, value in h.items()}, jnp.zeros(())),
-        lambda _, spec: spec, like.opt_state, kept, transform_non_params=lambda _: whole,
-    )  # fmt: skip
+def shapes(static: Static) -> TrainState:
+    """The shapes and dtypes of a state; nothing is computed."""
+    h = {key.split(".")[1]: jnp.zeros(()) for key in TRACED}
+    return jax.eval_shape(lambda: init(static, h))
+
+
+def specs(static: Static) -> Any:
+    """How each part of a state lies on the mesh of `static.layout`: a TrainState of specs.
+
+    What the optimizer keeps of a parameter is known by the parameter's path in it: like the parameter where it has its
+    shape, else as `rules.other` splits it. What has no such path lies whole on every device.
+    """
+    shape, layout, like = static.model, static.layout, shapes(static)
+    whole, declared, kept = PartitionSpec(), named(declarations(shape)), named(rules.moments(shape, layout))
+
+    def of(path: Any, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
+        place = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)) + "."
+        name = next((n for n in declared if place.startswith(n + ".")), None)
+        if name is None:
+            return whole
+        return kept[name] if leaf.shape == declared[name].shape else rules.other(declared[name], leaf.shape, layout)
+
+    opt_state = jax.tree_util.tree_map_with_path(of, like.opt_state)
     precision = jax.tree.map(lambda _: whole, like.precision)
     each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole, precision)
     return TrainState(*each)
 
 
-def shapes(static: Static, h: Mapping[str, float]) -> TrainState:
-    """The shapes and dtypes of a state; nothing is computed."""
-    return jax.eval_shape(lambda: init(static, {key: jnp.asarray(value) for key, value in h.items()}))
-
-
-def placed(static: Static, h: Mapping[str, float], mesh: Mesh) -> TrainState:
+def placed(static: Static, mesh: Mesh) -> TrainState:
     """The shapes and dtypes of a state, each with its sharding on `mesh`: what a checkpoint is restored onto."""
     return jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
-        shapes(static, h), specs(static, h),
+        shapes(static), specs(static),
     )  # fmt: skip
+
+
+def evaluated(static: Static, state: TrainState, h: Hparams) -> Any:
+    """The parameters to evaluate and to hand on, in fp32: the optimizer's average where it keeps one, else those that are trained."""
+    policy, point = POLICIES[static.precision], find(static.optim.name).evaluated
+    params = wide(state.params, policy.parameters)
+    return params if point is None else point(params, wide(state.opt_state, policy.moments), h)
 
 
 def digest(params: Any) -> str:

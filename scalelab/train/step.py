@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import reshard
+from jax.sharding import auto_axes, reshard
 
 from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.loss import LossSums
 from scalelab.optim import schedules
+from scalelab.optim.chain import chain
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline, rules
 from scalelab.precision import loss_scale
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
-from scalelab.train.state import TrainState, optimizer, stored, wide
+from scalelab.train import state as state_lib
+from scalelab.train.state import TrainState, stored, wide
 
 Updated = tuple[Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, (update norm, param norm)
 METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
@@ -113,9 +115,9 @@ def train_step(
             (params, opt_state, norms), tied = jax.lax.optimization_barrier((carry, grads))
             params, opt_state = wide(params, policy.parameters), wide(opt_state, policy.moments)
             params = split(static, rules.moments, params)
-            updates, opt_state = optimizer(static, {**h, **now}, now["lr"]).update(tied, opt_state, params)
-            params = split(static, rules.parameters, optax.apply_updates(params, updates))
-            norms = (optax.tree.norm(updates), optax.tree.norm(params)) if measured else norms
+            moves, opt_state = updates(static, tied, opt_state, params, {**h, **now}, now["lr"])
+            params = split(static, rules.parameters, optax.apply_updates(params, moves))
+            norms = (optax.tree.norm(moves), optax.tree.norm(params)) if measured else norms
             return stored(params, policy.parameters), stored(opt_state, policy.moments), norms
 
         return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)
@@ -155,12 +157,28 @@ def many_steps(
     return jax.lax.fori_loop(0, n, body, (state, empty))
 
 
-def evaluate(static: Static, params: Any, batches: jax.Array) -> jax.Array:
-    """Mean loss in nats a token over batches [n, B, S+1]; z-loss excluded."""
+def updates(static: Static, grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array) -> tuple[Any, Any]:
+    """What to add to the parameters, and the optimizer's next state.
+
+    On a mesh the compiler places it (`auto_axes`): matrix optimizers mix axes in ways that Explicit axes would want spelled
+    out product by product, and optax's transforms don't. Updates and state come out as `state.specs` says.
+    """
+
+    def update(grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array) -> tuple[Any, Any]:
+        return chain(static, h, lr).update(grads, opt_state, params)
+
+    if static.layout.devices > 1:
+        out = rules.moments(static.model, static.layout), state_lib.specs(static).opt_state
+        update = auto_axes(update, out_sharding=out)
+    return update(grads, opt_state, params, h, lr)
+
+
+def evaluate(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:
+    """Mean loss in nats a token over batches [n, B, S+1]; z-loss excluded. Of the optimizer's averaged point where it has one."""
+    params = state_lib.evaluated(static, state, h)
 
     def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
         return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0)), None
 
-    params = wide(params, POLICIES[static.precision].parameters)
     sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
     return sums.nll / jnp.maximum(sums.tokens, 1.0)

@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import records
-from scalelab.config import ModelShape, hparams, identity, static
+from scalelab.config import ModelShape, identity, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
@@ -47,7 +47,7 @@ def of_run(source: str) -> Weights:
     assert checked is not None
     facts = checked.facts[name]
     config = changes.config_of(facts)
-    like = state.shapes(static(config), hparams(config)).params
+    like = state.shapes(static(config)).params
     kept = jax.device_get(checkpoints.restore(checked.step, {name: {"params": like}})[name]["params"])
     origin = {"run": str(folder), "step": checked.step, "digest": state.digest(kept)}
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), kept)

@@ -183,12 +183,12 @@ def state_digest(checkpoints: pathlib.Path) -> str:
     """Every bit of the last checkpoint: parameters, moments, counters."""
     import jax
 
-    from scalelab.config import hparams, load, static
+    from scalelab.config import load, static
     from scalelab.train import state
     from scalelab.train.checkpoint import Checkpoints
 
     config = load("configs/tiny.py", SETTINGS)
-    found = Checkpoints(checkpoints).load({"run": state.shapes(static(config), hparams(config))})
+    found = Checkpoints(checkpoints).load({"run": state.shapes(static(config))})
     return state.digest(jax.device_get(found.states["run"]))
 
 

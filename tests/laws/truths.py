@@ -4,7 +4,7 @@ import numpy as np
 from scipy.stats import qmc
 
 from scalelab.laws import forms
-from scalelab.testing import RANGES
+from scalelab.testing.law import RANGES
 
 TRUTHS = {
     "chinchilla": {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28},  # Hoffmann et al. 2022

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scalelab import records
-from scalelab.config import hparams, load, split_overrides, static
+from scalelab.config import load, split_overrides, static
 from scalelab.train import manifest, state
 from scalelab.train.checkpoint import Checkpoints
 from tests.train.runs import ROOT, command, finish, train, untimed, wait_for
@@ -91,7 +91,7 @@ def whole(tmp_path_factory):
 
 def params_at(folder, step):
     config = load("configs/tiny.py", split_overrides(train(folder, *SETTINGS))[0])
-    like = {"run": {"params": state.shapes(static(config), hparams(config)).params}}
+    like = {"run": {"params": state.shapes(static(config)).params}}
     return Checkpoints(folder / "checkpoints").load(like, at=step).states["run"]["params"]
 
 

@@ -28,7 +28,7 @@ import json, pathlib, shutil, sys
 import jax, numpy as np
 from configs import tiny
 from scalelab import records
-from scalelab.config import hparams, override, resolve, static
+from scalelab.config import override, resolve, static
 from scalelab.train import lineage, program
 from scalelab.train.single import train_single
 from tests.parallel.test_reshard import SAVED
@@ -43,7 +43,7 @@ def restored(folder, layout):
     "The state as `resume` gets it: where each leaf lies, and its bits."
     checkpoints, name = lineage.furthest(folder)
     c = config(layout)
-    (like,) = program.like(static(c), [hparams(c)], "turn")
+    (like,) = program.like(static(c), 1, "turn")
     (found,) = checkpoints.load({name: like}).states.values()
     for path, leaf, wanted in zip(*zip(*jax.tree_util.tree_leaves_with_path(found)), map(lambda s: s.sharding, jax.tree.leaves(like))):
         assert leaf.sharding == wanted, (path, leaf.sharding, wanted)
@@ -55,7 +55,7 @@ def restored(folder, layout):
 def starts_on(folder, layout, before):
     "Whether another run's weights come straight onto this mesh, bit for bit; on four devices it is trained, at rate zero."
     c = config(layout, init_from=f"{folder}@4", steps=2)
-    (like,) = program.like(static(c), [hparams(c)], "turn")
+    (like,) = program.like(static(c), 1, "turn")
     params, origin = lineage.initial(c)
     for leaf, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(like.params), strict=True):
         assert leaf.sharding == wanted.sharding
@@ -140,7 +140,8 @@ def test_no_device_ever_holds_more_than_its_part(resumed):
 
 def test_the_next_step_has_the_same_loss_on_every_mesh_and_the_change_is_told(resumed):
     first = resumed[0]
-    assert first["moved"] == [] == first["warnings"] and first["determinism"]["guarantee"] == "same mesh"
+    assert all("own values" in word for word in first["warnings"])
+    assert first["moved"] == [] and first["determinism"]["guarantee"] == "same mesh"
     for row in resumed[1:]:
         assert row["resumed_from"] == 4
         assert row["train_loss"] == pytest.approx(first["train_loss"], rel=2e-6), row

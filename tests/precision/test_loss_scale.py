@@ -9,7 +9,7 @@ import pytest
 
 from configs import tiny
 from scalelab import records
-from scalelab.config import hparams, override, resolve, static
+from scalelab.config import override, resolve, static
 from scalelab.precision import loss_scale
 from scalelab.precision.loss_scale import LossScale
 from scalelab.train import lineage
@@ -118,5 +118,5 @@ def test_a_run_logs_its_scale_names_its_formats_and_resumes_bit_for_bit(tmp_path
     again = train_single(config, tmp_path / "cut")
     assert again["resumed_from"] == 2 and again["params_digest"] == whole["params_digest"]
     checkpoints, name = lineage.furthest(tmp_path / "cut")
-    (state,) = checkpoints.load({name: state_lib.shapes(static(config), hparams(config))}).states.values()
+    (state,) = checkpoints.load({name: state_lib.shapes(static(config))}).states.values()
     assert (state.precision.scale, state.precision.good) == (65536, 6)  # counted on over the resume

@@ -60,7 +60,7 @@ def on_mesh(policy, layout, state, batch):
     static, h = setting(**SIZES | {"precision.name": policy} | {f"parallel.{k}": v for k, v in layout.items()})
     mesh = mesh_lib.make(static.layout)
     with jax.set_mesh(mesh):
-        placed = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), state, state_lib.specs(static, h))
+        placed = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), state, state_lib.specs(static))
         rows = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(BATCH, None)))
         (new, metrics), grads = both(static, placed, rows, h)
         return placed, new, metrics, grads

@@ -46,3 +46,11 @@ def test_candidates_count_parameters_tokens_and_flops(grid):
         assert (columns["width"][i], columns["depth"][i]) == (d, 2)
     with pytest.raises(BadInput, match="one of total, non_embedding, kaplan, chinchilla"):
         forks.candidates(runs, "all")
+
+
+def test_a_fork_keeps_what_would_be_derived_anew_from_what_it_sets(grid, tmp_path):
+    """base_d_head follows base_width where nobody says it; here it is said, and equals what the base file derives."""
+    trial = config_lib.resolve(config_lib.override(config_lib.load(grid), {"parametrization.base_width": 32}))
+    assert trial.parametrization.base_d_head == 16
+    (path,) = forks.write_forks(tmp_path, grid, {"fork": trial})
+    assert config_lib.load(path).to_dict() == trial.to_dict()

@@ -14,7 +14,7 @@ from tests.sweep.test_pack import TINY
 from tests.train.runs import command, finish, untimed
 
 POINTS = {"low": {"optim.peak_lr": 3e-3}, "other": {"train.seed": 5}}
-SHORT = {"train.steps": 10, "eval.every_steps": 10}
+SHORT = {"train.steps": 10, "eval.every_steps": 10, "schedule.name": "constant"}  # which may get more steps
 
 
 def trials(**changes):
@@ -37,6 +37,16 @@ def test_more_steps_make_another_pack_and_go_on_from_the_old_one(tmp_path):
         assert steps == [10, 20]
     assert run_sweep(tmp_path, trials(train__steps=30)) == {"low": "done", "other": "done"}
     assert [event["step"] for event in events(tmp_path, "low", "resume")] == [10, 20]
+
+
+def test_more_steps_of_a_cosine_are_refused_unless_allowed(tmp_path):
+    run_sweep(tmp_path, trials(schedule__name="cosine"))
+    with pytest.raises(
+        BadInput, match=r"runs/low is at step 10 of 10; with train.steps=20 the lr of its step \d+ would have"
+    ):
+        run_sweep(tmp_path, trials(schedule__name="cosine", train__steps=20))
+    verdicts = run_sweep(tmp_path, trials(schedule__name="cosine", train__steps=20), allow=["train.steps"])
+    assert verdicts == {"low": "done", "other": "done"}
 
 
 def test_a_trial_that_went_its_own_way_is_not_thrown_back(tmp_path):

@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_with_other_cores_says_so_for_good(tmp_path, monkeypa
     folder, cores = tmp_path / "run", len(os.sched_getaffinity(0))
 
     def promised(**changed):
-        train_single(config(**changed), folder)
+        train_single(config(schedule__name="constant", **changed), folder)
         return records.read_json(folder / "record.json")["determinism"]
 
     assert promised()["guarantee"] == "bit-exact" == promised(train__steps=5)["guarantee"]

@@ -180,7 +180,7 @@ def test_evaluate_weighs_tokens_not_batches():
     params = trained()[0].params
     sums = [loss_sums(STATIC, params, jnp.asarray(part), 0.5) for part in val]
     expected = sum(float(s.nll) for s in sums) / sum(float(s.tokens) for s in sums)
-    np.testing.assert_allclose(jax.jit(evaluate, static_argnums=0)(STATIC, params, val), expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(evaluate, static_argnums=0)(STATIC, trained()[0], val, H), expected, rtol=1e-6)
 
 
 def test_bf16_learns_with_fp32_parameters_and_moments():

@@ -1,9 +1,4 @@
-"""For tests of your own: the contract that every law keeps, as one call.
-
-    from scalelab.testing import check_law
-
-    def test_my_law():
-        check_law(my_law)
+"""The contract that every law keeps.
 
 Legend: P points, K parameters, G candidates for the truth.
 """

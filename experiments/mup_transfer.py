@@ -1,0 +1,195 @@
+"""Does the best learning rate of one width serve another? A packed sweep over learning rate x width x seed, under two parametrizations.
+
+    python -m experiments.mup_transfer --quick --workdir=runs/mup_transfer [--config=FILE] [--config.group.key=value …]
+
+Every (parametrization, width) is one program whose trials differ in learning rate and seed. At each width the best LR is the
+vertex of a parabola through the lowest losses of the mean over seeds, over log2 LR. Under mup it should stay where it is
+(at most 0.75 octaves over 8 times the width), under standard fall with the width (by more than 2): the grid of standard
+is placed lower at larger widths, so that its minimum lies inside. Writes results/mup_transfer.{json,md,png} beside this
+file with --quick and the default config, else into the workdir. Again to resume.
+"""
+
+import datetime
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments.benchmarks.timing import machine
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.commands.progress import Board
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput, WorkFailed
+from scalelab.model.resize import resized
+from scalelab.report.lrplots import transfer, write
+from scalelab.sweep.best import best
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = pathlib.Path(__file__).parent / "results"
+FALL = {"mup": 0.0, "standard": 0.8}  # octaves a doubling by which the grid is placed lower
+MOST = {"mup": 0.75}  # octaves over 8 times the width, as is promised
+LEAST = {"standard": 2.0}
+SEEDS = (0, 1, 2)
+WIDTHS = (32, 64, 128, 256)
+GRID = (-10.0, -6.0)  # log2 of the LRs at the smallest width, first and last
+
+
+def trials(base: ConfigDict, widths: Sequence[int], step: float) -> dict[str, ConfigDict]:
+    """{name: config}, the largest width first: it takes longest."""
+    found = {}
+    for width in sorted(widths, reverse=True):
+        for parametrization in FALL:
+            config = resized(_under(base, parametrization), width)
+            for log2_lr in grid(parametrization, width / min(widths), step):
+                for seed in SEEDS:
+                    trial = config.copy_and_resolve_references()
+                    trial.optim.peak_lr, trial.train.seed = float(2.0**log2_lr), seed
+                    found[name(parametrization, width, log2_lr, seed)] = config_lib.resolve(trial)
+    return found
+
+
+def _under(base: ConfigDict, parametrization: str) -> ConfigDict:
+    config = base.copy_and_resolve_references()
+    config.parametrization.name = parametrization
+    return config
+
+
+def grid(parametrization: str, ratio: float, step: float) -> np.ndarray:
+    """log2 of the LRs tried at a width that is `ratio` times the smallest."""
+    lowest, highest = np.array(GRID) - FALL[parametrization] * np.log2(ratio)
+    return np.arange(lowest, highest + step / 2, step)
+
+
+def name(parametrization: str, width: int, log2_lr: float, seed: int) -> str:
+    """A run's folder."""
+    return f"{parametrization}-d{width}-lr2^{log2_lr:+.2f}-seed{seed}"
+
+
+def measured(folder: pathlib.Path, widths: Sequence[int], step: float) -> list[dict[str, Any]]:
+    """A row a (parametrization, width): the curve of losses [seeds][LRs] and its best LR."""
+    losses = {row["name"]: row["val_loss"] if row["status"] == "done" else None for row in records.read_runs(folder)}
+    rows = []
+    for parametrization in FALL:
+        for width in widths:
+            lrs = grid(parametrization, width / min(widths), step)
+            curve = [[losses[name(parametrization, width, lr, seed)] for lr in lrs] for seed in SEEDS]
+            found = best(lrs, np.array(curve, float))  # None is NaN: diverged
+            facts = {"parametrization": parametrization, "d_model": width, "log2_lr": found.log2_lr}
+            facts |= {"interval90": [found.low, found.high], "loss": found.loss, "interior": found.interior}
+            rows.append(facts | {"log2_lrs": lrs.tolist(), "losses": curve})
+    return rows
+
+
+def moves(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """{parametrization: octaves between the lowest and the highest best LR over widths}."""
+    found = {key: [row["log2_lr"] for row in rows if row["parametrization"] == key] for key in FALL}
+    return {key: max(values) - min(values) for key, values in found.items()}
+
+
+def page(result: dict[str, Any]) -> str:
+    """The table as Markdown, with what it means."""
+    lines = [
+        "# The best learning rate over widths, under mup and under standard",
+        "",
+        f"`{result['command']}`, {result['date']}, {result['machine']}; {result['wall_s']:.0f} s.",
+        "",
+        f"{result['what']}",
+        "",
+        "| parametrization | d_model | best log2 LR | 90 % interval over seeds | loss there | inside the grid |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        low, high = row["interval90"]
+        lines.append(
+            f"| {row['parametrization']} | {row['d_model']} | {row['log2_lr']:.2f} | {low:.2f} to {high:.2f} | "
+            f"{row['loss']:.4f} | {'yes' if row['interior'] else 'NO'} |"
+        )
+    lines += ["", *result["verdicts"], "", "![Loss over learning rate by width](mup_transfer.png)", ""]
+    return "\n".join(lines)
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line a parametrization: how far its best LR moved, against what is promised."""
+    lines = []
+    for key, octaves in moves(rows).items():
+        mine = [row for row in rows if row["parametrization"] == key]
+        goal = f"at most {MOST[key]:g}" if key in MOST else f"more than {LEAST[key]:g}"
+        met = octaves <= MOST[key] if key in MOST else octaves > LEAST[key]
+        edge = "" if all(row["interior"] for row in mine) else "; a minimum lies at the edge of its grid"
+        ratio = max(row["d_model"] for row in mine) / min(row["d_model"] for row in mine)
+        lines.append(
+            f"{key}: over {ratio:g} times the width the best LR moves by {octaves:.2f} octaves "
+            f"({goal} expected: {'met' if met else 'NOT met'}{edge})."
+        )
+    return lines
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0 measured (whatever came out), 1 a sweep failed, 2 bad input, 75 stopped by a signal after saving."""
+    try:
+        return _main(argv)
+    except (BadInput, WorkFailed) as mistake:
+        print(f"mup_transfer: {mistake}", file=sys.stderr)
+        return 2 if isinstance(mistake, BadInput) else 1
+
+
+def _main(argv: Sequence[str]) -> int:
+    from scalelab.sweep.run import run_sweep
+    from scalelab.train.loop import stop_on_signals
+    from scalelab.train.program import cache_compilations
+    from scalelab.train.single import dataset
+
+    begun = time.monotonic()
+    overrides, rest = config_lib.split_overrides(list(argv))
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.mup_transfer"
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="where the runs go; again to resume")
+    parser.add_argument("--quick", action="store_true", help="LRs an octave apart: 4 minutes on two cores (else: half)")
+    parser.add_argument("--config", metavar="FILE", help="the family of models (default: configs/mup_transfer.py)")
+    parser.add_argument("--widths", metavar="D,D,…", help=f"values of d_model (default: {','.join(map(str, WIDTHS))})")
+    options = parser.parse_args(rest)
+    widths = sorted(map(int, options.widths.split(","))) if options.widths else WIDTHS
+    base, step = (
+        config_lib.load(options.config or ROOT / "configs" / "mup_transfer.py", overrides),
+        1.0 if options.quick else 0.5,
+    )
+    folder, made = pathlib.Path(options.workdir), trials(base, widths, step)
+    cache_compilations()
+    dataset(base)
+    print(f"{len(made)} trials: d_model {', '.join(map(str, widths))}, {len(SEEDS)} seeds", file=sys.stderr)
+    with stop_on_signals() as stop, Board(folder, {key: run.train.steps for key, run in made.items()}) as board:
+        run_sweep(folder, made, watch=board.update, stop=stop)
+    if stop():
+        print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
+        return 75
+    rows = measured(folder, widths, step)
+    result = {
+        "command": " ".join(["python -m experiments.mup_transfer", *argv]),
+        "date": str(datetime.date.today()),
+        "machine": machine(),
+        "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of {base.train.global_batch} x {base.model.seq_len} "
+        f"bytes, {base.schedule.name} LR, {base.optim.name}, mup's base width {base.parametrization.base_width}, seeds "
+        f"{', '.join(map(str, SEEDS))}; validation loss in nats/byte.",
+        "wall_s": time.monotonic() - begun,
+        "config_identity": config_lib.identity(base),
+        "rows": rows,
+        "moves_octaves": moves(rows),
+        "verdicts": verdicts(rows),
+    }
+    place = RESULTS if options.quick and not (options.config or overrides or options.widths) else folder
+    records.write_json(place / "mup_transfer.json", result)
+    write(str(place / "mup_transfer.png"), transfer(rows), rows)
+    (place / "mup_transfer.md").write_text(page(result))
+    if options.json != "-":
+        print(page(result))
+    emit(result, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

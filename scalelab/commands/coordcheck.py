@@ -1,0 +1,152 @@
+"""scalelab coordcheck --config=F [--widths=64,128,…] [--depths=2,4,…] [--steps=4] [--plot=FILE] [--config.group.key=value …]
+
+Coordinate check: train a few steps at several widths (or depths) and see what grows with them. d_head stays and heads
+multiply, d_ff stays the same multiple of d_model; everything else, optimizer and learning rate included, is the config's,
+at its peak learning rate from the first step on. For every activation: its RMS after the last step and that of its change
+since the initialisation, with their log-log slope over sizes, ± standard error over seeds. A slope above 0.25 is growing.
+
+Under mup nothing grows with width, under completep with depth either; under standard it does, so the learning rate of one
+size is not that of another. Activations: the residual stream after the embedding and after the last block (`stream`), each
+block's attention and MLP, the final norm, the logits.
+
+Exit code: 0 done (whatever the verdict), 1 a step was not finite, 2 bad input.
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab.commands.progress import Bar
+from scalelab.commands.shared import Parser, emit
+from scalelab.config import load, split_overrides
+from scalelab.errors import BadInput
+
+WIDTHS = (64, 128, 256, 512, 1024)
+AXES = {"widths": "d_model", "depths": "n_layers"}
+
+
+def main(argv: list[str]) -> int:
+    """Check, print a table for each axis, draw it."""
+    overrides, rest = split_overrides(argv)
+    parser = Parser("coordcheck", __doc__)
+    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
+    parser.add_argument(
+        "--widths", type=_whole, metavar="D,D,…", help="values of d_model (default: 64 to 1024, doubling)"
+    )
+    parser.add_argument("--depths", type=_whole, metavar="L,L,…", help="values of n_layers, at the config's own width")
+    parser.add_argument("--steps", type=int, default=4, metavar="N", help="optimizer steps (default: 4)")
+    parser.add_argument(
+        "--seeds", type=int, default=2, metavar="N", help="initialisations to average over (default: 2)"
+    )
+    parser.add_argument("--batch", type=int, default=4, metavar="N", help="sequences a step (default: 4)")
+    parser.add_argument("--plot", metavar="FILE", help="draw it, as .png or .pdf")
+    options = parser.parse_args(rest)
+    for name in ("steps", "seeds", "batch"):
+        if getattr(options, name) < 1:
+            raise BadInput(f"--{name}={getattr(options, name)} must be at least 1")
+    if options.plot and pathlib.Path(options.plot).suffix not in (".png", ".pdf"):
+        raise BadInput(f"--plot={options.plot} must end in .png or .pdf")
+    config = load(options.config, overrides)
+    result = _checks(config, _sizes(config, options), options)
+    if options.json != "-":
+        _print(result)
+    if options.plot:
+        _draw(result, options.plot)
+    emit(result, options.json)
+    return 0
+
+
+def _whole(text: str) -> list[int]:
+    values = sorted({int(part) for part in text.split(",")})
+    if len(values) < 2 or values[0] < 1:
+        raise ValueError(f"{text}: two sizes or more, each at least 1")
+    return values
+
+
+def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]:
+    """{axis: {size: config}} of what is asked for; without any wish the default widths, or the least that heads allow."""
+    from scalelab.model.resize import resized, width_unit
+
+    widths, depths = options.widths, options.depths
+    if not widths and not depths:
+        unit = width_unit(config)
+        widths = WIDTHS if not any(width % unit for width in WIDTHS) else [unit * 2**i for i in range(len(WIDTHS))]
+    found = {"d_model": {d: resized(config, d) for d in widths}} if widths else {}
+    return found | ({"n_layers": {n: resized(config, n_layers=n) for n in depths}} if depths else {})
+
+
+def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options: Any) -> dict[str, Any]:
+    from scalelab.train import coordcheck
+    from scalelab.train.program import cache_compilations
+    from scalelab.train.single import dataset
+
+    cache_compilations()
+    data, seeds = dataset(config), range(config.train.seed, config.train.seed + options.seeds)
+    checks = []
+    for axis, configs in sizes.items():
+        name = f"{axis} {', '.join(map(str, configs))}"
+        _say(
+            f"{name}: {options.steps} steps of {options.batch} x {config.model.seq_len} tokens, {len(seeds)} seed(s) each"
+        )
+        with Bar(f"coordcheck over {axis}", len(configs) * len(seeds)) as bar:
+            rows = coordcheck.check(
+                configs, data, options.steps, seeds, options.batch, lambda done: bar.update({"step": done})
+            )
+        checks.append(
+            {"axis": axis, "sizes": list(configs), "verdict": coordcheck.verdict(rows), "rows": list(map(_row, rows))}
+        )
+    facts = {"optimizer": config.optim.name, "peak_lr": config.optim.peak_lr} | config.parametrization.to_dict()
+    return facts | {"steps": options.steps, "seeds": list(seeds), "batch": options.batch, "checks": checks}
+
+
+def _row(row: Any) -> dict[str, Any]:
+    """Means over seeds, after each step: [steps + 1][sizes]."""
+    return {
+        "activation": row.activation,
+        "verdict": row.verdict,
+        "slope": row.slope,
+        "slope_error": row.slope_error,
+        "change_slope": row.change_slope,
+        "change_slope_error": row.change_slope_error,
+        "rms": row.rms.mean(0).T.tolist(),
+        "change": row.change.mean(0).T.tolist(),
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    for check in result["checks"]:
+        head = ["RMS after the last step", *map(str, check["sizes"]), "slope", "slope of the change", "verdict"]
+        rows = [
+            [
+                row["activation"],
+                *[f"{value:.3g}" for value in row["rms"][-1]],
+                f"{row['slope']:+.2f}",
+                f"{row['change_slope']:+.2f}"
+                + (f" ± {error:.2f}" if (error := row["change_slope_error"]) is not None else ""),
+                row["verdict"],
+            ]
+            for row in check["rows"]
+        ]
+        _table([head, *rows])
+        print(
+            f"{result['name']}, {result['optimizer']} at {result['peak_lr']:g}, over {check['axis']}: {check['verdict']}\n"
+        )
+
+
+def _table(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _draw(result: dict[str, Any], path: str) -> None:
+    from scalelab.report.coordplots import write
+
+    _say(f"drawn: {', '.join(write(path, result))}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

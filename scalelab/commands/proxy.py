@@ -1,0 +1,111 @@
+"""scalelab proxy --config=F --flops=C --workdir=D [--out=FILE] [--seeds=3] [--lrs=A,B,…] [--config.group.key=value …]
+
+Find a large recipe's learning rate on a small twin of it. The twin has the recipe's choices, d_head and tokens a parameter,
+the same share of warm-up and decay, and is as wide as lets its sweep (learning rates x seeds, one packed program) cost C
+FLOPs in all. Under completep its depth shrinks with its width, under mup it keeps the depth; a recipe under standard, whose
+learning rates don't carry over, becomes a completep one with the twin as its base. The best learning rate is the vertex of
+a parabola through the lowest validation losses over log2 LR, with a 90 % interval over seeds.
+
+Writes D/twin.py and FILE (default D/target.py): config files that import F and set what is different, ready for
+`scalelab train --config=FILE`. The same command again goes on where it was.
+
+Exit code: 0 done, 1 no learning rate inside the grid is best, or a trial failed, 2 bad input, 75 stopped after saving.
+"""
+
+import pathlib
+import sys
+from typing import Any
+
+from scalelab.commands.progress import Bar
+from scalelab.commands.shared import Parser, emit
+from scalelab.config import load, split_overrides
+from scalelab.errors import BadInput
+
+
+def main(argv: list[str]) -> int:
+    """Plan, sweep, fill in; the exit code is as the module says."""
+    overrides, rest = split_overrides(argv)
+    parser = Parser("proxy", __doc__)
+    parser.add_argument("--config", required=True, metavar="FILE", help="the recipe, a config file")
+    parser.add_argument("--flops", required=True, type=float, metavar="C", help="what the whole sweep may cost")
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder")
+    parser.add_argument("--out", metavar="FILE", help="the recipe with its learning rate (default: DIR/target.py)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="initialisations a learning rate (default: 3)"
+    )
+    parser.add_argument("--lrs", metavar="A,B,…", help="the twin's (default: 1/8 to 8 x the recipe's, an octave apart)")
+    options = parser.parse_args(rest)
+    if options.seeds < 1 or not options.flops > 0:
+        raise BadInput(f"--seeds={options.seeds} and --flops={options.flops:g} must be above zero")
+    out = pathlib.Path(options.out or pathlib.Path(options.workdir) / "target.py")
+    if out.suffix != ".py" or out.resolve() == pathlib.Path(options.config).resolve():
+        raise BadInput(f"--out={out} must be a new file that ends in .py")
+    config = load(options.config, overrides)
+    return _run(config, options, out)
+
+
+def _run(config: Any, options: Any, out: pathlib.Path) -> int:
+    from scalelab.sweep import proxy
+    from scalelab.sweep.forks import write_forks
+    from scalelab.sweep.run import run_sweep
+    from scalelab.sweep.status import rows
+    from scalelab.train.loop import stop_on_signals
+    from scalelab.train.program import cache_compilations
+
+    folder, lrs = pathlib.Path(options.workdir), _lrs(options.lrs, config.optim.peak_lr)
+    seeds = range(config.train.seed, config.train.seed + options.seeds)
+    plan = proxy.plan(config, options.flops, len(lrs) * len(seeds))
+    runs = proxy.trials(plan, lrs, seeds)
+    _say("\n".join([*plan.lines(), f"sweep: {len(runs)} runs, {plan.sweep_flops:.3g} FLOPs in all"]))
+    write_forks(folder, options.config, {"twin": plan.twin}, {"twin": f"The small twin of {options.config}."})
+    cache_compilations()
+    with stop_on_signals() as stop, Bar(f"{len(runs)} trials", plan.twin.train.steps) as bar:
+        verdicts = run_sweep(folder, runs, progress=bar.update, stop=stop)
+    if "stopped" in verdicts.values():
+        return 75
+    target, found = proxy.fill(plan, rows(folder), lrs, seeds)
+    result = _result(plan, target, found, verdicts, lrs)
+    if not found.interior:
+        _say(f"the best of the twin's learning rates tried, {2**found.log2_lr:.4g}, is the first or last: shift --lrs")
+    else:
+        title = f"{options.config} with the learning rate of a twin of width {plan.twin.model.d_model} ({folder})."
+        write_forks(out.parent, options.config, {out.stem: target}, {out.stem: title})
+        low, high = result["peak_lr_interval90"]
+        _say(f"peak_lr {target.optim.peak_lr:.4g}, 90 % in {low:.4g} to {high:.4g}; written: {out}")
+    emit(result | {"out": str(out) if found.interior else None}, options.json)
+    return 0 if found.interior else 1
+
+
+def _lrs(text: str | None, centre: float) -> list[float]:
+    from scalelab.sweep.proxy import OCTAVES
+
+    if not text:
+        return [centre * 2.0**i for i in OCTAVES]
+    try:
+        values = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        values = []
+    if len(values) < 3 or not values[0] > 0:
+        raise BadInput(f"--lrs={text}: three learning rates or more, each above zero, e.g. --lrs=1e-3,2e-3,4e-3")
+    return values
+
+
+def _result(plan: Any, target: Any, found: Any, verdicts: dict[str, str], lrs: list[float]) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "peak_lr": target.optim.peak_lr,
+        "peak_lr_interval90": [2**end * plan.lr_factor for end in (found.low, found.high)],
+        "interior": found.interior,
+        "twin_loss": found.loss,
+        "twin": {key: plan.twin.model[key] for key in ("d_model", "n_layers", "n_heads", "d_head", "d_ff")}
+        | {"steps": plan.twin.train.steps, "global_batch": plan.twin.train.global_batch},
+        "parametrization": target.parametrization.to_dict(),
+        "lr_factor": plan.lr_factor,
+        "sweep_flops": plan.sweep_flops,
+        "lrs": lrs,
+        "trials": verdicts,
+    }
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,63 @@
+"""Each optimizer's own values with their source: which keys of `optim` it has, and what they are where a config says None."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Own = dict[str, tuple[Any, str]]  # key of `optim` -> (value, source)
+
+COMMON = ("name", "weight_decay", "clip_norm", "decay_embeddings", "groups")  # keys that every optimizer has
+_GPT3 = "Brown et al. 2020, App. B"
+_ADAMW: Own = {
+    "peak_lr": (3e-3, "between Brown et al. 2020, Table 2.1 (6e-4) and Wen et al. 2025 (8e-3), both for some 130 M parameters"),
+    "beta1": (0.9, _GPT3),
+    "beta2": (0.95, _GPT3),
+    "eps": (1e-8, _GPT3),
+    "bias_correction": (True, "Kingma & Ba 2015, sec. 3"),
+    "weight_decay": (0.1, _GPT3),
+}  # fmt: skip
+# Of an optimizer for hidden matrices only: the AdamW that the other parameters get.
+REST: Own = {
+    "rest_lr": (3e-3, "as adamw"), "rest_beta1": (0.9, _GPT3), "rest_beta2": (0.95, _GPT3), "rest_eps": (1e-8, _GPT3),
+}  # fmt: skip
+
+DEFAULTS: dict[str, Own] = {
+    "sgd": {
+        "peak_lr": (0.1, "He et al. 2016, sec. 3.4"),
+        "weight_decay": (1e-4, "He et al. 2016, sec. 3.4"),
+    },
+    "momentum": {
+        "peak_lr": (0.1, "He et al. 2016, sec. 3.4"),
+        "beta1": (0.9, "He et al. 2016, sec. 3.4"),
+        "nesterov": (False, "heavy ball: Polyak 1964; true: Sutskever et al. 2013, eq. 3 and 4"),
+        "averaged": (False, "heavy ball; true: the EMA form, whose LR is 1/(1 - beta1) times that"),
+        "weight_decay": (1e-4, "He et al. 2016, sec. 3.4"),
+    },
+    "adam": _ADAMW
+    | {
+        "peak_lr": (1e-3, "Kingma & Ba 2015, Alg. 1"),
+        "beta2": (0.999, "Kingma & Ba 2015, Alg. 1"),
+        "weight_decay": (0.0, "Kingma & Ba 2015 has none; what is set here is coupled L2, added to the gradient"),
+    },
+    "adamw": _ADAMW,
+}
+
+
+def own(name: str) -> Own:
+    """The values of optimizer `name`; a user's own (`pkg.mod:fn`) may use every key and has adamw's values, but no LR."""
+    if name in DEFAULTS:
+        return DEFAULTS[name]
+    everything = {key: (None, "") for values in DEFAULTS.values() for key in values}
+    return everything | {key: value for key, value in _ADAMW.items() if key != "peak_lr"}
+
+
+def words(values: Mapping[str, Any]) -> str:
+    """What of `optim` (its keys and resolved values) is the optimizer's own default, each with its source, as one line."""
+    name = values["name"]
+    if name not in DEFAULTS:
+        return ""
+    by_source: dict[str, list[str]] = {}
+    for key, (value, source) in DEFAULTS[name].items():
+        if values[key] == value:
+            by_source.setdefault(source, []).append(f"{key}={value}")
+    said = "; ".join(f"{', '.join(some)} ({source})" for source, some in by_source.items())
+    return f"{name}'s own values: {said}" if said else ""

@@ -1,0 +1,31 @@
+"""Adam and AdamW (Kingma & Ba 2015, Alg. 1; Loshchilov & Hutter 2019, Alg. 2), with a switch for the bias correction."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.config import Optim
+from scalelab.optim.member import Member, Tree, per_scalar
+from scalelab.optim.schedules import Hparams
+
+
+def transform(b1: jax.Array, b2: jax.Array, eps: jax.Array, corrected: bool = True) -> optax.GradientTransformation:
+    """m / (sqrt(v) + eps); with `corrected`, m / (1 - b1^t) and v / (1 - b2^t) in their places (Alg. 1)."""
+    adam = optax.scale_by_adam(b1, b2, eps)
+    if corrected:
+        return adam
+
+    def update(grads: Tree, state: optax.ScaleByAdamState, params: Tree = None) -> tuple[Tree, optax.ScaleByAdamState]:
+        _, state = adam.update(grads, state, params)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), state.mu, state.nu), state
+
+    return optax.GradientTransformation(adam.init, update)
+
+
+def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+    del declared, lr
+    return transform(h["beta1"], h["beta2"], h["eps"], bool(o.bias_correction))
+
+
+ADAMW = Member(_build, per_scalar(8))
+ADAM = Member(_build, per_scalar(8), coupled=True)

@@ -1,0 +1,59 @@
+"""Which parameters get what, from their declared axes and never from their names: groups, decay, LR multipliers, matrices."""
+
+import dataclasses
+import math
+
+import jax
+
+from scalelab.config import ModelShape, Optim
+from scalelab.model import parametrization
+from scalelab.model.declare import Declaration
+from scalelab.model.parametrization import Scales
+from scalelab.model.transformer import declarations
+from scalelab.optim.member import Member, Tree
+from scalelab.validate import group_multipliers
+
+
+def group(declaration: Declaration) -> str:
+    """embed (vocab -> …), head (… -> vocab), position (from a `seq` axis), hidden (matrices), vector (no ins: gains, biases).
+
+    AssertionError where none of them claims it: a parameter without a group is a mistake, not a default.
+    """
+    d = declaration
+    claims = {
+        "embed": "vocab" in d.ins, "head": bool(d.ins) and "vocab" in d.outs, "position": "seq" in d.ins,
+        "hidden": d.is_hidden_matrix, "vector": not d.ins,
+    }  # fmt: skip
+    found = [name for name, claimed in claims.items() if claimed]
+    assert len(found) == 1, f"a parameter with axes {d.ins} -> {d.outs} is claimed by {found or 'no group'}"
+    return found[0]
+
+
+def scales(shape: ModelShape, o: Optim, member: Member) -> Tree:
+    """A tree of `Scales`: the parametrization's rule for updates like this optimizer's, its LR times that of `optim.groups`."""
+    asked = group_multipliers(o.groups)
+
+    def of(d: Declaration, by_width: Scales) -> Scales:
+        return dataclasses.replace(by_width, lr=by_width.lr * asked.get(group(d), 1.0))
+
+    rules = parametrization.scales(shape, member.like), parametrization.scales(shape, "adam")
+    return jax.tree.map(lambda d, own, rest: of(d, own if member.claims(d) else rest), declarations(shape), *rules)
+
+
+def decays(shape: ModelShape, o: Optim) -> Tree:
+    """A tree of bools: matrices and tables decay, vectors don't; embedding and positions only with `decay_embeddings`."""
+    spared = {"vector"} if o.decay_embeddings else {"vector", "embed", "position"}
+    return jax.tree.map(lambda d: group(d) not in spared, declarations(shape))
+
+
+def as_matrices(declaration: Declaration, x: jax.Array) -> jax.Array:
+    """A parameter [stack…, ins…, outs…] as matrices [stack, in, out]: heads are folded, stacked layers are a batch."""
+    stack, ins, outs = sides(declaration)
+    return x.reshape(stack, ins, outs)
+
+
+def sides(declaration: Declaration) -> tuple[int, int, int]:
+    """(how many matrices, rows, columns) of a parameter that has ins and outs."""
+    d = declaration
+    start, middle = len(d.stack), len(d.stack) + len(d.ins)
+    return math.prod(d.shape[:start]), d.fan_in, math.prod(d.shape[middle:])

@@ -1,0 +1,27 @@
+"""`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
+
+from scalelab.errors import BadInput
+from scalelab.optim import adam, sgd
+from scalelab.optim.member import Member
+from scalelab.own import user_object
+
+MEMBERS = {
+    "sgd": sgd.SGD,
+    "momentum": sgd.MOMENTUM,
+    "adam": adam.ADAM,
+    "adamw": adam.ADAMW,
+}
+
+
+def find(name: str) -> Member:
+    """The record of `optim.name`. A user's own may be a `Member` or just its `build` function; BadInput if it is neither."""
+    if name in MEMBERS:
+        return MEMBERS[name]
+    found = user_object(name, "optim.name")
+    if isinstance(found, Member):
+        return found
+    if not callable(found):
+        raise BadInput(
+            f"optim.name={name!r} is {found!r}: neither a Member nor a function (declared, o, h, lr) -> transform"
+        )
+    return Member(found, lambda declaration, o: float("nan"))

@@ -1,0 +1,12 @@
+"""For tests of your own: the contracts that every law and every optimizer of this package keep, as one call each.
+
+from scalelab.testing import check_law, check_optimizer
+
+def test_mine():
+    check_law(my_law)
+    check_optimizer("my.module:my_optimizer")
+"""
+
+from scalelab.testing.law import check_law
+
+__all__ = ["check_law"]

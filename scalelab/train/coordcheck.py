@@ -1,0 +1,135 @@
+"""Coordinate check: how what flows through a model grows with its width or depth within a few steps.
+
+Yang et al. 2022, section 5 and appendix D.1: where a parametrization transfers, every activation and its change since the
+initialisation keep their size at any width; where one grows with width, so does the harm of a given learning rate.
+Depth: Dey et al. 2025, section 4.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab.config import Layout, Static, hparams, static
+from scalelab.data.batches import train_batches
+from scalelab.data.prepare import Dataset
+from scalelab.errors import WorkFailed
+from scalelab.model.activations import INSIDE, activations
+from scalelab.precision.policy import POLICIES
+from scalelab.precision.products import arithmetic
+from scalelab.train.program import in_turn
+from scalelab.train.state import wide
+
+GROWING = 0.25  # of a log-log slope: half of the least power that standard shows, sqrt(width)
+Sizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One activation over sizes: its RMS after the last step, that of its change, [seeds, sizes, steps + 1], and slopes.
+
+    A slope is of the logarithms over all sizes, the mean over seeds, with its standard error (None for one seed).
+    """
+
+    activation: str
+    rms: np.ndarray
+    change: np.ndarray
+    slope: float
+    slope_error: float | None
+    change_slope: float
+    change_slope_error: float | None
+
+    @property
+    def verdict(self) -> str:
+        """growing: itself or its change does; shrinking: its change does; else flat. By GROWING."""
+        if max(self.slope, self.change_slope) > GROWING:
+            return "growing"
+        return "shrinking" if self.change_slope < -GROWING else "flat"
+
+
+def check(
+    configs: Mapping[int, ConfigDict], dataset: Dataset, steps: int, seeds: Sequence[int], batch: int,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Row]:  # fmt: skip
+    """Train each of `{size: config}` for a few steps at its peak LR, without warm-up, and compare what flows through them.
+
+    Every size and seed sees the same batches of `batch` sequences; activations are those of the first of them. `progress`
+    hears how many (size, seed) are done. WorkFailed where a step is not finite.
+    """
+    measured = []
+    for i, (size, config) in enumerate(configs.items()):
+        measured.append(_trajectories(size, config, dataset, steps, seeds, batch))
+        progress((i + 1) * len(seeds))
+    names = [name for name in measured[0] if all(name in each for each in measured)]
+    stacked = {name: np.stack([each[name] for each in measured], axis=2) for name in names}
+    return [_row(name, list(configs), *stacked[name]) for name in names]
+
+
+def _row(name: str, sizes: Sequence[int], rms: np.ndarray, change: np.ndarray) -> Row:
+    return Row(name, rms, change, *slope(sizes, rms[:, :, -1]), *slope(sizes, change[:, :, -1]))
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """growing where any row is, else shrinking where any is, else flat."""
+    return next((word for word in ("growing", "shrinking") if word in {row.verdict for row in rows}), "flat")
+
+
+def slope(sizes: Sequence[int], values: np.ndarray) -> tuple[float, float | None]:
+    """Log-log slope of values [seeds, sizes]: mean over seeds, and its standard error (None for one seed)."""
+    each = np.polyfit(np.log(sizes), np.log(values.T), 1)[0]
+    return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5) if len(each) > 1 else None
+
+
+def _trajectories(
+    size: int, config: ConfigDict, dataset: Dataset, steps: int, seeds: Sequence[int], batch: int
+) -> dict[str, np.ndarray]:
+    """{activation: [2 (RMS, RMS of the change), seeds, steps + 1]}."""
+    of = dataclasses.replace(static(config), global_batch=batch, accumulate=1, layout=Layout())
+    trials = [hparams(config) | {"warmup_steps": 0, "seed": seed} for seed in seeds]
+    program = in_turn(of, trials)
+    batches = train_batches(dataset, config.model.seq_len, batch, config.train.seed)
+    probe, look = jnp.asarray(batches.batch(0)[:, :-1]), _look(of)
+    states = program.init()
+    start = [look(state.params, probe) for state in states]
+    found: list[list[Sizes]] = [[_sizes(x, x) for x in start]]
+    for step in range(steps):
+        states, metrics = program.advance(states, [batches.chunk(step, 1)] * len(seeds), 1)
+        if not all(np.isfinite(float(m["train_loss"][0])) for m in metrics):
+            raise WorkFailed(
+                f"at size {size} step {step + 1} has no finite loss: take a lower optim.peak_lr, or fewer --steps"
+            )
+        found.append([_sizes(look(s.params, probe), x) for s, x in zip(states, start, strict=True)])
+    return {name: np.array([[at[name] for at in row] for row in found]).transpose(2, 1, 0) for name in found[0][0]}
+
+
+@functools.cache
+def _look(of: Static) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
+    policy = POLICIES[of.precision]
+
+    @jax.jit
+    def look(params: Any, tokens_BS: jax.Array) -> dict[str, jax.Array]:
+        with arithmetic(policy):
+            found = activations(of.model, wide(params, policy.parameters), tokens_BS, policy)
+        return jax.tree.map(lambda x: x.astype(jnp.float32), found)
+
+    return look
+
+
+def _sizes(now: Mapping[str, jax.Array], start: Mapping[str, jax.Array]) -> Sizes:
+    """In the order of the forward pass; of attention and mlp one a block."""
+    blocks = [*range(len(now[INSIDE[0]]) - 1), "last"]
+    names = [("embedding", ()), *((name, (i,)) for i in range(len(blocks)) for name in INSIDE)]
+    found: Sizes = {}
+    for name, at in [*names, ("stream", ()), ("final_norm", ()), ("logits", ())]:
+        label = f"{name} {blocks[at[0]]}" if at else name
+        found[label] = (_rms(now[name][at]), _rms(now[name][at] - start[name][at]))
+    return found
+
+
+def _rms(x: jax.Array) -> float:
+    return float(jnp.sqrt(jnp.mean(jnp.square(x))))

@@ -1,0 +1,99 @@
+"""What the tests of optimizers share: a small model's declarations, fixed gradients, and the chain run over them.
+
+An oracle is a function (params, gradients, h, learning rates) -> params in numpy float64: nested dicts are flat here, by name.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from configs import tiny
+from scalelab import config as config_lib
+from scalelab.model.transformer import declarations
+from scalelab.optim.chain import chain, named
+
+STEPS = 30
+SMALL = {"model.d_model": 16, "model.n_layers": 2, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16}
+
+
+@functools.cache
+def setting(name, **changes):
+    """(static, h) of a two-layer model of width 16; changes as group__key=value."""
+    config = tiny.get_config()
+    config.optim.peak_lr = None
+    values = SMALL | {"optim.name": name} | {key.replace("__", "."): value for key, value in changes.items()}
+    config = config_lib.resolve(config_lib.override(config, values))
+    return config_lib.static(config), {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
+
+
+@functools.cache
+def problem(scale=1.0, steps=STEPS, layers=2):
+    """(declarations, params, gradients) by name: random, in float64, of another size for every parameter."""
+    del layers
+    declared, random = named(declarations(setting("adamw")[0].model)), np.random.default_rng(0)
+    params = {k: 0.3 * random.normal(size=d.shape) for k, d in declared.items()}
+    sizes = {k: scale * 10 ** random.uniform(-2, 0) for k in declared}
+    gradients = [{k: sizes[k] * random.normal(size=d.shape) for k, d in declared.items()} for _ in range(steps)]
+    return declared, params, gradients
+
+
+def nested(flat):
+    """{"a.b": x} -> {"a": {"b": x}} in fp32."""
+    tree = {}
+    for name, leaf in flat.items():
+        *path, last = name.split(".")
+        place = tree
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = jnp.asarray(leaf, jnp.float32)
+    return tree
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _run(static, params, gradients, h, rates, extra):
+    def step(carry, at):
+        params, state = carry
+        gradient, lr, extra = at
+        updates, state = chain(static, h, lr).update(gradient, state, params, **extra)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (params, chain(static, h, 0.0).init(params)), (gradients, rates, extra))[0]
+
+
+def by_chain(static, h, params, gradients, rates, extra=None):
+    """Parameters by name, and the state, after the chain was given these gradients one after the other.
+
+    `extra`: keyword arguments of the updates, each a tree of arrays with a leading axis of steps.
+    """
+    stacked = nested({k: np.stack([g[k] for g in gradients]) for k in params})
+    after, state = _run(static, nested(params), stacked, h, jnp.asarray(rates, jnp.float32), extra or {})
+    return named(after), state
+
+
+def assert_follows(expected, found, params, tolerance=1e-5, atol=2e-7):
+    """Each parameter's total update is the oracle's, relative to its size; `atol` is fp32's rounding of the parameter."""
+    for k in params:
+        moved, wanted = np.float64(found[k]) - params[k], expected[k] - params[k]
+        size = np.linalg.norm(wanted)
+        assert np.linalg.norm(moved - wanted) <= tolerance * size + atol * np.linalg.norm(params[k]), (
+            k, np.linalg.norm(moved - wanted) / size,
+        )  # fmt: skip
+
+
+def clipped(gradient, h):
+    """The gradients as the chain's clip leaves them."""
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
+    return {k: g * min(1.0, float(h["clip_norm"]) / norm) for k, g in gradient.items()}
+
+
+def rates(lr):
+    """STEPS learning rates around `lr`."""
+    return lr * np.cos(np.arange(STEPS) / STEPS)
+
+
+def decays(declared):
+    """The names that weight decay applies to: whatever has an input."""
+    return {name for name, d in declared.items() if d.ins}

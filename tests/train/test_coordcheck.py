@@ -1,0 +1,116 @@
+"""Coordinate checks: what is measured is what flows, and the trainer's own steps tell mup and completep from standard."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import base
+from scalelab import config as config_lib
+from scalelab.data.batches import train_batches
+from scalelab.errors import BadInput
+from scalelab.model import transformer
+from scalelab.model.activations import activations
+from scalelab.model.resize import resized
+from scalelab.train import coordcheck
+from scalelab.train.program import in_turn
+from scalelab.train.single import dataset
+from tests.model.shapes import distance, random_params, shape, tokens
+
+
+@pytest.mark.parametrize(("preset", "name"), [("llama", "mup"), ("gpt2", "completep"), ("chinchilla", "standard")])
+def test_activations_are_those_of_the_model(preset, name):
+    of = shape(preset, name, base_width=8, base_layers=1, n_layers=3)
+    params, batch = random_params(of), tokens(of)[:, :-1]
+    found = jax.jit(functools.partial(activations, of))(params, batch)
+    assert distance(found["logits"], transformer.logits(of, params, batch)) < 1e-6
+    added = transformer.branch_multiplier(of) * (found["attention"] + found["mlp"]).sum(0)
+    assert distance(found["stream"], found["embedding"] + added) < 1e-6
+    head = params["embed"]["w"].T if of.tied_head else params["head"]["w"]
+    assert distance(found["logits"], found["final_norm"] @ head / of.width_ratio) < 1e-6
+    assert found["attention"].shape == found["mlp"].shape == (3, *found["stream"].shape)
+
+
+def test_a_power_law_has_its_power_as_slope():
+    sizes, factor = np.array([64, 128, 1024]), np.array([[1.0], [3.0]])
+    assert coordcheck.slope(sizes, factor * sizes**0.5) == pytest.approx((0.5, 0))
+    two, error = coordcheck.slope(sizes, np.stack([sizes**0.5, sizes**0.1]))
+    assert (two, error) == pytest.approx((0.3, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("slope", "change", "verdict"),
+    [(0.3, 0, "growing"), (0, 0.3, "growing"), (-0.5, 0.1, "flat"), (0, -0.3, "shrinking"), (0.3, -0.3, "growing")],
+)
+def test_verdicts(slope, change, verdict):
+    row = coordcheck.Row("x", np.ones(1), np.ones(1), slope, 0.0, change, 0.0)
+    assert row.verdict == verdict == coordcheck.verdict([row, coordcheck.Row("y", row.rms, row.rms, 0, 0, 0, 0)])
+
+
+def config(name: str, **model):
+    tree = base.get_config()
+    tree.data.source, tree.data.n_tokens, tree.model.vocab_size = "synthetic", 20_000, 64
+    tree.model.mlp, tree.model.tied_head = "gelu", True  # fewer parameters to compile for
+    tree.model.update({"d_model": 32, "n_layers": 1, "n_heads": 2, "seq_len": 32} | model)
+    tree.parametrization.update(name=name, base_width=32, base_layers=1)
+    tree.optim.peak_lr = 1e-2
+    return config_lib.resolve(tree)
+
+
+def rows(name: str, **sizes):
+    """{activation: row} over widths (d_model=) or depths (n_layers=)."""
+    of = config(name)
+    (axis, values), data = next(iter(sizes.items())), dataset(of)
+    configs = {value: resized(of, **{axis: value}) for value in values}
+    return {row.activation: row for row in coordcheck.check(configs, data, 4, [0, 1], 4)}
+
+
+def test_with_width_standard_grows_and_mup_does_not():
+    mup, standard = (rows(name, d_model=(32, 192)) for name in ("mup", "standard"))
+    assert list(mup) == ["embedding", "attention last", "mlp last", "stream", "final_norm", "logits"]
+    assert {name: row.verdict for name, row in mup.items()} == dict.fromkeys(mup, "flat")
+    assert {name for name, row in standard.items() if row.verdict == "growing"} == {
+        "attention last", "mlp last", "stream", "logits"
+    }  # fmt: skip
+    assert all(row.rms.shape == (2, 2, 5) and (row.change[..., 0] == 0).all() for row in mup.values())
+    first = [rows["stream"].rms[:, 0] for rows in (mup, standard)]
+    np.testing.assert_array_equal(*first)  # at the base they are one
+
+
+def test_with_depth_standard_grows_and_completep_does_not():
+    standard, completep = (rows(name, n_layers=(1, 4)) for name in ("standard", "completep"))
+    assert standard["stream"].verdict == coordcheck.verdict(list(standard.values())) == "growing"
+    assert completep["stream"].verdict == completep["logits"].verdict == "flat", completep["stream"]
+    assert completep["stream"].slope < 0.1 < 0.4 < standard["stream"].slope
+
+
+def test_resized_keeps_the_recipe():
+    of = config("mup", d_model=48, n_heads=6, n_kv_heads=2, d_ff=100)
+    wide = resized(of, 96, 3)
+    assert (wide.model.n_heads, wide.model.n_kv_heads, wide.model.d_head, wide.model.n_layers) == (12, 4, 8, 3)
+    assert wide.model.d_ff == 200
+    assert wide.parametrization == of.parametrization and wide.optim == of.optim
+    assert resized(of) == of
+    with pytest.raises(BadInput, match=r"d_model=100 does not hold whole groups of 3 heads of 8; nearest: 96, 120"):
+        resized(of, 100)
+    scales = [transformer.head_multiplier(config_lib.static(c).model) for c in (of, wide)]
+    assert scales[1] == pytest.approx(scales[0] / 2)
+
+
+def test_what_flows_is_measured_on_the_trainers_own_steps():
+    """The change of the embedding is that of the looked-up rows of the trainer's parameters."""
+    of = config("standard")
+    of.train.global_batch = 4
+    data = dataset(of)
+    batches = train_batches(data, of.model.seq_len, 4, of.train.seed)
+    program = in_turn(config_lib.static(of), [config_lib.hparams(of) | {"warmup_steps": 0}])
+    states = program.init()
+    before = states[0].params["embed"]["w"].copy()
+    for step in range(2):
+        states, _ = program.advance(states, [batches.chunk(step, 1)], 1)
+    probe = batches.batch(0)[:, :-1]
+    change = (states[0].params["embed"]["w"] - before)[probe]
+    row = {row.activation: row for row in coordcheck.check({32: of, 33: of}, data, 2, [0], 4)}["embedding"]
+    assert row.change[0, 0, -1] == pytest.approx(float(jnp.sqrt(jnp.mean(change**2))), rel=1e-5)
