@@ -1,7 +1,7 @@
 """`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
 
 from scalelab.errors import BadInput
-from scalelab.optim import adam, muon, sgd
+from scalelab.optim import adafactor, adam, apollo, galore, muon, sgd, shampoo, soap
 from scalelab.optim.member import Member
 from scalelab.own import user_object
 
@@ -11,6 +11,12 @@ MEMBERS = {
     "adam": adam.ADAM,
     "adamw": adam.ADAMW,
     "muon": muon.MUON,
+    "adafactor": adafactor.ADAFACTOR,
+    "soap": soap.SOAP,
+    "shampoo": shampoo.SHAMPOO,
+    "galore": galore.GALORE,
+    "apollo": apollo.APOLLO,
+    "apollo_mini": apollo.APOLLO_MINI,
 }
 
 
