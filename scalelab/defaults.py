@@ -39,6 +39,15 @@ DEFAULTS: dict[str, Own] = {
         "weight_decay": (0.0, "Kingma & Ba 2015 has none; what is set here is coupled L2, added to the gradient"),
     },
     "adamw": _ADAMW,
+    "muon": REST
+    | {
+        "peak_lr": (0.02, "Jordan 2024, for scale=spectral; scale=rms wants adamw's, Liu et al. 2025, sec. 2.2"),
+        "beta1": (0.95, "Jordan 2024"),
+        "nesterov": (True, "Jordan 2024"),
+        "scale": ("spectral", "Jordan 2024"),
+        "newton_schulz": ("bf16", "Jordan 2024"),
+        "weight_decay": (0.1, "Liu et al. 2025, sec. 2.2"),
+    },
 }
 
 
