@@ -73,7 +73,7 @@ def _backward(ins, names, where, policy, kept, dy):
     x, out, lead = a.values, dy.dtype, a.values.ndim - ins
     _, of_w, of_dy = _each(scales)
     b, c = _operand(w, policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
-    amax = None if scales is None else jnp.stack([a.amax, b.amax, c.amax])
+    amax = None if scales is None else jnp.stack([part.amax for part in (a, b, c) if part.amax is not None])
     if not on_mesh():
         tokens, inner = math.prod(x.shape[:lead]), math.prod(x.shape[lead:])
         x_TK, dy_TN, w_KN = x.reshape(tokens, inner), c.values.reshape(tokens, -1), b.values.reshape(inner, -1)
