@@ -70,6 +70,15 @@ DEFAULTS: dict[str, Own] = {
         "beta1": (0.9, "Zhao et al. 2024"),
         "beta2": (0.95, "Zhao et al. 2024"),
     },
+    "muon": REST
+    | {
+        "peak_lr": (0.02, "Jordan 2024, for scale=spectral; scale=rms wants adamw's, Liu et al. 2025, sec. 2.2"),
+        "beta1": (0.95, "Jordan 2024"),
+        "nesterov": (True, "Jordan 2024"),
+        "scale": ("spectral", "Jordan 2024"),
+        "newton_schulz": ("bf16", "Jordan 2024"),
+        "weight_decay": (0.1, "Liu et al. 2025, sec. 2.2"),
+    },
 }
 
 
