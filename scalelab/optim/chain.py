@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from scalelab.config import Static
+from scalelab.config import Optim, Static
 from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
 from scalelab.optim import adam, groups, members
@@ -22,11 +22,11 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     """
     member, o = members.find(static.optim.name), static.optim
     by = groups.scales(static.model, o, member)
-    decay = _decay(h["weight_decay"], by, groups.decays(static.model, o), multiplied=not member.coupled)
+    decay = _decay(_weight_decays(member, static, h), by, groups.decays(static.model, o), multiplied=not member.coupled)
     return optax.chain(
         _clip(h["clip_norm"]),
         *([decay] if member.coupled else []),
-        _with_scaled_eps(by, directions(member, static, h, lr)),
+        _with_scaled_eps(by, directions(member, declarations(static.model), o, h, lr)),
         _scale_each(jax.tree.map(lambda s: s.lr, by)),
         *([] if member.coupled else [decay]),
         optax.scale_by_learning_rate(lr),
@@ -34,15 +34,27 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     )
 
 
-def _decay(weight_decay: jax.Array, by: Tree, decays: Tree, multiplied: bool) -> optax.GradientTransformation:
+def _weight_decays(member: Member, static: Static, h: Hparams) -> Tree:
+    """A parameter decays by its own optimizer's LR: the rest's by `rest_lr`, unless decay is to be independent of LRs."""
+    rest = 1.0 if static.wd_shape == "independent" else _rest_ratio(h)
+    return jax.tree.map(
+        lambda d: h["weight_decay"] if member.claims(d) else rest * h["weight_decay"], declarations(static.model)
+    )
+
+
+def _rest_ratio(h: Hparams) -> jax.Array:
+    return h["rest_lr"] / jnp.where(h["peak_lr"] > 0, h["peak_lr"], 1.0)
+
+
+def _decay(weight_decays: Tree, by: Tree, decays: Tree, multiplied: bool) -> optax.GradientTransformation:
     """Adds decay x parameter where it decays; `multiplied`: by its LR multiplier too, since it comes after that is applied."""
 
     def add(updates: Tree, _: Any, params: Tree) -> Tree:
-        def one(u: jax.Array, p: jax.Array, s: Scales, decays: bool) -> jax.Array:
+        def one(u: jax.Array, p: jax.Array, s: Scales, decays: bool, weight_decay: jax.Array) -> jax.Array:
             factor = s.decay * (s.lr if multiplied else 1.0)
             return u + weight_decay * (p if factor == 1 else factor * p) if decays else u
 
-        return jax.tree.map(one, updates, params, by, decays)
+        return jax.tree.map(one, updates, params, by, decays, weight_decays)
 
     return optax.GradientTransformation(
         lambda _: optax.EmptyState(), lambda u, state, p=None: (add(u, state, p), state)
@@ -57,15 +69,15 @@ def _with_scaled_eps(by: Tree, inner: optax.GradientTransformationExtraArgs) -> 
     return optax.chain(larger, inner)
 
 
-def directions(member: Member, static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransformationExtraArgs:
+def directions(
+    member: Member, declared: Tree, o: Optim, h: Hparams, lr: jax.Array
+) -> optax.GradientTransformationExtraArgs:
     """The optimizer's own transform; where it takes some parameters only, AdamW beside it for the others."""
-    declared, o = declarations(static.model), static.optim
     claimed = {name for name, d in named(declared).items() if member.claims(d)}
     if len(claimed) == len(named(declared)):
         return optax.with_extra_args_support(member.build(declared, o, h, lr))
     own = member.build({name: d for name, d in named(declared).items() if name in claimed}, o, h, lr)
-    ratio = h["rest_lr"] / jnp.where(h["peak_lr"] > 0, h["peak_lr"], 1.0)
-    rest = optax.chain(adam.transform(h["rest_beta1"], h["rest_beta2"], h["rest_eps"]), optax.scale(ratio))
+    rest = optax.chain(adam.transform(h["rest_beta1"], h["rest_beta2"], h["rest_eps"]), optax.scale(_rest_ratio(h)))
     return _both(claimed, optax.with_extra_args_support(own), rest)
 
 

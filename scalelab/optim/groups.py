@@ -36,7 +36,8 @@ def scales(shape: ModelShape, o: Optim, member: Member) -> Tree:
     def of(d: Declaration, by_width: Scales) -> Scales:
         return dataclasses.replace(by_width, lr=by_width.lr * asked.get(group(d), 1.0))
 
-    rules = parametrization.scales(shape, member.like), parametrization.scales(shape, "adam")
+    like = member.like(o) if callable(member.like) else member.like
+    rules = parametrization.scales(shape, like), parametrization.scales(shape, "adam")
     return jax.tree.map(lambda d, own, rest: of(d, own if member.claims(d) else rest), declarations(shape), *rules)
 
 

@@ -38,7 +38,8 @@ class Member:
     `declared` is the tree of declarations of what it updates, `o` its static options, `h` the traced numbers.
     `state_bytes(declaration, o)` is what it keeps of one parameter between steps, scalars like a step count aside.
     `claims`: which parameters; the rest gets AdamW. `like`: which of muP's rules fits its updates, that of `adam` (their size
-    doesn't depend on the gradient's), `sgd` (proportional to it) or `spectral` (of given spectral norm).
+    doesn't depend on the gradient's), `sgd` (proportional to it) or `spectral` (of given spectral norm);
+    or a function of `o` that says it.
     `coupled`: weight decay is added to the gradient (L2). `last(h, lr)`: a transform at the chain's end, of whole updates.
     `curvature`: `hutchinson` or `gauss_newton` gets the keyword `curvature` (a tree of estimates of the Hessian's diagonal,
     and whether they are fresh) with every update. `evaluated(params, opt_state, h)`: the point to evaluate and keep, where it
@@ -48,7 +49,7 @@ class Member:
     build: Build
     state_bytes: Callable[[Declaration, Optim], float]
     claims: Callable[[Declaration], bool] = everything
-    like: Like = "adam"
+    like: Like | Callable[[Optim], Like] = "adam"
     coupled: bool = False
     last: Callable[[Hparams, jax.Array], Any] | None = None
     curvature: str = ""

@@ -93,9 +93,8 @@ def _half_cosine(progress: jax.Array) -> jax.Array:
 
 
 def _fall(step: jax.Array, h: Hparams, height: jax.Array) -> jax.Array:
-    """LR at `height`, from 1 (exactly the peak, however final_share rounds) to 0 (final_share of it)."""
-    share = jnp.where(height < 1.0, h["final_share"] + (1.0 - h["final_share"]) * height, 1.0)
-    return h["peak_lr"] * warmup(step, h) * share
+    """LR at `height`: at 1 the peak, to the last bit (f + (1 - f) rounds to 1 for every f in [0, 1]), at 0 final_share of it."""
+    return h["peak_lr"] * warmup(step, h) * (h["final_share"] + (1.0 - h["final_share"]) * height)
 
 
 # What is left of the decay, 1 to 0, -> height above final_share, 1 to 0.

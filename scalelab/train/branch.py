@@ -135,13 +135,13 @@ def _fits(
     folder: pathlib.Path, step: int, facts: Mapping[str, Any], mine: Mapping[str, Any], config: ConfigDict
 ) -> None:
     """BadInput where the trunk's steps before `step` aren't those of `config`."""
-    asked, old = f"train.branch_from={folder}@{step}", past.planned(facts)
+    asked, old = f"train.branch_from={folder}@{step}", config_lib.resolve(changes.config_of(facts))
     if old.schedule.name not in TRUNKS or config.schedule.name != "wsd":
         raise BadInput(
             f"{asked}: a branch is a wsd's decay from the stable part of a constant or wsd run; its trunk is "
             f"{old.schedule.name!r}, itself {config.schedule.name!r}: begin on the weights with --init-from={folder}@{step}"
         )
-    changed = changes.differences(facts, mine).items()
+    changed = changes.differences({**facts, "config": old.to_dict()}, mine).items()
     for key, (before, now) in ((k, v) for k, v in changed if k not in OTHERWISE and k.split(".")[0] not in OTHERWISE):
         raise BadInput(
             f"{asked}: a branch is its trunk with another end, and {key} is {before!r} there, {now!r} here; leave it out, "

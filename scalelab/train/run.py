@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import defaults, hardware, records
+from scalelab import defaults, hardware, lengths, records
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count
@@ -108,7 +108,7 @@ def open_run(
     another model, data, batch or seed, and `allow` doesn't name the key.
     """
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
-    said = [("chosen", word) for word in filter(None, [defaults.words(config.optim)])]
+    said = [("chosen", word) for word in filter(None, [defaults.words(config.optim), lengths.describe(config)])]
     said += [("layout", word) for word in rules.check(config, layout)]
     said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
     known = changes.facts(config, dataset)

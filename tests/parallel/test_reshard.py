@@ -36,7 +36,8 @@ from tests.train.test_changes import SMALL
 
 def config(layout, **changes):
     values = {f"parallel.{axis}": size for axis, size in layout.items()} | {f"train.{k}": v for k, v in changes.items()}
-    sizes = {"model.n_layers": 4, "model.d_model": 16, "model.n_heads": 4, "train.global_batch": 8, "optim.peak_lr": 0.01}
+    sizes = {"model.n_layers": 4, "model.d_model": 16, "model.n_heads": 4, "train.global_batch": 8, "optim.peak_lr": 0.01,
+             "schedule.name": "constant"}  # which may get more steps
     return resolve(override(tiny.get_config(), SMALL | sizes | values))
 
 def restored(folder, layout):
@@ -140,7 +141,7 @@ def test_no_device_ever_holds_more_than_its_part(resumed):
 
 def test_the_next_step_has_the_same_loss_on_every_mesh_and_the_change_is_told(resumed):
     first = resumed[0]
-    assert all("own values" in word for word in first["warnings"])
+    assert all("own values" in word or ": warm-up " in word for word in first["warnings"])
     assert first["moved"] == [] and first["determinism"]["guarantee"] == "same mesh"
     for row in resumed[1:]:
         assert row["resumed_from"] == 4

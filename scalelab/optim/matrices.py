@@ -1,0 +1,62 @@
+"""Hidden matrices for the optimizers that take them whole: {name: [stack, small, large]}, worked on in batches of equal shape."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from scalelab.model.declare import Declaration
+from scalelab.optim import groups
+
+Declared = Mapping[str, Declaration]
+Arrays = dict[str, jax.Array]
+
+
+def folded(declared: Declared, tree: Mapping[str, jax.Array]) -> Arrays:
+    """Parameters (or gradients) as [stack, small, large]: heads folded, transposed where in > out, so that `up` goes with `down`."""
+
+    def fold(d: Declaration, x: jax.Array) -> jax.Array:
+        matrices = groups.as_matrices(d, x)
+        return matrices.mT if _tall(d) else matrices
+
+    return {name: fold(d, tree[name]) for name, d in declared.items()}
+
+
+def unfolded(declared: Declared, tree: Mapping[str, jax.Array]) -> Arrays:
+    """The inverse of `folded`."""
+    return {name: (tree[name].mT if _tall(d) else tree[name]).reshape(d.shape) for name, d in declared.items()}
+
+
+def shape(declaration: Declaration) -> tuple[int, int, int]:
+    """(stack, small, large) of a folded parameter."""
+    stack, ins, outs = groups.sides(declaration)
+    return stack, min(ins, outs), max(ins, outs)
+
+
+def batched(function: Callable[..., Any], *trees: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """`function` of arrays [stack, k, …], each of k parameters whose arrays have equal shapes; its results by name, [stack, …].
+
+    They are stacked behind the layers, so that layers which lie on several stages stay there.
+    """
+    alike: dict[Any, list[str]] = {}
+    for name in trees[0]:
+        alike.setdefault(tuple(tree[name].shape for tree in trees), []).append(name)
+    found: dict[str, Any] = {}
+    for names in alike.values():
+        out = function(*(jnp.stack([tree[name] for name in names], axis=1) for tree in trees))
+        found |= {name: jax.tree.map(lambda x, i=i: x[:, i], out) for i, name in enumerate(names)}
+    return found
+
+
+def product(*factors: jax.Array) -> jax.Array:
+    """The matrix product in full fp32: a GPU's or TPU's own choice would be TF32 or bf16."""
+    result, *others = factors
+    for other in others:
+        result = jnp.matmul(result, other, precision="highest")
+    return result
+
+
+def _tall(declaration: Declaration) -> bool:
+    _, ins, outs = groups.sides(declaration)
+    return ins > outs

@@ -1,0 +1,81 @@
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum, orthogonalised, for hidden matrices; AdamW for the rest."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.config import Optim
+from scalelab.model.declare import Declaration
+from scalelab.model.parametrization import Like
+from scalelab.optim import groups, matrices
+from scalelab.optim.matrices import Arrays, Declared
+from scalelab.optim.member import Member, hidden_matrices, per_scalar
+from scalelab.optim.schedules import Hparams
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+LEAST_NORM = 1e-7  # matrices smaller than this (Frobenius) are taken for zero
+
+
+class MuonState(NamedTuple):
+    """The average of gradients, like the parameters."""
+
+    momentum: Arrays
+
+
+def newton_schulz(x: jax.Array, arithmetic: str = "fp32") -> jax.Array:
+    """U V^T of x [..., small, large] = U S V^T, roughly: p^5(s / |x|) stands for its singular values s.
+
+    p(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5 takes [0.01, 1] into [0.68, 1.14] and [0.003, 1] into [0.68, 1.21]; smaller ones
+    stay small, and so zero stays zero. `arithmetic`: products in `bf16` (Jordan's) or `fp32`; the norm is fp32's.
+    """
+    a, b, c = COEFFICIENTS
+    norm = jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
+    x = (x / jnp.maximum(norm, LEAST_NORM)).astype("bfloat16" if arithmetic == "bf16" else x.dtype)
+
+    def once(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        square = matrices.product(x, x.mT)
+        return a * x + matrices.product(b * square + c * matrices.product(square, square), x), None
+
+    return jax.lax.scan(once, x, length=ITERATIONS)[0].astype(norm.dtype)
+
+
+def factor(declaration: Declaration, scale: str) -> float:
+    """What the orthogonal matrix is multiplied by.
+
+    spectral: sqrt(max(1, out / in)) (Jordan 2024). rms: 0.2 sqrt(max(in, out)), for entries of AdamW's usual size
+    (Liu et al. 2025, arXiv 2502.16982, eq. 4).
+    """
+    _, ins, outs = groups.sides(declaration)
+    return math.sqrt(max(1.0, outs / ins)) if scale == "spectral" else 0.2 * math.sqrt(max(ins, outs))
+
+
+def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+    """m = b m + (1 - b) g, then NS(m), with Nesterov NS(b m + (1 - b) g). Neither is corrected for bias: optax's are."""
+    del lr
+    b = h["beta1"]
+
+    def average(m: jax.Array, g: jax.Array) -> jax.Array:
+        return b * m + (1 - b) * g
+
+    def update(grads: Arrays, state: MuonState, params: Arrays | None = None) -> tuple[Arrays, MuonState]:
+        del params
+        momentum = jax.tree.map(average, state.momentum, grads)
+        ahead = jax.tree.map(average, momentum, grads) if o.nesterov else momentum
+        orthogonal = matrices.batched(
+            lambda x: newton_schulz(x, str(o.newton_schulz)), matrices.folded(declared, ahead)
+        )
+        found = matrices.unfolded(declared, orthogonal)
+        return {name: factor(d, str(o.scale)) * found[name] for name, d in declared.items()}, MuonState(momentum)
+
+    return optax.GradientTransformation(lambda params: MuonState(jax.tree.map(jnp.zeros_like, params)), update)
+
+
+def _like(o: Optim) -> Like:
+    return "spectral" if o.scale == "spectral" else "adam"
+
+
+MUON = Member(_build, per_scalar(4), claims=hidden_matrices, like=_like)

@@ -1,0 +1,64 @@
+"""What the tests of optimizers for hidden matrices share: an oracle that takes one matrix at a time, and AdamW for the rest."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from scalelab.model.transformer import declarations
+from scalelab.optim import groups
+from scalelab.optim.chain import chain, named
+from scalelab.optim.members import find
+from tests.optim.frame import clipped, decays, problem, setting
+
+
+def by_matrix(h, declared, params, gradients, lrs, direction):
+    """The paper's recurrence of every hidden matrix, layer by layer; `direction(g, memory, t, place)`, g [in, out], t from 1.
+
+    `memory` is a dict of the matrix's own that lasts from step to step, `place` is (name, layer).
+    """
+    decay, ratio = float(h["weight_decay"]), float(h["rest_lr"]) / float(h["peak_lr"])
+    memories = {}
+    for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
+        gradient, new = clipped(gradient, h), {}
+        for k, p in params.items():
+            d, lam = declared[k], decay if k in decays(declared) else 0.0
+            if not d.is_hidden_matrix:
+                new[k] = p - lr * ratio * (adam_of_the_rest(gradient[k], memories.setdefault(k, {}), t, h) + lam * p)
+                continue
+            matrices = [
+                direction(g, memories.setdefault((k, i), {}), t, (k, i))
+                for i, g in enumerate(gradient[k].reshape(groups.sides(d)))
+            ]
+            new[k] = p - lr * (np.stack(matrices).reshape(p.shape) + lam * p)
+        params = new
+    return params
+
+
+def adam_of_the_rest(g, memory, t, h):
+    return adam(g, memory, t, *(float(h[f"rest_{k}"]) for k in ("beta1", "beta2", "eps")))
+
+
+def adam(g, memory, t, b1, b2, eps):
+    """Kingma & Ba 2015, Alg. 1."""
+    m = memory["m"] = b1 * memory.get("m", 0.0) + (1 - b1) * g
+    v = memory["v"] = b2 * memory.get("v", 0.0) + (1 - b2) * g**2
+    return m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+
+
+def assert_states_bytes(name, **changes):
+    """The bytes stated of every parameter are those of the state that the chain really makes; scalars don't count."""
+    static, h = setting(name, **changes)
+    member, params = find(name), jax.tree.map(lambda d: jnp.zeros(d.shape), declarations(static.model))
+    state = jax.eval_shape(chain(static, h, jnp.float32(0)).init, params)
+    found = {k: 0 for k in problem()[0]}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        keys = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)) + "."
+        owners = [k for k in found if keys.startswith(k + ".")]
+        assert owners or leaf.shape == (), (path, leaf.shape)
+        for k in owners:
+            found[k] += leaf.size * leaf.dtype.itemsize
+    stated = {
+        k: member.state_bytes(d, static.optim) if member.claims(d) else 8 * d.size
+        for k, d in named(declarations(static.model)).items()
+    }
+    assert found == stated
