@@ -1,7 +1,7 @@
 """`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
 
 from scalelab.errors import BadInput
-from scalelab.optim import adam, muon, sgd
+from scalelab.optim import adalayer, adam, ademamix, lion, muon, nadamw, rmsprop, sgd
 from scalelab.optim.member import Member
 from scalelab.own import user_object
 
@@ -10,6 +10,11 @@ MEMBERS = {
     "momentum": sgd.MOMENTUM,
     "adam": adam.ADAM,
     "adamw": adam.ADAMW,
+    "rmsprop": rmsprop.RMSPROP,
+    "nadamw": nadamw.NADAMW,
+    "lion": lion.LION,
+    "ademamix": ademamix.ADEMAMIX,
+    "adalayer": adalayer.ADALAYER,
     "muon": muon.MUON,
 }
 

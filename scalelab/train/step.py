@@ -181,20 +181,22 @@ def many_steps(
     return jax.lax.fori_loop(0, n, body, (state, empty))
 
 
-def updates(static: Static, grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array) -> tuple[Any, Any]:
-    """What to add to the parameters, and the optimizer's next state.
+def updates(
+    static: Static, grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, **extra: Any
+) -> tuple[Any, Any]:
+    """What to add to the parameters, and the optimizer's next state; `extra` are keywords that the optimizer asks for.
 
     On a mesh the compiler places it (`auto_axes`): matrix optimizers mix axes in ways that Explicit axes would want spelled
     out product by product, and optax's transforms don't. Updates and state come out as `state.specs` says.
     """
 
-    def update(grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array) -> tuple[Any, Any]:
-        return chain(static, h, lr).update(grads, opt_state, params)
+    def update(grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, extra: Any) -> tuple[Any, Any]:
+        return chain(static, h, lr).update(grads, opt_state, params, **extra)
 
     if static.layout.devices > 1:
         out = rules.moments(static.model, static.layout), state_lib.specs(static).opt_state
         update = auto_axes(update, out_sharding=out)
-    return update(grads, opt_state, params, h, lr)
+    return update(grads, opt_state, params, h, lr, extra)
 
 
 def evaluate(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:
