@@ -15,6 +15,10 @@ _ADAMW: Own = {
     "bias_correction": (True, "Kingma & Ba 2015, sec. 3"),
     "weight_decay": (0.1, _GPT3),
 }  # fmt: skip
+_AS_ADAMW: Own = {
+    key: (value, "our choice: as adamw") for key, (value, _) in _ADAMW.items() if key != "bias_correction"
+}
+_ADEMAMIX = "Pagliardini et al. 2024, section 4"
 # Of an optimizer for hidden matrices only: the AdamW that the other parameters get.
 REST: Own = {
     "rest_lr": (3e-3, "as adamw"), "rest_beta1": (0.9, _GPT3), "rest_beta2": (0.95, _GPT3), "rest_eps": (1e-8, _GPT3),
@@ -49,6 +53,33 @@ DEFAULTS: dict[str, Own] = {
         "weight_decay": (0.0, "Kingma & Ba 2015 has none; what is set here is coupled L2, added to the gradient"),
     },
     "adamw": _ADAMW,
+    "rmsprop": {
+        "peak_lr": (1e-3, "Tieleman & Hinton 2012"),
+        "beta2": (0.9, "Tieleman & Hinton 2012"),
+        "eps": (1e-8, "torch.optim.RMSprop"),
+        "weight_decay": (0.1, "our choice: as adamw, and decoupled as there"),
+    },
+    "nadamw": _AS_ADAMW,
+    "lion": {
+        "peak_lr": (3e-4, "a tenth of adamw's: Chen et al. 2023, section 5"),
+        "beta1": (0.9, "Chen et al. 2023, Alg. 2"),
+        "beta2": (0.99, "Chen et al. 2023, Alg. 2"),
+        "weight_decay": (1.0, "ten times adamw's: Chen et al. 2023, section 5"),
+    },
+    "ademamix": {
+        "peak_lr": (1e-3, "our choice: a third of adamw's, since alpha makes the updates larger"),
+        "beta1": (0.9, _ADEMAMIX),
+        "beta2": (0.999, _ADEMAMIX),
+        "beta3": (0.9999, _ADEMAMIX),
+        "alpha": (5.0, "Pagliardini et al. 2024: 4 to 10"),
+        "eps": (1e-8, "Kingma & Ba 2015, Alg. 1"),
+        "weight_decay": (0.1, _ADEMAMIX),
+    },
+    "adalayer": _AS_ADAMW
+    | {
+        "beta1": (0.9, "Zhao et al. 2024"),
+        "beta2": (0.95, "Zhao et al. 2024"),
+    },
     "muon": REST
     | {
         "peak_lr": (0.02, "Jordan 2024, for scale=spectral; scale=rms wants adamw's, Liu et al. 2025, sec. 2.2"),

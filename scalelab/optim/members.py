@@ -1,7 +1,21 @@
 """`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
 
 from scalelab.errors import BadInput
-from scalelab.optim import adafactor, adam, apollo, galore, muon, sgd, shampoo, soap
+from scalelab.optim import (
+    adafactor,
+    adalayer,
+    adam,
+    ademamix,
+    apollo,
+    galore,
+    lion,
+    muon,
+    nadamw,
+    rmsprop,
+    sgd,
+    shampoo,
+    soap,
+)
 from scalelab.optim.member import Member
 from scalelab.own import user_object
 
@@ -10,6 +24,11 @@ MEMBERS = {
     "momentum": sgd.MOMENTUM,
     "adam": adam.ADAM,
     "adamw": adam.ADAMW,
+    "rmsprop": rmsprop.RMSPROP,
+    "nadamw": nadamw.NADAMW,
+    "lion": lion.LION,
+    "ademamix": ademamix.ADEMAMIX,
+    "adalayer": adalayer.ADALAYER,
     "muon": muon.MUON,
     "adafactor": adafactor.ADAFACTOR,
     "soap": soap.SOAP,

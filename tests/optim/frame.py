@@ -13,6 +13,7 @@ import optax
 from configs import tiny
 from scalelab import config as config_lib
 from scalelab.model.transformer import declarations
+from scalelab.optim import members
 from scalelab.optim.chain import chain, named
 
 STEPS = 30
@@ -97,3 +98,21 @@ def rates(lr):
 def decays(declared):
     """The names that weight decay applies to: whatever has an input."""
     return {name for name, d in declared.items() if d.ins}
+
+
+def kept_bytes(name, said=False, **changes):
+    """{parameter: bytes kept of it between steps}, found in the chain's state or as the optimizer says; step counts aside."""
+    static, h = setting(name, **changes)
+    declared = named(declarations(static.model))
+    if said:
+        member, rest = members.find(name), members.MEMBERS["adamw"]
+        return {k: (member if member.claims(d) else rest).state_bytes(d, static.optim) for k, d in declared.items()}
+    empty = jax.eval_shape(
+        lambda: chain(static, h, 0.0).init(nested({k: np.zeros(d.shape) for k, d in declared.items()}))
+    )
+    total = dict.fromkeys(declared, 0)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(empty):
+        place = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)) + "."
+        for k in declared:
+            total[k] += leaf.size * leaf.dtype.itemsize if place.startswith(k + ".") else 0
+    return total

@@ -1,0 +1,34 @@
+"""AdEMAMix (Pagliardini et al. 2024, Alg. 1): Adam whose step adds alpha times a second, much slower first moment.
+
+The slow moment has no bias correction; instead alpha and its decay beta3 grow over the whole run (their section 3.1:
+T_alpha = T_beta3 = steps), beta3 from beta1 on, evenly in its half-life.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.config import Optim
+from scalelab.optim.member import Member, Tree, per_scalar
+from scalelab.optim.schedules import Hparams
+
+
+def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+    del declared, o, lr
+    return optax.contrib.scale_by_ademamix(
+        h["beta1"], h["beta2"], lambda count: slow_decay(_share(count, h), h), lambda count: _share(count, h) * h["alpha"],
+        h["eps"],
+    )  # fmt: skip
+
+
+def _share(count: jax.Array, h: Hparams) -> jax.Array:
+    """t / steps, at most 1: the paper's t counts from 1, optax from 0."""
+    return jnp.minimum((count + 1.0) / h["steps"], 1.0)
+
+
+def slow_decay(share: jax.Array, h: Hparams) -> jax.Array:
+    """beta3 after that share of the way: 1 / ln(beta), which is the half-life, goes linearly from beta1's to beta3's."""
+    return jnp.exp(1.0 / ((1.0 - share) / jnp.log(h["beta1"]) + share / jnp.log(h["beta3"])))
+
+
+ADEMAMIX = Member(_build, per_scalar(12))

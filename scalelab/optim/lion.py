@@ -1,0 +1,16 @@
+"""Lion (Chen et al. 2023, Alg. 2): the sign of b1 m + (1 - b1) g, then m = b2 m + (1 - b2) g."""
+
+import jax
+import optax
+
+from scalelab.config import Optim
+from scalelab.optim.member import Member, Tree, per_scalar
+from scalelab.optim.schedules import Hparams
+
+
+def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+    del declared, o, lr
+    return optax.scale_by_lion(h["beta1"], h["beta2"])
+
+
+LION = Member(_build, per_scalar(4))

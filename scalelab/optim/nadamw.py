@@ -1,0 +1,21 @@
+"""NAdamW: AdamW with Nesterov's momentum (Dozat 2016, Alg. 2), as optax has it.
+
+m_hat = b1 m / (1 - b1^(t+1)) + (1 - b1) g / (1 - b1^t), with one b1 for all steps. torch.optim.NAdam has Dozat's schedule
+b1 (1 - 0.96^(0.004 t) / 2) instead: another optimizer (after 30 steps their updates differ by more than half). Dozat's
+further factor b2 on the second moment is left out, as everywhere.
+"""
+
+import jax
+import optax
+
+from scalelab.config import Optim
+from scalelab.optim.member import Member, Tree, per_scalar
+from scalelab.optim.schedules import Hparams
+
+
+def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+    del declared, o, lr
+    return optax.scale_by_adam(h["beta1"], h["beta2"], h["eps"], nesterov=True)
+
+
+NADAMW = Member(_build, per_scalar(8))
