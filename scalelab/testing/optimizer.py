@@ -23,6 +23,7 @@ from scalelab.optim.chain import directions, named
 from scalelab.optim.groups import scales
 from scalelab.optim.member import Member
 from scalelab.optim.members import find
+from scalelab.optim.table import state_bytes
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.train import state as state_lib
 from scalelab.train.checkpoint import Checkpoints
@@ -236,7 +237,7 @@ def _check_state(name: str, static: Static, member: Member) -> float:
     fp32 = {str(x.dtype) for x in jax.tree.leaves(half.params)} == {"float32"}
     _fail_unless(name, same and fp32, "under bf16 it keeps other formats")
     declared = jax.tree.leaves(declarations(static.model))
-    stated = sum(member.state_bytes(d, static.optim) if member.claims(d) else 8.0 * d.size for d in declared)
+    stated = sum(state_bytes(member, d, static.optim) for d in declared)
     kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
     scalars = sum(x.dtype.itemsize for x in jax.tree.leaves(state) if not x.ndim and x.dtype == jnp.float32)
     if not np.isnan(stated):  # a bare function states nothing
