@@ -49,6 +49,8 @@ def scales(shape: ModelShape, like: Like) -> Any:
     spectral: a hidden matrix's has spectral norm sqrt(out / in), or anything that depends on widths by their ratios
     (Muon scaled by sqrt(max(1, out / in)), Shampoo): no factor is left (Yang, Simon & Bernstein 2023, condition 1).
 
+    Clipping by the global norm is no part of this: where it acts, updates like sgd's take a factor that depends on width.
+
     LR x decay is the same at every width and depth: Table 1's hidden decay x m_d beside its LR / m_d, and mup's
     package (MuAdamW) the same.
     """
