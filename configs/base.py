@@ -66,6 +66,13 @@ def get_config() -> ConfigDict:
                 # lr2: a step takes weight_decay x LR^2 (PaLM: 1.0); independent: weight_decay x LR / peak (Wortsman et al. 2023)
                 "wd_shape": "constant",  # of optim.weight_decay: constant (times LR) | cosine (Caron et al. 2021) | lr2 | independent
                 "wd_final_share": 1.0,  # [h] wd_shape=cosine: last weight_decay / first (Caron et al.: 0.04 to 0.4, so 10)
+                # the batch grows linearly in tokens seen, in whole micro-batches of train.accumulate (GPT-3, Megatron-LM)
+                "batch_start": placeholder(
+                    int
+                ),  # sequences of step 0, a multiple of global_batch/accumulate; None: global_batch
+                "batch_warmup_tokens": placeholder(
+                    int
+                ),  # tokens seen when global_batch is reached (GPT-3: 4 to 12 billion)
                 "beta1_start": 0.85,  # [h] beta1 of step 0 where beta1_steps > 0 (Muon, Jordan 2024: 0.85 to 0.95)
                 "beta1_steps": 0,  # [h] steps of beta1's linear way from there to optim.beta1 (Muon: 300); 0: constant
             },

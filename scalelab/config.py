@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import defaults, lengths
+from scalelab import defaults, lengths, ramp
 from scalelab.errors import BadInput, nearest
 from scalelab.validate import check
 
@@ -131,6 +131,7 @@ class Static:
     global_batch: int
     accumulate: int
     layout: Layout
+    batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
 
 
 def static(config: ConfigDict) -> Static:
@@ -145,7 +146,7 @@ def static(config: ConfigDict) -> Static:
     optim = Optim(**{field.name: config.optim[field.name] for field in dataclasses.fields(Optim)})
     return Static(
         shape, optim, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
-        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()),
+        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), ramp.of(config),
     )  # fmt: skip
 
 
@@ -283,6 +284,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
         if config.parametrization.base_d_head is None:
             config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
         _optimizer_values(config.optim)
+        ramp.check(config)
         lengths.resolve(config)
     check(config, derived=True)
     return config

@@ -1,7 +1,15 @@
-"""How long warm-up and decay are: said in steps, in tokens or as a share of the run, kept in steps."""
+"""How long warm-up and decay are: said in steps, in tokens or as a share of the run, kept in steps.
 
+Under a batch-size warm-up warmup_tokens are the tokens that are seen then, a share is one of the steps, and decay_tokens are
+of full batches: a decay that reaches into the batch's warm-up has to be said in steps.
+"""
+
+import bisect
+
+import numpy as np
 from ml_collections import ConfigDict
 
+from scalelab import ramp
 from scalelab.errors import BadInput
 
 # Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
@@ -21,6 +29,12 @@ def resolve(config: ConfigDict) -> None:
             text = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in found.items())
             raise BadInput(f"{text} are given at once and disagree: keep one, set the others to none")
         schedule[f"{what}_steps"] = next(iter(found.values()), DEFAULTS[what](config.train.steps))
+    first, full = config.train.steps - schedule.decay_steps, ramped(config)
+    if schedule.decay_tokens is not None and 0 <= first < full:
+        raise BadInput(
+            f"schedule.decay_tokens={schedule.decay_tokens} would begin at step {first}, and the batch is full from step {full} on; "
+            f"nearest: {(config.train.steps - full) * tokens_per_step(config)} (or say schedule.decay_steps)"
+        )
 
 
 def forget(config: ConfigDict) -> None:
@@ -34,13 +48,20 @@ def forget(config: ConfigDict) -> None:
 def describe(config: ConfigDict) -> str:
     """A resolved config's schedule in one line, with what was derived said as such."""
     schedule, steps = config.schedule, config.train.steps
-    text = f"{schedule.name} over {steps:,} steps of {tokens_per_step(config):,} tokens: {_phrase(config, 'warmup', 'warm-up')}"
+    text = f"{schedule.name} over {steps:,} steps of {_batch(config)}: {_phrase(config, 'warmup', 'warm-up')}"
     if schedule.name == "wsd":
         text += (
             f", {_phrase(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
         )
         text += f" on, to {schedule.final_share:g} of the peak"
     return text
+
+
+def _batch(config: ConfigDict) -> str:
+    text, steps = f"{tokens_per_step(config):,} tokens", ramped(config)
+    if not steps:
+        return text
+    return f"{text} ({tokens_before(config, 1):,} at first, all from step {steps:,} on, {tokens_before(config, steps):,} tokens in)"
 
 
 def _phrase(config: ConfigDict, what: str, name: str) -> str:
@@ -55,27 +76,51 @@ def _phrase(config: ConfigDict, what: str, name: str) -> str:
 
 
 def landmarks(config: ConfigDict) -> list[int]:
-    """The steps worth looking at: the first, the warm-up's last, every tenth of the run, the decay's first, the last."""
+    """The steps worth looking at: the first, the warm-ups' last, every tenth of the run, the decay's first, the last."""
     steps, schedule = config.train.steps, config.schedule
     bends = (
         [schedule.warmup_steps - 1, steps - schedule.decay_steps]
         if schedule.name == "wsd"
         else [schedule.warmup_steps - 1]
     )
+    bends += ramp.of(config)[:1] + ramp.of(config)[-1:]
     tenths = [i * steps // 10 for i in range(10)]
     return sorted({step for step in [*tenths, *bends, steps - 1] if 0 <= step < steps})
 
 
 def tokens_per_step(config: ConfigDict) -> int:
-    """Tokens predicted in a step, over all devices."""
+    """Tokens predicted in a step of the full batch, over all devices."""
     return config.train.global_batch * config.model.seq_len
+
+
+def tokens_before(config: ConfigDict, step: int) -> int:
+    """Tokens predicted in the steps before `step`: exact, whatever the batch was in each."""
+    parts = ramp.before(ramp.of(config), config.train.accumulate, np.asarray(step, np.int64))
+    return int(parts) * (tokens_per_step(config) // config.train.accumulate)
+
+
+def ramped(config: ConfigDict) -> int:
+    """The first step of the full batch: 0 without a batch-size warm-up."""
+    return max(ramp.of(config), default=0)
+
+
+def _steps_of(config: ConfigDict, tokens: int) -> int:
+    """The number of steps, from the first on, whose tokens are nearest to `tokens`."""
+    full = tokens_per_step(config)
+    more = tokens - tokens_before(config, ramped(config))
+    if more >= 0:
+        return ramped(config) + round(more / full)
+    above = bisect.bisect_left(range(ramped(config)), tokens, key=lambda step: tokens_before(config, step))
+    below = max(above - 1, 0)
+    return min(below, above, key=lambda step: abs(tokens_before(config, step) - tokens))
 
 
 def said(config: ConfigDict, what: str) -> dict[str, int]:
     """The steps that tokens and share come to, by key. A share of the warm-up is at least one step."""
     schedule, found = config.schedule, {}
     if (tokens := schedule[f"{what}_tokens"]) is not None:
-        found[f"{what}_tokens"] = max(round(tokens / tokens_per_step(config)), int(tokens > 0))
+        steps = _steps_of(config, tokens) if what == "warmup" else round(tokens / tokens_per_step(config))
+        found[f"{what}_tokens"] = max(steps, int(tokens > 0))
     if (share := schedule[f"{what}_share"]) is not None:
         found[f"{what}_share"] = max(round(share * config.train.steps), int(what == "warmup"))
     return found

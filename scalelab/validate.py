@@ -91,6 +91,8 @@ POSITIVE = [
     "train.steps",
     "train.global_batch",
     "train.accumulate",
+    "schedule.batch_start",
+    "schedule.batch_warmup_tokens",
     "train.steps_per_dispatch",
     "eval.every_steps",
     "eval.batches",
@@ -144,13 +146,6 @@ def _check_combinations(config: ConfigDict) -> None:
         raise BadInput(
             f"model.position='relative' needs a key for every query head: "
             f"model.n_kv_heads={model.n_kv_heads}, nearest: {model.n_heads}"
-        )
-    if train.global_batch % train.accumulate:
-        good = min(
-            (k for k in range(1, train.global_batch + 1) if train.global_batch % k == 0), key=_near(train.accumulate)
-        )
-        raise BadInput(
-            f"train.accumulate={train.accumulate} does not divide train.global_batch={train.global_batch}; nearest: {good}"
         )
     if config.schedule.warmup_steps > train.steps:
         raise BadInput(

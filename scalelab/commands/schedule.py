@@ -6,6 +6,7 @@ so a run of N steps ends with step N - 1; `tokens` are those seen before the ste
 and every tenth. --plot draws the whole run (.pdf with its CSV beside it, or .png), with the steps of the table marked.
 """
 
+import functools
 import sys
 from typing import Any
 
@@ -58,9 +59,10 @@ def _steps(text: str, last: int) -> list[int]:
 def _rows(config: Any, steps: list[int]) -> list[dict[str, float]]:
     from scalelab.optim import schedules
 
-    curves, batch = schedules.curves(config, steps), lengths.tokens_per_step(config)
+    curves, seen = schedules.curves(config, steps), functools.partial(lengths.tokens_before, config)
     return [
-        {"step": step, "tokens": step * batch} | {key: float(curve[i]) for key, curve in curves.items()} | {"batch_tokens": batch}
+        {"step": step, "tokens": seen(step)} | {key: float(curve[i]) for key, curve in curves.items()}
+        | {"batch_tokens": seen(step + 1) - seen(step)}
         for i, step in enumerate(steps)
     ]  # fmt: skip
 

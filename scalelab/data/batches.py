@@ -1,5 +1,7 @@
 """Batch = f(seed, step): random access into shuffled windows, the same for any number of hosts.
 
+A step reads the windows that follow those of the steps before it, also where the batch was smaller then (`ramp`).
+
 A window is seq_len + 1 consecutive tokens of the stream of documents; windows start every seq_len tokens, so each token but a
 shard's first is predicted once an epoch (the one shared token is a target here and an input there). Windows cross document
 boundaries and don't cross shards; what is left at a shard's end, under one window, is not used.
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelab import ramp as ramp_lib
 from scalelab.data.order import window_numbers
 from scalelab.data.prepare import Dataset
 from scalelab.data.shards import Split
@@ -17,6 +20,7 @@ from scalelab.errors import BadInput
 
 Rows = slice | np.ndarray  # of a batch: a range or indices
 ALL = slice(None)
+NONE = -1  # in place of a window's number, and in its tokens: nothing is read, nothing predicted
 ORDER_BLOCK = 4096  # windows whose order is computed at once: one small batch alone would be all overhead
 
 
@@ -51,10 +55,14 @@ class Windows:
 
 
 class BatchOrder:
-    """A Grain data source whose record `step` is the window numbers of that global batch, int64 [global_batch]."""
+    """A Grain data source whose record `step` is the window numbers of that global batch, int64 [global_batch].
 
-    def __init__(self, n_windows: int, global_batch: int, seed: int) -> None:
+    Row r is of micro-batch r % accumulate; in the steps that don't take it, it is NONE.
+    """
+
+    def __init__(self, n_windows: int, global_batch: int, seed: int, accumulate: int, ramp: tuple[int, ...]) -> None:
         self.n_windows, self.global_batch, self.seed = n_windows, global_batch, seed
+        self.accumulate, self.ramp = accumulate, ramp
         self.block_steps = max(1, ORDER_BLOCK // global_batch)
         self._block = functools.lru_cache(maxsize=2)(self._compute_block)
 
@@ -66,22 +74,28 @@ class BatchOrder:
         return self._block(block)[inside]
 
     def _compute_block(self, block: int) -> np.ndarray:
-        per_block = self.block_steps * self.global_batch
-        positions = np.arange(block * per_block, (block + 1) * per_block)
-        return window_numbers(positions, self.n_windows, self.seed).reshape(self.block_steps, self.global_batch)
+        steps = np.arange(block * self.block_steps, (block + 1) * self.block_steps)[:, None]
+        taken = ramp_lib.micro_batches(self.ramp, self.accumulate, steps)
+        first = ramp_lib.before(self.ramp, self.accumulate, steps) * (self.global_batch // self.accumulate)
+        row, part = np.divmod(np.arange(self.global_batch), self.accumulate)
+        numbers = np.full((self.block_steps, self.global_batch), NONE)
+        numbers[part < taken] = window_numbers(
+            (first + row * taken + part)[part < taken], self.n_windows, self.seed
+        )  # the rows that are taken stand in the order of the stream
+        return numbers
 
 
 class TrainBatches:
     """Training batches by step; see `train_batches`."""
 
-    def __init__(self, windows: Windows, global_batch: int, seed: int) -> None:
-        self.windows, self.global_batch = windows, global_batch
-        self._order = BatchOrder(len(windows), global_batch, seed)
+    def __init__(self, windows: Windows, order: BatchOrder) -> None:
+        self.windows, self.global_batch = windows, order.global_batch
+        self._order = order
         self._reader = functools.lru_cache(maxsize=8)(self._make_reader)
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps in which every window is seen once; a batch may hold the end of one epoch and the start of the next."""
+        """Steps of the full batch in which every window is seen once; a batch may hold the end of one epoch and the start of the next."""
         return len(self.windows) / self.global_batch
 
     def batch(self, step: int, rows: Rows = ALL) -> np.ndarray:
@@ -101,11 +115,23 @@ class TrainBatches:
         import grain
 
         rows = np.array(key)
-        return grain.MapDataset.source(self._order).map(lambda numbers: self.windows[numbers[rows]])
+        return grain.MapDataset.source(self._order).map(lambda numbers: self._read(numbers[rows]))
+
+    def _read(self, numbers: np.ndarray) -> np.ndarray:
+        taken = numbers != NONE
+        if taken.all():
+            return self.windows[numbers]
+        found = np.full((len(numbers), self.windows.views[0].shape[1]), NONE, np.int32)
+        found[taken] = self.windows[numbers[taken]]
+        return found
 
 
-def train_batches(dataset: Dataset, seq_len: int, global_batch: int, seed: int) -> TrainBatches:
+def train_batches(
+    dataset: Dataset, seq_len: int, global_batch: int, seed: int, accumulate: int = 1, ramp: tuple[int, ...] = ()
+) -> TrainBatches:
     """Batches of the training split in the order of `seed`: each epoch a new permutation of all windows.
+
+    Of a batch's `accumulate` micro-batches a step takes as many as `ramp` says; rows of the others are all -1.
 
     A host takes `batch(step, rows)` of the rows that its devices hold; the global batch doesn't depend on the number of hosts.
     Raises BadInput for a split shorter than one window, an empty batch or a negative seed.
@@ -114,7 +140,8 @@ def train_batches(dataset: Dataset, seq_len: int, global_batch: int, seed: int) 
         raise BadInput(f"global_batch={global_batch} is not a batch; at least 1")
     if seed < 0:
         raise BadInput(f"seed={seed} is negative; 0 or more")
-    return TrainBatches(Windows(dataset.train, seq_len, "training"), global_batch, seed)
+    windows = Windows(dataset.train, seq_len, "training")
+    return TrainBatches(windows, BatchOrder(len(windows), global_batch, seed, accumulate, ramp))
 
 
 def val_batches(dataset: Dataset, seq_len: int, batch_size: int, n_batches: int, rows: Rows = ALL) -> list[np.ndarray]:

@@ -125,6 +125,11 @@ def momentum(step: jax.Array, h: Hparams) -> jax.Array:
     return (1.0 - share) * h["beta1_start"] + share * h["beta1"]
 
 
+def micro_batches(static: Static, step: jax.Array) -> jax.Array:
+    """How many micro-batches of `accumulate` a step (a scalar) takes, int32; `ramp.micro_batches` is the same on the host."""
+    return static.accumulate - len(static.batch_ramp) + jnp.sum(step >= jnp.asarray(static.batch_ramp, jnp.int32))
+
+
 def of(static: Static) -> Schedule:
     """The run's LR as a function of (step, hparams)."""
     name = static.schedule

@@ -85,8 +85,17 @@ def sized(base: ConfigDict, d_model: int) -> ConfigDict:
     return config_lib.resolve(config)
 
 
+def constant_batch(config: ConfigDict, who: str) -> None:
+    """BadInput for a batch-size warm-up where `who` sets the batch by a rule of its own."""
+    if (start := config.schedule.batch_start) is not None:
+        raise BadInput(
+            f"schedule.batch_start={start}: {who} chooses another batch and length, for which this warm-up isn't meant; "
+            "nearest: batch_start=none and batch_warmup_tokens=none"
+        )
+
+
 def flops_per_step(config: ConfigDict) -> float:
-    """Exact training FLOPs of one optimizer step."""
+    """Exact training FLOPs of one optimizer step of the full batch."""
     per_token = count.flops_per_token(config_lib.static(config).model)["exact"]
     return per_token * config.train.global_batch * config.model.seq_len
 
@@ -95,6 +104,7 @@ def rung(
     base: ConfigDict, d_model: int, budget_flops: float, by: Rule, role: str = "fit", lr_factor: float = 1.0
 ) -> ConfigDict:
     """The run of width `d_model` that spends `budget_flops`; BadInput where that is less than a meaningful run."""
+    constant_batch(base, f"the ladder rule {by.name!r}")
     base = base.copy_and_resolve_references()
     lengths.forget(base)
     base.train.global_batch = by.global_batch

@@ -149,6 +149,8 @@ def _fits(
         )
     if step < old.schedule.warmup_steps:
         raise BadInput(f"{asked}: the trunk is in its warm-up there, up to step {old.schedule.warmup_steps}")
+    if step < lengths.ramped(old):
+        raise BadInput(f"{asked}: the trunk's batch is in its warm-up there, up to step {lengths.ramped(old)}")
     if apart := past.first_difference(old, config, step):
         kept = sorted(s for s in manifest.saved(folder) if s <= past.decay_start(old))
         if past.decay_start(old) < step:

@@ -16,7 +16,15 @@ from scalelab.model import transformer
 from scalelab.train.checkpoint import describe
 
 # A run that goes on under other values of these would be another run: its past no longer follows from its config.
-FROZEN = ("model", "data", "parametrization", "precision", "schedule.name")
+FROZEN = (
+    "model",
+    "data",
+    "parametrization",
+    "precision",
+    "schedule.name",
+    "schedule.batch_start",
+    "schedule.batch_warmup_tokens",
+)
 # What decides the optimizer's program.
 FROZEN_OPTIM = tuple(f"optim.{field.name}" for field in dataclasses.fields(config_lib.Optim))
 FROZEN_TRAIN = ("train.global_batch", "train.accumulate", "train.seed", "train.init_from", "train.branch_from")

@@ -1,5 +1,6 @@
 """The number formats of a run's step, for its record: read off the jaxpr of the step that is run."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +22,8 @@ def of_step(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
 
     A kernel that is no jaxpr (flash attention on a GPU) is not seen. Parameters and moments are as kept between steps.
     """
-    return _of_step(static, tuple(sorted(h)))
+    # Without the batch's warm-up, whose loop has no length in the program: the formats are the same.
+    return _of_step(dataclasses.replace(static, batch_ramp=()), tuple(sorted(h)))
 
 
 @functools.cache  # the trials of a sweep share the program

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from scalelab import ramp
 from scalelab.config import hparams, static
 from scalelab.data.batches import train_batches, val_batches
 from scalelab.data.prepare import Dataset
@@ -79,7 +80,7 @@ class _Reader:
             (self._train if kind == "train" else self._eval)(step, n, values, elapsed)
 
     def _train(self, step: int, n: int, values: list[Any], elapsed: float) -> None:
-        rate = n * sum(run.tokens_per_step for run in self.runs) / elapsed
+        rate = sum(run.tokens_before(step + n) - run.tokens_before(step) for run in self.runs) / elapsed
         self.rates.append(rate)
         for run, metrics in zip(self.runs, values, strict=True):
             if metrics is not None and run.status == "running":
@@ -93,7 +94,7 @@ class _Reader:
         for run, loss in zip(self.runs, values, strict=True):
             if run.status != "running":
                 continue
-            run.val_loss, tokens = float(loss), step * run.tokens_per_step
+            run.val_loss, tokens = float(loss), run.tokens_before(step)
             bpb = bits_per_byte(run.val_loss, run.record["data"]["bytes_per_token"])
             run.write([{"step": step, "tokens": tokens, "val_loss": run.val_loss, "bpb": bpb, "time": time.time()}])
         self.progress({"step": step, "val_loss": self.runs[0].val_loss})
@@ -104,7 +105,7 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
     lines = []
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:
-            line = {"step": step + i + 1, "tokens": (step + i + 1) * run.tokens_per_step}
+            line = {"step": step + i + 1, "tokens": run.tokens_before(step + i + 1)}
             line |= {key: metrics[key][i].item() for key in (*METRICS, LOSS_SCALE) if key in metrics}
             lines.append(line | {"tokens_per_s": rate, "mfu": mfu, "time": time.time()})
     return lines
@@ -200,7 +201,8 @@ class _Data:
         self.runs, self.rows, self.k = runs, rows, min(c.train.steps_per_dispatch, c.train.steps)
         self.val = np.stack(val_batches(dataset, c.model.seq_len, c.train.global_batch, c.eval.batches, rows))
         seeds = {run.config.train.seed for run in runs}
-        self.batches = {s: train_batches(dataset, c.model.seq_len, c.train.global_batch, s) for s in seeds}
+        cut = c.train.accumulate, ramp.of(c)
+        self.batches = {s: train_batches(dataset, c.model.seq_len, c.train.global_batch, s, *cut) for s in seeds}
         self.ready: tuple[int, dict[int, np.ndarray]] = (-1, {})
 
     def prepare(self, step: int) -> None:

@@ -42,10 +42,9 @@ class Run:
     val_loss: float | None = None
     words: Sequence[str] = ()  # what was chosen for it, what its layout and precision are worth saying about
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens predicted in a step."""
-        return self.config.train.global_batch * self.config.model.seq_len
+    def tokens_before(self, step: int) -> int:
+        """Tokens predicted in the steps before `step`."""
+        return lengths.tokens_before(self.config, step)
 
     def write(self, lines: list[dict]) -> None:
         """Append metric lines. Like all that writes here, only the first process does it."""
@@ -78,7 +77,7 @@ class Run:
 
     def keep_record(self, step: int) -> None:
         """Write record.json as of `step`."""
-        tokens = step * self.tokens_per_step
+        tokens = self.tokens_before(step)
         self.record |= {"status": self.status, "steps": step, "tokens": tokens, "val_loss": self.val_loss}
         per_token = self.record["flops_per_token"]
         self.record["flops"] = {("6ND" if k == "6N" else k): v * tokens for k, v in per_token.items()}

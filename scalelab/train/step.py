@@ -57,24 +57,39 @@ def gradients(
 
 
 def measured_gradients(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, kept: Any
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, kept: Any, taken: jax.Array | None = None
 ) -> tuple[LossSums, Any, Any]:
     """The same from what the precision policy keeps (`TrainState.precision`), and the amax that delayed scaling wants to know.
 
     Under a loss scale the gradient is that many times as large on its way back through the model, so that less of it
-    underflows; a power of two is taken out again exactly, in fp32.
+    underflows; a power of two is taken out again exactly, in fp32. Of the micro-batches only the first `taken` (traced) are
+    run where it is given: row r is of micro-batch r % accumulate. The others' rows are of no consequence.
     """
-    policy, counted = POLICIES[static.precision], jnp.maximum(jnp.sum(tokens[:, 1:] >= 0), 1)
+    policy, counted = POLICIES[static.precision], jnp.maximum(_counted(static, tokens, taken), 1)
     scales = delayed.scales(kept, policy) if policy.scaling == "delayed" else ()
     with arithmetic(policy):
         if not policy.scaled_loss:
-            return _gradients(static, params, scales, tokens, z_weight, counted)
-        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale)
+            return _gradients(static, params, scales, tokens, z_weight, counted, taken)
+        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken)
         return sums, jax.tree.map(lambda g: g / kept.scale, grads), amax
 
 
+def _counted(static: Static, tokens: jax.Array, taken: jax.Array | None) -> jax.Array:
+    """How many tokens are predicted."""
+    if taken is None:
+        return jnp.sum(tokens[:, 1:] >= 0)
+    each = jnp.sum(tokens.reshape(-1, static.accumulate, tokens.shape[-1])[..., 1:] >= 0, axis=(0, 2))
+    return jnp.sum(jnp.where(jnp.arange(static.accumulate) < taken, each, 0))
+
+
 def _gradients(
-    static: Static, params: Any, scales: Any, tokens: jax.Array, z_weight: jax.Array, counted: jax.Array
+    static: Static,
+    params: Any,
+    scales: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array,
+    counted: jax.Array,
+    taken: jax.Array | None,
 ) -> tuple[LossSums, Any, Any]:
     def objective(params: Any, scales: Any, part: jax.Array) -> tuple[jax.Array, LossSums]:
         sums = loss_sums(static, params, part, z_weight, scales)
@@ -97,6 +112,8 @@ def _gradients(
     parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
     zeros = split(static, rules.gradients, jax.tree.map(jnp.zeros_like, params))
     begin = (LossSums(*[jnp.zeros(())] * 3), zeros, jax.tree.map(jnp.zeros_like, scales))
+    if taken is not None:
+        return jax.lax.fori_loop(0, taken, lambda i, carry: micro(carry, parts[i])[0], begin)
     return jax.lax.scan(micro, begin, parts)[0]
 
 
@@ -118,7 +135,8 @@ def train_step(
     """
     policy = POLICIES[static.precision]
     params = wide(state.params, policy.parameters)
-    sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision)
+    taken = schedules.micro_batches(static, state.step) if static.batch_ramp else None
+    sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision, taken)
     grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/dtypes.py

@@ -79,3 +79,16 @@ def test_the_figure_holds_the_curves_and_marks_the_steps_asked_for(tmp_path, cap
 def test_mistakes_are_one_line(capsys, given, said):
     err = asked(capsys, given, code=2).err
     assert said in err and len(err.strip().splitlines()) == 1
+
+
+def test_a_growing_batch_in_tokens_and_what_was_seen(capsys, tmp_path):
+    ramp = ["train.global_batch=8", "train.accumulate=4", "schedule.batch_start=2", "schedule.batch_warmup_tokens=288"]
+    more = [f"--config.{key}" for key in ramp]
+    said = json.loads(asked(capsys, *more, "--json", f"--at={','.join(map(str, range(12)))}").out)
+    assert [row["batch_tokens"] for row in said["rows"]] == [32, 32, 32, 64, 64, 96, *[128] * 6]
+    assert [row["tokens"] for row in said["rows"]] == [0, 32, 64, 96, 160, 224, *range(320, 1088, 128)]
+    first, _, *lines = asked(capsys, *more, f"--plot={tmp_path / 'x.png'}").out.splitlines()
+    assert first.startswith(
+        "wsd over 12 steps of 128 tokens (32 at first, all from step 6 on, 320 tokens in): warm-up 2"
+    )
+    assert {3, 6} <= {int(line.split()[0]) for line in lines}

@@ -167,3 +167,41 @@ def test_refusals_name_both_numbers(dataset):
         train_batches(dataset, SEQ_LEN, 1, -1)
     with pytest.raises(BadInput, match="seq_len=0"):
         train_batches(dataset, 0, 1, 0)
+
+
+RAMP = (1, 1, 4)  # of 6 rows in 6 micro-batches: three, then five from step 1 on, six from step 4 on
+
+
+def test_a_growing_batch_reads_the_same_stream_without_a_gap(dataset):
+    stream = train_batches(dataset, SEQ_LEN, 1, seed=2).chunk(0, 100)[:, 0]
+    growing = train_batches(dataset, SEQ_LEN, 6, 2, 6, RAMP)
+    batches = [growing.batch(step) for step in range(8)]
+    taken = [batch[(batch >= 0).all(axis=1)] for batch in batches]
+    assert [len(rows) for rows in taken] == [3, 5, 5, 5, 6, 6, 6, 6]
+    assert all((batch[len(rows) :] == -1).all() for batch, rows in zip(batches, taken, strict=True))
+    np.testing.assert_array_equal(np.concatenate(taken), stream[:42])
+    later = train_batches(dataset, SEQ_LEN, 6, 2, 6, RAMP)  # begun anew in the middle, and as two hosts
+    np.testing.assert_array_equal(later.chunk(2, 5), batches[2:7])
+    parts = [later.chunk(0, 8, rows) for rows in (slice(0, 2), np.array([2, 3, 4, 5]))]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), batches)
+    far = 10**6  # by then 1 + 1 + 4 rows were not taken
+    np.testing.assert_array_equal(
+        growing.batch(far), train_batches(dataset, SEQ_LEN, 1, seed=2).chunk(6 * far - 6, 6)[:, 0]
+    )
+
+
+def test_its_micro_batches_are_those_of_a_batch_of_that_size(dataset):
+    """Row r is of micro-batch r % accumulate, as the step cuts them."""
+    growing, small = train_batches(dataset, SEQ_LEN, 6, 2, 3, (2,)), train_batches(dataset, SEQ_LEN, 4, 2, 2)
+    for step in (0, 1):
+        cut = growing.batch(step).reshape(2, 3, -1), small.batch(step).reshape(2, 2, -1)
+        np.testing.assert_array_equal(cut[0][:, :2], cut[1])
+        assert (cut[0][:, 2] == -1).all()
+
+
+def test_rows_that_are_not_taken_are_not_read(dataset, monkeypatch):
+    batches, seen = train_batches(dataset, SEQ_LEN, 6, 2, 6, RAMP), []
+    read = type(batches.windows).__getitem__
+    monkeypatch.setattr(type(batches.windows), "__getitem__", lambda self, n: seen.append(len(n)) or read(self, n))
+    batches.chunk(0, 5)
+    assert seen == [3, 5, 5, 5, 6]

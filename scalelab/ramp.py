@@ -1,0 +1,85 @@
+"""Batch-size warm-up in whole micro-batches: how many a step takes, and what was read before it. Exact integers only.
+
+The batch grows linearly in the tokens seen (Brown et al. 2020, section 2.3 and Table D.1: 32k to the full batch over 4 to 12
+billion tokens; in whole steps of samples as Megatron-LM's --rampup-batch-size): with n micro-batches to gain over T tokens,
+a step before which D tokens were seen takes floor(D n / T) more than the first did, at most n more. A ramp is the tuple
+of the n steps from which on one micro-batch more is taken; () is no warm-up. Both the training step and the data ask it.
+"""
+
+import bisect
+import functools
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab.errors import BadInput
+
+
+def of(config: ConfigDict) -> tuple[int, ...]:
+    """The ramp of a config that `check` let pass."""
+    schedule, train = config.schedule, config.train
+    if schedule.batch_start is None:
+        return ()
+    micro = train.global_batch // train.accumulate
+    return _starts(
+        schedule.batch_start // micro, train.accumulate, micro * config.model.seq_len, schedule.batch_warmup_tokens
+    )
+
+
+@functools.cache
+def _starts(first: int, last: int, micro_tokens: int, tokens: int) -> tuple[int, ...]:
+    """Steps from which first + 1, first + 2, …, last micro-batches are taken."""
+    found, step, seen, n = [], 0, 0, last - first
+    for i in range(n):
+        batch = (first + i) * micro_tokens
+        wait = max(0, -(-((i + 1) * tokens - n * seen) // (n * batch)))  # steps until n seen >= (i + 1) tokens
+        step, seen = step + wait, seen + wait * batch
+        found.append(step)
+    return tuple(found)
+
+
+def micro_batches(ramp: tuple[int, ...], accumulate: int, steps: np.ndarray) -> np.ndarray:
+    """How many micro-batches each of `steps` takes, int64 like them."""
+    return accumulate - len(ramp) + np.searchsorted(np.asarray(ramp, np.int64), steps, side="right")
+
+
+def before(ramp: tuple[int, ...], accumulate: int, steps: np.ndarray) -> np.ndarray:
+    """How many micro-batches the steps before each of `steps` took, int64 like them."""
+    more = sum((np.maximum(0, steps - start) for start in ramp), start=np.zeros_like(steps))
+    return steps * (accumulate - len(ramp)) + more
+
+
+def check(config: ConfigDict) -> None:
+    """BadInput for a batch that can't be cut into `train.accumulate` parts, or for a warm-up of it that can't be had."""
+    schedule, train = config.schedule, config.train
+    batch, accumulate = train.global_batch, train.accumulate
+    if batch % accumulate:
+        good = min((k for k in range(1, batch + 1) if batch % k == 0), key=lambda k: abs(k - accumulate))
+        raise BadInput(f"train.accumulate={accumulate} does not divide train.global_batch={batch}; nearest: {good}")
+    start, tokens = schedule.batch_start, schedule.batch_warmup_tokens
+    if (start is None) != (tokens is None):
+        given, lacks = (
+            ("batch_start", "batch_warmup_tokens") if tokens is None else ("batch_warmup_tokens", "batch_start")
+        )
+        raise BadInput(f"schedule.{given}={schedule[given]} needs schedule.{lacks}: set both, or {given}=none")
+    if start is None:
+        return
+    micro, asked = batch // accumulate, f"schedule.batch_start={start}"
+    if accumulate == 1:
+        raise BadInput(
+            f"{asked}: the batch grows in whole micro-batches, and train.accumulate=1 makes one of it; nearest: "
+            f"train.accumulate={next((k for k in range(2, batch) if batch % k == 0), batch)}"
+        )
+    if start % micro or not start < batch:
+        good = min(max(micro, round(start / micro) * micro), batch - micro)
+        raise BadInput(
+            f"{asked} is not a multiple of train.global_batch / train.accumulate = {micro} below {batch}; nearest: {good}"
+        )
+    if of(config)[-1] < train.steps:
+        return
+    sizes = start // micro, accumulate, micro * config.model.seq_len
+    most = bisect.bisect_left(range(tokens), True, key=lambda t: _starts(*sizes, t)[-1] >= train.steps) - 1
+    raise BadInput(
+        f"schedule.batch_warmup_tokens={tokens}: the batch is not full before step {of(config)[-1]} of train.steps={train.steps}; "
+        f"nearest: {most}"
+    )
