@@ -1,7 +1,7 @@
 """`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
 
 from scalelab.errors import BadInput
-from scalelab.optim import adalayer, adam, ademamix, lion, muon, nadamw, rmsprop, sgd
+from scalelab.optim import adalayer, adam, ademamix, lion, muon, nadamw, rmsprop, schedule_free, sgd
 from scalelab.optim.member import Member
 from scalelab.own import user_object
 
@@ -15,6 +15,7 @@ MEMBERS = {
     "lion": lion.LION,
     "ademamix": ademamix.ADEMAMIX,
     "adalayer": adalayer.ADALAYER,
+    "schedule_free_adamw": schedule_free.SCHEDULE_FREE_ADAMW,
     "muon": muon.MUON,
 }
 
