@@ -78,8 +78,8 @@ def get_config() -> ConfigDict:
                 ),  # mup, completep: d_head at base_width; None: as many heads there as here
             },
             "precision": {
-                # fp32 | tf32 | bf16 | fp16 (dynamic loss scaling) | fp8 (e4m3, gradients e5m2, a scale a tensor) | fp8_block (tiles
-                # of 128: DeepSeek-V3). Harmful, to show it: fp16_unscaled | bf16_moments | bf16_master
+                # fp32 | tf32 | bf16 | fp16 (dynamic loss scaling) | fp8 (e4m3, gradients e5m2, a scale a tensor) | fp8_delayed
+                # (the scale from the last 16 steps) | fp8_block (tiles of 128: DeepSeek-V3). Harmful, to show it: fp16_unscaled | bf16_moments | bf16_master
                 "name": "fp32",  # formats of activations and products; every format of each stands in precision/policy.py
             },
             "parallel": {  # devices along each axis of the mesh; one may be -1: the rest

@@ -12,7 +12,6 @@ file with --quick and the default config, else into the workdir. Again to resume
 import datetime
 import pathlib
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,6 +90,12 @@ def moves(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {key: max(values) - min(values) for key, values in found.items()}
 
 
+def span_s(folder: pathlib.Path) -> float:
+    """Seconds from the first line that any run wrote to the last."""
+    times = [line["time"] for place in records.run_folders(folder) for line in records.read_events(place)]
+    return max(times) - min(times)
+
+
 def page(result: dict[str, Any]) -> str:
     """The table as Markdown, with what it means."""
     lines = [
@@ -144,7 +149,6 @@ def _main(argv: Sequence[str]) -> int:
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import dataset
 
-    begun = time.monotonic()
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.mup_transfer"
@@ -175,7 +179,7 @@ def _main(argv: Sequence[str]) -> int:
         "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of {base.train.global_batch} x {base.model.seq_len} "
         f"bytes, {base.schedule.name} LR, {base.optim.name}, mup's base width {base.parametrization.base_width}, seeds "
         f"{', '.join(map(str, SEEDS))}; validation loss in nats/byte.",
-        "wall_s": time.monotonic() - begun,
+        "wall_s": span_s(folder),
         "config_identity": config_lib.identity(base),
         "rows": rows,
         "moves_octaves": moves(rows),

@@ -70,7 +70,7 @@ def traced(config: ConfigDict) -> tuple[Any, dict[str, Any]]:
 def bytes_of(config: ConfigDict) -> dict[str, int]:
     """Bytes of weights and of the optimizer's state between steps, and of the largest temporaries of a step, by XLA."""
     static, h = traced(config)
-    state = state_lib.shapes(static, h)
+    state = state_lib.shapes(static)
     batch = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
     compiled = jax.jit(functools.partial(train_step, static), donate_argnums=0).lower(state, batch, h).compile()
     held = {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
@@ -101,7 +101,7 @@ def spread(folder: pathlib.Path, steps: int, batches: np.ndarray) -> tuple[list[
     config = config_of("fp32", 0, steps)
     static, h = traced(config)
     checkpoints, name = lineage.furthest(folder / f"fp32-{steps}-0")  # type: ignore[misc]
-    state = checkpoints.load({name: state_lib.shapes(static, h)}).states[name]  # type: ignore[union-attr]
+    state = checkpoints.load({name: state_lib.shapes(static)}).states[name]  # type: ignore[union-attr]
     tokens = jnp.asarray(batches[0])
     new, _ = jax.jit(functools.partial(train_step, static))(state, tokens, h)
     found = {}

@@ -13,6 +13,7 @@ from scalelab.errors import BadInput, WorkFailed, nearest
 COMMANDS = {
     "doctor": "versions, devices, and one measured matmul: is this machine ready?",
     "train": "train one run from a config file; run again to resume",
+    "optim": "what each group of parameters gets: optimizer, LR, decay, bytes of state",
     "sweep": "train the grid that a config file's sweep(h) returns",
     "schedule": "what a config's LR, momentum, decay and batch are at any step, as table and figure",
     "checkpoint": "verify, list or show the checkpoints of a run or sweep",

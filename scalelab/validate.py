@@ -22,7 +22,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "schedule.wd_shape": ("constant", "cosine", "lr2", "independent"),
     "parametrization.name": ("standard", "mup", "completep"),
     "precision.name": (
-        *("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block"),
+        *("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_delayed", "fp8_block"),
         *("fp16_unscaled", "bf16_moments", "bf16_master"),
     ),
     "log.role": ("", "fit", "check", "holdout"),

@@ -47,7 +47,8 @@ class Einsum(nn.Module):
         weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
         w = declare(self, "w", weight)
         x = x.astype(dtype(self.policy.compute))
-        y = product(x, w, len(in_sizes), in_names + out_names, self.place, self.policy)
+        scales: Any = self.get_variable("scales", "s")  # none but under delayed scaling
+        y = product(x, w, scales, len(in_sizes), in_names + out_names, self.place, self.policy)
         if self.bias:
             b = declare(self, "b", Declaration(out_sizes, (), out_names, "bias"))
             y = add(y, use(b, *out_names))

@@ -2,8 +2,9 @@
 
 The backward is written out for three reasons: the weight's gradient is summed over tokens, and over devices, in fp32 also
 where products run in bf16; a weight split by fsdp is gathered anew, so that it isn't held in between; and fp8 wants another
-format for the gradient that flows back. That is also why no library does it: qwix 0.1.8 swaps `lax.dot_general` under layers
-that are differentiated by jax, and knows neither `out_sharding` nor a backward of one's own.
+format for the gradient that flows back. No library does it: qwix (0.1.8) brings a backward of its own around
+`lax.dot_general`, which would take the place of this one, but names no `out_sharding`, without which no contraction over a
+split axis is defined here.
 """
 
 import functools
@@ -22,49 +23,66 @@ from scalelab.precision.products import rounded
 Names = tuple[str | None, ...]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
-def product(x: jax.Array, w: jax.Array, ins: int, names: tuple[str, ...], where: Names, policy: Policy) -> jax.Array:
-    """x [..., ins] times w [ins, outs] (fp32, logical axes `names`) -> [..., outs] in x's dtype, lying as `where` says."""
-    return _forward(x, w, ins, names, where, policy)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+def product(
+    x: jax.Array, w: jax.Array, scales: jax.Array | None, ins: int, names: tuple[str, ...], where: Names, policy: Policy
+) -> jax.Array:
+    """x [..., ins] times w [ins, outs] (fp32, logical axes `names`) -> [..., outs] in x's dtype, lying as `where` says.
+
+    `scales` [3] are those that delayed scaling gives x, w and the gradient that flows back; what comes back as their
+    gradient is not one, but the amax of the three.
+    """
+    return _forward(x, w, scales, ins, names, where, policy)[0]
 
 
 class _Operand(NamedTuple):
     values: jax.Array
     scale: jax.Array | None  # of fp8: one number
+    amax: jax.Array | None = None
 
 
-def _operand(x: jax.Array, form: str, policy: Policy) -> _Operand:
-    if policy.scaling:
-        return _Operand(*fp8.per_tensor(x, form))
-    return _Operand(rounded(x.astype(dtype(form))), None)
+def _operand(x: jax.Array, form: str, policy: Policy, given: jax.Array | None = None) -> _Operand:
+    if not policy.scaling:
+        return _Operand(rounded(x.astype(dtype(form))), None)
+    amax = fp8.amax_of(x)
+    scale = fp8.scale_of(amax, form)
+    scale = scale if given is None else jnp.where(given > 0, given, scale)
+    return _Operand(fp8.cast(x, scale, form), scale, amax)
+
+
+def _each(scales: jax.Array | None) -> tuple[jax.Array | None, ...]:
+    return (None,) * 3 if scales is None else (scales[0], scales[1], scales[2])
 
 
 def _scaled(y: jax.Array, a: _Operand, b: _Operand, out: Any) -> jax.Array:
     return (y if a.scale is None or b.scale is None else y * (a.scale * b.scale)).astype(out)
 
 
-def _forward(x, w, ins, names, where, policy):
+def _forward(x, w, scales, ins, names, where, policy):
     if policy.scaling == "block":
         return _block_forward(x, w, ins, names, where, policy), (x, w)
-    a, b = _operand(x, policy.forward, policy), _operand(w, policy.forward, policy)
+    of_x, of_w, _ = _each(scales)
+    a, b = _operand(x, policy.forward, policy, of_x), _operand(w, policy.forward, policy, of_w)
     y = _dot(a.values, use(b.values, *names), (x.ndim - ins, x.ndim), (0, ins), spec(*where))
-    return _scaled(y, a, b, x.dtype), (a, w)
+    return _scaled(y, a, b, x.dtype), (a, w, scales)
 
 
 def _backward(ins, names, where, policy, kept, dy):
     if policy.scaling == "block":
         return _block_backward(ins, names, where, policy, kept, dy)
-    a, w = kept
-    x, out = a.values, dy.dtype
-    b, c, lead = _operand(w, policy.forward, policy), _operand(dy, policy.backward, policy), a.values.ndim - ins
+    a, w, scales = kept
+    x, out, lead = a.values, dy.dtype, a.values.ndim - ins
+    _, of_w, of_dy = _each(scales)
+    b, c = _operand(w, policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
+    amax = None if scales is None else jnp.stack([part.amax for part in (a, b, c) if part.amax is not None])
     if not on_mesh():
         tokens, inner = math.prod(x.shape[:lead]), math.prod(x.shape[lead:])
         x_TK, dy_TN, w_KN = x.reshape(tokens, inner), c.values.reshape(tokens, -1), b.values.reshape(inner, -1)
         dw, dx = _dot_general(x_TK, dy_TN, (0,), (0,)), _matmul(dy_TN, w_KN.T)
-        return _scaled(dx.reshape(x.shape), c, b, out), _scaled(dw.reshape(w.shape), a, c, w.dtype)
+        return _scaled(dx.reshape(x.shape), c, b, out), _scaled(dw.reshape(w.shape), a, c, w.dtype), amax
     dx = _dot(c.values, use(b.values, *names), (lead, dy.ndim), (ins, w.ndim), jax.typeof(x).sharding.spec)
     dw = _dot(x, c.values, (0, lead), (0, lead), spec(*names))
-    return _scaled(dx, c, b, out), reshard(_scaled(dw, a, c, w.dtype), jax.typeof(w).sharding.spec)
+    return _scaled(dx, c, b, out), reshard(_scaled(dw, a, c, w.dtype), jax.typeof(w).sharding.spec), amax
 
 
 product.defvjp(_forward, _backward)
@@ -122,7 +140,7 @@ def _block_backward(ins, names, where, policy, kept, dy):
     x_spec, ways = _spec_of(x), spec(*names)
     mapped = local(own, (x_spec, ways, spec(*_unsplit(where))), (x_spec, ways))
     dx, dw = mapped(x, use(w, *names), place(dy, *_unsplit(where)))
-    return dx, reshard(dw, jax.typeof(w).sharding.spec) if on_mesh() else dw
+    return dx, reshard(dw, jax.typeof(w).sharding.spec) if on_mesh() else dw, None
 
 
 def _unsplit(where: Names) -> Names:

@@ -68,7 +68,7 @@ class Transformer(nn.Module):
             )
         block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
         self.blocks = nn.scan(
-            block, variable_axes={"params": 0}, split_rngs={"params": True}, length=s.n_layers,
+            block, variable_axes={"params": 0, "scales": 0}, split_rngs={"params": True}, length=s.n_layers,
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
@@ -146,8 +146,10 @@ def declarations(shape: ModelShape) -> Params:
     return split(jax.eval_shape(functools.partial(_init, shape), jax.random.key(0)))[1]
 
 
-def _part(name: str, shape: ModelShape, params: Params, value: jax.Array, policy: Policy) -> Any:
-    return Transformer(shape, policy).apply({"params": params}, value, method=name)
+def _part(
+    name: str, shape: ModelShape, params: Params, value: jax.Array, policy: Policy, more: Params | None = None
+) -> Any:
+    return Transformer(shape, policy).apply({"params": params, **(more or {})}, value, method=name)
 
 
 def logits(shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32) -> jax.Array:
@@ -183,10 +185,15 @@ def leave(
 
 def loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
-    policy: Policy = FP32, chunk: int = 0,
+    policy: Policy = FP32, chunk: int = 0, scales: Params | None = None,
 ) -> LossSums:  # fmt: skip
-    """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`."""
-    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, policy)
+    """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
+
+    `scales` are those of delayed scaling (`precision/delayed.py`), of the blocks' products.
+    """
+    x_BSD, head_DV = _part(
+        "__call__", shape, params, tokens_BS, policy, {"scales": {"blocks": scales}} if scales else {}
+    )
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from scalelab.config import Static
+from scalelab.config import Optim, Static
 from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
 from scalelab.optim import adam, groups, members
@@ -26,7 +26,7 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     return optax.chain(
         _clip(h["clip_norm"]),
         *([decay] if member.coupled else []),
-        _with_scaled_eps(by, directions(member, static, h, lr)),
+        _with_scaled_eps(by, directions(member, declarations(static.model), o, h, lr)),
         _scale_each(jax.tree.map(lambda s: s.lr, by)),
         *([] if member.coupled else [decay]),
         optax.scale_by_learning_rate(lr),
@@ -69,9 +69,10 @@ def _with_scaled_eps(by: Tree, inner: optax.GradientTransformationExtraArgs) -> 
     return optax.chain(larger, inner)
 
 
-def directions(member: Member, static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransformationExtraArgs:
+def directions(
+    member: Member, declared: Tree, o: Optim, h: Hparams, lr: jax.Array
+) -> optax.GradientTransformationExtraArgs:
     """The optimizer's own transform; where it takes some parameters only, AdamW beside it for the others."""
-    declared, o = declarations(static.model), static.optim
     claimed = {name for name, d in named(declared).items() if member.claims(d)}
     if len(claimed) == len(named(declared)):
         return optax.with_extra_args_support(member.build(declared, o, h, lr))

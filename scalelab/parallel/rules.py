@@ -94,6 +94,11 @@ def check_pipeline(config: ConfigDict, layout: Layout) -> list[str]:
             raise BadInput(f"parallel.{name}={getattr(layout, name)} is not a count; 1 or more")
     if layout.stage == 1:
         return []
+    if config.precision.name == "fp8_delayed":
+        raise BadInput(
+            f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over micro-batches; "
+            "nearest: precision.name='fp8'"
+        )
     if layout.context > 1:
         raise BadInput(
             f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait for "

@@ -38,12 +38,6 @@ def cast(x: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
     return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(dtype)
 
 
-def per_tensor(x: jax.Array, dtype: str, scale: jax.Array | None = None) -> Scaled:
-    """`x` under one scale: the given one, else that of its own amax."""
-    scale = scale_of(amax_of(x), dtype) if scale is None else scale
-    return Scaled(cast(x, scale, dtype), scale)
-
-
 def tiles(x_MK: jax.Array, dtype: str) -> Scaled:
     """1 x 128 tiles along the last axis: values [G, M, k], scales [G, M, 1], with G k >= K, filled up with zeros."""
     x_MGk = _cut(x_MK, 1)

@@ -60,6 +60,7 @@ POLICIES = {
         _half("fp16", "float16", scaled_loss=True),
         # Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3: e4m3 forward, e5m2 for gradients
         Policy("fp8", E4M3, E5M2, "bfloat16", scaling="current"),
+        Policy("fp8_delayed", E4M3, E5M2, "bfloat16", scaling="delayed"),
         # DeepSeek-V3 (2024), section 3.3.2: 1 x 128 tiles of activations and gradients, 128 x 128 blocks of weights, all e4m3
         Policy("fp8_block", E4M3, E4M3, "bfloat16", scaling="block"),
         _half(

@@ -26,9 +26,9 @@ def transfer(rows: Sequence[dict[str, Any]]) -> Figure:
         for row in (row for row in rows if row["parametrization"] == kind):
             curve(ax, row, colours[row["d_model"]])
         ax.set_title(kind)
-    lows = [row["loss"] for row in rows]
-    for ax in axes[:-1]:
-        ax.set_ylim(min(lows) - 0.05 * (max(lows) - min(lows) + 0.1), max(lows) + 2.5 * (max(lows) - min(lows) + 0.05))
+    low, high = (f(row["loss"] for row in rows) for f in (min, max))
+    for ax in axes[:-1]:  # what diverged may leave the panel
+        ax.set_ylim(low - 0.2 * (high - low) - 0.01, high + 1.6 * (high - low) + 0.02)
     handles = [Line2D([], [], color=colour, lw=2, label=f"{width}") for width, colour in colours.items()]
     axes[0].legend(handles=handles, title="d_model", loc="upper center", ncols=2)
     _best(axes[-1], rows, kinds)

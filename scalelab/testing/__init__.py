@@ -8,5 +8,6 @@ def test_mine():
 """
 
 from scalelab.testing.law import check_law
+from scalelab.testing.optimizer import check_optimizer
 
-__all__ = ["check_law"]
+__all__ = ["check_law", "check_optimizer"]

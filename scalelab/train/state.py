@@ -16,7 +16,7 @@ from scalelab.optim.members import find
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.parallel.processes import whole
-from scalelab.precision import loss_scale
+from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES
 
 
@@ -28,7 +28,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     skipped: jax.Array  # int32, batches skipped so far
     streak: jax.Array  # int32, batches skipped in a row up to now
-    precision: Any = ()  # what the precision policy keeps: a LossScale, or nothing
+    precision: Any = ()  # what the precision policy keeps: a LossScale, amax of past steps, or nothing
 
 
 def init(static: Static, h: Hparams) -> TrainState:
@@ -36,8 +36,9 @@ def init(static: Static, h: Hparams) -> TrainState:
     params = transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
     zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
     opt_state = stored(chain(static, h, jnp.zeros(())).init(params), policy.moments)
-    scale = loss_scale.init() if policy.scaled_loss else ()
-    return TrainState(zero, stored(params, policy.parameters), opt_state, zero, zero, scale)
+    kept: Any = loss_scale.init() if policy.scaled_loss else ()
+    kept = delayed.init(declarations(static.model)["blocks"]) if policy.scaling == "delayed" else kept
+    return TrainState(zero, stored(params, policy.parameters), opt_state, zero, zero, kept)
 
 
 def stored(tree: Any, form: str) -> Any:

@@ -16,8 +16,9 @@ from scalelab.optim import schedules
 from scalelab.optim.chain import chain
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline, rules
-from scalelab.precision import loss_scale
-from scalelab.precision.policy import POLICIES
+from scalelab.precision import delayed, loss_scale
+from scalelab.precision.loss_scale import LossScale
+from scalelab.precision.policy import POLICIES, Policy
 from scalelab.precision.products import arithmetic
 from scalelab.train import state as state_lib
 from scalelab.train.state import TrainState, stored, wide
@@ -27,60 +28,76 @@ METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skippe
 LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
 
 
-def loss_sums(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float) -> LossSums:
-    """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted."""
+def loss_sums(
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, scales: Any = None
+) -> LossSums:
+    """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
+
+    `scales` are those of delayed scaling; without them its products take the amax of what they multiply.
+    """
     if static.layout.stage > 1:
         return pipeline.loss_sums(static, params, tokens, z_weight)
     tokens = tokens.astype(jnp.int32)
     inputs_BS, targets_BS = jnp.maximum(tokens[:, :-1], 0), tokens[:, 1:]
     policy = POLICIES[static.precision]
     with arithmetic(policy):
-        return transformer.loss(static.model, params, inputs_BS, targets_BS, z_weight, policy)
+        return transformer.loss(static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales)
 
 
 def gradients(
     static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, scale: jax.Array | float = 1.0
 ) -> tuple[LossSums, Any]:
-    """Sums over the batch [B, S+1] and the gradient of the token mean.
-
-    On its way back through the model the gradient is `scale` times as large, so that less of it underflows; a power of two
-    is taken out again exactly, in fp32.
+    """Sums over the batch [B, S+1] and the gradient of the token mean; `scale` is that of the loss, where the policy has one.
 
     With `accumulate` > 1 micro-batches are summed, not averaged, each already divided by the tokens that count in all of
     them: the result is the big batch's, also where micro-batches hold different numbers of ignored positions.
     """
+    kept = LossScale(jnp.asarray(scale), jnp.int32(0)) if POLICIES[static.precision].scaled_loss else ()
+    return measured_gradients(static, params, tokens, z_weight, kept)[:2]
+
+
+def measured_gradients(
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, kept: Any
+) -> tuple[LossSums, Any, Any]:
+    """The same from what the precision policy keeps (`TrainState.precision`), and the amax that delayed scaling wants to know.
+
+    Under a loss scale the gradient is that many times as large on its way back through the model, so that less of it
+    underflows; a power of two is taken out again exactly, in fp32.
+    """
     policy, counted = POLICIES[static.precision], jnp.maximum(jnp.sum(tokens[:, 1:] >= 0), 1)
+    scales = delayed.scales(kept, policy) if policy.scaling == "delayed" else ()
     with arithmetic(policy):
         if not policy.scaled_loss:
-            return _gradients(static, params, tokens, z_weight, counted)
-        sums, grads = _gradients(static, params, tokens, z_weight, counted / scale)
-        return sums, jax.tree.map(lambda g: g / scale, grads)
+            return _gradients(static, params, scales, tokens, z_weight, counted)
+        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale)
+        return sums, jax.tree.map(lambda g: g / kept.scale, grads), amax
 
 
 def _gradients(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, counted: jax.Array
-) -> tuple[LossSums, Any]:
-
-    def objective(params: Any, part: jax.Array) -> tuple[jax.Array, LossSums]:
-        sums = loss_sums(static, params, part, z_weight)
+    static: Static, params: Any, scales: Any, tokens: jax.Array, z_weight: jax.Array, counted: jax.Array
+) -> tuple[LossSums, Any, Any]:
+    def objective(params: Any, scales: Any, part: jax.Array) -> tuple[jax.Array, LossSums]:
+        sums = loss_sums(static, params, part, z_weight, scales)
         return sums.objective / counted, sums
 
-    def of(part: jax.Array) -> tuple[LossSums, Any]:
+    def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
         if static.layout.stage > 1:
-            return pipeline.gradients(static, params, part, z_weight, counted)
-        (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, part)
-        return sums, grads
+            return *pipeline.gradients(static, params, part, z_weight, counted), scales
+        (_, sums), (grads, amax) = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, scales, part)
+        return sums, grads, amax
 
-    def micro(carry: tuple[LossSums, Any], part: jax.Array) -> tuple[tuple[LossSums, Any], None]:
-        sums, grads = of(part)
-        return jax.tree.map(jnp.add, carry, (sums, split(static, rules.gradients, grads))), None
+    def micro(carry: tuple[LossSums, Any, Any], part: jax.Array) -> tuple[tuple[LossSums, Any, Any], None]:
+        sums, grads, amax = of(part)
+        added = jax.tree.map(jnp.add, carry[:2], (sums, split(static, rules.gradients, grads)))
+        return (*added, jax.tree.map(jnp.maximum, carry[2], amax)), None
 
     if static.accumulate == 1:
         return of(tokens)
     rows = tokens.reshape(-1, static.accumulate, tokens.shape[-1])
     parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
-    zeros = (LossSums(*[jnp.zeros(())] * 3), split(static, rules.gradients, jax.tree.map(jnp.zeros_like, params)))
-    return jax.lax.scan(micro, zeros, parts)[0]
+    zeros = split(static, rules.gradients, jax.tree.map(jnp.zeros_like, params))
+    begin = (LossSums(*[jnp.zeros(())] * 3), zeros, jax.tree.map(jnp.zeros_like, scales))
+    return jax.lax.scan(micro, begin, parts)[0]
 
 
 def split(static: Static, rule: Callable, tree: Any) -> Any:
@@ -100,8 +117,8 @@ def train_step(
     `log_every` passes over: they read every parameter once more, 3 % of a step with a large vocabulary.
     """
     policy = POLICIES[static.precision]
-    scale = state.precision.scale if policy.scaled_loss else 1.0
-    sums, grads = gradients(static, wide(state.params, policy.parameters), tokens, h["z_loss"], scale)
+    params = wide(state.params, policy.parameters)
+    sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision)
     grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/dtypes.py
@@ -133,12 +150,19 @@ def train_step(
         opt_state=opt_state,
         skipped=state.skipped + ~finite,
         streak=jnp.where(finite, 0, state.streak + 1),
-        precision=loss_scale.update(state.precision, finite) if policy.scaled_loss else (),
+        precision=_next(policy, state.precision, amax, finite),
     )
     metrics = dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
         "streak": new.streak
     }
-    return new, metrics | ({LOSS_SCALE: scale} if policy.scaled_loss else {})
+    return new, metrics | ({LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {})
+
+
+def _next(policy: Policy, kept: Any, amax: Any, finite: jax.Array) -> Any:
+    """What the precision policy keeps for the next step."""
+    if policy.scaled_loss:
+        return loss_scale.update(kept, finite)
+    return delayed.update(kept, amax, finite) if policy.scaling == "delayed" else ()
 
 
 def many_steps(
@@ -157,20 +181,22 @@ def many_steps(
     return jax.lax.fori_loop(0, n, body, (state, empty))
 
 
-def updates(static: Static, grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array) -> tuple[Any, Any]:
-    """What to add to the parameters, and the optimizer's next state.
+def updates(
+    static: Static, grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, **extra: Any
+) -> tuple[Any, Any]:
+    """What to add to the parameters, and the optimizer's next state; `extra` are keywords that the optimizer asks for.
 
     On a mesh the compiler places it (`auto_axes`): matrix optimizers mix axes in ways that Explicit axes would want spelled
     out product by product, and optax's transforms don't. Updates and state come out as `state.specs` says.
     """
 
-    def update(grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array) -> tuple[Any, Any]:
-        return chain(static, h, lr).update(grads, opt_state, params)
+    def update(grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, extra: Any) -> tuple[Any, Any]:
+        return chain(static, h, lr).update(grads, opt_state, params, **extra)
 
     if static.layout.devices > 1:
         out = rules.moments(static.model, static.layout), state_lib.specs(static).opt_state
         update = auto_axes(update, out_sharding=out)
-    return update(grads, opt_state, params, h, lr)
+    return update(grads, opt_state, params, h, lr, extra)
 
 
 def evaluate(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:

@@ -6,6 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from configs import tiny
+from scalelab import config as config_lib
+from scalelab.errors import BadInput
+from scalelab.parallel import rules
 from scalelab.precision import fp8, products
 from scalelab.precision.policy import E4M3, E5M2, FP32, POLICIES, dtype, words
 from scalelab.validate import CHOICES
@@ -20,6 +24,11 @@ PUBLISHED = {
     E4M3: (448.0, 2.0**-6, 2.0**-9, 2**-3),
     E5M2: (57344.0, 2.0**-14, 2.0**-16, 2**-2),
 }
+
+
+def per_tensor(x, form):
+    scale = fp8.scale_of(fp8.amax_of(x), form)
+    return fp8.cast(x, scale, form), scale
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -50,7 +59,7 @@ def test_a_raw_cast_overflows_and_ours_is_clipped():
 @pytest.mark.parametrize("size", [1e-40, 1e-30, 1e-6, 1.0, 1e6, 1e30])
 def test_a_tensor_is_scaled_onto_the_format_whatever_its_size(form, size):
     x = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32) * np.float32(size)
-    values, scale = jax.jit(lambda x: fp8.per_tensor(x, form))(x)
+    values, scale = jax.jit(lambda x: per_tensor(x, form))(x)
     assert values.dtype == form
     back = np.float64(values) * np.float64(scale)
     assert np.isfinite(back).all()
@@ -62,7 +71,7 @@ def test_a_tensor_is_scaled_onto_the_format_whatever_its_size(form, size):
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_is_seen():
-    for cut in (fp8.per_tensor, fp8.tiles, fp8.blocks):
+    for cut in (per_tensor, fp8.tiles, fp8.blocks):
         values, scale = cut(jnp.zeros((4, 6)), E4M3)
         assert not np.float32(values).any() and np.isfinite(scale).all()
         for bad in (np.inf, -np.inf, np.nan):
@@ -105,3 +114,11 @@ def test_every_policy_is_a_choice_says_what_it_is_and_warns_where_it_harms():
         assert words(policy, "gpu") == ([said[0]] if policy.harm else [])
     harmful = {name for name, policy in POLICIES.items() if policy.harm}
     assert harmful == {"fp16_unscaled", "bf16_moments", "bf16_master"}
+
+
+def test_delayed_scaling_refuses_a_pipeline_and_names_what_goes():
+    config = config_lib.resolve(
+        config_lib.override(tiny.get_config(), {"precision.name": "fp8_delayed", "parallel.stage": 2})
+    )
+    with pytest.raises(BadInput, match=r"fp8_delayed' with parallel.stage=2: .*nearest: precision.name='fp8'$"):
+        rules.check(config, config_lib.static(config).layout)

@@ -47,9 +47,13 @@ def test_an_alias_cannot_pass(monkeypatch):
     monkeypatch.setitem(POLICIES, "fp8", policy_lib._half("fp8", "bfloat16"))
     static, h = setting(**{"precision.name": "fp8", "train.global_batch": 4})  # no cached trace
     assert "float8" not in str(of_step(static, h)["compute"])
-    rounded = lambda *args: jax.tree.map(lambda g: g.astype(jnp.bfloat16), gradients(*args))  # noqa: E731
-    gradients = step_lib.gradients
-    monkeypatch.setattr(step_lib, "gradients", lambda *args: (gradients(*args)[0], rounded(*args)[1]))
+    gradients = step_lib.measured_gradients
+
+    def rounded(*args):
+        sums, grads, amax = gradients(*args)
+        return sums, jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads), amax
+
+    monkeypatch.setattr(step_lib, "measured_gradients", rounded)
     static, h = setting(**{"precision.name": "bf16", "train.global_batch": 2})
     assert of_step(static, h)["gradients"] == ["bfloat16"]
 

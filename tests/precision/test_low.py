@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from scalelab.model.product import product
+from scalelab.precision import delayed
 from scalelab.precision.exponents import zero_shares
 from scalelab.precision.policy import POLICIES, dtype
 from scalelab.precision.products import arithmetic
@@ -23,7 +24,7 @@ def pulled(name, x, w, dy):
     of = dtype(policy.compute)
 
     def run(x, w):
-        return product(x.astype(of), w, 1, ("embed", "mlp"), ("batch", "context", "mlp"), policy)
+        return product(x.astype(of), w, None, 1, ("embed", "mlp"), ("batch", "context", "mlp"), policy)
 
     with arithmetic(policy):
         y, pull = jax.vjp(run, x, w)
@@ -102,7 +103,7 @@ def test_without_a_scale_fp16_gradients_underflow_and_with_it_they_do_not():
     assert shares["fp16_unscaled"]["block 0"] > 0.5 and shares["fp16_unscaled"]["head"] == 0, shares
 
 
-@pytest.mark.parametrize("name", ["fp16", "fp8", "fp8_block"])
+@pytest.mark.parametrize("name", ["fp16", "fp8_delayed", "fp8_block"])
 def test_a_short_run_has_the_loss_of_fp32(name):
     losses = {}
     for policy in ("fp32", name):
@@ -114,3 +115,35 @@ def test_a_short_run_has_the_loss_of_fp32(name):
     assert losses["fp32"][-1] < losses["fp32"][0] - 1
     most = 0.01 if name == "fp16" else 0.03
     assert np.abs(losses[name] / losses["fp32"] - 1).max() < most
+
+
+def test_delayed_scales_are_the_largest_of_the_last_steps_and_what_outgrows_them_is_clipped():
+    static, h = setting(**{"precision.name": "fp8_delayed", "optim.peak_lr": 1e-2})
+    step = jax.jit(functools.partial(many_steps, static))
+    start = jax.jit(state_lib.init, static_argnums=0)(static, h)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(start.precision))
+    state, seen = start, []
+    for tokens in batches(3):
+        before = state.params["blocks"]["mlp"]["up"]["w"]
+        state, _ = step(state, tokens[None], jnp.int32(1), h)
+        history = np.asarray(state.precision["mlp"]["up"]["s"])
+        assert history.shape == (1, delayed.LENGTH, 3)
+        assert history[0, 0, 1] == np.abs(before).max()  # the weights' amax in this step, seen before they moved
+        seen.append(history[0, 0])
+        np.testing.assert_array_equal(history[0, : len(seen)], seen[::-1])
+    policy = POLICIES["fp8_delayed"]
+    scales = np.asarray(delayed.scales(state.precision, policy)["mlp"]["up"]["s"])[0]
+    np.testing.assert_allclose(scales, np.max(seen, axis=0) / [448, 448, 57344], rtol=1e-6)
+    poisoned = state._replace(params=state.params | {"head": {"w": state.params["head"]["w"] * jnp.nan}})
+    after, _ = step(poisoned, batches(1), jnp.int32(1), h)
+    assert after.skipped == 1
+    jax.tree.map(np.testing.assert_array_equal, after.precision, state.precision)  # what was skipped leaves no trace
+
+    x, w, dy = operands()
+    scale = jnp.array([1.0, np.abs(w).max(), np.abs(dy).max()]) / jnp.array([448.0, 448.0, 57344.0])
+    run = functools.partial(product, ins=1, names=("embed", "mlp"), where=("batch", "context", "mlp"), policy=policy)
+    y, pull = jax.vjp(lambda x, w, s: run(x.astype(jnp.bfloat16), w, s), x, w, scale)
+    expected = np.clip(x, -1, 1) @ w  # the past knew nothing above 1
+    assert np.linalg.norm(np.float64(y) - expected) / np.linalg.norm(expected) < 0.06
+    amax = pull(jnp.asarray(dy, jnp.bfloat16))[2]
+    np.testing.assert_allclose(amax, [np.abs(part).max() for part in (x, w, dy)], rtol=4e-3)

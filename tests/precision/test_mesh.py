@@ -14,6 +14,7 @@ from tests.train.runs import ROOT
 CASES = {
     "fp16": [({"fsdp": 4, "tensor": 2}, 2e-3)],
     "fp8": [({"fsdp": 8}, 2e-3), ({"fsdp": 4, "tensor": 2, "sequence": True}, 2e-3)],
+    "fp8_delayed": [({"fsdp": 4, "tensor": 2}, 2e-3)],
     "fp8_block": [({"fsdp": 4, "tensor": 2, "sequence": True}, 4e-3)],
     "bf16_master": [({"fsdp": 4, "tensor": 2}, 8e-3)],
 }
@@ -48,7 +49,8 @@ def both(static, state, batch, h):
     return train_step(static, state, batch, h), grads
 
 def scaled(state, scale):
-    return state._replace(precision=state.precision._replace(scale=jnp.float32(scale))) if state.precision else state
+    has = hasattr(state.precision, "scale")
+    return state._replace(precision=state.precision._replace(scale=jnp.float32(scale))) if has else state
 
 def alone(policy, batch, scale=2.0**10):
     static, h = setting(**SIZES | {"precision.name": policy})
@@ -67,7 +69,7 @@ def on_mesh(policy, layout, state, batch):
 
 def kept(before, after):
     "Whether every shard of every device holds what it held; the update was skipped everywhere."
-    pairs = zip(jax.tree.leaves((before.params, before.opt_state)), jax.tree.leaves((after.params, after.opt_state)))
+    pairs = zip(*[jax.tree.leaves((s.params, s.opt_state, {} if hasattr(s.precision, "scale") else s.precision)) for s in (before, after)])
     return all(np.array_equal(a.data, b.data) for x, y in pairs for a, b in zip(x.addressable_shards, y.addressable_shards))
 
 for policy, cases in json.loads(sys.argv[1]).items():
@@ -100,7 +102,9 @@ for policy, cases in json.loads(sys.argv[1]).items():
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    halves = [{p: CASES[p] for p in policies} for policies in (("fp16", "fp8"), ("fp8_block", "bf16_master"))]
+    halves = [
+        {p: CASES[p] for p in policies} for policies in (("fp16", "fp8"), ("fp8_block", "fp8_delayed", "bf16_master"))
+    ]
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, json.dumps(half)], cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags},

@@ -1,0 +1,52 @@
+"""scalelab optim --config=F [--config.group.key=value …]
+
+What each group of parameters gets: its optimizer, its factor of the learning rate (parametrization, optim.groups and
+optim.rest_lr multiplied), its weight decay (multiplied by the scheduled LR, without the factor beside it) and the bytes of
+optimizer state. Groups follow from declared axes: embed (vocab -> …), head (… -> vocab), position (from a sequence axis),
+hidden (matrices between hidden units; heads are folded, layers are a batch), vector (gains and biases: they never decay).
+
+optim.name is one of those below, with their own peak LR and its source, or your own as pkg.mod:fn; then
+`scalelab.testing.check_optimizer(fn, peak_lr=…)` puts it through the contract that all of these keep.
+
+"""
+
+import sys
+
+from scalelab.commands.shared import Parser, emit
+from scalelab.config import hparams, load, split_overrides, static
+from scalelab.defaults import DEFAULTS, words
+
+
+def _known() -> str:
+    rows = [f"  {name:<20} {values['peak_lr'][0]:<8g} {values['peak_lr'][1]}" for name, values in DEFAULTS.items()]
+    return "\n".join(rows)
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 done, 2 bad input."""
+    overrides, rest = split_overrides(argv)
+    parser = Parser("optim", (__doc__ or "") + _known())
+    parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
+    options = parser.parse_args(rest)
+    config = load(options.config, overrides)
+
+    from scalelab.optim import table
+
+    rows = table.rows(static(config), hparams(config))
+    if options.json != "-":
+        print(
+            f"{'group':<10} {'optimizer':<20} {'parameters':>14} {'x LR':>9} {'decay':>9} {'state bytes':>15} {'a parameter':>12}"
+        )
+        for row in rows:
+            print(
+                f"{row.group:<10} {row.optimizer:<20} {row.parameters:>14,} {row.lr:>9.4g} {row.weight_decay:>9.4g} "
+                f"{row.state_bytes:>15,.0f} {row.bytes_per_parameter:>12.3f}"
+            )
+        parameters, bytes_ = sum(row.parameters for row in rows), sum(row.state_bytes for row in rows)
+        print(f"{'all':<10} {'':<20} {parameters:>14,} {'':>9} {'':>9} {bytes_:>15,.0f} {bytes_ / parameters:>12.3f}")
+        print(f"peak LR {config.optim.peak_lr:g}, clip {config.optim.clip_norm:g}", file=sys.stderr)
+        if said := words(config.optim):
+            print(said, file=sys.stderr)
+    shown = [vars(row) | {"bytes_per_parameter": row.bytes_per_parameter} for row in rows]
+    emit({"optimizer": config.optim.name, "peak_lr": config.optim.peak_lr, "groups": shown}, options.json)
+    return 0

@@ -1,0 +1,272 @@
+"""The contract that every optimizer keeps, on a one-layer model of width 16."""
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding
+
+from scalelab import config as config_lib
+from scalelab import defaults
+from scalelab.config import Static
+from scalelab.model import transformer
+from scalelab.model.declare import Declaration
+from scalelab.model.transformer import declarations
+from scalelab.optim.chain import directions, named
+from scalelab.optim.groups import scales
+from scalelab.optim.member import Member
+from scalelab.optim.members import find
+from scalelab.optim.table import state_bytes
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.train import state as state_lib
+from scalelab.train.checkpoint import Checkpoints
+from scalelab.train.step import many_steps, updates
+
+SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
+         "train.global_batch": 4, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip
+STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
+EQUAL = 1e-5  # relative difference of what is equal up to the order of sums
+Numbers = Mapping[str, Any]  # hparams
+LAYOUT = {"fsdp": 2, "tensor": 2}
+# On CPU most of the time here is the compiler's; what is checked doesn't depend on how well it does.
+_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+# Leaves that a transformer may have and this model doesn't: a scalar, one of three axes, a row for each of many tokens.
+ODD = {
+    "scalar": Declaration((), (), ()),
+    "one": Declaration((1,), (), ("embed",)),
+    "heads": Declaration((3, 2, 4, 8), ("heads", "head_dim"), ("embed",), stack=("layers",)),
+    "narrow": Declaration((2, 1, 6), ("embed",), ("mlp",), stack=("layers",)),
+    "vocab": Declaration((50_257, 2), ("vocab",), ("embed",)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `check_optimizer` saw: bytes of state a parameter (scalars of the state aside), and the layout it was checked on."""
+
+    optimizer: str
+    state_bytes_per_parameter: float
+    layout: dict[str, int]
+
+
+def check_optimizer(optimizer: str | Callable, **optim: Any) -> Report:
+    """Check an optimizer (a name, `pkg.mod:fn`, or such a function) with options `optim`; AssertionError says what is wrong.
+
+    One compilation serves every value of its numbers; two trials packed are two trials alone; a step skipped for a gradient
+    that is not finite changes no bit; zero gradients and odd leaves (scalars, three axes, a large vocabulary) stay finite;
+    saved and restored it goes on with the same bits; accumulated micro-batches are one step; its state is as large as it
+    says, and fp32 under bf16 arithmetic too; and where there are four devices or more, FSDP x tensor parallelism gives what
+    one device gives. A user's own has no default LR: pass `peak_lr`.
+    """
+    name = optimizer if isinstance(optimizer, str) else f"{optimizer.__module__}:{optimizer.__name__}"
+    static, h = _setting(name, optim)
+    member = find(name)
+    _check_trained(name, static, h)
+    _check_packed(name, static, member, h)
+    _check_odd_leaves(name, static, member, h)
+    bytes_ = _check_state(name, static, member)
+    layout = LAYOUT if jax.device_count() >= 4 else {}
+    if layout:
+        _check_mesh(name, optim, static, member, h)
+    return Report(name, bytes_, layout)
+
+
+def _setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, Numbers]:
+    values = SMALL | {"optim.name": name} | {f"optim.{key}": value for key, value in optim.items()} | changes
+    known = defaults.DEFAULTS.get(name, {})
+    small = {
+        "every": 2,
+        "rank": 4,
+        "newton_schulz": "fp32",
+    }  # so that a few steps see everything, and rounding is fp32's
+    wanted = [key for key in small if key in known and known[key][0] != 1 and key not in optim]
+    values |= {f"optim.{key}": small[key] for key in wanted}
+    config = config_lib.resolve(config_lib.override(config_lib.default_tree(), values))
+    h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
+    return config_lib.static(config), h
+
+
+def _fail_unless(name: str, right: Any, what: str) -> None:
+    assert right, f"optimizer {name!r}: {what}"
+
+
+def _finite(tree: Any) -> bool:
+    floats = [np.asarray(x) for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return all(np.isfinite(x).all() for x in floats)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return all(
+        np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
+    )
+
+
+def _difference(found: Any, expected: Any) -> float:
+    """Of two trees, relative to the size of the second."""
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
+    apart = sum(np.sum(np.square(np.float64(a) - np.float64(b))) for a, b in pairs)
+    return float(np.sqrt(apart / max(sum(np.sum(np.square(np.float64(b))) for _, b in pairs), 1e-30)))
+
+
+def _tokens(k: int, static: Static) -> np.ndarray:
+    random = np.random.default_rng(0)
+    steps = random.integers(1, 3, (k, static.global_batch, static.model.seq_len + 1))
+    return np.asarray(np.cumsum(steps, axis=-1) % static.model.vocab_size, np.int32)
+
+
+def _check_trained(name: str, static: Static, h: Numbers) -> None:
+    """What needs the whole step; one compilation for all of it."""
+    steps: Any = _jit(many_steps, static_argnums=0)
+    start = jax.device_get(_jit(state_lib.init, static_argnums=0)(static, h))
+    batches = _tokens(4, static)
+    half, log = jax.device_get(steps(static, start, batches, np.int32(2), h))
+    _fail_unless(name, _finite(half) and np.all(log["update_norm"][:2] > 0), f"two steps gave {log}")
+    rest = np.roll(batches, -2, axis=0)
+    whole, _ = steps(static, half, rest, np.int32(2), h)
+    with tempfile.TemporaryDirectory() as folder, Checkpoints(pathlib.Path(folder)) as checkpoints:
+        checkpoints.save(2, {"run": half})
+        checkpoints.wait()
+        restored = jax.device_get(checkpoints.restore(2, {"run": state_lib.shapes(static)})["run"])
+    _fail_unless(name, _same(restored, half), "its state is not what was saved")
+    _fail_unless(name, _same(steps(static, restored, rest, np.int32(2), h)[0], whole), "resumed, it takes another way")
+    skipped, _ = steps(static, half, rest, np.int32(1), {**h} | {"z_loss": np.float32(np.inf)})
+    kept = _same((skipped.params, skipped.opt_state), (half.params, half.opt_state))
+    _fail_unless(name, kept and skipped.skipped == 1, "a gradient that is not finite changed its state")
+    compiled, others = (
+        steps._cache_size(),
+        {key: np.float32(0.9) * value for key, value in h.items()} | {"log_every": h["log_every"]},
+    )
+    other, _ = steps(static, half, rest, np.int32(1), others)
+    _fail_unless(name, steps._cache_size() == compiled and _finite(other), "other numbers compile another program")
+    micro = dataclasses.replace(static, accumulate=2)
+    accumulated, _ = _jit(many_steps, static_argnums=0)(micro, start, batches, np.int32(1), h)
+    once, _ = steps(static, start, batches, np.int32(1), h)
+    counts = [[x for x in jax.tree.leaves(s.opt_state) if x.ndim == 0] for s in (accumulated, once)]
+    moved = [jax.tree.map(lambda a, b: np.asarray(a) - b, s.params, start.params) for s in (accumulated, once)]
+    close = _difference(*moved) < 0.05  # gradients differ by rounding, of which a sign makes an update
+    _fail_unless(name, _difference(*counts) < 1e-4 and close, "two micro-batches are not one step")
+
+
+@functools.cache
+def _gradients(static: Static) -> list[Any]:
+    """Fixed gradients of every parameter, well-conditioned and of another size each; the last are zero."""
+    random, trees = np.random.default_rng(1), []
+    sizes = {k: 10 ** random.uniform(-3, 0) for k in named(declarations(static.model))}
+    for step in range(STEPS):
+        flat = {
+            k: sizes[k] * random.normal(size=d.shape) * (step < STEPS - 1)
+            for k, d in named(declarations(static.model)).items()
+        }
+        tree = declarations(static.model)
+        trees.append(
+            jax.tree.unflatten(jax.tree.structure(tree), [np.asarray(flat[k], np.float32) for k in named(tree)])
+        )
+    return trees
+
+
+@functools.cache
+def _params(static: Static) -> Any:
+    return jax.device_get(_jit(transformer.init, static_argnums=0)(static.model, jax.random.key(0)))
+
+
+def _extra(member: Member, grads: Any, fresh: bool = True) -> dict[str, Any]:
+    return {"curvature": (jax.tree.map(jnp.square, grads), jnp.asarray(fresh))} if member.curvature else {}
+
+
+def _moved(static: Static, member: Member, h: Any, params: Any, grads: Any) -> Any:
+    """Parameters and state after the fixed gradients [STEPS, …]."""
+
+    def step(carry: Any, g: Any) -> tuple[Any, None]:
+        params, state = carry
+        moves, state = updates(static, g, state, params, h, h["peak_lr"], **_extra(member, g))
+        return (optax.apply_updates(params, moves), state), None
+
+    opt_state = state_lib.chain(static, h, h["peak_lr"]).init(params)
+    return jax.lax.scan(step, (params, opt_state), grads)[0]
+
+
+def _stacked(static: Static) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *_gradients(static))
+
+
+def _check_packed(name: str, static: Static, member: Member, h: Numbers) -> None:
+    params = _params(static)
+    trials = [h, {key: np.float32(0.8) * value for key, value in h.items()}]
+    run = functools.partial(_moved, static, member)
+    alone = [_jit(run)(trial, params, _stacked(static)) for trial in trials[1:]]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *trials)
+    together = jax.device_get(_jit(jax.vmap(run, in_axes=(0, None, None)))(stacked, params, _stacked(static)))
+    second = jax.tree.map(lambda leaf: leaf[1], together)
+    _fail_unless(name, _finite(together), "gradients of zero, or packing, make it not finite")
+    apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - b, p, params) for p in (second[0], alone[0][0])])
+    _fail_unless(name, apart < EQUAL, f"packed and alone, its updates differ by {apart:.1e}")
+
+
+def _check_odd_leaves(name: str, static: Static, member: Member, h: Numbers) -> None:
+    tree = {k: np.ones(d.shape, np.float32) for k, d in ODD.items()}
+    grads = {k: np.cos(np.arange(d.size, dtype=np.float32)).reshape(d.shape) for k, d in ODD.items()}
+
+    @_jit
+    def two(tree: Any, grads: Any) -> Any:
+        transform = directions(member, ODD, static.optim, h, h["peak_lr"])
+        state = transform.init(tree)
+        for g in (grads, jax.tree.map(jnp.zeros_like, grads)):
+            moves, state = transform.update(g, state, tree, **_extra(member, g))
+        return moves, state
+
+    moves, state = two(tree, grads)
+    shapes = {k: m.shape for k, m in moves.items()}
+    _fail_unless(name, shapes == {k: d.shape for k, d in ODD.items()}, f"odd leaves come out as {shapes}")
+    _fail_unless(name, _finite((moves, state)), "scalars, narrow matrices or a large vocabulary make it not finite")
+
+
+def _check_state(name: str, static: Static, member: Member) -> float:
+    """Its arrays are the stated bytes; under bf16 arithmetic they are no other."""
+    state = state_lib.shapes(static).opt_state
+    half = state_lib.shapes(dataclasses.replace(static, precision="bf16"))
+    same = jax.tree.map(lambda x: (x.shape, x.dtype), half.opt_state) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
+    fp32 = {str(x.dtype) for x in jax.tree.leaves(half.params)} == {"float32"}
+    _fail_unless(name, same and fp32, "under bf16 it keeps other formats")
+    declared = jax.tree.leaves(declarations(static.model))
+    stated = sum(state_bytes(member, d, static.optim) for d in declared)
+    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
+    scalars = sum(x.dtype.itemsize for x in jax.tree.leaves(state) if not x.ndim and x.dtype == jnp.float32)
+    if not np.isnan(stated):  # a bare function states nothing
+        _fail_unless(
+            name, stated in (kept, kept + scalars), f"it states {stated:,.0f} bytes of state, and keeps {kept:,}"
+        )
+    _fail_unless(
+        name, jax.tree.leaves(scales(static.model, static.optim, member)), "no parametrization knows its `like`"
+    )
+    return kept / sum(d.size for d in declared)
+
+
+def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Member, h: Numbers) -> None:
+    params = _params(static)
+    alone = _jit(functools.partial(_moved, static, member))(h, params, _stacked(static))
+    rest = jax.device_count() // 4
+    layout = {f"parallel.{axis}": size for axis, size in (LAYOUT | {"data": rest}).items()}
+    split, _ = _setting(name, optim, **layout)
+    mesh = mesh_lib.make(split.layout)
+    specs = state_lib.specs(split)
+    place = lambda tree, spec: jax.device_put(tree, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))  # noqa: E731
+    with jax.set_mesh(mesh):
+        p, s = place(params, state_lib.rules.moments(split.model, split.layout)), None
+        s = place(state_lib.chain(static, h, h["peak_lr"]).init(params), specs.opt_state)
+        step = _jit(lambda g, s, p: updates(split, g, s, p, h, h["peak_lr"], **_extra(member, g)))
+        for g in _gradients(static):
+            moves, s = step(place(g, state_lib.rules.moments(split.model, split.layout)), s, p)
+            p = jax.tree.map(lambda a, b: a + b, p, moves)
+    apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])])
+    _fail_unless(name, apart < EQUAL, f"on {layout} its updates differ by {apart:.1e} from one device's")
+    lies = jax.tree.map(lambda x, spec: x.sharding.spec == spec, s, specs.opt_state)
+    _fail_unless(name, all(jax.tree.leaves(lies)), "its state does not lie on the mesh as it should")

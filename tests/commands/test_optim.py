@@ -1,0 +1,62 @@
+"""scalelab optim: the table against counts by hand, and mistakes."""
+
+import json
+
+import pytest
+
+from scalelab.__main__ import main
+
+SMALL = [
+    "--config=configs/tiny.py",
+    "--config.model.d_model=32",
+    "--config.model.n_heads=4",
+    "--config.model.n_layers=3",
+]
+
+
+def groups(capsys, *overrides):
+    assert main(["optim", *SMALL, *overrides, "--json"]) == 0
+    return {row["group"]: row for row in json.loads(capsys.readouterr().out)["groups"]}
+
+
+def test_muon_takes_hidden_matrices_and_adamw_the_rest(capsys):
+    found = groups(capsys, "--config.optim.name=muon", "--config.optim.peak_lr=0.02", "--config.optim.rest_lr=0.001")
+    hidden = 3 * (4 * 32 * 32 + 3 * 32 * 88)  # q, k, v, o; up, gate, down
+    assert (found["hidden"]["optimizer"], found["hidden"]["parameters"], found["hidden"]["state_bytes"]) == (
+        "muon",
+        hidden,
+        4 * hidden,
+    )
+    assert found["hidden"]["lr"] == 1 and found["embed"]["lr"] == found["vector"]["lr"] == pytest.approx(0.05)
+    for group, size in (("embed", 256 * 32), ("head", 256 * 32), ("vector", 32 * 7)):
+        row = found[group]
+        assert (row["optimizer"], row["parameters"], row["bytes_per_parameter"]) == ("adamw", size, 8)
+    assert found["vector"]["weight_decay"] == 0 < found["embed"]["weight_decay"]
+
+
+def test_multipliers_of_mup_and_of_groups_are_shown_multiplied(capsys):
+    mup = ["--config.parametrization.name=mup", "--config.parametrization.base_width=8"]
+    found = groups(capsys, *mup, "--config.optim.groups=hidden=2,head=0.5")
+    assert [found[g]["lr"] for g in ("embed", "head", "hidden", "vector")] == [1, 0.5, 2 / 4, 1]
+    assert found["hidden"]["weight_decay"] == pytest.approx(2 * 0.1)  # of the scheduled LR: mup leaves LR x decay alone
+
+
+def test_the_table_says_where_values_come_from(capsys):
+    assert main(["optim", *SMALL, "--config.optim.peak_lr=none"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].split()[0] == "all" and out.splitlines()[-1].split()[-1] == "8.000"
+    assert "peak_lr=0.003 (between Brown et al. 2020" in err
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("--config.optim.name=muno", "did you mean 'muon'?"),
+        ("--config.optim.groups=heads=2", "did you mean 'head'?"),
+        ("--config.optim.nesterov=true", "adamw has none"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, override, said):
+    assert main(["optim", *SMALL, override]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1

@@ -1,0 +1,96 @@
+"""Every optimizer keeps the contract; on a mesh in a process of its own. And the contract catches those that don't."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from scalelab.defaults import DEFAULTS
+from scalelab.optim.member import Member, per_scalar
+from scalelab.optim.members import MEMBERS
+from scalelab.testing import check_optimizer
+
+BYTES = {
+    "sgd": 0,
+    "momentum": 4,
+    "adam": 8,
+    "adamw": 8,
+}  # a parameter, of those for which it doesn't depend on the shape
+
+
+def test_every_optimizer_has_values_and_every_value_a_source():
+    assert set(MEMBERS) == set(DEFAULTS)
+    for name, values in DEFAULTS.items():
+        assert values["peak_lr"][0] > 0, name
+        assert all(source for value, source in values.values()), name
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_contract(name):
+    report = check_optimizer(name)
+    assert report.state_bytes_per_parameter == BYTES.get(name, report.state_bytes_per_parameter)
+
+
+MESH = """
+import json, sys
+from scalelab.testing import optimizer
+from scalelab.optim.members import MEMBERS, find
+said = {}
+for name in MEMBERS:
+    try:
+        static, h = optimizer._setting(name, {})
+        optimizer._check_mesh(name, {}, static, find(name), h)
+        said[name] = ""
+    except Exception as error:
+        said[name] = f"{type(error).__name__}: {error}"[:500]
+print(json.dumps(said))
+"""
+
+
+def test_on_a_mesh_every_optimizer_is_what_it_is_on_one_device():
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"
+    done = subprocess.run(
+        [sys.executable, "-c", MESH], capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": flags}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said == dict.fromkeys(MEMBERS, "")
+
+
+def lion(declared, o, h, lr):
+    """A user's own, as a bare function: one that states no bytes and needs an LR."""
+    return optax.scale_by_lion(h["beta1"], h["beta2"])
+
+
+def test_a_users_own_function_is_checked_too():
+    report = check_optimizer(lion, peak_lr=1e-3, beta2=0.99)
+    assert report.state_bytes_per_parameter == 4 and report.optimizer == f"{__name__}:lion"
+
+
+def branches_on_a_number(declared, o, h, lr):
+    return optax.identity() if h["beta1"] > 0.5 else optax.sign()
+
+
+def divides_by_the_norm(declared, o, h, lr):
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda g: g / jnp.linalg.norm(g), updates))
+
+
+UNDERSTATES = Member(lambda declared, o, h, lr: optax.trace(h["beta1"]), per_scalar(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("branches_on_a_number", jax.errors.TracerBoolConversionError, "bool"),
+        ("divides_by_the_norm", AssertionError, "not finite"),
+        ("UNDERSTATES", AssertionError, "it states"),
+    ],
+)
+def test_what_breaks_the_contract_is_named(name, error, said):
+    with pytest.raises(error, match=said):
+        check_optimizer(f"{__name__}:{name}", peak_lr=1e-3)
