@@ -1,7 +1,21 @@
 """`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
 
 from scalelab.errors import BadInput
-from scalelab.optim import adalayer, adam, ademamix, lion, muon, nadamw, rmsprop, sgd
+from scalelab.optim import (
+    adafactor,
+    adalayer,
+    adam,
+    ademamix,
+    apollo,
+    galore,
+    lion,
+    muon,
+    nadamw,
+    rmsprop,
+    sgd,
+    shampoo,
+    soap,
+)
 from scalelab.optim.member import Member
 from scalelab.own import user_object
 
@@ -16,6 +30,12 @@ MEMBERS = {
     "ademamix": ademamix.ADEMAMIX,
     "adalayer": adalayer.ADALAYER,
     "muon": muon.MUON,
+    "adafactor": adafactor.ADAFACTOR,
+    "soap": soap.SOAP,
+    "shampoo": shampoo.SHAMPOO,
+    "galore": galore.GALORE,
+    "apollo": apollo.APOLLO,
+    "apollo_mini": apollo.APOLLO_MINI,
 }
 
 
