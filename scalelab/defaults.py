@@ -18,11 +18,22 @@ _ADAMW: Own = {
 _AS_ADAMW: Own = {
     key: (value, "our choice: as adamw") for key, (value, _) in _ADAMW.items() if key != "bias_correction"
 }
+_SCHEDULE_FREE = "facebookresearch/schedule_free, AdamWScheduleFree"
 _ADEMAMIX = "Pagliardini et al. 2024, section 4"
 # Of an optimizer for hidden matrices only: the AdamW that the other parameters get.
 REST: Own = {
     "rest_lr": (3e-3, "as adamw"), "rest_beta1": (0.9, _GPT3), "rest_beta2": (0.95, _GPT3), "rest_eps": (1e-8, _GPT3),
 }  # fmt: skip
+_APOLLO = REST | {
+    "peak_lr": (0.01, "Zhu et al. 2024, their scripts"),
+    "beta1": (0.9, "Zhu et al. 2024, their code"),
+    "beta2": (0.999, "Zhu et al. 2024, their code"),
+    "eps": (1e-6, "Zhu et al. 2024, their code"),
+    "rank": (128, "Zhu et al. 2024, their scripts, for 60 M parameters; never more than a matrix's smaller side"),
+    "every": (200, "Zhu et al. 2024, their scripts"),
+    "low_rank_scale": (1.0, "Zhu et al. 2024, their scripts"),
+    "weight_decay": (0.0, "Zhu et al. 2024, their scripts"),
+}
 
 DEFAULTS: dict[str, Own] = {
     "sgd": {
@@ -70,6 +81,13 @@ DEFAULTS: dict[str, Own] = {
         "beta1": (0.9, "Zhao et al. 2024"),
         "beta2": (0.95, "Zhao et al. 2024"),
     },
+    "schedule_free_adamw": {
+        "peak_lr": (2.5e-3, f"{_SCHEDULE_FREE}; it is made for schedule.name=constant, warm-up included"),
+        "beta1": (0.9, _SCHEDULE_FREE),
+        "beta2": (0.999, _SCHEDULE_FREE),
+        "eps": (1e-8, _SCHEDULE_FREE),
+        "weight_decay": (0.1, "our choice: as adamw"),
+    },
     "muon": REST
     | {
         "peak_lr": (0.02, "Jordan 2024, for scale=spectral; scale=rms wants adamw's, Liu et al. 2025, sec. 2.2"),
@@ -78,6 +96,46 @@ DEFAULTS: dict[str, Own] = {
         "scale": ("spectral", "Jordan 2024"),
         "newton_schulz": ("bf16", "Jordan 2024"),
         "weight_decay": (0.1, "Liu et al. 2025, sec. 2.2"),
+    },
+    "adafactor": {
+        "peak_lr": (1e-2, "Shazeer & Stern 2018, Alg. 6: the largest rho, of a parameter's RMS"),
+        "eps": (1e-30, "Shazeer & Stern 2018, Alg. 6: eps1"),
+        "weight_decay": (0.0, "Shazeer & Stern 2018 has none"),
+    },
+    "soap": REST
+    | {
+        "peak_lr": (3e-3, "Vyas et al. 2024, their README"),
+        "beta1": (0.95, "Vyas et al. 2024, their README"),
+        "beta2": (0.95, "Vyas et al. 2024, their README; of the moments and of the statistics"),
+        "eps": (1e-8, "Vyas et al. 2024, their code"),
+        "every": (10, "Vyas et al. 2024, their README"),
+        "weight_decay": (0.01, "Vyas et al. 2024, their README"),
+    },
+    "shampoo": REST
+    | {
+        "peak_lr": (0.1, "ours: Gupta et al. 2018 tunes it; the first step has spectral norm 1, later ones 1/sqrt(t)"),
+        "beta2": (0.95, "ours, as soap's; averaged=true only"),
+        "eps": (1e-6, "ours: Gupta et al. 2018, Alg. 1 leaves it open"),
+        "every": (10, "as soap"),
+        "averaged": (False, "sums: Gupta et al. 2018, Alg. 1; true: exponential averages, Shi et al. 2023"),
+        "weight_decay": (0.1, "as adamw"),
+    },
+    "galore": REST
+    | {
+        "peak_lr": (0.01, "Zhao et al. 2024, their scripts"),
+        "beta1": (0.9, "Zhao et al. 2024, their code"),
+        "beta2": (0.999, "Zhao et al. 2024, their code"),
+        "eps": (1e-6, "Zhao et al. 2024, their code"),
+        "rank": (128, "Zhao et al. 2024, their scripts, for 60 M parameters; never more than a matrix's smaller side"),
+        "every": (200, "Zhao et al. 2024, their scripts"),
+        "low_rank_scale": (0.25, "Zhao et al. 2024, their scripts"),
+        "weight_decay": (0.0, "Zhao et al. 2024, their scripts"),
+    },
+    "apollo": _APOLLO,
+    "apollo_mini": _APOLLO
+    | {
+        "rank": (1, "Zhu et al. 2024, their scripts"),
+        "low_rank_scale": (128**0.5, "Zhu et al. 2024, their scripts: the root of scale=128"),
     },
 }
 

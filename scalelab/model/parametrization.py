@@ -25,7 +25,7 @@ from scalelab.model.attention import attention_scale
 from scalelab.model.declare import Declaration
 from scalelab.model.transformer import branch_multiplier, declarations, head_multiplier
 
-Like = Literal["adam", "sgd", "spectral"]
+Like = Literal["adam", "sgd", "spectral", "relative"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +41,11 @@ class Scales:
 
 
 def scales(shape: ModelShape, like: Like) -> Any:
-    """A tree of `Scales`, for optimizers whose updates are like one of three.
+    """A tree of `Scales`, for optimizers whose updates are like one of four.
 
-    adam: of a size that doesn't depend on the gradient's (Adam, Lion, Adafactor, signs; Muon scaled to 0.2 sqrt(max)).
+    adam: of a size that doesn't depend on the gradient's (Adam, Lion, signs; Muon scaled to 0.2 sqrt(max)).
+    relative: that, times the parameter's RMS (Adafactor). A hidden matrix's is 1/sqrt(fan_in) at the start, so half of Adam's
+    exponent is in the update (Everett et al. 2024, sec. 4, on parameter scaling).
     sgd: proportional to the gradient. An entry of it shrinks as 1 / m_d, and in blocks as 1 / m_L, which is what
     CompleteP's eps follows; so the LR that moves a parameter as Adam's does is Adam's over this (Table 8 at m_L = 1).
     spectral: a hidden matrix's has spectral norm sqrt(out / in), or anything that depends on widths by their ratios
@@ -59,6 +61,8 @@ def scales(shape: ModelShape, like: Like) -> Any:
         if like == "spectral":
             return Scales()
         adam = 1 / shape.width_ratio if d.is_hidden_matrix else 1.0
+        if like == "relative":
+            return Scales(adam**0.5, adam**-0.5)
         gradient = 1 / shape.width_ratio / (shape.depth_ratio if "layers" in d.stack else 1.0)
         if like == "sgd":
             return Scales(adam / gradient, gradient / adam)

@@ -1,7 +1,22 @@
 """`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
 
 from scalelab.errors import BadInput
-from scalelab.optim import adalayer, adam, ademamix, lion, muon, nadamw, rmsprop, sgd
+from scalelab.optim import (
+    adafactor,
+    adalayer,
+    adam,
+    ademamix,
+    apollo,
+    galore,
+    lion,
+    muon,
+    nadamw,
+    rmsprop,
+    schedule_free,
+    sgd,
+    shampoo,
+    soap,
+)
 from scalelab.optim.member import Member
 from scalelab.own import user_object
 
@@ -15,7 +30,14 @@ MEMBERS = {
     "lion": lion.LION,
     "ademamix": ademamix.ADEMAMIX,
     "adalayer": adalayer.ADALAYER,
+    "schedule_free_adamw": schedule_free.SCHEDULE_FREE_ADAMW,
     "muon": muon.MUON,
+    "adafactor": adafactor.ADAFACTOR,
+    "soap": soap.SOAP,
+    "shampoo": shampoo.SHAMPOO,
+    "galore": galore.GALORE,
+    "apollo": apollo.APOLLO,
+    "apollo_mini": apollo.APOLLO_MINI,
 }
 
 

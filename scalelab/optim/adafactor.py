@@ -1,0 +1,113 @@
+"""Adafactor (Shazeer & Stern 2018): of a matrix's second moment its row and column means only, over (in, out) as declared.
+
+optax's takes the two largest axes for rows and columns, which with stacked layers and unfolded heads are others. There is no
+first moment (the paper's beta1 = 0): with one, its state would be that of RMSProp with momentum.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.config import Optim
+from scalelab.model.declare import Declaration
+from scalelab.optim import groups
+from scalelab.optim.member import Member, Tree
+from scalelab.optim.schedules import Hparams
+
+DECAY = 0.8  # beta2 of step t is 1 - t^-DECAY (Alg. 6)
+MOST_RMS = 1.0  # d: the largest RMS of an update before it is scaled (Alg. 6)
+LEAST_RMS = 1e-3  # eps2: parameters smaller than that move as if they had it (Alg. 6)
+
+
+class Factors(NamedTuple):
+    """Means of a matrix's squared gradients."""
+
+    rows: jax.Array  # [stack, in]
+    columns: jax.Array  # [stack, out]
+
+
+class AdafactorState(NamedTuple):
+    """`moments`: a tree like the parameters', of `Factors` for matrices and of arrays [stack, n] for vectors."""
+
+    steps: jax.Array
+    moments: Tree
+
+
+def _is_matrix(d: Declaration) -> bool:
+    return bool(d.ins and d.outs)
+
+
+def _shape(d: Declaration) -> tuple[int, ...]:
+    """[stack, in, out], or [stack, n] for a vector."""
+    return (
+        groups.sides(d)
+        if _is_matrix(d)
+        else (math.prod(d.shape[: len(d.stack)]), d.size // math.prod(d.shape[: len(d.stack)]))
+    )
+
+
+def _rms(x: jax.Array) -> jax.Array:
+    """Of each of a stack, with its axes kept."""
+    return jnp.sqrt(jnp.mean(x**2, axis=tuple(range(1, x.ndim)), keepdims=True))
+
+
+def _zeros(d: Declaration) -> Factors | jax.Array:
+    stack, *sides = _shape(d)
+    zeros = [jnp.zeros((stack, side)) for side in sides]
+    return Factors(*zeros) if _is_matrix(d) else zeros[0]
+
+
+def normalised(
+    g: jax.Array, moment: Factors | jax.Array, b2: jax.Array, eps: jax.Array
+) -> tuple[jax.Array, Factors | jax.Array]:
+    """G / sqrt(V) and the new moment; V = R C / (1^T R) for matrices [stack, in, out] (Alg. 4), whole for vectors (Alg. 5).
+
+    Alg. 4 has sums where these are means: V is the same. `eps` is eps1.
+    """
+    squares = g**2 + eps
+
+    def average(old: jax.Array, new: jax.Array) -> jax.Array:
+        return b2 * old + (1 - b2) * new
+
+    if not isinstance(moment, Factors):
+        moment = average(moment, squares)
+        return g * jax.lax.rsqrt(moment), moment
+    moment = Factors(average(moment.rows, squares.mean(2)), average(moment.columns, squares.mean(1)))
+    # One root after the other: the product of two means of eps1 underflows.
+    rows = jax.lax.rsqrt(moment.rows / moment.rows.mean(1, keepdims=True))
+    return g * rows[:, :, None] * jax.lax.rsqrt(moment.columns)[:, None, :], moment
+
+
+def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+    """Alg. 4 and 5 with Alg. 6's numbers; alpha_t = max(eps2, RMS(X)) rho_t, and rho_t is the LR, which the chain multiplies by."""
+    del o, lr
+
+    def update(grads: Tree, state: AdafactorState, params: Tree = None) -> tuple[Tree, AdafactorState]:
+        steps = optax.safe_increment(state.steps)
+        b2 = 1.0 - steps.astype(jnp.float32) ** -DECAY
+
+        def one(d: Declaration, g: jax.Array, moment: Factors | jax.Array, p: jax.Array) -> tuple:
+            u, moment = normalised(g.reshape(_shape(d)), moment, b2, h["eps"])
+            u = u / jnp.maximum(1.0, _rms(u) / MOST_RMS)
+            size = jnp.maximum(LEAST_RMS, _rms(p.reshape(_shape(d))))
+            return (size * u).reshape(d.shape), moment
+
+        both = jax.tree.map(one, declared, grads, state.moments, params)
+        directions, moments = (jax.tree.map(lambda _, x, i=i: x[i], declared, both) for i in range(2))
+        return directions, AdafactorState(steps, moments)
+
+    return optax.GradientTransformation(
+        lambda params: AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map(_zeros, declared)), update
+    )
+
+
+def _state_bytes(d: Declaration, o: Optim) -> float:
+    del o
+    stack, *sides = _shape(d)
+    return 4 * stack * sum(sides)
+
+
+ADAFACTOR = Member(_build, _state_bytes, like="relative")

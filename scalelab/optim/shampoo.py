@@ -1,0 +1,77 @@
+"""Shampoo (Gupta, Koren & Singer 2018, Alg. 1): L^(-1/4) G R^(-1/4), for hidden matrices; AdamW for the rest.
+
+L and R are sums of G G^T and G^T G from eps I, or with `averaged` exponential averages, corrected for bias, to which eps I is
+added (Shi et al. 2023, arXiv 2309.06497). As in Alg. 1 there is neither momentum nor grafting.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.config import Optim
+from scalelab.model.declare import Declaration
+from scalelab.optim import matrices
+from scalelab.optim.matrices import Arrays, Declared, batched, product
+from scalelab.optim.member import Member, hidden_matrices
+from scalelab.optim.schedules import Hparams
+
+
+class ShampooState(NamedTuple):
+    """By parameter; `left` is the smaller side's."""
+
+    steps: jax.Array
+    left: Arrays  # [stack, small, small], G G^T, without eps
+    right: Arrays  # [stack, large, large], G^T G
+    left_root: Arrays  # L^(-1/4)
+    right_root: Arrays
+
+
+def inverse_fourth_root(statistic: jax.Array, eps: jax.Array) -> jax.Array:
+    """(X + eps I)^(-1/4) of symmetric matrices [..., n, n] without negative eigenvalues, but for rounding."""
+    values, vectors = jnp.linalg.eigh(statistic)
+    return product(vectors * (jnp.maximum(values, 0.0) + eps)[..., None, :] ** -0.25, vectors.mT)
+
+
+def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+    """Roots are new every `every` steps, and in each of the first `every`: the first statistics are of low rank and change fast."""
+    del lr
+    b2, every = h["beta2"], o.every or 1
+
+    def init(params: Arrays) -> ShampooState:
+        del params
+        each = {name: matrices.shape(d) for name, d in declared.items()}
+        sides = [{name: jnp.zeros((s[0], s[i], s[i])) for name, s in each.items()} for i in (1, 2)]
+        return ShampooState(jnp.zeros((), jnp.int32), *sides, *sides)
+
+    def added(statistic: jax.Array, product: jax.Array) -> jax.Array:
+        return b2 * statistic + (1 - b2) * product if o.averaged else statistic + product
+
+    def update(grads: Arrays, state: ShampooState, params: Arrays | None = None) -> tuple[Arrays, ShampooState]:
+        del params
+        g, steps = matrices.folded(declared, grads), optax.safe_increment(state.steps)
+        left = {name: added(state.left[name], product(x, x.mT)) for name, x in g.items()}
+        right = {name: added(state.right[name], product(x.mT, x)) for name, x in g.items()}
+        weight = 1.0 - b2 ** steps.astype(jnp.float32) if o.averaged else 1.0
+
+        def roots() -> tuple[Arrays, Arrays]:
+            one, other = (batched(lambda x: inverse_fourth_root(x / weight, h["eps"]), side) for side in (left, right))
+            return one, other
+
+        due = (state.steps % every == 0) | (state.steps < every)
+        lroot, rroot = jax.lax.cond(due, roots, lambda: (state.left_root, state.right_root))
+        directions = batched(product, lroot, g, rroot)
+        return matrices.unfolded(declared, directions), ShampooState(steps, left, right, lroot, rroot)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _state_bytes(d: Declaration, o: Optim) -> float:
+    """Two statistics, two roots."""
+    del o
+    stack, small, large = matrices.shape(d)
+    return 8 * stack * (small**2 + large**2)
+
+
+SHAMPOO = Member(_build, _state_bytes, claims=hidden_matrices, like="spectral")

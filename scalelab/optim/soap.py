@@ -1,0 +1,105 @@
+"""SOAP (Vyas et al. 2024, Alg. 3): Adam in the eigenbases of Shampoo's two statistics, for hidden matrices; AdamW for the rest.
+
+As in the authors' code, and unlike Alg. 3: moments are corrected for bias; the first step only makes the bases, and takes no
+step but weight decay's; a refresh comes after the step, and orders the basis by eigenvalue. Every side has a basis,
+however long it is. Here the first moment stays in the parameter's own coordinates (as in Alg. 3), which is the same.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.config import Optim
+from scalelab.model.declare import Declaration
+from scalelab.optim import matrices
+from scalelab.optim.matrices import Arrays, Declared, batched, product
+from scalelab.optim.member import Member, hidden_matrices
+from scalelab.optim.schedules import Hparams
+
+
+class SoapState(NamedTuple):
+    """By parameter; `left` is the smaller side's. Bases are zero before the first step."""
+
+    steps: jax.Array  # calls so far: steps taken, and the first
+    m: Arrays  # like the parameter
+    v: Arrays  # [stack, small, large], in the bases
+    left: Arrays  # [stack, small, small], average of G G^T
+    right: Arrays  # [stack, large, large], of G^T G
+    left_basis: Arrays
+    right_basis: Arrays
+
+
+Bases = tuple[Arrays, Arrays, Arrays]  # left and right basis, and the second moment in them
+
+
+def eigenbases(statistic: jax.Array) -> jax.Array:
+    """Eigenvectors as columns [..., n, n], of the largest eigenvalue first."""
+    return jnp.linalg.eigh(statistic)[1][..., ::-1]
+
+
+def power_step(statistic: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Alg. 4, one step of power iteration and QR; the columns are sorted by their eigenvalues before, and that order is returned."""
+    order = jnp.argsort(jnp.sum(basis * product(statistic, basis), axis=-2), axis=-1, descending=True)
+    basis = jnp.take_along_axis(basis, order[..., None, :], axis=-1)
+    return jnp.linalg.qr(product(statistic, basis))[0], order
+
+
+def _refresh(v: jax.Array, left: jax.Array, right: jax.Array, ql: jax.Array, qr: jax.Array) -> tuple:
+    (ql, rows), (qr, columns) = power_step(left, ql), power_step(right, qr)
+    v = jnp.take_along_axis(v, rows[..., :, None], axis=-2)
+    return ql, qr, jnp.take_along_axis(v, columns[..., None, :], axis=-1)
+
+
+def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+    del lr
+    every = o.every or 1
+    b1, b2, eps = h["beta1"], h["beta2"], h["eps"]
+
+    def init(params: Arrays) -> SoapState:
+        v = {name: jnp.zeros(matrices.shape(d)) for name, d in declared.items()}
+        sides = [{name: jnp.zeros((x.shape[0], x.shape[i], x.shape[i])) for name, x in v.items()} for i in (1, 2)]
+        return SoapState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), v, *sides, *sides)
+
+    def update(grads: Arrays, state: SoapState, params: Arrays | None = None) -> tuple[Arrays, SoapState]:
+        del params
+        first, g = state.steps == 0, matrices.folded(declared, grads)
+        t = jnp.maximum(state.steps, 1).astype(jnp.float32)
+
+        def adam(g: jax.Array, m: jax.Array, v: jax.Array, ql: jax.Array, qr: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """Zero with the bases of the first call, which are zero."""
+            g, m = (product(ql.mT, x, qr) for x in (g, m))
+            v = b2 * v + (1 - b2) * g**2
+            return product(ql, m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + eps), qr.mT), v
+
+        m = jax.tree.map(lambda m, g: jnp.where(first, m, b1 * m + (1 - b1) * g), state.m, grads)
+        rotated = batched(adam, g, matrices.folded(declared, m), state.v, state.left_basis, state.right_basis)
+        directions, v = ({name: pair[i] for name, pair in rotated.items()} for i in range(2))
+        left = {name: b2 * state.left[name] + (1 - b2) * product(x, x.mT) for name, x in g.items()}
+        right = {name: b2 * state.right[name] + (1 - b2) * product(x.mT, x) for name, x in g.items()}
+
+        def make() -> Bases:
+            return batched(eigenbases, left), batched(eigenbases, right), v
+
+        def refresh() -> Bases:
+            found = batched(_refresh, v, left, right, state.left_basis, state.right_basis)
+            ql, qr, new_v = ({name: three[i] for name, three in found.items()} for i in range(3))
+            return ql, qr, new_v
+
+        which = jnp.where(first, 1, jnp.where(state.steps % every == 0, 2, 0))
+        ql, qr, v = jax.lax.switch(which, [lambda: (state.left_basis, state.right_basis, v), make, refresh])
+        new = SoapState(optax.safe_increment(state.steps), m, v, left, right, ql, qr)
+        return matrices.unfolded(declared, directions), new
+
+    return optax.GradientTransformation(init, update)
+
+
+def _state_bytes(d: Declaration, o: Optim) -> float:
+    """Two moments, two statistics, two bases."""
+    del o
+    stack, small, large = matrices.shape(d)
+    return 8 * d.size + 8 * stack * (small**2 + large**2)
+
+
+SOAP = Member(_build, _state_bytes, claims=hidden_matrices)

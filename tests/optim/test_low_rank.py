@@ -1,0 +1,123 @@
+"""GaLore and APOLLO against their Algorithms in float64; APOLLO's random projections are those that were drawn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab.optim import apollo, groups
+from scalelab.optim.galore import leading
+from tests.optim.frame import assert_follows, by_chain, problem, rates, setting
+from tests.optim.hidden import adam, assert_states_bytes, by_matrix
+
+KEYS = ("beta1", "beta2", "eps")
+
+
+def separated(declared, gradients):
+    """The same with singular values evenly from 1 to 2: fp32 finds singular vectors as well as they are apart."""
+
+    def one(d, g):
+        if not d.is_hidden_matrix:
+            return g
+        u, s, vt = np.linalg.svd(g.reshape(groups.sides(d)), full_matrices=False)
+        return ((u * np.linspace(2, 1, s.shape[-1])) @ vt).reshape(g.shape)
+
+    return [{k: one(declared[k], g) for k, g in gradient.items()} for gradient in gradients]
+
+
+def by_galore(h, declared, params, gradients, lrs, every, rank):
+    """Zhao et al. 2024, Alg. 2, which has rows <= columns; their sec. 4.2 projects the smaller side."""
+    scale = float(h["low_rank_scale"])
+
+    def direction(g, memory, t, place):
+        if g.shape[0] > g.shape[1]:
+            return direction(g.T, memory, t, place).T
+        if (t - 1) % every == 0:
+            p = np.linalg.svd(g)[0][:, :rank]
+            memory["p"] = p * [np.sign(column[np.argmax(np.abs(column))]) for column in p.T]
+        p = memory["p"]
+        return scale * p @ adam(p.T @ g, memory, t, *(float(h[k]) for k in KEYS))
+
+    return by_matrix(h, declared, params, gradients, lrs, direction)
+
+
+@pytest.mark.parametrize(("every", "rank"), [(200, 4), (8, 4), (200, 128)])
+def test_thirty_steps_of_galore(every, rank):
+    # eps is above the rounding of projected gradients, so that it doesn't decide the sign of entries near zero.
+    changes = {"optim__every": every, "optim__rank": rank, "optim__weight_decay": 0.1, "optim__eps": 1e-4}
+    static, h = setting("galore", **changes)
+    declared, params, gradients = problem()
+    gradients = separated(declared, gradients)
+    expected = by_galore(h, declared, params, gradients, rates(0.02), every, rank)
+    assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params)
+
+
+def test_leading_vectors_span_the_best_subspace():
+    g = np.random.default_rng(0).normal(size=(3, 8, 20))
+    p = np.float64(leading(jnp.asarray(g, jnp.float32), 3))
+    np.testing.assert_allclose(p.swapaxes(1, 2) @ p, np.broadcast_to(np.eye(3), (3, 3, 3)), atol=1e-5)
+    left = np.linalg.norm(g - p @ (p.swapaxes(1, 2) @ g), axis=(1, 2)) ** 2
+    np.testing.assert_allclose(left, np.sum(np.linalg.svd(g, compute_uv=False)[:, 3:] ** 2, axis=1), rtol=1e-5)
+
+
+def by_apollo(h, declared, params, gradients, lrs, every, rank, tensor):
+    """Zhu et al. 2024, Alg. 1, with the norm-growth limiter of sec. 3.2; the bias correction at the end, as in their code."""
+    b1, b2, eps = (float(h[k]) for k in KEYS)
+    hidden = sorted(k for k, d in declared.items() if d.is_hidden_matrix)
+
+    def direction(g, memory, t, place):
+        if g.shape[0] > g.shape[1]:
+            return direction(g.T, memory, t, place).T
+        name, layer = place
+        shape = (declared[name].shape[0], min(rank, g.shape[0]), g.shape[0])
+        p = np.float64(apollo.projection(h["seed"], hidden.index(name), jnp.int32((t - 1) // every), shape)[layer])
+        r = p @ g
+        m = memory["m"] = b1 * memory.get("m", 0.0) + (1 - b1) * r
+        v = memory["v"] = b2 * memory.get("v", 0.0) + (1 - b2) * r**2
+        n = m / (np.sqrt(v) + eps)
+        if tensor:
+            update = g * np.linalg.norm(n) / np.linalg.norm(r)
+        else:
+            update = g * np.array([np.linalg.norm(n[:, j]) / np.linalg.norm(r[:, j]) for j in range(g.shape[1])])
+        size = np.linalg.norm(update)
+        if "size" in memory and size / memory["size"] > 1.01:
+            update = update / size * 1.01 * memory["size"]
+        memory["size"] = np.linalg.norm(update)
+        return float(h["low_rank_scale"]) * np.sqrt(1 - b2**t) / (1 - b1**t) * update
+
+    return by_matrix(h, declared, params, gradients, lrs, direction)
+
+
+@pytest.mark.parametrize(("name", "every", "rank"), [("apollo", 8, 4), ("apollo", 200, 128), ("apollo_mini", 8, 1)])
+def test_thirty_steps_of_apollo(name, every, rank):
+    static, h = setting(name, optim__every=every, optim__rank=rank, optim__weight_decay=0.1)
+    declared, params, gradients = problem()
+    gradients = [{k: x * 3 ** (i % 4) for k, x in g.items()} for i, g in enumerate(gradients)]  # the limiter has work
+    expected = by_apollo(h, declared, params, gradients, rates(0.02), every, rank, name == "apollo_mini")
+    assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params)
+
+
+def test_projections_are_random_and_repeatable():
+    """N(0, 1/rank), so that |P x| is |x| on average; another one for every parameter, turn, layer and seed."""
+    shape = (2, 64, 128)
+    p = apollo.projection(jnp.float32(7), 0, jnp.int32(0), shape)
+    np.testing.assert_allclose(np.std(p), 64**-0.5, rtol=0.02)
+    others = [(7, 1, 0), (7, 0, 1), (8, 0, 0)]
+    drawn = [p[0], p[1], *(apollo.projection(jnp.float32(s), i, jnp.int32(turn), shape)[0] for s, i, turn in others)]
+    near = np.abs(np.corrcoef(np.reshape(drawn, (5, -1))) - np.eye(5))
+    assert near.max() < 0.05
+    np.testing.assert_array_equal(p, jax.jit(apollo.projection, static_argnums=(1, 3))(7.0, 0, 0, shape))
+
+
+def test_a_zero_gradient_doesnt_hold_back_what_follows():
+    g, zero = jnp.ones((1, 2, 3)), jnp.zeros((1, 2, 3))
+    update, norm = apollo.scaled(zero, zero[:, :1], zero[:, :1], jnp.ones(1), tensor=False)
+    assert not update.any() and norm == 0
+    update, norm = apollo.scaled(g, g[:, :1], 2 * g[:, :1], norm, tensor=False)
+    np.testing.assert_allclose(update, 2 * g)
+
+
+@pytest.mark.parametrize("name", ["galore", "apollo", "apollo_mini"])
+@pytest.mark.parametrize("rank", [1, 4, 128])
+def test_state_bytes(name, rank):
+    assert_states_bytes(name, optim__rank=rank)
