@@ -2,8 +2,9 @@
 
 The backward is written out for three reasons: the weight's gradient is summed over tokens, and over devices, in fp32 also
 where products run in bf16; a weight split by fsdp is gathered anew, so that it isn't held in between; and fp8 wants another
-format for the gradient that flows back. That is also why no library does it: qwix 0.1.8 swaps `lax.dot_general` under layers
-that are differentiated by jax, and knows neither `out_sharding` nor a backward of one's own.
+format for the gradient that flows back. No library does it: qwix (0.1.8) brings a backward of its own around
+`lax.dot_general`, which would take the place of this one, but names no `out_sharding`, without which no contraction over a
+split axis is defined here.
 """
 
 import functools

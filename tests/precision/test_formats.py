@@ -6,6 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from configs import tiny
+from scalelab import config as config_lib
+from scalelab.errors import BadInput
+from scalelab.parallel import rules
 from scalelab.precision import fp8, products
 from scalelab.precision.policy import E4M3, E5M2, FP32, POLICIES, dtype, words
 from scalelab.validate import CHOICES
@@ -110,3 +114,11 @@ def test_every_policy_is_a_choice_says_what_it_is_and_warns_where_it_harms():
         assert words(policy, "gpu") == ([said[0]] if policy.harm else [])
     harmful = {name for name, policy in POLICIES.items() if policy.harm}
     assert harmful == {"fp16_unscaled", "bf16_moments", "bf16_master"}
+
+
+def test_delayed_scaling_refuses_a_pipeline_and_names_what_goes():
+    config = config_lib.resolve(
+        config_lib.override(tiny.get_config(), {"precision.name": "fp8_delayed", "parallel.stage": 2})
+    )
+    with pytest.raises(BadInput, match=r"fp8_delayed' with parallel.stage=2: .*nearest: precision.name='fp8'$"):
+        rules.check(config, config_lib.static(config).layout)
