@@ -16,6 +16,7 @@ from scalelab.errors import BadInput, nearest
 from scalelab.model.declare import Declaration
 from scalelab.model.placement import SPLIT_BY_TENSOR, STAGE, TENSOR
 from scalelab.model.transformer import declarations
+from scalelab.optim.members import find
 from scalelab.parallel.ticks import SCHEDULES, predicted_bubble
 
 FSDP_AXIS = "embed"
@@ -80,6 +81,13 @@ def check(config: ConfigDict, layout: Layout) -> list[str]:
         _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
     micro = train.global_batch // train.accumulate
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
+    if find(config.optim.name).curvature:
+        for axis in ("stage", "context"):
+            if getattr(layout, axis) > 1:
+                raise BadInput(
+                    f"optim.name={config.optim.name!r} with parallel.{axis}={getattr(layout, axis)}: curvature is measured "
+                    f"on whole models and whole sequences only; nearest: parallel.{axis}=1 and more of fsdp or tensor"
+                )
     return check_pipeline(config, layout) + whole(declarations(static(config).model), layout)
 
 
