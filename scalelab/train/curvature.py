@@ -12,7 +12,6 @@ from jax.sharding import auto_axes
 from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.placement import spec
-from scalelab.parallel import rules
 from scalelab.precision.policy import FP32
 from scalelab.precision.products import arithmetic
 
@@ -32,19 +31,16 @@ def measure(static: Static, kind: str, params: Any, tokens: jax.Array, step: jax
 
 
 def hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array) -> Any:
-    """u * (H u) with u from N(0, 1) (Alg. 1): its mean is the diagonal. Reverse over reverse, as backwards are hand-written."""
+    """u * (H u) with u from N(0, 1) (Alg. 1): its mean is the diagonal. Reverse over reverse, as backwards are hand-written. On one device."""
     leaves, tree = jax.tree.flatten(params)
-    places: Any = jax.tree.leaves(rules.parameters(static.model, static.layout))
-    of = [place if static.layout.devices > 1 else None for place in places]
     keys = jax.random.split(key, len(leaves))
-    u = tree.unflatten(
-        [jax.random.normal(k, x.shape, out_sharding=s) for k, x, s in zip(keys, leaves, of, strict=True)]
-    )
+    u = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
 
     def along(params: Any, inputs: jax.Array, targets: jax.Array, rows: jax.Array) -> jax.Array:
         del rows
         gradient = jax.grad(lambda p: transformer.smooth_loss(static.model, p, inputs, targets))(params)
-        return sum(jnp.sum(g * v) for g, v in zip(jax.tree.leaves(gradient), jax.tree.leaves(u), strict=True))
+        products = jax.tree.map(lambda g, v: jnp.sum(g * v), gradient, u)
+        return jax.tree.reduce(jnp.add, products)
 
     return jax.tree.map(jnp.multiply, u, _mean_gradient(static, params, tokens, along))
 
@@ -55,14 +51,14 @@ def gauss_newton(static: Static, params: Any, tokens: jax.Array, key: jax.Array)
     Its mean is the diagonal of the Gauss-Newton matrix.
     """
 
-    def draw(logits_BSV: jax.Array, rows_B: jax.Array) -> jax.Array:
+    def draw(key: jax.Array, logits_BSV: jax.Array, rows_B: jax.Array) -> jax.Array:
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
         return jax.vmap(jax.random.categorical)(keys, logits_BSV).astype(jnp.int32)
 
     def drawn(params: Any, inputs: jax.Array, targets: jax.Array, rows: jax.Array) -> jax.Array:
         logits_BSV = jax.lax.stop_gradient(transformer.logits(static.model, params, inputs))
         placed = auto_axes(draw, out_sharding=spec("batch", "context")) if static.layout.devices > 1 else draw
-        labels = jnp.where(targets >= 0, placed(logits_BSV, rows), -1)
+        labels = jnp.where(targets >= 0, placed(key, logits_BSV, rows), -1)
         return transformer.loss(static.model, params, inputs, labels, 0.0).objective
 
     counted = jnp.sum(tokens[:, 1:] >= 0)

@@ -163,7 +163,7 @@ def train_step(
 
 def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, h: Hparams) -> dict[str, Any]:
     """The keyword `curvature` of an optimizer that wants it: (estimate, whether it is new). Measured every `every` steps only."""
-    kind, every = find(static.optim.name).curvature, static.optim.every
+    kind, every = find(static.optim.name).curvature, static.optim.every or 1
     if not kind:
         return {}
     due = step % every == 0
