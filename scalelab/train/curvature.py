@@ -66,7 +66,10 @@ def gauss_newton(static: Static, params: Any, tokens: jax.Array, key: jax.Array)
 
 
 def _mean_gradient(static: Static, params: Any, tokens: jax.Array, summed: Any) -> Any:
-    """The gradient of `summed(params, inputs, targets, rows)` added up over micro-batches, over the number of tokens."""
+    """The gradient of `summed(params, inputs, targets, rows)` added up over micro-batches, over the number of tokens.
+
+    Rows that a growing batch does not take hold -1 (`data/batches.py`): they are computed, and add nothing.
+    """
     n, tokens = static.accumulate, tokens.astype(jnp.int32)
     counted = jnp.maximum(jnp.sum(tokens[:, 1:] >= 0), 1)
 
