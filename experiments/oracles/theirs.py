@@ -1,0 +1,165 @@
+"""Other people's optimizers with the values of ours: each function takes the tensors of a `Problem` through its steps."""
+
+import math
+from unittest import mock
+
+import apollo_torch
+import galore_torch
+import galore_torch.galore_projector
+import numpy as np
+import pytorch_optimizer
+import schedulefree
+import torch
+
+from experiments.oracles.problem import Problem
+from scalelab.optim import apollo as our_apollo
+from scalelab.optim import galore as our_galore
+from scalelab.optim import matrices
+
+
+def sgd(p: Problem) -> None:
+    """Momentum in the form of an average is heavy ball at (1 - beta1) times the LR."""
+    factor = 1.0 - p.o.beta1 if p.o.averaged else 1.0
+    optimizer = torch.optim.SGD(p.groups(), momentum=p.o.beta1 or 0.0, nesterov=bool(p.o.nesterov))
+    p.follow(optimizer, lambda lr, t: factor * lr)
+
+
+def adam(p: Problem) -> None:
+    """With coupled L2."""
+    p.follow(torch.optim.Adam(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps))
+
+
+def adamw(p: Problem) -> None:
+    """torch's."""
+    p.follow(torch.optim.AdamW(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps))
+
+
+def adamw_uncorrected(p: Problem) -> None:
+    """The AdamW in galore_torch, which is that of transformers; without a rank it projects nothing."""
+    betas = (p.o.beta1, p.o.beta2)
+    p.follow(galore_torch.GaLoreAdamW(p.groups(), betas=betas, eps=p.o.eps, correct_bias=False, **_quiet))
+
+
+_quiet = {"no_deprecation_warning": True}
+
+
+def rmsprop(p: Problem) -> None:
+    """torch's."""
+    p.follow(torch.optim.RMSprop(p.groups(), alpha=p.o.beta2, eps=p.o.eps))
+
+
+def nadamw(p: Problem) -> None:
+    """torch's momentum is beta1 (1 - 0.96^(t momentum_decay) / 2): beta1 from the first step where that decay is huge."""
+    betas = (p.o.beta1, p.o.beta2)
+    options = {"momentum_decay": 1e6, "decoupled_weight_decay": True}
+    p.follow(torch.optim.NAdam(p.groups(), betas=betas, eps=p.o.eps, **options))
+
+
+def lion(p: Problem) -> None:
+    """pytorch_optimizer's, with decoupled decay."""
+    p.follow(pytorch_optimizer.Lion(p.groups(), betas=(p.o.beta1, p.o.beta2), weight_decouple=True))
+
+
+def ademamix(p: Problem) -> None:
+    """pytorch_optimizer's; alpha and beta3 grow over `train.steps`."""
+    betas = (p.o.beta1, p.o.beta2, p.o.beta3)
+    more = {"alpha": p.o.alpha, "t_alpha_beta3": float(p.config.train.steps), "eps": p.o.eps, "weight_decouple": True}
+    p.follow(pytorch_optimizer.AdEMAMix(p.groups(), betas=betas, **more))
+
+
+def adalayer(p: Problem) -> None:
+    """Adam-mini treats tensors that it doesn't know by name as Adalayer does all: one second moment each."""
+    unnamed = torch.nn.ParameterList([t for group in p.groups() for t in group["params"]])
+    p.follow(pytorch_optimizer.AdamMini(unnamed, betas=(p.o.beta1, p.o.beta2), weight_decay=0.0, eps=p.o.eps))
+
+
+def muon(p: Problem) -> None:
+    """torch's, its Newton-Schulz in bf16 as it comes."""
+    adjusted = {"spectral": "original", "rms": "match_rms_adamw"}[p.o.scale]
+    optimizer = torch.optim.Muon(p.groups(), momentum=p.o.beta1, nesterov=p.o.nesterov, adjust_lr_fn=adjusted)
+    p.follow(optimizer)
+
+
+def muon_float64(p: Problem) -> None:
+    """The same, but that its cast to bf16 is made to keep float64."""
+    with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        muon(p)
+
+
+def adafactor(p: Problem) -> None:
+    """torch's: factored wherever there are two axes, and scaled by the parameter's size."""
+    p.follow(torch.optim.Adafactor(p.groups(), eps=(p.o.eps, 1e-3), foreach=False))
+
+
+def soap(p: Problem) -> None:
+    """pytorch_optimizer's, which follows the authors' code."""
+    betas = (p.o.beta1, p.o.beta2)
+    p.follow(pytorch_optimizer.SOAP(p.groups(), betas=betas, precondition_frequency=p.o.every, eps=p.o.eps))
+
+
+def shampoo(p: Problem) -> None:
+    """pytorch_optimizer's without momentum; with `every` above 1 it would stand still until the first roots."""
+    p.follow(pytorch_optimizer.Shampoo(p.groups(), momentum=0.0, preconditioning_compute_steps=1, matrix_eps=p.o.eps))
+
+
+def galore(p: Problem) -> None:
+    """The authors', with singular vectors of the sign that ours have: the paper leaves it open, and old moments see it."""
+    low = {"rank": p.o.rank, "update_proj_gap": p.o.every, "scale": p.o.low_rank_scale, "proj_type": "std"}
+    whole = galore_torch.galore_projector.GaLoreProjector.get_orthogonal_matrix
+
+    def with_sign(self: object, weights: torch.Tensor, rank: int, type: str) -> torch.Tensor:
+        vectors = whole(self, weights, rank, type)  # "left": as columns; "right": as rows
+        axis = 0 if type == "left" else 1
+        return vectors * torch.sign(vectors.gather(axis, vectors.abs().argmax(axis, keepdim=True)))
+
+    groups = [group | low for group in p.groups()]
+    with mock.patch.object(galore_torch.galore_projector.GaLoreProjector, "get_orthogonal_matrix", with_sign):
+        p.follow(galore_torch.GaLoreAdamW(groups, betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, **_quiet))
+
+
+def apollo(p: Problem) -> None:
+    """The authors', given our random projections."""
+    kind = "tensor" if p.o.name == "apollo_mini" else "channel"
+    low = {"rank": p.o.rank, "update_proj_gap": p.o.every, "scale": p.o.low_rank_scale**2, "proj_type": "std"}
+    groups = [group | low | {"proj": "random", "scale_type": kind} for group in p.groups()]
+    optimizer = apollo_torch.APOLLOAdamW(groups, betas=(p.o.beta1, p.o.beta2), eps=p.o.eps)
+    for index, name in enumerate(sorted(p.own)):
+        for layer, tensor in enumerate(p.tensors[name]):
+            optimizer.state[tensor]["projector"] = _Projector(p, index, name, layer)
+    p.follow(optimizer)
+
+
+class _Projector:
+    """In the place of apollo_torch's own, which draws other numbers."""
+
+    def __init__(self, p: Problem, index: int, name: str, layer: int) -> None:
+        self.p, self.index, self.d, self.layer = p, index, p.declared[name], layer
+
+    def project(self, g: torch.Tensor, step: int) -> torch.Tensor:
+        """`g` (out, in) -> the smaller side projected, the larger kept where it is."""
+        stack, small, _ = matrices.shape(self.d)
+        shape = (stack, min(self.p.o.rank, small), small)
+        drawn = our_apollo.projection(self.p.config.train.seed, self.index, step // self.p.o.every, shape)[self.layer]
+        projection = torch.tensor(np.array(drawn), dtype=g.dtype)
+        return g @ projection.T if g.shape[0] >= g.shape[1] else projection @ g
+
+
+def schedule_free(p: Problem) -> None:
+    """The authors' by the formulas of their paper, Alg. 1: it has sqrt(1 - beta2^t) in the LR, and so in the average's weights.
+
+    Their code has it beside the second moment only. A step counter that starts at a million turns that off.
+    """
+    optimizer = schedulefree.AdamWScheduleFree(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, foreach=False)
+    for group in optimizer.param_groups:
+        group["k"] = 1_000_000
+    optimizer.train()
+    p.follow(optimizer, lambda lr, t: lr * math.sqrt(1.0 - p.o.beta2**t))
+    optimizer.eval()
+
+
+def schedule_free_as_released(p: Problem) -> None:
+    """The authors' as it comes."""
+    optimizer = schedulefree.AdamWScheduleFree(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, foreach=False)
+    optimizer.train()
+    p.follow(optimizer)
+    optimizer.eval()
