@@ -18,6 +18,7 @@ _ADAMW: Own = {
 _AS_ADAMW: Own = {
     key: (value, "our choice: as adamw") for key, (value, _) in _ADAMW.items() if key != "bias_correction"
 }
+_SCHEDULE_FREE = "facebookresearch/schedule_free, AdamWScheduleFree"
 _ADEMAMIX = "Pagliardini et al. 2024, section 4"
 # Of an optimizer for hidden matrices only: the AdamW that the other parameters get.
 REST: Own = {
@@ -79,6 +80,13 @@ DEFAULTS: dict[str, Own] = {
     | {
         "beta1": (0.9, "Zhao et al. 2024"),
         "beta2": (0.95, "Zhao et al. 2024"),
+    },
+    "schedule_free_adamw": {
+        "peak_lr": (2.5e-3, f"{_SCHEDULE_FREE}; it is made for schedule.name=constant, warm-up included"),
+        "beta1": (0.9, _SCHEDULE_FREE),
+        "beta2": (0.999, _SCHEDULE_FREE),
+        "eps": (1e-8, _SCHEDULE_FREE),
+        "weight_decay": (0.1, "our choice: as adamw"),
     },
     "muon": REST
     | {

@@ -162,6 +162,12 @@ def _check_combinations(config: ConfigDict) -> None:
             f"schedule.decay_steps={config.schedule.decay_steps} is longer than train.steps={train.steps}; "
             f"nearest: {train.steps}"
         )
+    if config.optim.name == "schedule_free_adamw":
+        for key in ("optim.beta1", *(["schedule.beta1_start"] if config.schedule.beta1_steps else [])):
+            if not _get(config, key):
+                raise BadInput(
+                    f"{key}=0: schedule_free_adamw's average is known by its share beta1; nearest: {key}=0.9"
+                )
     if config.data.source == "text" and not config.data.path:
         raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
 

@@ -1,9 +1,9 @@
-"""python -m experiments.benchmarks [--only=step|packing|startup|laws|checkpoints|compile] [--rounds=N] [--json[=PATH]]
+"""python -m experiments.benchmarks [--only=step|optimizers|packing|startup|laws|checkpoints|compile] [--rounds=N] [--json[=PATH]]
 
 How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
-does the same arithmetic, eight packed trials over a bare loop, a warm start over a cold one, compilation under FSDP x tensor
+does the same arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a warm start over a cold one, compilation under FSDP x tensor
 parallelism over that on one device, a checkpoint over the raw disk; fits and
-their resamples over scipy's, in CPU seconds of one core. About eight minutes on two
+their resamples over scipy's, in CPU seconds of one core. About a quarter of an hour on two
 CPU cores; leave the machine alone meanwhile.
 """
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 
-PARTS = ("step", "packing", "startup", "laws", "checkpoints", "compile")
+PARTS = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile")
 
 
 def main(argv: list[str]) -> int:
@@ -35,12 +35,13 @@ def main(argv: list[str]) -> int:
     except BadInput as mistake:
         print(f"benchmarks: {mistake}", file=sys.stderr)
         return 2
-    from experiments.benchmarks import checkpoints, compiling, laws, packing, startup, step, timing
+    from experiments.benchmarks import checkpoints, compiling, laws, optimizers, packing, startup, step, timing
 
     result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # of what takes half a minute a round
     parts = {
         "step": lambda: step.rows(options.rounds),
+        "optimizers": lambda: optimizers.measure(few),
         "packing": lambda: packing.measure(few),
         "startup": lambda: startup.measure(few),
         "checkpoints": lambda: checkpoints.measure(options.rounds),
@@ -77,6 +78,11 @@ def show(result: dict[str, Any]) -> None:
             value,
             "at least 0.97",
         )
+    for row in result.get("optimizers", []):
+        goal = f"at most {row['goal']}" if row["goal"] else ""
+        said = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        by_flops = f"by added FLOPs {row['predicted']:.2f}"
+        table.add_row(f"step under {row['optimizer']}", f"{row['ms_a_step']:.0f} ms", f"adamw; {by_flops}", said, goal)
     if row := result.get("packing"):
         table.add_row(
             "8 trials packed",

@@ -1,5 +1,7 @@
 """Where a run starts: at its own last checkpoint, its pack's, or on the weights of another run."""
 
+import contextlib
+import dataclasses
 import pathlib
 from collections.abc import Collection
 from typing import Any
@@ -8,11 +10,13 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from scalelab.config import static
+from scalelab.config import Static, hparams, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
+from scalelab.optim.members import find
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first
+from scalelab.precision.policy import POLICIES
 from scalelab.train import changes, determinism, past, program, state
 from scalelab.train.checkpoint import Checkpoints, Loaded
 from scalelab.train.loop import Progress
@@ -97,13 +101,33 @@ def initial(config: ConfigDict) -> Weights | None:
     if source.startswith(HF):
         return _foreign(config)
     rules.check(config, mesh.resolved(static(config).layout, jax.device_count()))
-    (like,) = program.like(static(config), 1, "turn")
     folder, step, checkpoints, name = locate(source, "train.init_from=")
-    loaded = checkpoints.load({name: {"params": like.params}}, at=step)
+    loaded = checkpoints.load(None, at=step)
     assert loaded is not None
-    params = loaded.states[name]["params"]
+    params = handed_on(checkpoints, loaded, name, static(config))
     origin = {"run": str(folder), "step": loaded.step, "digest": state.digest(params)}
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
+
+
+def handed_on(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:
+    """The parameters that the run `name` of a checked step hands on, as `wanted` has them on its mesh.
+
+    Of an optimizer that evaluates another point than it trains, that point: its state is then read too. BadInput where the
+    model's shapes or dtypes are others.
+    """
+    layout = mesh.resolved(wanted.layout, jax.device_count())
+    (like,) = program.like(wanted, 1, "turn")
+    config = changes.config_of(checked.facts[name])
+    if find(config.optim.name).evaluated is None:
+        return checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
+    saved = dataclasses.replace(static(config), layout=layout)
+    (kept,) = program.like(saved, 1, "turn")
+    parts = {"params": like.params, "opt_state": kept.opt_state}
+    both = checkpoints.restore(checked.step, {name: parts})[name]
+    h: Any = hparams(config)
+    of = jax.jit(lambda both: state.evaluated(saved, kept._replace(**both), h))
+    with jax.set_mesh(mesh.make(layout)) if layout.devices > 1 else contextlib.nullcontext():
+        return state.stored(of(both), POLICIES[wanted.precision].parameters)
 
 
 def _foreign(config: ConfigDict) -> Weights:

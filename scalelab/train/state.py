@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
 
 from scalelab.config import TRACED, Static
 from scalelab.model import transformer
@@ -93,7 +93,11 @@ def evaluated(static: Static, state: TrainState, h: Hparams) -> Any:
     """The parameters to evaluate and to hand on, in fp32: the optimizer's average where it keeps one, else those that are trained."""
     policy, point = POLICIES[static.precision], find(static.optim.name).evaluated
     params = wide(state.params, policy.parameters)
-    return params if point is None else point(params, wide(state.opt_state, policy.moments), h)
+    if point is None:
+        return params
+    if static.layout.devices > 1:  # parameters and what the optimizer keeps may lie otherwise
+        point = auto_axes(point, out_sharding=rules.parameters(static.model, static.layout))
+    return point(params, wide(state.opt_state, policy.moments), h)
 
 
 def digest(params: Any) -> str:

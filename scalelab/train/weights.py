@@ -6,6 +6,7 @@ In a notebook:
     logits_BSV = transformer.logits(weights.shape, weights.params, tokens_BS)
 """
 
+import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
@@ -14,13 +15,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import records
-from scalelab.config import ModelShape, identity, static
+from scalelab.config import Layout, ModelShape, identity, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
 from scalelab.train import changes, state
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.lineage import locate
+from scalelab.train.lineage import handed_on, locate
 from scalelab.train.run import IMPORTED
 
 
@@ -38,7 +39,7 @@ class Weights(NamedTuple):
 
 
 def of_run(source: str) -> Weights:
-    """The weights of RUN (its last step) or RUN@STEP, checked to the last bit; the optimizer's state is not read.
+    """The weights of RUN (its last step) or RUN@STEP, checked to the last bit; of the optimizer's average where it has one.
 
     BadInput where there is no such run or step, Damaged where the step is.
     """
@@ -47,8 +48,8 @@ def of_run(source: str) -> Weights:
     assert checked is not None
     facts = checked.facts[name]
     config = changes.config_of(facts)
-    like = state.shapes(static(config)).params
-    kept = jax.device_get(checkpoints.restore(checked.step, {name: {"params": like}})[name]["params"])
+    alone = dataclasses.replace(static(config), layout=Layout())
+    kept = jax.device_get(handed_on(checkpoints, checked, name, alone))
     origin = {"run": str(folder), "step": checked.step, "digest": state.digest(kept)}
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), kept)
     return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})

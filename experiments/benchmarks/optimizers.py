@@ -1,0 +1,85 @@
+"""A training step under every optimizer over one under AdamW, in one run; and what the added FLOPs alone would make of it."""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.benchmarks import bare, ours
+from experiments.benchmarks.timing import interleaved, ratio
+from scalelab import config as config_lib
+from scalelab.defaults import DEFAULTS
+from scalelab.model import count
+from scalelab.model.transformer import declarations
+from scalelab.optim.groups import sides
+from scalelab.train import program
+
+SHAPE = bare.Shape(d_model=256, n_layers=4, n_heads=4, vocab_size=256, seq_len=128, batch=32)
+STEPS = 10  # a dispatch: one refresh of what is refreshed every 10 steps
+# At most this many AdamW steps; what has no goal is only measured.
+GOALS = {
+    "lion": 1.05,
+    "sgd": 1.05,
+    "schedule_free_adamw": 1.05,
+    "adam8bit": 1.3,
+    "muon": 1.35,
+    "soap": 2.0,
+    "shampoo": 2.0,
+}
+
+
+def added_flops(name: str, m: int, n: int) -> float:
+    """FLOPs a step of an optimizer on an m x n matrix, m <= n, beyond elementwise work; a refresh every 10 steps counts a tenth.
+
+    muon: 5 Newton-Schulz iterations. A product with a square factor on both sides takes 2 m^2 n + 2 m n^2. shampoo: statistics
+    and preconditioning, and eigendecompositions (9 k^3). soap: statistics, gradient and moment into the basis, the step back
+    out, and a product and a QR (2 k^3 + 10/3 k^3) a refresh.
+    """
+    both = 2 * m * m * n + 2 * m * n * n
+    cubes = m**3 + n**3
+    return {
+        "muon": 20 * m * m * n * (1 + m / (2 * n)),
+        "shampoo": 2 * both + 9 * cubes / 10,
+        "soap": 4 * both + (16 / 3) * cubes / 10,
+    }.get(name, 0.0)
+
+
+def predicted(name: str, config: Any) -> float:
+    """A step's time over AdamW's, if all FLOPs took the same time."""
+    static = config_lib.static(config)
+    step = count.flops_per_token(static.model)["exact"] * config.train.global_batch * config.model.seq_len
+    hidden = [sides(d) for d in jax.tree.leaves(declarations(static.model)) if d.is_hidden_matrix]
+    return 1 + sum(stack * added_flops(name, min(ins, outs), max(ins, outs)) for stack, ins, outs in hidden) / step
+
+
+def contender(name: str, batches: np.ndarray) -> tuple[Callable[[], Any], Any]:
+    """(STEPS steps under optimizer `name` with its own values, its config)."""
+    matrices = {"optim.every": 10} if name in ("soap", "shampoo") else {}
+    config = ours.config(
+        SHAPE, **{"optim.name": name, "train.steps": 10_000, "train.steps_per_dispatch": STEPS}, **matrices
+    )
+    run = program.PACKINGS["turn"](config_lib.static(config), [config_lib.hparams(config)])
+    held = [run.init()]
+
+    def steps() -> Any:
+        held[0], _ = run.advance(held[0], [batches], STEPS)
+        return held[0]
+
+    return steps, config
+
+
+def measure(rounds: int) -> list[dict[str, Any]]:
+    """A row an optimizer: ms a step, time over AdamW's (median, lowest, highest of neighbours in time), prediction, goal."""
+    batches = ours.random_batches(SHAPE, STEPS)
+    made = {name: contender(name, batches) for name in DEFAULTS}
+    seconds = interleaved({name: steps for name, (steps, _) in made.items()}, rounds=rounds, warmup=1)
+    rows = []
+    for name, (_, config) in made.items():
+        middle, low, high = ratio(seconds, name, "adamw")
+        rows.append({
+            "optimizer": name, "ms_a_step": 1e3 * statistics.median(seconds[name]) / STEPS, "ratio": middle, "low": low,
+            "high": high, "predicted": predicted(name, config), "goal": GOALS.get(name),
+        })  # fmt: skip
+    return rows

@@ -1,0 +1,94 @@
+"""Schedule-Free AdamW against Alg. 1 in float64; and that x, not y, is evaluated, exported and started on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab import records
+from scalelab.config import hparams, static
+from scalelab.data.batches import val_batches
+from scalelab.errors import BadInput
+from scalelab.model import transformer
+from scalelab.optim.chain import named
+from scalelab.optim.members import MEMBERS
+from scalelab.train.single import dataset, train_single
+from scalelab.train.weights import of_run
+from tests.optim.frame import assert_follows, by_chain, clipped, decays, problem, setting
+from tests.train.test_changes import config
+
+MADE = {"optim__name": "schedule_free_adamw", "optim__peak_lr": 0.03, "schedule__name": "constant"}
+
+
+def alg_1(h, declared, params, gradients, lrs):
+    """Defazio et al. 2024, Alg. 1, line by line: (y, x) after the last step, where y is what a next gradient is taken at."""
+    b1, b2, eps = (float(h[k]) for k in ("beta1", "beta2", "eps"))
+    z = x = y = params
+    v, total = dict.fromkeys(params, 0.0), 0.0
+    for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
+        gradient = clipped(gradient, h)
+        rate = lr * np.sqrt(1 - b2**t)
+        total += rate**2
+        c = rate**2 / total
+        v = {k: b2 * v[k] + (1 - b2) * g**2 for k, g in gradient.items()}
+        lam = {k: float(h["weight_decay"]) if k in decays(declared) else 0.0 for k in params}
+        z = {k: z[k] - rate * (gradient[k] / (np.sqrt(v[k]) + eps) + lam[k] * y[k]) for k in params}
+        x = {k: (1 - c) * x[k] + c * z[k] for k in params}
+        y = {k: (1 - b1) * z[k] + b1 * x[k] for k in params}
+    return y, x
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"optim__beta2": 0.8, "optim__weight_decay": 1.0, "optim__beta1": 0.98}], ids=str
+)
+def test_thirty_steps_with_warm_up_are_the_papers(changes):
+    static, h = setting("schedule_free_adamw", **changes)
+    declared, params, gradients = problem(0.3)
+    lrs = 0.02 * np.minimum(1.0, np.arange(1, 31) / 10)
+    y, x = alg_1(h, declared, params, gradients, lrs)
+    found, state = by_chain(static, h, params, gradients, lrs)
+    assert_follows(y, found, params)
+    tree = jax.tree.unflatten(jax.tree.structure(state[-1].z), found.values())
+    average = MEMBERS["schedule_free_adamw"].evaluated(tree, state, h)
+    assert_follows(x, named(average), params)
+    assert max(np.max(np.abs(x[k] - y[k])) for k in x) > 1e-3  # or the two could be mistaken for each other
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    return folder, train_single(config(**MADE), folder)
+
+
+def loss_of(params, made):
+    batches = jnp.concatenate([jnp.asarray(b) for b in val_batches(dataset(made), made.model.seq_len, 2, 1)])
+    sums = transformer.loss(static(made).model, params, batches[:, :-1], batches[:, 1:], 0.0)
+    return float(sums.nll / sums.tokens)
+
+
+def test_the_weights_that_are_handed_on_have_the_loss_that_the_run_was_evaluated_at(tmp_path, finished):
+    folder, result = finished
+    weights = of_run(str(folder))
+    assert loss_of(weights.params, config()) == pytest.approx(result["val_loss"], rel=1e-6)
+    assert weights.origin["digest"] != result["params_digest"]  # that one is y's
+    for more in ({}, MADE):  # under another optimizer, and the same anew
+        train_single(config(**more, train__init_from=str(folder)), tmp_path / (more.get("optim__name", "adamw")))
+    for name in ("adamw", "schedule_free_adamw"):
+        first = next(line for line in records.read_metrics(tmp_path / name) if line["step"] == 0)
+        assert first["val_loss"] == pytest.approx(result["val_loss"], rel=1e-6)
+        assert records.read_json(tmp_path / name / "record.json")["init_from"]["digest"] == weights.origin["digest"]
+
+
+def test_begun_on_given_weights_z_begins_there_too(tmp_path, finished):
+    """At an LR of zero nothing may move; a z that was drawn would pull y along."""
+    still = config(**MADE | {"optim__peak_lr": 0.0}, train__init_from=str(finished[0]))
+    result = train_single(still, tmp_path / "still")
+    assert result["params_digest"] == of_run(str(finished[0])).origin["digest"]
+
+
+def test_without_beta1_there_is_no_average_to_be_had_back():
+    assert hparams(config(**MADE))["beta1"] == 0.9
+    with pytest.raises(BadInput, match=r"optim.beta1=0: .* nearest: optim.beta1=0.9"):
+        config(**MADE, optim__beta1=0.0)
+    with pytest.raises(BadInput, match=r"schedule.beta1_start=0: "):
+        config(**MADE, schedule__beta1_start=0.0, schedule__beta1_steps=2)
