@@ -14,21 +14,26 @@ EXACT = 1e-5  # of fp32 against float64: parameters are rounded at every step
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`changes` are config values beside the optimizer's own; clipping is off and weight decay 0 unless it says so."""
+    """`changes` are config values beside the optimizer's own; clipping is off and weight decay 0 unless it says so.
+
+    `tolerance` None: theirs is another formula, and the note says which and who has the paper's.
+    """
 
     optimizer: str
     says: str  # whose implementation
     oracle: Callable[[Problem], None]
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    tolerance: float = EXACT
+    tolerance: float | None = EXACT
     note: str = ""
     dtype: torch.dtype = torch.float64
+    transposed: bool = True
 
 
 DECAY = {"optim.weight_decay": 0.1}
 SQUARE = {"model.d_ff": 16}
 LOW = {"optim.rank": 4, "optim.every": 10}
-PYTORCH_OPTIMIZER = "pytorch_optimizer."
+WIDE = {"model.d_model": 64, "model.d_ff": 96}  # 4,096 numbers a matrix, from which on they are coded
+NULL_SPACE = "square matrices: of others the first basis has a null space, any basis of which will do; eps too small to matter"
 
 CASES = [
     Case("sgd", "torch.optim.SGD", theirs.sgd, DECAY),
@@ -52,13 +57,24 @@ CASES = [
          note="its Newton-Schulz kept in float64"),
     Case("muon", "torch.optim.Muon", theirs.muon, DECAY, tolerance=3e-2, note="both in bf16, which rounds to 4e-3"),
     Case("adafactor", "torch.optim.Adafactor", theirs.adafactor, DECAY),
-    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE, tolerance=1e-4,
-         note="square matrices: of others the first basis has a null space, any basis of which will do; its QR is fp32"),
-    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE | {"optim.every": 1}, tolerance=1e-4, note="the same"),
+    Case("schedule_free_adamw", "schedulefree.AdamWScheduleFreePaper", theirs.schedule_free, DECAY,
+         note="its form for their published experiments"),
+    Case("schedule_free_adamw", "schedulefree.AdamWScheduleFree", theirs.schedule_free_released, DECAY, tolerance=None,
+         note="their form since release 1.3: sqrt(1 - beta2^t) is no factor of the LR, which weighs the first steps more"),
+    Case("adam8bit", "bitsandbytes.optim.AdamW8bit", theirs.adam8bit, WIDE, tolerance=2e-2, dtype=torch.float32, transposed=False,
+         note="its CPU kernel takes the nearest of 256 codes but for 0.2 % of them"),
+    Case("sophia_h", "pytorch_optimizer.SophiaH", theirs.sophia, DECAY | {"optim.rho": 3.0}, note="given the same estimates"),
+    Case("sophia_g", "pytorch_optimizer.SophiaH", theirs.sophia, DECAY | {"optim.rho": 3.0, "optim.every": 5},
+         note="given the same estimates: the two differ in these alone"),
+    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE | {"optim.eps": 1e-12}, tolerance=1e-4, note=NULL_SPACE),
+    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE | {"optim.every": 1, "optim.eps": 1e-12}, tolerance=1e-4,
+         note=NULL_SPACE),
+    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE, tolerance=None,
+         note="at our default eps: they, as the authors, add it before the bias correction, ours after it, as Adam's Alg. 1"),
     Case("shampoo", "pytorch_optimizer.Shampoo", theirs.shampoo, {"optim.every": 1}, tolerance=1e-4,
          note="eps stands beside sums that are a million times larger, in fp32"),
     Case("galore", "galore_torch.GaLoreAdamW", theirs.galore, LOW | {"optim.eps": 1e-10}, tolerance=1e-4,
-         note="its singular vectors given our sign; an eps too small to matter, since theirs is not corrected for bias"),
+         note="its singular vectors given our sign; an eps too small to matter: theirs is added before the bias correction"),
     Case("apollo", "apollo_torch.APOLLOAdamW", theirs.apollo, LOW, note="given our random projections"),
     Case("apollo_mini", "apollo_torch.APOLLOAdamW", theirs.apollo, {"optim.every": 10}, note="given our random projections"),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The same parameters and gradients for both sides: ours through the whole chain, theirs matrix by matrix as torch has them."""
+"""The same parameters and gradients for both sides: ours through the whole chain, theirs tensor by tensor."""
 
 import dataclasses
 import functools
@@ -32,8 +32,10 @@ class Problem:
     declared: dict[str, Declaration]
     params: Arrays
     gradients: list[Arrays]
+    estimates: list[Arrays]  # of the Hessian's diagonal, for those that take it: every `optim.every` steps
     rates: np.ndarray
-    tensors: dict[str, list[torch.nn.Parameter]]  # torch's (out, in), one of a stack for itself; float64 or float32
+    tensors: dict[str, list[torch.nn.Parameter]]  # one of a stack for itself; float64 or float32
+    transposed: bool  # matrices are torch's (out, in); else ours (in, out)
 
     @property
     def o(self) -> ConfigDict:
@@ -65,7 +67,7 @@ class Problem:
         """STEPS steps of `optimizer`, at the learning rates that `rate` makes of ours; `extra` are arguments of step t = 1, …"""
         for t, (gradient, lr) in enumerate(zip(self.gradients, self.rates, strict=True), start=1):
             for name, tensors in self.tensors.items():
-                each = as_torch(self.declared[name], gradient[name], tensors[0].dtype)
+                each = as_torch(self.declared[name], gradient[name], tensors[0].dtype, self.transposed)
                 for tensor, g in zip(tensors, each, strict=True):
                     tensor.grad = g
             for group in optimizer.param_groups:
@@ -73,8 +75,11 @@ class Problem:
             optimizer.step(**extra(t))
 
 
-def make(optimizer: str, changes: dict[str, Any], dtype: torch.dtype) -> Problem:
-    """Random parameters and gradients in float64, the gradients of another size for every parameter; no clipping."""
+def make(optimizer: str, changes: dict[str, Any], dtype: torch.dtype, transposed: bool) -> Problem:
+    """Random parameters and gradients in float64, the gradients of another size for every parameter; no clipping.
+
+    Parameters are small, for they are rounded at every step; learning rates rise.
+    """
     config = tiny.get_config()
     config.optim.peak_lr = None
     values = {f"model.{key}": value for key, value in MODEL.items()}
@@ -84,26 +89,32 @@ def make(optimizer: str, changes: dict[str, Any], dtype: torch.dtype) -> Problem
     params = {k: 0.03 * random.normal(size=d.shape) for k, d in declared.items()}
     sizes = {k: 10 ** random.uniform(-2, 0) for k in declared}
     gradients = [{k: sizes[k] * random.normal(size=d.shape) for k, d in declared.items()} for _ in range(STEPS)]
-    tensors = {k: [torch.nn.Parameter(x) for x in as_torch(d, params[k], dtype)] for k, d in declared.items()}
-    rates = config.optim.peak_lr * np.cos(np.arange(STEPS) / STEPS)
-    return Problem(config, declared, params, gradients, rates, tensors)
+    estimates = [{k: 10 * np.abs(g) + 12 * g for k, g in each.items()} for each in gradients[::-1]]  # some are negative
+    tensors = {k: as_torch(d, params[k], dtype, transposed) for k, d in declared.items()}
+    tensors = {k: [torch.nn.Parameter(x) for x in some] for k, some in tensors.items()}
+    rates = config.optim.peak_lr * np.linspace(0.5, 1.0, STEPS)
+    return Problem(config, declared, params, gradients, estimates, rates, tensors, transposed)
 
 
-def as_torch(d: Declaration, x: np.ndarray, dtype: torch.dtype) -> list[torch.Tensor]:
-    """A parameter [stack…, ins…, outs…] as torch tensors (out, in), or (n,) where it has no ins: one of the stack for itself."""
-    stacked = x.reshape(groups.sides(d)).swapaxes(1, 2) if d.ins else x.reshape(groups.sides(d)[0], -1)
+def as_torch(d: Declaration, x: np.ndarray, dtype: torch.dtype, transposed: bool) -> list[torch.Tensor]:
+    """A parameter [stack…, ins…, outs…] as tensors (out, in) or (in, out), (n,) where it has no ins: one of the stack for itself."""
+    stacked = x.reshape(groups.sides(d)) if d.ins else x.reshape(groups.sides(d)[0], -1)
+    stacked = stacked.swapaxes(1, 2) if d.ins and transposed else stacked
     return [torch.tensor(np.ascontiguousarray(one), dtype=dtype) for one in stacked]
 
 
-def ours(problem: Problem, extra: dict[str, Any] | None = None) -> Arrays:
-    """What the chain makes of each parameter's 30 gradients (the point to evaluate, where it is another), less where it began.
-
-    `extra`: keyword arguments of the updates, each a tree of arrays with a leading axis of steps.
-    """
+def ours(problem: Problem) -> Arrays:
+    """What the chain makes of each parameter's gradients (the point to evaluate, where it is another), less where it began."""
     config = problem.config
     static = config_lib.static(config)
     h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
-    stacked = nested({k: np.stack([g[k] for g in problem.gradients]) for k in problem.params})
+    member = members.find(static.optim.name)
+    gradients, estimates = (
+        nested({k: np.stack([x[k] for x in each]) for k in problem.params})
+        for each in (problem.gradients, problem.estimates)
+    )
+    fresh = jnp.arange(STEPS) % (problem.o.every or 1) == 0
+    extra = {"curvature": (estimates, fresh)} if member.curvature else {}
     start = nested(problem.params)
     rates = jnp.asarray(problem.rates, jnp.float32)
 
@@ -116,9 +127,8 @@ def ours(problem: Problem, extra: dict[str, Any] | None = None) -> Arrays:
             return (optax.apply_updates(params, updates), state), None
 
         first = (params, chain(static, h, 0.0).init(params))
-        params, state = jax.lax.scan(step, first, (stacked, rates, extra or {}))[0]
-        evaluated = members.find(static.optim.name).evaluated
-        return evaluated(params, state, h) if evaluated else params
+        params, state = jax.lax.scan(step, first, (gradients, rates, extra))[0]
+        return member.evaluated(params, state, h) if member.evaluated else params
 
     return {k: np.float64(x) - np.float64(named(start)[k]) for k, x in named(run(start)).items()}
 
@@ -146,7 +156,8 @@ def theirs(problem: Problem, oracle: Callable[[Problem], None]) -> Arrays:
     moved = {}
     for k, tensors in problem.tensors.items():
         each = [(t.detach().double() - b).numpy() for t, b in zip(tensors, before[k], strict=True)]
-        moved[k] = np.stack([x.T if problem.declared[k].ins else x for x in each]).reshape(problem.declared[k].shape)
+        each = [x.T for x in each] if problem.transposed else each  # a vector is its own transpose
+        moved[k] = np.stack(each).reshape(problem.declared[k].shape)
     return moved
 
 

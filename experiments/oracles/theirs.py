@@ -1,9 +1,11 @@
 """Other people's optimizers with the values of ours: each function takes the tensors of a `Problem` through its steps."""
 
-import math
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import apollo_torch
+import bitsandbytes
 import galore_torch
 import galore_torch.galore_projector
 import numpy as np
@@ -11,7 +13,7 @@ import pytorch_optimizer
 import schedulefree
 import torch
 
-from experiments.oracles.problem import Problem
+from experiments.oracles.problem import Problem, as_torch
 from scalelab.optim import apollo as our_apollo
 from scalelab.optim import galore as our_galore
 from scalelab.optim import matrices
@@ -91,6 +93,12 @@ def adafactor(p: Problem) -> None:
     p.follow(torch.optim.Adafactor(p.groups(), eps=(p.o.eps, 1e-3), foreach=False))
 
 
+def adam8bit(p: Problem) -> None:
+    """bitsandbytes' CPU kernels, in fp32."""
+    optimizer = bitsandbytes.optim.AdamW8bit(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, min_8bit_size=4096)
+    p.follow(optimizer)
+
+
 def soap(p: Problem) -> None:
     """pytorch_optimizer's, which follows the authors' code."""
     betas = (p.o.beta1, p.o.beta2)
@@ -144,22 +152,37 @@ class _Projector:
         return g @ projection.T if g.shape[0] >= g.shape[1] else projection @ g
 
 
+def sophia(p: Problem) -> None:
+    """pytorch_optimizer's, given the same estimates. It clips m / h to rho, where ours clips m / (rho h) to 1."""
+    rho, groups = p.o.rho, p.groups()
+    for group in groups:
+        group["weight_decay"] *= rho
+    options = {"p": rho, "eps": p.o.eps / rho, "update_period": p.o.every, "weight_decouple": True}
+    optimizer = pytorch_optimizer.SophiaH(groups, betas=(p.o.beta1, p.o.beta2), **options)
+    tensors = [t for group in groups for t in group["params"]]
+    names = {id(t): (name, layer) for name, some in p.tensors.items() for layer, t in enumerate(some)}
+
+    def estimate(t: int) -> dict[str, Any]:
+        if t % p.o.every != 1:
+            return {}
+        whole = {k: as_torch(p.declared[k], x, torch.float64, p.transposed) for k, x in p.estimates[t - 1].items()}
+        return {"hessian": [whole[name][layer] for name, layer in (names[id(t)] for t in tensors)]}
+
+    p.follow(optimizer, lambda lr, t: lr / rho, estimate)
+
+
 def schedule_free(p: Problem) -> None:
-    """The authors' by the formulas of their paper, Alg. 1: it has sqrt(1 - beta2^t) in the LR, and so in the average's weights.
-
-    Their code has it beside the second moment only. A step counter that starts at a million turns that off.
-    """
-    optimizer = schedulefree.AdamWScheduleFree(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, foreach=False)
-    for group in optimizer.param_groups:
-        group["k"] = 1_000_000
-    optimizer.train()
-    p.follow(optimizer, lambda lr, t: lr * math.sqrt(1.0 - p.o.beta2**t))
-    optimizer.eval()
+    """The authors' for their published experiments: sqrt(1 - beta2^t) is a factor of the LR."""
+    _averaged(p, schedulefree.AdamWScheduleFreePaper)
 
 
-def schedule_free_as_released(p: Problem) -> None:
-    """The authors' as it comes."""
-    optimizer = schedulefree.AdamWScheduleFree(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, foreach=False)
+def schedule_free_released(p: Problem) -> None:
+    """The authors' since their release 1.3: it stands beside the second moment, and so not in the average's weights."""
+    _averaged(p, schedulefree.AdamWScheduleFree)
+
+
+def _averaged(p: Problem, optimizer_class: Callable[..., Any]) -> None:
+    optimizer = optimizer_class(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, foreach=False)
     optimizer.train()
     p.follow(optimizer)
-    optimizer.eval()
+    optimizer.eval()  # from y to x
