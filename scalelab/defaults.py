@@ -81,6 +81,10 @@ DEFAULTS: dict[str, Own] = {
         "beta1": (0.9, "Zhao et al. 2024"),
         "beta2": (0.95, "Zhao et al. 2024"),
     },
+    "adam8bit": {
+        key: (value, "as adamw: Dettmers et al. 2022 change none of Adam's values")
+        for key, (value, _) in _AS_ADAMW.items()
+    },
     "schedule_free_adamw": {
         "peak_lr": (2.5e-3, f"{_SCHEDULE_FREE}; it is made for schedule.name=constant, warm-up included"),
         "beta1": (0.9, _SCHEDULE_FREE),
