@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     """Exit code 0 where every difference is within its tolerance, 1 where one isn't, 2 for bad input."""
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.oracles"
-    known = list(dict.fromkeys(case.optimizer for case in CASES)) + ["mup", "loss scale"]
+    known = [*dict.fromkeys(case.optimizer for case in CASES), "mup", "loss scale"]
     parser.add_argument("--only", default=",".join(known), metavar="A,B", help=f"of {', '.join(known)}")
     try:
         options = parser.parse_args(argv)
@@ -93,7 +93,9 @@ def keep(result: dict[str, Any]) -> None:
     (RESULTS / "oracles.json").write_text(json.dumps(result, indent=1) + "\n")
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = ["# Oracles", "", __doc__.partition("    make")[0].strip(), "", f"`make test-oracles` on {result['date']} ({packages}):", ""]  # fmt: skip
-    lines += [" | ".join(("", *line, "")).strip() for line in (COLUMNS, ("---",) * len(COLUMNS), *cells(result["rows"]))]
+    lines += [
+        " | ".join(("", *line, "")).strip() for line in (COLUMNS, ("---",) * len(COLUMNS), *cells(result["rows"]))
+    ]
     (RESULTS / "oracles.md").write_text("\n".join(lines) + "\n")
 
 

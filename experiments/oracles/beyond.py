@@ -39,7 +39,12 @@ def _row(what: str, setting: str, oracle: str, difference: float) -> dict[str, A
 
 
 def _shape(width: int) -> Any:
-    values = {"model.d_model": width, "model.d_ff": 4 * width, "parametrization.name": "mup", "parametrization.base_width": BASE}
+    values = {
+        "model.d_model": width,
+        "model.d_ff": 4 * width,
+        "parametrization.name": "mup",
+        "parametrization.base_width": BASE,
+    }
     return config_lib.static(config_lib.resolve(config_lib.override(tiny.get_config(), values))).model
 
 

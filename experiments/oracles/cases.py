@@ -33,7 +33,9 @@ DECAY = {"optim.weight_decay": 0.1}
 SQUARE = {"model.d_ff": 16}
 LOW = {"optim.rank": 4, "optim.every": 10}
 WIDE = {"model.d_model": 64, "model.d_ff": 96}  # 4,096 numbers a matrix, from which on they are coded
-NULL_SPACE = "square matrices: of others the first basis has a null space, any basis of which will do; eps too small to matter"
+NULL_SPACE = (
+    "square matrices: of others the first basis has a null space, any basis of which will do; eps too small to matter"
+)
 
 CASES = [
     Case("sgd", "torch.optim.SGD", theirs.sgd, DECAY),
@@ -61,8 +63,8 @@ CASES = [
          note="its form for their published experiments"),
     Case("schedule_free_adamw", "schedulefree.AdamWScheduleFree", theirs.schedule_free_released, DECAY, tolerance=None,
          note="their form since release 1.3: sqrt(1 - beta2^t) is no factor of the LR, which weighs the first steps more"),
-    Case("adam8bit", "bitsandbytes.optim.AdamW8bit", theirs.adam8bit, WIDE, tolerance=2e-2, dtype=torch.float32, transposed=False,
-         note="its CPU kernel takes the nearest of 256 codes but for 0.2 % of them"),
+    Case("adam8bit", "bitsandbytes.optim.AdamW8bit", theirs.adam8bit, WIDE, tolerance=8e-3, dtype=torch.float32, transposed=False,
+         note="its CPU kernel takes the nearest code but for 0.2 % of them; AdamW in fp32 differs by 2e-2"),
     Case("sophia_h", "pytorch_optimizer.SophiaH", theirs.sophia, DECAY | {"optim.rho": 3.0}, note="given the same estimates"),
     Case("sophia_g", "pytorch_optimizer.SophiaH", theirs.sophia, DECAY | {"optim.rho": 3.0, "optim.every": 5},
          note="given the same estimates: the two differ in these alone"),

@@ -15,7 +15,6 @@ import torch
 
 from experiments.oracles.problem import Problem, as_torch
 from scalelab.optim import apollo as our_apollo
-from scalelab.optim import galore as our_galore
 from scalelab.optim import matrices
 
 
