@@ -32,11 +32,14 @@ class ApolloState(NamedTuple):
     adam: optax.ScaleByAdamState  # of P G [stack, rank, large]
 
 
-def projection(seed: jax.Array, index: int, turn: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
-    """P [stack, rank, small] of the `index`-th parameter: N(0, 1/rank), another one every `turn`."""
+def projection(seed: jax.Array, index: int, turn: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """P [rank, small] of the `index`-th parameter: N(0, 1/rank), another one every `turn`.
+
+    All of its layers share it: a pipeline may keep them in another order.
+    """
     key = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), STREAM)
     key = jax.random.fold_in(jax.random.fold_in(key, index), turn)
-    return jax.random.normal(key, shape) / jnp.sqrt(float(shape[1]))
+    return jax.random.normal(key, shape) / jnp.sqrt(float(shape[0]))
 
 
 def scaled(
@@ -69,8 +72,8 @@ def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array, *, tensor: b
         g, turn = matrices.folded(declared, grads), state.adam.count // (o.every or 1)
         low = {}
         for index, (name, d) in enumerate(sorted(declared.items())):
-            p = projection(h["seed"], index, turn, (g[name].shape[0], rank(d, o), g[name].shape[1]))
-            low[name] = product(p, g[name])
+            p = projection(h["seed"], index, turn, (rank(d, o), g[name].shape[1]))
+            low[name] = product(p[None], g[name])
         moved, new = inner.update(low, state.adam)
         t = new.count.astype(jnp.float32)
         size = h["low_rank_scale"] * jnp.sqrt(1 - b2**t) / (1 - b1**t)

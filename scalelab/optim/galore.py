@@ -3,6 +3,7 @@
 The smaller side is projected (sec. 4.2), where optax's projects the larger. The moments outlive a change of the projection.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import adam, matrices
-from scalelab.optim.matrices import Arrays, Declared, batched, product
+from scalelab.optim.matrices import Arrays, Declared, batched, decomposed, product
 from scalelab.optim.member import Member, hidden_matrices
 from scalelab.optim.schedules import Hparams
 
@@ -35,7 +36,7 @@ def leading(g: jax.Array, rank: int) -> jax.Array:
 
     Their signs, which the paper leaves open and old moments see, are such that each one's largest entry is positive.
     """
-    u = jnp.linalg.svd(g, full_matrices=False)[0][..., :rank]
+    u = decomposed(partial(jnp.linalg.svd, full_matrices=False), g)[0][..., :rank]
     largest = jnp.take_along_axis(u, jnp.argmax(jnp.abs(u), axis=-2, keepdims=True), axis=-2)
     return jnp.where(largest < 0, -u, u)
 

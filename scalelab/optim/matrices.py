@@ -57,6 +57,21 @@ def product(*factors: jax.Array) -> jax.Array:
     return result
 
 
+def decomposed(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+    """`function` (eigh, QR or SVD) of matrices [..., n, m]: all at once, but for fake devices one after the other.
+
+    jaxlib's LAPACK calls share out a batch among the threads that, on a mesh of CPU devices, all wait for such a call: for ever.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return function(x)
+
+    def in_turn(x: jax.Array) -> Any:
+        found = jax.lax.map(function, x.reshape(-1, *x.shape[-2:]))
+        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
+
+    return jax.lax.platform_dependent(x, cpu=in_turn, default=function)
+
+
 def _tall(declaration: Declaration) -> bool:
     _, ins, outs = groups.sides(declaration)
     return ins > outs

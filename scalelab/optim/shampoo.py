@@ -13,7 +13,7 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import matrices
-from scalelab.optim.matrices import Arrays, Declared, batched, product
+from scalelab.optim.matrices import Arrays, Declared, batched, decomposed, product
 from scalelab.optim.member import Member, hidden_matrices
 from scalelab.optim.schedules import Hparams
 
@@ -30,7 +30,7 @@ class ShampooState(NamedTuple):
 
 def inverse_fourth_root(statistic: jax.Array, eps: jax.Array) -> jax.Array:
     """(X + eps I)^(-1/4) of symmetric matrices [..., n, n] without negative eigenvalues, but for rounding."""
-    values, vectors = jnp.linalg.eigh(statistic)
+    values, vectors = decomposed(jnp.linalg.eigh, statistic)
     return product(vectors * (jnp.maximum(values, 0.0) + eps)[..., None, :] ** -0.25, vectors.mT)
 
 

@@ -14,7 +14,7 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import matrices
-from scalelab.optim.matrices import Arrays, Declared, batched, product
+from scalelab.optim.matrices import Arrays, Declared, batched, decomposed, product
 from scalelab.optim.member import Member, hidden_matrices
 from scalelab.optim.schedules import Hparams
 
@@ -36,14 +36,25 @@ Bases = tuple[Arrays, Arrays, Arrays]  # left and right basis, and the second mo
 
 def eigenbases(statistic: jax.Array) -> jax.Array:
     """Eigenvectors as columns [..., n, n], of the largest eigenvalue first."""
-    return jnp.linalg.eigh(statistic)[1][..., ::-1]
+    return decomposed(jnp.linalg.eigh, statistic)[1][..., ::-1]
+
+
+def larger_basis(statistic: jax.Array, small: int) -> jax.Array:
+    """The same of a first G^T G [..., large, large], of rank `small` at most, whose other eigenvectors are anyone's choice.
+
+    Unit vectors, made orthogonal to the first `small`: what LAPACK finds there is rounding's, another basis on every mesh.
+    """
+    leading = eigenbases(statistic)[..., :small]
+    large = statistic.shape[-1]
+    others = jnp.broadcast_to(jnp.eye(large)[:, small:], (*leading.shape[:-1], large - small))
+    return decomposed(jnp.linalg.qr, jnp.concatenate([leading, others], axis=-1))[0]
 
 
 def power_step(statistic: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Alg. 4, one step of power iteration and QR; the columns are sorted by their eigenvalues before, and that order is returned."""
     order = jnp.argsort(jnp.sum(basis * product(statistic, basis), axis=-2), axis=-1, descending=True)
     basis = jnp.take_along_axis(basis, order[..., None, :], axis=-1)
-    return jnp.linalg.qr(product(statistic, basis))[0], order
+    return decomposed(jnp.linalg.qr, product(statistic, basis))[0], order
 
 
 def _refresh(v: jax.Array, left: jax.Array, right: jax.Array, ql: jax.Array, qr: jax.Array) -> tuple:
@@ -80,7 +91,7 @@ def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gra
         right = {name: b2 * state.right[name] + (1 - b2) * product(x.mT, x) for name, x in g.items()}
 
         def make() -> Bases:
-            return batched(eigenbases, left), batched(eigenbases, right), v
+            return batched(eigenbases, left), batched(lambda x, v: larger_basis(x, v.shape[-2]), right, v), v
 
         def refresh() -> Bases:
             found = batched(_refresh, v, left, right, state.left_basis, state.right_basis)

@@ -1,14 +1,9 @@
 """What the tests of optimizers for hidden matrices share: an oracle that takes one matrix at a time, and AdamW for the rest."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from scalelab.model.transformer import declarations
 from scalelab.optim import groups
-from scalelab.optim.chain import chain, named
-from scalelab.optim.members import find
-from tests.optim.frame import clipped, decays, problem, setting
+from tests.optim.frame import clipped, decays
 
 
 def by_matrix(h, declared, params, gradients, lrs, direction):
@@ -43,22 +38,3 @@ def adam(g, memory, t, b1, b2, eps):
     m = memory["m"] = b1 * memory.get("m", 0.0) + (1 - b1) * g
     v = memory["v"] = b2 * memory.get("v", 0.0) + (1 - b2) * g**2
     return m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
-
-
-def assert_states_bytes(name, **changes):
-    """The bytes stated of every parameter are those of the state that the chain really makes; scalars don't count."""
-    static, h = setting(name, **changes)
-    member, params = find(name), jax.tree.map(lambda d: jnp.zeros(d.shape), declarations(static.model))
-    state = jax.eval_shape(chain(static, h, jnp.float32(0)).init, params)
-    found = {k: 0 for k in problem()[0]}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        keys = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)) + "."
-        owners = [k for k in found if keys.startswith(k + ".")]
-        assert owners or leaf.shape == (), (path, leaf.shape)
-        for k in owners:
-            found[k] += leaf.size * leaf.dtype.itemsize
-    stated = {
-        k: member.state_bytes(d, static.optim) if member.claims(d) else 8 * d.size
-        for k, d in named(declarations(static.model)).items()
-    }
-    assert found == stated

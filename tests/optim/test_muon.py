@@ -9,8 +9,8 @@ from scalelab.optim import groups
 from scalelab.optim.chain import named
 from scalelab.optim.members import find
 from scalelab.optim.muon import factor, newton_schulz
-from tests.optim.frame import assert_follows, by_chain, problem, rates, setting
-from tests.optim.hidden import assert_states_bytes, by_matrix
+from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
+from tests.optim.hidden import by_matrix
 
 
 def orthogonal(g):
@@ -84,7 +84,7 @@ def test_mups_rule_is_that_of_the_scale():
 
 
 def test_state_bytes():
-    assert_states_bytes("muon")
+    assert kept_bytes("muon") == kept_bytes("muon", said=True)
 
 
 def test_the_rest_decays_by_its_own_learning_rate():

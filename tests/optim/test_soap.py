@@ -8,8 +8,8 @@ import pytest
 from scalelab.optim import matrices
 from scalelab.optim.chain import chain
 from scalelab.optim.soap import eigenbases, power_step
-from tests.optim.frame import assert_follows, by_chain, nested, problem, rates, setting
-from tests.optim.hidden import adam, assert_states_bytes, by_matrix
+from tests.optim.frame import assert_follows, by_chain, kept_bytes, nested, problem, rates, setting
+from tests.optim.hidden import adam, by_matrix
 
 
 def first_bases(static, h, params, gradients):
@@ -109,5 +109,5 @@ def test_power_steps_converge_to_the_eigenbasis():
 
 
 def test_state_bytes():
-    assert_states_bytes("soap")
+    assert kept_bytes("soap") == kept_bytes("soap", said=True)
     assert matrices.shape(problem()[0]["blocks.mlp.down.w"]) == (2, 16, 48)
