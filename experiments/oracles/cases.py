@@ -16,7 +16,7 @@ EXACT = 1e-5  # of fp32 against float64: parameters are rounded at every step
 class Case:
     """`changes` are config values beside the optimizer's own; clipping is off and weight decay 0 unless it says so.
 
-    `tolerance` None: theirs is another formula, and the note says which and who has the paper's.
+    `tolerance` None: theirs is another formula, and the note says which.
     """
 
     optimizer: str
@@ -68,14 +68,14 @@ CASES = [
     Case("sophia_h", "pytorch_optimizer.SophiaH", theirs.sophia, DECAY | {"optim.rho": 3.0}, note="given the same estimates"),
     Case("sophia_g", "pytorch_optimizer.SophiaH", theirs.sophia, DECAY | {"optim.rho": 3.0, "optim.every": 5},
          note="given the same estimates: the two differ in these alone"),
-    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE | {"optim.eps": 1e-12}, tolerance=1e-4, note=NULL_SPACE),
-    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE | {"optim.every": 1, "optim.eps": 1e-12}, tolerance=1e-4,
+    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE | {"optim.eps": 1e-12}, tolerance=5e-5, note=NULL_SPACE),
+    Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE | {"optim.every": 1, "optim.eps": 1e-12}, tolerance=5e-5,
          note=NULL_SPACE),
     Case("soap", "pytorch_optimizer.SOAP", theirs.soap, SQUARE, tolerance=None,
          note="at our default eps: they, as the authors, add it before the bias correction, ours after it, as Adam's Alg. 1"),
-    Case("shampoo", "pytorch_optimizer.Shampoo", theirs.shampoo, {"optim.every": 1}, tolerance=1e-4,
-         note="eps stands beside sums that are a million times larger, in fp32"),
-    Case("galore", "galore_torch.GaLoreAdamW", theirs.galore, LOW | {"optim.eps": 1e-10}, tolerance=1e-4,
+    Case("shampoo", "pytorch_optimizer.Shampoo", theirs.shampoo, {"optim.every": 1}, tolerance=5e-5,
+         note="in fp32 eps stands beside sums that are a million times larger and, of the longer side, without full rank at first"),
+    Case("galore", "galore_torch.GaLoreAdamW", theirs.galore, LOW | {"optim.eps": 1e-10},
          note="its singular vectors given our sign; an eps too small to matter: theirs is added before the bias correction"),
     Case("apollo", "apollo_torch.APOLLOAdamW", theirs.apollo, LOW, note="given our random projections"),
     Case("apollo_mini", "apollo_torch.APOLLOAdamW", theirs.apollo, {"optim.every": 10}, note="given our random projections"),

@@ -131,22 +131,22 @@ def apollo(p: Problem) -> None:
     groups = [group | low | {"proj": "random", "scale_type": kind} for group in p.groups()]
     optimizer = apollo_torch.APOLLOAdamW(groups, betas=(p.o.beta1, p.o.beta2), eps=p.o.eps)
     for index, name in enumerate(sorted(p.own)):
-        for layer, tensor in enumerate(p.tensors[name]):
-            optimizer.state[tensor]["projector"] = _Projector(p, index, name, layer)
+        for tensor in p.tensors[name]:
+            optimizer.state[tensor]["projector"] = _Projector(p, index, name)
     p.follow(optimizer)
 
 
 class _Projector:
     """In the place of apollo_torch's own, which draws other numbers."""
 
-    def __init__(self, p: Problem, index: int, name: str, layer: int) -> None:
-        self.p, self.index, self.d, self.layer = p, index, p.declared[name], layer
+    def __init__(self, p: Problem, index: int, name: str) -> None:
+        self.p, self.index = p, index
+        _, self.small, _ = matrices.shape(p.declared[name])
 
     def project(self, g: torch.Tensor, step: int) -> torch.Tensor:
         """`g` (out, in) -> the smaller side projected, the larger kept where it is."""
-        stack, small, _ = matrices.shape(self.d)
-        shape = (stack, min(self.p.o.rank, small), small)
-        drawn = our_apollo.projection(self.p.config.train.seed, self.index, step // self.p.o.every, shape)[self.layer]
+        shape = (min(self.p.o.rank, self.small), self.small)
+        drawn = our_apollo.projection(self.p.config.train.seed, self.index, step // self.p.o.every, shape)
         projection = torch.tensor(np.array(drawn), dtype=g.dtype)
         return g @ projection.T if g.shape[0] >= g.shape[1] else projection @ g
 
