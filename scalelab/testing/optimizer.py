@@ -30,7 +30,7 @@ from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.step import many_steps, updates
 
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
-         "train.global_batch": 4, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip
+         "train.global_batch": 4, "train.accumulate": 2, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip
 STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
 EQUAL = 1e-5  # relative difference of what is equal up to the order of sums
 Numbers = Mapping[str, Any]  # hparams
@@ -59,9 +59,9 @@ class Report:
 def check_optimizer(optimizer: str | Callable, **optim: Any) -> Report:
     """Check an optimizer (a name, `pkg.mod:fn`, or such a function) with options `optim`; AssertionError says what is wrong.
 
-    One compilation serves every value of its numbers; two trials packed are two trials alone; a step skipped for a gradient
-    that is not finite changes no bit; zero gradients and odd leaves (scalars, three axes, a large vocabulary) stay finite;
-    saved and restored it goes on with the same bits; accumulated micro-batches are one step; its state is as large as it
+    One compilation serves every value of its numbers; two trials packed are two trials alone; of steps of two micro-batches
+    one that is skipped, for a gradient that is not finite, changes no bit; zero gradients and odd leaves (scalars, three axes,
+    a large vocabulary) stay finite; saved and restored it goes on with the same bits; its state is as large as it
     says, and fp32 under bf16 arithmetic too; and where there are four devices or more, FSDP x tensor parallelism gives what
     one device gives. A user's own has no default LR: pass `peak_lr`.
     """
@@ -145,13 +145,6 @@ def _check_trained(name: str, static: Static, h: Numbers) -> None:
     )
     other, _ = steps(static, half, rest, np.int32(1), others)
     _fail_unless(name, steps._cache_size() == compiled and _finite(other), "other numbers compile another program")
-    micro = dataclasses.replace(static, accumulate=2)
-    accumulated, _ = _jit(many_steps, static_argnums=0)(micro, start, batches, np.int32(1), h)
-    once, _ = steps(static, start, batches, np.int32(1), h)
-    counts = [[x for x in jax.tree.leaves(s.opt_state) if x.ndim == 0] for s in (accumulated, once)]
-    moved = [jax.tree.map(lambda a, b: np.asarray(a) - b, s.params, start.params) for s in (accumulated, once)]
-    close = _difference(*moved) < 0.05  # gradients differ by rounding, of which a sign makes an update
-    _fail_unless(name, _difference(*counts) < 1e-4 and close, "two micro-batches are not one step")
 
 
 @functools.cache
@@ -261,7 +254,7 @@ def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Member
     place = lambda tree, spec: jax.device_put(tree, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))  # noqa: E731
     with jax.set_mesh(mesh):
         p, s = place(params, state_lib.rules.moments(split.model, split.layout)), None
-        s = place(state_lib.chain(static, h, h["peak_lr"]).init(params), specs.opt_state)
+        s = place(jax.jit(lambda p: state_lib.chain(static, h, h["peak_lr"]).init(p))(params), specs.opt_state)
         step = _jit(lambda g, s, p: updates(split, g, s, p, h, h["peak_lr"], **_extra(member, g)))
         for g in _gradients(static):
             moves, s = step(place(g, state_lib.rules.moments(split.model, split.layout)), s, p)
