@@ -35,6 +35,17 @@ _APOLLO = REST | {
     "weight_decay": (0.0, "Zhu et al. 2024, their scripts"),
 }
 
+_LIU = "Liu et al. 2023, section 3.1"
+_SOPHIA: Own = {
+    "peak_lr": (2.4e-3, f"0.8 of adamw's: {_LIU}"),
+    "beta1": (0.96, _LIU),
+    "beta2": (0.99, _LIU),
+    "rho": (0.01, f"{_LIU}: 0.01 with Hutchinson's estimate, 0.05 with Gauss-Newton-Bartlett's"),
+    "eps": (1e-12, _LIU),
+    "every": (10, _LIU),
+    "weight_decay": (0.2, _LIU),
+}
+
 DEFAULTS: dict[str, Own] = {
     "sgd": {
         "peak_lr": (0.1, "He et al. 2016, sec. 3.4"),
@@ -85,6 +96,8 @@ DEFAULTS: dict[str, Own] = {
         key: (value, "as adamw: Dettmers et al. 2022 change none of Adam's values")
         for key, (value, _) in _AS_ADAMW.items()
     },
+    "sophia_h": _SOPHIA,
+    "sophia_g": _SOPHIA | {"rho": (0.05, _SOPHIA["rho"][1])},
     "schedule_free_adamw": {
         "peak_lr": (2.5e-3, f"{_SCHEDULE_FREE}; it is made for schedule.name=constant, warm-up included"),
         "beta1": (0.9, _SCHEDULE_FREE),

@@ -6,7 +6,6 @@ recomputing the logits in the backward would need four, and memory for one chunk
 Shapes: B batch, S sequence, T tokens, D d_model, V vocab.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -57,15 +56,15 @@ def _split_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.A
     return log_z_T, jax.lax.psum(jnp.where(here_T, found_T, 0.0), TENSOR)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def cross_entropy(
+def smooth_cross_entropy(
     x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array, softcap: float = 0.0,
     chunk: int = 0,
 ) -> LossSums:  # fmt: skip
     """Summed loss of next-token logits `x_BSD @ head_DV` in nats; targets below zero are ignored.
 
     `z_weight` scales sum(logsumexp^2) (PaLM, section 5); `softcap` > 0 bounds logits by a tanh (Gemma 2).
-    At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. Only `objective` carries gradients. On a mesh each
+    At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. Derived by jax as often as one likes, at the price of
+    all logits; `cross_entropy` is the same for a single derivative. Of that one only `objective` carries gradients. On a mesh each
     device works through its own sequences and its own part of the vocabulary.
     """
 
@@ -138,4 +137,5 @@ def _backward(softcap, chunk, residuals, cotangents):
     return (scale * x_grad).astype(like_x.dtype), scale * head_grad, None, None
 
 
+cross_entropy = jax.custom_vjp(smooth_cross_entropy, nondiff_argnums=(4, 5))
 cross_entropy.defvjp(_forward, _backward)

@@ -15,7 +15,7 @@ from scalelab.config import ModelShape
 from scalelab.model.attention import Attention
 from scalelab.model.declare import Declaration, split
 from scalelab.model.layers import MLP, Norm, Table
-from scalelab.model.loss import LossSums, cross_entropy
+from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy
 from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, residual, spec, use
 from scalelab.precision.policy import FP32, Policy, dtype
 
@@ -195,6 +195,13 @@ def loss(
         "__call__", shape, params, tokens_BS, policy, {"scales": {"blocks": scales}} if scales else {}
     )
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
+
+
+def smooth_loss(shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array) -> jax.Array:
+    """The summed loss in fp32, for derivatives of any order (reverse over reverse: products have backwards of their own)."""
+    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, FP32)
+    targets_BS, zero = place(targets_BS, "batch", "context"), jnp.zeros(())
+    return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, shape.logit_softcap).objective
 
 
 def _loss(

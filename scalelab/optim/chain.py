@@ -65,8 +65,16 @@ def _with_scaled_eps(by: Tree, inner: optax.GradientTransformationExtraArgs) -> 
     """An update that doesn't depend on the gradient's size takes a smaller eps where it is given a larger gradient."""
     if all(s.eps == 1 for s in jax.tree.leaves(by)):
         return inner
-    larger = optax.with_extra_args_support(_scale_each(jax.tree.map(lambda s: 1 / s.eps, by)))
-    return optax.chain(larger, inner)
+    larger = _scale_each(jax.tree.map(lambda s: 1 / s.eps, by))
+
+    def update(grads: Tree, state: Any, params: Tree = None, **extra: Any) -> tuple[Tree, Any]:
+        """What is derived from gradients is larger as they are."""
+        if "curvature" in extra:
+            tree, fresh = extra["curvature"]
+            extra["curvature"] = larger.update(tree, optax.EmptyState())[0], fresh
+        return inner.update(larger.update(grads, optax.EmptyState())[0], state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
 def directions(

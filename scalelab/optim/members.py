@@ -17,6 +17,7 @@ from scalelab.optim import (
     sgd,
     shampoo,
     soap,
+    sophia,
 )
 from scalelab.optim.member import Member
 from scalelab.own import user_object
@@ -32,6 +33,8 @@ MEMBERS = {
     "ademamix": ademamix.ADEMAMIX,
     "adalayer": adalayer.ADALAYER,
     "adam8bit": adam8bit.ADAM8BIT,
+    "sophia_h": sophia.SOPHIA_H,
+    "sophia_g": sophia.SOPHIA_G,
     "schedule_free_adamw": schedule_free.SCHEDULE_FREE_ADAMW,
     "muon": muon.MUON,
     "adafactor": adafactor.ADAFACTOR,

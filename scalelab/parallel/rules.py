@@ -16,6 +16,7 @@ from scalelab.errors import BadInput, nearest
 from scalelab.model.declare import Declaration
 from scalelab.model.placement import SPLIT_BY_TENSOR, STAGE, TENSOR
 from scalelab.model.transformer import declarations
+from scalelab.optim.members import find
 from scalelab.parallel.ticks import SCHEDULES, predicted_bubble
 
 FSDP_AXIS = "embed"
@@ -80,7 +81,24 @@ def check(config: ConfigDict, layout: Layout) -> list[str]:
         _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
     micro = train.global_batch // train.accumulate
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
+    _check_curvature(config.optim.name, layout)
     return check_pipeline(config, layout) + whole(declarations(static(config).model), layout)
+
+
+def _check_curvature(name: str, layout: Layout) -> None:
+    """Refuse meshes on which an optimizer's curvature can't be measured."""
+    kind = find(name).curvature
+    if kind == "hutchinson" and layout.devices > 1:
+        raise BadInput(
+            f"optim.name={name!r} on {layout.devices} devices: products with the Hessian are measured on one only; "
+            "nearest: optim.name='sophia_g', on any mesh of data, fsdp and tensor"
+        )
+    for axis in ("stage", "context"):
+        if kind and getattr(layout, axis) > 1:
+            raise BadInput(
+                f"optim.name={name!r} with parallel.{axis}={getattr(layout, axis)}: curvature is measured on whole models "
+                f"and whole sequences only; nearest: parallel.{axis}=1 and more of data, fsdp or tensor"
+            )
 
 
 def check_pipeline(config: ConfigDict, layout: Layout) -> list[str]:

@@ -14,12 +14,14 @@ from scalelab.model import transformer
 from scalelab.model.loss import LossSums
 from scalelab.optim import schedules
 from scalelab.optim.chain import chain
+from scalelab.optim.members import find
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline, rules
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES, Policy
 from scalelab.precision.products import arithmetic
+from scalelab.train import curvature
 from scalelab.train import state as state_lib
 from scalelab.train.state import TrainState, stored, wide
 
@@ -123,16 +125,17 @@ def train_step(
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/dtypes.py
     now = schedules.at(static, state.step, h)
+    extra = _curvature(static, params, tokens, state.step, h)
 
     def update(measured: bool, taken: jax.Array, carry: Updated) -> Updated:
         """No or one turn of a loop: it updates in place, where a conditional copies parameters and moments (3 %)."""
 
         def once(_: jax.Array, carry: Updated) -> Updated:
             # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
-            (params, opt_state, norms), tied = jax.lax.optimization_barrier((carry, grads))
+            (params, opt_state, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
             params, opt_state = wide(params, policy.parameters), wide(opt_state, policy.moments)
             params = split(static, rules.moments, params)
-            moves, opt_state = updates(static, tied, opt_state, params, {**h, **now}, now["lr"])
+            moves, opt_state = updates(static, tied, opt_state, params, {**h, **now}, now["lr"], **more)
             params = split(static, rules.parameters, optax.apply_updates(params, moves))
             norms = (optax.tree.norm(moves), optax.tree.norm(params)) if measured else norms
             return stored(params, policy.parameters), stored(opt_state, policy.moments), norms
@@ -156,6 +159,23 @@ def train_step(
         "streak": new.streak
     }
     return new, metrics | ({LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {})
+
+
+def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, h: Hparams) -> dict[str, Any]:
+    """The keyword `curvature` of an optimizer that wants it: (estimate, whether it is new). Measured every `every` steps only."""
+    kind, every = find(static.optim.name).curvature, static.optim.every or 1
+    if not kind:
+        return {}
+    due = step % every == 0
+    none = split(static, rules.moments, jax.tree.map(jnp.zeros_like, params))
+
+    def once(_: jax.Array, none: Any) -> Any:
+        del none
+        return split(static, rules.moments, curvature.measure(static, kind, params, tokens, step, h["seed"]))
+
+    # A loop and no conditional: packed trials, which are all due at once, would take both sides of that at every step.
+    estimate = jax.lax.fori_loop(0, due.astype(jnp.int32), once, none)
+    return {"curvature": (estimate, due & jnp.isfinite(optax.tree.norm(estimate)))}
 
 
 def _next(policy: Policy, kept: Any, amax: Any, finite: jax.Array) -> Any:

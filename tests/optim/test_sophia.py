@@ -1,0 +1,156 @@
+"""Sophia against Alg. 3 in float64; its two estimates against exact diagonals; and when the step measures them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from configs import tiny
+from scalelab.config import hparams, override, resolve, static
+from scalelab.errors import BadInput
+from scalelab.model import transformer
+from scalelab.optim.chain import chain, named
+from scalelab.parallel import rules
+from scalelab.parallel.mesh import resolved
+from scalelab.train import curvature, state
+from scalelab.train.step import train_step
+from tests.optim.frame import STEPS, assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
+
+TINY = {
+    "model.d_model": 4, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 6, "model.seq_len": 4,
+    "model.d_ff": 4, "train.global_batch": 4, "optim.every": 3,
+}  # fmt: skip
+
+
+def alg_3(h, declared, params, gradients, lrs, estimates, every):
+    """Liu et al. 2023, Alg. 3, where t mod k = 1 are our steps 0, k, 2 k …"""
+    b1, b2, rho, eps = (float(h[k]) for k in ("beta1", "beta2", "rho", "eps"))
+    m, hessian = dict.fromkeys(params, 0.0), dict.fromkeys(params, 0.0)
+    for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
+        gradient, new = clipped(gradient, h), {}
+        for k, p in params.items():
+            m[k] = b1 * m[k] + (1 - b1) * gradient[k]
+            if t % every == 1:
+                hessian[k] = b2 * hessian[k] + (1 - b2) * estimates[t - 1][k]
+            p = p - lr * (float(h["weight_decay"]) if k in decays(declared) else 0.0) * p
+            new[k] = p - lr * np.clip(m[k] / np.maximum(rho * hessian[k], eps), -1.0, 1.0)
+        params = new
+    return params
+
+
+def test_thirty_steps_are_the_papers():
+    static, h = setting("sophia_g", optim__rho=3.0)
+    declared, params, gradients = problem(0.3)
+    estimates = [{k: np.square(g) + 0.1 * g for k, g in each.items()} for each in gradients[::-1]]  # some negative
+    expected = alg_3(h, declared, params, gradients, rates(0.02), estimates, 10)
+    trees = nested({k: np.stack([e[k] for e in estimates]) for k in params})
+    fresh = jnp.arange(STEPS) % 10 == 0
+    found, _ = by_chain(static, h, params, gradients, rates(0.02), {"curvature": (trees, fresh)})
+    assert_follows(expected, found, params)
+
+
+def test_curvature_is_scaled_as_the_gradient_it_comes_from_where_eps_is():
+    """CompleteP takes an eps that much smaller; the ratio of gradient and curvature must stay."""
+    wide = {"parametrization__name": "completep", "parametrization__base_width": 4, "parametrization__base_layers": 1}
+    static, h = setting("sophia_g", optim__rho=3.0, optim__eps=1e-30, optim__weight_decay=0.0, **wide)
+    _, params, gradients = problem(0.01)
+    tree, squares = nested(gradients[0]), nested({k: 1 + g**2 for k, g in gradients[0].items()})
+    transform = chain(static, h, 1.0)
+    moves, _ = transform.update(tree, transform.init(nested(params)), nested(params), curvature=(squares, True))
+    plain = 0.04 * gradients[0]["embed.w"] / (3.0 * 0.01 * (1 + gradients[0]["embed.w"] ** 2))
+    np.testing.assert_allclose(named(moves)["embed.w"], -plain, rtol=1e-5)
+
+
+def little(name="sophia_h", **changes):
+    return resolve(override(tiny.get_config(), TINY | {"optim.name": name, "optim.peak_lr": None} | changes))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """(static, params, tokens) of a model of a few hundred parameters, with some positions that don't count."""
+    made = static(little())
+    params = jax.tree.map(lambda x: 3 * x, transformer.init(made.model, jax.random.key(1)))
+    tokens = np.random.default_rng(0).integers(0, 6, (4, 5)).astype(np.int32)
+    tokens[1, 3:] = -1
+    return made, params, jnp.asarray(tokens)
+
+
+def written_out(made, params, tokens):
+    """(logits at the positions that count [n, V] as a function of flat parameters, the flat parameters, targets [n])."""
+    flat, unravel = ravel_pytree(params)
+    counts = np.asarray(tokens[:, 1:] >= 0)
+    of = lambda flat: transformer.logits(made.model, unravel(flat), jnp.maximum(tokens[:, :-1], 0))[counts]  # noqa: E731
+    return of, flat, np.asarray(tokens[:, 1:])[counts]
+
+
+def draws(made, params, tokens, kind, n):
+    one = lambda step: ravel_pytree(curvature.measure(made, kind, params, tokens, step, jnp.uint32(0)))[0]  # noqa: E731
+    return np.float64(jax.jit(lambda steps: jax.lax.map(one, steps, batch_size=500))(jnp.arange(n)))
+
+
+def test_hutchinsons_mean_is_the_hessians_diagonal(model):
+    """The mean of n probes of N(0, 1) misses entry i by sqrt((H_ii^2 + sum_j H_ij^2) / n), as the closed form has it."""
+    of, flat, targets = written_out(*model)
+    loss = lambda flat: -jnp.mean(jax.nn.log_softmax(of(flat))[np.arange(targets.size), targets])  # noqa: E731
+    exact = np.float64(jax.jit(jax.jacrev(jax.grad(loss)))(flat))
+    found = draws(*model, "hutchinson", 4000)
+    spread = np.sqrt((np.diag(exact) ** 2 + np.sum(exact**2, axis=1)) / 4000)
+    off = (found.mean(0) - np.diag(exact))[spread > 1e-6] / spread[spread > 1e-6]
+    assert 0.7 < np.sqrt(np.mean(off**2)) < 1.4
+    assert np.linalg.norm(found.mean(0) - np.diag(exact)) < 0.2 * np.linalg.norm(np.diag(exact))
+
+
+def test_bartletts_mean_is_the_gauss_newton_diagonal(model):
+    """J' (diag p - p p') J, averaged over tokens, with J the logits' Jacobian."""
+    of, flat, targets = written_out(*model)
+    jacobian, p = np.float64(jax.jit(jax.jacrev(of))(flat)), np.float64(jax.nn.softmax(of(flat)))
+    mean = np.einsum("tv,tvi->ti", p, jacobian)
+    exact = (np.einsum("tv,tvi->i", p, jacobian**2) - np.sum(mean**2, axis=0)) / targets.size
+    found = draws(*model, "gauss_newton", 4000)
+    error = found.std(0) / np.sqrt(4000)
+    off = (found.mean(0) - exact)[error > 1e-6] / error[error > 1e-6]
+    assert 0.7 < np.sqrt(np.mean(off**2)) < 1.4
+    assert np.linalg.norm(found.mean(0) - exact) < 0.1 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("kind", ["hutchinson", "gauss_newton"])
+def test_micro_batches_measure_the_same(model, kind):
+    made, params, tokens = model
+    parts = dataclasses.replace(made, accumulate=2)
+    whole, added = (curvature.measure(s, kind, params, tokens, jnp.int32(3), jnp.uint32(5)) for s in (made, parts))
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(added), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5 * np.abs(b).max())
+
+
+def test_the_step_measures_every_so_many_steps_and_keeps_what_it_had_in_between(model):
+    made, h = static(little()), {k: jnp.float32(v) for k, v in hparams(little()).items()}
+    step = jax.jit(lambda s: train_step(made, s, model[2], h)[0])
+    now, seen = state.init(made, h), []
+    for _ in range(5):
+        before, now = now, step(now)
+        old, new = (ravel_pytree(_sophia(s))[0] for s in (before, now))
+        seen.append(bool(np.any(old != new)))
+        if seen[-1]:
+            fresh = curvature.measure(made, "hutchinson", before.params, model[2], before.step, h["seed"])
+            np.testing.assert_allclose(new, 0.99 * old + 0.01 * ravel_pytree(fresh)[0], rtol=1e-3, atol=1e-7)
+    assert seen == [True, False, False, True, False]
+
+
+def _sophia(s):
+    (found,) = [
+        part.h for part in jax.tree.leaves(s.opt_state, is_leaf=lambda x: hasattr(x, "h")) if hasattr(part, "h")
+    ]
+    return found
+
+
+@pytest.mark.parametrize("axis", ["stage", "context"])
+def test_what_it_cannot_measure_is_refused_in_a_line(axis):
+    made = little("sophia_g", **{f"parallel.{axis}": 2, "model.n_layers": 2})
+    with pytest.raises(BadInput, match=rf"'sophia_g' with parallel.{axis}=2: .* nearest: parallel.{axis}=1"):
+        rules.check(made, resolved(static(made).layout, 2))
+    made = little("sophia_h", **{"parallel.data": 2})
+    with pytest.raises(BadInput, match=r"'sophia_h' on 2 devices: .* nearest: optim.name='sophia_g'"):
+        rules.check(made, resolved(static(made).layout, 2))
