@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-crash test-parallel test-latest confirm coverage bench clean FORCE
+.PHONY: help setup quickstart test test-crash test-parallel test-latest test-oracles confirm coverage bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -65,11 +65,14 @@ test-latest:  ## the newest jax and friends, in a .venv-latest of its own: does 
 	  .venv-latest/bin/scalelab train --config=configs/tiny.py --workdir="$$work" --config.train.steps=40 && \
 	  .venv-latest/bin/scalelab report "$$work"
 
+test-oracles: .venv-oracles/made  ## every optimizer against others' own, in a .venv-oracles with torch (CPU); writes experiments/results/oracles.*
+	.venv-oracles/bin/python -m experiments.oracles
+
 bench: .venv/base  ## the table of speed ratios on this machine
 	.venv/bin/python -m experiments.benchmarks
 
 clean:  ## remove the environments and caches; runs/ stays
-	rm -rf .venv .venv-latest .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-latest .venv-oracles .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # Checked each time, written only when it changes: the stamps below it are then out of date.
 .venv/choice: FORCE
@@ -85,4 +88,13 @@ clean:  ## remove the environments and caches; runs/ stays
 .venv/dev: .venv/base requirements-dev.txt
 	@echo "installing requirements-dev.txt into .venv"
 	@$(call install,.venv,-c constraints.txt -r requirements-dev.txt)
+	@touch $@
+
+# By pip even where there is uv: only pip looks for torch's CPU build where it is told to (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL).
+.venv-oracles/made: requirements.txt constraints.txt requirements-oracles.txt
+	@echo "installing requirements-oracles.txt into .venv-oracles"
+	@$(call make_venv,.venv-oracles)
+	@$(call need_pip,.venv-oracles)
+	@$(call pip,.venv-oracles) -c constraints.txt -r requirements.txt -r requirements-oracles.txt
+	@$(call pip,.venv-oracles) --no-deps -e .
 	@touch $@

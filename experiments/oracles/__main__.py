@@ -1,0 +1,103 @@
+"""Every optimizer of ours against somebody else's implementation: 30 steps on the same gradients.
+
+    make test-oracles        or, in its environment: python -m experiments.oracles [--only=adamw,mup] [--json[=PATH]]
+
+Ours goes through the whole chain in fp32, with all parameters of a small model; theirs updates the same parameters in float64
+where it can. The difference is that of the total update, relative, of the parameter where it is largest. Beside the optimizers:
+muP's multipliers against the package of its authors, the loss scale against torch's. The whole is written to
+experiments/results/oracles.*. The papers' recurrences in numpy are another test: `make test`.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from rich.console import Console
+from rich.table import Table
+
+from experiments.oracles import beyond, problem
+from experiments.oracles.cases import CASES, Case
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput, nearest
+from scalelab.train.changes import versions
+
+RESULTS = pathlib.Path(__file__).parents[1] / "results"
+REQUIREMENTS = pathlib.Path(__file__).parents[2] / "requirements-oracles.txt"
+COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 where every difference is within its tolerance, 1 where one isn't, 2 for bad input."""
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.oracles"
+    known = [*dict.fromkeys(case.optimizer for case in CASES), "mup", "loss scale"]
+    parser.add_argument("--only", default=",".join(known), metavar="A,B", help=f"of {', '.join(known)}")
+    try:
+        options = parser.parse_args(argv)
+        chosen = options.only.split(",")
+        for name in chosen:
+            if name not in known:
+                raise BadInput(f"--only={name}: there is no such row{nearest(name, known)}")
+    except BadInput as mistake:
+        print(f"oracles: {mistake}", file=sys.stderr)
+        return 2
+    rows = [row(case) for case in CASES if case.optimizer in chosen]
+    if {"mup", "loss scale"} & set(chosen):
+        rows += [r for r in beyond.rows() if r["what"] in chosen]
+    result = {"command": "make test-oracles", "date": str(datetime.date.today()), "versions": installed(), "rows": rows}
+    if options.json != "-":
+        table = Table(*COLUMNS)
+        for line in cells(rows):
+            table.add_row(*line)
+        Console(width=200).print(table)
+    if chosen == known:
+        keep(result)
+    emit(result, options.json)
+    return 0 if all(r["tolerance"] is None or r["difference"] <= r["tolerance"] for r in rows) else 1
+
+
+def row(case: Case) -> dict[str, Any]:
+    """One comparison."""
+    print(f"{case.optimizer} {case.changes}", file=sys.stderr, flush=True)
+    both = problem.make(case.optimizer, case.changes, case.dtype, case.transposed)
+    found = problem.difference(problem.ours(both), problem.theirs(both, case.oracle))
+    setting = ", ".join(f"{key.removeprefix('optim.')}={value}" for key, value in case.changes.items())
+    facts = {"what": case.optimizer, "setting": setting, "oracle": case.says, "difference": found}
+    return facts | {"tolerance": case.tolerance, "note": case.note}
+
+
+def installed() -> dict[str, str]:
+    """Our versions and those of requirements-oracles.txt."""
+    lines = [line for line in REQUIREMENTS.read_text().splitlines() if "==" in line]
+    return versions() | {name: importlib.metadata.version(name) for name in (line.split("==")[0] for line in lines)}
+
+
+def cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The rows of the table for people."""
+    found = []
+    for r in rows:
+        tolerance = "other formula" if r["tolerance"] is None else f"{r['tolerance']:.0e}"
+        found.append((r["what"], r["setting"], r["oracle"], f"{r['difference']:.1e}", tolerance, r["note"]))
+    return found
+
+
+def keep(result: dict[str, Any]) -> None:
+    """Write results/oracles.json and .md."""
+    (RESULTS / "oracles.json").write_text(json.dumps(result, indent=1) + "\n")
+    packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines = ["# Oracles", "", __doc__.partition("    make")[0].strip(), "", f"`make test-oracles` on {result['date']} ({packages}):", ""]  # fmt: skip
+    lines += [
+        " | ".join(("", *line, "")).strip() for line in (COLUMNS, ("---",) * len(COLUMNS), *cells(result["rows"]))
+    ]
+    (RESULTS / "oracles.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""Two things that aren't optimizers: muP's multipliers against its authors' package, the loss scale against torch's."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mup
+import numpy as np
+import torch
+
+from configs import tiny
+from scalelab import config as config_lib
+from scalelab.model import parametrization
+from scalelab.model.transformer import declarations, head_multiplier
+from scalelab.optim import groups
+from scalelab.optim.chain import named
+from scalelab.precision import loss_scale
+
+BASE, WIDTH = 64, 256
+
+
+def rows() -> list[dict[str, Any]]:
+    """As those of the optimizers; here everything has to be equal."""
+    optimizers = {"adam": mup.MuAdamW, "sgd": mup.MuSGD}
+    table = [
+        _row("mup", f"{like}: LR and decay by parameter, width {BASE} to {WIDTH}", f"mup.{theirs.__name__}", groups_differ(like, theirs))
+        for like, theirs in optimizers.items()
+    ]  # fmt: skip
+    table.append(_row("mup", f"the head's factor, width {BASE} to {WIDTH}", "mup.MuReadout", heads_differ()))
+    table += [_row("loss scale", setting, "torch.amp.GradScaler", scales_differ(start, finite))
+              for setting, (start, finite) in traces().items()]  # fmt: skip
+    return table
+
+
+def _row(what: str, setting: str, oracle: str, difference: float) -> dict[str, Any]:
+    return {
+        "what": what, "setting": setting, "oracle": oracle, "difference": difference, "tolerance": 1e-12, "note": "",
+    }  # fmt: skip
+
+
+def _shape(width: int) -> Any:
+    values = {
+        "model.d_model": width,
+        "model.d_ff": 4 * width,
+        "parametrization.name": "mup",
+        "parametrization.base_width": BASE,
+    }
+    return config_lib.static(config_lib.resolve(config_lib.override(tiny.get_config(), values))).model
+
+
+def _module(width: int) -> torch.nn.ParameterDict:
+    """Every parameter of ours as torch would have it: (out, in), heads folded, the first of a stack; names without dots."""
+    tensors = {}
+    for name, d in named(declarations(_shape(width))).items():
+        _, ins, outs = groups.sides(d) if d.ins else (1, 1, d.shape[-1])
+        tensors[name.replace(".", "-")] = torch.nn.Parameter(torch.empty(outs, ins) if d.ins else torch.empty(outs))
+    return torch.nn.ParameterDict(tensors)
+
+
+def groups_differ(like: parametrization.Like, theirs: Any) -> float:
+    """The largest relative difference of an LR or a decay."""
+    model = _module(WIDTH)
+    mup.set_base_shapes(model, _module(BASE), delta=_module(2 * BASE), rescale_params=False)
+    optimizer = theirs(model.parameters(), lr=1.0, weight_decay=1.0)
+    found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    ours = named(parametrization.scales(_shape(WIDTH), like))
+    return max(
+        max(abs(s.lr / lr - 1.0), abs(s.decay / decay - 1.0))
+        for name, s in ours.items()
+        for lr, decay in [found[id(model[name.replace(".", "-")])]]
+    )
+
+
+def heads_differ() -> float:
+    """Of what the logits are multiplied by."""
+    heads = [mup.MuReadout(width, 8) for width in (WIDTH, BASE, 2 * BASE)]
+    mup.set_base_shapes(heads[0], heads[1], delta=heads[2])
+    return abs(head_multiplier(_shape(WIDTH)) * heads[0].width_mult() - 1.0)
+
+
+def traces() -> dict[str, tuple[float, np.ndarray]]:
+    """{setting: (first scale, which steps were finite)}."""
+    random = np.random.default_rng(0)
+    rare = random.random(9000) > 1 / 1500
+    often = random.random(200) > 0.5
+    return {
+        f"9,000 steps, {np.sum(~rare)} of them not finite": (loss_scale.INIT_SCALE, rare),
+        f"200 steps, {np.sum(~often)} of them not finite": (loss_scale.INIT_SCALE, often),
+        "from 2^126, 7,000 finite steps": (2.0**126, np.ones(7000, bool)),
+    }
+
+
+def scales_differ(start: float, finite: np.ndarray) -> float:
+    """The largest relative difference of the scale after any step."""
+    first = loss_scale.LossScale(jnp.float32(start), jnp.int32(0))
+
+    def step(old: loss_scale.LossScale, ok: jax.Array) -> tuple[loss_scale.LossScale, jax.Array]:
+        new = loss_scale.update(old, ok)
+        return new, new.scale
+
+    ours = np.float64(jax.jit(lambda: jax.lax.scan(step, first, jnp.asarray(finite))[1])())
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=start)
+    scaler.scale(torch.zeros(()))
+    theirs = []
+    for ok in finite:
+        parameter.grad = torch.full((1,), 1.0 if ok else float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        theirs.append(scaler.get_scale())
+    return float(np.max(np.abs(ours / np.float64(theirs) - 1.0)))
