@@ -44,7 +44,10 @@ class Bar:
             self.bar.stop()
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Take what the loop reports: step, train_loss, val_loss, tokens_per_s; or a warning."""
+        """Take what the loop reports: step, train_loss, val_loss, tokens_per_s; or a warning; or a note of what was chosen."""
+        if "note" in facts:
+            print(facts["note"], file=sys.stderr)
+            return
         if "warning" in facts:
             print(f"scalelab: {facts['warning']}", file=sys.stderr)
             return

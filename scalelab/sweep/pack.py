@@ -46,8 +46,8 @@ def train_pack(
             open_run(name, folder / "runs" / name, trials[name], data, allow, pack=facts | {"trial": name}, **shared)
             for name in names
         ]
-        for word in runs[0].words:
-            progress({"warning": word})
+        for fact in runs[0].words:
+            progress(fact)
         for run in runs:
             for word in goes_on[run.name][1]:
                 run.event("warning", None, word)

@@ -32,7 +32,7 @@ from scalelab.train.step import many_steps, updates
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
          "train.global_batch": 4, "train.accumulate": 2, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip
 STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
-EQUAL = 1e-5  # relative difference of what is equal up to the order of sums
+EQUAL = 1e-4  # relative difference of what is equal up to the order of sums; eigenvectors make more of rounding
 Numbers = Mapping[str, Any]  # hparams
 LAYOUT = {"fsdp": 2, "tensor": 2}
 # On CPU most of the time here is the compiler's; what is checked doesn't depend on how well it does.

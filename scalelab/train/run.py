@@ -40,7 +40,7 @@ class Run:
     facts: dict[str, Any]
     status: str = "running"
     val_loss: float | None = None
-    words: Sequence[str] = ()  # what was chosen for it, what its layout and precision are worth saying about
+    words: Sequence[dict[str, str]] = ()  # what was chosen for it, what its layout and precision are worth saying about
 
     def tokens_before(self, step: int) -> int:
         """Tokens predicted in the steps before `step`."""
@@ -122,7 +122,7 @@ def open_run(
     run.record |= facts
     run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
     run.record["determinism"] = guarantee(run)
-    run.words = [text for _, text in said]
+    run.words = [{"note" if kind == "chosen" else "warning": text} for kind, text in said]
     return run
 
 

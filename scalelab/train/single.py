@@ -50,8 +50,8 @@ def train_single(
         trunk = branch.trunk(config, data) if new else None
         weights = lineage.initial(config) if new and not trunk else None
         run = open_run(folder.name, folder, config, data, allow)
-        for word in [*run.words, *said]:
-            progress({"warning": word})
+        for fact in [*run.words, *({"warning": word} for word in said)]:
+            progress(fact)
         for word in said:
             run.event("warning", None, word)
         start = _resume(run, allow, progress)

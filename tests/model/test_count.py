@@ -185,4 +185,4 @@ def test_width_of_a_head_is_free():
     assert of.d_head * of.n_heads != of.d_model
     widths = {n: d.shape for n, d in transformer.declarations(of)["blocks"]["attention"]["o"].items()}
     assert widths == {"w": (2, 4, 10, 32)}
-    assert dataclasses.replace(of, d_head=8) == shape()
+    assert dataclasses.replace(of, d_head=8, base_d_head=shape().base_d_head) == shape()
