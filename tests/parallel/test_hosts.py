@@ -128,6 +128,7 @@ def test_a_signal_to_one_and_the_death_of_either_stop_both_and_the_pair_goes_on_
     assert untimed(folder) == untimed(whole[0])
     assert [line["step"] for line in untimed(folder) if "train_loss" in line] == [*range(1, STEPS + 1)]
     kinds = [event["kind"] for event in records.read_events(folder)]
+    kinds = [kind for kind in kinds if kind != "chosen"]  # what was, is said at each launch
     assert kinds == ["start", "stopped", "resume", "resume", "resume", "done"]
 
 
