@@ -68,6 +68,7 @@ def likeliest_scale(value: float, count: float, objective: Objective) -> float:
         z = log_normaliser(np.exp(log_s + step), objective) - log_normaliser(np.exp(log_s - step), objective)
         return value / np.exp(log_s) - count * z / (2 * step)
 
+    value = max(value, 1e-300)  # of a fit without an error: as small a scale as there is
     centre = np.log(2 * value / count)
     return float(np.exp(brentq(slope, centre - 10, centre + 10)))
 
