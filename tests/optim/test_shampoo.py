@@ -40,7 +40,8 @@ def test_thirty_steps_of_shampoo(every, averaged):
     static, h = setting("shampoo", optim__every=every, optim__averaged=averaged)
     declared, params, gradients = problem()
     expected = by_shampoo(h, declared, params, gradients, rates(0.02), every, averaged)
-    assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params)
+    # Fourth roots in fp32: 7e-6, and 1.4e-5 without the compiler's later passes.
+    assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params, tolerance=2e-5)
 
 
 def test_the_first_step_is_orthogonal():
