@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-crash test-parallel test-latest test-oracles confirm coverage bench clean FORCE
+.PHONY: help setup quickstart test test-slow test-crash test-parallel test-latest test-oracles confirm coverage bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -41,6 +41,9 @@ test: .venv/dev  ## lint, types, and every test: at most 12 minutes on 2 cores
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/python -m pytest -n 2
+
+test-slow: .venv/dev  ## what make test leaves out for its twelve minutes: more kills, packs and meshes
+	.venv/bin/python -m pytest -n 2 -m slow
 
 test-crash: .venv/dev  ## every moment at which a run can be killed (about a quarter of an hour); writes experiments/results/crash.*
 	SCALELAB_CRASH_RESULT=experiments/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'

@@ -116,6 +116,7 @@ def test_bartletts_mean_is_the_gauss_newton_diagonal(model):
     assert np.linalg.norm(found.mean(0) - exact) < 0.1 * np.linalg.norm(exact)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hutchinson", "gauss_newton"])
 def test_micro_batches_measure_the_same(model, kind):
     made, params, tokens = model

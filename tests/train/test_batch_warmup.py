@@ -77,7 +77,7 @@ def test_records_hold_the_tokens_that_were_seen(whole):
     assert record["dtypes"]["compute"] == {"float32": 1.0}
 
 
-@pytest.mark.parametrize("at", [2, 4, 6])
+@pytest.mark.parametrize("at", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)])
 def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, whole, at):
     calls = iter(range(2, 100, 2))  # two steps a dispatch
     stopped = train_single(config(**RAMP), tmp_path / "run", stop=lambda: next(calls) == at)
@@ -87,6 +87,7 @@ def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, whole, at):
     assert untimed(tmp_path / "run") == untimed(whole[0])
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on_to_the_same_bits(tmp_path):
     long = RAMP | {"train__steps": 300, "schedule__batch_warmup_tokens": 16 * 800, "eval__every_steps": 100}
     long |= {"checkpoint__every_steps": 5, "checkpoint__keep_every": 0}
@@ -126,6 +127,7 @@ def test_another_ramp_is_another_run(tmp_path, whole):
         branched(whole[0], 4, tmp_path / "branch", schedule__decay_steps=4)
 
 
+@pytest.mark.slow
 def test_the_trials_of_a_pack_share_the_ramp(tmp_path, whole):
     trials = {f"lr={lr}": config(**RAMP, sweep__pack="vmap", optim__peak_lr=lr) for lr in (0.01, 0.02)}
     assert set(run_sweep(tmp_path, trials).values()) == {"done"}
@@ -152,6 +154,7 @@ MESHES = {
 }
 
 
+@pytest.mark.slow
 def test_on_meshes_the_batch_grows_as_on_one_device(tmp_path):
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     done = subprocess.run(

@@ -151,6 +151,7 @@ def test_a_config_file_may_say_it_and_the_warmup_stays_the_trunks(trunks, tmp_pa
     assert (run.train.steps, run.schedule.decay_steps, run.schedule.warmup_steps) == (12, 6, 2)
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_by_the_same_command_even_without_its_trunk(tmp_path, trunks):
     shutil.copytree(trunks("constant"), tmp_path / "trunk")
     arguments = [
@@ -169,6 +170,7 @@ def test_killed_it_goes_on_by_the_same_command_even_without_its_trunk(tmp_path, 
     assert records.read_json(tmp_path / "branch" / "record.json")["branch_from"]["step"] == 4
 
 
+@pytest.mark.slow
 def test_trials_of_a_pack_branch_off_like_runs_alone(tmp_path, trunks):
     shared = {
         "train__branch_from": f"{trunks('constant')}@4",

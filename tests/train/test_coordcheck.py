@@ -78,6 +78,7 @@ def test_with_width_standard_grows_and_mup_does_not():
     assert all(row.rms.shape == (2, 2, 5) and (row.change[..., 0] == 0).all() for row in mup.values())
 
 
+@pytest.mark.slow
 def test_with_depth_standard_grows_and_completep_does_not():
     standard, completep = (rows(name, n_layers=(1, 4)) for name in ("standard", "completep"))
     assert standard["stream"].verdict == coordcheck.verdict(list(standard.values())) == "growing"
@@ -98,6 +99,7 @@ def test_resized_keeps_the_recipe():
     assert scales[1] == pytest.approx(scales[0] / 2)
 
 
+@pytest.mark.slow
 def test_what_flows_is_measured_on_the_trainers_own_steps():
     """The change of the embedding is that of the looked-up rows of the trainer's parameters."""
     of = config("standard")
