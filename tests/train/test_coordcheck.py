@@ -25,11 +25,11 @@ def test_activations_are_those_of_the_model(preset, name):
     of = shape(preset, name, base_width=8, base_layers=1, n_layers=3)
     params, batch = random_params(of), tokens(of)[:, :-1]
     found = jax.jit(functools.partial(activations, of))(params, batch)
-    assert distance(found["logits"], transformer.logits(of, params, batch)) < 1e-6
+    assert distance(found["logits"], transformer.logits(of, params, batch)) < 3e-6
     added = transformer.branch_multiplier(of) * (found["attention"] + found["mlp"]).sum(0)
-    assert distance(found["stream"], found["embedding"] + added) < 1e-6
+    assert distance(found["stream"], found["embedding"] + added) < 3e-6
     head = params["embed"]["w"].T if of.tied_head else params["head"]["w"]
-    assert distance(found["logits"], found["final_norm"] @ head / of.width_ratio) < 1e-6
+    assert distance(found["logits"], found["final_norm"] @ head / of.width_ratio) < 3e-6
     assert found["attention"].shape == found["mlp"].shape == (3, *found["stream"].shape)
 
 
