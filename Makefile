@@ -36,7 +36,7 @@ setup: .venv/base  ## install into .venv  [PYTHON=python3.12] [ACCEL=cpu|cuda12|
 quickstart: .venv/base  ## train small models, fit, predict a larger one, check: at most 5 minutes on 2 cores
 	.venv/bin/python -m experiments.isoflop --quick --workdir=runs/quickstart
 
-test: .venv/dev  ## lint, types, and every test: at most 12 minutes on 2 cores
+test: .venv/dev  ## what CI runs: lint, types, and the tests but the slow ones; meant to take at most 12 minutes on 2 cores
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy

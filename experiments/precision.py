@@ -3,7 +3,7 @@
     python -m experiments.precision [--quick] [--workdir=runs/precision] [--json[=PATH]]
 
 configs/tiny.py under each policy, on the same seeds (same first weights, same batches): three of them, 150 steps; --quick takes
-one seed and 80 steps (two for fp32, whose difference is the yardstick), at most 3 minutes on 2 cores. Runs in the workdir that
+one seed and 80 steps (two for fp32, whose difference is the yardstick), meant to take 3 minutes on 2 cores. Runs in the workdir that
 have ended are not run again. Writes precision.json, precision.md, exponents.pdf, .csv and .png into the workdir, and without
 --quick the first two into `results/` beside this file.
 """

@@ -6,8 +6,8 @@
 Tuning is the same for all: as many trials, at the same points of the unit cube (scrambled Halton) over peak LR, weight decay,
 beta2 and warm-up around an optimizer's own values, packed into one program each. Its best then runs on seeds that tuning did
 not see. How often the order flips is a bootstrap over the tuning trials. --target-loss adds the steps, tokens and seconds to
-a validation loss. Run the same command again to resume. --quick: 6 trials and 3 seeds of a small model, at most 6 minutes on
-two cores; without it 24 trials, and the tables go to experiments/results/ too.
+a validation loss. Run the same command again to resume. --quick: 6 trials and 3 seeds of a small model, meant to take at
+most 6 minutes on two cores; without it 24 trials, and the tables go to experiments/results/ too.
 """
 
 import datetime

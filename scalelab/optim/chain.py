@@ -22,7 +22,7 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     """
     member, o = members.find(static.optim.name), static.optim
     by = groups.scales(static.model, o, member)
-    decay = _decay(_weight_decays(member, static, h), by, groups.decays(static.model, o), multiplied=not member.coupled)
+    decay = _decay(weight_decays(member, static, h), by, groups.decays(static.model, o), multiplied=not member.coupled)
     return optax.chain(
         _clip(h["clip_norm"]),
         *([decay] if member.coupled else []),
@@ -34,15 +34,16 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     )
 
 
-def _weight_decays(member: Member, static: Static, h: Hparams) -> Tree:
+def weight_decays(member: Member, static: Static, h: Hparams) -> Tree:
     """A parameter decays by its own optimizer's LR: the rest's by `rest_lr`, unless decay is to be independent of LRs."""
-    rest = 1.0 if static.wd_shape == "independent" else _rest_ratio(h)
+    rest = 1.0 if static.wd_shape == "independent" else rest_ratio(h)
     return jax.tree.map(
         lambda d: h["weight_decay"] if member.claims(d) else rest * h["weight_decay"], declarations(static.model)
     )
 
 
-def _rest_ratio(h: Hparams) -> jax.Array:
+def rest_ratio(h: Hparams) -> jax.Array:
+    """The LR of the AdamW beside an optimizer, over that optimizer's."""
     return h["rest_lr"] / jnp.where(h["peak_lr"] > 0, h["peak_lr"], 1.0)
 
 
@@ -85,7 +86,7 @@ def directions(
     if len(claimed) == len(named(declared)):
         return optax.with_extra_args_support(member.build(declared, o, h, lr))
     own = member.build({name: d for name, d in named(declared).items() if name in claimed}, o, h, lr)
-    rest = optax.chain(adam.transform(h["rest_beta1"], h["rest_beta2"], h["rest_eps"]), optax.scale(_rest_ratio(h)))
+    rest = optax.chain(adam.transform(h["rest_beta1"], h["rest_beta2"], h["rest_eps"]), optax.scale(rest_ratio(h)))
     return _both(claimed, optax.with_extra_args_support(own), rest)
 
 

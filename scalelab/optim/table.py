@@ -1,13 +1,14 @@
 """What each group of parameters gets, as rows: for `scalelab optim` and for a record."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from scalelab.config import Optim, Static
 from scalelab.model.declare import Declaration
 from scalelab.model.transformer import declarations
 from scalelab.optim import groups
-from scalelab.optim.chain import named
+from scalelab.optim.chain import named, rest_ratio, weight_decays
 from scalelab.optim.member import Member
 from scalelab.optim.members import find
 from scalelab.validate import GROUPS
@@ -39,17 +40,17 @@ def state_bytes(member: Member, declaration: Declaration, o: Optim) -> float:
     return member.state_bytes(declaration, o) if member.claims(declaration) else ADAMW_BYTES * declaration.size
 
 
-def rows(static: Static, h: dict[str, float]) -> list[Row]:
+def rows(static: Static, h: Mapping[str, Any]) -> list[Row]:
     """Rows in the order of `groups`, the factors of parametrization, `optim.groups` and `optim.rest_lr` multiplied."""
     o, member = static.optim, find(static.optim.name)
     declared = named(declarations(static.model))
     by, decays = named(groups.scales(static.model, o, member)), named(groups.decays(static.model, o))
-    rest = h["rest_lr"] / h["peak_lr"] if h["peak_lr"] else 0.0
+    rest, own_decays = float(rest_ratio(h)), named(weight_decays(member, static, h))
     found: dict[Any, Row] = {}
     for name, d in declared.items():
         own = member.claims(d)
         lr, scale = by[name].lr * (1.0 if own else rest), by[name]
-        decay = h["weight_decay"] * scale.decay * (1.0 if member.coupled else scale.lr) * decays[name]
+        decay = float(own_decays[name]) * scale.decay * (1.0 if member.coupled else scale.lr) * decays[name]
         key = (groups.group(d), o.name if own else "adamw", lr, decay, scale.eps)
         row = found.setdefault(key, Row(key[0], key[1], 0, 0, lr, decay, scale.eps, 0.0))
         row.tensors += 1

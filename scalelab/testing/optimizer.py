@@ -32,7 +32,8 @@ from scalelab.train.step import many_steps, updates
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
          "train.global_batch": 4, "train.accumulate": 2, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip
 STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
-EQUAL = 1e-4  # relative difference of what is equal up to the order of sums; eigenvectors make more of rounding
+EQUAL = 1e-5  # relative difference of what is equal up to the order of sums
+ROOTS = {"shampoo": 5e-5, "galore": 5e-5}  # eigenvectors and roots make more of rounding: seen 3.3e-5 and 1.0e-5
 Numbers = Mapping[str, Any]  # hparams
 LAYOUT = {"fsdp": 2, "tensor": 2}
 # On CPU most of the time here is the compiler's; what is checked doesn't depend on how well it does.
@@ -199,7 +200,7 @@ def _check_packed(name: str, static: Static, member: Member, h: Numbers) -> None
     second = jax.tree.map(lambda leaf: leaf[1], together)
     _fail_unless(name, _finite(together), "gradients of zero, or packing, make it not finite")
     apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - b, p, params) for p in (second[0], alone[0][0])])
-    _fail_unless(name, apart < EQUAL, f"packed and alone, its updates differ by {apart:.1e}")
+    _fail_unless(name, apart < ROOTS.get(name, EQUAL), f"packed and alone, its updates differ by {apart:.1e}")
 
 
 def _check_odd_leaves(name: str, static: Static, member: Member, h: Numbers) -> None:
@@ -260,6 +261,8 @@ def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Member
             moves, s = step(place(g, state_lib.rules.moments(split.model, split.layout)), s, p)
             p = jax.tree.map(lambda a, b: a + b, p, moves)
     apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])])
-    _fail_unless(name, apart < EQUAL, f"on {layout} its updates differ by {apart:.1e} from one device's")
+    _fail_unless(
+        name, apart < ROOTS.get(name, EQUAL), f"on {layout} its updates differ by {apart:.1e} from one device's"
+    )
     lies = jax.tree.map(lambda x, spec: x.sharding.spec == spec, s, specs.opt_state)
     _fail_unless(name, all(jax.tree.leaves(lies)), "its state does not lie on the mesh as it should")

@@ -31,7 +31,8 @@ def test_muon_takes_hidden_matrices_and_adamw_the_rest(capsys):
     for group, size in (("embed", 256 * 32), ("head", 256 * 32), ("vector", 32 * 7)):
         row = found[group]
         assert (row["optimizer"], row["parameters"], row["bytes_per_parameter"]) == ("adamw", size, 8)
-    assert found["vector"]["weight_decay"] == 0 < found["embed"]["weight_decay"]
+    assert found["vector"]["weight_decay"] == 0
+    assert found["embed"]["weight_decay"] == pytest.approx(0.05 * found["hidden"]["weight_decay"])  # by its own LR
 
 
 def test_multipliers_of_mup_and_of_groups_are_shown_multiplied(capsys):
