@@ -169,7 +169,7 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, layout: config_li
         "versions": changes.versions(),
         "device": jax.devices()[0].device_kind,
         "dtypes": dtypes.of_step(
-            dataclasses.replace(config_lib.static(config), layout=layout), config_lib.hparams(config)
+            dataclasses.replace(config_lib.static(config), layout=layout), config_lib.hparams(config) | dataset.hparams
         ),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
         "attention": implementation(shape, dtype(policy.compute)),
