@@ -141,6 +141,8 @@ def data() -> dict:
     return {
         "source": "stdlib",  # stdlib: this Python's own .py files without tests | text: data.path | synthetic: a bigram language
         "path": "",  # text: files and globs, separated by commas
+        # mask: positions restart, and a document's first token is not predicted from another's last
+        "documents": "cross",  # cross: attention crosses documents (GPT-3, sec. 2.3) | mask: none sees another (Llama 3, sec. 3.2)
         "val_fraction": 0.1,  # share of the documents' bytes held out for validation; split by document
         "split_seed": 0,  # which documents are held out
         "cache_dir": "",  # where token shards are kept; "": $SCALELAB_CACHE or ~/.cache/scalelab

@@ -131,6 +131,7 @@ class Static:
     global_batch: int
     accumulate: int
     layout: Layout
+    documents: str = "cross"
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
 
 
@@ -146,7 +147,7 @@ def static(config: ConfigDict) -> Static:
     optim = Optim(**{field.name: config.optim[field.name] for field in dataclasses.fields(Optim)})
     return Static(
         shape, optim, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
-        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), ramp.of(config),
+        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), config.data.documents, ramp.of(config),
     )  # fmt: skip
 
 

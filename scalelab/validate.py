@@ -14,6 +14,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
     "data.source": ("stdlib", "text", "synthetic"),
+    "data.documents": ("cross", "mask"),
     "optim.name": tuple(DEFAULTS),
     "optim.scale": (None, "spectral", "rms"),
     "optim.newton_schulz": (None, "bf16", "fp32"),
