@@ -293,7 +293,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
 
 def _optimizer_values(optim: ConfigDict) -> None:
     """Fill in the optimizer's own values; BadInput for a value set that it has no use for, or one that it needs and lacks."""
-    values = defaults.own(optim.name)
+    values = defaults.own(optim.name, optim.scale)
     for key, value in optim.items():
         if key not in values and key not in defaults.COMMON and value is not None:
             raise BadInput(

@@ -107,7 +107,7 @@ DEFAULTS: dict[str, Own] = {
     },
     "muon": REST
     | {
-        "peak_lr": (0.02, "Jordan 2024, for scale=spectral; scale=rms wants adamw's, Liu et al. 2025, sec. 2.2"),
+        "peak_lr": (0.02, "Jordan 2024, for scale=spectral"),
         "beta1": (0.95, "Jordan 2024"),
         "nesterov": (True, "Jordan 2024"),
         "scale": ("spectral", "Jordan 2024"),
@@ -157,8 +157,13 @@ DEFAULTS: dict[str, Own] = {
 }
 
 
-def own(name: str) -> Own:
-    """The values of optimizer `name`; a user's own (`pkg.mod:fn`) may use every key and has adamw's values, but no LR."""
+def own(name: str, scale: str | None = None) -> Own:
+    """The values of optimizer `name`, with `optim.scale` as it is set (None: not).
+
+    A user's own (`pkg.mod:fn`) may use every key and has adamw's values, but no LR.
+    """
+    if name == "muon" and scale == "rms":
+        return DEFAULTS[name] | {"peak_lr": (_ADAMW["peak_lr"][0], "adamw's: Liu et al. 2025, sec. 2.2, on scale=rms")}
     if name in DEFAULTS:
         return DEFAULTS[name]
     everything = {key: (None, "") for values in DEFAULTS.values() for key in values}
@@ -171,7 +176,7 @@ def words(values: Mapping[str, Any]) -> str:
     if name not in DEFAULTS:
         return ""
     by_source: dict[str, list[str]] = {}
-    for key, (value, source) in DEFAULTS[name].items():
+    for key, (value, source) in own(name, values["scale"]).items():
         if values[key] == value:
             by_source.setdefault(source, []).append(f"{key}={value}")
     said = "; ".join(f"{', '.join(some)} ({source})" for source, some in by_source.items())

@@ -75,6 +75,17 @@ def _phrase(config: ConfigDict, what: str, name: str) -> str:
     return f"{name} {given:,} steps" + (f" ({', '.join(ways)})" if ways else " (default)" if default else "")
 
 
+def doubts(config: ConfigDict) -> list[str]:
+    """What of the schedule its user may not have meant."""
+    name = config.schedule.name
+    if config.optim.name == "schedule_free_adamw" and name != "constant":
+        return [
+            f"schedule.name={name}: schedule_free_adamw averages where others decay, its authors hold the LR "
+            "(Defazio et al. 2024): schedule.name=constant"
+        ]
+    return []
+
+
 def landmarks(config: ConfigDict) -> list[int]:
     """The steps worth looking at: the first, the warm-ups' last, every tenth of the run, the decay's first, the last."""
     steps, schedule = config.train.steps, config.schedule

@@ -8,6 +8,7 @@ boundaries and don't cross shards; what is left at a shard's end, under one wind
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,17 +26,18 @@ ORDER_BLOCK = 4096  # windows whose order is computed at once: one small batch a
 
 
 class Windows:
-    """The windows of one split: `len(windows)` of them, `windows[numbers]` -> int32 [len(numbers), seq_len + 1]."""
+    """The windows of splits, one after the other: `len(windows)` of them, `windows[numbers]` -> int32 [len(numbers), seq_len + 1]."""
 
-    def __init__(self, split: Split, seq_len: int, name: str) -> None:
+    def __init__(self, splits: Sequence[Split], seq_len: int, name: str) -> None:
         if seq_len < 1:
             raise BadInput(f"seq_len={seq_len} is not a length; at least 1")
         view = np.lib.stride_tricks.sliding_window_view
-        shards = [np.asarray(shard) for shard in split.shards if len(shard) > seq_len]
+        shards = [np.asarray(shard) for split in splits for shard in split.shards]
+        longest = max(map(len, shards), default=0)
+        shards = [shard for shard in shards if len(shard) > seq_len]
         self.views = [view(shard, seq_len + 1)[::seq_len] for shard in shards]  # [n, seq_len + 1], no copy
         self.ends = np.cumsum([len(v) for v in self.views])
         if not self.views:
-            longest = max((len(shard) for shard in split.shards), default=0)
             raise BadInput(f"the {name} data hold {longest} tokens, a window of seq_len={seq_len} needs {seq_len + 1}")
 
     def __len__(self) -> int:
@@ -140,7 +142,7 @@ def train_batches(
         raise BadInput(f"global_batch={global_batch} is not a batch; at least 1")
     if seed < 0:
         raise BadInput(f"seed={seed} is negative; 0 or more")
-    windows = Windows(dataset.train, seq_len, "training")
+    windows = Windows([part.train for part in dataset.parts], seq_len, "training")
     return TrainBatches(windows, BatchOrder(len(windows), global_batch, seed, accumulate, ramp))
 
 
@@ -153,7 +155,7 @@ def val_batches(dataset: Dataset, seq_len: int, batch_size: int, n_batches: int,
     """
     if batch_size < 1 or n_batches < 1:
         raise BadInput(f"{n_batches} validation batches of {batch_size} sequences score nothing; at least 1 of 1")
-    windows = Windows(dataset.val, seq_len, "validation")
+    windows = Windows([part.val for part in dataset.parts], seq_len, "validation")
     n_batches = min(n_batches, len(windows) // batch_size)
     if n_batches < 1:
         raise BadInput(

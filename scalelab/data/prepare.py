@@ -12,28 +12,43 @@ import numpy as np
 
 from scalelab.data.shards import FORMAT, Split, read_folder, write_folder
 from scalelab.data.sources import DataConfig, Source, open_source
-from scalelab.data.tokenizers import Tokenizer, byte_tokens, given_tokens
+from scalelab.data.tokenizers import SEPARATOR, Tokenizer, byte_tokens, given_tokens
 from scalelab.errors import BadInput
 
 OVERSHOOT = 1.25  # a document that would take the held-out share beyond this times the wanted one stays in training
 
 
 @dataclasses.dataclass(frozen=True)
-class Dataset:
-    """Tokens of both splits and what a record needs to say about them.
+class Part:
+    """One named source's tokens. `bytes_per_token` is its validation split's: text bytes over tokens, separators included."""
 
-    `fingerprint` covers every stored token and its split. `bytes_per_token` is the validation set's (text bytes over tokens,
-    separators included), so bits per byte = loss / ln 2 / bytes_per_token; a synthetic token counts as one byte.
+    name: str
+    train: Split
+    val: Split
+    bytes_per_token: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Tokens of one or more sources, all of one tokenizer, and what a record needs to say about them.
+
+    `separator` is the id that ends a document. `fingerprint` covers every stored token and its split. `bytes_per_token` is
+    that of all validation text, so bits per byte = loss / ln 2 / bytes_per_token; a synthetic token counts as one byte.
     `entropy_rate` is in nats per token, None unless synthetic. `description` is plain JSON for the run's record.
     """
 
-    train: Split
-    val: Split
+    parts: tuple[Part, ...]
     vocab_size: int
+    separator: int
     fingerprint: str
     bytes_per_token: float
     entropy_rate: float | None
     description: dict[str, Any]
+
+    @property
+    def hparams(self) -> dict[str, float]:
+        """What the step has to know of the data, traced like a config's `hparams`."""
+        return {"separator": self.separator}
 
 
 def prepare(config: DataConfig) -> Dataset:
@@ -139,4 +154,7 @@ def _describe(index: dict[str, Any], splits: dict[str, Split], source: Source, t
         "bytes_per_token": bytes_per_token,
         "entropy_rate": source.entropy_rate,
     }
-    return Dataset(train, val, tokenizer.vocab_size, fingerprint, bytes_per_token, source.entropy_rate, description)
+    part = Part(source.description["source"], train, val, bytes_per_token)
+    return Dataset(
+        (part,), tokenizer.vocab_size, SEPARATOR, fingerprint, bytes_per_token, source.entropy_rate, description
+    )

@@ -90,7 +90,7 @@ def _trajectories(
 ) -> dict[str, np.ndarray]:
     """{activation: [2 (RMS, RMS of the change), seeds, steps + 1]}."""
     of = dataclasses.replace(static(config), global_batch=batch, accumulate=1, batch_ramp=(), layout=Layout())
-    trials = [hparams(config) | {"warmup_steps": 0, "seed": seed} for seed in seeds]
+    trials = [hparams(config) | dataset.hparams | {"warmup_steps": 0, "seed": seed} for seed in seeds]
     program = in_turn(of, trials)
     batches = train_batches(dataset, config.model.seq_len, batch, config.train.seed)
     probe, look = jnp.asarray(batches.batch(0)[:, :-1]), _look(of)

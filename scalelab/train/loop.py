@@ -143,7 +143,7 @@ def train(
     diverged is out, and its neighbours go on.
     """
     config = runs[0].config
-    program = PACKINGS[mode](static(config), [hparams(run.config) for run in runs])
+    program = PACKINGS[mode](static(config), [hparams(run.config) | dataset.hparams for run in runs])
     stop = agreed(stop)
     step, states = (start[0], program.join(start[1])) if start else (0, program.init())
     if params and not start:

@@ -45,7 +45,7 @@ class Program(NamedTuple):
 
 
 def _traced(h: dict[str, float]) -> dict[str, jax.Array]:
-    kinds = {"seed": jnp.uint32, "steps": jnp.float32}
+    kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     return {key: jnp.asarray(value, kinds.get(key, jnp.float32)) for key, value in h.items()}
 
 

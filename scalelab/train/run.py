@@ -108,6 +108,7 @@ def open_run(
     """
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
     said = [("chosen", word) for word in filter(None, [defaults.words(config.optim), lengths.describe(config)])]
+    said += [("schedule", word) for word in lengths.doubts(config)]
     said += [("layout", word) for word in rules.check(config, layout)]
     said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
     known = changes.facts(config, dataset)
@@ -169,7 +170,7 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, layout: config_li
         "versions": changes.versions(),
         "device": jax.devices()[0].device_kind,
         "dtypes": dtypes.of_step(
-            dataclasses.replace(config_lib.static(config), layout=layout), config_lib.hparams(config)
+            dataclasses.replace(config_lib.static(config), layout=layout), config_lib.hparams(config) | dataset.hparams
         ),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
         "attention": implementation(shape, dtype(policy.compute)),

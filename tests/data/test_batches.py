@@ -35,7 +35,7 @@ def all_windows(split):
 
 
 def test_an_epoch_holds_every_window_exactly_once(dataset):
-    expected = all_windows(dataset.train)
+    expected = all_windows(dataset.parts[0].train)
     assert len(set(expected)) == len(expected) > 1000
     batches = train_batches(dataset, SEQ_LEN, BATCH, seed=0)
     assert batches.steps_per_epoch == len(expected) / BATCH
@@ -49,7 +49,7 @@ def test_an_epoch_holds_every_window_exactly_once(dataset):
 
 
 def test_a_batch_larger_than_the_data_spans_epochs(dataset):
-    n = len(all_windows(dataset.train))
+    n = len(all_windows(dataset.parts[0].train))
     rows = train_batches(dataset, SEQ_LEN, 2 * n, seed=0).batch(0)
     assert len(np.unique(rows[:n], axis=0)) == n and len(np.unique(rows, axis=0)) == n
 
@@ -81,7 +81,7 @@ def test_order_does_not_depend_on_the_batch_size(dataset):
 
 def test_seeds_give_unrelated_orders(dataset):
     # Seed s at epoch e + 1 must not be seed s + 1 at epoch e, as it is where seeds and epochs are added.
-    n = len(all_windows(dataset.train))
+    n = len(all_windows(dataset.parts[0].train))
     orders = {(s, e): window_numbers(np.arange(e * n, (e + 1) * n), n, s) for s in range(3) for e in range(3)}
     for one, other in itertools.combinations(orders.values(), 2):
         assert (one == other).sum() < 10
@@ -132,7 +132,7 @@ def test_another_process_reads_the_same_batches(corpus):
 
 
 def test_validation_is_fixed_and_evenly_spaced(dataset):
-    windows = all_windows(dataset.val)
+    windows = all_windows(dataset.parts[0].val)
     place = {w: i for i, w in enumerate(windows)}
     batches = val_batches(dataset, SEQ_LEN, 4, 5)
     assert [b.shape for b in batches] == [(4, SEQ_LEN + 1)] * 5 and batches[0].dtype == np.int32
@@ -144,14 +144,14 @@ def test_validation_is_fixed_and_evenly_spaced(dataset):
 
 
 def test_validation_uses_all_that_fits_where_less_is_there(dataset):
-    windows = all_windows(dataset.val)
+    windows = all_windows(dataset.parts[0].val)
     batches = val_batches(dataset, SEQ_LEN, 10, 10**6)
     assert len(batches) == len(windows) // 10
     assert len({tuple(row) for b in batches for row in b.tolist()}) == 10 * len(batches)
 
 
 def test_no_training_window_holds_validation_text(dataset):
-    train = b"".join(s.tobytes() for s in dataset.train.shards)
+    train = b"".join(s.tobytes() for s in dataset.parts[0].train.shards)
     for row in np.concatenate(val_batches(dataset, SEQ_LEN, 1, 50)):
         assert row.astype(np.uint8).tobytes() not in train
 

@@ -35,39 +35,41 @@ def read_files(config):
 def test_stored_documents_are_the_files_in_order(corpus, monkeypatch, shard_tokens):
     monkeypatch.setattr(shards, "SHARD_TOKENS", shard_tokens)
     dataset = prepare(corpus)
-    train, val = documents_of(dataset.train), documents_of(dataset.val)
-    assert (len(dataset.train.shards) > 1) == (shard_tokens == 4000)
+    train, val = documents_of(dataset.parts[0].train), documents_of(dataset.parts[0].val)
+    assert (len(dataset.parts[0].train.shards) > 1) == (shard_tokens == 4000)
     files = read_files(corpus)
     assert train == [f for f in files if f in set(train)] and val == [f for f in files if f in set(val)]
     assert sorted(train + val) == sorted(files)
     assert not set(train) & set(val)
-    assert dataset.description["train_documents"] == len(train) and dataset.val.n_documents == len(val)
-    assert dataset.val.n_tokens == sum(len(v) + 1 for v in val)
-    assert dataset.bytes_per_token == sum(map(len, val)) / dataset.val.n_tokens
+    assert dataset.description["train_documents"] == len(train) and dataset.parts[0].val.n_documents == len(val)
+    assert dataset.parts[0].val.n_tokens == sum(len(v) + 1 for v in val)
+    assert dataset.bytes_per_token == sum(map(len, val)) / dataset.parts[0].val.n_tokens
 
 
 def test_no_stretch_of_validation_text_stands_in_training(corpus):
     dataset = prepare(corpus)
-    train, val = (b"".join(s.tobytes() for s in split.shards) for split in (dataset.train, dataset.val))
+    train, val = (
+        b"".join(s.tobytes() for s in split.shards) for split in (dataset.parts[0].train, dataset.parts[0].val)
+    )
     assert len(val) > 1000
     assert all(val[i : i + 12] not in train for i in range(len(val) - 12))
 
 
 def test_split_seed_changes_the_split_and_nothing_else(corpus):
     splits = [prepare(dataclasses.replace(corpus, split_seed=seed)) for seed in (0, 1, 2)]
-    held_out = {tuple(sorted(documents_of(d.val))) for d in splits}
+    held_out = {tuple(sorted(documents_of(d.parts[0].val))) for d in splits}
     assert len(held_out) == 3 and len({d.fingerprint for d in splits}) == 3
     assert len({d.description["source_fingerprint"] for d in splits}) == 1
     for d in splits:
-        share = d.val.n_tokens / (d.val.n_tokens + d.train.n_tokens)
+        share = d.parts[0].val.n_tokens / (d.parts[0].val.n_tokens + d.parts[0].train.n_tokens)
         assert 0.09 < share < 0.13
 
 
 def test_renaming_files_keeps_the_split(corpus):
-    before = set(documents_of(prepare(corpus).val))
+    before = set(documents_of(prepare(corpus).parts[0].val))
     for i, path in enumerate(sorted(pathlib.Path(corpus.path).parent.iterdir())):
         path.rename(path.with_name(f"z{99 - i}.txt"))
-    assert set(documents_of(prepare(corpus).val)) == before
+    assert set(documents_of(prepare(corpus).parts[0].val)) == before
 
 
 def test_a_copy_of_a_document_falls_on_the_same_side(corpus):
@@ -75,10 +77,12 @@ def test_a_copy_of_a_document_falls_on_the_same_side(corpus):
         for copy in "12":
             path.with_name(f"copy{copy}-{path.name}").write_bytes(path.read_bytes())
     dataset = prepare(corpus)
-    train, val = documents_of(dataset.train), documents_of(dataset.val)
+    train, val = documents_of(dataset.parts[0].train), documents_of(dataset.parts[0].val)
     assert not set(train) & set(val) and len(train) + len(val) == 120
-    assert 0.09 < dataset.val.n_tokens / (dataset.val.n_tokens + dataset.train.n_tokens) < 0.13
-    assert dataset.bytes_per_token == sum(map(len, val)) / dataset.val.n_tokens
+    assert (
+        0.09 < dataset.parts[0].val.n_tokens / (dataset.parts[0].val.n_tokens + dataset.parts[0].train.n_tokens) < 0.13
+    )
+    assert dataset.bytes_per_token == sum(map(len, val)) / dataset.parts[0].val.n_tokens
 
 
 @settings(max_examples=200, deadline=None)
@@ -103,9 +107,9 @@ def test_synthetic_knows_its_floor(tmp_path):
     config = DataConfig(source="synthetic", vocab_size=300, n_tokens=50_000, language_seed=7, cache_dir=str(tmp_path))
     dataset = prepare(config)
     assert dataset.entropy_rate == entropy_rate(make_language(300, 7)) == dataset.description["entropy_rate"]
-    assert dataset.train.n_tokens + dataset.val.n_tokens == 50_000
-    assert dataset.train.shards[0].dtype == np.dtype("<u2") and dataset.bytes_per_token == 1.0
-    assert dataset.train.shards[0].max() < 300
+    assert dataset.parts[0].train.n_tokens + dataset.parts[0].val.n_tokens == 50_000
+    assert dataset.parts[0].train.shards[0].dtype == np.dtype("<u2") and dataset.bytes_per_token == 1.0
+    assert dataset.parts[0].train.shards[0].max() < 300
     assert prepare(dataclasses.replace(config, language_seed=8)).fingerprint != dataset.fingerprint
 
 

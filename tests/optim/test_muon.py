@@ -4,6 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import base
+from scalelab import config as config_lib
+from scalelab import defaults
 from scalelab.model.declare import Declaration
 from scalelab.optim import groups
 from scalelab.optim.chain import named
@@ -97,3 +100,11 @@ def test_the_rest_decays_by_its_own_learning_rate():
         for k in ("blocks.mlp.up.w", "head.w"):
             shrunk = 1 - 0.1 * (1e-2 if declared[k].is_hidden_matrix else rest)
             np.testing.assert_allclose(after[k], shrunk * params[k], rtol=1e-6)
+
+
+def test_the_default_lr_is_that_of_the_scale():
+    for given, lr in (("spectral", 0.02), ("rms", 3e-3), (None, 0.02)):
+        values = {"optim.name": "muon"} | ({"optim.scale": given} if given else {})
+        config = config_lib.resolve(config_lib.override(base.get_config(), values))
+        assert config.optim.peak_lr == lr
+        assert f"peak_lr={lr}" in defaults.words(config.optim)

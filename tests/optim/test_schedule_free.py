@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab import records
+from scalelab import lengths, records
 from scalelab.config import hparams, static
 from scalelab.data.batches import val_batches
 from scalelab.errors import BadInput
@@ -92,3 +92,10 @@ def test_without_beta1_there_is_no_average_to_be_had_back():
         config(**MADE, optim__beta1=0.0)
     with pytest.raises(BadInput, match=r"schedule.beta1_start=0: "):
         config(**MADE, schedule__beta1_start=0.0, schedule__beta1_steps=2)
+
+
+def test_a_schedule_that_decays_beside_the_average_is_said():
+    for name, doubted in (("constant", False), ("cosine", True)):
+        made = config(optim__name="schedule_free_adamw", schedule__name=name)
+        assert ["Defazio" in word for word in lengths.doubts(made)] == [True] * doubted
+    assert not lengths.doubts(config(optim__name="adamw"))
