@@ -14,9 +14,9 @@ import optax
 
 
 class Ema(NamedTuple):
-    """`count` is t, the steps averaged (int32; skipped ones are none); `mean` is like the parameters, in fp32."""
+    """`steps` is t, those averaged (int32; skipped ones are none); `mean` is like the parameters, in fp32."""
 
-    count: jax.Array
+    steps: jax.Array
     mean: Any
 
 
@@ -27,6 +27,6 @@ def init(params: Any) -> Ema:
 
 def update(ema: Ema, params: Any, decay: jax.Array) -> Ema:
     """With one more step's `params` (fp32); `decay` in (0, 1) is traced."""
-    count = optax.safe_increment(ema.count)
-    weight = (1.0 - decay) / -jnp.expm1(count * jnp.log(decay))  # 1 - d^t without its cancellation
-    return Ema(count, optax.incremental_update(params, ema.mean, weight))
+    steps = optax.safe_increment(ema.steps)
+    weight = (1.0 - decay) / -jnp.expm1(steps * jnp.log(decay))  # 1 - d^t without its cancellation
+    return Ema(steps, optax.incremental_update(params, ema.mean, weight))

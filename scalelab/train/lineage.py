@@ -134,7 +134,7 @@ def averaged(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Stati
     """The mean that a run keeps of its weights (`ema.Ema`), of a checked step. BadInput before the first step that counts."""
     (like,) = program.like(wanted, 1, "turn")
     kept = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
-    if not kept.count:
+    if not kept.steps:
         raise BadInput(f"{checkpoints.folder / str(checked.step)}: no step was averaged yet, as none was taken")
     return kept.mean
 

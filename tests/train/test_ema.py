@@ -52,7 +52,7 @@ def test_the_mean_is_the_definition_in_float64_and_a_skipped_step_leaves_it(prec
     points = [named(state.params) for i, state in enumerate(states) if i not in (0, 3)]
     for n in (1, 2, 5):
         state, wanted = states[n if n < 3 else 6], by_hand(points[:n], np.float32(DECAY))
-        assert state.ema.count == n
+        assert state.ema.steps == n
         for name, mean in named(state.ema.mean).items():
             assert mean.dtype == jnp.float32
             np.testing.assert_allclose(mean, wanted[name], rtol=2e-6, atol=1e-7, err_msg=f"{name} after {n}")
@@ -114,7 +114,7 @@ for layout in json.loads(sys.argv[1]):
         for tokens in batches(3):
             many = step(static, many, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH, None))), h)[0]
     placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(NamedSharding(mesh, s), x.ndim), many, state_lib.specs(static))
-    print(relative(jax.device_get(many.ema.mean), one.ema.mean), int(many.ema.count), all(jax.tree.leaves(placed)))
+    print(relative(jax.device_get(many.ema.mean), one.ema.mean), int(many.ema.steps), all(jax.tree.leaves(placed)))
 """
 
 
