@@ -107,6 +107,7 @@ def get_config() -> ConfigDict:
                 "accumulate": 1,  # micro-batches a step; token-weighted, so the step equals the big batch's
                 "seed": 0,  # [h] initialisation and data order
                 "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
+                "ema": 0.0,  # [h] decay a step of a bias-corrected average of the weights, for `eval --ema`; 0: none is kept
                 "deterministic": False,  # the same bits again at some speed: on a GPU, ops of fixed order, and kernels chosen once a run
                 "init_from": "",  # start on weights of RUN, RUN@STEP or hf:DIR (safetensors); optimizer and schedule begin anew; "": drawn
                 "branch_from": "",  # go on from RUN@STEP, all state included: `scalelab train --branch-from` sets it; "": none

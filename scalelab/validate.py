@@ -65,6 +65,7 @@ RANGES = {
     "schedule.beta1_steps": (0, 1e12, True),
     "train.seed": (0, 2**31 - 1, True),
     "train.z_loss": (0, 1e3, True),
+    "train.ema": (0, 0.9999999, True),
     "data.split_seed": (0, 2**31 - 1, True),
     "data.language_seed": (0, 2**31 - 1, True),
     "model.logit_softcap": (0, 1e6, True),
@@ -159,6 +160,10 @@ def _check_combinations(config: ConfigDict) -> None:
             f"nearest: {train.steps}"
         )
     if config.optim.name == "schedule_free_adamw":
+        if train.ema:
+            raise BadInput(
+                f"train.ema={train.ema}: schedule_free_adamw evaluates an average of its own; nearest: train.ema=0"
+            )
         for key in ("optim.beta1", *(["schedule.beta1_start"] if config.schedule.beta1_steps else [])):
             if not _get(config, key):
                 raise BadInput(

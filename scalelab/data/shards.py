@@ -130,13 +130,14 @@ def _sweep(cache: pathlib.Path) -> None:
 
 def read_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]:
     """The index and the splits of a finished folder, verified. Raises BadInput that names the file that is wrong."""
-    index = _read_index(folder)
+    index = read_index(folder)
     entries = [e for shards in index["splits"].values() for shard in shards for e in shard.values()]
     verify(folder, entries, hashes=sum(e["bytes"] for e in entries) <= HASHED_ON_OPEN_BYTES)
     return index, {name: _map_split(folder, shards, index["dtype"]) for name, shards in index["splits"].items()}
 
 
-def _read_index(folder: pathlib.Path) -> dict[str, Any]:
+def read_index(folder: pathlib.Path) -> dict[str, Any]:
+    """The index of a finished folder. Raises BadInput."""
     path = folder / "index.json"
     try:
         index = json.loads(path.read_text())

@@ -22,11 +22,11 @@ from scalelab.precision import delayed, loss_scale
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES, Policy
 from scalelab.precision.products import arithmetic
-from scalelab.train import curvature
+from scalelab.train import curvature, ema
 from scalelab.train import state as state_lib
 from scalelab.train.state import TrainState, stored, wide
 
-Updated = tuple[Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, (update norm, param norm)
+Updated = tuple[Any, Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, ema, (update norm, param norm)
 METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
 LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
 
@@ -177,27 +177,32 @@ def train_step(
 
         def once(_: jax.Array, carry: Updated) -> Updated:
             # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
-            (params, opt_state, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
+            (params, opt_state, average, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
             params, opt_state = wide(params, policy.parameters), wide(opt_state, policy.moments)
             params = split(static, rules.moments, params)
             moves, opt_state = updates(static, tied, opt_state, params, {**h, **now}, now["lr"], **more)
             params = split(static, rules.parameters, optax.apply_updates(params, moves))
             norms = (optax.tree.norm(moves), optax.tree.norm(params)) if measured else norms
-            return stored(params, policy.parameters), stored(opt_state, policy.moments), norms
+            params = stored(params, policy.parameters)
+            if static.ema:
+                mine = split(static, rules.moments, wide(params, policy.parameters))
+                average = ema.update(average, mine, h["ema"])
+            return params, stored(opt_state, policy.moments), average, norms
 
         return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)
 
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     logged = (state.step + 1) % h["log_every"].astype(jnp.int32) == 0
     unmeasured = (jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan))
-    carry = update(False, finite & ~logged, (state.params, state.opt_state, unmeasured))
-    params, opt_state, norms = update(True, finite & logged, carry)
+    carry = update(False, finite & ~logged, (state.params, state.opt_state, state.ema, unmeasured))
+    params, opt_state, average, norms = update(True, finite & logged, carry)
     new = TrainState(
         step=state.step + 1,
         params=params,
         opt_state=opt_state,
         skipped=state.skipped + ~finite,
         streak=jnp.where(finite, 0, state.streak + 1),
+        ema=average,
         precision=_next(policy, state.precision, amax, finite),
     )
     metrics = dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
