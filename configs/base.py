@@ -149,6 +149,9 @@ def data() -> dict:
         "cache_dir": "",  # where token shards are kept; "": $SCALELAB_CACHE or ~/.cache/scalelab
         "language_seed": 0,  # synthetic: which language
         "n_tokens": 4_000_000,  # synthetic: corpus size in tokens
+        # shares of the training sequences by source, also from a step on: "web=0.7,code=0.3; 8000: web=1/5,code=4/5"
+        "mixture": "",  # "": as much of each as there is; the validation loss counts sources by their validation tokens
+        "unique_tokens": "",  # training tokens kept of each source, then repeated: "1e6" | "web=1e6" (Muennighoff et al. 2023); "": all
     }
 
 
