@@ -142,11 +142,16 @@ def data() -> dict:
     return {
         "source": "stdlib",  # stdlib: this Python's own .py files without tests | text: data.path | synthetic: a bigram language
         "path": "",  # text: files and globs, separated by commas
+        # mask: positions restart, and a document's first token is not predicted from another's last
+        "documents": "cross",  # cross: attention crosses documents (GPT-3, sec. 2.3) | mask: none sees another (Llama 3, sec. 3.2)
         "val_fraction": 0.1,  # share of the documents' bytes held out for validation; split by document
         "split_seed": 0,  # which documents are held out
         "cache_dir": "",  # where token shards are kept; "": $SCALELAB_CACHE or ~/.cache/scalelab
         "language_seed": 0,  # synthetic: which language
         "n_tokens": 4_000_000,  # synthetic: corpus size in tokens
+        # shares of the training sequences by source, also from a step on: "web=0.7,code=0.3; 8000: web=1/5,code=4/5"
+        "mixture": "",  # "": as much of each as there is; the validation loss counts sources by their validation tokens
+        "unique_tokens": "",  # training tokens kept of each source, then repeated: "1e6" | "web=1e6" (Muennighoff et al. 2023); "": all
     }
 
 

@@ -133,6 +133,7 @@ class Static:
     layout: Layout
     ema: bool = False  # from train.ema: whether an average of the weights is kept
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
+    documents: str = "cross"  # from data.documents
 
 
 def static(config: ConfigDict) -> Static:
@@ -148,6 +149,7 @@ def static(config: ConfigDict) -> Static:
     return Static(
         shape, optim, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, ramp.of(config),
+        config.data.documents,
     )  # fmt: skip
 
 

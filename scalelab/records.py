@@ -228,5 +228,6 @@ def read_run(folder: pathlib.Path) -> dict:
         "bpb": record.get("bpb"),
         "identity": record.get("identity"),
     }
+    row |= record.get("by_source", {})
     row |= names | {key: value for key, value in flat.items() if key not in row}
     return row | {key: value for key, value in _scores(folder, record.get("steps")).items() if key not in row}

@@ -4,6 +4,7 @@ import math
 
 from ml_collections import ConfigDict
 
+from scalelab import shares
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
 from scalelab.own import user_object
@@ -14,6 +15,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
     "data.source": ("stdlib", "text", "synthetic"),
+    "data.documents": ("cross", "mask"),
     "optim.name": tuple(DEFAULTS),
     "optim.scale": (None, "spectral", "rms"),
     "optim.newton_schulz": (None, "bf16", "fp32"),
@@ -121,6 +123,8 @@ def check(config: ConfigDict, derived: bool) -> None:
             bound = low if value <= low else high
             raise BadInput(f"{key}={value} is outside {'[' if closed else '('}{low}, {high}]; nearest bound: {bound}")
     group_multipliers(config.optim.groups)
+    shares.mixture(config.data.mixture)
+    shares.unique_tokens(config.data.unique_tokens)
     if derived:
         _check_combinations(config)
 
@@ -168,6 +172,11 @@ def _check_combinations(config: ConfigDict) -> None:
                 raise BadInput(
                     f"{key}=0: schedule_free_adamw's average is known by its share beta1; nearest: {key}=0.9"
                 )
+    for stage in shares.mixture(config.data.mixture)[1:]:
+        if stage.step >= train.steps:
+            raise BadInput(
+                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; nearest: {train.steps - 1}"
+            )
     if config.data.source == "text" and not config.data.path:
         raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
 

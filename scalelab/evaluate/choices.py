@@ -35,14 +35,24 @@ class Score(NamedTuple):
     greedy: bool
 
 
+class Reading(NamedTuple):
+    """A task's items as rows, a list a choice; and the id that ends a document in the run's data."""
+
+    items: list[list[Row]]
+    separator: int
+
+
 Encode = Callable[[Text], np.ndarray]
 
 
-def encoder(of: Subject, texts: bool) -> tuple[Encode, list[int]]:
-    """What turns text (or checked ids) into ids, and the ids that stand before a document in this run's data."""
+def read(of: Subject, task: Task) -> Reading:
+    """A task as the model reads it. BadInput, with file and line, for what it can't read."""
+    texts = any(isinstance(text, str) for item in task.items for text in (item.context, *item.choices))
     synthetic = of.config.data.source == "synthetic"
     tokens = None if synthetic and not texts else tokenizer(of)
     separator = tokens.separator if tokens else tokenizers.SEPARATOR
+    # A document follows the one before it; where documents don't see each other it begins with its own first token.
+    before = [] if of.static.documents == "mask" else [separator]
 
     def encode(text: Text) -> np.ndarray:
         if isinstance(text, str):
@@ -52,20 +62,13 @@ def encoder(of: Subject, texts: bool) -> tuple[Encode, list[int]]:
         tokenizers.check_ids(ids, of.static.model.vocab_size)
         return ids.astype(np.int32)
 
-    return encode, [separator]
-
-
-def rows(of: Subject, task: Task) -> list[list[Row]]:
-    """Each item's choices as rows. BadInput, with file and line, for what the model can't read."""
-    texts = any(isinstance(text, str) for item in task.items for text in (item.context, *item.choices))
-    encode, before = encoder(of, texts)
     found = []
     for item in task.items:
         try:
             found.append(_rows(item, encode, before, of.seq_len))
         except BadInput as error:
             raise BadInput(f"{task.path}, line {item.line}: {error}") from None
-    return found
+    return Reading(found, separator)
 
 
 def _rows(item: Item, encode: Encode, before: Sequence[int], seq_len: int) -> list[Row]:
@@ -104,39 +107,41 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(apart[0]) if len(apart) else n
 
 
-def score(of: Subject, rows: Sequence[Row], progress: Callable[[int, int], None] = lambda *_: None) -> list[Score]:
+def score(
+    of: Subject, rows: Sequence[Row], separator: int, progress: Callable[[int, int], None] = lambda *_: None
+) -> list[Score]:
     """Each row's score, in batches of few shapes: what fills a row or a batch up changes no score."""
     lengths = [min(max(SHORTEST, 1 << (len(row.tokens) - 2).bit_length()), of.seq_len) for row in rows]
     scores: dict[int, Score] = {}
     for length in sorted(set(lengths)):
         mine, size = [i for i, one in enumerate(lengths) if one == length], max(1, CHUNK_TOKENS // length)
         for first in range(0, len(mine), size):
-            scores |= _batch(of, {i: rows[i] for i in mine[first : first + size]}, (size, length + 1))
+            scores |= _batch(of, {i: rows[i] for i in mine[first : first + size]}, (size, length + 1), separator)
             progress(len(scores), len(rows))
     return [scores[i] for i in range(len(rows))]
 
 
-def _batch(of: Subject, rows: dict[int, Row], shape: tuple[int, int]) -> dict[int, Score]:
+def _batch(of: Subject, rows: dict[int, Row], shape: tuple[int, int], separator: int) -> dict[int, Score]:
     tokens = np.full(shape, PADDING, np.int32)
     for at, row in enumerate(rows.values()):
         tokens[at, : len(row.tokens)] = row.tokens
-    nll_BS, best_BS = token_losses(of, tokens)
+    scored = token_losses(of, tokens, separator)
     found = {}
     for at, (i, row) in enumerate(rows.items()):
         here = slice(row.start - 1, len(row.tokens) - 1)
-        nats = float(nll_BS[at, here].sum(dtype=np.float64))
-        found[i] = Score(nats, len(row.tokens) - row.start, row.bytes, bool(best_BS[at, here].all()))
+        nats = float(scored.nats[at, here].sum(dtype=np.float64))
+        found[i] = Score(nats, len(row.tokens) - row.start, row.bytes, bool(scored.best[at, here].all()))
     return found
 
 
 def evaluate(
-    of: Subject, task: Task, grouped: Sequence[Sequence[Row]], progress: Callable[[int, int], None] = lambda *_: None
+    of: Subject, task: Task, reading: Reading, progress: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, float]:
-    """A task's metrics (see `metrics`) from its `rows`, the number of items and of contexts that lost their beginning."""
-    flat = iter(score(of, [row for item in grouped for row in item], progress))
-    scores = [[next(flat) for _ in item] for item in grouped]
+    """A task's metrics (see `metrics`), the number of its items and of contexts that lost their beginning."""
+    flat = iter(score(of, [row for item in reading.items for row in item], reading.separator, progress))
+    scores = [[next(flat) for _ in item] for item in reading.items]
     found = metrics(scores, [item.answer for item in task.items], task.kind)
-    return found | {"items": len(grouped), "cut": sum(any(row.cut for row in item) for item in grouped)}
+    return found | {"items": len(scores), "cut": sum(any(row.cut for row in item) for item in reading.items)}
 
 
 def metrics(scores: Sequence[Sequence[Score]], answers: Sequence[int], kind: str) -> dict[str, float]:

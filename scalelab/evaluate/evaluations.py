@@ -58,10 +58,10 @@ def of_tasks(of: Subject, tasks: Sequence[Task], progress: Progress = lambda *_:
     names = [task.name for task in tasks]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise BadInput(f"--tasks: two files of the name {double!r}: columns of the same name would hold both")
-    grouped = [choices.rows(of, task) for task in tasks]  # what can't be read is said before anything is scored
+    read = [choices.read(of, task) for task in tasks]  # what can't be read is said before anything is scored
     found = []
-    for task, rows in zip(tasks, grouped, strict=True):
-        scored = choices.evaluate(of, task, rows, functools.partial(progress, task.name))
+    for task, reading in zip(tasks, read, strict=True):
+        scored = choices.evaluate(of, task, reading, functools.partial(progress, task.name))
         found.append(_row(of, task.name, task.fingerprint, task.kind, scored))
     return found
 

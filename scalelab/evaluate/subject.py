@@ -8,7 +8,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -16,9 +15,10 @@ from scalelab.config import Layout, Static, static
 from scalelab.data import tokenizers
 from scalelab.data.tokenizers import Tokenizer
 from scalelab.errors import BadInput
-from scalelab.model import transformer
+from scalelab.model import documents, transformer
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
+from scalelab.train.step import ends
 from scalelab.train.weights import Weights, of_run
 
 PADDING = -1
@@ -68,15 +68,27 @@ def refuse_other_ids(of: Subject, name: str) -> None:
         )
 
 
-def token_losses(of: Subject, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of `tokens` [B, S+1]: nats [B, S] of each token after the first, and whether it was the likeliest. Padding: 0, False."""
-    nll_BS, best_BS = _token_losses(of.static, of.params, np.asarray(tokens, np.int32))
-    return np.asarray(nll_BS), np.asarray(best_BS)
+class Tokens(NamedTuple):
+    """Of each token of [B, S+1] after the first: nats [B, S], whether it counts, whether it was the likeliest.
+
+    Padding doesn't count, nor does a document's first token where documents don't see each other; their nats are 0.
+    """
+
+    nats: np.ndarray
+    counts: np.ndarray
+    best: np.ndarray
+
+
+def token_losses(of: Subject, tokens: np.ndarray, separator: int) -> Tokens:
+    """The scores of `tokens` [B, S+1], as the run's training has them; `separator` is the id that ends a document."""
+    found = _token_losses(of.static, of.params, np.asarray(tokens, np.int32), np.int32(separator))
+    return Tokens(*map(np.asarray, found))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _token_losses(static: Static, params: Any, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _token_losses(static: Static, params: Any, tokens: jax.Array, separator: jax.Array) -> tuple[jax.Array, ...]:
     policy = POLICIES[static.precision]
-    inputs_BS, targets_BS = jnp.maximum(tokens[:, :-1], 0), tokens[:, 1:]
+    inputs_BS, targets_BS, packed = documents.cut(tokens, ends(static, {"separator": separator}))
     with arithmetic(policy):
-        return transformer.token_losses(static.model, params, inputs_BS, targets_BS, policy)
+        nll_BS, best_BS = transformer.token_losses(static.model, params, inputs_BS, targets_BS, policy, packed)
+    return nll_BS, targets_BS >= 0, best_BS

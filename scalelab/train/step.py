@@ -10,7 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import auto_axes, reshard
 
 from scalelab.config import Static
-from scalelab.model import transformer
+from scalelab.model import documents, transformer
+from scalelab.model.documents import Ends
 from scalelab.model.loss import LossSums
 from scalelab.optim import schedules
 from scalelab.optim.chain import chain
@@ -30,24 +31,41 @@ METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skippe
 LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
 
 
+def ends(static: Static, h: Hparams) -> Ends | None:
+    """What ends a document; None: sequences are read across documents."""
+    return Ends(separator=h["separator"]) if static.documents == "mask" else None
+
+
 def loss_sums(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, scales: Any = None
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array | float,
+    ends: Ends | None = None,
+    scales: Any = None,
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
 
-    `scales` are those of delayed scaling; without them its products take the amax of what they multiply.
+    With `ends` documents don't see each other, and none is asked for the next one's first token. `scales` are those of
+    delayed scaling; without them its products take the amax of what they multiply.
     """
     if static.layout.stage > 1:
-        return pipeline.loss_sums(static, params, tokens, z_weight)
-    tokens = tokens.astype(jnp.int32)
-    inputs_BS, targets_BS = jnp.maximum(tokens[:, :-1], 0), tokens[:, 1:]
+        return pipeline.loss_sums(static, params, tokens, z_weight, ends)
+    inputs_BS, targets_BS, packed = documents.cut(tokens, ends)
     policy = POLICIES[static.precision]
     with arithmetic(policy):
-        return transformer.loss(static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales)
+        return transformer.loss(
+            static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed
+        )
 
 
 def gradients(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, scale: jax.Array | float = 1.0
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array,
+    scale: jax.Array | float = 1.0,
+    ends: Ends | None = None,
 ) -> tuple[LossSums, Any]:
     """Sums over the batch [B, S+1] and the gradient of the token mean; `scale` is that of the loss, where the policy has one.
 
@@ -55,11 +73,17 @@ def gradients(
     them: the result is the big batch's, also where micro-batches hold different numbers of ignored positions.
     """
     kept = LossScale(jnp.asarray(scale), jnp.int32(0)) if POLICIES[static.precision].scaled_loss else ()
-    return measured_gradients(static, params, tokens, z_weight, kept)[:2]
+    return measured_gradients(static, params, tokens, z_weight, kept, ends=ends)[:2]
 
 
 def measured_gradients(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, kept: Any, taken: jax.Array | None = None
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array,
+    kept: Any,
+    taken: jax.Array | None = None,
+    ends: Ends | None = None,
 ) -> tuple[LossSums, Any, Any]:
     """The same from what the precision policy keeps (`TrainState.precision`), and the amax that delayed scaling wants to know.
 
@@ -67,20 +91,21 @@ def measured_gradients(
     underflows; a power of two is taken out again exactly, in fp32. Of the micro-batches only the first `taken` (traced) are
     run where it is given: row r is of micro-batch r % accumulate. The others' rows are of no consequence.
     """
-    policy, counted = POLICIES[static.precision], jnp.maximum(_counted(static, tokens, taken), 1)
+    policy, counted = POLICIES[static.precision], jnp.maximum(_counted(static, tokens, taken, ends), 1)
     scales = delayed.scales(kept, policy) if policy.scaling == "delayed" else ()
     with arithmetic(policy):
         if not policy.scaled_loss:
-            return _gradients(static, params, scales, tokens, z_weight, counted, taken)
-        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken)
+            return _gradients(static, params, scales, tokens, z_weight, counted, taken, ends)
+        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken, ends)
         return sums, jax.tree.map(lambda g: g / kept.scale, grads), amax
 
 
-def _counted(static: Static, tokens: jax.Array, taken: jax.Array | None) -> jax.Array:
+def _counted(static: Static, tokens: jax.Array, taken: jax.Array | None, ends: Ends | None) -> jax.Array:
     """How many tokens are predicted."""
+    predicted_BS = documents.targets(tokens, ends) >= 0
     if taken is None:
-        return jnp.sum(tokens[:, 1:] >= 0)
-    each = jnp.sum(tokens.reshape(-1, static.accumulate, tokens.shape[-1])[..., 1:] >= 0, axis=(0, 2))
+        return jnp.sum(predicted_BS)
+    each = jnp.sum(predicted_BS.reshape(-1, static.accumulate, predicted_BS.shape[-1]), axis=(0, 2))
     return jnp.sum(jnp.where(jnp.arange(static.accumulate) < taken, each, 0))
 
 
@@ -92,14 +117,15 @@ def _gradients(
     z_weight: jax.Array,
     counted: jax.Array,
     taken: jax.Array | None,
+    ends: Ends | None,
 ) -> tuple[LossSums, Any, Any]:
     def objective(params: Any, scales: Any, part: jax.Array) -> tuple[jax.Array, LossSums]:
-        sums = loss_sums(static, params, part, z_weight, scales)
+        sums = loss_sums(static, params, part, z_weight, ends, scales)
         return sums.objective / counted, sums
 
     def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
         if static.layout.stage > 1:
-            return *pipeline.gradients(static, params, part, z_weight, counted), scales
+            return *pipeline.gradients(static, params, part, z_weight, counted, ends), scales
         (_, sums), (grads, amax) = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, scales, part)
         return sums, grads, amax
 
@@ -138,7 +164,8 @@ def train_step(
     policy = POLICIES[static.precision]
     params = wide(state.params, policy.parameters)
     taken = schedules.micro_batches(static, state.step) if static.batch_ramp else None
-    sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision, taken)
+    where = ends(static, h)
+    sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision, taken, where)
     grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/dtypes.py
@@ -194,7 +221,9 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
 
     def once(_: jax.Array, none: Any) -> Any:
         del none
-        return split(static, rules.moments, curvature.measure(static, kind, params, tokens, step, h["seed"]))
+        return split(
+            static, rules.moments, curvature.measure(static, kind, params, tokens, step, h["seed"], ends(static, h))
+        )
 
     # A loop and no conditional: packed trials, which are all due at once, would take both sides of that at every step.
     estimate = jax.lax.fori_loop(0, due.astype(jnp.int32), once, none)
@@ -247,7 +276,7 @@ def evaluate(static: Static, state: TrainState, batches: jax.Array, h: Hparams) 
     params = state_lib.evaluated(static, state, h)
 
     def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
-        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0)), None
+        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0, ends(static, h))), None
 
     sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
     return sums.nll / jnp.maximum(sums.tokens, 1.0)
