@@ -73,6 +73,9 @@ def get_config() -> ConfigDict:
                 "batch_warmup_tokens": placeholder(
                     int
                 ),  # tokens seen when global_batch is reached (GPT-3: 4 to 12 billion)
+                # attention reaches back to the last multiple of a length that grows linearly in tokens seen; a step has as many tokens
+                "seq_start": placeholder(int),  # [h] length of step 0, in tokens (Li et al. 2022: 8 to 64); None: full
+                "seq_warmup_tokens": placeholder(int),  # [h] tokens seen when the length is model.seq_len
                 "beta1_start": 0.85,  # [h] beta1 of step 0 where beta1_steps > 0 (Muon, Jordan 2024: 0.85 to 0.95)
                 "beta1_steps": 0,  # [h] steps of beta1's linear way from there to optim.beta1 (Muon: 300); 0: constant
             },

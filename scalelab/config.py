@@ -26,6 +26,7 @@ TRACED = (
     *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share")),
     *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
     *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
+    *(f"schedule.{name}" for name in ("seq_start", "seq_warmup_tokens")),
     *(f"train.{name}" for name in ("steps", "z_loss", "seed", "ema")),
 )
 # Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.
@@ -134,6 +135,7 @@ class Static:
     ema: bool = False  # from train.ema: whether an average of the weights is kept
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
     documents: str = "cross"  # from data.documents
+    seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
 
 
 def static(config: ConfigDict) -> Static:
@@ -149,7 +151,7 @@ def static(config: ConfigDict) -> Static:
     return Static(
         shape, optim, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, ramp.of(config),
-        config.data.documents,
+        config.data.documents, schedule.seq_start is not None,
     )  # fmt: skip
 
 
@@ -289,6 +291,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
         _optimizer_values(config.optim)
         ramp.check(config)
         lengths.resolve(config)
+        lengths.check_sequences(config)
     check(config, derived=True)
     return config
 
