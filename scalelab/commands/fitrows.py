@@ -37,6 +37,12 @@ def read_sources(
         raise BadInput(f"--columns=N=… is for tables, and {sources[0]!r} is a folder: choose N by --n")
     if n_convention:
         columns["N"] = N_COLUMNS[n_convention]
+    if all(
+        pathlib.Path(source).is_dir() for source in sources
+    ):  # beside a table they are its columns, if not the runs'
+        known = sorted({key for source in sources for run in read_runs(source) for key in run})
+        for name in (name for field, name in columns.items() if field != "N" and name not in known):
+            raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest(name, known)}")
     tables = [_read(source, needed, columns, n_convention or "total", where) for source in sources]
     if not any(table.rows for table in tables):
         rows = sum(table.left_out for table in tables)
@@ -63,22 +69,14 @@ def _read(
     if not pathlib.Path(source).is_dir():
         table = read_table(source, columns, needed, where)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
-    runs = [_named(_run(run, column), columns) for run in _having(read_runs(source), columns, source)]
+    runs = [_named(_run(run, column), columns) for run in read_runs(source)]
     kept = subset(runs, where)
     return Table([{**run, "N": run["N_total"]} for run in kept], n_convention, "", len(runs) - len(kept))
 
 
-def _having(runs: list[dict[str, Any]], columns: Mapping[str, str], source: str) -> list[dict[str, Any]]:
-    known = {key for run in runs for key in run}
-    for field, name in columns.items():
-        if field != "N" and name not in known:
-            raise BadInput(f"--columns: no run of {source} has {name!r}{nearest(name, sorted(known))}")
-    return runs
-
-
 def _named(run: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A run's row with the fields that `columns` takes from others of its columns: of `scalelab eval`, say."""
-    named = {field: run.get(name) for field, name in columns.items() if field != "N"}
+    """A run's row with the fields that `columns` takes from others of its columns: those of `scalelab eval`, say."""
+    named = {field: run[name] for field, name in columns.items() if field != "N" and name in run}
     return run | named | ({"val_loss": named["loss"]} if "loss" in named else {})
 
 
