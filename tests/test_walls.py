@@ -14,7 +14,7 @@ FLOORS = [
     {"model", "data", "precision", "laws"},
     {"optim", "parallel", "hf"},
     {"train"},
-    {"sweep"},
+    {"sweep", "evaluate"},
     {"plan", "diagnose", "doctor", "testing"},
     {"report"},
     {"commands", "__main__"},
