@@ -4,6 +4,7 @@ import math
 
 from ml_collections import ConfigDict
 
+from scalelab import shares
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
 from scalelab.own import user_object
@@ -96,6 +97,8 @@ POSITIVE = [
     "train.accumulate",
     "schedule.batch_start",
     "schedule.batch_warmup_tokens",
+    "schedule.seq_start",
+    "schedule.seq_warmup_tokens",
     "train.steps_per_dispatch",
     "eval.every_steps",
     "eval.batches",
@@ -123,6 +126,8 @@ def check(config: ConfigDict, derived: bool) -> None:
             bound = low if value <= low else high
             raise BadInput(f"{key}={value} is outside {'[' if closed else '('}{low}, {high}]; nearest bound: {bound}")
     group_multipliers(config.optim.groups)
+    shares.mixture(config.data.mixture)
+    shares.unique_tokens(config.data.unique_tokens)
     if derived:
         _check_combinations(config)
 
@@ -170,6 +175,11 @@ def _check_combinations(config: ConfigDict) -> None:
                 raise BadInput(
                     f"{key}=0: schedule_free_adamw's average is known by its share beta1; nearest: {key}=0.9"
                 )
+    for stage in shares.mixture(config.data.mixture)[1:]:
+        if stage.step >= train.steps:
+            raise BadInput(
+                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; nearest: {train.steps - 1}"
+            )
     if config.data.source == "text" and not config.data.path:
         raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
 
