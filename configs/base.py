@@ -107,6 +107,7 @@ def get_config() -> ConfigDict:
                 "accumulate": 1,  # micro-batches a step; token-weighted, so the step equals the big batch's
                 "seed": 0,  # [h] initialisation and data order
                 "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
+                "ema": 0.0,  # [h] decay a step of a bias-corrected average of the weights, for `eval --ema`; 0: none is kept
                 "deterministic": False,  # the same bits again at some speed: on a GPU, ops of fixed order, and kernels chosen once a run
                 "init_from": "",  # start on weights of RUN, RUN@STEP or hf:DIR (safetensors); optimizer and schedule begin anew; "": drawn
                 "branch_from": "",  # go on from RUN@STEP, all state included: `scalelab train --branch-from` sets it; "": none
@@ -139,13 +140,19 @@ def get_config() -> ConfigDict:
 def data() -> dict:
     """Where the tokens come from."""
     return {
-        "source": "stdlib",  # stdlib: this Python's own .py files without tests | text: data.path | synthetic: a bigram language
-        "path": "",  # text: files and globs, separated by commas
+        # stdlib: this Python's own .py files without tests | text: data.path, as bytes | prepared: what `scalelab prepare` made
+        "source": "stdlib",  # or synthetic: a bigram language
+        "path": "",  # text: files and globs, separated by commas; prepared: the folder (with its own split and tokenizer)
+        # mask: positions restart, and a document's first token is not predicted from another's last
+        "documents": "cross",  # cross: attention crosses documents (GPT-3, sec. 2.3) | mask: none sees another (Llama 3, sec. 3.2)
         "val_fraction": 0.1,  # share of the documents' bytes held out for validation; split by document
         "split_seed": 0,  # which documents are held out
         "cache_dir": "",  # where token shards are kept; "": $SCALELAB_CACHE or ~/.cache/scalelab
         "language_seed": 0,  # synthetic: which language
         "n_tokens": 4_000_000,  # synthetic: corpus size in tokens
+        # shares of the training sequences by source, also from a step on: "web=0.7,code=0.3; 8000: web=1/5,code=4/5"
+        "mixture": "",  # "": as much of each as there is; the validation loss counts sources by their validation tokens
+        "unique_tokens": "",  # training tokens kept of each source, then repeated: "1e6" | "web=1e6" (Muennighoff et al. 2023); "": all
     }
 
 

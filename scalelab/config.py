@@ -26,7 +26,7 @@ TRACED = (
     *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share")),
     *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
     *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
-    *(f"train.{name}" for name in ("steps", "z_loss", "seed")),
+    *(f"train.{name}" for name in ("steps", "z_loss", "seed", "ema")),
 )
 # Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.
 WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share"))
@@ -131,7 +131,9 @@ class Static:
     global_batch: int
     accumulate: int
     layout: Layout
+    ema: bool = False  # from train.ema: whether an average of the weights is kept
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
+    documents: str = "cross"  # from data.documents
 
 
 def static(config: ConfigDict) -> Static:
@@ -146,7 +148,8 @@ def static(config: ConfigDict) -> Static:
     optim = Optim(**{field.name: config.optim[field.name] for field in dataclasses.fields(Optim)})
     return Static(
         shape, optim, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
-        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), ramp.of(config),
+        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, ramp.of(config),
+        config.data.documents,
     )  # fmt: skip
 
 

@@ -190,4 +190,5 @@ def read_run(folder: pathlib.Path) -> dict:
         "bpb": record.get("bpb"),
         "identity": record.get("identity"),
     }
+    row |= record.get("by_source", {})
     return row | names | {key: value for key, value in flat.items() if key not in row}

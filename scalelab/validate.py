@@ -4,6 +4,7 @@ import math
 
 from ml_collections import ConfigDict
 
+from scalelab import shares
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
 from scalelab.own import user_object
@@ -13,7 +14,8 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.norm": ("rmsnorm", "layernorm"),
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
-    "data.source": ("stdlib", "text", "synthetic"),
+    "data.source": ("stdlib", "text", "synthetic", "prepared"),
+    "data.documents": ("cross", "mask"),
     "optim.name": tuple(DEFAULTS),
     "optim.scale": (None, "spectral", "rms"),
     "optim.newton_schulz": (None, "bf16", "fp32"),
@@ -64,6 +66,7 @@ RANGES = {
     "schedule.beta1_steps": (0, 1e12, True),
     "train.seed": (0, 2**31 - 1, True),
     "train.z_loss": (0, 1e3, True),
+    "train.ema": (0, 0.9999999, True),
     "data.split_seed": (0, 2**31 - 1, True),
     "data.language_seed": (0, 2**31 - 1, True),
     "model.logit_softcap": (0, 1e6, True),
@@ -120,6 +123,8 @@ def check(config: ConfigDict, derived: bool) -> None:
             bound = low if value <= low else high
             raise BadInput(f"{key}={value} is outside {'[' if closed else '('}{low}, {high}]; nearest bound: {bound}")
     group_multipliers(config.optim.groups)
+    shares.mixture(config.data.mixture)
+    shares.unique_tokens(config.data.unique_tokens)
     if derived:
         _check_combinations(config)
 
@@ -158,11 +163,22 @@ def _check_combinations(config: ConfigDict) -> None:
             f"nearest: {train.steps}"
         )
     if config.optim.name == "schedule_free_adamw":
+        if train.ema:
+            raise BadInput(
+                f"train.ema={train.ema}: schedule_free_adamw evaluates an average of its own; nearest: train.ema=0"
+            )
         for key in ("optim.beta1", *(["schedule.beta1_start"] if config.schedule.beta1_steps else [])):
             if not _get(config, key):
                 raise BadInput(
                     f"{key}=0: schedule_free_adamw's average is known by its share beta1; nearest: {key}=0.9"
                 )
+    for stage in shares.mixture(config.data.mixture)[1:]:
+        if stage.step >= train.steps:
+            raise BadInput(
+                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; nearest: {train.steps - 1}"
+            )
+    if config.data.source == "prepared" and not config.data.path:
+        raise BadInput("data.source='prepared' needs data.path: a folder that `scalelab prepare --out=` made")
     if config.data.source == "text" and not config.data.path:
         raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
 

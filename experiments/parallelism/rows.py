@@ -22,7 +22,7 @@ from scalelab.model.placement import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
 from scalelab.train import state as state_lib
-from scalelab.train.step import gradients, train_step
+from scalelab.train.step import ends, gradients, train_step
 
 LAYOUTS = {
     "data": Layout(data=8),
@@ -55,15 +55,17 @@ FACTORS: dict[str, tuple[Any, Any]] = {
     "model.tied_head": (False, True),
     "model.remat": ("none", "full"),
     "train.accumulate": (1, 2),
+    "data.documents": ("cross", "mask"),
 }
 ZERO = {"fp32": 1e-6, "bf16": 1e-4}  # of the largest gradient entry: below, a leaf is rounding
+SEPARATOR = 3  # the id that ends a document: every twentieth token
 SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 128  # as many tokens as bf16 needs for its rounding to average out
 
 
 def variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Two variants of the model for the layout of this index: opposite in every factor."""
     levels = [index >> bit & 1 for bit in range(4)]
-    levels.append(levels[0] ^ levels[1] ^ levels[2] ^ levels[3])
+    levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
     first = {name: FACTORS[name][level] for name, level in zip(FACTORS, levels, strict=True)}
     return first, {name: FACTORS[name][1 - level] for name, level in zip(FACTORS, levels, strict=True)}
 
@@ -78,7 +80,7 @@ def static_of(
     placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
     config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
     rules.check(config, layout)
-    return config_lib.static(config), config_lib.hparams(config)
+    return config_lib.static(config), config_lib.hparams(config) | {"separator": SEPARATOR}
 
 
 def tokens() -> np.ndarray:
@@ -91,7 +93,7 @@ def tokens() -> np.ndarray:
 
 def loss_and_gradients(static: Static, params: Any, batch: Any) -> tuple[jax.Array, Any]:
     """Token-mean loss with a z-loss, and its gradient."""
-    sums, grads = gradients(static, params, batch, jnp.float32(1e-3))
+    sums, grads = gradients(static, params, batch, jnp.float32(1e-3), ends=ends(static, {"separator": SEPARATOR}))
     return sums.objective / sums.tokens, grads
 
 

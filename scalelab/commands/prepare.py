@@ -46,7 +46,9 @@ def main(argv: list[str]) -> int:
     add("--out", required=True, metavar="DIR", help="the folder to make, or to go on with")
     add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="K", help="processes; default: the cores")
     add("--text-key", default="text", metavar="KEY", help="of JSON lines, parquet and tfds; default: text")
-    add("--separator", default="", metavar="TOKEN|ID", help="ends a document, where FILE doesn't tell or ids:V is given")
+    add(
+        "--separator", default="", metavar="TOKEN|ID", help="ends a document, where FILE doesn't tell or ids:V is given"
+    )
     add("--val-fraction", type=float, default=0.1, metavar="F", help="share of the documents held out; default: 0.1")
     add("--split-seed", type=int, default=0, metavar="N", help="which documents are held out; default: 0")
     add("--skip-bad", action="store_true", help="leave out documents that can't be read, and count them")
@@ -80,7 +82,12 @@ class _Bar:
     def __init__(self, title: str) -> None:
         self.title = title
         self.console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+        )
         self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
         self.tasks: dict[str, Any] = {}
         self.started: dict[str, float] = {}

@@ -10,21 +10,22 @@ import numpy as np
 ROUNDS = 6
 
 
-def window_numbers(positions: np.ndarray, n_windows: int, seed: int) -> np.ndarray:
+def window_numbers(positions: np.ndarray, n_windows: int, seed: int, stream: tuple[int, ...] = ()) -> np.ndarray:
     """The windows (int64 in [0, n_windows)) that stand at `positions` of the endless stream of shuffled epochs.
 
-    Position p belongs to epoch p // n_windows; within an epoch every window stands exactly once.
+    Position p belongs to epoch p // n_windows; within an epoch every window stands exactly once. Another `stream` of a seed
+    is another order.
     """
     epochs, places = np.divmod(np.asarray(positions, np.int64), n_windows)
     numbers = np.empty_like(places)
     for epoch in np.unique(epochs):
         inside = epochs == epoch
-        numbers[inside] = permute(places[inside], n_windows, (seed, int(epoch)))
+        numbers[inside] = permute(places[inside], n_windows, (seed, int(epoch), *stream))
     return numbers
 
 
-def permute(places: np.ndarray, n: int, key: tuple[int, int]) -> np.ndarray:
-    """Where a pseudo-random permutation of range(n), chosen by `key` (both >= 0), sends each of `places`."""
+def permute(places: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
+    """Where a pseudo-random permutation of range(n), chosen by `key` (all >= 0, the last not 0 after the second), sends each of `places`."""
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
     round_keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
     values = _feistel(places.astype(np.uint64), half_bits, round_keys)

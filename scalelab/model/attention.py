@@ -3,7 +3,6 @@
 Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N / K queries a key, H d_head.
 """
 
-import functools
 from typing import Literal
 
 import jax
@@ -12,9 +11,11 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
+from scalelab.model.documents import Packed
 from scalelab.model.layers import Einsum, Norm, add
 from scalelab.model.placement import CONTEXT, local, residual, size, spec, use
 from scalelab.model.ring import ring_attention
+from scalelab.model.sight import sees
 from scalelab.precision.policy import Policy, dtype
 from scalelab.precision.products import einsum
 
@@ -26,8 +27,8 @@ class Attention(nn.Module):
     policy: Policy
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array) -> jax.Array:
-        """x_BSD -> [B, S, D]; position i sees positions up to i."""
+    def __call__(self, x_BSD: jax.Array, packed: Packed | None = None) -> jax.Array:
+        """x_BSD -> [B, S, D]; position i sees positions up to i, of its own document where `packed` says which that is."""
         s, compute = self.shape, dtype(self.policy.compute)
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
@@ -40,10 +41,12 @@ class Attention(nn.Module):
             k_BSKH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, compute, name="k_norm")(k_BSKH)
         scale, bias_BNST = attention_scale(s), None
         if s.position == "rope":
-            q_BSNH, k_BSKH = rope(q_BSNH, s.rope_theta), rope(k_BSKH, s.rope_theta)
+            at = None if packed is None else packed.position_BS
+            q_BSNH, k_BSKH = rope(q_BSNH, s.rope_theta, at), rope(k_BSKH, s.rope_theta, at)
         elif s.position == "relative":
             q_BSNH, bias_BNST = self.relative(q_BSNH, scale)
-        y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, implementation(s, compute))
+        segment_BS = None if packed is None else packed.segment_BS
+        y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, implementation(s, compute), segment_BS)
         return Einsum(queries, embed, s.bias, self.policy, residual(s.sequence_parallel), name="o")(y_BSNH)
 
     def relative(self, q_BSNH: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
@@ -78,55 +81,86 @@ def implementation(shape: ModelShape, compute: jnp.dtype) -> Literal["cudnn", "x
 
 
 def attend(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, how: str
+    q_BSNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    bias_BNST: jax.Array | None,
+    scale: float,
+    how: str,
+    segment_BS: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `bias` is added to the scaled logits.
 
-    On a mesh each device attends with the sequences and heads it holds: no kernel needs to know of the others.
+    With `segment_BS` a token sees those of the same number only. On a mesh each device attends with the sequences and
+    heads it holds: no kernel needs to know of the others.
     """
     by_head = spec("batch", "context", "heads", None)
-    if bias_BNST is None:
-        own = functools.partial(_attend, bias_BNST=None, scale=scale, how=how)
-        return local(own, (by_head,) * 3, by_head)(q_BSNH, k_BTKH, v_BTKH)
-    own = functools.partial(_attend, scale=scale, how=how)
-    return local(own, (*(by_head,) * 3, spec("batch", "heads", None, None)), by_head)(q_BSNH, k_BTKH, v_BTKH, bias_BNST)
+    others = {
+        "bias_BNST": (bias_BNST, spec("batch", "heads", None, None)),
+        "segment_BS": (segment_BS, spec("batch", "context")),
+    }
+    names = [name for name, (value, _) in others.items() if value is not None]
+
+    def own(q: jax.Array, k: jax.Array, v: jax.Array, *more: jax.Array) -> jax.Array:
+        return _attend(q, k, v, scale, how, **dict(zip(names, more, strict=True)))
+
+    specs = (*(by_head,) * 3, *(others[name][1] for name in names))
+    return local(own, specs, by_head)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))
 
 
 def _attend(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, how: str
+    q_BSNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    scale: float,
+    how: str,
+    bias_BNST: jax.Array | None = None,
+    segment_BS: jax.Array | None = None,
 ) -> jax.Array:
     if size(CONTEXT) > 1:
-        return ring_attention(q_BSNH, k_BTKH, v_BTKH, scale)
+        return ring_attention(q_BSNH, k_BTKH, v_BTKH, segment_BS, scale)
     if how == "plain":
-        return plain_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale)
+        return plain_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale, segment_BS)
     kernel: Literal["cudnn", "xla"] = "cudnn" if how == "cudnn" else "xla"
+    index_S = jnp.arange(q_BSNH.shape[1])
+    mask = None if segment_BS is None else sees(index_S, index_S, segment_BS, segment_BS)[:, None]
     return jax.nn.dot_product_attention(
-        q_BSNH, k_BTKH, v_BTKH, bias=bias_BNST, is_causal=True, scale=scale, implementation=kernel
+        q_BSNH, k_BTKH, v_BTKH, bias=bias_BNST, mask=mask, is_causal=True, scale=scale, implementation=kernel
     )
 
 
 def plain_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float
+    q_BSNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    bias_BNST: jax.Array | None,
+    scale: float,
+    segment_BS: jax.Array | None = None,
 ) -> jax.Array:
     """Attention written out, softmax in fp32: one batch of matrices a (sequence, key head), transposed once."""
     batch, length, heads, width = q_BSNH.shape
     keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
     q = (q_BSNH * scale).transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
     k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, width) for x in (k_BTKH, v_BTKH))
-    logits = einsum("bsh,bth->bst", q, k)
-    future = jnp.where(jnp.tril(jnp.ones((length, length), bool)), 0.0, -1e30)
-    logits = logits + jnp.tile(future, (stacked // length, 1))[None]
+    logits, index_S = einsum("bsh,bth->bst", q, k), jnp.arange(length)
+    if segment_BS is None:
+        hidden = jnp.where(sees(index_S, index_S), 0.0, -1e30)
+        logits = logits + jnp.tile(hidden, (stacked // length, 1))[None]
+    else:
+        hidden = jnp.where(sees(index_S, index_S, segment_BS, segment_BS), 0.0, -1e30)[:, None, None]
+        logits = (logits.reshape(batch, keys, -1, length, length) + hidden).reshape(logits.shape)
     if bias_BNST is not None:
         logits = logits + bias_BNST.reshape(batch * keys, stacked, -1)
     y = einsum("bst,bth->bsh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v).astype(v.dtype)
     return y.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
-def rope(x_BSNH: jax.Array, theta: float) -> jax.Array:
-    """Rotate pairs (i, i + H/2) by position x theta^(-2i/H) (Su et al. 2021, eq. 34), in fp32."""
+def rope(x_BSNH: jax.Array, theta: float, position_BS: jax.Array | None = None) -> jax.Array:
+    """Rotate pairs (i, i + H/2) by position x theta^(-2i/H) (Su et al. 2021, eq. 34), in fp32; positions 0, 1, … by default."""
     seq_len, half = x_BSNH.shape[1], x_BSNH.shape[-1] // 2
-    angle_SH = jnp.arange(seq_len)[:, None] * theta ** (-jnp.arange(half) / half)[None, :]
-    cos, sin = jnp.cos(angle_SH)[None, :, None, :], jnp.sin(angle_SH)[None, :, None, :]
+    at = jnp.arange(seq_len)[None] if position_BS is None else position_BS
+    angle_BSH = at[:, :, None] * (theta ** (-jnp.arange(half) / half))[None, None, :]
+    cos, sin = jnp.cos(angle_BSH)[:, :, None, :], jnp.sin(angle_BSH)[:, :, None, :]
     a, b = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BSNH.dtype)
 

@@ -14,6 +14,7 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.attention import Attention
 from scalelab.model.declare import Declaration, split
+from scalelab.model.documents import Packed
 from scalelab.model.layers import MLP, Norm, Table
 from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy
 from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, residual, spec, use
@@ -38,14 +39,14 @@ class Block(nn.Module):
     policy: Policy
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array, _: None) -> tuple[jax.Array, None]:
-        """x_BSD -> (x_BSD, None)."""
+    def __call__(self, x_BSD: jax.Array, packed: Packed | None = None) -> tuple[jax.Array, None]:
+        """x_BSD -> (x_BSD, None); `packed` where documents don't see each other."""
         s = self.shape
         norm = functools.partial(Norm, s.norm, ("embed", s.d_model), s.norm_eps, dtype(self.policy.compute))
         mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, residual(s.sequence_parallel), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products see all of it
         attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
-        x_BSD = x_BSD + times * attention(place(norm(name="attention_norm")(x_BSD), *inside))
+        x_BSD = x_BSD + times * attention(place(norm(name="attention_norm")(x_BSD), *inside), packed)
         return x_BSD + times * mlp(place(norm(name="mlp_norm")(x_BSD), *inside)), None
 
 
@@ -69,6 +70,7 @@ class Transformer(nn.Module):
         block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0}, split_rngs={"params": True}, length=s.n_layers,
+            in_axes=nn.broadcast,
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
@@ -76,13 +78,17 @@ class Transformer(nn.Module):
         if not s.tied_head:
             self.head = Table(Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std))
 
-    def enter(self, tokens_BS: jax.Array) -> jax.Array:
+    def enter(self, tokens_BS: jax.Array, packed: Packed | None = None) -> jax.Array:
         """tokens_BS (int) -> x_BSD, the residual stream before the first block."""
         # fp32 up to the sum: so a row's gradient is summed over tokens
         x_BSD = lookup(use(self.embed(), "vocab", "embed"), place(tokens_BS, "batch", "context"))
         if self.shape.position == "learned":
             positions_SD = use(self.positions(), "seq", "embed")[: tokens_BS.shape[1]]
-            x_BSD = x_BSD + place(positions_SD, "context", None)[None]
+            if packed is None:
+                x_BSD = x_BSD + place(positions_SD, "context", None)[None]
+            else:
+                of = local(lambda table_SD, at: table_SD[at], (spec(None, None), spec("batch", "context")), spec("batch", "context", None))  # fmt: skip
+                x_BSD = x_BSD + of(positions_SD, packed.position_BS)
         return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(dtype(self.policy.compute))
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -90,9 +96,9 @@ class Transformer(nn.Module):
         head_DV = use(self.embed().T if self.shape.tied_head else self.head(), "embed", "vocab")
         return place(self.final_norm(x_BSD), "batch", "context", None) * head_multiplier(self.shape), head_DV
 
-    def __call__(self, tokens_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, tokens_BS: jax.Array, packed: Packed | None = None) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
-        return self.leave(self.blocks(self.enter(tokens_BS), None)[0])
+        return self.leave(self.blocks(self.enter(tokens_BS, packed), packed)[0])
 
 
 def lookup(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
@@ -146,28 +152,32 @@ def declarations(shape: ModelShape) -> Params:
     return split(jax.eval_shape(functools.partial(_init, shape), jax.random.key(0)))[1]
 
 
-def _part(
-    name: str, shape: ModelShape, params: Params, value: jax.Array, policy: Policy, more: Params | None = None
-) -> Any:
-    return Transformer(shape, policy).apply({"params": params, **(more or {})}, value, method=name)
+def _part(name: str, shape: ModelShape, params: Params, policy: Policy, *values: Any, **more: Params) -> Any:
+    return Transformer(shape, policy).apply({"params": params, **more}, *values, method=name)
 
 
-def logits(shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32) -> jax.Array:
-    """Next-token logits [B, S, V] in fp32."""
-    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, policy)
+def logits(
+    shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32, packed: Packed | None = None
+) -> jax.Array:
+    """Next-token logits [B, S, V] in fp32; `packed` where documents don't see each other (`documents.segments`)."""
+    x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed)
     logits_BSV = jnp.dot(x_BSD, head_DV.astype(x_BSD.dtype), preferred_element_type=jnp.float32)
     cap = shape.logit_softcap
     return cap * jnp.tanh(logits_BSV / cap) if cap else logits_BSV
 
 
-def enter(shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy) -> jax.Array:
+def enter(
+    shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy, packed: Packed | None = None
+) -> jax.Array:
     """Tokens -> the residual stream x_BSD before the first block."""
-    return _part("enter", shape, params, tokens_BS, policy)
+    return _part("enter", shape, params, policy, tokens_BS, packed)
 
 
-def block(shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy) -> jax.Array:
+def block(
+    shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy, packed: Packed | None = None
+) -> jax.Array:
     """x_BSD after one block, whose parameters these are."""
-    return Block(shape, policy).apply({"params": params}, x_BSD, None)[0]
+    return Block(shape, policy).apply({"params": params}, x_BSD, packed)[0]
 
 
 def leave(
@@ -179,27 +189,28 @@ def leave(
     policy: Policy,
 ) -> LossSums:
     """Final norm, head and summed loss of x_BSD after the last block."""
-    x_BSD, head_DV = _part("leave", shape, params, x_BSD, policy)
+    x_BSD, head_DV = _part("leave", shape, params, policy, x_BSD)
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight)
 
 
 def loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
-    policy: Policy = FP32, chunk: int = 0, scales: Params | None = None,
+    policy: Policy = FP32, chunk: int = 0, scales: Params | None = None, packed: Packed | None = None,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
 
     `scales` are those of delayed scaling (`precision/delayed.py`), of the blocks' products.
     """
-    x_BSD, head_DV = _part(
-        "__call__", shape, params, tokens_BS, policy, {"scales": {"blocks": scales}} if scales else {}
-    )
+    more = {"scales": {"blocks": scales}} if scales else {}
+    x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed, **more)
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
 
 
-def smooth_loss(shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array) -> jax.Array:
+def smooth_loss(
+    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, packed: Packed | None = None
+) -> jax.Array:
     """The summed loss in fp32, for derivatives of any order (reverse over reverse: products have backwards of their own)."""
-    x_BSD, head_DV = _part("__call__", shape, params, tokens_BS, FP32)
+    x_BSD, head_DV = _part("__call__", shape, params, FP32, tokens_BS, packed)
     targets_BS, zero = place(targets_BS, "batch", "context"), jnp.zeros(())
     return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, shape.logit_softcap).objective
 

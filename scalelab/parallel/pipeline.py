@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Layout, Static
-from scalelab.model import transformer
+from scalelab.model import documents, transformer
+from scalelab.model.documents import Ends
 from scalelab.model.loss import LossSums
 from scalelab.model.placement import STAGE, on_mesh, place, residual
 from scalelab.parallel.ticks import Ticks, table
@@ -42,19 +43,28 @@ def reorder(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
     return jax.tree.map(moved, tree, specs)
 
 
-def loss_sums(static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float) -> LossSums:
-    """Summed next-token loss of `tokens` [B, S+1]; no gradients."""
-    return _run(static, params, tokens, z_weight, None)[0]
+def loss_sums(
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: Ends | None = None
+) -> LossSums:
+    """Summed next-token loss of `tokens` [B, S+1], cut where a document `ends`; no gradients."""
+    return _run(static, params, tokens, z_weight, None, ends)[0]
 
 
 def gradients(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, counted: jax.Array
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array | float,
+    counted: jax.Array,
+    ends: Ends | None = None,
 ) -> tuple[LossSums, Any]:
     """The same, and the gradient of objective / counted."""
-    return _run(static, params, tokens, z_weight, counted)
+    return _run(static, params, tokens, z_weight, counted, ends)
 
 
-def _run(static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted: jax.Array | None) -> tuple:
+def _run(
+    static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted: jax.Array | None, ends: Ends | None
+) -> tuple:
     layout = static.layout
     ticks = table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
     rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see step.gradients
@@ -63,12 +73,12 @@ def _run(static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted:
     by_stage, whole = PartitionSpec(STAGE), PartitionSpec()
     run = jax.shard_map(
         functools.partial(_stage, static, ticks),
-        in_specs=(by_stage, by_stage, whole, whole, whole, whole),
+        in_specs=(by_stage, by_stage, whole, whole, whole, whole, whole),
         out_specs=(whole, by_stage, whole) if counted is not None else (whole, None, None),
         axis_names={STAGE},
     )
     sums, blocks, others = run(
-        stages, params["blocks"], rest, rows.swapaxes(0, 1), jnp.asarray(z_weight, jnp.float32), counted
+        stages, params["blocks"], rest, rows.swapaxes(0, 1), jnp.asarray(z_weight, jnp.float32), counted, ends
     )
     return sums, None if counted is None else {**others, "blocks": blocks}
 
@@ -85,19 +95,22 @@ class _Work(NamedTuple):
     last: jax.Array
 
 
-def _stage(static: Static, ticks: Ticks, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any) -> tuple:
+def _stage(
+    static: Static, ticks: Ticks, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any
+) -> tuple:
     """One stage's walk through the table; `blocks` are its own v k layers, `rows` [m, b, S+1] everyone's."""
     layout, shape = static.layout, static.model
     policy, differ = POLICIES[static.precision], counted is not None
     vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE,), to="varying"))
-    rest, rows, z = vary((rest, rows.astype(jnp.int32), z))
+    rest, rows, z, ends = vary((rest, rows.astype(jnp.int32), z, ends))
     chunks = jax.tree.map(lambda w: w.reshape(layout.rounds, -1, *w.shape[1:]), blocks)
 
     def work(chunk: jax.Array, row_bS: jax.Array) -> _Work:
+        inputs_bS, targets_bS, packed = documents.cut(row_bS, ends)
         return _Work(
-            block=functools.partial(transformer.block, shape, policy=policy),
-            enter=lambda rest: transformer.enter(shape, rest, jnp.maximum(row_bS[:, :-1], 0), policy),
-            leave=lambda rest, y_bSD: transformer.leave(shape, rest, y_bSD, row_bS[:, 1:], z, policy),
+            block=functools.partial(transformer.block, shape, policy=policy, packed=packed),
+            enter=lambda rest: transformer.enter(shape, rest, inputs_bS, policy, packed),
+            leave=lambda rest, y_bSD: transformer.leave(shape, rest, y_bSD, targets_bS, z, policy),
             own=jax.tree.map(lambda w: w[chunk], chunks),
             rest=rest,
             first=(stage[0] == 0) & (chunk == 0),

@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lengths, records
+from scalelab import lengths, records, shares
 from scalelab.config import static
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
@@ -143,6 +143,8 @@ def _fits(
         )
     changed = changes.differences({**facts, "config": old.to_dict()}, mine).items()
     for key, (before, now) in ((k, v) for k, v in changed if k not in OTHERWISE and k.split(".")[0] not in OTHERWISE):
+        if key == "data.mixture" and shares.same_before(before, now, step):
+            continue
         raise BadInput(
             f"{asked}: a branch is its trunk with another end, and {key} is {before!r} there, {now!r} here; leave it out, "
             f"or begin anew on the weights with --init-from={folder}@{step}"

@@ -27,7 +27,14 @@ FROZEN = (
 )
 # What decides the optimizer's program.
 FROZEN_OPTIM = tuple(f"optim.{field.name}" for field in dataclasses.fields(config_lib.Optim))
-FROZEN_TRAIN = ("train.global_batch", "train.accumulate", "train.seed", "train.init_from", "train.branch_from")
+FROZEN_TRAIN = (
+    "train.global_batch",
+    "train.accumulate",
+    "train.seed",
+    "train.ema",
+    "train.init_from",
+    "train.branch_from",
+)
 FREE = ("data.cache_dir",)
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scalelab")
 

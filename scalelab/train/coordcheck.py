@@ -92,7 +92,8 @@ def _trajectories(
     of = dataclasses.replace(static(config), global_batch=batch, accumulate=1, batch_ramp=(), layout=Layout())
     trials = [hparams(config) | dataset.hparams | {"warmup_steps": 0, "seed": seed} for seed in seeds]
     program = in_turn(of, trials)
-    batches = train_batches(dataset, config.model.seq_len, batch, config.train.seed)
+    read = config.data.mixture, config.data.unique_tokens
+    batches = train_batches(dataset, config.model.seq_len, batch, config.train.seed, 1, (), *read)
     probe, look = jnp.asarray(batches.batch(0)[:, :-1]), _look(of)
     states = program.init()
     start = [look(state.params, probe) for state in states]

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import auto_axes
 
 from scalelab.config import Static
-from scalelab.model import transformer
+from scalelab.model import documents, transformer
+from scalelab.model.documents import Ends, Packed
 from scalelab.model.placement import spec
 from scalelab.precision.policy import FP32
 from scalelab.precision.products import arithmetic
@@ -18,7 +19,15 @@ from scalelab.precision.products import arithmetic
 STREAM = 0x63757276  # "curv": of the seed's random numbers
 
 
-def measure(static: Static, kind: str, params: Any, tokens: jax.Array, step: jax.Array, seed: jax.Array) -> Any:
+def measure(
+    static: Static,
+    kind: str,
+    params: Any,
+    tokens: jax.Array,
+    step: jax.Array,
+    seed: jax.Array,
+    ends: Ends | None = None,
+) -> Any:
     """A tree like the parameters: one estimate by `kind` (as `Member.curvature`) on `tokens` [global_batch, S+1].
 
     Its random numbers follow from (seed, step), and don't depend on mesh or micro-batches.
@@ -26,26 +35,26 @@ def measure(static: Static, kind: str, params: Any, tokens: jax.Array, step: jax
     stream = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), STREAM)
     with arithmetic(FP32):
         return {"hutchinson": hutchinson, "gauss_newton": gauss_newton}[kind](
-            static, params, tokens, jax.random.fold_in(stream, step)
+            static, params, tokens, jax.random.fold_in(stream, step), ends
         )
 
 
-def hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array) -> Any:
+def hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: Ends | None = None) -> Any:
     """u * (H u) with u from N(0, 1) (Alg. 1): its mean is the diagonal. Reverse over reverse, as backwards are hand-written. On one device."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     u = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
 
-    def along(params: Any, inputs: jax.Array, targets: jax.Array, rows: jax.Array) -> jax.Array:
+    def along(params: Any, inputs: jax.Array, targets: jax.Array, packed: Packed | None, rows: jax.Array) -> jax.Array:
         del rows
-        gradient = jax.grad(lambda p: transformer.smooth_loss(static.model, p, inputs, targets))(params)
+        gradient = jax.grad(lambda p: transformer.smooth_loss(static.model, p, inputs, targets, packed))(params)
         products = jax.tree.map(lambda g, v: jnp.sum(g * v), gradient, u)
         return jax.tree.reduce(jnp.add, products)
 
-    return jax.tree.map(jnp.multiply, u, _mean_gradient(static, params, tokens, along))
+    return jax.tree.map(jnp.multiply, u, _mean_gradient(static, params, tokens, along, ends))
 
 
-def gauss_newton(static: Static, params: Any, tokens: jax.Array, key: jax.Array) -> Any:
+def gauss_newton(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: Ends | None = None) -> Any:
     """B g * g with g the mean gradient on labels drawn from the model's own predictions (Alg. 2), B the tokens that count.
 
     Its mean is the diagonal of the Gauss-Newton matrix.
@@ -55,27 +64,26 @@ def gauss_newton(static: Static, params: Any, tokens: jax.Array, key: jax.Array)
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
         return jax.vmap(jax.random.categorical)(keys, logits_BSV).astype(jnp.int32)
 
-    def drawn(params: Any, inputs: jax.Array, targets: jax.Array, rows: jax.Array) -> jax.Array:
-        logits_BSV = jax.lax.stop_gradient(transformer.logits(static.model, params, inputs))
+    def drawn(params: Any, inputs: jax.Array, targets: jax.Array, packed: Packed | None, rows: jax.Array) -> jax.Array:
+        logits_BSV = jax.lax.stop_gradient(transformer.logits(static.model, params, inputs, packed=packed))
         placed = auto_axes(draw, out_sharding=spec("batch", "context")) if static.layout.devices > 1 else draw
         labels = jnp.where(targets >= 0, placed(key, logits_BSV, rows), -1)
-        return transformer.loss(static.model, params, inputs, labels, 0.0).objective
+        return transformer.loss(static.model, params, inputs, labels, 0.0, packed=packed).objective
 
-    counted = jnp.sum(tokens[:, 1:] >= 0)
-    return jax.tree.map(lambda g: counted * jnp.square(g), _mean_gradient(static, params, tokens, drawn))
+    counted = jnp.sum(documents.targets(tokens, ends) >= 0)
+    return jax.tree.map(lambda g: counted * jnp.square(g), _mean_gradient(static, params, tokens, drawn, ends))
 
 
-def _mean_gradient(static: Static, params: Any, tokens: jax.Array, summed: Any) -> Any:
-    """The gradient of `summed(params, inputs, targets, rows)` added up over micro-batches, over the number of tokens.
+def _mean_gradient(static: Static, params: Any, tokens: jax.Array, summed: Any, ends: Ends | None) -> Any:
+    """The gradient of `summed(params, inputs, targets, packed, rows)` added up over micro-batches, over the number of tokens.
 
     Rows that a growing batch does not take hold -1 (`data/batches.py`): they are computed, and add nothing.
     """
     n, tokens = static.accumulate, tokens.astype(jnp.int32)
-    counted = jnp.maximum(jnp.sum(tokens[:, 1:] >= 0), 1)
+    counted = jnp.maximum(jnp.sum(documents.targets(tokens, ends) >= 0), 1)
 
     def of(part: jax.Array, rows: jax.Array) -> Any:
-        inputs, targets = jnp.maximum(part[:, :-1], 0), part[:, 1:]
-        return jax.grad(lambda p: summed(p, inputs, targets, rows) / counted)(params)
+        return jax.grad(lambda p: summed(p, *documents.cut(part, ends), rows) / counted)(params)
 
     rows = jnp.arange(tokens.shape[0])
     if n == 1:

@@ -130,6 +130,15 @@ def handed_on(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Stat
         return state.stored(of(both), POLICIES[wanted.precision].parameters)
 
 
+def averaged(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:
+    """The mean that a run keeps of its weights (`ema.Ema`), of a checked step. BadInput before the first step that counts."""
+    (like,) = program.like(wanted, 1, "turn")
+    kept = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
+    if not kept.steps:
+        raise BadInput(f"{checkpoints.folder / str(checked.step)}: no step was averaged yet, as none was taken")
+    return kept.mean
+
+
 def _foreign(config: ConfigDict) -> Weights:
     source = read.examine(pathlib.Path(config.train.init_from.removeprefix(HF)))
     read.refuse_other_model(source, config)
@@ -154,7 +163,9 @@ def locate(source: str, asked: str = "") -> tuple[pathlib.Path, int | None, Chec
     if found is None:
         known = sorted(saved(folder))
         wanted = "" if step is None else f" of step {step}"
-        raise BadInput(f"{asked}{source!r}: {folder} has no checkpoint{wanted}; it has {known or 'none'}")
+        near = min(known, key=lambda kept: abs(kept - (step or 0)), default=None)
+        hint = "" if near is None else f"; nearest: {folder}@{near}"
+        raise BadInput(f"{asked}{source!r}: {folder} has no checkpoint{wanted}; it has {known or 'none'}{hint}")
     return folder, step, *found
 
 

@@ -13,15 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalelab import ramp
 from scalelab.config import hparams, static
-from scalelab.data.batches import train_batches, val_batches
 from scalelab.data.prepare import Dataset
 from scalelab.parallel.processes import agreed
 from scalelab.train import state as state_lib
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.program import PACKINGS
-from scalelab.train.run import SKIPS_IN_A_ROW, Run, bits_per_byte
+from scalelab.train.feed import Feed
+from scalelab.train.program import PACKINGS, Program
+from scalelab.train.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.step import LOSS_SCALE, METRICS
 
 Progress = Callable[[dict[str, Any]], None]
@@ -41,8 +40,8 @@ class Outcome:
 class _Reader:
     """Reads metrics one dispatch behind and turns them into lines; knows how fast the process is."""
 
-    def __init__(self, runs: Sequence[Run], progress: Progress) -> None:
-        self.runs, self.progress = runs, progress
+    def __init__(self, runs: Sequence[Run], feed: Feed, progress: Progress) -> None:
+        self.runs, self.feed, self.progress = runs, feed, progress
         self.pending: list[tuple[str, int, int, list[Any]]] = []
         self.clock = time.perf_counter()
         self.rates: list[float] = []
@@ -72,12 +71,12 @@ class _Reader:
         self.progress({"step": step + n, "train_loss": loss, "tokens_per_s": rate})
 
     def _eval(self, step: int, _: int, values: list[Any], __: float) -> None:
-        for run, loss in zip(self.runs, values, strict=True):
+        for run, losses in zip(self.runs, values, strict=True):
             if run.status != "running":
                 continue
-            run.val_loss, tokens = float(loss), run.tokens_before(step)
-            bpb = bits_per_byte(run.val_loss, run.record["data"]["bytes_per_token"])
-            run.write([{"step": step, "tokens": tokens, "val_loss": run.val_loss, "bpb": bpb, "time": time.time()}])
+            scored = self.feed.scored(run, step, losses)
+            run.scored(scored)
+            run.write([{"step": step, "tokens": run.tokens_before(step)} | scored | {"time": time.time()}])
         self.progress({"step": step, "val_loss": self.runs[0].val_loss})
 
 
@@ -135,19 +134,19 @@ def train(
         run.event("resume" if start else "start", step)
         run.rewind(step if start else -1)
         run.keep_record(step)
-    reader = _Reader(runs, progress)
-    data = _Data(runs, dataset, program.rows)
+    feed = Feed(runs, dataset, program.rows)
+    reader = _Reader(runs, feed, progress)
     if params and not start:  # what the given weights are worth on these data, before anything is learned
-        reader.add("eval", 0, 0, program.evaluate(states, data.val))
+        reader.add("eval", 0, 0, _evaluate(program, states, feed))
     stopped = False
     while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
         n = _stop_before(step, runs[0]) - step
-        states, metrics = program.advance(states, data.take(step, n), n)
-        data.prepare(step + n)
+        states, metrics = program.advance(states, feed.take(step, n), n)
+        feed.prepare(step + n)
         reader.add("train", step, n, metrics)
         step, last = step + n, step + n == config.train.steps
         if last or step % config.eval.every_steps == 0:
-            reader.add("eval", step, 0, program.evaluate(states, data.val))
+            reader.add("eval", step, 0, _evaluate(program, states, feed))
         stopped = stop()
         if last or stopped or step % config.checkpoint.every_steps == 0:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
@@ -166,36 +165,14 @@ def train(
     return Outcome(step, start[0] if start else None, rate, digests, stopped)
 
 
+def _evaluate(program: Program, states: Any, feed: Feed) -> list[tuple[Any, ...]]:
+    """The losses of each run, one a source."""
+    return list(zip(*[program.evaluate(states, val) for val in feed.val], strict=True))
+
+
 def _as_drawn(drawn: Any, given: Any) -> Any:
     """Given weights (fp32) in the formats of drawn ones."""
     return jax.tree.map(lambda d, g: g if g.dtype == d.dtype else g.astype(d.dtype), drawn, given)
-
-
-class _Data:
-    """The next dispatch's batches, one array [k, R, S+1] a run; prepared while the device is busy. And `val` [n, R, S+1].
-
-    R are the `rows` of a global batch that this process's devices hold: no other row is read.
-    """
-
-    def __init__(self, runs: Sequence[Run], dataset: Dataset, rows: np.ndarray | slice) -> None:
-        c = runs[0].config
-        self.runs, self.rows, self.k = runs, rows, min(c.train.steps_per_dispatch, c.train.steps)
-        self.val = np.stack(val_batches(dataset, c.model.seq_len, c.train.global_batch, c.eval.batches, rows))
-        seeds = {run.config.train.seed for run in runs}
-        cut = c.train.accumulate, ramp.of(c)
-        self.batches = {s: train_batches(dataset, c.model.seq_len, c.train.global_batch, s, *cut) for s in seeds}
-        self.ready: tuple[int, dict[int, np.ndarray]] = (-1, {})
-
-    def prepare(self, step: int) -> None:
-        """Fetch k batches from `step` on, whether or not all will be run: the program's shape is k."""
-        self.ready = (step, {seed: batches.chunk(step, self.k, self.rows) for seed, batches in self.batches.items()})
-
-    def take(self, step: int, n: int) -> list[np.ndarray | None]:
-        """What `prepare` fetched for this step, or fetch it now; None for a run that is out."""
-        assert n <= self.k
-        if self.ready[0] != step:
-            self.prepare(step)
-        return [self.ready[1][run.config.train.seed] if run.status == "running" else None for run in self.runs]
 
 
 def _verdict(run: Run, step: int, stopped: bool) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from scalelab.model.attention import implementation
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
 from scalelab.precision.policy import POLICIES, dtype, words
-from scalelab.train import changes, determinism, dtypes
+from scalelab.train import changes, determinism, dtypes, sources
 from scalelab.train.metrics import Sink, sinks, write_lines
 
 IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
@@ -40,6 +40,7 @@ class Run:
     facts: dict[str, Any]
     status: str = "running"
     val_loss: float | None = None
+    by_source: dict[str, float] = dataclasses.field(default_factory=dict)  # last values of the columns NAME/SOURCE
     words: Sequence[dict[str, str]] = ()  # what was chosen for it, what its layout and precision are worth saying about
 
     def tokens_before(self, step: int) -> int:
@@ -62,12 +63,17 @@ class Run:
         Not the record's: a process killed after its last save has not written that any more.
         """
 
-        def logged() -> float | None:
+        def logged() -> dict[str, Any]:
             records.rewind_metrics(self.folder, step)
             lines = reversed(records.read_metrics(self.folder))
-            return next((line["val_loss"] for line in lines if "val_loss" in line), None)
+            return next((line for line in lines if "val_loss" in line), {})
 
-        self.val_loss = from_first(logged)
+        self.scored(from_first(logged))
+
+    def scored(self, values: Mapping[str, Any]) -> None:
+        """Take over the last evaluation's values."""
+        self.val_loss = values.get("val_loss")
+        self.by_source = {key: value for key, value in values.items() if "/" in key}
 
     def diverge(self, step: int, why: str) -> None:
         """Mark the run diverged, once."""
@@ -83,6 +89,7 @@ class Run:
         self.record["flops"] = {("6ND" if k == "6N" else k): v * tokens for k, v in per_token.items()}
         if self.val_loss is not None:
             self.record["bpb"] = bits_per_byte(self.val_loss, self.record["data"]["bytes_per_token"])
+            self.record |= {"by_source": self.by_source} if self.by_source else {}
         if is_first():
             records.write_json(self.folder / "record.json", self.record)
 
@@ -107,7 +114,9 @@ def open_run(
     another model, data, batch or seed, and `allow` doesn't name the key.
     """
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
-    said = [("chosen", word) for word in filter(None, [defaults.words(config.optim), lengths.describe(config)])]
+    planned, mixed = sources.plan(config, dataset)
+    chosen = [defaults.words(config.optim), lengths.describe(config), mixed]
+    said = [("chosen", word) for word in filter(None, chosen)]
     said += [("schedule", word) for word in lengths.doubts(config)]
     said += [("layout", word) for word in rules.check(config, layout)]
     said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
@@ -117,10 +126,10 @@ def open_run(
     run = Run(name, folder, config, _describe(name, config, dataset, layout), mirrors, known)
     if old:
         facts = {key: old[key] for key in ("pack", "init_from", "branch_from") if key in old} | facts
-        run.val_loss = old["val_loss"]
+        run.scored({"val_loss": old["val_loss"]} | old.get("by_source", {}))
         if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
             run.status = old["status"]
-    run.record |= facts
+    run.record |= planned | facts
     run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
     run.record["determinism"] = guarantee(run)
     run.words = [{"note" if kind == "chosen" else "warning": text} for kind, text in said]

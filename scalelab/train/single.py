@@ -3,6 +3,7 @@
 import contextlib
 import pathlib
 from collections.abc import Callable, Collection
+from dataclasses import fields
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -19,7 +20,8 @@ from scalelab.train.run import Run, open_run
 
 def dataset(config: ConfigDict) -> Dataset:
     """The tokens that a config's runs read, prepared if they aren't yet. BadInput where another process reads others."""
-    data = prepare(DataConfig(**config.data, vocab_size=config.model.vocab_size))
+    known = {field.name: config.data[field.name] for field in fields(DataConfig) if field.name in config.data}
+    data = prepare(DataConfig(**known, vocab_size=config.model.vocab_size))
     if data.fingerprint != from_first(lambda: data.fingerprint):
         raise BadInput(
             f"data.source={config.data.source!r} gives other tokens here than in process 0: use the same files"
@@ -68,6 +70,7 @@ def train_single(
         "resumed_from": outcome.resumed_from,
         "val_loss": run.val_loss,
         "bpb": run.record.get("bpb"),
+        "by_source": run.by_source,
         "tokens_per_s": outcome.tokens_per_s,
         "params_digest": outcome.digests[0],
         "folder": str(folder),

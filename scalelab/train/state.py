@@ -18,6 +18,7 @@ from scalelab.parallel import rules
 from scalelab.parallel.processes import whole
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES
+from scalelab.train import ema
 
 
 class TrainState(NamedTuple):
@@ -28,6 +29,7 @@ class TrainState(NamedTuple):
     opt_state: Any
     skipped: jax.Array  # int32, batches skipped so far
     streak: jax.Array  # int32, batches skipped in a row up to now
+    ema: Any = ()  # an `ema.Ema` where train.ema keeps one
     precision: Any = ()  # what the precision policy keeps: a LossScale, amax of past steps, or nothing
 
 
@@ -38,7 +40,8 @@ def init(static: Static, h: Hparams) -> TrainState:
     opt_state = stored(chain(static, h, jnp.zeros(())).init(params), policy.moments)
     kept: Any = loss_scale.init() if policy.scaled_loss else ()
     kept = delayed.init(declarations(static.model)["blocks"]) if policy.scaling == "delayed" else kept
-    return TrainState(zero, stored(params, policy.parameters), opt_state, zero, zero, kept)
+    average = ema.init(params) if static.ema else ()
+    return TrainState(zero, stored(params, policy.parameters), opt_state, zero, zero, average, kept)
 
 
 def stored(tree: Any, form: str) -> Any:
@@ -75,9 +78,9 @@ def specs(static: Static) -> Any:
             return whole
         return kept[name] if leaf.shape == declared[name].shape else rules.other(declared[name], leaf.shape, layout)
 
-    opt_state = jax.tree_util.tree_map_with_path(of, like.opt_state)
+    opt_state, average = jax.tree_util.tree_map_with_path(of, (like.opt_state, like.ema))
     precision = jax.tree.map(lambda _: whole, like.precision)
-    each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole, precision)
+    each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole, average, precision)
     return TrainState(*each)
 
 

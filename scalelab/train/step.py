@@ -10,7 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import auto_axes, reshard
 
 from scalelab.config import Static
-from scalelab.model import transformer
+from scalelab.model import documents, transformer
+from scalelab.model.documents import Ends
 from scalelab.model.loss import LossSums
 from scalelab.optim import schedules
 from scalelab.optim.chain import chain
@@ -21,33 +22,50 @@ from scalelab.precision import delayed, loss_scale
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES, Policy
 from scalelab.precision.products import arithmetic
-from scalelab.train import curvature
+from scalelab.train import curvature, ema
 from scalelab.train import state as state_lib
 from scalelab.train.state import TrainState, stored, wide
 
-Updated = tuple[Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, (update norm, param norm)
+Updated = tuple[Any, Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, ema, (update norm, param norm)
 METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
 LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
 
 
+def ends(static: Static, h: Hparams) -> Ends | None:
+    """What ends a document; None: sequences are read across documents."""
+    return Ends(separator=h["separator"]) if static.documents == "mask" else None
+
+
 def loss_sums(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, scales: Any = None
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array | float,
+    ends: Ends | None = None,
+    scales: Any = None,
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
 
-    `scales` are those of delayed scaling; without them its products take the amax of what they multiply.
+    With `ends` documents don't see each other, and none is asked for the next one's first token. `scales` are those of
+    delayed scaling; without them its products take the amax of what they multiply.
     """
     if static.layout.stage > 1:
-        return pipeline.loss_sums(static, params, tokens, z_weight)
-    tokens = tokens.astype(jnp.int32)
-    inputs_BS, targets_BS = jnp.maximum(tokens[:, :-1], 0), tokens[:, 1:]
+        return pipeline.loss_sums(static, params, tokens, z_weight, ends)
+    inputs_BS, targets_BS, packed = documents.cut(tokens, ends)
     policy = POLICIES[static.precision]
     with arithmetic(policy):
-        return transformer.loss(static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales)
+        return transformer.loss(
+            static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed
+        )
 
 
 def gradients(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, scale: jax.Array | float = 1.0
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array,
+    scale: jax.Array | float = 1.0,
+    ends: Ends | None = None,
 ) -> tuple[LossSums, Any]:
     """Sums over the batch [B, S+1] and the gradient of the token mean; `scale` is that of the loss, where the policy has one.
 
@@ -55,11 +73,17 @@ def gradients(
     them: the result is the big batch's, also where micro-batches hold different numbers of ignored positions.
     """
     kept = LossScale(jnp.asarray(scale), jnp.int32(0)) if POLICIES[static.precision].scaled_loss else ()
-    return measured_gradients(static, params, tokens, z_weight, kept)[:2]
+    return measured_gradients(static, params, tokens, z_weight, kept, ends=ends)[:2]
 
 
 def measured_gradients(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array, kept: Any, taken: jax.Array | None = None
+    static: Static,
+    params: Any,
+    tokens: jax.Array,
+    z_weight: jax.Array,
+    kept: Any,
+    taken: jax.Array | None = None,
+    ends: Ends | None = None,
 ) -> tuple[LossSums, Any, Any]:
     """The same from what the precision policy keeps (`TrainState.precision`), and the amax that delayed scaling wants to know.
 
@@ -67,20 +91,21 @@ def measured_gradients(
     underflows; a power of two is taken out again exactly, in fp32. Of the micro-batches only the first `taken` (traced) are
     run where it is given: row r is of micro-batch r % accumulate. The others' rows are of no consequence.
     """
-    policy, counted = POLICIES[static.precision], jnp.maximum(_counted(static, tokens, taken), 1)
+    policy, counted = POLICIES[static.precision], jnp.maximum(_counted(static, tokens, taken, ends), 1)
     scales = delayed.scales(kept, policy) if policy.scaling == "delayed" else ()
     with arithmetic(policy):
         if not policy.scaled_loss:
-            return _gradients(static, params, scales, tokens, z_weight, counted, taken)
-        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken)
+            return _gradients(static, params, scales, tokens, z_weight, counted, taken, ends)
+        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken, ends)
         return sums, jax.tree.map(lambda g: g / kept.scale, grads), amax
 
 
-def _counted(static: Static, tokens: jax.Array, taken: jax.Array | None) -> jax.Array:
+def _counted(static: Static, tokens: jax.Array, taken: jax.Array | None, ends: Ends | None) -> jax.Array:
     """How many tokens are predicted."""
+    predicted_BS = documents.targets(tokens, ends) >= 0
     if taken is None:
-        return jnp.sum(tokens[:, 1:] >= 0)
-    each = jnp.sum(tokens.reshape(-1, static.accumulate, tokens.shape[-1])[..., 1:] >= 0, axis=(0, 2))
+        return jnp.sum(predicted_BS)
+    each = jnp.sum(predicted_BS.reshape(-1, static.accumulate, predicted_BS.shape[-1]), axis=(0, 2))
     return jnp.sum(jnp.where(jnp.arange(static.accumulate) < taken, each, 0))
 
 
@@ -92,14 +117,15 @@ def _gradients(
     z_weight: jax.Array,
     counted: jax.Array,
     taken: jax.Array | None,
+    ends: Ends | None,
 ) -> tuple[LossSums, Any, Any]:
     def objective(params: Any, scales: Any, part: jax.Array) -> tuple[jax.Array, LossSums]:
-        sums = loss_sums(static, params, part, z_weight, scales)
+        sums = loss_sums(static, params, part, z_weight, ends, scales)
         return sums.objective / counted, sums
 
     def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
         if static.layout.stage > 1:
-            return *pipeline.gradients(static, params, part, z_weight, counted), scales
+            return *pipeline.gradients(static, params, part, z_weight, counted, ends), scales
         (_, sums), (grads, amax) = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, scales, part)
         return sums, grads, amax
 
@@ -138,7 +164,8 @@ def train_step(
     policy = POLICIES[static.precision]
     params = wide(state.params, policy.parameters)
     taken = schedules.micro_batches(static, state.step) if static.batch_ramp else None
-    sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision, taken)
+    where = ends(static, h)
+    sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision, taken, where)
     grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/dtypes.py
@@ -150,27 +177,32 @@ def train_step(
 
         def once(_: jax.Array, carry: Updated) -> Updated:
             # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
-            (params, opt_state, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
+            (params, opt_state, average, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
             params, opt_state = wide(params, policy.parameters), wide(opt_state, policy.moments)
             params = split(static, rules.moments, params)
             moves, opt_state = updates(static, tied, opt_state, params, {**h, **now}, now["lr"], **more)
             params = split(static, rules.parameters, optax.apply_updates(params, moves))
             norms = (optax.tree.norm(moves), optax.tree.norm(params)) if measured else norms
-            return stored(params, policy.parameters), stored(opt_state, policy.moments), norms
+            params = stored(params, policy.parameters)
+            if static.ema:
+                mine = split(static, rules.moments, wide(params, policy.parameters))
+                average = ema.update(average, mine, h["ema"])
+            return params, stored(opt_state, policy.moments), average, norms
 
         return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)
 
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     logged = (state.step + 1) % h["log_every"].astype(jnp.int32) == 0
     unmeasured = (jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan))
-    carry = update(False, finite & ~logged, (state.params, state.opt_state, unmeasured))
-    params, opt_state, norms = update(True, finite & logged, carry)
+    carry = update(False, finite & ~logged, (state.params, state.opt_state, state.ema, unmeasured))
+    params, opt_state, average, norms = update(True, finite & logged, carry)
     new = TrainState(
         step=state.step + 1,
         params=params,
         opt_state=opt_state,
         skipped=state.skipped + ~finite,
         streak=jnp.where(finite, 0, state.streak + 1),
+        ema=average,
         precision=_next(policy, state.precision, amax, finite),
     )
     metrics = dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
@@ -189,7 +221,9 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
 
     def once(_: jax.Array, none: Any) -> Any:
         del none
-        return split(static, rules.moments, curvature.measure(static, kind, params, tokens, step, h["seed"]))
+        return split(
+            static, rules.moments, curvature.measure(static, kind, params, tokens, step, h["seed"], ends(static, h))
+        )
 
     # A loop and no conditional: packed trials, which are all due at once, would take both sides of that at every step.
     estimate = jax.lax.fori_loop(0, due.astype(jnp.int32), once, none)
@@ -242,7 +276,7 @@ def evaluate(static: Static, state: TrainState, batches: jax.Array, h: Hparams) 
     params = state_lib.evaluated(static, state, h)
 
     def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
-        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0)), None
+        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0, ends(static, h))), None
 
     sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
     return sums.nll / jnp.maximum(sums.tokens, 1.0)

@@ -21,7 +21,8 @@ from scalelab.hf import read
 from scalelab.model import count
 from scalelab.train import changes, state
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.lineage import handed_on, locate
+from scalelab.train.lineage import averaged, handed_on, locate
+from scalelab.train.manifest import saved
 from scalelab.train.run import IMPORTED
 
 
@@ -38,21 +39,46 @@ class Weights(NamedTuple):
         return static(self.config).model
 
 
-def of_run(source: str) -> Weights:
+def of_run(source: str, ema: bool = False, last: int = 1) -> Weights:
     """The weights of RUN (its last step) or RUN@STEP, checked to the last bit; of the optimizer's average where it has one.
 
-    BadInput where there is no such run or step, Damaged where the step is.
+    With `ema` the run's own average (train.ema); with `last` = K the plain mean over that checkpoint and the K - 1 kept before
+    it (Izmailov et al. 2018, and near the end of pretraining Sanyal et al. 2023), taken in fp64 and given in fp32.
+
+    BadInput where there is no such run or step, no such average or fewer checkpoints, Damaged where a step is.
     """
+    if last != 1:
+        return _mean(source, ema, last)
     folder, step, checkpoints, name = locate(source)
     checked = checkpoints.load(None, at=step)
     assert checked is not None
     facts = checked.facts[name]
     config = changes.config_of(facts)
     alone = dataclasses.replace(static(config), layout=Layout())
-    kept = jax.device_get(handed_on(checkpoints, checked, name, alone))
-    origin = {"run": str(folder), "step": checked.step, "digest": state.digest(kept)}
+    if ema and not alone.ema:
+        raise BadInput(f"{folder} keeps no average of its weights (train.ema=0): average its last checkpoints instead")
+    kept = jax.device_get((averaged if ema else handed_on)(checkpoints, checked, name, alone))
+    origin = {"run": str(folder), "step": checked.step, "weights": "ema" if ema else "trained"}
+    origin |= {"digest": state.digest(kept)}
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), kept)
     return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})
+
+
+def _mean(source: str, ema: bool, last: int) -> Weights:
+    folder, step, *_ = locate(source)
+    steps = sorted(kept for kept in saved(folder) if step is None or kept <= step)
+    if ema or not 1 < last <= len(steps):
+        why = "an average of averages" if ema else f"kept up to there: {', '.join(map(str, steps))}"
+        most = f"; nearest: {min(max(last, 1), len(steps))}" if not ema else ": ask for one of the two"
+        raise BadInput(f"{last} checkpoints of {source}: {why}{most} (checkpoint.keep_last, keep_every keep more)")
+    total: Any = None
+    for kept in steps[-last:]:
+        one = of_run(f"{folder}@{kept}")
+        wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), one.params)
+        total = wide if total is None else jax.tree.map(np.add, total, wide)
+    params = jax.tree.map(lambda leaf: (leaf / last).astype(np.float32), total)
+    origin = one.origin | {"weights": f"mean{last}", "steps": steps[-last:], "digest": state.digest(params)}
+    return Weights(one.config, params, origin)
 
 
 def of_hf(folder: pathlib.Path) -> Weights:

@@ -38,7 +38,6 @@ def test_an_epoch_holds_every_window_exactly_once(dataset):
     expected = all_windows(dataset.parts[0].train)
     assert len(set(expected)) == len(expected) > 1000
     batches = train_batches(dataset, SEQ_LEN, BATCH, seed=0)
-    assert batches.steps_per_epoch == len(expected) / BATCH
     n_steps = 3 * len(expected) // BATCH + 1
     rows = [tuple(r) for step in range(n_steps) for r in batches.batch(step).tolist()]
     epochs = [rows[i * len(expected) : (i + 1) * len(expected)] for i in range(3)]
@@ -134,33 +133,37 @@ def test_another_process_reads_the_same_batches(corpus):
 def test_validation_is_fixed_and_evenly_spaced(dataset):
     windows = all_windows(dataset.parts[0].val)
     place = {w: i for i, w in enumerate(windows)}
-    batches = val_batches(dataset, SEQ_LEN, 4, 5)
+    batches = val_batches(dataset.parts[0], SEQ_LEN, 4, 5)
     assert [b.shape for b in batches] == [(4, SEQ_LEN + 1)] * 5 and batches[0].dtype == np.int32
     places = [place[tuple(row)] for b in batches for row in b.tolist()]
     gaps = np.diff(places)
     assert gaps.min() >= len(windows) // 20 and gaps.max() <= len(windows) // 20 + 1
     assert places[0] < len(windows) / 20 and places[-1] >= len(windows) * 19 / 20
-    np.testing.assert_array_equal(np.concatenate(batches), np.concatenate(val_batches(dataset, SEQ_LEN, 10, 2)))
+    np.testing.assert_array_equal(
+        np.concatenate(batches), np.concatenate(val_batches(dataset.parts[0], SEQ_LEN, 10, 2))
+    )
 
 
 def test_validation_uses_all_that_fits_where_less_is_there(dataset):
     windows = all_windows(dataset.parts[0].val)
-    batches = val_batches(dataset, SEQ_LEN, 10, 10**6)
+    batches = val_batches(dataset.parts[0], SEQ_LEN, 10, 10**6)
     assert len(batches) == len(windows) // 10
     assert len({tuple(row) for b in batches for row in b.tolist()}) == 10 * len(batches)
+    (larger,) = val_batches(dataset.parts[0], SEQ_LEN, len(windows) + 3, 5)  # less than one batch
+    assert [tuple(row) for row in larger[:-3].tolist()] == windows and (larger[-3:] == -1).all()
 
 
 def test_no_training_window_holds_validation_text(dataset):
     train = b"".join(s.tobytes() for s in dataset.parts[0].train.shards)
-    for row in np.concatenate(val_batches(dataset, SEQ_LEN, 1, 50)):
+    for row in np.concatenate(val_batches(dataset.parts[0], SEQ_LEN, 1, 50)):
         assert row.astype(np.uint8).tobytes() not in train
 
 
 def test_refusals_name_both_numbers(dataset):
     with pytest.raises(BadInput, match=r"training data hold \d+ tokens, .* needs 1000001"):
         train_batches(dataset, 10**6, 1, 0)
-    with pytest.raises(BadInput, match=r"validation data hold \d+ windows .* needs 100000;"):
-        val_batches(dataset, SEQ_LEN, 10**5, 1)
+    with pytest.raises(BadInput, match=r"text: the validation data hold \d+ tokens, .* needs 1000001"):
+        val_batches(dataset.parts[0], 10**6, 1, 1)
     with pytest.raises(BadInput, match="global_batch=0"):
         train_batches(dataset, SEQ_LEN, 0, 0)
     with pytest.raises(BadInput, match="seed=-1"):

@@ -160,7 +160,7 @@ def batches(data, asked, mine):
     train = train_batches(data, 16, 8, 3).chunk(5, 2, mine)
     read = list(asked)
     del asked[:]
-    return train, np.stack(val_batches(data, 16, 8, 2, mine)), read, list(asked)
+    return train, val_batches(data.parts[0], 16, 8, 2, mine), read, list(asked)
 
 def check(data, asked, order):
     sharding = NamedSharding(Mesh(np.array(jax.devices())[order], ("data", "tensor")), PartitionSpec(None, "data", None))

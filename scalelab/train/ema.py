@@ -1,0 +1,32 @@
+"""An exponential moving average of the parameters, kept beside those that are trained.
+
+With decay d the average after t steps is sum_i d^(t-i) p_i / sum_i d^(t-i): bias-corrected, so that where the run began has
+no part in it (Kingma & Ba 2015, section 7.2). What is kept is that mean itself, by its own recurrence
+m_t = m_(t-1) + w_t (p_t - m_(t-1)), w_t = (1 - d) / (1 - d^t): in fp32 a sum that is divided when it is read would lose
+digits to 1 - d^t.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class Ema(NamedTuple):
+    """`steps` is t, those averaged (int32; skipped ones are none); `mean` is like the parameters, in fp32."""
+
+    steps: jax.Array
+    mean: Any
+
+
+def init(params: Any) -> Ema:
+    """Before the first step; w_1 = 1, so these zeros are in no mean."""
+    return Ema(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params))
+
+
+def update(ema: Ema, params: Any, decay: jax.Array) -> Ema:
+    """With one more step's `params` (fp32); `decay` in (0, 1) is traced."""
+    steps = optax.safe_increment(ema.steps)
+    weight = (1.0 - decay) / -jnp.expm1(steps * jnp.log(decay))  # 1 - d^t without its cancellation
+    return Ema(steps, optax.incremental_update(params, ema.mean, weight))
