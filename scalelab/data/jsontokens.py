@@ -67,7 +67,8 @@ def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
     end = _separator(vocabulary, vocab_size, path, separator)
 
     def encode(document: bytes | np.ndarray) -> np.ndarray:
-        return np.array(inner.encode(bytes(document).decode(), add_special_tokens=False).ids, np.uint32)
+        (found,) = inner.encode_batch_fast([bytes(document).decode()], add_special_tokens=False)  # no offsets: faster
+        return np.array(found.ids, np.uint32)
 
     def as_text(ids: Sequence[int] | np.ndarray) -> bytes:
         return inner.decode([i for i in np.asarray(ids).tolist() if i != end], skip_special_tokens=False).encode()

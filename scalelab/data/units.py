@@ -85,13 +85,19 @@ class Stream:
             self.hashes[name].update(array.data)
         self.tokens, self.offsets, self.held = [], [], 0
 
-    def close(self) -> dict[str, Any]:
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def finish(self) -> dict[str, Any]:
         """Put both files on disk; what the record says of them."""
         self.flush()
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
-            file.close()
         digests = {name: digest.hexdigest() for name, digest in self.hashes.items()}
         return {"n_tokens": self.n_tokens, "n_documents": self.n_documents, "sha256": digests}
 
@@ -129,23 +135,24 @@ def write(unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], b
 def _fill(
     draft: pathlib.Path, unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], bool]
 ) -> dict[str, Any]:
-    reading, streams = job.reading(), {split: Stream(draft, split, tokenizer) for split in SPLITS}
-    text_bytes = dict.fromkeys(SPLITS, 0)
-    for document in specs.documents(unit, reading):
-        if stop():
-            raise Stopped
-        if isinstance(document, bytes):
-            content, ids, n_bytes = document, tokenizer.encode(document), len(document)
-        else:
-            content, ids, n_bytes = document.astype("<u4").tobytes(), document, _n_bytes(document, tokenizer)
-        if not len(ids):
-            continue  # a tokenizer may drop what is only white space
-        split = SPLITS[is_held_out(content, job.val_fraction, job.split_seed)]
-        streams[split].add(ids)
-        text_bytes[split] += n_bytes
-    record: dict[str, Any] = {split: stream.close() for split, stream in streams.items()}
-    for split in SPLITS:
-        record[split]["text_bytes"] = text_bytes[split]
+    reading, text_bytes = job.reading(), dict.fromkeys(SPLITS, 0)
+    with Stream(draft, "train", tokenizer) as train, Stream(draft, "val", tokenizer) as val:
+        streams = {"train": train, "val": val}
+        for document in specs.documents(unit, reading):
+            if stop():
+                raise Stopped
+            if isinstance(document, bytes):
+                content, ids, n_bytes = document, tokenizer.encode(document), len(document)
+            else:
+                content, ids, n_bytes = document.astype("<u4").tobytes(), document, _n_bytes(document, tokenizer)
+            if not len(ids):
+                continue  # a tokenizer may drop what is only white space
+            split = SPLITS[is_held_out(content, job.val_fraction, job.split_seed)]
+            streams[split].add(ids)
+            text_bytes[split] += n_bytes
+        record: dict[str, Any] = {
+            split: stream.finish() | {"text_bytes": text_bytes[split]} for split, stream in streams.items()
+        }
     return record | {"n_bad": reading.n_bad, "bad": reading.named}
 
 

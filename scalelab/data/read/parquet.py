@@ -1,5 +1,6 @@
 """Parquet: the strings of one column, in row groups."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,17 +32,20 @@ def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     try:
         for batch in file.iter_batches(ROWS, list(range(piece.start, piece.stop)), [reading.text_key]):
             for row, value in enumerate(batch.column(0).to_pylist(), row):  # noqa: B020 - it goes on from there
-                where = f"{piece.path}, row {row}"
                 if value is None:
-                    reading.bad(where, f"column {reading.text_key!r} is null")
+                    reading.bad(_row(piece.path, row), f"column {reading.text_key!r} is null")
                 elif value:
                     document = value.encode() if isinstance(value, str) else value
-                    if reading.is_text(document, where):
+                    if reading.is_text(document, functools.partial(_row, piece.path, row)):
                         yield document
             row += 1 if len(batch) else 0
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).split("\n")[0]
         raise BadInput(f"{piece.path}: damaged parquet after row {row}: {reason}") from error
+
+
+def _row(path: str, row: int) -> str:
+    return f"{path}, row {row}"
 
 
 def _open(path: str) -> Any:

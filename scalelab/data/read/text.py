@@ -4,6 +4,7 @@ A text file is one document. Above DOCUMENT bytes it is cut at line ends, after 
 the file alone, so pieces of it can be read by different workers.
 """
 
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -44,7 +45,7 @@ def text(
 ) -> Iterator[bytes]:  # fmt: skip
     """The documents of a stream of text whose first byte is byte `start` of a file."""
     for offset, document in _cut(pieces, start, stop):
-        if document and reading.is_text(document, where, offset):
+        if document and reading.is_text(document, lambda: where, offset):
             yield document
 
 
@@ -67,9 +68,11 @@ def _cut(pieces: Iterator[bytes], start: int, stop: int) -> Iterator[tuple[int, 
 
 
 def _line_end(window: bytes) -> int:
-    """Where to cut: after the first line that ends in here, else before the first byte that begins a letter."""
+    """Where to cut: after the first line that ends in here or with the file, else before the first byte that begins a letter."""
     if (newline := window.find(b"\n")) >= 0:
         return newline + 1
+    if len(window) < DOCUMENT:
+        return len(window)
     return next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), 0)
 
 
@@ -87,12 +90,12 @@ def json_lines(
             return
         if not line.strip():
             continue
+        place = functools.partial(_line, where, number, start)
         found = _text(line, reading.text_key)
-        if isinstance(found, bytes):
-            if found and reading.is_text(found, f"{where}, line {number + _before(where, start)}", 0):
-                yield found
-        else:
-            reading.bad(f"{where}, line {number + _before(where, start)} (byte {offset})", found)
+        if isinstance(found, str):
+            reading.bad(f"{place()} (byte {offset})", found)
+        elif found and reading.is_text(found, place):
+            yield found
 
 
 def _lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int, bytes]]:
@@ -135,12 +138,12 @@ def _text(line: bytes, key: str) -> bytes | str:
         return "bad JSON, nested too deep"
 
 
-def _before(where: str, start: int) -> int:
-    """Lines of a file that begin before byte `start`; they are counted only where one has to be named."""
-    total, left = 0, start
+def _line(where: str, number: int, start: int) -> str:
+    """The name of the `number`-th line that begins at byte `start` or later; those before are counted now."""
+    total, left = number + (start > 0), start - 1  # the line that byte start - 1 belongs to was passed over
     for piece in chunks(where) if start else ():
         total += piece[:left].count(b"\n")
         left -= len(piece)
         if left <= 0:
             break
-    return total
+    return f"{where}, line {total}"

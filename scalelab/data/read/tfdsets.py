@@ -5,23 +5,26 @@ not needed. What doesn't is downloaded and prepared first, by tensorflow_dataset
 TensorFlow or Beam for that, once, and some are not even known without: prepare those elsewhere and name the folder.
 """
 
+import contextlib
 import functools
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest
 
+MARK = "#"  # between a folder and the split: neither holds one
 RECORDS = 256  # read at once
 SPEC = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[^@]+))?(?:@(?P<folder>.+))?")
 PACKAGES = {"tensorflow": "tensorflow-cpu", "apache_beam": "apache-beam"}  # module -> what installs it
 
 
 def find(spec: str) -> str:
-    """`NAME[/CONFIG][:SPLIT][@DIR]` -> "FOLDER:SPLIT" of a prepared data set, which is prepared now if it isn't yet."""
+    """`NAME[/CONFIG][:SPLIT][@DIR]` -> "FOLDER#SPLIT" of a prepared data set, which is prepared now if it isn't yet."""
     parts = SPEC.fullmatch(spec)
     if not parts:
         raise BadInput(f"tfds:{spec} is not tfds:NAME[/CONFIG][:SPLIT][@DIR]; e.g. tfds:lambada:train@/data/tfds")
@@ -33,7 +36,7 @@ def find(spec: str) -> str:
     if re.split(r"[\[+]", split)[0] not in known:
         raise BadInput(f"tfds:{spec}: {folder} has no split {split!r}{nearest(split, known)}")
     _source(str(folder), split)
-    return f"{folder.resolve()}:{split}"
+    return f"{folder.resolve()}{MARK}{split}"
 
 
 def _prepared(root: pathlib.Path, name: str) -> pathlib.Path | None:
@@ -54,8 +57,9 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
 
     tfds.disable_progress_bar()
     try:
-        builder = tfds.builder(name, data_dir=root, file_format="array_record")
-        builder.download_and_prepare()
+        with contextlib.redirect_stdout(sys.stderr):  # it says how far it is
+            builder = tfds.builder(name, data_dir=root, file_format="array_record")
+            builder.download_and_prepare()
     except ModuleNotFoundError as error:
         _needs(name, root, error)
     except tfds.core.DatasetNotFoundError as error:
@@ -79,7 +83,7 @@ def _needs(name: str, root: pathlib.Path, error: ModuleNotFoundError) -> NoRetur
 
 def n_bytes(path: str) -> int:
     """Bytes of a split's records: its share of the data set's."""
-    folder, _, name = path.rpartition(":")
+    folder, _, name = path.rpartition(MARK)
     info = _open(folder).info
     n_all = sum(part.num_examples for part in info.splits.values())
     return max(1, info.dataset_size * len(_source(folder, name)) // max(n_all, 1))
@@ -87,7 +91,7 @@ def n_bytes(path: str) -> int:
 
 def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
     """Runs of records of about `unit_bytes`, with their sizes."""
-    folder, _sign, name = path.rpartition(":")
+    folder, _sign, name = path.rpartition(MARK)
     n_records, size = len(_source(folder, name)), n_bytes(path)
     step = max(1, n_records * unit_bytes // size)
     for start in range(0, n_records, step):
@@ -97,7 +101,7 @@ def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]
 
 def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The non-empty texts of feature `reading.text_key` of records `piece.start` to `piece.stop`."""
-    folder, _, name = piece.path.rpartition(":")
+    folder, _, name = piece.path.rpartition(MARK)
     source = _source(folder, name)
     for first in range(piece.start, piece.stop, RECORDS):
         for i, record in enumerate(source.__getitems__(list(range(first, min(first + RECORDS, piece.stop)))), first):
@@ -112,8 +116,12 @@ def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
                 raise BadInput(
                     f"{piece.path}: feature {reading.text_key!r} is {type(found).__name__}, not text (--text-key)"
                 )
-            if document and reading.is_text(document, f"{piece.path}, record {i}"):
+            if document and reading.is_text(document, functools.partial(_record, piece.path, i)):
                 yield document
+
+
+def _record(path: str, number: int) -> str:
+    return f"{path}, record {number}"
 
 
 @functools.lru_cache(maxsize=4)
