@@ -22,60 +22,8 @@ def get_config() -> ConfigDict:
         {
             "model": llama(),
             "data": data(),
-            "optim": {  # None: the optimizer's own value (scalelab/defaults.py); what it has no use for is refused
-                "name": "adamw",  # see `scalelab optim --help`, or your own: pkg.mod:fn
-                "peak_lr": placeholder(float),  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
-                "beta1": placeholder(float),  # [h] decay of the first moment, or of momentum, per step
-                "beta2": placeholder(float),  # [h] decay of the second moment, per step
-                "beta3": placeholder(float),  # [h] ademamix: decay of the slow first moment, per step
-                "alpha": placeholder(float),  # [h] ademamix: weight of the slow first moment
-                "rho": placeholder(float),  # [h] sophia: the size of an update, in Hessians
-                "eps": placeholder(float),  # [h] added to the second moment's root, or where the paper has it
-                "weight_decay": placeholder(float),  # [h] times the LR (sgd, adam: added to the gradient); no vectors
-                "decay_embeddings": True,  # whether the embedding and learned positions decay (OLMo 2: no)
-                "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
-                "nesterov": placeholder(bool),  # momentum, muon: look ahead
-                "averaged": placeholder(bool),  # momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR
-                "bias_correction": placeholder(bool),  # of Adam's moments; false to study its absence
-                "scale": placeholder(str),  # muon: spectral, sqrt(max(1, out/in)) | rms, 0.2 sqrt(max(in, out))
-                "newton_schulz": placeholder(str),  # muon: products in bf16 | fp32
-                "every": placeholder(int),  # steps between new preconditioners, projections or Hessians
-                "rank": placeholder(int),  # galore, apollo: rows kept of the smaller side
-                "low_rank_scale": placeholder(float),  # [h] galore, apollo: factor of a low-rank update
-                "rest_lr": placeholder(float),  # [h] of an optimizer for hidden matrices: peak LR of the rest's AdamW
-                "rest_beta1": placeholder(float),  # [h] its beta1
-                "rest_beta2": placeholder(float),  # [h] its beta2
-                "rest_eps": placeholder(float),  # [h] its eps
-                "groups": "",  # LR multipliers by group, e.g. "embed=0.1,head=0.5"; groups: embed, head, position, hidden, vector
-            },
-            "schedule": {
-                # constant | linear | cosine | cosine_restarts | wsd | multi_step | inverse_sqrt, or your own pkg.mod:fn
-                "name": "cosine",  # of the LR; each with its source in optim/schedules.py; your own is (step, h) -> LR
-                "warmup_steps": placeholder(int),  # [h] linear warm-up; None: as said below, else 5 %, at most 2000
-                "warmup_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
-                "warmup_share": placeholder(float),  # [h] the same as a share of train.steps
-                "decay_shape": "linear",  # wsd: linear | cosine | sqrt (1 - sqrt: Hägele et al. 2024, section 4)
-                "decay_steps": placeholder(int),  # [h] wsd: last steps, that decay; None: what is said below, else 20 %
-                "decay_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
-                "decay_share": placeholder(float),  # [h] the same as a share of train.steps (Hägele et al.: 10 to 20 %)
-                # final_share: of linear, cosine, cosine_restarts and wsd
-                "final_share": 0.1,  # [h] last LR / peak LR (Hoffmann et al. 2022: 0.1 for cosine; use 0 with wsd)
-                "cycles": 1,  # [h] cosine_restarts: falls from the peak between warm-up and the end
-                "cycle_growth": 1.0,  # [h] cosine_restarts: a fall's length / the one before's (Loshchilov's T_mult, 1 or 2)
-                "hold_steps": 0,  # [h] inverse_sqrt: step from which it falls; 0: the warm-up's end (T5, PaLM: 10,000)
-                # lr2: a step takes weight_decay x LR^2 (PaLM: 1.0); independent: weight_decay x LR / peak (Wortsman et al. 2023)
-                "wd_shape": "constant",  # of optim.weight_decay: constant (times LR) | cosine (Caron et al. 2021) | lr2 | independent
-                "wd_final_share": 1.0,  # [h] wd_shape=cosine: last weight_decay / first (Caron et al.: 0.04 to 0.4, so 10)
-                # the batch grows linearly in tokens seen, in whole micro-batches of train.accumulate (GPT-3, Megatron-LM)
-                "batch_start": placeholder(
-                    int
-                ),  # sequences of step 0, a multiple of global_batch/accumulate; None: global_batch
-                "batch_warmup_tokens": placeholder(
-                    int
-                ),  # tokens seen when global_batch is reached (GPT-3: 4 to 12 billion)
-                "beta1_start": 0.85,  # [h] beta1 of step 0 where beta1_steps > 0 (Muon, Jordan 2024: 0.85 to 0.95)
-                "beta1_steps": 0,  # [h] steps of beta1's linear way from there to optim.beta1 (Muon: 300); 0: constant
-            },
+            "optim": optim(),
+            "schedule": schedule(),
             "parametrization": {
                 "name": "standard",  # standard | mup (Yang et al. 2022, Table 8) | completep (Dey et al. 2025, Table 1)
                 "base_width": 64,  # mup, completep: the d_model at which everything equals standard's
@@ -89,30 +37,8 @@ def get_config() -> ConfigDict:
                 # (the scale from the last 16 steps) | fp8_block (tiles of 128: DeepSeek-V3). Harmful, to show it: fp16_unscaled | bf16_moments | bf16_master
                 "name": "fp32",  # formats of activations and products; every format of each stands in precision/policy.py
             },
-            "parallel": {  # devices along each axis of the mesh; one may be -1: the rest
-                "data": 1,  # each holds everything and takes its share of the batch
-                "fsdp": 1,  # the same, and each keeps 1/fsdp of what parallel.zero says
-                "context": 1,  # the sequence is split; attention goes round the devices in a ring (Liu et al. 2023)
-                "stage": 1,  # the layers are split; micro-batches pass from stage to stage
-                "tensor": 1,  # heads, feed-forward units and vocabulary are split (Shoeybi et al. 2019)
-                "sequence": False,  # between the blocks `tensor` splits the sequence (Korthikanti et al. 2022, sec. 4.2.2)
-                "zero": 3,  # along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)
-                "schedule": "1f1b",  # of the stages: gpipe | 1f1b (holds at most `stage` micro-batches) | circular (smaller bubble)
-                "microbatches": 1,  # of a pipeline, a micro-batch of train.accumulate each; a bubble of (p-1)/(rounds*m+p-1)
-                "rounds": 1,  # circular: how many times a micro-batch comes round, through layers/(stage*rounds) each time
-            },
-            "train": {
-                "steps": 500,  # optimizer steps; traced, but the trials of a pack share it
-                "global_batch": 16,  # sequences a step, over all devices
-                "accumulate": 1,  # micro-batches a step; token-weighted, so the step equals the big batch's
-                "seed": 0,  # [h] initialisation and data order
-                "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
-                "ema": 0.0,  # [h] decay a step of a bias-corrected average of the weights, for `eval --ema`; 0: none is kept
-                "deterministic": False,  # the same bits again at some speed: on a GPU, ops of fixed order, and kernels chosen once a run
-                "init_from": "",  # start on weights of RUN, RUN@STEP or hf:DIR (safetensors); optimizer and schedule begin anew; "": drawn
-                "branch_from": "",  # go on from RUN@STEP, all state included: `scalelab train --branch-from` sets it; "": none
-                "steps_per_dispatch": 20,  # steps that run on the device before the host looks again
-            },
+            "parallel": parallel(),
+            "train": train(),
             "eval": {
                 "every_steps": 100,  # steps between validation losses; the last step always has one
                 "batches": 8,  # batches of global_batch sequences from the fixed validation set
@@ -153,6 +79,101 @@ def data() -> dict:
         # shares of the training sequences by source, also from a step on: "web=0.7,code=0.3; 8000: web=1/5,code=4/5"
         "mixture": "",  # "": as much of each as there is; the validation loss counts sources by their validation tokens
         "unique_tokens": "",  # training tokens kept of each source, then repeated: "1e6" | "web=1e6" (Muennighoff et al. 2023); "": all
+    }
+
+
+def optim() -> dict:
+    """The optimizer. None: its own value (scalelab/defaults.py); what it has no use for is refused."""
+    return {
+        "name": "adamw",  # see `scalelab optim --help`, or your own: pkg.mod:fn
+        "peak_lr": placeholder(float),  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
+        "beta1": placeholder(float),  # [h] decay of the first moment, or of momentum, per step
+        "beta2": placeholder(float),  # [h] decay of the second moment, per step
+        "beta3": placeholder(float),  # [h] ademamix: decay of the slow first moment, per step
+        "alpha": placeholder(float),  # [h] ademamix: weight of the slow first moment
+        "rho": placeholder(float),  # [h] sophia: the size of an update, in Hessians
+        "eps": placeholder(float),  # [h] added to the second moment's root, or where the paper has it
+        "weight_decay": placeholder(float),  # [h] times the LR (sgd, adam: added to the gradient); no vectors
+        "decay_embeddings": True,  # whether the embedding and learned positions decay (OLMo 2: no)
+        "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
+        "nesterov": placeholder(bool),  # momentum, muon: look ahead
+        "averaged": placeholder(bool),  # momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR
+        "bias_correction": placeholder(bool),  # of Adam's moments; false to study its absence
+        "scale": placeholder(str),  # muon: spectral, sqrt(max(1, out/in)) | rms, 0.2 sqrt(max(in, out))
+        "newton_schulz": placeholder(str),  # muon: products in bf16 | fp32
+        "every": placeholder(int),  # steps between new preconditioners, projections or Hessians
+        "rank": placeholder(int),  # galore, apollo: rows kept of the smaller side
+        "low_rank_scale": placeholder(float),  # [h] galore, apollo: factor of a low-rank update
+        "rest_lr": placeholder(float),  # [h] of an optimizer for hidden matrices: peak LR of the rest's AdamW
+        "rest_beta1": placeholder(float),  # [h] its beta1
+        "rest_beta2": placeholder(float),  # [h] its beta2
+        "rest_eps": placeholder(float),  # [h] its eps
+        "groups": "",  # LR multipliers by group, e.g. "embed=0.1,head=0.5"; groups: embed, head, position, hidden, vector
+    }
+
+
+def schedule() -> dict:
+    """What changes over the run: learning rate, weight decay, batch, sequence length, momentum."""
+    return {
+        # constant | linear | cosine | cosine_restarts | wsd | multi_step | inverse_sqrt, or your own pkg.mod:fn
+        "name": "cosine",  # of the LR; each with its source in optim/schedules.py; your own is (step, h) -> LR
+        "warmup_steps": placeholder(int),  # [h] linear warm-up; None: as said below, else 5 %, at most 2000
+        "warmup_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
+        "warmup_share": placeholder(float),  # [h] the same as a share of train.steps
+        "decay_shape": "linear",  # wsd: linear | cosine | sqrt (1 - sqrt: Hägele et al. 2024, section 4)
+        "decay_steps": placeholder(int),  # [h] wsd: last steps, that decay; None: what is said below, else 20 %
+        "decay_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
+        "decay_share": placeholder(float),  # [h] the same as a share of train.steps (Hägele et al.: 10 to 20 %)
+        # final_share: of linear, cosine, cosine_restarts and wsd
+        "final_share": 0.1,  # [h] last LR / peak LR (Hoffmann et al. 2022: 0.1 for cosine; use 0 with wsd)
+        "cycles": 1,  # [h] cosine_restarts: falls from the peak between warm-up and the end
+        "cycle_growth": 1.0,  # [h] cosine_restarts: a fall's length / the one before's (Loshchilov's T_mult, 1 or 2)
+        "hold_steps": 0,  # [h] inverse_sqrt: step from which it falls; 0: the warm-up's end (T5, PaLM: 10,000)
+        # lr2: a step takes weight_decay x LR^2 (PaLM: 1.0); independent: weight_decay x LR / peak (Wortsman et al. 2023)
+        "wd_shape": "constant",  # of optim.weight_decay: constant (times LR) | cosine (Caron et al. 2021) | lr2 | independent
+        "wd_final_share": 1.0,  # [h] wd_shape=cosine: last weight_decay / first (Caron et al.: 0.04 to 0.4, so 10)
+        # the batch grows linearly in tokens seen, in whole micro-batches of train.accumulate (GPT-3, Megatron-LM)
+        "batch_start": placeholder(
+            int
+        ),  # sequences of step 0, a multiple of global_batch/accumulate; None: global_batch
+        "batch_warmup_tokens": placeholder(int),  # tokens seen when global_batch is reached (GPT-3: 4 to 12 billion)
+        # attention reaches back to the last multiple of a length that grows linearly in tokens seen; a step has as many tokens
+        "seq_start": placeholder(int),  # [h] length of step 0, in tokens (Li et al. 2022: 8 to 64); None: full
+        "seq_warmup_tokens": placeholder(int),  # [h] tokens seen when the length is model.seq_len
+        "beta1_start": 0.85,  # [h] beta1 of step 0 where beta1_steps > 0 (Muon, Jordan 2024: 0.85 to 0.95)
+        "beta1_steps": 0,  # [h] steps of beta1's linear way from there to optim.beta1 (Muon: 300); 0: constant
+    }
+
+
+def parallel() -> dict:
+    """Devices along each axis of the mesh; one may be -1: the rest."""
+    return {
+        "data": 1,  # each holds everything and takes its share of the batch
+        "fsdp": 1,  # the same, and each keeps 1/fsdp of what parallel.zero says
+        "context": 1,  # the sequence is split; attention goes round the devices in a ring (Liu et al. 2023)
+        "stage": 1,  # the layers are split; micro-batches pass from stage to stage
+        "tensor": 1,  # heads, feed-forward units and vocabulary are split (Shoeybi et al. 2019)
+        "sequence": False,  # between the blocks `tensor` splits the sequence (Korthikanti et al. 2022, sec. 4.2.2)
+        "zero": 3,  # along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)
+        "schedule": "1f1b",  # of the stages: gpipe | 1f1b (holds at most `stage` micro-batches) | circular (smaller bubble)
+        "microbatches": 1,  # of a pipeline, a micro-batch of train.accumulate each; a bubble of (p-1)/(rounds*m+p-1)
+        "rounds": 1,  # circular: how many times a micro-batch comes round, through layers/(stage*rounds) each time
+    }
+
+
+def train() -> dict:
+    """The run: its length, batch and seed, and what it starts from."""
+    return {
+        "steps": 500,  # optimizer steps; traced, but the trials of a pack share it
+        "global_batch": 16,  # sequences a step, over all devices
+        "accumulate": 1,  # micro-batches a step; token-weighted, so the step equals the big batch's
+        "seed": 0,  # [h] initialisation and data order
+        "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
+        "ema": 0.0,  # [h] decay a step of a bias-corrected average of the weights, for `eval --ema`; 0: none is kept
+        "deterministic": False,  # the same bits again at some speed: on a GPU, ops of fixed order, and kernels chosen once a run
+        "init_from": "",  # start on weights of RUN, RUN@STEP or hf:DIR (safetensors); optimizer and schedule begin anew; "": drawn
+        "branch_from": "",  # go on from RUN@STEP, all state included: `scalelab train --branch-from` sets it; "": none
+        "steps_per_dispatch": 20,  # steps that run on the device before the host looks again
     }
 
 

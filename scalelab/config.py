@@ -1,22 +1,26 @@
-"""Configs: load a file strictly, apply overrides, fill in what is derived, and split what is compiled from what is traced.
+"""Configs: fill in what is derived, and split what is compiled from what is traced.
 
-The tree and the meaning of every key stand in `configs/base.py`. A config file is Python that defines `get_config()`.
+Files and overrides are read in `tree.py`, whose functions are also had from here.
 """
 
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import pathlib
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from scalelab import defaults, lengths, ramp
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput
+from scalelab.tree import check_tree, default_tree, leaves, load_module, override, read, split_overrides
 from scalelab.validate import check
+
+__all__ = [
+    "TRACED", "UNIDENTIFYING", "WAYS", "Layout", "ModelShape", "Optim", "Static", "default_tree", "hparams", "identity",
+    "leaves", "load", "load_module", "override", "read", "resolve", "split_overrides", "static",
+]  # fmt: skip
 
 # Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
 TRACED = (
@@ -26,6 +30,7 @@ TRACED = (
     *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share")),
     *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
     *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
+    *(f"schedule.{name}" for name in ("seq_start", "seq_warmup_tokens")),
     *(f"train.{name}" for name in ("steps", "z_loss", "seed", "ema")),
 )
 # Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.
@@ -134,6 +139,7 @@ class Static:
     ema: bool = False  # from train.ema: whether an average of the weights is kept
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
     documents: str = "cross"  # from data.documents
+    seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
 
 
 def static(config: ConfigDict) -> Static:
@@ -149,7 +155,7 @@ def static(config: ConfigDict) -> Static:
     return Static(
         shape, optim, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, ramp.of(config),
-        config.data.documents,
+        config.data.documents, schedule.seq_start is not None,
     )  # fmt: skip
 
 
@@ -162,112 +168,15 @@ def hparams(config: ConfigDict) -> dict[str, float]:
     return given | {"log_every": config.log.every_steps}
 
 
-def load_module(path: str | pathlib.Path) -> ModuleType:
-    """Run a config file. Errors in it become one line with its line number."""
-    path = pathlib.Path(path)
-    if not path.is_file():
-        there = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise BadInput(f"no config file {str(path)!r}{nearest(str(path), there)}")
-    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file may raise
-        raise BadInput(_blame(path, error)) from error
-    if not hasattr(module, "get_config"):
-        raise BadInput(f"{path} defines no get_config(): a config file returns its tree from it (see configs/tiny.py)")
-    return module
-
-
 def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
     """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
     return resolve(override(read(path), overrides or {}))
 
 
-def read(path: str | pathlib.Path) -> ConfigDict:
-    """The tree that a config file gives, not resolved yet. Raises BadInput."""
-    module = load_module(path)
-    try:
-        config = module.get_config()
-    except Exception as error:  # whatever a user's file may raise
-        raise BadInput(_blame(pathlib.Path(path), error)) from error
-    if not isinstance(config, ConfigDict):
-        raise BadInput(
-            f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
-        )
-    return config
-
-
-def _blame(path: pathlib.Path, error: Exception) -> str:
-    line = getattr(error, "lineno", None)
-    trace = error.__traceback__
-    while trace:
-        if pathlib.Path(trace.tb_frame.f_code.co_filename).resolve() == path.resolve():
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    reason = str(error).strip().split("\n")[0]
-    return f"{path}, line {line}: {type(error).__name__}: {reason}"
-
-
-def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-    """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has."""
-    config = config.copy_and_resolve_references()
-    defaults = default_tree()
-    types = {key: _type(defaults, key) for key in leaves(defaults)}
-    for key, text in values.items():
-        if key not in types:
-            raise BadInput(f"unknown config key {key!r}{nearest(key, types)}")
-        group, name = key.split(".")
-        if not isinstance(config.get(group), ConfigDict):
-            raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
-        with config.ignore_type():
-            config[group][name] = _parse(key, str(text), types[key])
-    return config
-
-
-def _type(tree: ConfigDict, key: str) -> type:
-    group, name = key.split(".")
-    return tree[group].get_type(name)
-
-
-def _parse(key: str, text: str, kind: type) -> Any:
-    default = leaves(default_tree())[key]
-    if text.lower() in ("none", "null") and (kind is not str or default is None):
-        return None
-    try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        if kind is int:
-            number = float(text.replace("_", ""))
-            if number != int(number):
-                raise ValueError
-            return int(text.replace("_", "")) if text.replace("_", "").lstrip("+-").isdigit() else int(number)
-        return kind(text)
-    except (ValueError, KeyError, OverflowError):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
-        default = leaves(default_tree())[key]
-        raise BadInput(
-            f"{key}={text!r} is not {wanted} (default: {'derived' if default is None else default})"
-        ) from None
-
-
-def default_tree() -> ConfigDict:
-    """The tree of `configs/base.py`."""
-    from configs import base  # here and not above: the tree is configuration, not part of the library
-
-    return base.get_config()
-
-
-def leaves(config: ConfigDict) -> dict[str, Any]:
-    """`{"group.key": value}` for every value of the tree."""
-    return {f"{group}.{key}": value for group, part in config.items() for key, value in part.items()}
-
-
 def resolve(config: ConfigDict) -> ConfigDict:
     """Check `config` against the default tree, fill in the derived values, check the combinations. Raises BadInput."""
     config = config.copy_and_resolve_references()
-    _check_tree(config)
+    check_tree(config)
     check(config, derived=False)
     model = config.model
     with config.unlocked(), config.ignore_type():
@@ -289,6 +198,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
         _optimizer_values(config.optim)
         ramp.check(config)
         lengths.resolve(config)
+        lengths.check_sequences(config)
     check(config, derived=True)
     return config
 
@@ -307,32 +217,6 @@ def _optimizer_values(optim: ConfigDict) -> None:
         raise BadInput(f"optim.peak_lr is not set, and optim.name={optim.name!r} brings no default; e.g. 1e-3")
 
 
-def _check_tree(config: ConfigDict) -> None:
-    """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
-    defaults = default_tree()
-    known = leaves(defaults)
-    given: dict[str, Any] = {}
-    for group, part in config.items():
-        if not isinstance(part, ConfigDict):
-            raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest(group, known)}")
-        given |= {f"{group}.{key}": value for key, value in part.items()}
-    for key, value in given.items():
-        if key not in known:
-            raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
-        kind = _type(defaults, key)
-        group, name = key.split(".")
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            with config.ignore_type():
-                config[group][name] = float(value)
-        elif (value is not None and not isinstance(value, kind)) or (kind is int and isinstance(value, bool)):
-            raise BadInput(f"{key}={value!r} must be of type {kind.__name__} (default: {known[key]})")
-        elif value is None and known[key] is not None:
-            raise BadInput(f"{key}=None: a value is needed (default: {known[key]})")
-    missing = sorted(set(known) - set(given))
-    if missing:
-        raise BadInput(f"the config lacks {missing[0]!r}: start from configs.base.get_config()")
-
-
 def identity(config: ConfigDict) -> str:
     """16 hex digits over what is computed: the same on any hardware, and whatever is logged or kept."""
     kept = {
@@ -341,23 +225,3 @@ def identity(config: ConfigDict) -> str:
         if key not in UNIDENTIFYING and key.split(".")[0] not in UNIDENTIFYING
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def differences(old: dict, new: dict) -> dict[str, tuple[Any, Any]]:
-    """`{"group.key": (old, new)}` between two resolved configs as plain dicts."""
-    flat_old, flat_new = leaves(ConfigDict(old)), leaves(ConfigDict(new))
-    return {k: (flat_old.get(k), v) for k, v in flat_new.items() if flat_old.get(k) != v}
-
-
-def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Take every `--config.group.key=value` out of `argv`: (overrides, what is left)."""
-    values, rest = {}, []
-    for argument in argv:
-        if argument.startswith("--config."):
-            key, sign, value = argument.removeprefix("--config.").partition("=")
-            if not sign:
-                raise BadInput(f"{argument!r} has no value: write {argument}=VALUE")
-            values[key] = value
-        else:
-            rest.append(argument)
-    return values, rest

@@ -37,6 +37,23 @@ def resolve(config: ConfigDict) -> None:
         )
 
 
+def check_sequences(config: ConfigDict) -> None:
+    """BadInput for a warm-up of the sequence length that can't be had."""
+    schedule, full = config.schedule, config.model.seq_len
+    start, tokens = schedule.seq_start, schedule.seq_warmup_tokens
+    if (start is None) != (tokens is None):
+        given, lacks = ("seq_start", "seq_warmup_tokens") if tokens is None else ("seq_warmup_tokens", "seq_start")
+        raise BadInput(f"schedule.{given}={schedule[given]} needs schedule.{lacks}: set both, or {given}=none")
+    if start is None:
+        return
+    if start >= full:
+        raise BadInput(f"schedule.seq_start={start} is not below model.seq_len={full}; nearest: {max(1, full - 1)}")
+    if tokens > (most := tokens_before(config, config.train.steps - 1)):
+        raise BadInput(
+            f"schedule.seq_warmup_tokens={tokens}: sequences are not full before the run's last step, {most} tokens in; nearest: {most}"
+        )
+
+
 def forget(config: ConfigDict) -> None:
     """Unset the steps that tokens, a share or the default came to: before a config gets another length or batch."""
     for what in DEFAULTS:
@@ -54,7 +71,18 @@ def describe(config: ConfigDict) -> str:
             f", {_phrase(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
         )
         text += f" on, to {schedule.final_share:g} of the peak"
+    if schedule.seq_start is not None:
+        text += (
+            f"; sequences of {schedule.seq_start:,} tokens at first, of {config.model.seq_len:,} after "
+            f"{schedule.seq_warmup_tokens:,} tokens (step {_full_sequences(config):,})"
+        )
     return text
+
+
+def _full_sequences(config: ConfigDict) -> int:
+    """The first step of full sequences."""
+    tokens = config.schedule.seq_warmup_tokens
+    return bisect.bisect_left(range(config.train.steps), tokens, key=lambda step: tokens_before(config, step))
 
 
 def _batch(config: ConfigDict) -> str:
@@ -95,6 +123,7 @@ def landmarks(config: ConfigDict) -> list[int]:
         else [schedule.warmup_steps - 1]
     )
     bends += ramp.of(config)[:1] + ramp.of(config)[-1:]
+    bends += [_full_sequences(config)] if schedule.seq_start is not None else []
     tenths = [i * steps // 10 for i in range(10)]
     return sorted({step for step in [*tenths, *bends, steps - 1] if 0 <= step < steps})
 

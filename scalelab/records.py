@@ -2,6 +2,7 @@
 
     D/config.json   the resolved config           D/metrics.jsonl   one object a line; `val_loss` only on evaluations
     D/record.json   N, FLOPs, data, versions      D/events.jsonl    the logbook: start, resume, skip, diverged, note, …
+    D/evaluations.jsonl   one line for each step, weights and set that `scalelab eval` scored
     D/checkpoints/  Orbax                         D/runs/NAME/      the runs of a sweep or a study
 
 Lines are appended with one write each, so a crash can only leave the last one torn; a torn last line is ignored.
@@ -112,6 +113,43 @@ def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **
     )
 
 
+def keep_evaluations(folder: Folder, rows: list[dict]) -> list[str]:
+    """Write rows of evaluations.jsonl: step, weights, set, fingerprint, kind, metrics. One a (step, weights, set): the last.
+
+    Returns the sets whose row was of other content (another fingerprint). Any number of processes may do this at once.
+    """
+    path = pathlib.Path(folder) / "evaluations.jsonl"
+    with open(path.with_name(".evaluations.lock"), "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        old, new = {_key(row): row for row in read_lines(path)}, {_key(row): row for row in rows}
+        draft = path.with_suffix(".tmp")
+        draft.unlink(missing_ok=True)
+        append(draft, [*(row for key, row in old.items() if key not in new), *new.values()])
+        sync(draft)
+        draft.replace(path)
+    both = old.keys() & new.keys()
+    return sorted({key[2] for key in both if old[key]["fingerprint"] != new[key]["fingerprint"]})
+
+
+def _key(row: dict) -> tuple[int, str, str]:
+    return row["step"], row["weights"], row["set"]
+
+
+def read_evaluations(folder: Folder) -> list[dict]:
+    """What `scalelab eval` scored of a run, in order of writing."""
+    return read_lines(pathlib.Path(folder) / "evaluations.jsonl")
+
+
+def _scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
+    """`{"brackets_acc": …, "ema_brackets_acc": …}` at the run's last step: those of other steps belong to other N, D, C."""
+    return {
+        ("" if row["weights"] == "trained" else f"{row['weights']}_") + f"{row['set']}_{metric}": value
+        for row in read_evaluations(folder)
+        if row["step"] == step
+        for metric, value in row["metrics"].items()
+    }
+
+
 @contextlib.contextmanager
 def lock(folder: Folder, option: str = "--workdir") -> Iterator[str | None]:
     """Hold a run folder (the value of a command's `option`) for this process. Yields a warning where a dead owner's lock was taken over.
@@ -191,4 +229,5 @@ def read_run(folder: pathlib.Path) -> dict:
         "identity": record.get("identity"),
     }
     row |= record.get("by_source", {})
-    return row | names | {key: value for key, value in flat.items() if key not in row}
+    row |= names | {key: value for key, value in flat.items() if key not in row}
+    return row | {key: value for key, value in _scores(folder, record.get("steps")).items() if key not in row}

@@ -96,6 +96,8 @@ POSITIVE = [
     "train.accumulate",
     "schedule.batch_start",
     "schedule.batch_warmup_tokens",
+    "schedule.seq_start",
+    "schedule.seq_warmup_tokens",
     "train.steps_per_dispatch",
     "eval.every_steps",
     "eval.batches",

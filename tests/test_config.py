@@ -301,11 +301,6 @@ def test_identity_is_of_what_is_computed():
     assert len(others | {default}) == len(different) + 1
 
 
-def test_differences_are_by_key():
-    old, new = resolved().to_dict(), resolved(train__seed=4, optim__peak_lr=1).to_dict()
-    assert config_lib.differences(old, new) == {"train.seed": (0, 4), "optim.peak_lr": (0.003, 1.0)}
-
-
 def test_presets_state_what_their_papers_do():
     def choices(model):
         return model.position, model.norm, model.mlp, model.tied_head, model.bias

@@ -10,11 +10,11 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Lowest first. A room may import its own floor and those below.
 FLOORS = [
     {"errors", "defaults"},
-    {"own", "config", "validate", "lengths", "ramp", "shares", "hardware", "records", "signals"},
+    {"own", "config", "tree", "validate", "lengths", "ramp", "shares", "hardware", "records", "signals"},
     {"model", "data", "precision", "laws"},
     {"optim", "parallel", "hf"},
     {"train"},
-    {"sweep"},
+    {"sweep", "evaluate"},
     {"plan", "diagnose", "doctor", "testing"},
     {"report"},
     {"commands", "__main__"},

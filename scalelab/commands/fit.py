@@ -57,7 +57,9 @@ def _parser() -> Parser:
 
 def _rows(add: Callable[..., Any]) -> None:
     add(
-        "--columns", metavar="N=A,D=B,…", help="which columns of a table hold N, D, C, loss and what else the law needs"
+        "--columns",
+        metavar="N=A,D=B,…",
+        help="which columns of a table (of runs: any but N) hold N, D, C, loss and what else the law needs",
     )
     add("--n", metavar="KIND", help="N of runs: total (default), non_embedding, kaplan, chinchilla")
     add(

@@ -21,8 +21,9 @@ def read_sources(
 ) -> Table:  # fmt: skip
     """The rows of every folder and table in `sources` with the columns that `law` needs, ready for `study.fit_study`.
 
-    `n_convention` says which N a run's folder gives (`study.N_COLUMNS`; total where None), `columns` how a table names
-    its fields. A row of one of several tables is named after its file. Runs that are only planned have no target yet.
+    `n_convention` says which N a run's folder gives (`study.N_COLUMNS`; total where None), `columns` which column of a
+    table, or of the runs, holds a field. A row of one of several tables is named after its file. Runs that are only planned
+    have no target yet.
     """
     columns, needed = dict(columns or {}), (*law.columns, *([law.target] if with_target else []))
     if n_convention not in (None, *N_COLUMNS):
@@ -32,10 +33,16 @@ def read_sources(
     for source in sources:
         if not os.path.exists(source):
             raise BadInput(f"no file or folder {source!r}")
-    if columns and all(pathlib.Path(source).is_dir() for source in sources):
-        raise BadInput(f"--columns is for tables, and {sources[0]!r} is a folder: choose N by --n")
+    if "N" in columns and all(pathlib.Path(source).is_dir() for source in sources):
+        raise BadInput(f"--columns=N=… is for tables, and {sources[0]!r} is a folder: choose N by --n")
     if n_convention:
         columns["N"] = N_COLUMNS[n_convention]
+    if all(
+        pathlib.Path(source).is_dir() for source in sources
+    ):  # beside a table they are its columns, if not the runs'
+        known = sorted({key for source in sources for run in read_runs(source) for key in run})
+        for name in (name for field, name in columns.items() if field != "N" and name not in known):
+            raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest(name, known)}")
     tables = [_read(source, needed, columns, n_convention or "total", where) for source in sources]
     if not any(table.rows for table in tables):
         rows = sum(table.left_out for table in tables)
@@ -62,9 +69,15 @@ def _read(
     if not pathlib.Path(source).is_dir():
         table = read_table(source, columns, needed, where)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
-    runs = [_run(run, column) for run in read_runs(source)]
+    runs = [_named(_run(run, column), columns) for run in read_runs(source)]
     kept = subset(runs, where)
     return Table([{**run, "N": run["N_total"]} for run in kept], n_convention, "", len(runs) - len(kept))
+
+
+def _named(run: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A run's row with the fields that `columns` takes from others of its columns: those of `scalelab eval`, say."""
+    named = {field: run[name] for field, name in columns.items() if field != "N" and name in run}
+    return run | named | ({"val_loss": named["loss"]} if "loss" in named else {})
 
 
 def _run(run: dict[str, Any], column: str) -> dict[str, Any]:

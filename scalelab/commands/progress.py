@@ -116,3 +116,25 @@ class Board:
 def _line(row: Mapping[str, Any]) -> str:
     loss = f"  loss {row['train_loss']:.3f}  {row['tokens_per_s']:,.0f} tokens/s" if "train_loss" in row else ""
     return f"  {row['name']}: step {row['step']}/{row['steps']}{loss}"
+
+
+class Counts:
+    """Progress of pieces of work that come one after the other, each by its name: a bar each on a terminal, else nothing."""
+
+    def __enter__(self) -> "Counts":
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+        )  # fmt: skip
+        self.tasks: dict[str, Any] = {}
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.stop()
+
+    def update(self, name: str, done: int, of: int) -> None:
+        """`done` of `of` pieces of the work `name` are done."""
+        if name not in self.tasks:
+            self.tasks[name] = self.bar.add_task(name, total=of)
+        self.bar.update(self.tasks[name], completed=done)

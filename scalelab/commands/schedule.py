@@ -1,9 +1,9 @@
 """scalelab schedule --config=F [--at=0,1000,…] [--plot=x.pdf] [--config.group.key=value …]
 
 What the optimizer takes at a step of the run: learning rate, momentum (beta1), weight decay (which is multiplied by that
-learning rate) and the batch in tokens. The numbers come from the function that the training step asks. Steps count from 0,
-so a run of N steps ends with step N - 1; `tokens` are those seen before the step. Without --at: where the schedule bends,
-and every tenth. --plot draws the whole run (.pdf with its CSV beside it, or .png), with the steps of the table marked.
+learning rate), the batch in tokens and how long its sequences are to attention. The numbers come from the function that the
+training step asks. Steps count from 0, so a run of N steps ends with step N - 1; `tokens` are those seen before the step.
+Without --at: where the schedule bends, and every tenth. --plot draws the whole run (.pdf with its CSV beside it, or .png), with the steps of the table marked.
 """
 
 import functools
@@ -15,7 +15,7 @@ from scalelab.commands.shared import Parser, emit
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
-COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens")
+COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len")
 DRAWN = 1000  # points of a curve
 
 
@@ -61,7 +61,7 @@ def _rows(config: Any, steps: list[int]) -> list[dict[str, float]]:
 
     curves, seen = schedules.curves(config, steps), functools.partial(lengths.tokens_before, config)
     return [
-        {"step": step, "tokens": seen(step)} | {key: float(curve[i]) for key, curve in curves.items()}
+        {"step": step, "tokens": seen(step)} | {key: curve[i].item() for key, curve in curves.items()}
         | {"batch_tokens": seen(step + 1) - seen(step)}
         for i, step in enumerate(steps)
     ]  # fmt: skip

@@ -32,8 +32,7 @@ def _chunk_sums(
     x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     logits_TV = checkpoint_name(matmul(x_TD, head_DV, form), "logits")  # found again by precision/found.py
-    if softcap:
-        logits_TV = softcap * jnp.tanh(logits_TV / softcap)
+    logits_TV = _capped(logits_TV, softcap)
     counts_T = targets_T >= 0
     log_z_T, correct_T = (_split_vocabulary if on_mesh() else _whole_vocabulary)(logits_TV, jnp.maximum(targets_T, 0))
     nll = jnp.sum(jnp.where(counts_T, log_z_T - correct_T, 0.0))
@@ -76,6 +75,25 @@ def smooth_cross_entropy(
         return _over_tokens(jax.lax.scan(body, _zero(x_BSD), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
 
     return local(own, split_arguments(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
+
+
+def token_losses(
+    x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, softcap: float = 0.0, chunk: int = 0
+) -> tuple[jax.Array, jax.Array]:
+    """Per target: its loss in nats [B, S], 0 where it is negative, and whether it was the likeliest of all. On one device."""
+
+    def body(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
+        logits_TV = _capped(matmul(part[0], head_DV, x_BSD.dtype), softcap)
+        log_z_T, correct_T = _whole_vocabulary(logits_TV, jnp.maximum(part[1], 0))
+        return None, (jnp.where(part[1] >= 0, log_z_T - correct_T, 0.0), logits_TV.argmax(axis=-1) == part[1])
+
+    _, found = jax.lax.scan(body, None, _chunks(x_BSD, head_DV, targets_BS, chunk))
+    nll_BS, best_BS = (each.ravel()[: targets_BS.size].reshape(targets_BS.shape) for each in found)
+    return nll_BS, best_BS
+
+
+def _capped(logits_TV: jax.Array, softcap: float) -> jax.Array:
+    return softcap * jnp.tanh(logits_TV / softcap) if softcap else logits_TV
 
 
 def split_arguments() -> tuple[PartitionSpec, ...]:

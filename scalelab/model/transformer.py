@@ -17,6 +17,7 @@ from scalelab.model.declare import Declaration, split
 from scalelab.model.documents import Packed
 from scalelab.model.layers import MLP, Norm, Table
 from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy
+from scalelab.model.loss import token_losses as token_losses_of
 from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, residual, spec, use
 from scalelab.precision.policy import FP32, Policy, dtype
 
@@ -204,6 +205,15 @@ def loss(
     more = {"scales": {"blocks": scales}} if scales else {}
     x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed, **more)
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
+
+
+def token_losses(
+    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, policy: Policy = FP32,
+    packed: Packed | None = None,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """Each target's loss in nats [B, S] (0 where it is negative), and whether it was the likeliest token."""
+    x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed)
+    return token_losses_of(x_BSD, head_DV, targets_BS, shape.logit_softcap)
 
 
 def smooth_loss(

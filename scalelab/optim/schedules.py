@@ -130,6 +130,23 @@ def micro_batches(static: Static, step: jax.Array) -> jax.Array:
     return static.accumulate - len(static.batch_ramp) + jnp.sum(step >= jnp.asarray(static.batch_ramp, jnp.int32))
 
 
+def seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
+    """How far apart attention is cut at a step (a scalar), in tokens, int32: under the warm-up of Li et al. 2022, section 3.
+
+    It grows linearly, in the tokens seen as the batch's warm-up does (theirs: in steps), and is rounded down to multiples of
+    8 as theirs is; without a warm-up it is the model's. Theirs cuts sequences off and has smaller batches meanwhile.
+    """
+    full = static.model.seq_len
+    if not static.seq_warmup:
+        return jnp.int32(full)
+    steps, ramp = jnp.float32(step), jnp.asarray(static.batch_ramp, jnp.float32)
+    parts = steps * (static.accumulate - len(ramp)) + jnp.sum(jnp.maximum(steps - ramp, 0.0))
+    seen = parts * (static.global_batch // static.accumulate * full)
+    grown = h["seq_start"] + (full - h["seq_start"]) * seen / h["seq_warmup_tokens"]
+    rounded = jnp.maximum(8 * jnp.floor(grown / 8), h["seq_start"])
+    return jnp.where(seen < h["seq_warmup_tokens"], rounded, full).astype(jnp.int32)
+
+
 def of(static: Static) -> Schedule:
     """The run's LR as a function of (step, hparams)."""
     name = static.schedule
@@ -153,17 +170,17 @@ def _own(name: str) -> Schedule:
 
 
 def at(static: Static, step: jax.Array, h: Hparams) -> dict[str, jax.Array]:
-    """What the optimizer takes at a step (a scalar): `lr`, `weight_decay` (to be multiplied by it) and `beta1`.
+    """What holds at a step (a scalar): `lr`, `weight_decay` (to be multiplied by it), `beta1`, and `seq_len` of attention.
 
     The training step and `scalelab schedule` both ask here, so they can't disagree.
     """
     lr = of(static)(step, h)
     decay = WEIGHT_DECAYS[static.wd_shape](step, h, lr)
-    return {"lr": lr, "weight_decay": decay, "beta1": momentum(step, h)}
+    return {"lr": lr, "weight_decay": decay, "beta1": momentum(step, h), "seq_len": seq_len(static, step, h)}
 
 
 def curves(config: ConfigDict, steps: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-    """`at` for each of `steps` of a resolved config: float32 arrays of their length."""
+    """`at` for each of `steps` of a resolved config: float32 arrays of their length (`seq_len`: int32)."""
     static = config_lib.static(config)
     h = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
     found: Any = jax.jit(jax.vmap(lambda step: at(static, step, h)))(jnp.asarray(steps, jnp.int32))

@@ -11,13 +11,14 @@ PANELS = (
     ("beta1", "momentum (beta1)"),
     ("weight_decay", "weight decay (times LR)"),
     ("batch_tokens", "batch (tokens)"),
+    ("seq_len", "sequence (tokens)"),
 )
 
 
 @styled
 def schedules(rows: Sequence[dict], marked: Sequence[int] = ()) -> Figure:
-    """Four panels over the step. rows: `step` and the keys of PANELS; the rows whose step is in `marked` get a dot."""
-    fig, axes = figure(11.0, 2.6, len(PANELS))
+    """A panel each over the step. rows: `step` and the keys of PANELS; the rows whose step is in `marked` get a dot."""
+    fig, axes = figure(13.0, 2.6, len(PANELS))
     for ax, (key, title) in zip(axes, PANELS, strict=True):
         ax.plot([row["step"] for row in rows], [row[key] for row in rows], color=shades([0])[0])
         dots = [row for row in rows if row["step"] in set(marked)]

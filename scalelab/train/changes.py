@@ -24,6 +24,8 @@ FROZEN = (
     "schedule.name",
     "schedule.batch_start",
     "schedule.batch_warmup_tokens",
+    "schedule.seq_start",
+    "schedule.seq_warmup_tokens",
 )
 # What decides the optimizer's program.
 FROZEN_OPTIM = tuple(f"optim.{field.name}" for field in dataclasses.fields(config_lib.Optim))

@@ -31,9 +31,11 @@ METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skippe
 LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
 
 
-def ends(static: Static, h: Hparams) -> Ends | None:
-    """What ends a document; None: sequences are read across documents."""
-    return Ends(separator=h["separator"]) if static.documents == "mask" else None
+def ends(static: Static, h: Hparams, step: jax.Array | None = None) -> Ends | None:
+    """What ends a document, in training at `step` also a length; None: sequences are read in full, across documents."""
+    separator = h["separator"] if static.documents == "mask" else None
+    length = schedules.seq_len(static, step, h) if static.seq_warmup and step is not None else None
+    return Ends(separator, length) if separator is not None or length is not None else None
 
 
 def loss_sums(
@@ -164,7 +166,7 @@ def train_step(
     policy = POLICIES[static.precision]
     params = wide(state.params, policy.parameters)
     taken = schedules.micro_batches(static, state.step) if static.batch_ramp else None
-    where = ends(static, h)
+    where = ends(static, h, state.step)
     sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision, taken, where)
     grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
@@ -222,7 +224,9 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
     def once(_: jax.Array, none: Any) -> Any:
         del none
         return split(
-            static, rules.moments, curvature.measure(static, kind, params, tokens, step, h["seed"], ends(static, h))
+            static,
+            rules.moments,
+            curvature.measure(static, kind, params, tokens, step, h["seed"], ends(static, h, step)),
         )
 
     # A loop and no conditional: packed trials, which are all due at once, would take both sides of that at every step.

@@ -137,7 +137,7 @@ def test_besiroglus_law_from_the_command_line(capsys):
         (["{table}", "--columns=N=params,C=flops,loss=nll", "--delta=-1"], "delta = -1"),
         (["{table}", "--target-flop=1"], "did you mean '--target-flops'"),
         (["{table}", "--columns=N=params,C=flops,loss=nll", "--target-flops=0"], "C = 0"),
-        (["{folder}", "--columns=N=params"], "--columns is for tables"),
+        (["{folder}", "--columns=N=params"], "--columns=N=… is for tables"),
         (["{folder}", "--n=totl"], "did you mean 'total'"),
         (["{folder}", "--law=chinchila"], "did you mean 'chinchilla'"),
         (["{folder}", "--law=no.such.module:fn"], "No module named 'no'"),

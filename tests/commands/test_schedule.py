@@ -41,10 +41,10 @@ def test_the_table_says_what_was_chosen_and_where_it_bends(capsys):
     assert first == (
         "wsd over 12 steps of 32 tokens: warm-up 2 steps, sqrt decay 6 steps (tokens 192) from step 6 on, to 0.1 of the peak"
     )
-    assert head.split() == ["step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens"]
+    assert head.split() == ["step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len"]
     steps = [int(line.split()[0]) for line in lines]
     assert {0, 1, 6, 11} <= set(steps) == set(sorted(steps))
-    assert lines[steps.index(6)].split() == ["6", "192", "0.01", "0.9", "0.001", "32"]
+    assert lines[steps.index(6)].split() == ["6", "192", "0.01", "0.9", "0.001", "32", "16"]
     untold = asked(capsys, "--config.schedule.warmup_steps=none", "--config.schedule.name=cosine").out.splitlines()[0]
     assert untold == "cosine over 12 steps of 32 tokens: warm-up 1 steps (default)"
 

@@ -23,9 +23,10 @@ def texts(n, seed=0):
 
 
 def ids(n, seed=0, vocab_size=END):
-    """n documents of ids below `vocab_size`."""
+    """n documents of ids below `vocab_size`, small ones more often: there is something to learn."""
     random = np.random.default_rng(seed)
-    return [random.integers(0, vocab_size, random.integers(3, 200)) for _ in range(n)]
+    lengths = random.integers(3, 200, n)
+    return [(vocab_size * random.random(length) ** 4).astype(np.int64) for length in lengths]
 
 
 def json_lines(documents):

@@ -1,0 +1,176 @@
+"""Small tasks for small models, made by rule: what a byte model learns of Python's own sources, and of the synthetic language.
+
+    python -m experiments.tasks [--items=150] [--out=experiments/tasks]
+
+writes brackets, keywords, indentation and spelling (Python) and bigrams (the synthetic language of vocabulary 256 and
+language_seed 0) in the format of docs/tasks.md. The same command writes the same bytes; a model that has learned
+nothing has an accuracy near `chance`. Every text is put together here from the words below.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import random
+
+import numpy as np
+
+from scalelab.data.language import Language, make_language
+
+NAMES = [
+    "value",
+    "index",
+    "count",
+    "total",
+    "name",
+    "path",
+    "item",
+    "size",
+    "key",
+    "data",
+    "line",
+    "node",
+    "text",
+    "start",
+    "end",
+    "width",
+    "depth",
+    "result",
+    "width",
+    "level",
+]
+CALLS = [
+    "len",
+    "max",
+    "min",
+    "sum",
+    "sorted",
+    "list",
+    "dict",
+    "set",
+    "tuple",
+    "str",
+    "int",
+    "abs",
+    "open",
+    "print",
+    "range",
+]
+KEYWORDS = {
+    "ret": "urn", "imp": "ort", "fro": "m", "cla": "ss", "whi": "le", "rai": "se", "exce": "pt", "asse": "rt",
+    "yie": "ld", "lamb": "da", "brea": "k", "cont": "inue", "fina": "lly", "glob": "al", "eli": "f",
+}  # fmt: skip
+WORDS = {
+    4: ["node", "path", "item", "name", "line", "text", "data"], 7: ["results", "entries", "columns", "options"],
+    8: ["position", "distance", "elements", "metadata"], 12: ["coefficients", "descriptions", "instructions"],
+}  # fmt: skip
+SPELLED = [
+    "self.",
+    "None",
+    "True",
+    "False",
+    "return ",
+    "import ",
+    "isinstance(",
+    "ValueError",
+    "__init__(self",
+    "raise ",
+]
+
+
+def brackets(chance: random.Random) -> dict:
+    """What closes the brackets that are open: the other choices close them in another order."""
+    depth = chance.choice([2, 2, 3])
+    opened = [chance.choice("([{") for _ in range(depth)]
+    if len(set(opened)) == 1:
+        opened[-1] = chance.choice([b for b in "([{" if b != opened[0]])
+    words = [chance.choice(CALLS) if b == "(" else chance.choice(NAMES) if b == "[" else "" for b in opened]
+    context = (
+        f"    {chance.choice(NAMES)} = "
+        + "".join(w + b for w, b in zip(words, opened, strict=True))
+        + chance.choice(NAMES)
+    )
+    right = "".join({"(": ")", "[": "]", "{": "}"}[b] for b in reversed(opened))
+    wrong = {"".join(chance.choice(")]}") for _ in opened) for _ in range(40)} - {right}
+    return _choice(chance, context, right + "\n", [text + "\n" for text in sorted(wrong)[:3]])
+
+
+def keywords(chance: random.Random) -> dict:
+    """The rest of a keyword, among the rests of others."""
+    begun = chance.choice(list(KEYWORDS))
+    others = chance.sample([rest for rest in KEYWORDS.values() if rest != KEYWORDS[begun]], 3)
+    indent = "    " * chance.randint(1, 2)
+    context = f"{indent}{chance.choice(NAMES)} = {chance.choice(CALLS)}({chance.choice(NAMES)})\n{indent}{begun}"
+    return _choice(chance, context, KEYWORDS[begun], others)
+
+
+def indentation(chance: random.Random) -> dict:
+    """A line after one that ends in a colon is indented once more. All choices have the same length."""
+    depth = chance.randint(0, 2)
+    a, b = chance.sample(NAMES, 2)
+    heads = (f"if {a} is None:", f"for {a} in {b}:", f"while {a} < {b}:", f"if not {a}:", f"with open({a}) as {b}:")
+    context = "    " * depth + f"{b} = {a}\n" + "    " * depth + chance.choice(heads) + "\n"
+    verb = chance.choice(["return ", "yield ", "raise "])
+    lines = {12 - more: " " * (4 * depth + more) + verb for more in (0, 4, 5, 8)}
+    right, *wrong = (lines[n] + chance.choice(WORDS[n]) + "\n" for n in (8, 12, 7, 4))
+    return _choice(chance, context, right, wrong)
+
+
+def spelling(chance: random.Random) -> dict:
+    """A cloze: the last two or three characters of a word that every Python file has."""
+    word = chance.choice(SPELLED)
+    cut = chance.randint(2, 3)
+    context = f"        {chance.choice(NAMES)} = {chance.choice(NAMES)}\n        "
+    context += {"import ": "\n\n", "__init__(self": "    def ", "None": "x = ", "True": "x = ", "False": "x = "}.get(
+        word, ""
+    )
+    context += "raise " * (word == "ValueError") + "if " * (word == "isinstance(")
+    return {"context": context + word[:-cut], "completion": word[-cut:]}
+
+
+def bigrams(chance: random.Random) -> dict:
+    """What the synthetic language says next: eight words drawn by its rules, or eight by their frequency alone."""
+    language, draws = _language(), np.random.RandomState(chance.getrandbits(32))
+    words = [draws.choice(len(language.start), p=language.start)]
+    for _ in range(39):
+        words.append(draws.choice(len(language.start), p=language.follow[words[-1]]))
+    wrong = [draws.choice(len(language.start), 8, p=language.start) + 1 for _ in range(3)]
+    text = (np.array(words) + 1).tolist()  # word i has id i + 1
+    return _choice(chance, text[:32], text[32:], [each.tolist() for each in wrong])
+
+
+@functools.cache
+def _language() -> Language:
+    return make_language(256, 0)
+
+
+def _choice(chance: random.Random, context: str | list, right: str | list, wrong: list) -> dict:
+    at = chance.randrange(len(wrong) + 1)
+    return {"context": context, "choices": [*wrong[:at], right, *wrong[at:]], "answer": at}
+
+
+TASKS = {made.__name__: made for made in (brackets, keywords, indentation, spelling, bigrams)}
+
+
+def lines(name: str, items: int, seed: int = 0) -> str:
+    """A task's file: `items` different ones."""
+    chance = random.Random(f"{name} {seed}")
+    rows: dict[str, None] = {}
+    while len(rows) < items:
+        rows[json.dumps(TASKS[name](chance))] = None
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Write all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=150)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "tasks")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in TASKS:
+        (options.out / f"{name}.jsonl").write_text(lines(name, options.items))
+
+
+if __name__ == "__main__":
+    main()

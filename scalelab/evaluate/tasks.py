@@ -1,0 +1,94 @@
+"""Tasks: one JSON-lines file each, in the format of docs/tasks.md. Reading refuses what can't be scored, by file and line."""
+
+import hashlib
+import json
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+from scalelab.errors import BadInput, nearest
+
+Text = str | list[int]  # of data without text: token ids
+KEYS = ("context", "choices", "answer", "completion", "id")
+
+
+class Item(NamedTuple):
+    """A context, what may follow, and which of these is right. A cloze has one: its completion."""
+
+    context: Text
+    choices: list[Text]
+    answer: int
+    line: int
+
+
+class Task(NamedTuple):
+    """`kind` is choice or cloze; `fingerprint` is of the file's bytes."""
+
+    name: str
+    kind: str
+    items: list[Item]
+    fingerprint: str
+    path: str
+
+
+def slug(text: str) -> str:
+    """A name that a column may have: letters, digits and underscores."""
+    return re.sub(r"\W+", "_", text).strip("_").lower() or "task"
+
+
+def read(path: str | pathlib.Path) -> Task:
+    """The task in a file. BadInput with file and line for a line that is no item, and for a file without items."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        beside = [str(p) for p in path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
+        raise BadInput(f"--tasks: no file {str(path)!r}{nearest(str(path), beside)}")
+    content = path.read_bytes()
+    try:
+        lines = content.decode().split("\n")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise BadInput(f"{path}, line {line} is not UTF-8 (byte {error.start} of the file)") from None
+    found = [_item(text, number, f"{path}, line {number}") for number, text in enumerate(lines, 1) if text.strip()]
+    if not found:
+        raise BadInput(f"{path} holds no item: a task is a JSON object a line (docs/tasks.md)")
+    kind = found[0][0]
+    for other, item in found:
+        if other != kind:
+            raise BadInput(f"{path}, line {item.line} is a {other}, those before it a {kind}: put them into two files")
+    fingerprint = hashlib.sha256(content).hexdigest()[:16]
+    return Task(slug(path.stem), kind, [item for _, item in found], fingerprint, str(path))
+
+
+def _item(text: str, line: int, where: str) -> tuple[str, Item]:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where} is not JSON: {getattr(error, 'msg', 'nested too deep')}") from None
+    if not isinstance(row, dict):
+        raise BadInput(f"{where} is not an object but {text.strip()[:40]!r}")
+    for key in row:
+        if key not in KEYS:
+            raise BadInput(f"{where}: unknown key {key!r}{nearest(key, KEYS)}")
+    context = _text(row.get("context", ""), f"{where}: context", empty=True)
+    if "completion" in row:
+        if "choices" in row or "answer" in row:
+            raise BadInput(f"{where} has a completion and choices: a cloze has the one, a choice the others")
+        return "cloze", Item(context, [_text(row["completion"], f"{where}: completion")], 0, line)
+    choices, answer = row.get("choices"), row.get("answer")
+    if not isinstance(choices, list) or len(choices) < 2:
+        raise BadInput(f"{where} needs a completion, or choices (two or more) and the answer's number")
+    texts = [_text(choice, f"{where}: choice {i}") for i, choice in enumerate(choices)]
+    if type(answer) is not int or not 0 <= answer < len(texts):
+        raise BadInput(f"{where}: answer={answer!r} is no choice's number; 0 to {len(texts) - 1}")
+    if len({json.dumps(t) for t in texts}) < len(texts):
+        raise BadInput(f"{where}: two choices are the same")
+    return "choice", Item(context, texts, answer, line)
+
+
+def _text(value: Any, where: str, empty: bool = False) -> Text:
+    ids = isinstance(value, list) and all(type(i) is int for i in value)
+    if not (isinstance(value, str) or ids):
+        raise BadInput(f"{where} is neither text nor a list of token ids: {str(value)[:40]!r}")
+    if not value and not empty:
+        raise BadInput(f"{where} is empty: nothing can be scored")
+    return value

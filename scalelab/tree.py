@@ -1,0 +1,151 @@
+"""The tree of a config: read from a file, overridden from the command line, checked against the default tree.
+
+Its keys and their meaning stand in `configs/base.py`. A config file is Python that defines `get_config()`.
+"""
+
+import importlib.util
+import pathlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab.errors import BadInput, nearest
+
+
+def default_tree() -> ConfigDict:
+    """The tree of `configs/base.py`."""
+    from configs import base  # here and not above: the tree is configuration, not part of the library
+
+    return base.get_config()
+
+
+def leaves(config: ConfigDict) -> dict[str, Any]:
+    """`{"group.key": value}` for every value of the tree."""
+    return {f"{group}.{key}": value for group, part in config.items() for key, value in part.items()}
+
+
+def load_module(path: str | pathlib.Path) -> ModuleType:
+    """Run a config file. Errors in it become one line with its line number."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        there = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise BadInput(f"no config file {str(path)!r}{nearest(str(path), there)}")
+    spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file may raise
+        raise BadInput(_blame(path, error)) from error
+    if not hasattr(module, "get_config"):
+        raise BadInput(f"{path} defines no get_config(): a config file returns its tree from it (see configs/tiny.py)")
+    return module
+
+
+def read(path: str | pathlib.Path) -> ConfigDict:
+    """The tree that a config file gives, not resolved yet. Raises BadInput."""
+    module = load_module(path)
+    try:
+        config = module.get_config()
+    except Exception as error:  # whatever a user's file may raise
+        raise BadInput(_blame(pathlib.Path(path), error)) from error
+    if not isinstance(config, ConfigDict):
+        raise BadInput(
+            f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
+        )
+    return config
+
+
+def _blame(path: pathlib.Path, error: Exception) -> str:
+    line = getattr(error, "lineno", None)
+    trace = error.__traceback__
+    while trace:
+        if pathlib.Path(trace.tb_frame.f_code.co_filename).resolve() == path.resolve():
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    reason = str(error).strip().split("\n")[0]
+    return f"{path}, line {line}: {type(error).__name__}: {reason}"
+
+
+def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
+    """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has."""
+    config = config.copy_and_resolve_references()
+    defaults = default_tree()
+    types = {key: _type(defaults, key) for key in leaves(defaults)}
+    for key, text in values.items():
+        if key not in types:
+            raise BadInput(f"unknown config key {key!r}{nearest(key, types)}")
+        group, name = key.split(".")
+        if not isinstance(config.get(group), ConfigDict):
+            raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
+        with config.ignore_type():
+            config[group][name] = _parse(key, str(text), types[key])
+    return config
+
+
+def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Take every `--config.group.key=value` out of `argv`: (overrides, what is left)."""
+    values, rest = {}, []
+    for argument in argv:
+        if argument.startswith("--config."):
+            key, sign, value = argument.removeprefix("--config.").partition("=")
+            if not sign:
+                raise BadInput(f"{argument!r} has no value: write {argument}=VALUE")
+            values[key] = value
+        else:
+            rest.append(argument)
+    return values, rest
+
+
+def _type(tree: ConfigDict, key: str) -> type:
+    group, name = key.split(".")
+    return tree[group].get_type(name)
+
+
+def _parse(key: str, text: str, kind: type) -> Any:
+    default = leaves(default_tree())[key]
+    if text.lower() in ("none", "null") and (kind is not str or default is None):
+        return None
+    try:
+        if kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if kind is int:
+            number = float(text.replace("_", ""))
+            if number != int(number):
+                raise ValueError
+            return int(text.replace("_", "")) if text.replace("_", "").lstrip("+-").isdigit() else int(number)
+        return kind(text)
+    except (ValueError, KeyError, OverflowError):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
+        default = leaves(default_tree())[key]
+        raise BadInput(
+            f"{key}={text!r} is not {wanted} (default: {'derived' if default is None else default})"
+        ) from None
+
+
+def check_tree(config: ConfigDict) -> None:
+    """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
+    defaults = default_tree()
+    known = leaves(defaults)
+    given: dict[str, Any] = {}
+    for group, part in config.items():
+        if not isinstance(part, ConfigDict):
+            raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest(group, known)}")
+        given |= {f"{group}.{key}": value for key, value in part.items()}
+    for key, value in given.items():
+        if key not in known:
+            raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
+        kind = _type(defaults, key)
+        group, name = key.split(".")
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            with config.ignore_type():
+                config[group][name] = float(value)
+        elif (value is not None and not isinstance(value, kind)) or (kind is int and isinstance(value, bool)):
+            raise BadInput(f"{key}={value!r} must be of type {kind.__name__} (default: {known[key]})")
+        elif value is None and known[key] is not None:
+            raise BadInput(f"{key}=None: a value is needed (default: {known[key]})")
+    missing = sorted(set(known) - set(given))
+    if missing:
+        raise BadInput(f"the config lacks {missing[0]!r}: start from configs.base.get_config()")
