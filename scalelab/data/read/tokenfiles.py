@@ -107,11 +107,14 @@ def _where(path: str, layout: Layout, start: int):
 
 
 def _cut(tokens: np.ndarray, boundary: int, separator: int) -> int:
-    """The first place at or after `boundary` that follows a separator, `boundary` itself where none does for DOCUMENT."""
+    """The first place at or after `boundary` that follows a separator or is the end; `boundary` where none is for DOCUMENT."""
     if boundary == 0 or boundary >= len(tokens):
         return min(boundary, len(tokens))
-    found = np.flatnonzero(tokens[boundary - 1 : boundary - 1 + DOCUMENT] == separator)
-    return boundary + int(found[0]) if len(found) else boundary
+    window = tokens[boundary - 1 : boundary - 1 + DOCUMENT]
+    found = np.flatnonzero(window == separator)
+    if len(found):
+        return boundary + int(found[0])
+    return boundary if len(window) == DOCUMENT else len(tokens)
 
 
 def apart(block: np.ndarray, separator: int) -> Iterator[np.ndarray]:
