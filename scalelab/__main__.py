@@ -21,6 +21,7 @@ COMMANDS = {
     "export": "a run's weights as a folder that Hugging Face's transformers loads",
     "import": "such a folder (Llama, GPT-2) as weights that a run can start on",
     "eval": "a run's loss on any data, and tasks, by likelihood",
+    "sample": "text from a run, after a prompt",
     "runs": "one table of many runs (N, D, C, losses, status)",
     "coordcheck": "does anything grow with width or depth? (muP, CompleteP)",
     "proxy": "a recipe's learning rate, found on a small twin of it",

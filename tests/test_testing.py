@@ -13,7 +13,7 @@ from tests.laws.truths import TRUTHS
 FIXED_UNITS = {"farseer": ("N", "D")}  # in billions, by the law itself
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["published", "found"])
+@pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["published", "found"])
 @pytest.mark.parametrize("name", list(forms.LAWS))
 def test_every_law_keeps_the_contract(name, known):
     """Noise-free recovery to 1e-6 at published parameters, and at the ones the points determine best."""

@@ -31,7 +31,7 @@ from scalelab.errors import BadInput, WorkFailed, nearest
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
 QUICK = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
-    "eval.batches": 4, "eval.every_steps": 10, "checkpoint.every_steps": 100, "train.steps_per_dispatch": 10,
+    "eval.batches": 4, "eval.every_steps": 20, "checkpoint.every_steps": 100, "train.steps_per_dispatch": 20,
 }  # fmt: skip
 
 

@@ -58,15 +58,15 @@ def product(*factors: jax.Array) -> jax.Array:
 
 
 def decomposed(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """`function` (eigh, QR or SVD) of matrices [..., n, m]: all at once, but for fake devices one after the other.
+    """`function` (eigh, QR or SVD) of matrices [..., n, m]: all at once, but on a CPU one after the other, packed or not.
 
-    jaxlib's LAPACK calls share out a batch among the threads that, on a mesh of CPU devices, all wait for such a call: for ever.
+    jaxlib's LAPACK calls share out a batch among threads, and wait for them. Where a program makes as many such calls at once
+    as there are threads (two are enough on two cores), all wait and none is left to work: for ever.
     """
-    if jax.sharding.get_abstract_mesh().empty:
-        return function(x)
+    alone = jax.custom_batching.sequential_vmap(lambda matrix: function(matrix))  # whose options are not arguments
 
     def in_turn(x: jax.Array) -> Any:
-        found = jax.lax.map(function, x.reshape(-1, *x.shape[-2:]))
+        found = jax.lax.map(alone, x.reshape(-1, *x.shape[-2:]))
         return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
 
     return jax.lax.platform_dependent(x, cpu=in_turn, default=function)

@@ -39,6 +39,7 @@ DEATHS = [
 ]
 
 
+@pytest.mark.slow
 def test_one_run_that_dies_again_and_again_ends_as_if_nothing_had_happened(tmp_path, whole):
     folder = tmp_path / "run"
     for cue, steps in DEATHS:

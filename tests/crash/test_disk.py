@@ -53,6 +53,7 @@ def test_permission_lost_between_two_saves(tmp_path, whole):
     check_resumed(folder, whole)
 
 
+@pytest.mark.slow
 def test_permission_lost_on_the_metrics(tmp_path, whole):
     folder = tmp_path / "run"
     shut = functools.partial(os.chmod, folder / "metrics.jsonl", 0o444)
@@ -81,6 +82,7 @@ def test_a_read_only_folder(tmp_path, whole, there):
         check_same(folder, whole)
 
 
+@pytest.mark.slow
 def test_out_of_open_files(tmp_path, whole):
     folder = tmp_path / "run"
     few = functools.partial(
@@ -92,6 +94,7 @@ def test_out_of_open_files(tmp_path, whole):
     check_resumed(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_slow_disk_costs_time_and_nothing_else(tmp_path, whole):
     folder = tmp_path / "run"
     slow = Cue(r"/checkpoints/\d+\.tmp", act=functools.partial(time.sleep, 0.1), always=True)

@@ -111,6 +111,7 @@ def test_two_processes_train_what_one_process_trains(whole, tmp_path):
     assert largest_difference(params_at(folder, STEPS), params_at(one, STEPS)) <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_and_the_death_of_either_stop_both_and_the_pair_goes_on_exactly(whole, tmp_path):
     folder = tmp_path / "run"
     stopped = finish_pair(interrupted(folder, signal.SIGTERM, 1, lambda: records.read_events(folder)), 75)

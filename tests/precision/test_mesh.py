@@ -99,40 +99,36 @@ for policy, cases in json.loads(sys.argv[1]).items():
 """
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, dict]:
+LATER = ("fp8_delayed", "fp8_block", "bf16_master")
+POLICIES = [pytest.param(policy, marks=[pytest.mark.slow] * (policy in LATER)) for policy in CASES]
+
+
+def measured(policy: str) -> list[tuple[dict, float]]:
+    """(what was found, how much gradients may differ) of each of the policy's layouts."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
-    halves = [
-        {p: CASES[p] for p in policies} for policies in (("fp16", "fp8"), ("fp8_block", "fp8_delayed", "bf16_master"))
-    ]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(half)], cwd=ROOT, env=os.environ | {"XLA_FLAGS": flags},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for half in halves
-    ]  # fmt: skip
-    rows = []
-    for process in started:
-        out, err = process.communicate(timeout=400)
-        assert process.returncode == 0, err[-3000:]
-        rows += [json.loads(line) for line in out.splitlines()]
-    return {f"{row['policy']} {json.dumps(row['layout'])}": row for row in rows}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps({policy: CASES[policy]})], cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags}, text=True, capture_output=True, timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return list(zip(map(json.loads, done.stdout.splitlines()), [most for _, most in CASES[policy]], strict=True))
 
 
-ALL = [(policy, layout, most) for policy, cases in CASES.items() for layout, most in cases]
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_mesh_is_one_device_within_rounding_and_skips_as_one(policy):
+    for row, most in measured(policy):
+        within_rounding(policy, row, most)
+        skips_everywhere(policy, row)
 
 
-@pytest.mark.parametrize(("policy", "layout", "most"), ALL, ids=str)
-def test_a_mesh_has_one_devices_loss_and_gradients_within_rounding(found, policy, layout, most):
-    row = found[f"{policy} {json.dumps(layout)}"]
+def within_rounding(policy, row, most):
+    """One device's loss and gradients."""
     assert abs(row["loss"]) < 1e-3 and row["grads"] < most and row["skipped"] == 0, row
     assert row["dtypes"] == (["bfloat16", "float32"] if policy == "bf16_master" else ["float32"])
 
 
-@pytest.mark.parametrize(("policy", "layout", "most"), ALL, ids=str)
-def test_what_is_not_finite_in_one_shard_makes_every_shard_skip(found, policy, layout, most):
-    row = found[f"{policy} {json.dumps(layout)}"]
+def skips_everywhere(policy, row):
+    """What is not finite in one shard makes every shard skip."""
     assert row["kept"] and row["bad_skipped"] == [1], row
     if policy == "fp16":  # the Inf arose in a few sequences of eight, and all devices halved the same scale
         assert 0 < row["rows_that_overflow"] < 8 and row["halved"] == [0.5] and row["good"] == [0], row

@@ -69,6 +69,7 @@ def test_a_frozen_key_is_refused_unless_allowed_and_then_it_is_on_record(tmp_pat
         assert "model.rope_theta: 10000.0 -> 500.0" in changed[1]["text"] and changed[1]["step"] == 10
 
 
+@pytest.mark.slow
 def test_the_command_takes_it_and_hands_it_to_the_workers_of_a_pool(tmp_path):
     file = tmp_path / "grid.py"
     file.write_text(

@@ -3,6 +3,8 @@
 import pathlib
 import signal
 
+import pytest
+
 from configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve
@@ -48,6 +50,7 @@ def test_cores_are_shared_out_without_overlap():
     assert pool._shares(len(cores) + 1) == [cores] * (len(cores) + 1)
 
 
+@pytest.mark.slow
 def test_sigterm_reaches_every_worker_and_the_sweep_goes_on_later(tmp_path):
     file = pathlib.Path(tmp_path / "grid.py")
     file.write_text(GRID)

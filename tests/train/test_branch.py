@@ -53,7 +53,13 @@ def branched(trunk, step, folder, **overrides):
 
 
 @pytest.mark.parametrize(
-    ("kind", "step", "decay"), [("constant", 4, 4), ("constant", 8, 3), ("wsd", 4, 6), ("wsd", 6, 1)]
+    ("kind", "step", "decay"),
+    [
+        ("constant", 4, 4),
+        pytest.param("constant", 8, 3, marks=pytest.mark.slow),
+        ("wsd", 4, 6),
+        pytest.param("wsd", 6, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_branch_is_the_run_that_was_planned_with_its_end(tmp_path, trunks, kind, step, decay):
     trunk = trunks(kind)

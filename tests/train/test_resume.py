@@ -18,7 +18,7 @@ def whole(tmp_path_factory):
     return folder, finish(command(*train(folder, *STEPS)))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_a_random_moment_and_started_again_it_ends_with_the_same_bits(tmp_path, whole, seed):
     folder, chance, kills = tmp_path / "run", random.Random(seed), 0
     while kills < 2:
