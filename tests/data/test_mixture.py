@@ -68,6 +68,28 @@ def test_a_sources_order_does_not_depend_on_its_companions_or_on_the_listing(dat
     np.testing.assert_array_equal(code[1][: len(code[0])], code[0])
 
 
+def test_neither_sources_of_one_size_nor_blocks_go_in_step():
+    twins = [Source(name, 100 * i, 100, 100) for i, name in enumerate("ab")]
+    stream = Stream(twins, [(0, [Fraction(1, 2)] * 2), (4 * BLOCK, [Fraction(1, 2)] * 2)], 0)
+    which, _ = stream._places(np.arange(8 * BLOCK))
+    for one, other in itertools.combinations(which.reshape(8, BLOCK), 2):
+        assert 0.3 < np.mean(one == other) < 0.7
+    windows = stream.windows(np.arange(100))
+    first, second = (windows[which[:100] == i] - 100 * i for i in (0, 1))
+    assert np.mean(first[:40] == second[:40]) < 0.2
+
+
+def test_a_source_of_a_millionth_has_its_rows():
+    """Its quota rises by one in many blocks; no block may have less than none of it."""
+    tiny = Fraction(1, 1_000_003)
+    stream = Stream([Source(n, 0, 9, 9) for n in "abc"], [(0, [tiny, 1 - 2 * tiny, tiny])], 0)
+    for row in (10**6, 10**7 + 13, 10**9, 10**12):
+        counts = stream.before(row)
+        assert sum(counts) == row and abs(counts[0] - row / 1_000_003) <= 3 and abs(counts[2] - row / 1_000_003) <= 3
+    ends = np.array([stream.before(block * BLOCK) for block in range(0, 40_000, 7)])
+    assert (np.diff(ends, axis=0) >= 0).all() and ends[-1, 0] in (10, 11)
+
+
 @pytest.mark.parametrize("mixture", [MIX, ""])
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 def test_hosts_read_their_rows_of_one_batch_from_any_step(data, hosts, mixture):
