@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from scalelab import records
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.readers import write_parquet
 from scalelab.report.tables import csv_text
 
 COLUMNS = ("name", "status", "N", "D", "C", "steps", "peak_lr", "seed", "val_loss", "bpb")
@@ -32,6 +31,8 @@ def main(argv: list[str]) -> int:
         if column not in known:
             raise BadInput(f"unknown column {column!r}{nearest(column, known)}")
     if arguments.parquet:
+        from scalelab.laws.readers import write_parquet
+
         write_parquet(rows, columns or known, _place("--parquet", arguments.parquet))
     if arguments.csv:
         _write(csv_text(rows, columns or known), arguments.csv)
