@@ -66,8 +66,9 @@ def get_config() -> ConfigDict:
 def data() -> dict:
     """Where the tokens come from."""
     return {
-        "source": "stdlib",  # stdlib: this Python's own .py files without tests | text: data.path | synthetic: a bigram language
-        "path": "",  # text: files and globs, separated by commas
+        # stdlib: this Python's own .py files without tests | text: data.path, as bytes | prepared: what `scalelab prepare` made
+        "source": "stdlib",  # or synthetic: a bigram language
+        "path": "",  # text: files and globs, separated by commas; prepared: the folder (with its own split and tokenizer)
         # mask: positions restart, and a document's first token is not predicted from another's last
         "documents": "cross",  # cross: attention crosses documents (GPT-3, sec. 2.3) | mask: none sees another (Llama 3, sec. 3.2)
         "val_fraction": 0.1,  # share of the documents' bytes held out for validation; split by document

@@ -145,8 +145,8 @@ def frontier(fitted: Fitted, low_flops: float, high_flops: float) -> dict[str, l
 
 def conduct(study: Study, folder: pathlib.Path, command: str) -> dict[str, Any]:
     """Run (or resume) the whole study in `folder`; returns what summary.json holds. Says on standard error how far it is."""
+    from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.loop import stop_on_signals
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import dataset, train_single
 

@@ -144,8 +144,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.loop import stop_on_signals
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import dataset
 

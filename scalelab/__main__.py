@@ -12,6 +12,7 @@ from scalelab.errors import BadInput, WorkFailed, nearest
 
 COMMANDS = {
     "doctor": "versions, devices, and one measured matmul: is this machine ready?",
+    "prepare": "documents or ready-made tokens into token shards, with any tokenizer",
     "train": "train one run from a config file; run again to resume",
     "optim": "what each group of parameters gets: optimizer, LR, decay, bytes of state",
     "sweep": "train the grid that a config file's sweep(h) returns",
@@ -20,7 +21,9 @@ COMMANDS = {
     "export": "a run's weights as a folder that Hugging Face's transformers loads",
     "import": "such a folder (Llama, GPT-2) as weights that a run can start on",
     "eval": "a run's loss on any data, and tasks, by likelihood",
+    "sample": "text from a run, after a prompt",
     "runs": "one table of many runs (N, D, C, losses, status)",
+    "compare": "what tells two runs apart, and whether their losses differ by more than seeds do",
     "coordcheck": "does anything grow with width or depth? (muP, CompleteP)",
     "proxy": "a recipe's learning rate, found on a small twin of it",
     "fit": "fit a scaling law to runs or to a table",

@@ -151,8 +151,8 @@ def _scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def lock(folder: Folder) -> Iterator[str | None]:
-    """Hold a run folder for this process. Yields a warning where a dead owner's lock was taken over.
+def lock(folder: Folder, option: str = "--workdir") -> Iterator[str | None]:
+    """Hold a run folder (the value of a command's `option`) for this process. Yields a warning where a dead owner's lock was taken over.
 
     The kernel's lock on `.lock` decides, and falls with its owner; the file's text (host, pid, start) says whose it is.
     BadInput where a living process holds it, or where the last owner was on another host and did not release it:
@@ -167,7 +167,7 @@ def lock(folder: Folder) -> Iterator[str | None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput(
-                f"{path.parent} is held by {owner or 'another process'}: stop it, or use another --workdir"
+                f"{path.parent} is held by {owner or 'another process'}: stop it, or use another {option}"
             ) from None
         if owner and not owner.startswith(f"host {host},"):
             raise BadInput(f"{path.parent} was not released by {owner}; if that process is gone, delete {path}")

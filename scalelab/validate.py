@@ -15,7 +15,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
     "model.attention": ("auto", "plain", "blockwise", "cudnn", "splash", "xla"),
-    "data.source": ("stdlib", "text", "synthetic"),
+    "data.source": ("stdlib", "text", "synthetic", "prepared"),
     "data.documents": ("cross", "mask"),
     "optim.name": tuple(DEFAULTS),
     "optim.scale": (None, "spectral", "rms"),
@@ -180,6 +180,8 @@ def _check_combinations(config: ConfigDict) -> None:
             raise BadInput(
                 f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; nearest: {train.steps - 1}"
             )
+    if config.data.source == "prepared" and not config.data.path:
+        raise BadInput("data.source='prepared' needs data.path: a folder that `scalelab prepare --out=` made")
     if config.data.source == "text" and not config.data.path:
         raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
 

@@ -84,7 +84,7 @@ def _run(folder: pathlib.Path, made: Mapping[str, ConfigDict], stop: Any) -> Non
 
 
 def _main(argv: Sequence[str]) -> int:
-    from scalelab.train.loop import stop_on_signals
+    from scalelab.signals import stop_on_signals
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import dataset
 

@@ -45,11 +45,11 @@ def main(argv: list[str]) -> int:
 
 
 def _run(config: Any, options: Any, out: pathlib.Path) -> int:
+    from scalelab.signals import stop_on_signals
     from scalelab.sweep import proxy
     from scalelab.sweep.forks import write_forks
     from scalelab.sweep.run import run_sweep
     from scalelab.sweep.status import rows
-    from scalelab.train.loop import stop_on_signals
     from scalelab.train.program import cache_compilations
 
     folder, lrs = pathlib.Path(options.workdir), _lrs(options.lrs, config.optim.peak_lr)

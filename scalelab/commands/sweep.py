@@ -46,9 +46,9 @@ def main(argv: list[str]) -> int:
 
 
 def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: list[str]) -> None:
+    from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
     from scalelab.sweep.trials import from_file, packs
-    from scalelab.train.loop import stop_on_signals
     from scalelab.train.program import cache_compilations
 
     trials = from_file(config, overrides)

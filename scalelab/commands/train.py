@@ -82,7 +82,7 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
 
 
 def _train(config: Any, options: Any, first: bool = True) -> int:
-    from scalelab.train.loop import stop_on_signals
+    from scalelab.signals import stop_on_signals
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import train_single
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.data import prepared
 from scalelab.data.shards import FORMAT, Split, read_folder, write_folder
 from scalelab.data.sources import DataConfig, Source, open_source
 from scalelab.data.tokenizers import SEPARATOR, Tokenizer, byte_tokens, given_tokens
@@ -59,6 +60,8 @@ def prepare(config: DataConfig) -> Dataset:
     """
     if not 0 < config.val_fraction < 1:
         raise BadInput(f"data.val_fraction={config.val_fraction} is not between 0 and 1; 0.1 is usual")
+    if config.source == "prepared":
+        return _open_prepared(config)
     source = open_source(config)
     tokenizer = byte_tokens() if source.vocab_size is None else given_tokens(source.vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
@@ -71,6 +74,47 @@ def prepare(config: DataConfig) -> Dataset:
         _build(folder, config, source, tokenizer)
     index, splits = read_folder(folder)
     return _describe(index, splits, source, tokenizer)
+
+
+def _open_prepared(config: DataConfig) -> Dataset:
+    """A folder of `scalelab prepare`: its own split, tokenizer and parts."""
+    folder = pathlib.Path(config.path).expanduser()
+    index, splits = prepared.read(folder)
+    tokenizer, fingerprint = index["tokenizer"], prepared.fingerprint(index)
+    if tokenizer["vocab_size"] > config.vocab_size:
+        raise BadInput(
+            f"model.vocab_size={config.vocab_size} is too small: the tokenizer of {folder} ({tokenizer['name']}) has "
+            f"{tokenizer['vocab_size']} ids; nearest: {tokenizer['vocab_size']}"
+        )
+    parts = tuple(
+        Part(name, found["train"], found["val"], prepared.bytes_per_token(index, name, found["val"]))
+        for name, found in splits.items()
+    )
+    counts = {
+        f"{split}_{what}": sum(getattr(getattr(part, split), f"n_{what}") for part in parts)
+        for split in ("train", "val")
+        for what in ("tokens", "documents")
+    }
+    n_bytes = sum(part.bytes_per_token * part.val.n_tokens for part in parts)
+    description = {
+        "source": "prepared",
+        "path": config.path,
+        "fingerprint": fingerprint,
+        "tokenizer": tokenizer["name"],
+        "parts": {name: part["source"] for name, part in index["parts"].items()},
+        **counts,
+        "bytes_per_token": n_bytes / counts["val_tokens"],
+        "entropy_rate": None,
+    }
+    return Dataset(
+        parts,
+        tokenizer["vocab_size"],
+        tokenizer["separator"],
+        fingerprint,
+        description["bytes_per_token"],
+        None,
+        description,
+    )
 
 
 def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:

@@ -98,7 +98,7 @@ def write_folder(
         splits = {split: writer.close() for split, writer in writers.items()}
         index = {"format": FORMAT, "dtype": dtype.str, "splits": splits, **facts}
         _write(building / "index.json", np.frombuffer(json.dumps(index, indent=1).encode(), np.uint8))
-        _sync_folder(building)
+        sync_folder(building)
         _publish(building, final)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -110,10 +110,11 @@ def _publish(building: pathlib.Path, final: pathlib.Path) -> None:
     except OSError:
         if not (final / "index.json").exists():  # anything but a finished folder in the way is a real error
             raise
-    _sync_folder(final.parent)
+    sync_folder(final.parent)
 
 
-def _sync_folder(folder: pathlib.Path) -> None:
+def sync_folder(folder: pathlib.Path) -> None:
+    """Put a folder's entries on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -133,7 +134,7 @@ def read_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]
     index = read_index(folder)
     entries = [e for shards in index["splits"].values() for shard in shards for e in shard.values()]
     verify(folder, entries, hashes=sum(e["bytes"] for e in entries) <= HASHED_ON_OPEN_BYTES)
-    return index, {name: _map_split(folder, shards, index["dtype"]) for name, shards in index["splits"].items()}
+    return index, {name: map_split(folder, shards, index["dtype"]) for name, shards in index["splits"].items()}
 
 
 def read_index(folder: pathlib.Path) -> dict[str, Any]:
@@ -169,7 +170,8 @@ def _rebuild(folder: pathlib.Path) -> str:
     return f"delete the folder {folder} and run again to rebuild it"
 
 
-def _map_split(folder: pathlib.Path, shards: list[dict[str, Any]], dtype: str) -> Split:
+def map_split(folder: pathlib.Path, shards: list[dict[str, Any]], dtype: str) -> Split:
+    """The shards of one split, mapped; only what is read of them takes memory."""
     tokens = tuple(np.memmap(folder / s["tokens"]["file"], np.dtype(dtype), "r") for s in shards)
-    offsets = tuple(np.fromfile(folder / s["offsets"]["file"], "<i8") for s in shards)
+    offsets = tuple(np.memmap(folder / s["offsets"]["file"], "<i8", "r") for s in shards)
     return Split(tokens, offsets)

@@ -127,7 +127,7 @@ def of(data: Any) -> Tokenizer:
 
     Raises BadInput for synthetic data, which are no text, and for a prepared folder without its tokenizer.
     """
-    from scalelab.data.shards import read_index
+    from scalelab.data.prepared import read_index
 
     if data.source == "prepared":
         folder = pathlib.Path(data.path).expanduser()

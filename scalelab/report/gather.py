@@ -86,13 +86,22 @@ def swept(rows: Sequence[dict]) -> list[str]:
     groupings, names = [], []
     for name in dict.fromkeys(key for row in rows for key in row):
         values = [row.get(name) for row in rows]
-        if name in RESULTS or len(set(values)) < 2:
+        if (
+            name in RESULTS or "/" in name or len(set(values)) < 2
+        ):  # what has a slash was measured: of a source, on a task
             continue
         firsts = [values.index(value) for value in values]  # which runs share a value, whatever the value is
         if firsts not in groupings:
             groupings.append(firsts)
             names.append(name)
     return names
+
+
+def source_rows(row: dict) -> list[dict]:
+    """One row a source of a run's last evaluation: `source`, `val_loss`, `bpb`, `tokens`, `epochs`, each where it is known."""
+    names = dict.fromkeys(key.partition("/")[2] for key in row if key.startswith("tokens/"))
+    kinds = ("val_loss", "bpb", "tokens", "epochs")
+    return [{"source": name} | {kind: row.get(f"{kind}/{name}") for kind in kinds} for name in names]
 
 
 def provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:

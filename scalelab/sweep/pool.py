@@ -108,8 +108,8 @@ def _work(
     os.dup2(log, 2)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)  # before jax starts its threads: it makes one a core that it may use
+    from scalelab.signals import stop_on_signals
     from scalelab.sweep.pack import train_pack
-    from scalelab.train.loop import stop_on_signals
     from scalelab.train.program import cache_compilations
 
     cache_compilations()

@@ -4,12 +4,10 @@ It drives a list of runs that share a compiled program; a single run is a list o
 after the next one was sent, so the device never waits for the host.
 """
 
-import contextlib
 import dataclasses
 import math
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,23 +35,6 @@ class Outcome:
     tokens_per_s: float
     digests: list[str]
     stopped: bool
-
-
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGTERM or SIGINT into a flag; the second acts as if nobody listened."""
-    seen: list[int] = []
-
-    def notice(number: int, _: Any) -> None:
-        seen.append(number)
-        signal.signal(number, old[number])
-
-    old: dict[int, Any] = {number: signal.signal(number, notice) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 class _Reader:

@@ -16,7 +16,7 @@ from tests.train.test_changes import config
 # 8 sequences of 16 tokens a step.
 RUN = {
     "train__global_batch": 8, "train__steps": 12, "eval__every_steps": 4, "eval__batches": 3, "checkpoint__every_steps": 4,
-    "checkpoint__keep_every": 4, "schedule__name": "constant", "data__mixture": "web=0.75,code=0.25; 8: code=1",
+    "checkpoint__keep_every": 4, "schedule__name": "wsd", "schedule__decay_steps": 4, "schedule__final_share": 0.5, "data__mixture": "web=0.75,code=0.25; 8: code=1",
     "data__unique_tokens": "web=800,code=320", "model__vocab_size": 256, "optim__peak_lr": 0.05,
 }  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_a_branch_may_anneal_on_another_mixture_and_is_the_run_planned_so(tmp_pa
     mix = {"data.mixture": "web=3/4,code=1/4; 8: web=0.5,code=0.5", "schedule.decay_steps": 4}
     made, result = branched(whole[0], 8, tmp_path / "branch", **{k.replace(".", "__"): v for k, v in mix.items()})
     planned = single.train_single(
-        config(**(RUN | {key.replace(".", "__"): v for key, v in mix.items()} | {"schedule__name": "wsd"})),
+        config(**(RUN | {key.replace(".", "__"): v for key, v in mix.items()})),
         tmp_path / "planned",
     )
     assert leaves(made)["data.mixture"] == mix["data.mixture"]

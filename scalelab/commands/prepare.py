@@ -1,0 +1,139 @@
+"""scalelab prepare --source=[NAME=]SPEC [--source=…] --tokenizer=T --out=DIR
+
+Turn documents into token shards that a config names: data.source="prepared", data.path=DIR. Run it again to go on after a
+kill or a signal; a folder that is finished is verified, every byte of it. The result doesn't depend on --workers.
+
+SPEC is files and globs, separated by commas, or a data set of TensorFlow Datasets. What a file is, its name says:
+  .txt, .md, …            text: a document a file; above 1 MiB it is cut at line ends into documents of about 1 MiB
+  .jsonl, .ndjson, .json  JSON lines: the text under --text-key of each
+  …both also as .gz or .zst, and inside .tar (.gz, .zst, .tgz) and .zip
+  .parquet                the strings of column --text-key
+  .bin                    ready-made tokens: nanoGPT's (uint16; uint32 where the vocabulary is larger) and llm.c's
+  .bin with .idx          ready-made tokens: Megatron-LM's pairs
+  tfds:NAME[/CONFIG][:SPLIT][@DIR]   array_record files under DIR (else $TFDS_DATA_DIR, else ~/tensorflow_datasets), without
+                          TensorFlow; split train; feature --text-key; what isn't there is downloaded and prepared first
+Parts stand in the order of their names, files in that of their resolved paths, each once: listing order doesn't matter.
+
+T is  bytes      256 ids, no training; 0 ends a document
+      bpe:V      byte-level BPE of V ids, trained on up to 32 MiB of training text from all over the corpus
+      FILE       a tokenizer.json (Hugging Face), or a tiktoken ranks file (GPT-2, GPT-4, Llama 3, …)
+      ids:V      none, for ready-made tokens below V: bits per byte are then bits per token
+A document is held out where a hash of (--split-seed, its content) falls into --val-fraction of all hashes.
+
+Exit code: 0 done, 1 failed, 2 bad input (file, place and value), 75 stopped by a signal; the same command goes on.
+"""
+
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from scalelab.commands.progress import PLAIN_EVERY_S
+from scalelab.commands.shared import Parser, emit
+
+
+def main(argv: list[str]) -> int:
+    """Prepare; the exit code is as the module says."""
+    parser = Parser("prepare", __doc__)
+    add = parser.add_argument
+    add("--source", action="append", required=True, metavar="[NAME=]SPEC", help="documents; again for another part")
+    add("--tokenizer", required=True, metavar="T", help="bytes, bpe:V, ids:V or a file")
+    add("--out", required=True, metavar="DIR", help="the folder to make, or to go on with")
+    add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="K", help="processes; default: the cores")
+    add("--text-key", default="text", metavar="KEY", help="of JSON lines, parquet and tfds; default: text")
+    add(
+        "--separator", default="", metavar="TOKEN|ID", help="ends a document, where FILE doesn't tell or ids:V is given"
+    )
+    add("--val-fraction", type=float, default=0.1, metavar="F", help="share of the documents held out; default: 0.1")
+    add("--split-seed", type=int, default=0, metavar="N", help="which documents are held out; default: 0")
+    add("--skip-bad", action="store_true", help="leave out documents that can't be read, and count them")
+    options = parser.parse_args(argv)
+
+    from scalelab.data.corpus import prepare
+    from scalelab.data.request import Request
+    from scalelab.data.units import Stopped
+    from scalelab.signals import stop_on_signals
+
+    out = pathlib.Path(options.out).expanduser()
+    request = Request(
+        options.source, options.tokenizer, out, options.separator, options.text_key, options.val_fraction,
+        options.split_seed, options.skip_bad, options.workers,
+    )  # fmt: skip
+    with _Bar(out.name) as bar, stop_on_signals() as stop:
+        try:
+            result = prepare(request, bar.update, stop)
+        except Stopped:
+            print(f"scalelab: stopped; the same command goes on with {out}", file=sys.stderr)
+            return 75
+    if options.json != "-":
+        _show(result)
+    emit(result, options.json)
+    return 0
+
+
+class _Bar:
+    """Units and shards done, with the rate: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.console = Console(stderr=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+        )
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
+        self.tasks: dict[str, Any] = {}
+        self.started: dict[str, float] = {}
+        self.spoken = time.monotonic()
+
+    def __enter__(self) -> "_Bar":
+        if self.console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.stop()
+
+    def update(self, facts: dict[str, Any]) -> None:
+        """Take what `corpus.prepare` reports."""
+        if "note" in facts:
+            self.console.print(facts["note"], markup=False, highlight=False, soft_wrap=True)
+            return
+        phase, now = facts["phase"], time.monotonic()
+        elapsed = now - self.started.setdefault(phase, now)
+        rate = f"{facts['n_tokens'] / elapsed:,.0f} tokens/s" if facts["n_tokens"] and elapsed else ""
+        if self.console.is_terminal:
+            if phase not in self.tasks:
+                self.tasks[phase] = self.bar.add_task(phase, total=facts["of"], rate="")
+            self.bar.update(self.tasks[phase], completed=facts["done"], rate=rate)
+        elif now - self.spoken > PLAIN_EVERY_S:
+            self.spoken = now
+            print(f"{self.title}: {phase} {facts['done']}/{facts['of']}  {rate}", file=sys.stderr, flush=True)
+
+
+def _show(result: dict[str, Any]) -> None:
+    table = Table("part", "documents", "tokens", "validation", "bytes a token", "left out")
+    for part in result["parts"]:
+        table.add_row(
+            part["name"],
+            f"{part['train_documents'] + part['val_documents']:,}",
+            f"{part['train_tokens']:,}",
+            f"{part['val_tokens']:,}",
+            f"{part['bytes_per_token']:.3f}",
+            f"{part['n_bad']:,}",
+        )
+    Console().print(table)
+    tokenizer = result["tokenizer"]
+    done = "finished before, every file as it was" if result.get("finished_before") else f"{result['seconds']:.1f} s"
+    print(
+        f"{result['folder']}: {done}; tokenizer {tokenizer['name']}, {tokenizer['vocab_size']} ids, {tokenizer['separator']} ends "
+        f"a document; fingerprint {result['fingerprint']}\n"
+        f'read it with data.source="prepared", data.path="{result["folder"]}", model.vocab_size={tokenizer["vocab_size"]}'
+    )

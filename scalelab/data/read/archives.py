@@ -1,0 +1,100 @@
+"""Members of tar (also .gz, .zst) and zip files, read in the archive's order and never unpacked to disk.
+
+A member's name says what it is, as a file's does: JSON lines, or else text. A name or link that would lead out of the folder
+that the archive is unpacked into is no accident, so the archive is refused.
+"""
+
+import os
+import posixpath
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from scalelab.data.read import text
+from scalelab.data.read.files import CHUNK, PACKED, Stream, chunks, inner_name
+from scalelab.data.read.reading import Piece, Reading
+from scalelab.errors import BadInput
+
+NO_TEXT = (".parquet", ".bin", ".idx", ".tar", ".zip", ".tgz", *PACKED)  # in an archive they are refused
+JSON = (".jsonl", ".ndjson", ".json")
+
+
+def split_tar(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+    """One piece: a tar can't be entered in the middle."""
+    yield Piece("tar", path), os.path.getsize(path)
+
+
+def split_zip(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+    """Runs of members of about `unit_bytes`, by their number in the archive's directory."""
+    with _open_zip(path) as archive:
+        members = archive.infolist()
+    first, size = 0, 0
+    for i, member in enumerate(members):
+        size += member.file_size
+        if size >= unit_bytes or i == len(members) - 1:
+            yield Piece("zip", path, first, i + 1), size
+            first, size = i + 1, 0
+
+
+def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+    """The documents of every regular file in a tar."""
+    source: Any = Stream(chunks(piece.path))
+    try:
+        archive: Any = tarfile.open(fileobj=source, mode="r|")  # noqa: SIM115 - the stream is closed where it is read
+        while member := archive.next():
+            archive.members = []  # or it would remember all of them
+            _check(piece.path, member.name, member.offset)
+            if member.issym() or member.islnk():
+                base = posixpath.dirname(member.name) if member.issym() else ""
+                _check(piece.path, posixpath.join(base, member.linkname), member.offset)
+            if member.isreg():
+                yield from _member(archive.extractfile(member), f"{piece.path}:{member.name}", reading)
+    except tarfile.TarError as error:
+        raise BadInput(
+            f"{piece.path} is no whole tar file: {error} (at byte {source.at} of its unpacked content)"
+        ) from error
+
+
+def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+    """The documents of members `piece.start` to `piece.stop` of a zip."""
+    with _open_zip(piece.path) as archive:
+        for member in archive.infolist()[piece.start : piece.stop]:
+            _check(piece.path, member.filename, member.header_offset)
+            if member.is_dir():
+                continue
+            where = f"{piece.path}:{member.filename}"
+            try:
+                with archive.open(member) as content:
+                    yield from _member(content, where, reading)
+            except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+                raise BadInput(f"{where} (at byte {member.header_offset}) is damaged: {error}") from error
+
+
+def _open_zip(path: str) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError) as error:
+        raise BadInput(f"{path} is no whole zip file: {error}") from error
+
+
+def _check(path: str, name: str, offset: int) -> None:
+    """BadInput for a name that leads out of the folder: absolute, of a drive, or with more `..` than it has folders."""
+    plain = posixpath.normpath(name.replace("\\", "/"))
+    if plain.startswith(("/", "../")) or plain == ".." or plain[1:2] == ":":
+        raise BadInput(
+            f"{path}: the member at byte {offset} is named {name!r}, which leads out of the archive's folder"
+        )
+
+
+def _member(content: Any, where: str, reading: Reading) -> Iterator[bytes]:
+    if where.endswith(NO_TEXT):
+        raise BadInput(f"{where}: such a member can't be read inside an archive; unpack it first")
+    pieces = iter(lambda: content.read(CHUNK), b"")
+    return text.json_lines(pieces, where, reading) if where.endswith(JSON) else text.text(pieces, where, reading)
+
+
+def is_tar(path: str) -> bool:
+    """Whether a name is a tar's, packed or not."""
+    return inner_name(path).endswith(".tar") or path.endswith(".tgz")

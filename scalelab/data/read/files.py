@@ -1,0 +1,102 @@
+"""The bytes of a file, unpacked on the way, in pieces of bounded size. What is damaged is said with its byte."""
+
+import pathlib
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from scalelab.errors import BadInput
+
+CHUNK = 2**20  # unpacked bytes handed on at once, at most
+READ = 2**16  # packed bytes read at once: so near is the byte that a complaint names
+ZSTD_READ = 2**12
+LONGEST = 2**28  # of one line, member or record: a longer one is no document, and would not fit in memory twice
+PACKED = (".gz", ".zst")
+
+
+def inner_name(path: str) -> str:
+    """The name without what says how it is packed: a.jsonl.gz -> a.jsonl."""
+    return path.removesuffix(pathlib.PurePath(path).suffix) if path.endswith(PACKED) else path
+
+
+def chunks(path: str, start: int = 0) -> Iterator[bytes]:
+    """All bytes from `start` on (of a packed file: from 0, unpacked). Raises BadInput for a file that is damaged or gone."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            unpack = _gzip if path.endswith((".gz", ".tgz")) else _zstd if path.endswith(".zst") else _plain
+            yield from unpack(file, path)
+    except OSError as error:
+        raise BadInput(f"can't read {path}: {error.strerror or error}") from error
+
+
+def _plain(file: Any, path: str) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK):
+        yield chunk
+
+
+def _gzip(file: Any, path: str) -> Iterator[bytes]:
+    """RFC 1952: members one after the other, each with a checksum that zlib compares."""
+    member = None
+    while packed := file.read(READ):
+        while packed:
+            member = member or zlib.decompressobj(wbits=31)
+            try:
+                yield from _inflate(member, packed)
+            except zlib.error as error:
+                raise _damaged(path, "gzip", file.tell() - len(packed), error) from error
+            packed = b""
+            if member.eof:
+                packed, member = member.unused_data.lstrip(b"\0"), None  # zeros between members (tapes) are legal
+    if member:
+        raise BadInput(f"{path} is cut off: its gzip data end at byte {file.tell()} without their checksum")
+
+
+def _inflate(member: Any, packed: bytes) -> Iterator[bytes]:
+    more = True
+    while more:
+        chunk = member.decompress(packed, CHUNK)
+        if chunk:
+            yield chunk
+        packed = member.unconsumed_tail
+        more = not member.eof and bool(packed or len(chunk) == CHUNK)
+
+
+def _zstd(file: Any, path: str) -> Iterator[bytes]:
+    """RFC 8878: frames one after the other. Few packed bytes at once: its call has no bound on what comes out of them."""
+    import zstandard
+
+    frame = None
+    while packed := file.read(ZSTD_READ):
+        while packed:
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj()
+            try:
+                chunk = frame.decompress(packed)
+            except zstandard.ZstdError as error:
+                raise _damaged(path, "zstandard", file.tell() - len(packed), error) from error
+            yield from (chunk[i : i + CHUNK] for i in range(0, len(chunk), CHUNK))
+            packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame:
+        raise BadInput(f"{path} is cut off: its zstandard data end at byte {file.tell()} within a frame")
+
+
+def _damaged(path: str, what: str, at: int, error: Exception) -> BadInput:
+    return BadInput(f"{path}: damaged {what} data at byte {at} or up to {READ} after it ({error})")
+
+
+class Stream:
+    """A file-like view of chunks, for what wants to call read(n)."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces, self.left, self.at = pieces, b"", 0
+
+    def read(self, n: int) -> bytes:
+        """At most n bytes; b"" at the end."""
+        while not self.left:
+            piece = next(self.pieces, None)
+            if piece is None:
+                return b""
+            self.left = piece
+        taken, self.left = self.left[:n], self.left[n:]
+        self.at += len(taken)
+        return taken

@@ -1,0 +1,108 @@
+"""Megatron-LM's pairs: NAME.idx says where the documents lie in NAME.bin (megatron/core/datasets/indexed_dataset.py).
+
+9 bytes MMIDIDX and two zeros, uint64 version 1, uint8 type, uint64 sequences S, uint64 D
+int32[S] lengths in tokens, int64[S] places in bytes, int64[D] first sequence of each document, and S at the end
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from scalelab.data.read.reading import Piece, Reading
+from scalelab.data.read.tokenfiles import apart
+from scalelab.data.tokenizers import check_ids
+from scalelab.errors import BadInput
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEAD = struct.Struct("<9sQBQQ")
+TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+class Index(NamedTuple):
+    """An opened .idx: the ids' type, lengths [S] and places [S] of sequences, the first sequence of each document [D]."""
+
+    dtype: str
+    lengths: np.ndarray
+    places: np.ndarray
+    first: np.ndarray
+
+
+def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+    """Runs of documents of about `unit_bytes`, with their sizes. `path` is the .bin."""
+    index = look(path)
+    width = np.dtype(index.dtype).itemsize
+    n_documents, n_bytes = len(index.first) - 1, int(index.lengths.sum(dtype=np.int64)) * width
+    step = max(1, n_documents * unit_bytes // max(n_bytes, 1))
+    for start in range(0, n_documents, step):
+        stop = min(start + step, n_documents)
+        yield Piece("megatron", path, start, stop), n_bytes * (stop - start) // n_documents
+
+
+def look(path: str) -> Index:
+    """The index beside a .bin. Raises BadInput where header, sizes and the two files don't agree."""
+    name = path.removesuffix(".bin") + ".idx"
+    size = os.path.getsize(name)
+    with open(name, "rb") as file:
+        head = file.read(HEAD.size)
+    if head[:9] != MAGIC or len(head) < HEAD.size:
+        raise BadInput(f"{name} is no Megatron index: it begins with {head[:9]!r}, not {MAGIC!r}")
+    _, version, code, n_sequences, n_first = HEAD.unpack(head)
+    if version != 1 or code not in TYPES:
+        known = ", ".join(map(str, TYPES))
+        raise BadInput(
+            f"{name}: version {version} at byte 9, type {code} at byte 17; this reads version 1, types {known}"
+        )
+    wanted = HEAD.size + 12 * n_sequences + 8 * n_first
+    if wanted != size:
+        raise BadInput(
+            f"{name}: the header declares {n_sequences} sequences at byte 18 and {n_first} document bounds at byte 26, "
+            f"{wanted} bytes in all; the file has {size}"
+        )
+    if not n_sequences or not n_first:
+        raise BadInput(f"{name} declares no documents")
+    at = HEAD.size
+    lengths = np.memmap(name, "<i4", "r", at, (n_sequences,))
+    places = np.memmap(name, "<i8", "r", at + 4 * n_sequences, (n_sequences,))
+    first = np.memmap(name, "<i8", "r", at + 12 * n_sequences, (n_first,))
+    _check(path, name, Index(TYPES[code], lengths, places, first))
+    return Index(TYPES[code], lengths, places, first)
+
+
+def _check(path: str, name: str, index: Index) -> None:
+    width, size = np.dtype(index.dtype).itemsize, os.path.getsize(path)
+    ends = index.places + index.lengths * np.int64(width)
+    wrong = np.flatnonzero((index.lengths < 0) | (index.places < 0) | (ends > size))
+    if len(wrong):
+        i = int(wrong[0])
+        raise BadInput(
+            f"{name}: sequence {i} is said to be {index.lengths[i]} tokens at byte {index.places[i]} of {path}, "
+            f"which has {size} bytes"
+        )
+    if index.first[0] != 0 or index.first[-1] != len(index.lengths) or (np.diff(index.first) < 0).any():
+        raise BadInput(
+            f"{name}: the document bounds run from {index.first[0]} to {index.first[-1]}, not upwards from 0 to "
+            f"{len(index.lengths)} sequences"
+        )
+
+
+def documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
+    """Documents `piece.start` to `piece.stop`, without separators; one inside a document ends it there."""
+    index = look(piece.path)
+    width = np.dtype(index.dtype).itemsize
+    with open(piece.path, "rb") as file:
+        for document in range(piece.start, piece.stop):
+            found = [np.empty(0, index.dtype)]
+            for sequence in range(int(index.first[document]), int(index.first[document + 1])):
+                place, length = int(index.places[sequence]), int(index.lengths[sequence])
+                file.seek(place)
+                ids = np.frombuffer(file.read(length * width), index.dtype)
+                check_ids(ids, reading.vocab_size, _where(piece.path, document, place, width))
+                found.append(ids)
+            yield from apart(np.concatenate(found), reading.separator)
+
+
+def _where(path: str, document: int, place: int, width: int):
+    return lambda i: f"{path}, document {document} (byte {place + i * width}): "

@@ -1,0 +1,71 @@
+"""Parquet: the strings of one column, in row groups."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from scalelab.data.read.reading import Piece, Reading
+from scalelab.errors import BadInput, nearest
+
+ROWS = 256  # read at once
+
+
+def split(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
+    """Runs of row groups of about `unit_bytes` (packed), with their sizes."""
+    file = _open(path)
+    _check_column(file, path, reading.text_key)
+    facts = file.metadata
+    first, size = 0, 0
+    for group in range(facts.num_row_groups):
+        size += facts.row_group(group).total_byte_size
+        if size >= unit_bytes or group == facts.num_row_groups - 1:
+            yield Piece("parquet", path, first, group + 1), size
+            first, size = group + 1, 0
+
+
+def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+    """The non-empty strings of column `reading.text_key`; null and what is no text is bad."""
+    import pyarrow as pa
+
+    file = _open(piece.path)
+    row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
+    try:
+        for batch in file.iter_batches(ROWS, list(range(piece.start, piece.stop)), [reading.text_key]):
+            for row, value in enumerate(batch.column(0).to_pylist(), row):  # noqa: B020 - it goes on from there
+                if value is None:
+                    reading.bad(_row(piece.path, row), f"column {reading.text_key!r} is null")
+                elif value:
+                    document = value.encode() if isinstance(value, str) else value
+                    if reading.is_text(document, functools.partial(_row, piece.path, row)):
+                        yield document
+            row += 1 if len(batch) else 0
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).split("\n")[0]
+        raise BadInput(f"{piece.path}: damaged parquet after row {row}: {reason}") from error
+
+
+def _row(path: str, row: int) -> str:
+    return f"{path}, row {row}"
+
+
+def _open(path: str) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{path} is no whole parquet file: {str(error).split(chr(10))[0]}") from error
+
+
+def _check_column(file: Any, path: str, key: str) -> None:
+    import pyarrow as pa
+
+    schema = file.schema_arrow
+    if key not in schema.names:
+        raise BadInput(f"{path} has no column {key!r} (--text-key){nearest(key, schema.names)}")
+    kind = schema.field(key).type
+    text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not any(is_kind(inner) for is_kind in text):
+        raise BadInput(f"{path}: column {key!r} holds {kind}, not text (--text-key)")

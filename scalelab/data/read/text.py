@@ -1,0 +1,149 @@
+"""Text files and JSON lines, plain or packed, a whole file or a range of its bytes.
+
+A text file is one document. Above DOCUMENT bytes it is cut at line ends, after each multiple of DOCUMENT: where depends on
+the file alone, so pieces of it can be read by different workers.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Iterator
+
+from scalelab.data.read.files import LONGEST, PACKED, chunks
+from scalelab.data.read.reading import Piece, Reading
+from scalelab.errors import BadInput
+
+DOCUMENT = 2**20
+
+
+def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+    """Pieces of a text file with their sizes: one for a packed file, else each of about `unit_bytes`."""
+    return _split("text", path, max(1, unit_bytes // DOCUMENT) * DOCUMENT)
+
+
+def split_lines(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+    """The same of JSON lines."""
+    return _split("jsonl", path, unit_bytes)
+
+
+def _split(kind: str, path: str, step: int) -> Iterator[tuple[Piece, int]]:
+    size = os.path.getsize(path)
+    if path.endswith(PACKED) or size <= step:
+        yield Piece(kind, path), size
+        return
+    for start in range(0, size, step):
+        yield Piece(kind, path, start, min(start + step, size)), min(step, size - start)
+
+
+def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+    """The documents that begin in a range of a text file; `piece.start` is a multiple of DOCUMENT."""
+    return text(chunks(piece.path, piece.start), piece.path, reading, piece.start, piece.stop)
+
+
+def text(
+    pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
+) -> Iterator[bytes]:  # fmt: skip
+    """The documents of a stream of text whose first byte is byte `start` of a file."""
+    for offset, document in _cut(pieces, start, stop):
+        if document and reading.is_text(document, lambda: where, offset):
+            yield document
+
+
+def _cut(pieces: Iterator[bytes], start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    buffer, at = b"", start  # `at` is where the buffer begins
+    begun, boundary = start == 0, start or DOCUMENT
+    while True:
+        while len(buffer) < boundary + DOCUMENT - at and (piece := next(pieces, b"")):
+            buffer += piece
+        if boundary >= at + len(buffer):
+            break
+        cut = boundary - at + _line_end(buffer[boundary - at : boundary - at + DOCUMENT])
+        if begun:
+            yield at, buffer[:cut]
+        if boundary == stop:
+            return
+        buffer, at, begun, boundary = buffer[cut:], at + cut, True, boundary + DOCUMENT
+    if begun and buffer:
+        yield at, buffer
+
+
+def _line_end(window: bytes) -> int:
+    """Where to cut: after the first line that ends in here or with the file, else before the first byte that begins a letter."""
+    if (newline := window.find(b"\n")) >= 0:
+        return newline + 1
+    if len(window) < DOCUMENT:
+        return len(window)
+    return next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), 0)
+
+
+def json_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+    """The texts of the JSON lines that begin in a range of a file."""
+    return json_lines(chunks(piece.path, max(0, piece.start - 1)), piece.path, reading, piece.start, piece.stop)
+
+
+def json_lines(
+    pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
+) -> Iterator[bytes]:  # fmt: skip
+    """The text under `reading.text_key` of each line of a stream that begins with byte `start - 1` of a file (0: with 0)."""
+    for number, (offset, line) in enumerate(_lines(pieces, where, start), 1):
+        if stop >= 0 and offset >= stop:
+            return
+        if not line.strip():
+            continue
+        place = functools.partial(_line, where, number, start)
+        found = _text(line, reading.text_key)
+        if isinstance(found, str):
+            reading.bad(f"{place()} (byte {offset})", found)
+        elif found and reading.is_text(found, place):
+            yield found
+
+
+def _lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, line); of what comes before the first line end nothing where `start` > 0: it belongs to the range before."""
+    at, parts, size = max(0, start - 1), list[bytes](), 0
+    skip = start > 0
+    for piece in pieces:
+        *ended, rest = piece.split(b"\n")
+        for line in ended:
+            whole = b"".join([*parts, line])
+            if not skip:
+                yield at, whole
+            at, skip, parts, size = at + len(whole) + 1, False, [], 0
+        parts.append(rest)
+        size += len(rest)
+        if size > LONGEST:
+            raise BadInput(
+                f"{where}: the line that begins at byte {at} is longer than {LONGEST} bytes; is it JSON lines?"
+            )
+    if size and not skip:
+        yield at, b"".join(parts)
+
+
+def _text(line: bytes, key: str) -> bytes | str:
+    """The text of one JSON line as bytes, or as str what is wrong with it."""
+    try:
+        record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
+        found = record[key]
+        return found.encode() if isinstance(found, str) else f"{key!r} is {json.dumps(found)[:40]}, not a text"
+    except UnicodeDecodeError as error:
+        return f"0x{line[error.start]:02x} is not valid UTF-8, {error.start} bytes into it"
+    except json.JSONDecodeError as error:
+        return f"bad JSON, {error.msg} at column {error.colno}: {error.doc[max(0, error.pos - 10) : error.pos + 30]!r}"
+    except (KeyError, TypeError):
+        known = f"it has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "it is no object"
+        return f"no key {key!r} (--text-key); {known}"
+    except UnicodeEncodeError as error:
+        return f"{key!r} holds half a surrogate pair, \\u{ord(error.object[error.start]):04x}"
+    except RecursionError:
+        return "bad JSON, nested too deep"
+
+
+def _line(where: str, number: int, start: int) -> str:
+    """The name of the `number`-th line that begins at byte `start` or later; those before are counted now."""
+    total, left = number + (start > 0), start - 1  # the line that byte start - 1 belongs to was passed over
+    for piece in chunks(where) if start else ():
+        total += piece[:left].count(b"\n")
+        left -= len(piece)
+        if left <= 0:
+            break
+    return f"{where}, line {total}"

@@ -1,0 +1,121 @@
+"""What `scalelab prepare` is asked for, which tokenizer that means, and whether a folder was begun for the same."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from scalelab import records
+from scalelab.data import jsontokens, specs, tokenizers
+from scalelab.data.tokenizers import Tokenizer
+from scalelab.errors import BadInput
+
+GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in between (llm.c pads): <|endoftext|> is known
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a user asks for; see `scalelab prepare --help`."""
+
+    sources: Sequence[str]
+    tokenizer: str
+    out: pathlib.Path
+    separator: str = ""
+    text_key: str = "text"
+    val_fraction: float = 0.1
+    split_seed: int = 0
+    skip_bad: bool = False
+    workers: int = 1
+
+
+def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer | None:
+    """The tokenizer that is asked for; None for one that is still to be trained."""
+    said, tokens = request.tokenizer, [part for part in parts if set(part.kinds) & set(specs.TOKENS)]
+    texts = [part for part in parts if set(part.kinds) - set(specs.TOKENS)]
+    if tokens and (said == "bytes" or said.startswith("bpe:")):
+        raise BadInput(
+            f"--source={tokens[0].spec} holds ready-made tokens, which --tokenizer={said} did not make: name the tokenizer's "
+            "file, or only the vocabulary, --tokenizer=ids:50257"
+        )
+    if texts and said.startswith("ids:"):
+        raise BadInput(
+            f"--source={texts[0].spec} is text, and --tokenizer={said} can't encode any: use bytes, bpe:V or a file"
+        )
+    if said.startswith("bpe:"):
+        jsontokens.check_size(vocab_size(said))
+        return None
+    if request.separator and said == "bytes":
+        raise BadInput(
+            f"--separator={request.separator}: bytes have 0 for that; it is for a tokenizer's file and ids:V"
+        )
+    if said == "bytes":
+        return tokenizers.byte_tokens()
+    if not said.startswith("ids:"):
+        return tokenizers.from_file(pathlib.Path(said).expanduser(), request.separator)
+    n, end = vocab_size(said), request.separator
+    if not end and GPT2_VOCAB <= n <= GPT2_PADDED:
+        end = str(GPT2_END)
+    if not (end.isdigit() and int(end) < n):
+        raise BadInput(
+            f"--tokenizer={said} needs --separator=ID, the id that ends a document, from 0 to {n - 1}; it is {end!r}"
+        )
+    return tokenizers.given_tokens(n, int(end))
+
+
+def vocab_size(said: str) -> int:
+    """The V of bpe:V or ids:V. Raises BadInput."""
+    text = said.partition(":")[2].replace("_", "")
+    if not text.isdigit() or not 2 <= int(text) <= 2**31:
+        raise BadInput(f"--tokenizer={said}: {text!r} is no vocabulary size; e.g. {said.partition(':')[0]}:32768")
+    return int(text)
+
+
+def plan_of(request: Request, parts: Sequence[specs.Part], given: Tokenizer | None) -> dict[str, Any]:
+    """All that decides a byte of the result. `skip_bad` may be said later: what has been read so far had nothing bad."""
+
+    def facts(path: str) -> list[Any]:
+        if not os.path.isfile(path):
+            return [path]  # of tfds: a folder and a split
+        status = os.stat(path)
+        return [path, status.st_size, status.st_mtime_ns]
+
+    return {
+        "tokenizer": given.name if given else request.tokenizer,
+        "text_key": request.text_key,
+        "val_fraction": request.val_fraction,
+        "split_seed": request.split_seed,
+        "sources": {part.name: {"spec": part.spec, "files": [facts(path) for path in part.paths]} for part in parts},
+    }
+
+
+def same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
+    """BadInput where the folder was begun for something else, or its files have changed since."""
+    before = records.read_json(out / "plan.json")
+    for key, value in plan.items():
+        if before.get(key) == value:
+            continue
+        old, new = before.get(key), value
+        if key == "sources" and old.keys() == new.keys():  # a file
+            files = {
+                name: ({f[0]: f for f in old[name]["files"]}, {f[0]: f for f in new[name]["files"]}) for name in new
+            }
+            changed = [p for was, now in files.values() for p in sorted(was | now) if was.get(p) != now.get(p)]
+            if not changed:
+                continue  # the same files by another glob
+            raise BadInput(
+                f"{out} was begun before {changed[0]} was changed, added or gone: delete {out}, or use another --out"
+            )
+        names = (sorted(old), sorted(new)) if key == "sources" else (old, new)
+        raise BadInput(
+            f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, or use another --out"
+        )
+
+
+def enter(out: pathlib.Path, plan: dict[str, Any]) -> None:
+    """Begin a folder, or go on with one that this plan began."""
+    if (out / "plan.json").exists():
+        return same_plan(out, plan)
+    if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
+        raise BadInput(f"--out={out} holds other things; name a new folder")
+    records.write_json(out / "plan.json", plan)

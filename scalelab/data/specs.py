@@ -1,0 +1,170 @@
+"""`--source=[NAME=]SPEC` -> named parts, the files of each and, as units of work, who reads what.
+
+Nothing here depends on the number of workers, on the order in which sources, files or globs are given, or on the order in
+which a folder lists its files: parts stand in the order of their names, files in that of their resolved paths, and a file
+that is found twice (by two globs, through a link) counts once.
+"""
+
+import dataclasses
+import glob
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from scalelab.data.read import archives, megatron, parquet, text, tfdsets, tokenfiles
+from scalelab.data.read.files import inner_name
+from scalelab.data.read.reading import Piece, Reading
+from scalelab.errors import BadInput, nearest
+
+NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
+UNITS = 256  # of a corpus, at least; but
+UNIT_BYTES = (2**20, 2**26)  # none is smaller than this, and none larger: a killed unit is read again
+TOKENS = ("tokens", "megatron")  # kinds that need no tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A named source: what was asked for, the kind of its files and their paths, in order."""
+
+    name: str
+    spec: str
+    kinds: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
+class Unit(NamedTuple):
+    """What one worker reads at a time: its part, its number in there, the pieces of files, their bytes."""
+
+    part: str
+    number: int
+    pieces: tuple[Piece, ...]
+    n_bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}-{self.number:06d}"
+
+
+def parse(sources: Sequence[str]) -> list[Part]:
+    """The parts that some `--source` name, in order of their names. Raises BadInput: no file, no name, a name twice."""
+    parts = sorted((_part(source) for source in sources), key=lambda part: part.name)
+    for before, after in itertools.pairwise(parts):
+        if before.name == after.name:
+            raise BadInput(
+                f"two sources are named {before.name!r}: name them apart, --source={before.name}1={before.spec} "
+                f"--source={before.name}2={after.spec}"
+            )
+    return parts
+
+
+def _part(source: str) -> Part:
+    named = NAMED.fullmatch(source)
+    if named and not os.path.exists(source):
+        name, spec = named.groups()
+    else:
+        name, spec = "", source
+    if spec.startswith("tfds:"):
+        name = name or re.split(r"[/:@]", spec[5:])[0]
+        return Part(name, spec, ("tfds",), (tfdsets.find(spec[5:]),))
+    paths = _files(spec)
+    return Part(name or _name(spec), spec, tuple(kind_of(path) for path in paths), tuple(paths))
+
+
+def _name(spec: str) -> str:
+    """A word from a path: its stem, or where that is a glob the nearest folder that isn't."""
+    for part in reversed(pathlib.PurePath(spec.split(",")[0].strip()).parts):
+        word = re.sub(r"[^\w-]+", "-", part.split(".")[0]).strip("-")
+        if word and not glob.has_magic(part):
+            return word
+    return "data"
+
+
+def _files(spec: str) -> list[str]:
+    patterns = [pattern.strip() for pattern in spec.split(",") if pattern.strip()]
+    if not patterns:
+        raise BadInput("--source= names nothing: files and globs, separated by commas, or tfds:NAME")
+    found = sorted({path for pattern in patterns for path in _expand(pattern)})
+    indices = {path.removesuffix(".idx") for path in found if path.endswith(".idx")}
+    bins = {path.removesuffix(".bin") for path in found}
+    for stem in sorted(indices - bins):
+        if not os.path.isfile(f"{stem}.bin"):
+            raise BadInput(f"{stem}.idx has no {stem}.bin beside it")
+    return sorted({f"{path.removesuffix('.idx')}.bin" if path.endswith(".idx") else path for path in found})
+
+
+def _expand(pattern: str) -> list[str]:
+    expanded = os.path.expanduser(pattern)
+    if os.path.isdir(expanded):
+        raise BadInput(f"--source={pattern} is a folder; did you mean {pattern.rstrip('/')}/**/*.txt?")
+    matches = [expanded] if os.path.isfile(expanded) else glob.glob(expanded, recursive=True)
+    files = [os.path.realpath(path) for path in matches if os.path.isfile(path)]
+    if not files:
+        parent = pathlib.Path(expanded).parent
+        beside = [path.name for path in parent.iterdir()] if parent.is_dir() else []
+        raise BadInput(
+            f"--source={pattern} matches no file{nearest(os.path.basename(expanded), beside) if beside else ''}"
+        )
+    return files
+
+
+def kind_of(path: str) -> str:
+    """What a file is, by its name; `.bin` with an `.idx` beside it is Megatron's."""
+    inner = inner_name(path)
+    if archives.is_tar(path):
+        return "tar"
+    if inner.endswith(archives.JSON):
+        return "jsonl"
+    if path.endswith(".bin"):
+        return "megatron" if os.path.isfile(path.removesuffix(".bin") + ".idx") else "tokens"
+    if inner != path and inner.endswith((".parquet", ".zip", ".bin")):
+        raise BadInput(f"{path}: unpack it first; of packed files text, JSON lines and tar are read")
+    return next((kind for kind in ("parquet", "zip") if path.endswith(f".{kind}")), "text")
+
+
+def size(part: Part) -> int:
+    """Bytes of a part's files, packed as they lie there."""
+    files = zip(part.kinds, part.paths, strict=True)
+    return sum(tfdsets.n_bytes(path) if kind == "tfds" else os.path.getsize(path) for kind, path in files)
+
+
+def units(part: Part, total_bytes: int, reading: Reading) -> Iterator[Unit]:
+    """The part's units of work: consecutive pieces of files, each together about 1/UNITS of the whole corpus."""
+    low, high = UNIT_BYTES
+    wanted = min(max(total_bytes // UNITS, low), high)
+    pieces: list[Piece] = []
+    held = number = 0
+    for kind, path in zip(part.kinds, part.paths, strict=True):
+        for piece, n_bytes in KINDS[kind][0](path, wanted, reading):
+            pieces.append(piece)
+            held += n_bytes
+            if held >= wanted:
+                yield Unit(part.name, number, tuple(pieces), held)
+                pieces, held, number = [], 0, number + 1
+    if pieces:
+        yield Unit(part.name, number, tuple(pieces), held)
+
+
+def documents(unit: Unit, reading: Reading) -> Iterator[bytes | np.ndarray]:
+    """The non-empty documents of a unit: UTF-8 text, or ids below `reading.vocab_size` without separators."""
+    for piece in unit.pieces:
+        try:
+            yield from KINDS[piece.kind][1](piece, reading)
+        except OSError as error:
+            raise BadInput(f"can't read {piece.path}: {error.strerror or error}") from error
+
+
+KINDS: dict[str, tuple[Callable, Callable]] = {
+    "text": (text.split, text.documents),
+    "jsonl": (text.split_lines, text.json_documents),
+    "parquet": (parquet.split, parquet.documents),
+    "tar": (archives.split_tar, archives.tar_documents),
+    "zip": (archives.split_zip, archives.zip_documents),
+    "tfds": (tfdsets.split, tfdsets.documents),
+    "tokens": (tokenfiles.split, tokenfiles.documents),
+    "megatron": (megatron.split, megatron.documents),
+}

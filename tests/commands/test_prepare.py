@@ -1,0 +1,200 @@
+"""`scalelab prepare` as a user runs it: kills and signals at any moment, exit codes, and runs that train on what it made."""
+
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.__main__ import main
+from scalelab.train.single import train_single
+from tests.data import corpora
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# The command, with units and shards so small that there are many moments to be killed at.
+COMMAND = """
+import sys
+from scalelab.data import shards, specs
+from scalelab.__main__ import main
+specs.UNIT_BYTES = (20_000, 20_000)
+shards.SHARD_TOKENS = 100_000
+if __name__ == "__main__":
+    sys.exit(main(["prepare", *sys.argv[1:]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """A script, since workers import what started them; with the folder of a corpus."""
+    folder = tmp_path_factory.mktemp("prepare")
+    (folder / "prepare.py").write_text(COMMAND)
+    for name, n in (("web.jsonl", 3000), ("code.jsonl.gz", 1000)):
+        corpora.write(folder / name, corpora.json_lines(corpora.texts(n, seed=n)))
+    return folder
+
+
+def start(command, out, workers, *more):
+    sources = [f"--source={command}/web.jsonl", f"--source={command}/code.jsonl.gz"]
+    line = [
+        sys.executable,
+        f"{command}/prepare.py",
+        *sources,
+        "--tokenizer=bpe:300",
+        f"--out={out}",
+        f"--workers={workers}",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [*line, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )  # fmt: skip
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in pathlib.Path(folder).iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(command):
+    """Hashes of an uninterrupted preparation, and its seconds."""
+    begun = time.monotonic()
+    process = start(command, command / "whole", 2)
+    output = process.communicate()
+    assert process.returncode == 0, output
+    return digests(command / "whole"), time.monotonic() - begun
+
+
+def kill_until_done(command, out, seconds, moments, send=signal.SIGKILL):
+    """Start it again and again, each time killed after one of `moments` (shares of `seconds`); then let it end."""
+    codes = []
+    for moment in moments:
+        process = start(command, out, 1 + len(codes) % 2)
+        try:
+            process.wait(moment * seconds)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, send)
+        process.communicate()  # returns once the workers are gone too: they hold its ends
+        codes.append(process.returncode)
+        assert not (out / "index.json").exists() or process.returncode == 0
+    process = start(command, out, 2)
+    output = process.communicate()
+    assert process.returncode == 0, output
+    return codes
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(command, whole):
+    expected, seconds = whole
+    codes = kill_until_done(command, command / "killed", seconds, [0.3, 0.5, 0.8])
+    assert -signal.SIGKILL in codes
+    assert digests(command / "killed") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(command, whole, seed):
+    expected, seconds = whole
+    moments = [random.Random(seed).uniform(0.05, 1.1) for _ in range(5)]
+    kill_until_done(command, command / f"killed-{seed}", seconds, moments)
+    assert digests(command / f"killed-{seed}") == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_stops_it_with_75_and_it_goes_on(command, whole, workers):
+    expected, _ = whole
+    out = command / f"stopped-{workers}"
+    process = start(command, out, workers)
+    while not list(out.glob(".units/*/record.json")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    stderr = process.communicate()[1]
+    assert process.returncode == 75 and "the same command goes on" in stderr
+    process = start(command, out, workers)
+    process.communicate()
+    assert process.returncode == 0 and digests(out) == expected
+
+
+def test_a_second_one_in_the_same_folder_is_refused(command, tmp_path):
+    out = tmp_path / "out"
+    first = start(command, out, 1)
+    while not (out / "plan.json").exists() or not (out / ".lock").exists() or not (out / ".lock").read_text():
+        assert first.poll() is None
+        time.sleep(0.01)
+    second = start(command, out, 1)
+    stderr = second.communicate()[1]
+    assert second.returncode == 2 and "is held by host" in stderr and "use another --out" in stderr
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+
+
+def test_mistakes_are_one_line_and_exit_2(tmp_path, capsys):
+    path = corpora.write(tmp_path / "a.jsonl", b'{"text": "fine"}\n{"text": \n')
+    assert main(["prepare", f"--source={path}", "--tokenizer=bytes", f"--out={tmp_path}/out", "--workers=1"]) == 2
+    stderr = capsys.readouterr().err
+    (line,) = [line for line in stderr.splitlines() if line.startswith("scalelab:")]
+    assert line.startswith(f"scalelab: {path}, line 2 (byte 17): bad JSON")
+    assert main(["prepare", f"--source={path}", "--tokeniser=bytes", f"--out={tmp_path}/out"]) == 2
+
+
+def test_the_result_as_json_and_as_a_table(tmp_path, capsys):
+    path = corpora.write(tmp_path / "web.jsonl", corpora.json_lines(corpora.texts(100)))
+    line = ["prepare", f"--source={path}", "--tokenizer=bytes", f"--out={tmp_path}/out", "--workers=1"]
+    assert main([*line, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tokenizer"] == {"name": "bytes", "vocab_size": 256, "separator": 0}
+    (part,) = result["parts"]
+    assert part["train_documents"] + part["val_documents"] == 100 and part["n_bad"] == 0
+    assert main(line) == 0
+    out = capsys.readouterr().out
+    assert "web" in out and "finished before, every file as it was" in out and 'data.source="prepared"' in out
+
+
+def tfds_source(folder):
+    return corpora.make_tfds(folder / "tfds", corpora.texts(600))
+
+
+def parquet_source(folder):
+    return corpora.write_parquet(folder / "web.parquet", corpora.texts(600))
+
+
+def nanogpt_source(folder):
+    return corpora.write_nanogpt(folder / "train.bin", corpora.ids(600, vocab_size=499), end=499)
+
+
+def megatron_source(folder):
+    return corpora.write_megatron(folder / "text_document.bin", corpora.ids(600, vocab_size=499), end=499)
+
+
+@pytest.mark.parametrize(
+    "source, tokenizer",
+    [
+        (parquet_source, ["--tokenizer=bpe:300"]),
+        (tfds_source, ["--tokenizer=bytes"]),
+        (nanogpt_source, ["--tokenizer=ids:500", "--separator=499"]),
+        (megatron_source, ["--tokenizer=ids:500", "--separator=499"]),
+    ],
+)
+def test_a_run_on_each_kind_of_source(tmp_path, source, tokenizer):
+    line = [f"--source=mine={source(tmp_path)}", *tokenizer, f"--out={tmp_path}/out", "--workers=1"]
+    assert main(["prepare", *line]) == 0
+    config = config_lib.load(ROOT / "configs" / "tiny.py", {
+        "data.source": "prepared", "data.path": f"{tmp_path}/out", "model.vocab_size": 512, "model.n_layers": 1,
+        "model.d_model": 16, "model.n_heads": 2, "model.seq_len": 32, "train.steps": 20, "train.global_batch": 8,
+        "eval.batches": 2, "schedule.warmup_steps": 2, "log.every_steps": 1,
+    })  # fmt: skip
+    result = train_single(config, tmp_path / "run")
+    assert result["status"] == "done" and result["final_step"] == 20
+    losses = [line["train_loss"] for line in records.read_metrics(tmp_path / "run") if "train_loss" in line]
+    assert losses[-1] < losses[0] - 0.01
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert record["data"]["tokenizer"] == index["tokenizer"]["name"]
+    assert list(record["data"]["parts"]) == ["mine"]

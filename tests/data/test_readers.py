@@ -1,0 +1,287 @@
+"""Every kind of file gives the documents that were written into it, whole or in pieces; what is damaged is named."""
+
+import itertools
+import struct
+
+import numpy as np
+import pytest
+
+from scalelab.data import specs
+from scalelab.data.read import text, tokenfiles
+from scalelab.data.read.reading import Reading
+from scalelab.errors import BadInput
+from tests.data import corpora
+
+DOCUMENTS = corpora.texts(300)
+IDS = corpora.ids(300)
+GPT2 = Reading(vocab_size=50257, separator=corpora.END)
+
+
+def read(spec, reading=None, unit_bytes=None, monkeypatch=None):
+    """All documents of a spec, and of how many units."""
+    reading = reading or Reading()
+    (part,) = specs.parse([spec])
+    if unit_bytes:
+        monkeypatch.setattr(specs, "UNIT_BYTES", (unit_bytes, unit_bytes))
+    units = list(specs.units(part, specs.size(part), reading))
+    return [document for unit in units for document in specs.documents(unit, reading)], len(units)
+
+
+def lines():
+    return corpora.json_lines(DOCUMENTS)
+
+
+MAKE = {
+    "a.jsonl": lambda path: corpora.write(path, lines()),
+    "a.json.gz": lambda path: corpora.write(path, lines()),
+    "a.ndjson.zst": lambda path: corpora.write(path, lines()),
+    "a.parquet": lambda path: corpora.write_parquet(path, DOCUMENTS),
+    "a.tar": lambda path: corpora.write(path, corpora.tar([("x/a.txt", b"0"), ("x/b.jsonl", lines())])),
+    "a.tgz": lambda path: corpora.write(path, corpora.tar([(f"{i}.txt", d.encode()) for i, d in enumerate(DOCUMENTS)])),
+    "a.tar.zst": lambda path: corpora.write(path, corpora.tar([("b.jsonl", lines())])),
+    "a.zip": lambda path: corpora.write(
+        path, corpora.zipped([(f"d/{i}.txt", d.encode()) for i, d in enumerate(DOCUMENTS)])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("unit_bytes", [None, 1500])
+def test_text_comes_back_document_by_document(tmp_path, monkeypatch, name, unit_bytes):
+    found, n_units = read(MAKE[name](tmp_path / name), None, unit_bytes, monkeypatch)
+    expected = [d.encode() for d in DOCUMENTS]
+    assert found == ([b"0", *expected] if name == "a.tar" else expected)
+    if unit_bytes and name in ("a.jsonl", "a.parquet", "a.zip"):
+        assert n_units > 3
+
+
+def test_text_files_are_a_document_each_in_path_order_and_count_once(tmp_path):
+    for i in (2, 0, 1):
+        corpora.write(tmp_path / "in" / f"{i}.txt", DOCUMENTS[i].encode())
+    (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "in" / "1.txt")
+    everything = f"{tmp_path}/in/*.txt"
+    expected = [d.encode() for d in DOCUMENTS[:3]]
+    assert read(everything)[0] == expected
+    assert read(f"{tmp_path}/in/2.txt,{everything},{tmp_path}/in/../in/0.txt")[0] == expected
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("newlines", [True, False])
+def test_a_long_text_is_cut_at_the_same_places_however_it_is_read(tmp_path, monkeypatch, suffix, newlines):
+    monkeypatch.setattr(text, "DOCUMENT", 1000)
+    whole = ("\n" if newlines else " ").join(DOCUMENTS).encode()
+    found, n_units = read(corpora.write(tmp_path / f"a.txt{suffix}", whole), None, 3000, monkeypatch)
+    assert b"".join(found) == whole and len(found) >= len(whole) // 2000
+    assert max(map(len, found)) <= 2000 and (n_units > 3) == (suffix == "")
+    assert not newlines or all(document.endswith(b"\n") for document in found[:-1])
+    again, _ = read(corpora.write(tmp_path / f"b.txt{suffix}", whole), None, 10**9, monkeypatch)
+    assert again == found
+
+
+@pytest.mark.parametrize("start", range(0, 60, 7))
+def test_json_lines_belong_to_the_range_in_which_they_begin(tmp_path, monkeypatch, start):
+    path = corpora.write(tmp_path / "a.jsonl", b'{"text": "one"}\n\n{"text": "two"}\n{"text": "three"}')
+    cuts = [0, start, start + 11, 60] if start else [0, 11, 60]
+    pieces = [specs.Piece("jsonl", path, a, b) for a, b in itertools.pairwise(cuts)]
+    assert [d for piece in pieces for d in text.json_documents(piece, Reading())] == [b"one", b"two", b"three"]
+
+
+def equal(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("unit_bytes", [None, 4096])
+@pytest.mark.parametrize("kind", ["nanogpt", "llmc", "llama3", "megatron", "megatron int32"])
+def test_tokens_come_back_document_by_document(tmp_path, monkeypatch, kind, unit_bytes):
+    monkeypatch.setattr(tokenfiles, "DOCUMENT", 256)
+    path = {
+        "nanogpt": lambda p: corpora.write_nanogpt(p, IDS),
+        "llmc": lambda p: corpora.write_llmc(p, IDS),
+        "llama3": lambda p: corpora.write_llmc(p, IDS, 20240801, 7, np.uint32),
+        "megatron": lambda p: corpora.write_megatron(p, IDS),
+        "megatron int32": lambda p: corpora.write_megatron(p, IDS, 4, np.int32, 50),
+    }[kind](tmp_path / "a.bin")
+    found, n_units = read(path, GPT2, unit_bytes, monkeypatch)
+    equal(found, IDS)
+    assert n_units > 3 or not unit_bytes
+
+
+def test_an_unending_document_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenfiles, "DOCUMENT", 1000)
+    stream = np.random.default_rng(0).integers(0, 60, 10_500).astype(np.uint16)
+    stream.tofile(tmp_path / "char.bin")
+    found, _ = read(f"{tmp_path}/char.bin", Reading(vocab_size=66, separator=65))
+    np.testing.assert_array_equal(np.concatenate(found), stream)
+    assert max(map(len, found)) <= 2000 and len(found) >= 6
+
+
+def test_vocabularies_above_65536_are_four_bytes_an_id(tmp_path):
+    corpora.write_nanogpt(tmp_path / "a.bin", IDS, np.uint32)
+    equal(read(f"{tmp_path}/a.bin", Reading(vocab_size=70_000, separator=corpora.END))[0], IDS)
+
+
+# What is wrong, and what the one line says: file, place, value.
+
+
+def refused(spec, reading=None):
+    with pytest.raises(BadInput) as caught:
+        read(spec, reading)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_damaged_packing_is_named_with_its_byte(tmp_path, name, damage):
+    path = corpora.write(tmp_path / name, corpora.json_lines(corpora.texts(20_000)))
+    data = bytearray((tmp_path / name).read_bytes())
+    if damage == "flip":
+        data[len(data) // 2 : len(data) // 2 + 8] = b"\xff" * 8
+    (tmp_path / name).write_bytes(data if damage == "flip" else data[: len(data) // 2])
+    said = refused(path, Reading(skip_bad=True))  # of a flipped gzip, garbage comes out before the checksum tells
+    assert said.startswith(path)
+    if damage == "cut":
+        assert f"is cut off: its {'gzip' if 'gz' in name else 'zstandard'} data end at byte {len(data) // 2}" in said
+    else:
+        at = int(said.partition("data at byte ")[2].split()[0])
+        assert "damaged" in said and len(data) // 2 - 2**16 <= at < len(data)
+
+
+LINES = b'{"text": "fine"}\n'
+
+
+@pytest.mark.parametrize(
+    "line, why",
+    [
+        (b'{"text": "no end', "line 3 (byte 34): bad JSON, Unterminated string"),
+        (b'{"txt": 1}', "line 3 (byte 34): no key 'text' (--text-key); it has 'txt'"),
+        (b'{"text": 7}', "line 3 (byte 34): 'text' is 7, not a text"),
+        (b"[1]", "line 3 (byte 34): no key 'text' (--text-key); it is no object"),
+        (b'{"text": "a\xff"}', "line 3 (byte 34): 0xff is not valid UTF-8, 11 bytes into it"),
+        (b'{"text": "\\ud800"}', "line 3 (byte 34): 'text' holds half a surrogate pair, \\ud800"),
+        (b"[" * 100_000, "line 3 (byte 34): bad JSON"),
+        (b'{"text": "a\\u0000b"}', "line 3, byte 1: a zero byte"),
+    ],
+)
+def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path, line, why):
+    path = corpora.write(tmp_path / "a.jsonl", LINES * 2 + line + b"\n" + LINES)
+    assert refused(path).startswith(f"{path}, {why}")
+    reading = Reading(skip_bad=True)
+    assert read(path, reading)[0] == [b"fine"] * 3
+    assert reading.n_bad == 1 and reading.named[0].startswith(f"{path}, {why}")
+
+
+def test_a_bad_lines_number_counts_the_ranges_before_it(tmp_path, monkeypatch):
+    path = corpora.write(tmp_path / "a.jsonl", LINES * 400 + b"{\n" + LINES)
+    monkeypatch.setattr(specs, "UNIT_BYTES", (1000, 1000))
+    assert f"line 401 (byte {400 * len(LINES)}): bad JSON" in refused(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.tar"])
+def test_invalid_utf8_is_named_with_its_byte(tmp_path, name):
+    content = "ä".encode() * 10 + b"\xe4bc"
+    path = corpora.write(tmp_path / name, corpora.tar([("d/x.txt", content)]) if name == "a.tar" else content)
+    place = f"{path}:d/x.txt" if name == "a.tar" else path
+    assert refused(path).startswith(f"{place}, byte 20: 0xe4 is not valid UTF-8")
+
+
+@pytest.mark.parametrize("name", ["../out.txt", "/etc/passwd", "a/../../b.txt", "C:\\x.txt", "..\\x.txt"])
+@pytest.mark.parametrize("make, suffix", [(corpora.tar, "tar"), (corpora.zipped, "zip")])
+def test_paths_that_escape_are_refused(tmp_path, name, make, suffix):
+    path = corpora.write(tmp_path / f"a.{suffix}", make([("fine.txt", b"x"), (name, b"y")]))
+    said = refused(path)
+    assert said.startswith(f"{path}: the member at byte ") and repr(name) in said and "leads out" in said
+
+
+def test_links_that_escape_are_refused_and_others_left_out(tmp_path):
+    inside = corpora.write(tmp_path / "a.tar", corpora.tar([("d/x.txt", b"x"), ("d/l.txt", None, "x.txt")]))
+    assert read(inside)[0] == [b"x"]
+    outside = corpora.write(tmp_path / "b.tar", corpora.tar([("d/x.txt", b"x"), ("d/l.txt", None, "../../x.txt")]))
+    assert "which leads out" in refused(outside)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip", "parquet"])
+def test_cut_containers_are_named(tmp_path, kind):
+    name = f"a.{kind}"
+    path = MAKE[name](tmp_path / name)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:15_000])
+    assert refused(path).startswith(path)
+
+
+def test_a_damaged_page_of_a_parquet_file_is_named_with_its_row(tmp_path):
+    path = corpora.write_parquet(tmp_path / "a.parquet", DOCUMENTS)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[4:400] = bytes(396)
+    (tmp_path / "a.parquet").write_bytes(data)
+    assert refused(path).startswith(f"{path}: damaged parquet after row 0")
+
+
+def test_parquet_columns(tmp_path):
+    path = corpora.write_parquet(tmp_path / "a.parquet", ["a", None, "c"], n=[1, 2, 3])
+    assert refused(path, Reading("txt")) == f"{path} has no column 'txt' (--text-key); did you mean 'text'?"
+    assert "column 'n' holds int64, not text" in refused(path, Reading("n"))
+    assert refused(path).startswith(f"{path}, row 1: column 'text' is null")
+
+
+def test_ids_outside_the_vocabulary_are_named_with_their_byte(tmp_path):
+    documents = [np.array([1, 2]), np.array([3, 50257, 4])]
+    path = corpora.write_nanogpt(tmp_path / "a.bin", documents)
+    assert refused(path, GPT2).startswith(
+        f"{path}, token 4 (byte 8): token id 50257 is outside the vocabulary of 50257"
+    )
+    path = corpora.write_llmc(tmp_path / "b.bin", documents)
+    assert refused(path, GPT2).startswith(f"{path}, token 5 (byte 1034): token id 50257")
+    path = corpora.write_megatron(tmp_path / "c.bin", documents)
+    assert refused(path, GPT2).startswith(f"{path}, document 1 (byte 8): token id 50257")
+
+
+@pytest.mark.parametrize("dtype, bits", [(np.int64, 64), (np.int32, 32), (np.uint32, 32)])
+def test_wider_ids_are_not_read_as_uint16(tmp_path, dtype, bits):
+    path = corpora.write_nanogpt(tmp_path / "a.bin", IDS, dtype)
+    assert refused(path, GPT2).startswith(f"{path} holds {bits}-bit numbers, not 16-bit ones: from byte 2 on")
+
+
+def test_an_odd_length_is_refused(tmp_path):
+    path = corpora.write_nanogpt(tmp_path / "a.bin", IDS)
+    (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-1])
+    size = (tmp_path / "a.bin").stat().st_size
+    assert refused(path, GPT2).startswith(f"{path} has {size} bytes, which is no whole number of uint16 ids")
+
+
+@pytest.mark.parametrize("n_tokens", [2**31 - 1, 0, -5])
+def test_a_header_that_declares_another_size_is_refused(tmp_path, n_tokens):
+    path = corpora.write_llmc(tmp_path / "a.bin", IDS, n_tokens=n_tokens)
+    size = (tmp_path / "a.bin").stat().st_size
+    said = refused(path, GPT2)
+    assert said.startswith(f"{path}: the header declares {n_tokens} tokens at byte 8") and said.endswith(f"has {size}")
+
+
+@pytest.mark.parametrize("at, value", [(18, 2**60), (26, 2**60), (9, 2), (17, 6), (0, 0)])
+def test_an_absurd_megatron_header_is_refused(tmp_path, at, value):
+    path = corpora.write_megatron(tmp_path / "a.bin", IDS)
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    index[at : at + (8 if at in (18, 26, 9) else 1)] = struct.pack("<Q" if at in (18, 26, 9) else "<B", value)
+    (tmp_path / "a.idx").write_bytes(index)
+    said = refused(path, GPT2)
+    assert said.startswith(f"{tmp_path}/a.idx") and (str(value) in said or at == 0)
+
+
+@pytest.mark.parametrize("what", ["lengths", "places", "bounds"])
+def test_a_megatron_index_that_leads_out_of_its_file_is_refused(tmp_path, what):
+    path = corpora.write_megatron(tmp_path / "a.bin", IDS)
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    at = {"lengths": 34 + 4 * 7, "places": 34 + 4 * 300 + 8 * 7, "bounds": 34 + 12 * 300 + 8 * 7}[what]
+    index[at + 2 : at + 4] = b"\xff\x7f"
+    (tmp_path / "a.idx").write_bytes(index)
+    said = refused(path, GPT2)
+    assert said.startswith(
+        f"{tmp_path}/a.idx: " + ("the document bounds" if what == "bounds" else "sequence 7 is said")
+    )
+
+
+def test_an_index_without_its_tokens_is_refused(tmp_path):
+    corpora.write_megatron(tmp_path / "a.bin", IDS)
+    (tmp_path / "a.bin").unlink()
+    assert "a.idx has no" in refused(f"{tmp_path}/*.idx", GPT2)

@@ -1,0 +1,103 @@
+"""Sampling: greedy is the training forward's argmax, draws are those of the softmax's head and nucleus, and where it ends."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from scalelab.data import tokenizers
+from scalelab.errors import BadInput
+from scalelab.evaluate import subject
+from scalelab.evaluate.sample import Choice, _allowed, _choose, sample
+from tests.evaluate.runs import loaded, log_softmax, plain
+
+BYTES = tokenizers.byte_tokens()
+PROMPT = "for i in"
+
+
+def logits_after(of, ids):
+    """Of the plain forward over exactly these ids, in float64."""
+    return log_softmax(plain(of.static.model, of.params, np.array([ids], np.int32)))[0, -1]
+
+
+def test_greedy_is_the_argmax_of_the_training_forward_step_by_step():
+    of = loaded()
+    (found,) = sample(of, BYTES, PROMPT, 12, 1, Choice(temperature=0.0))
+    ids, nats = [0, *PROMPT.encode()], 0.0
+    for token in found.ids[:4]:  # each length is a program of its own
+        logs = logits_after(of, ids)
+        assert token == logs.argmax()
+        nats, ids = nats - logs[token], [*ids, token]
+    scored = subject.token_losses(of, np.array([[0, *PROMPT.encode(), *found.ids]]), 0)
+    assert scored.nats[0, -12:-8].sum() == pytest.approx(nats, rel=1e-5)
+    assert scored.best[0, -12:].all() and scored.nats[0, -12:].sum() == pytest.approx(found.nats, rel=1e-5)
+
+
+def test_where_documents_are_masked_the_prompt_begins_its_own():
+    of = loaded()
+    masked = of._replace(static=dataclasses.replace(of.static, documents="mask"))
+    (found,) = sample(masked, BYTES, PROMPT, 1, 1, Choice(temperature=0.0))
+    assert found.nats == pytest.approx(-logits_after(of, list(PROMPT.encode())).max(), rel=1e-5)
+    with pytest.raises(BadInput, match="--prompt is empty"):
+        sample(masked, BYTES, "", 1, 1, Choice())
+
+
+def test_the_seed_decides_and_neither_count_nor_length_matter():
+    of = loaded()
+    five = sample(of, BYTES, PROMPT, 15, 5, Choice(seed=3))
+    assert five == sample(of, BYTES, PROMPT, 15, 5, Choice(seed=3))
+    assert [one.ids for one in sample(of, BYTES, PROMPT, 15, 2, Choice(seed=3))] == [one.ids for one in five[:2]]
+    assert [one.ids for one in sample(of, BYTES, PROMPT, 6, 5, Choice(seed=3))] == [one.ids[:6] for one in five]
+    assert len({tuple(one.ids) for one in five}) == 5
+    assert sample(of, BYTES, PROMPT, 15, 5, Choice(seed=4)) != five
+
+
+def test_it_stops_at_the_separator_which_is_no_text_but_costs():
+    of = loaded()
+    found = sample(of, BYTES, "", 31, 64, Choice(temperature=3.0))
+    ended = [one for one in found if one.ended]
+    assert 0 < len(ended) < 64 and all(0 not in one.ids for one in found)
+    assert all(len(one.ids) == 31 for one in found if not one.ended)
+    one = ended[0]
+    scored = subject.token_losses(of, np.array([[0, *one.ids, 0]]), 0)
+    assert one.nats == pytest.approx(scored.nats.sum(), rel=1e-5)
+
+
+def test_head_and_nucleus_against_numpy():
+    logits = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32) * 2
+    for top_k, top_p in ((0, 1.0), (5, 1.0), (1, 1.0), (0, 0.6), (10, 0.5), (0, 1e-6), (500, 0.99)):
+        found = np.isfinite(np.asarray(_allowed(logits, np.int32(top_k), np.float32(top_p))))
+        for row, kept in zip(logits.astype(np.float64), found, strict=True):
+            order = np.argsort(-row)[: top_k or None]
+            p = np.exp(row[order]) / np.exp(row[order]).sum()
+            wanted = order[: np.searchsorted(np.cumsum(p), top_p) + 1] if top_p < 1 else order
+            assert set(np.flatnonzero(kept)) == set(wanted), (top_k, top_p)
+
+
+def test_draws_have_the_frequencies_of_the_softmax_at_the_temperature():
+    logits, n = np.array([1.0, 0.0, 2.0, -1.0, 5.0], np.float32), 20_000
+    rows = np.tile(logits, (n, 1))
+    choice = Choice(temperature=2.0, top_k=3)
+    drawn = np.asarray(_choose(rows, np.int32(0), 4, **choice._asdict())[0])  # id 4 stands for no text
+    p = np.exp(logits[:3] / 2) / np.exp(logits[:3] / 2).sum()
+    assert set(drawn) == {0, 1, 2}
+    np.testing.assert_allclose(np.bincount(drawn) / n, p, atol=4 * np.sqrt(0.25 / n))
+
+
+MISTAKES = {
+    "temperature": (Choice(temperature=-1.0), 5, 1, r"--temperature=-1.0 is outside \[0, 100\]"),
+    "nan": (Choice(temperature=float("nan")), 5, 1, "--temperature=nan"),
+    "top_p": (Choice(top_p=0.0), 5, 1, r"--top-p=0.0 is outside \(0, 1\]"),
+    "top_k": (Choice(top_k=-2), 5, 1, "--top-k=-2"),
+    "seed": (Choice(seed=-1), 5, 1, "--seed=-1"),
+    "none": (Choice(), 5, 0, "0 samples of 5 tokens"),
+    "long": (Choice(), 24, 1, "a prompt of 9 tokens and --tokens=24: the model reads 32; nearest: --tokens=23"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_line(case):
+    choice, most, count, said = MISTAKES[case]
+    with pytest.raises(BadInput, match=said) as caught:
+        sample(loaded(), BYTES, PROMPT, most, count, choice)
+    assert "\n" not in str(caught.value)
