@@ -14,6 +14,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.norm": ("rmsnorm", "layernorm"),
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
+    "model.attention": ("auto", "plain", "blockwise", "cudnn", "splash", "xla"),
     "data.source": ("stdlib", "text", "synthetic", "prepared"),
     "data.documents": ("cross", "mask"),
     "optim.name": tuple(DEFAULTS),
