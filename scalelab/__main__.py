@@ -23,6 +23,7 @@ COMMANDS = {
     "eval": "a run's loss on any data, and tasks, by likelihood",
     "sample": "text from a run, after a prompt",
     "runs": "one table of many runs (N, D, C, losses, status)",
+    "compare": "what tells two runs apart, and whether their losses differ by more than seeds do",
     "coordcheck": "does anything grow with width or depth? (muP, CompleteP)",
     "proxy": "a recipe's learning rate, found on a small twin of it",
     "fit": "fit a scaling law to runs or to a table",

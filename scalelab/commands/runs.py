@@ -1,4 +1,6 @@
-"""`scalelab runs DIR [DIR…]`: one table of many runs; `--csv` gives every column of every run."""
+"""`scalelab runs DIR [DIR…]`: one table of many runs; `--csv` and `--parquet` give every column of every run.
+
+At their last steps, what `scalelab eval` scored stands in columns SET_METRIC; see docs/tasks.md."""
 
 import pathlib
 import sys
@@ -17,8 +19,9 @@ def main(argv: list[str]) -> int:
     parser = Parser("runs", __doc__)
     parser.add_argument("folders", nargs="+", metavar="DIR", help="a run's folder, or one with runs/*/ in it")
     parser.add_argument("--csv", nargs="?", const="-", metavar="PATH", help="print one tidy table, or write it to PATH")
+    parser.add_argument("--parquet", metavar="PATH", help="write the same table to PATH, with types")
     parser.add_argument(
-        "--columns", metavar="A,B,…", help=f"columns to show (default: {','.join(COLUMNS)}; csv, json: all)"
+        "--columns", metavar="A,B,…", help=f"columns to show (default: {','.join(COLUMNS)}; csv, parquet, json: all)"
     )
     arguments = parser.parse_args(argv)
     rows = [row for folder in arguments.folders for row in records.read_runs(folder)]
@@ -27,9 +30,13 @@ def main(argv: list[str]) -> int:
     for column in columns or ():
         if column not in known:
             raise BadInput(f"unknown column {column!r}{nearest(column, known)}")
+    if arguments.parquet:
+        from scalelab.laws.readers import write_parquet
+
+        write_parquet(rows, columns or known, _place("--parquet", arguments.parquet))
     if arguments.csv:
         _write(csv_text(rows, columns or known), arguments.csv)
-    elif arguments.json != "-":
+    elif not arguments.parquet and arguments.json != "-":
         _print(rows, columns or [column for column in COLUMNS if column in known])
     emit([{key: row.get(key) for key in columns or known} for row in rows], arguments.json)
     return 0
@@ -38,10 +45,15 @@ def main(argv: list[str]) -> int:
 def _write(text: str, destination: str) -> None:
     if destination == "-":
         sys.stdout.write(text)
-    elif not pathlib.Path(destination).absolute().parent.is_dir():
-        raise BadInput(f"--csv={destination}: there is no folder {str(pathlib.Path(destination).parent)!r}")
     else:
-        pathlib.Path(destination).write_text(text)
+        _place("--csv", destination).write_text(text)
+
+
+def _place(option: str, destination: str) -> pathlib.Path:
+    path = pathlib.Path(destination)
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"{option}={destination}: there is no folder {str(path.parent)!r}")
+    return path
 
 
 def _cell(value: object) -> str:

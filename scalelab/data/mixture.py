@@ -7,6 +7,7 @@ section 2.2) or balance them greedily (Megatron-LM's blended data sets); this ha
 """
 
 import functools
+import itertools
 import zlib
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -18,7 +19,7 @@ from scalelab import shares
 from scalelab.data.order import permute, window_numbers
 from scalelab.errors import BadInput, nearest
 
-BLOCK = 256  # rows
+BLOCK = 1024  # rows; an even power of two, which `permute` needs no second try for
 # Streams of pseudo-random numbers beside (seed, epoch), which is that of a source that stands alone.
 NAMED, PATTERN, UNIQUE = 1, 2, 3
 
@@ -81,6 +82,7 @@ class Stream:
     def __init__(self, found: Sequence[Source], stages: Sequence[tuple[int, list[Fraction]]], seed: int) -> None:
         self.sources, self.stages, self.seed = found, stages, seed
         self.starts = np.array([row for row, _ in stages])
+        self.rests = [_rests(weights) for _, weights in stages]
         self._block = functools.lru_cache(maxsize=64)(self._compute_block)
 
     def windows(self, rows: np.ndarray) -> np.ndarray:
@@ -108,7 +110,7 @@ class Stream:
             n = min(end, row) - start
             if n > 0:
                 block, inside = divmod(n, BLOCK)
-                counts += _quotas(self.stages[stage][1], block * BLOCK)
+                counts += _quotas(self.rests[stage], block * BLOCK)
                 counts += np.bincount(self._block(stage, block)[0][:inside], minlength=len(counts))
         return counts.tolist()
 
@@ -119,16 +121,17 @@ class Stream:
         which, places = np.empty_like(rows), np.empty_like(rows)
         stage_of = np.searchsorted(self.starts, rows, side="right") - 1
         block_of, inside = np.divmod(rows - self.starts[stage_of], BLOCK)
-        for stage, block in np.unique(np.stack([stage_of, block_of]).reshape(2, -1), axis=1).T.tolist():
-            here = (stage_of == stage) & (block_of == block)
-            sources, ranks = self._block(stage, block)
-            which[here], places[here] = sources[inside[here]], ranks[inside[here]]
+        for stage in np.unique(stage_of).tolist():
+            for block in np.unique(block_of[stage_of == stage]).tolist():
+                here = (stage_of == stage) & (block_of == block)
+                sources, ranks = self._block(stage, block)
+                which[here], places[here] = sources[inside[here]], ranks[inside[here]]
         return which, places
 
     def _compute_block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         """(source, rows of that source before it) of each row of a block, int64 [BLOCK]."""
         start, weights = self.stages[stage]
-        first, end = (_quotas(weights, at * BLOCK) for at in (block, block + 1))
+        first, end = (_quotas(self.rests[stage], at * BLOCK) for at in (block, block + 1))
         shuffled = permute(np.arange(BLOCK), BLOCK, (self.seed, block, PATTERN, stage))
         which = np.searchsorted(np.cumsum(end - first), shuffled, side="right")
         each = which[:, None] == np.arange(len(weights))
@@ -137,11 +140,18 @@ class Stream:
         return which, ranks[np.arange(BLOCK), which]
 
 
-def _quotas(weights: Sequence[Fraction], n: int) -> np.ndarray:
+def _rests(weights: Sequence[Fraction]) -> list[tuple[int, int]]:
+    """For each source (p, q): of the rows that it and those after it have, p / q are of those after it."""
+    lefts = [sum(weights[i:], Fraction()) for i in range(len(weights) + 1)]
+    ratios = [after / left if left else Fraction() for left, after in itertools.pairwise(lefts)]
+    return [(ratio.numerator, ratio.denominator) for ratio in ratios]
+
+
+def _quotas(rests: Sequence[tuple[int, int]], n: int) -> np.ndarray:
     """Each source's rows among the first n of a stage, int64. Rising in n for each, as nested floors are."""
-    counts, left, rest = [], n, Fraction(1)
-    for weight in weights:
-        after = left * (rest - weight) // rest if rest else 0  # of the sources that follow
+    counts, left = [], n
+    for p, q in rests:
+        after = left * p // q
         counts.append(left - after)
-        left, rest = after, rest - weight
+        left = after
     return np.array(counts, np.int64)

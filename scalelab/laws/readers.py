@@ -1,8 +1,11 @@
-"""The files that a table of runs may be: .csv, .jsonl, .parquet. Anything else is refused before it is read."""
+"""The files that a table of runs may be: .csv, .jsonl, .parquet. Anything else is refused before it is read.
+
+And the writing of the last kind, so that one place knows its types."""
 
 import csv
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from scalelab.errors import BadInput
@@ -91,6 +94,37 @@ def _parquet(path: pathlib.Path) -> list[Line]:
             return file.read().to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise BadInput(f"{str(path)!r} is not a parquet file: {plain(error)}") from None
+
+
+def write_parquet(rows: Sequence[Line], columns: Sequence[str], path: pathlib.Path) -> None:
+    """Write a table that `read_lines` gives back: whole numbers, numbers, true or false and text as such, None as null.
+
+    A column of several kinds is of numbers where these are all it has, else of text. The file appears whole or not at all.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    arrays = {column: _column([row.get(column) for row in rows]) for column in columns}
+    draft = path.with_name(f".{path.name}.tmp")
+    parquet.write_table(pyarrow.table(arrays), draft)
+    draft.replace(path)
+
+
+def _column(values: list[Any]) -> Any:
+    import pyarrow
+
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return pyarrow.nulls(len(values), pyarrow.float64())  # nothing is known yet; what comes is mostly a number
+    wanted = {
+        frozenset({int}): pyarrow.int64(), frozenset({float}): pyarrow.float64(), frozenset({bool}): pyarrow.bool_(),
+        frozenset({int, float}): pyarrow.float64(),
+    }.get(frozenset(kinds))  # fmt: skip
+    if wanted is None:
+        return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())
+    if wanted == pyarrow.float64():
+        values = [None if value is None else float(value) for value in values]
+    return pyarrow.array(values, wanted)
 
 
 READERS = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}

@@ -6,6 +6,10 @@ from scalelab import records
 from scalelab.report import gather, html, plots, study, sweepplots
 from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
 
+SOURCE_COLUMNS = {
+    "source": "source", "val_loss": "val. loss (nats)", "bpb": "bits/byte", "tokens": "tokens trained on", "epochs": "epochs",
+}  # fmt: skip
+
 
 def write_report(folder: records.Folder) -> dict:
     """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
@@ -28,6 +32,8 @@ def report_run(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     page, row = Page(folder, "run"), records.read_run(folder)
     page.parts.append(html.card(_state(row), _key_numbers(row)))
     page.parts.append(html.section("Loss", *loss_sections(page, [folder], "run", "")))
+    if sources := records.by_source(row):
+        page.parts.append(html.section("Sources", html.table(sources, SOURCE_COLUMNS)))
     page.parts.append(html.section("Optimizer", _dynamics(page)))
     page.parts.append(html.section("Logbook", logbook([folder])))
     page.parts.append(html.section("Size and compute, by every convention", html.facts(_conventions(folder))))

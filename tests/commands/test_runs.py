@@ -11,6 +11,7 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
+from scalelab.laws.readers import read_lines, write_parquet
 from tests.report import synthetic
 
 
@@ -63,6 +64,29 @@ def test_csv_is_every_column_of_every_run(sweep, tmp_path, capsys):
     )
 
 
+def test_parquet_is_the_same_table_with_its_types(sweep, tmp_path, capsys):
+    assert main(["runs", str(sweep), f"--parquet={tmp_path}/runs.parquet"]) == 0
+    assert capsys.readouterr().out == "" and sorted(p.name for p in tmp_path.iterdir()) == ["runs.parquet", "sweep"]
+    wanted = records.read_runs(sweep)
+    rows = read_lines(tmp_path / "runs.parquet")
+    assert rows == wanted and list(rows[0]) == list(wanted[0])
+    kinds = {
+        column: {type(row[column]) for row in rows} - {type(None)} for column in ("N", "peak_lr", "name", "val_loss")
+    }
+    assert kinds == {"N": {int}, "peak_lr": {float}, "name": {str}, "val_loss": {float}}
+    assert main(["fit", f"{tmp_path}/runs.parquet", "--bootstrap=0"]) == 2  # read as runs are: of three one is done
+    assert "scalelab: 1 runs: " in capsys.readouterr().err
+
+
+def test_a_column_of_several_kinds_is_of_numbers_or_of_text(tmp_path):
+    rows = [{"a": 1, "b": True, "c": None, "d": "x"}, {"a": 2.5, "b": False, "d": 3}, {"b": None, "d": True}]
+    write_parquet(rows, list("abcd"), tmp_path / "t.parquet")
+    assert read_lines(tmp_path / "t.parquet") == [
+        {"a": 1.0, "b": True, "c": None, "d": "x"}, {"a": 2.5, "b": False, "c": None, "d": "3"},
+        {"a": None, "b": None, "c": None, "d": "True"},
+    ]  # fmt: skip
+
+
 def test_many_folders_and_chosen_columns(sweep, capsys):
     single = sweep / "runs" / "small"
     assert main(["runs", str(sweep), str(single), "--columns=name,N_kaplan,d_model", "--csv"]) == 0
@@ -78,7 +102,7 @@ def test_json_is_a_list_of_rows(sweep, capsys):
 
 @pytest.mark.parametrize("arguments, said", [
     (["no/such"], "holds no run"), (["{sweep}", "--columns=nam"], "did you mean 'name'?"), ([], "required"),
-    (["{sweep}", "--csv=no/such/x.csv"], "no folder"), (["{sweep}", "--cvs"], "did you mean '--csv'?"),
+    (["{sweep}", "--csv=no/such/x.csv"], "no folder"), (["{sweep}", "--parquet=no/such/x"], "no folder"), (["{sweep}", "--cvs"], "did you mean '--csv'?"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_exit_2(sweep, capsys, arguments, said):
     assert main(["runs", *(a.format(sweep=sweep) for a in arguments)]) == 2

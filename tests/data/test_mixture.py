@@ -35,12 +35,12 @@ def is_code(rows):
 
 
 def test_the_shares_are_those_asked_from_step_to_step(data):
-    code = is_code(read(data).chunk(0, 300))
+    code = is_code(read(data).chunk(0, 400))
     early, late = code[:100].ravel(), code[100:].ravel()
-    # Exact to within two rows at the end of each block of 256, and never further off than a few inside.
+    # Exact to within two rows at the end of each block, and never further off than a draw of as many inside.
     for rows, share in ((early, 0.3), (late, 0.8)):
         off = np.cumsum(rows) - share * np.arange(1, len(rows) + 1)
-        assert np.abs(off[BLOCK - 1 :: BLOCK]).max() < 2 and np.abs(off).max() < 25
+        assert np.abs(off[BLOCK - 1 :: BLOCK]).max(initial=0) < 2 and np.abs(off).max() < 35
     # Shuffled inside a block: neither a pattern by place in the batch nor runs.
     by_place = code[100:].mean(axis=0)
     assert by_place.min() > 0.65 and by_place.max() < 0.95
@@ -66,6 +66,28 @@ def test_a_sources_order_does_not_depend_on_its_companions_or_on_the_listing(dat
     np.testing.assert_array_equal(read(reordered(three)).chunk(0, 200), read(data).chunk(0, 200))
     code = [x[is_code(x)] for x in (read(data, mixture).chunk(0, 50) for mixture in ("web=0.5,code=0.5", "code=1"))]
     np.testing.assert_array_equal(code[1][: len(code[0])], code[0])
+
+
+def test_neither_sources_of_one_size_nor_blocks_go_in_step():
+    twins = [Source(name, 100 * i, 100, 100) for i, name in enumerate("ab")]
+    stream = Stream(twins, [(0, [Fraction(1, 2)] * 2), (4 * BLOCK, [Fraction(1, 2)] * 2)], 0)
+    which, _ = stream._places(np.arange(8 * BLOCK))
+    for one, other in itertools.combinations(which.reshape(8, BLOCK), 2):
+        assert 0.3 < np.mean(one == other) < 0.7
+    windows = stream.windows(np.arange(100))
+    first, second = (windows[which[:100] == i] - 100 * i for i in (0, 1))
+    assert np.mean(first[:40] == second[:40]) < 0.2
+
+
+def test_a_source_of_a_millionth_has_its_rows():
+    """Its quota rises by one in many blocks; no block may have less than none of it."""
+    tiny = Fraction(1, 1_000_003)
+    stream = Stream([Source(n, 0, 9, 9) for n in "abc"], [(0, [tiny, 1 - 2 * tiny, tiny])], 0)
+    for row in (10**6, 10**7 + 13, 10**9, 10**12):
+        counts = stream.before(row)
+        assert sum(counts) == row and abs(counts[0] - row / 1_000_003) <= 3 and abs(counts[2] - row / 1_000_003) <= 3
+    ends = np.array([stream.before(block * BLOCK) for block in range(0, 10_000, 7)])
+    assert (np.diff(ends, axis=0) >= 0).all() and ends[-1, 0] in (10, 11)
 
 
 @pytest.mark.parametrize("mixture", [MIX, ""])
@@ -118,32 +140,32 @@ def test_natural_proportions_see_everything_equally_often(data):
     reader = read(data, "")
     steps = 2 * (1249 + 374) // BATCH
     (tokens, epochs), (more, epochs_web) = (reader.seen(steps)[name] for name in ("code", "web"))
-    assert epochs == pytest.approx(2, abs=0.01) and epochs_web == pytest.approx(2, abs=0.01)
+    assert epochs == pytest.approx(2, abs=0.03) and epochs_web == pytest.approx(2, abs=0.03)
     assert tokens + more == steps * BATCH * SEQ_LEN
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     weights=st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any), min_size=1, max_size=3),
-    gaps=st.lists(st.integers(1, 700), min_size=3, max_size=3),
+    gaps=st.lists(st.integers(1, 2500), min_size=3, max_size=3),
     seed=st.integers(0, 2**31 - 1),
 )
 def test_counts_are_closed_forms_of_the_order(weights, gaps, seed):
-    """Against counting: the source of each of 1,500 rows, its place among the source's own, and the counts before any row."""
+    """Against counting: the source of each of 5,000 rows, its place among the source's own, and the counts before any row."""
     starts = [0, *itertools.accumulate(gaps)]
     shares = [[Fraction(w, sum(each)) for w in each] for each in weights]
     stages = list(zip(starts, shares, strict=False))
     found = [Source(f"s{i}", 1000 * i, 1000, 1000) for i in range(4)]
     stream = Stream(found, stages, seed)
-    which, places = stream._places(np.arange(1500))
+    which, places = stream._places(np.arange(5000))
     counted = np.zeros(4, int)
-    for row in range(1500):
-        if row % 97 == 0 or row in starts:
+    for row in range(5000):
+        if row % 397 == 0 or row in starts:
             assert stream.before(row) == counted.tolist()
         assert places[row] == counted[which[row]]
         counted[which[row]] += 1
-    for (start, share), (end, _) in itertools.pairwise([*stages, (1500, [])]):
-        n = (min(end, 1500) - start) // BLOCK * BLOCK
+    for (start, share), (end, _) in itertools.pairwise([*stages, (5000, [])]):
+        n = (min(end, 5000) - start) // BLOCK * BLOCK
         off = np.bincount(which[start : start + n], minlength=4) - np.array([float(n * s) for s in share])
         assert n <= 0 or np.abs(off).max() < 4
         assert all(share[i] for i in np.unique(which[start:end]))  # a source without a share has no row

@@ -254,6 +254,25 @@ def test_swept_leaves_out_what_only_follows():
     assert gather.swept(rows) == ["d_model", "peak_lr"] and gather.swept(rows[:1]) == []
 
 
+def test_a_run_on_several_sources_says_each(tmp_path):
+    for name, loss in (("a", 2.25), ("b", 2.5)):
+        synthetic.write_run(tmp_path / "runs" / name)
+        record = records.read_json(tmp_path / "runs" / name / "record.json")
+        columns = {
+            "val_loss/web": loss,
+            "bpb/web": 1.0,
+            "tokens/web": 3_000_000,
+            "epochs/web": 1.5,
+            "tokens/code": 7,
+            "epochs/code": 0.1,
+        }
+        records.write_json(tmp_path / "runs" / name / "record.json", record | {"by_source": columns})
+    write_report(tmp_path / "runs" / "a")
+    page = Elements((tmp_path / "runs" / "a" / "report.html").read_text())
+    assert "Sources" in page.text and all(said in page.text for said in ("web 2.2500", "1.5", "code –"))
+    assert gather.swept(records.read_runs(tmp_path)) == []  # what was measured is not what was swept
+
+
 def test_an_event_without_a_step_stands_where_the_run_was(tmp_path):
     records.append(tmp_path / "metrics.jsonl", [{"step": s, "time": 100.0 + s} for s in (10, 20, 30)])
     lines = [{"time": t, "step": None, "kind": "config_change", "text": ""} for t in (5.0, 125.0)]

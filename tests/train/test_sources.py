@@ -1,22 +1,26 @@
 """A run on two sources: losses, tokens and epochs of each, the same after a stop, on branches, and in every table."""
 
+import json
+
 import numpy as np
 import pytest
 
 from scalelab import records
+from scalelab.__main__ import main
 from scalelab.config import leaves
 from scalelab.errors import BadInput
 from scalelab.train import single
 from scalelab.train.run import bits_per_byte
+from tests.data import corpora
 from tests.data.sources import dataset
 from tests.train.runs import untimed
 from tests.train.test_branch import branched
-from tests.train.test_changes import config
+from tests.train.test_changes import SMALL, config
 
 # 8 sequences of 16 tokens a step.
 RUN = {
     "train__global_batch": 8, "train__steps": 12, "eval__every_steps": 4, "eval__batches": 3, "checkpoint__every_steps": 4,
-    "checkpoint__keep_every": 4, "schedule__name": "constant", "data__mixture": "web=0.75,code=0.25; 8: code=1",
+    "checkpoint__keep_every": 4, "schedule__name": "wsd", "schedule__decay_steps": 4, "schedule__final_share": 0.5, "data__mixture": "web=0.75,code=0.25; 8: code=1",
     "data__unique_tokens": "web=800,code=320", "model__vocab_size": 256, "optim__peak_lr": 0.05,
 }  # fmt: skip
 
@@ -109,7 +113,7 @@ def test_a_branch_may_anneal_on_another_mixture_and_is_the_run_planned_so(tmp_pa
     mix = {"data.mixture": "web=3/4,code=1/4; 8: web=0.5,code=0.5", "schedule.decay_steps": 4}
     made, result = branched(whole[0], 8, tmp_path / "branch", **{k.replace(".", "__"): v for k, v in mix.items()})
     planned = single.train_single(
-        config(**(RUN | {key.replace(".", "__"): v for key, v in mix.items()} | {"schedule__name": "wsd"})),
+        config(**(RUN | {key.replace(".", "__"): v for key, v in mix.items()})),
         tmp_path / "planned",
     )
     assert leaves(made)["data.mixture"] == mix["data.mixture"]
@@ -131,3 +135,28 @@ def test_a_lone_source_under_a_cap_says_its_epochs(tmp_path, monkeypatch):
     result = run_of(tmp_path / "run", data__mixture="", data__unique_tokens="512")
     assert result["by_source"] == {"tokens/web": 12 * 128, "epochs/web": 3.0}
     assert np.isfinite(result["val_loss"])
+
+
+def test_two_prepared_sources_by_command(tmp_path, monkeypatch, capsys):
+    """What a user does: prepare two files with a BPE trained here, then train on a mixture of them, documents apart."""
+    monkeypatch.undo()
+    sources = [
+        f"--source=web={corpora.write_parquet(tmp_path / 'a.parquet', corpora.texts(400))}",
+        f"--source=code={corpora.write(tmp_path / 'b.jsonl', corpora.json_lines(corpora.texts(200, seed=1)))}",
+    ]
+    assert main(["prepare", *sources, "--tokenizer=bpe:300", f"--out={tmp_path}/data", "--workers=1"]) == 0
+    capsys.readouterr()
+    keys = SMALL | {
+        "data.source": "prepared", "data.path": f"{tmp_path}/data", "data.documents": "mask", "model.vocab_size": 300,
+        "data.mixture": "web=0.5,code=0.5", "train.steps": 4,
+    }  # fmt: skip
+    given = [f"--config.{key}={value}" for key, value in keys.items()]
+    assert main(["train", "--config=configs/tiny.py", *given, f"--workdir={tmp_path}/run", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)["by_source"]
+    assert found["tokens/web"] + found["tokens/code"] == 4 * 2 * 16
+    assert f"  code: {found['val_loss/code']:.4f} nats/token, {found['bpb/code']:.4f} bits/byte; " in err
+    assert "sources (web=0.5,code=0.5): code " in err
+    given.append("--config.data.mixture=wbe=1")
+    assert main(["train", "--config=configs/tiny.py", *given, f"--workdir={tmp_path}/other"]) == 2
+    assert "no source is called 'wbe'; did you mean 'web'?" in capsys.readouterr().err

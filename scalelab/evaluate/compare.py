@@ -1,0 +1,107 @@
+"""Two runs beside each other: config, data, environment, the first step that differs, and the loss beside the noise."""
+
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.errors import BadInput, WorkFailed
+from scalelab.evaluate import noise
+from scalelab.train import manifest
+from scalelab.train.weights import of_run
+
+TIMED = ("tokens_per_s", "mfu", "time")  # of the clock, not of what is computed
+ENVIRONMENT = ("versions", "device", "mesh", "dtypes", "attention", "determinism")
+
+
+def compare(a: str, b: str) -> dict[str, Any]:
+    """Everything that `scalelab compare` says, as plain JSON; A and B are runs, or folders of runs but for their seeds."""
+    sides = [noise.side(source) for source in (a, b)]
+    one, two = (each.folder for each in sides)
+    records_of = [_record(folder) for folder in (one, two)]
+    metrics = first_difference(*(records.read_metrics(folder) for folder in (one, two)))
+    weights = same_weights(one, two) if metrics["lines"] and metrics["first"] is None else None
+    gap = noise.gap(*sides)
+    return {
+        "a": str(one),
+        "b": str(two),
+        "runs": [[str(path) for path in each.meant] for each in sides],
+        "config": config_differences(one, two),
+        "data": _apart(*(_flat(record.get("data", {})) for record in records_of)),
+        "environment": _apart(*(_flat({k: r.get(k) for k in ENVIRONMENT}) for r in records_of)),
+        "metrics": metrics,
+        "weights": weights,
+        "same_bits": bool(
+            metrics["lines"] and not metrics["only"] and metrics["first"] is None and weights and weights["same"]
+        ),
+        "gap": None if gap is None else gap._asdict() | {"floor": gap.floor._asdict() if gap.floor else None},
+    }
+
+
+def _record(folder: pathlib.Path) -> dict[str, Any]:
+    return records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+
+
+def config_differences(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any]:
+    """`{key: {"a", "b", "computes"}}`: what differs, and whether what is computed depends on it."""
+    aside = config_lib.UNIDENTIFYING
+    return {
+        key: {"a": x, "b": y, "computes": key not in aside and key.split(".")[0] not in aside}
+        for key, (x, y) in _apart(noise.settings(a), noise.settings(b)).items()
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+    keys = dict.fromkeys([*a, *b])
+    return {key: [a.get(key), b.get(key)] for key in keys if a.get(key) != b.get(key)}
+
+
+def first_difference(a: list[dict], b: list[dict]) -> dict[str, Any]:
+    """Of two runs' metric lines: how many steps both have (`lines`), how many only one has (`only`), and the `first` that differs.
+
+    That is {"step", "differ": {metric: {"a", "b", "relative"}}}, the largest relative difference first; what the clock says is
+    not compared. `largest` is the largest relative difference of the training loss at any step.
+    """
+    mine, other = ({(line["step"], "val_loss" in line): line for line in lines} for lines in (a, b))
+    shared = sorted(mine.keys() & other.keys())
+    first, largest = None, 0.0
+    for key in shared:
+        differ = _differing(mine[key], other[key])
+        largest = max(largest, differ.get("train_loss", {"relative": 0.0})["relative"])
+        if differ and first is None:
+            ranked = dict(sorted(differ.items(), key=lambda item: -item[1]["relative"]))
+            first = {"step": key[0], "differ": ranked}
+    return {"lines": len(shared), "only": len(mine.keys() ^ other.keys()), "first": first, "largest": largest}
+
+
+def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for key in [key for key in a if key in b and key not in TIMED]:
+        x, y = a[key], b[key]
+        if x != y and not (x != x and y != y):
+            known = all(isinstance(v, int | float) and math.isfinite(v) for v in (x, y))
+            relative = abs(y - x) / max(abs(x), abs(y)) if known else math.inf
+            found[key] = {"a": x, "b": y, "relative": relative}
+    return found
+
+
+def same_weights(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any] | None:
+    """{"step", "same"}: whether the weights of the last step that both keep are the same bits; None where there is none."""
+    common = manifest.saved(a).keys() & manifest.saved(b).keys()
+    if not common:
+        return None
+    step = max(common)
+    try:
+        one, two = (of_run(f"{folder}@{step}").origin["digest"] for folder in (a, b))
+    except (BadInput, WorkFailed) as error:
+        return {"step": step, "same": False, "why": str(error)}
+    return {"step": step, "same": one == two}

@@ -1,0 +1,124 @@
+"""`scalelab compare`: the same bits, what differs and from when on, and a loss gap beside the spread of seeds."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from scalelab import records
+from scalelab.__main__ import main
+from scalelab.sweep.run import run_sweep
+from tests.train.test_changes import config
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    """Two sweeps, of three seeds and of two at another peak LR; in runs/0, runs/1, …"""
+    folder = tmp_path_factory.mktemp("studies")
+    for name, seeds, changes in (("a", 3, {}), ("b", 2, {"optim__peak_lr": 0.05})):
+        run_sweep(folder / name, {str(s): config(train__seed=s, **changes) for s in range(seeds)})
+    return folder
+
+
+def asked(capsys, *arguments):
+    """The JSON and the text of a comparison."""
+    assert main(["compare", *map(str, arguments), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["compare", *map(str, arguments)]) == 0
+    return found, capsys.readouterr().out
+
+
+def last_loss(folder):
+    return records.read_json(folder / "record.json")["val_loss"]
+
+
+def test_a_run_and_its_repetition_are_the_same_bits(studies, tmp_path, capsys):
+    run_sweep(tmp_path / "again", {"0": config(), "1": config(train__seed=1), "2": config(train__seed=2)})
+    found, text = asked(capsys, studies / "a/runs/0", tmp_path / "again/runs/0")
+    assert found["same_bits"] and found["gap"]["gap"] == 0 and found["weights"] == {"step": 4, "same": True}
+    assert "metrics: the same bits, in all 5 lines and in the weights of step 4" in text
+    assert "config: the same\ndata: the same\nenvironment: the same\n" in text
+
+
+def test_what_is_told_apart_and_from_which_step_on(studies, capsys):
+    found, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/0")
+    assert found["config"] == {"optim.peak_lr": {"a": config().optim.peak_lr, "b": 0.05, "computes": True}}
+    assert not found["same_bits"] and (found["data"], found["environment"]) == ({}, {})
+    first = found["metrics"]["first"]
+    lines = [records.read_metrics(studies / name / "runs/0")[0] for name in "ab"]
+    assert first["step"] == 1 and "train_loss" not in first["differ"]  # before the first update it is the same
+    assert first["differ"]["lr"] == {
+        "a": lines[0]["lr"], "b": lines[1]["lr"], "relative": pytest.approx(1 - lines[0]["lr"] / lines[1]["lr"])
+    }  # fmt: skip
+    assert "config: 1 differ\n  optim.peak_lr: " in text and "metrics: first differ at step 1" in text
+
+
+def test_one_number_in_one_line_is_found(studies, tmp_path, capsys):
+    shutil.copytree(studies / "a", tmp_path / "a")
+    path = tmp_path / "a/runs/0/metrics.jsonl"
+    lines = records.read_metrics(path.parent)
+    lines[2]["grad_norm"] *= 1 + 1e-3
+    lines[3]["time"] = lines[1]["tokens_per_s"] = 7.0  # of the clock
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found, text = asked(capsys, studies / "a/runs/0", path.parent)
+    first = found["metrics"]["first"]
+    assert (first["step"], list(first["differ"])) == (3, ["grad_norm"])
+    assert first["differ"]["grad_norm"]["relative"] == pytest.approx(1e-3, rel=2e-3)
+    assert found["metrics"]["largest"] == 0 and "metrics: first differ at step 3" in text
+    path.write_text("".join(json.dumps(line) + "\n" for line in records.read_metrics(studies / "a/runs/0")[:3]))
+    found, text = asked(capsys, studies / "a/runs/0", path.parent)
+    assert found["metrics"]["only"] == 2 and not found["same_bits"] and found["gap"] is None
+    assert "the 3 lines that both have are the same bits; 2 lines only one of them has" in text
+
+
+def test_the_gap_stands_beside_the_spread_of_seeds(studies, capsys):
+    found, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/1")
+    groups = [np.array([last_loss(studies / f"{name}/runs/{s}") for s in range(n)]) for name, n in (("a", 3), ("b", 2))]
+    sd = np.sqrt(sum(((g - g.mean()) ** 2).sum() for g in groups) / 3)
+    gap = found["gap"]
+    assert gap["step"] == 4 and gap["gap"] == pytest.approx(groups[1][1] - groups[0][0])
+    floor = gap["floor"]
+    assert (floor["freedom"], len(floor["runs"])) == (3, 5) and floor["sd"] == pytest.approx(sd)
+    # Tables at 3 degrees of freedom: t 3.1824; chi-squared 0.2158 and 9.3484.
+    assert gap["half_width"] == pytest.approx(3.1824 * sd * np.sqrt(2), rel=1e-4)
+    assert floor["low"] == pytest.approx(sd * np.sqrt(3 / 9.3484), rel=1e-4)
+    assert floor["high"] == pytest.approx(sd * np.sqrt(3 / 0.2158), rel=1e-3)
+    told = "more than noise" if abs(gap["gap"]) > gap["half_width"] else "not told from noise"
+    assert told in text and "5 runs, 3 degrees of freedom" in text
+
+
+def test_folders_of_seeds_are_compared_by_their_means(studies, capsys):
+    found, text = asked(capsys, studies / "a", studies / "b")
+    means = [np.mean([last_loss(studies / f"{name}/runs/{s}") for s in range(n)]) for name, n in (("a", 3), ("b", 2))]
+    gap = found["gap"]
+    assert (gap["a"], gap["b"]) == (pytest.approx(means[0]), pytest.approx(means[1]))
+    assert gap["half_width"] == pytest.approx(3.1824 * gap["floor"]["sd"] * np.sqrt(1 / 3 + 1 / 2), rel=1e-4)
+    assert "(means of 3 and 2 runs)" in text
+
+
+def test_two_runs_of_one_group_have_its_spread_once(studies, capsys):
+    found, _ = asked(capsys, studies / "a/runs/0", studies / "a/runs/2")
+    assert found["config"] == {"train.seed": {"a": 0, "b": 2, "computes": True}}
+    assert found["gap"]["floor"]["freedom"] == 2
+
+
+def test_without_seeds_it_says_how_to_have_some(studies, tmp_path, capsys):
+    for name in "ab":
+        shutil.copytree(studies / name / "runs/0", tmp_path / name)
+    found, text = asked(capsys, tmp_path / "a", tmp_path / "b")
+    assert found["gap"]["floor"] is None and found["gap"]["half_width"] is None
+    assert "noise floor: unknown" in text and f"--config.train.seed=1 --workdir={tmp_path}/a-seed1" in text
+
+
+def test_mistakes_end_in_one_line_and_2(studies, tmp_path, capsys):
+    shutil.copytree(studies / "a", tmp_path / "mixed")
+    shutil.copytree(studies / "b/runs/0", tmp_path / "mixed/runs/9")
+    for arguments, said in (
+        ([tmp_path / "mixed", studies / "a"], "holds runs that differ in optim.peak_lr: name one of them, e.g. "),
+        ([studies / "nowhere", studies / "a"], "holds no run: no such folder"),
+        ([studies / "a"], "required"),
+    ):
+        assert main(["compare", *map(str, arguments)]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.startswith("scalelab: ") and error.count("\n") == 1
