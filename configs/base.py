@@ -202,6 +202,8 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
             "logit_softcap": 0.0,  # logits -> cap x tanh(logits / cap) (Gemma 2: 30); 0: off
             "init_std": 0.02,  # of the embedding and learned positions; projections use 1/sqrt(fan_in)
             "remat": "none",  # what the backward recomputes in each block: none | dots (keeps matmul outputs) | full
+            # how attention is computed: auto (by backend and length, and said) | plain, xla (all logits at once) | blockwise
+            "attention": "auto",  # blockwise, cudnn (NVIDIA), splash (TPU): memory linear in seq_len (Dao et al. 2022)
         }
     )
 

@@ -40,7 +40,7 @@ WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit 
 UNIDENTIFYING = (
     *("log", "sweep", "checkpoint", "parallel"),
     *WAYS,
-    *("data.cache_dir", "train.steps_per_dispatch", "train.deterministic", "train.branch_from"),
+    *("model.attention", "data.cache_dir", "train.steps_per_dispatch", "train.deterministic", "train.branch_from"),
 )
 
 
@@ -67,6 +67,7 @@ class ModelShape:
     logit_softcap: float
     init_std: float
     remat: str
+    attention: str
     parametrization: str  # from parametrization.name: it changes forward multipliers, LRs, decay and eps
     base_width: int
     base_layers: int

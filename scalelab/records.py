@@ -15,7 +15,7 @@ import os
 import pathlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
@@ -138,6 +138,13 @@ def _key(row: dict) -> tuple[int, str, str]:
 def read_evaluations(folder: Folder) -> list[dict]:
     """What `scalelab eval` scored of a run, in order of writing."""
     return read_lines(pathlib.Path(folder) / "evaluations.jsonl")
+
+
+def by_source(columns: Mapping[str, Any]) -> list[dict]:
+    """One row a source of columns KIND/SOURCE: `source`, `val_loss`, `bpb`, `tokens`, `epochs`; None where there is none."""
+    names = dict.fromkeys(key.partition("/")[2] for key in columns if key.startswith("tokens/"))
+    kinds = ("val_loss", "bpb", "tokens", "epochs")
+    return [{"source": name} | {kind: columns.get(f"{kind}/{name}") for kind in kinds} for name in names]
 
 
 def _scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a config says about sources by name: `data.mixture` and `data.unique_tokens`. Exact numbers, no data needed."""
+"""What a config says by name, NAME=NUMBER,…: `data.mixture`, `data.unique_tokens`. Exact numbers, no data needed."""
 
 from fractions import Fraction
 from typing import NamedTuple
@@ -53,7 +53,7 @@ def _step(text: str) -> int:
 
 
 def _shares(text: str) -> dict[str, Fraction]:
-    shares = _numbers("data.mixture", text, "web=0.7,code=0.3")
+    shares = numbers("data.mixture", text, "web=0.7,code=0.3")
     if (total := sum(shares.values(), Fraction())) != 1:
         ways = f"e.g. {'NAME=1/3' if abs(total - 1) < 0.01 else _scaled(shares)}"
         raise BadInput(f"data.mixture: the shares in {text.strip()!r} sum to {float(total):.12g}, not 1; {ways}")
@@ -70,7 +70,7 @@ def unique_tokens(text: str) -> dict[str, int]:
     if not text.strip():
         return {}
     text = text if "=" in text else f"={text}"
-    found = _numbers("data.unique_tokens", text, "1e6, or web=1e6,code=2e6")
+    found = numbers("data.unique_tokens", text, "1e6, or web=1e6,code=2e6")
     for name, number in found.items():
         if number.denominator != 1 or not number:
             part = f"{name}={float(number):g}".lstrip("=")
@@ -78,7 +78,8 @@ def unique_tokens(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in found.items()}
 
 
-def _numbers(key: str, text: str, example: str) -> dict[str, Fraction]:
+def numbers(key: str, text: str, example: str) -> dict[str, Fraction]:
+    """`"a=0.1,b=1/3"` -> {name: number}, exact. BadInput, of the config value `key`: no NAME=NUMBER, below 0, named twice."""
     found: dict[str, Fraction] = {}
     for part in text.split(","):
         name, sign, value = (piece.strip() for piece in part.partition("="))

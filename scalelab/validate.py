@@ -14,6 +14,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.norm": ("rmsnorm", "layernorm"),
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
+    "model.attention": ("auto", "plain", "blockwise", "cudnn", "splash", "xla"),
     "data.source": ("stdlib", "text", "synthetic", "prepared"),
     "data.documents": ("cross", "mask"),
     "optim.name": tuple(DEFAULTS),
@@ -191,15 +192,8 @@ def _near(value: int):
 
 def group_multipliers(text: str) -> dict[str, float]:
     """`"embed=0.1,head=0.5"` -> {group: multiplier}. BadInput for what is no group or no number."""
-    multipliers = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
+    found = shares.numbers("optim.groups", text, "embed=0.1,head=0.5") if text else {}
+    for name in found:
         if name not in GROUPS:
             raise BadInput(f"optim.groups: {name!r} is no group of parameters{nearest(name, GROUPS)}")
-        try:
-            multipliers[name] = float(value)
-        except ValueError:
-            raise BadInput(f"optim.groups: {part!r} is not GROUP=NUMBER; e.g. embed=0.1,head=0.5") from None
-        if not 0 <= multipliers[name] < math.inf:
-            raise BadInput(f"optim.groups: {part!r} is no multiplier; nearest: {name}=1")
-    return multipliers
+    return {name: float(multiplier) for name, multiplier in found.items()}

@@ -102,6 +102,12 @@ def _report(result: dict[str, Any], destination: str | None) -> None:
         f"{_number(result['val_loss'])} nats/token, {_number(result['bpb'])} bits/byte; {result['folder']}",
         file=sys.stderr,
     )
+    for source in records.by_source(result["by_source"]):
+        print(
+            f"  {source['source']}: {_number(source['val_loss'])} nats/token, {_number(source['bpb'])} bits/byte; "
+            f"{source['tokens']:,} tokens, {source['epochs']:.3g} epochs",
+            file=sys.stderr,
+        )
     emit(result, destination)
 
 

@@ -22,7 +22,7 @@ REQUIRED = object()  # in `Format.absent`: config.json must have this key
 
 # What of a ModelShape is no property of the function that the weights compute, or is folded into them (`write.fold`).
 IRRELEVANT = (
-    *("init_std", "remat", "sequence_parallel"),
+    *("init_std", "remat", "attention", "sequence_parallel"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
 )
 

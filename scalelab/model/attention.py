@@ -3,8 +3,6 @@
 Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N / K queries a key, H d_head.
 """
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -12,10 +10,10 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
 from scalelab.model.documents import Packed
+from scalelab.model.kernels import attend, implementation
 from scalelab.model.layers import Einsum, Norm, add
-from scalelab.model.placement import CONTEXT, local, residual, size, spec, use
-from scalelab.model.ring import ring_attention
-from scalelab.model.sight import sees
+from scalelab.model.placement import local, residual, spec, use
+from scalelab.model.sight import Sight
 from scalelab.precision.policy import Policy, dtype
 from scalelab.precision.products import einsum
 
@@ -45,8 +43,9 @@ class Attention(nn.Module):
             q_BSNH, k_BSKH = rope(q_BSNH, s.rope_theta, at), rope(k_BSKH, s.rope_theta, at)
         elif s.position == "relative":
             q_BSNH, bias_BNST = self.relative(q_BSNH, scale)
-        segment_BS = None if packed is None else packed.segment_BS
-        y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, implementation(s, compute), segment_BS)
+        sight = Sight() if packed is None else Sight(packed.segment_BS)
+        how = implementation(s, compute, packed is not None)
+        y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, how, sight)
         return Einsum(queries, embed, s.bias, self.policy, residual(s.sequence_parallel), name="o")(y_BSNH)
 
     def relative(self, q_BSNH: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
@@ -66,93 +65,6 @@ class Attention(nn.Module):
 def attention_scale(shape: ModelShape) -> float:
     """1/sqrt(d_head); under muP as 1/d_head, equal to it at the base's d_head (Yang et al. 2022, Def. 4.1)."""
     return shape.d_head**-0.5 if shape.parametrization == "standard" else shape.base_d_head**0.5 / shape.d_head
-
-
-def implementation(shape: ModelShape, compute: jnp.dtype) -> Literal["cudnn", "xla", "plain"]:
-    """How attention is computed here; the run's record names it.
-
-    `cudnn`: flash attention, where a GPU and the shape allow it. `xla`: jax's own, on other accelerators' behalf. `plain`:
-    the one below, on CPU, where jax's layout costs a tenth of the whole step (experiments/benchmarks).
-    """
-    if jax.default_backend() == "cpu":
-        return "plain"
-    fits = compute.itemsize == 2 and shape.d_head % 8 == 0 and shape.d_head <= 128 and shape.position != "relative"
-    return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"
-
-
-def attend(
-    q_BSNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    bias_BNST: jax.Array | None,
-    scale: float,
-    how: str,
-    segment_BS: jax.Array | None = None,
-) -> jax.Array:
-    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `bias` is added to the scaled logits.
-
-    With `segment_BS` a token sees those of the same number only. On a mesh each device attends with the sequences and
-    heads it holds: no kernel needs to know of the others.
-    """
-    by_head = spec("batch", "context", "heads", None)
-    others = {
-        "bias_BNST": (bias_BNST, spec("batch", "heads", None, None)),
-        "segment_BS": (segment_BS, spec("batch", "context")),
-    }
-    names = [name for name, (value, _) in others.items() if value is not None]
-
-    def own(q: jax.Array, k: jax.Array, v: jax.Array, *more: jax.Array) -> jax.Array:
-        return _attend(q, k, v, scale, how, **dict(zip(names, more, strict=True)))
-
-    specs = (*(by_head,) * 3, *(others[name][1] for name in names))
-    return local(own, specs, by_head)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))
-
-
-def _attend(
-    q_BSNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    scale: float,
-    how: str,
-    bias_BNST: jax.Array | None = None,
-    segment_BS: jax.Array | None = None,
-) -> jax.Array:
-    if size(CONTEXT) > 1:
-        return ring_attention(q_BSNH, k_BTKH, v_BTKH, segment_BS, scale)
-    if how == "plain":
-        return plain_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale, segment_BS)
-    kernel: Literal["cudnn", "xla"] = "cudnn" if how == "cudnn" else "xla"
-    index_S = jnp.arange(q_BSNH.shape[1])
-    mask = None if segment_BS is None else sees(index_S, index_S, segment_BS, segment_BS)[:, None]
-    return jax.nn.dot_product_attention(
-        q_BSNH, k_BTKH, v_BTKH, bias=bias_BNST, mask=mask, is_causal=True, scale=scale, implementation=kernel
-    )
-
-
-def plain_attention(
-    q_BSNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    bias_BNST: jax.Array | None,
-    scale: float,
-    segment_BS: jax.Array | None = None,
-) -> jax.Array:
-    """Attention written out, softmax in fp32: one batch of matrices a (sequence, key head), transposed once."""
-    batch, length, heads, width = q_BSNH.shape
-    keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
-    q = (q_BSNH * scale).transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
-    k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, width) for x in (k_BTKH, v_BTKH))
-    logits, index_S = einsum("bsh,bth->bst", q, k), jnp.arange(length)
-    if segment_BS is None:
-        hidden = jnp.where(sees(index_S, index_S), 0.0, -1e30)
-        logits = logits + jnp.tile(hidden, (stacked // length, 1))[None]
-    else:
-        hidden = jnp.where(sees(index_S, index_S, segment_BS, segment_BS), 0.0, -1e30)[:, None, None]
-        logits = (logits.reshape(batch, keys, -1, length, length) + hidden).reshape(logits.shape)
-    if bias_BNST is not None:
-        logits = logits + bias_BNST.reshape(batch * keys, stacked, -1)
-    y = einsum("bst,bth->bsh", jax.nn.softmax(logits, axis=-1).astype(v.dtype), v).astype(v.dtype)
-    return y.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
 def rope(x_BSNH: jax.Array, theta: float, position_BS: jax.Array | None = None) -> jax.Array:

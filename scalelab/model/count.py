@@ -81,7 +81,8 @@ def flops_per_token(shape: ModelShape) -> dict[str, float]:
 
 def _traced_step(shape: ModelShape) -> Any:
     # What the arithmetic needs, not what memory forces: nothing is recomputed, no chunk of the loss is filled up.
-    shape = dataclasses.replace(shape, remat="none")
+    # Attention in full, whatever computes it: blocks that are computed again or left out change no count.
+    shape = dataclasses.replace(shape, remat="none", attention="plain")
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(shape))
     tokens = jax.ShapeDtypeStruct((1, shape.seq_len), jnp.int32)
 

@@ -1,107 +1,94 @@
 """Ring attention (Liu et al. 2023): queries stay, keys and values go once round the devices that share a sequence.
 
-Softmax is gathered up part by part (Milakov & Gimelshein 2018), so that a device holds logits of its own queries and of one
-other device's keys. The backward is written out (Dao et al. 2022, section 3.1 and appendix B.2): a derived one would keep
-every device's keys. Device i holds the i-th part of the sequence: the last one has work in every turn, the others wait.
+The arithmetic is that of `blockwise.py`, so that a device holds logits of a block of its own queries and a block of one other
+device's keys. Device i holds the i-th part of the sequence: the last one has work in every turn, the others wait.
 
-Shapes: B batch, s a device's part of the sequence, N heads, K key/value heads, G = N / K, H d_head.
+Shapes: B batch, s a device's part of the sequence, N heads, K key/value heads, H d_head.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from scalelab.model.blockwise import block_size, by_head, finish, gather_up, grouped, nothing, pull_back, ungrouped
 from scalelab.model.placement import CONTEXT, as_varying, size
-from scalelab.model.sight import sees
-from scalelab.precision.products import einsum
+from scalelab.model.sight import Sight, sees
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def ring_attention(
-    q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, segment_Bs: jax.Array | None, scale: float
+    q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, sight: Sight, scale: float, window: int = 0
 ) -> jax.Array:
-    """Causal attention [B, s, N, H] over the whole sequence, within documents where `segment_Bs` tells them apart.
-
-    From within a shard_map over `context`.
-    """
-    return _forward(q_BsNH, k_BsKH, v_BsKH, segment_Bs, scale)[0]
+    """Causal attention [B, s, N, H] over the whole sequence, from within a shard_map over `context`."""
+    return _forward(q_BsNH, k_BsKH, v_BsKH, sight, scale, window)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment: jax.Array | None, scale: float
+    q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, scale: float, window: int
 ) -> tuple[jax.Array, tuple]:
-    q_BKGsH = _grouped(q * scale, k.shape[2])
-    log_z, y = jnp.full(q_BKGsH.shape[:-1], -jnp.inf), jnp.zeros(q_BKGsH.shape)
+    q_, (todo, block) = grouped(q * scale, k.shape[2]), _pairs(q.shape[1])
 
     def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
-        k, v, of_keys, log_z, y = carry
-        logits = _logits(q_BKGsH, k, turns, segment, of_keys)
-        new = jnp.logaddexp(log_z, jax.nn.logsumexp(logits, axis=-1))
-        weights = jnp.exp(logits - new[..., None]).astype(v.dtype)
-        more = einsum("bkgst,btkh->bkgsh", weights, v)
-        return (*_pass((k, v, of_keys)), new, y * jnp.exp(log_z - new)[..., None] + more), None
+        (k, v, of_keys), sums = carry
+        sums = gather_up(q_, k, v, sums, todo, block, _masks(sight, of_keys, turns, window, q.shape[1], block))
+        return (_pass((k, v, of_keys)), sums), None
 
-    begin = (k, v, segment, as_varying(log_z, q), as_varying(y, q))
-    (_, _, _, log_z, y), _ = jax.lax.scan(turn, begin, jnp.arange(size(CONTEXT)))
-    return _ungrouped(y).astype(q.dtype), (
-        q,
-        k,
-        v,
-        segment,
-        y,
-        log_z,
-    )  # y kept in fp32: the gradient of keys is a small difference
+    begin = ((by_head(k), by_head(v), sight.segment_BS), nothing(q_))
+    (_, sums), _ = jax.lax.scan(turn, begin, jnp.arange(size(CONTEXT)))
+    y, log_z = finish(sums)
+    # y is kept in fp32: the gradient of keys is a small difference
+    return ungrouped(y).astype(q.dtype), (q, k, v, sight, y, log_z)
 
 
-def _backward(scale: float, kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    q, k, v, segment, y, log_z = kept
-    heads = k.shape[2]
-    q_BKGsH, dy_BKGsH = _grouped(q * scale, heads), _grouped(dy, heads)
-    spent = jnp.sum(dy_BKGsH.astype(jnp.float32) * y, axis=-1)  # sum of p dp over keys
+def _backward(scale: float, window: int, kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    q, k, v, sight, y, log_z = kept
+    heads, (todo, block) = k.shape[2], _pairs(q.shape[1])
+    q_, dy_ = grouped(q * scale, heads), grouped(dy, heads)
+    spent = jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)  # sum of p dp over keys
 
     def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
-        k, v, of_keys, dk, dv, dq = carry
-        p = jnp.exp(_logits(q_BKGsH, k, turns, segment, of_keys) - log_z[..., None])
-        dp = einsum("bkgsh,btkh->bkgst", dy_BKGsH, v)
-        ds = p * (
-            dp - spent[..., None]
-        )  # in fp32 to the end: rounded to bf16 here, gradients of q and k are off by 1 %
-        dv += einsum("bkgst,bkgsh->btkh", p.astype(v.dtype), dy_BKGsH)
-        dk += einsum("bkgst,bkgsh->btkh", ds, q_BKGsH.astype(ds.dtype))
-        dq += einsum("bkgst,btkh->bkgsh", ds, k.astype(ds.dtype))
-        return (*_pass((k, v, of_keys, dk, dv)), dq), None
+        (k, v, of_keys, dk, dv), dq = carry
+        seen = _masks(sight, of_keys, turns, window, q.shape[1], block)
+        dq, dk, dv = pull_back(q_, k, v, log_z, dy_, spent, (dq, dk, dv), todo, block, seen)
+        return (_pass((k, v, of_keys, dk, dv)), dq), None
 
-    zeros = (as_varying(jnp.zeros(x.shape), q) for x in (k, v, q_BKGsH))
-    (_, _, _, dk, dv, dq), _ = jax.lax.scan(turn, (k, v, segment, *zeros), jnp.arange(size(CONTEXT)))
-    return (scale * _ungrouped(dq)).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+    k_, v_ = by_head(k), by_head(v)
+    dq, dk, dv = (as_varying(jnp.zeros(x.shape), q) for x in (q_, k_, v_))
+    ((_, _, _, dk, dv), dq), _ = jax.lax.scan(turn, ((k_, v_, sight.segment_BS, dk, dv), dq), jnp.arange(size(CONTEXT)))
+    return (scale * ungrouped(dq)).astype(q.dtype), by_head(dk).astype(k.dtype), by_head(dv).astype(v.dtype), None
 
 
 ring_attention.defvjp(_forward, _backward)
 
 
-def _logits(
-    q_BKGsH: jax.Array, k_BtKH: jax.Array, turns: Any, segment_Bs: jax.Array | None, segment_Bt: jax.Array | None
-) -> jax.Array:
-    """[B, K, G, s, t] in fp32, -inf for what isn't seen, with the keys that have come `turns` devices far; q is scaled already."""
-    me, length = jax.lax.axis_index(CONTEXT), k_BtKH.shape[1]
-    position, of_key = me * length + jnp.arange(length), (me - turns) % size(CONTEXT) * length + jnp.arange(length)
-    logits = einsum("bkgsh,btkh->bkgst", q_BKGsH, k_BtKH)
-    seen = sees(position, of_key, segment_Bs, segment_Bt)
-    return jnp.where(seen if seen.ndim == 2 else seen[:, None, None], logits, -jnp.inf)
+def _pairs(length: int) -> tuple[np.ndarray, int]:
+    """All pairs of blocks and a block's length; a query's own block comes first, as in `blockwise.pairs`."""
+    block = block_size() if length % block_size() == 0 else length
+    blocks = range(length // block)
+    return np.array([(i, (i - j) % len(blocks)) for i in blocks for j in blocks], np.int32), block
+
+
+def _masks(
+    sight: Sight, segment_of_keys: jax.Array | None, turns: jax.Array, window: int, length: int, block: int
+) -> Callable:
+    """What blocks of this device's queries see of the keys that have come `turns` devices far."""
+    me, index = jax.lax.axis_index(CONTEXT), jnp.arange(block)
+    first, first_key = me * length, (me - turns) % size(CONTEXT) * length
+
+    def part(segment: jax.Array | None, start: jax.Array) -> jax.Array | None:
+        return None if segment is None else jax.lax.dynamic_slice_in_dim(segment, start, block, 1)
+
+    def seen(i: jax.Array, j: jax.Array) -> jax.Array:
+        of = part(sight.segment_BS, i), part(segment_of_keys, j)
+        return sees(first + i + index, first_key + j + index, window, sight.everywhere, *of)
+
+    return seen
 
 
 def _pass(tree: Any) -> Any:
     n = size(CONTEXT)
     return jax.lax.ppermute(tree, CONTEXT, [(i, (i + 1) % n) for i in range(n)])
-
-
-def _grouped(x_BsNH: jax.Array, keys: int) -> jax.Array:
-    b, s, n, h = x_BsNH.shape
-    return x_BsNH.reshape(b, s, keys, n // keys, h).transpose(0, 2, 3, 1, 4)
-
-
-def _ungrouped(x_BKGsH: jax.Array) -> jax.Array:
-    b, k, g, s, h = x_BKGsH.shape
-    return x_BKGsH.transpose(0, 3, 1, 2, 4).reshape(b, s, k * g, h)

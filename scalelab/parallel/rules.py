@@ -77,6 +77,11 @@ def check(config: ConfigDict, layout: Layout) -> list[str]:
         raise BadInput(
             "parallel.context has no ring for model.position='relative'; 'rope', 'learned' and 'none' have one"
         )
+    if layout.context > 1 and model.attention != "auto":
+        raise BadInput(
+            f"model.attention={model.attention!r} with parallel.context={layout.context}: devices that share a sequence attend "
+            "in a ring; nearest: auto"
+        )
     if layout.zero:
         _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
     micro = train.global_batch // train.accumulate

@@ -97,13 +97,6 @@ def swept(rows: Sequence[dict]) -> list[str]:
     return names
 
 
-def source_rows(row: dict) -> list[dict]:
-    """One row a source of a run's last evaluation: `source`, `val_loss`, `bpb`, `tokens`, `epochs`, each where it is known."""
-    names = dict.fromkeys(key.partition("/")[2] for key in row if key.startswith("tokens/"))
-    kinds = ("val_loss", "bpb", "tokens", "epochs")
-    return [{"source": name} | {kind: row.get(f"{kind}/{name}") for kind in kinds} for name in names]
-
-
 def provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
     """What `ORIGIN` says of the runs: data, versions, machine; where runs differ, every value with the number of its runs."""
     kept = [{key: record_of(f).get(key) for key in ORIGIN} for f in folders]

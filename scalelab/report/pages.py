@@ -32,7 +32,7 @@ def report_run(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     page, row = Page(folder, "run"), records.read_run(folder)
     page.parts.append(html.card(_state(row), _key_numbers(row)))
     page.parts.append(html.section("Loss", *loss_sections(page, [folder], "run", "")))
-    if sources := gather.source_rows(row):
+    if sources := records.by_source(row):
         page.parts.append(html.section("Sources", html.table(sources, SOURCE_COLUMNS)))
     page.parts.append(html.section("Optimizer", _dynamics(page)))
     page.parts.append(html.section("Logbook", logbook([folder])))

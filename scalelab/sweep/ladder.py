@@ -9,7 +9,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lengths
+from scalelab import lengths, shares
 from scalelab.errors import BadInput, nearest
 from scalelab.model import count
 
@@ -85,12 +85,18 @@ def sized(base: ConfigDict, d_model: int) -> ConfigDict:
     return config_lib.resolve(config)
 
 
-def constant_batch(config: ConfigDict, who: str) -> None:
-    """BadInput for a batch-size warm-up where `who` sets the batch by a rule of its own."""
-    if (start := config.schedule.batch_start) is not None:
+def of_no_length(config: ConfigDict, who: str) -> None:
+    """BadInput for what is planned for a batch and a length where `who` sets these by a rule of its own."""
+    for what in ("batch", "seq"):
+        if (start := config.schedule[f"{what}_start"]) is not None:
+            raise BadInput(
+                f"schedule.{what}_start={start}: {who} chooses another batch and length, for which this warm-up isn't meant; "
+                f"nearest: {what}_start=none and {what}_warmup_tokens=none"
+            )
+    if later := shares.mixture(config.data.mixture)[1:]:
         raise BadInput(
-            f"schedule.batch_start={start}: {who} chooses another batch and length, for which this warm-up isn't meant; "
-            "nearest: batch_start=none and batch_warmup_tokens=none"
+            f"data.mixture changes at step {later[0].step}: {who} chooses another batch and length, for which this change "
+            "isn't meant; nearest: one mixture all along"
         )
 
 
@@ -104,7 +110,7 @@ def rung(
     base: ConfigDict, d_model: int, budget_flops: float, by: Rule, role: str = "fit", lr_factor: float = 1.0
 ) -> ConfigDict:
     """The run of width `d_model` that spends `budget_flops`; BadInput where that is less than a meaningful run."""
-    constant_batch(base, f"the ladder rule {by.name!r}")
+    of_no_length(base, f"the ladder rule {by.name!r}")
     base = base.copy_and_resolve_references()
     lengths.forget(base)
     base.train.global_batch = by.global_batch

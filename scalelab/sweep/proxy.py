@@ -16,7 +16,7 @@ from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.model.resize import resized, width_unit
 from scalelab.sweep.best import Best, best
-from scalelab.sweep.ladder import constant_batch, flops_per_step
+from scalelab.sweep.ladder import flops_per_step, of_no_length
 
 LEAST_STEPS = 100  # a shorter run is mostly warm-up; below, the twin takes smaller batches
 OCTAVES = range(-3, 4)  # around the recipe's own learning rate
@@ -60,7 +60,7 @@ def plan(recipe: ConfigDict, budget_flops: float, runs: int) -> Proxy:
     either keeps its bases; a standard recipe becomes a completep one with the twin as its base. BadInput where not even
     the narrowest twin fits.
     """
-    constant_batch(recipe, "a twin")
+    of_no_length(recipe, "a twin")
     unit = width_unit(recipe)
     widths = range(unit, recipe.model.d_model, unit)
     if not widths:

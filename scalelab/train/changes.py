@@ -37,7 +37,7 @@ FROZEN_TRAIN = (
     "train.init_from",
     "train.branch_from",
 )
-FREE = ("data.cache_dir",)
+FREE = ("data.cache_dir", "model.attention")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scalelab")
 
 

@@ -3,6 +3,7 @@
 Both in fp32 whatever the precision policy, of the token mean without z-loss, in as many micro-batches as the step has.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -41,13 +42,14 @@ def measure(
 
 def hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: Ends | None = None) -> Any:
     """u * (H u) with u from N(0, 1) (Alg. 1): its mean is the diagonal. Reverse over reverse, as backwards are hand-written. On one device."""
+    shape = dataclasses.replace(static.model, attention="plain")  # kernels have no second derivative
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     u = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
 
     def along(params: Any, inputs: jax.Array, targets: jax.Array, packed: Packed | None, rows: jax.Array) -> jax.Array:
         del rows
-        gradient = jax.grad(lambda p: transformer.smooth_loss(static.model, p, inputs, targets, packed))(params)
+        gradient = jax.grad(lambda p: transformer.smooth_loss(shape, p, inputs, targets, packed))(params)
         products = jax.tree.map(lambda g, v: jnp.sum(g * v), gradient, u)
         return jax.tree.reduce(jnp.add, products)
 

@@ -14,7 +14,7 @@ from scalelab import defaults, hardware, lengths, records
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count
-from scalelab.model.attention import implementation
+from scalelab.model.kernels import implementation
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
 from scalelab.precision.policy import POLICIES, dtype, words
@@ -94,6 +94,13 @@ class Run:
             records.write_json(self.folder / "record.json", self.record)
 
 
+def attention(config: ConfigDict, layout: config_lib.Layout) -> str:
+    """How attention is computed (`kernels.implementation`), or that the devices that share a sequence do it in a ring."""
+    static = config_lib.static(config)
+    form = dtype(POLICIES[static.precision].compute)
+    return "ring" if layout.context > 1 else implementation(static.model, form, static.documents == "mask")
+
+
 def guarantee(run: Run) -> dict[str, str]:
     """What the record promises of the run's bits."""
     layout = mesh.resolved(config_lib.static(run.config).layout, jax.device_count())
@@ -119,6 +126,13 @@ def open_run(
     said = [("chosen", word) for word in filter(None, chosen)]
     said += [("schedule", word) for word in lengths.doubts(config)]
     said += [("layout", word) for word in rules.check(config, layout)]
+    if config.model.attention == "auto":
+        said += [
+            (
+                "chosen",
+                f"attention: {attention(config, layout)} ({jax.default_backend()}, {config.model.seq_len:,} tokens)",
+            )
+        ]
     said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
     known = changes.facts(config, dataset)
     old = from_first(lambda: _enter(folder, known, allow, said))
@@ -182,7 +196,7 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, layout: config_li
             dataclasses.replace(config_lib.static(config), layout=layout), config_lib.hparams(config) | dataset.hparams
         ),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
-        "attention": implementation(shape, dtype(policy.compute)),
+        "attention": attention(config, layout),
         "peak_flops": peak_flops,
         "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
     }

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model import attention, transformer
+from scalelab.model import attention, kernels, transformer
 from scalelab.model.attention import rope, shift_distances, sinusoids
 from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens
 
 B, S, H = 2, 7, 8
 SCALE = 0.3
-attend = jax.jit(attention.attend, static_argnums=(4, 5))
+attend = jax.jit(kernels.attend, static_argnums=(4, 5))
 
 
 @functools.cache
@@ -45,14 +45,14 @@ def test_every_way_equals_a_loop(n_kv_heads, biased):
     q, k, v = random_qkv(n_kv_heads=n_kv_heads)
     bias = jnp.asarray(np.random.default_rng(9).normal(size=(B, 4, S, S)), jnp.float32) if biased else None
     expected = slow_attention(q, k, v, SCALE, bias)
-    for how in ("plain", "xla"):
+    for how in ("plain", "xla", "blockwise")[: 2 if biased else 3]:
         np.testing.assert_allclose(attend(q, k, v, bias, SCALE, how), expected, atol=2e-6, err_msg=how)
 
 
 def test_every_way_in_bf16():
     q, k, v = random_qkv(n_kv_heads=2, dtype=jnp.bfloat16)
     expected = slow_attention(q, k, v, SCALE)
-    for how in ("plain", "xla"):
+    for how in ("plain", "xla", "blockwise"):
         y = attend(q, k, v, None, SCALE, how)
         assert y.dtype == jnp.bfloat16
         np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.02, err_msg=how)
@@ -180,7 +180,7 @@ FITS = {"d_model": 64, "n_heads": 1}
 )
 def test_cudnn_where_it_can_and_only_there(monkeypatch, backend, changes, dtype, expected):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert attention.implementation(shape(**FITS | changes), jnp.dtype(dtype)) == expected
+    assert kernels.implementation(shape(**FITS | changes), jnp.dtype(dtype)) == expected
 
 
 def test_the_chosen_kernel_is_the_one_that_runs(monkeypatch):

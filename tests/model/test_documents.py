@@ -10,7 +10,7 @@ import pytest
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab.model import attention, documents, transformer
+from scalelab.model import blockwise, documents, transformer
 from scalelab.model.documents import Ends, segments
 from scalelab.precision.policy import FP32
 from scalelab.train.step import ends, gradients
@@ -20,7 +20,7 @@ SEPARATOR = 7
 ROW = [3, 11, 5, 7, 9, 2, 2, 4, 7, 7, 12, 8, 1]  # 4 tokens, 5, 1 and the beginning of one
 STARTS = [0, 4, 9, 10]
 POSITIONS = ("rope", "learned", "relative", "none")
-KINDS = ("plain", "xla")
+KINDS = ("plain", "xla", "blockwise")
 mask = Ends(separator=jnp.int32(SEPARATOR))
 
 
@@ -48,7 +48,7 @@ def test_a_documents_last_token_is_not_asked_for_the_next_ones_first():
 
 @functools.cache
 def model(position, kind, n_kv_heads=4):
-    return shape(position=position, n_kv_heads=n_kv_heads, vocab_size=13, seq_len=12)
+    return shape(position=position, n_kv_heads=n_kv_heads, vocab_size=13, seq_len=12, attention=kind)
 
 
 def losses(of, params, x_BSD, targets_BS, packed):
@@ -58,6 +58,12 @@ def losses(of, params, x_BSD, targets_BS, packed):
     log_p = jax.nn.log_softmax(y_BSD @ head_DV)
     found = jnp.take_along_axis(log_p, jnp.maximum(targets_BS, 0)[..., None], axis=-1)[..., 0]
     return -jnp.where(targets_BS >= 0, found, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Three blocks of five tokens for a sequence of twelve."""
+    monkeypatch.setattr(blockwise, "CPU_BLOCK", 5)
 
 
 @functools.cache
@@ -76,16 +82,14 @@ def derivatives(position, kind, n_kv_heads):
     return np.asarray(found), np.abs(np.asarray(jacobian)).max(axis=-1)
 
 
-def force(monkeypatch, kind):
-    monkeypatch.setattr(attention, "implementation", lambda *_: kind)
-
-
-CASES = [(position, kind, 4) for position in POSITIONS for kind in KINDS] + [("rope", kind, 2) for kind in KINDS]
+CASES = [
+    (position, kind, 4) for position in POSITIONS for kind in KINDS if (position, kind) != ("relative", "blockwise")
+]
+CASES += [("rope", kind, 2) for kind in KINDS]
 
 
 @pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
-def test_no_token_of_another_document_and_no_future_one_has_a_gradient(monkeypatch, position, kind, n_kv_heads):
-    force(monkeypatch, kind)
+def test_no_token_of_another_document_and_no_future_one_has_a_gradient(position, kind, n_kv_heads):
     _, gradient = derivatives(position, kind, n_kv_heads)
     document = np.searchsorted(STARTS, np.arange(12), side="right")
     own = (document[:, None] == document) & np.tri(12, dtype=bool)
@@ -95,8 +99,7 @@ def test_no_token_of_another_document_and_no_future_one_has_a_gradient(monkeypat
 
 
 @pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
-def test_a_packed_document_is_worth_what_it_is_worth_alone(monkeypatch, position, kind, n_kv_heads):
-    force(monkeypatch, kind)
+def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_heads):
     found, _ = derivatives(position, kind, n_kv_heads)
     of = model(position, kind, n_kv_heads)
     params = random_params(of)

@@ -47,8 +47,8 @@ def test_vectors_never_decay_and_tables_only_if_asked():
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("embd=2", "'embd' is no group of parameters; did you mean 'embed'?"), ("embed", "'embed' is not GROUP=NUMBER"),
-     ("head=-1", "'head=-1' is no multiplier")],
+    [("embd=2", "'embd' is no group of parameters; did you mean 'embed'?"), ("embed", "'embed' is not a name and a number"),
+     ("head=-1", "'head=-1' is not a name and a number")],
 )  # fmt: skip
 def test_bad_multipliers_are_one_line(text, said):
     with pytest.raises(BadInput, match=r"optim\.groups") as caught:

@@ -3,7 +3,7 @@
 import pytest
 
 from configs import quickstart
-from scalelab.config import resolve
+from scalelab.config import override, resolve
 from scalelab.errors import BadInput
 from scalelab.sweep import ladder
 
@@ -48,3 +48,22 @@ def test_mistakes_say_what_would_be_right():
         ladder.rule("small-byte")
     with pytest.raises(BadInput, match="nearest widths: 16, 20"):
         ladder.rung(quickstart.get_config(), 18, 1e11, RULE)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"schedule.batch_start": 4, "schedule.batch_warmup_tokens": 4096},
+            "schedule.batch_start=4: .*nearest: batch_start=none",
+        ),
+        (
+            {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 4096},
+            "schedule.seq_start=8: .*nearest: seq_start=none",
+        ),
+        ({"data.mixture": "a=1; 40: b=1"}, "data.mixture changes at step 40: .*nearest: one mixture"),
+    ],
+)
+def test_what_is_planned_for_one_length_is_no_rung(changed, said):
+    with pytest.raises(BadInput, match=said):
+        ladder.rung(override(quickstart.get_config(), changed), 32, 1e11, RULE)

@@ -1,17 +1,21 @@
 """A run on two sources: losses, tokens and epochs of each, the same after a stop, on branches, and in every table."""
 
+import json
+
 import numpy as np
 import pytest
 
 from scalelab import records
+from scalelab.__main__ import main
 from scalelab.config import leaves
 from scalelab.errors import BadInput
 from scalelab.train import single
 from scalelab.train.run import bits_per_byte
+from tests.data import corpora
 from tests.data.sources import dataset
 from tests.train.runs import untimed
 from tests.train.test_branch import branched
-from tests.train.test_changes import config
+from tests.train.test_changes import SMALL, config
 
 # 8 sequences of 16 tokens a step.
 RUN = {
@@ -131,3 +135,28 @@ def test_a_lone_source_under_a_cap_says_its_epochs(tmp_path, monkeypatch):
     result = run_of(tmp_path / "run", data__mixture="", data__unique_tokens="512")
     assert result["by_source"] == {"tokens/web": 12 * 128, "epochs/web": 3.0}
     assert np.isfinite(result["val_loss"])
+
+
+def test_two_prepared_sources_by_command(tmp_path, monkeypatch, capsys):
+    """What a user does: prepare two files with a BPE trained here, then train on a mixture of them, documents apart."""
+    monkeypatch.undo()
+    sources = [
+        f"--source=web={corpora.write_parquet(tmp_path / 'a.parquet', corpora.texts(400))}",
+        f"--source=code={corpora.write(tmp_path / 'b.jsonl', corpora.json_lines(corpora.texts(200, seed=1)))}",
+    ]
+    assert main(["prepare", *sources, "--tokenizer=bpe:300", f"--out={tmp_path}/data", "--workers=1"]) == 0
+    capsys.readouterr()
+    keys = SMALL | {
+        "data.source": "prepared", "data.path": f"{tmp_path}/data", "data.documents": "mask", "model.vocab_size": 300,
+        "data.mixture": "web=0.5,code=0.5", "train.steps": 4,
+    }  # fmt: skip
+    given = [f"--config.{key}={value}" for key, value in keys.items()]
+    assert main(["train", "--config=configs/tiny.py", *given, f"--workdir={tmp_path}/run", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)["by_source"]
+    assert found["tokens/web"] + found["tokens/code"] == 4 * 2 * 16
+    assert f"  code: {found['val_loss/code']:.4f} nats/token, {found['bpb/code']:.4f} bits/byte; " in err
+    assert "sources (web=0.5,code=0.5): code " in err
+    given.append("--config.data.mixture=wbe=1")
+    assert main(["train", "--config=configs/tiny.py", *given, f"--workdir={tmp_path}/other"]) == 2
+    assert "no source is called 'wbe'; did you mean 'web'?" in capsys.readouterr().err

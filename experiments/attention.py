@@ -1,0 +1,134 @@
+"""python -m experiments.attention [--quick] [--rounds=N] [--json[=PATH]]
+
+What attention holds and takes on this machine, by kind and length: temporaries of the compiled program, forward and forward
+with backward (XLA's `memory_analysis`), at one sequence of four heads of width 64 in bf16; seconds of CPU of forward with
+backward in fp32 (the least of N rounds, 4096 tokens each); the largest difference from float64 in fp32, relative. Memory depends on no
+clock. Two minutes on two CPU cores, seconds with --quick (lengths up to 1k).
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from scalelab.commands.shared import Parser, emit
+from scalelab.model import kernels
+from scalelab.model.blockwise import blockwise_attention
+from scalelab.model.sight import UNLIMITED
+
+HEADS, WIDTH, TOKENS, SCALE = 4, 64, 4096, 0.125
+
+
+def blockwise(block: int) -> Callable:
+    """Attention in blocks of this many tokens."""
+    return lambda q, k, v: blockwise_attention(q, k, v, UNLIMITED, SCALE, 0, block)
+
+
+KINDS: dict[str, Callable] = {
+    "xla": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True, scale=SCALE, implementation="xla"),
+    "plain": lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE),
+    **{f"blockwise {block}": blockwise(block) for block in (128, 256, 512)},
+}
+
+
+def gradient(of: Callable) -> Callable:
+    """Forward and backward of a sum over what comes out."""
+    return jax.grad(lambda *x: jnp.sum(jnp.sin(of(*x).astype(jnp.float32))), argnums=(0, 1, 2))
+
+
+def temporaries(of: Callable, length: int) -> list[int]:
+    """Bytes beyond arguments and results: forward, forward and backward."""
+    given = [jax.ShapeDtypeStruct((1, length, HEADS, WIDTH), jnp.bfloat16)] * 3
+    return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in (of, gradient(of))]
+
+
+def arrays(length: int, batch: int) -> list[np.ndarray]:
+    """Random q, k, v."""
+    random = np.random.default_rng(length)
+    return [random.normal(size=(batch, length, HEADS, WIDTH)) for _ in range(3)]
+
+
+def seconds(of: Callable, length: int, rounds: int) -> float:
+    """Of CPU, forward and backward, for 4096 tokens."""
+    given = [jnp.asarray(x, jnp.float32) for x in arrays(length, max(1, TOKENS // length))]
+    run, spent = jax.jit(gradient(of)), []
+    for _ in range(rounds + 1):
+        start = time.process_time()
+        jax.block_until_ready(run(*given))
+        spent.append(time.process_time() - start)
+    return min(spent[1:])
+
+
+def difference(of: Callable, length: int) -> float:
+    """The largest of output and gradients in fp32 from plain attention in float64, over the largest entry of each."""
+    given = arrays(length, 1)
+
+    def all_of(of: Callable, form: Any) -> list[np.ndarray]:
+        x = [jnp.asarray(a, form) for a in given]
+        return [np.asarray(a, np.float64) for a in (of(*x), *gradient(of)(*x))]
+
+    with jax.enable_x64(True):
+        exact = all_of(_exact, jnp.float64)
+    return max(
+        float(np.abs(a - b).max() / np.abs(a).max()) for a, b in zip(exact, all_of(of, jnp.float32), strict=True)
+    )
+
+
+def _exact(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    logits = SCALE * jnp.einsum("bsnh,btnh->bnst", q, k)
+    seen = jnp.tril(jnp.ones(logits.shape[-2:], bool))[None, None]
+    return jnp.einsum("bnst,btnh->bsnh", jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1), v)
+
+
+def measure(lengths: list[int], rounds: int) -> list[dict[str, Any]]:
+    """A row for each kind and length."""
+    rows = []
+    for length in lengths:
+        for name, of in KINDS.items():
+            print(f"measuring: {name} at {length}", file=sys.stderr, flush=True)
+            forward, both = temporaries(of, length)
+            rows.append({
+                "kind": name, "seq_len": length, "forward_bytes": forward, "forward_backward_bytes": both,
+                "cpu_s": seconds(of, length, rounds) if length <= TOKENS else None,
+                "difference": difference(of, length) if length <= 2048 else None,
+            })  # fmt: skip
+    return rows
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0."""
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.attention"
+    parser.add_argument("--quick", action="store_true", help="lengths up to 1k, one round")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
+    options = parser.parse_args(argv)
+    lengths = [256, 512, 1024] if options.quick else [256, 512, 1024, 2048, 4096, 8192]
+    rows = measure(lengths, 1 if options.quick else options.rounds)
+    result = {"heads": HEADS, "width": WIDTH, "rows": rows}
+    if options.json != "-":
+        show(rows)
+    emit(result, options.json)
+    return 0
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """The table."""
+    table = Table("tokens", "kind", "forward MB", "with backward MB", "CPU ms", "off float64 by")
+    for row in rows:
+        spent, off = row["cpu_s"], row["difference"]
+        table.add_row(
+            f"{row['seq_len']:,}", row["kind"], f"{row['forward_bytes'] / 1e6:,.1f}",
+            f"{row['forward_backward_bytes'] / 1e6:,.1f}", "" if spent is None else f"{1e3 * spent:,.0f}",
+            "" if off is None else f"{off:.1e}",
+        )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

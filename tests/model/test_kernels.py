@@ -1,0 +1,170 @@
+"""The ways to compute attention: each against the one written out, what a backend takes, memory, and programs for other chips."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab.errors import BadInput
+from scalelab.model import kernels, transformer
+from scalelab.model.blockwise import blockwise_attention, pairs
+from scalelab.model.sight import Sight
+from tests.model.shapes import shape
+
+SCALE = 0.3
+
+
+def arrays(length, heads=4, keys=2, width=8, dtype=jnp.float32):
+    """q, k, v and weights of a sum over what comes out, for two sequences."""
+    random = np.random.default_rng(length)
+    return [jnp.asarray(random.normal(size=(2, length, n, width)), dtype) for n in (heads, keys, keys, heads)]
+
+
+def segments(length):
+    return jnp.asarray(np.cumsum(np.random.default_rng(1).random((2, length)) < 0.1, axis=1), jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def with_gradients(attention, q, k, v, weights):
+    """Output and gradients of a weighted sum of it."""
+    y, pull = jax.vjp(attention, q, k, v)
+    return y, *pull(weights.astype(y.dtype))
+
+
+SIGHTS = {
+    "causal": (Sight(), 0),
+    "documents": (Sight(segments(50)), 0),
+    "window": (Sight(), 7),
+    "documents in a window": (Sight(segments(50)), 20),
+    "a layer without the window": (Sight(everywhere=jnp.array(True)), 7),
+    "a layer with it": (Sight(segments(50), jnp.array(False)), 7),
+}
+
+
+def plain(sight, window):
+    return lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE, sight, window)
+
+
+def blockwise(sight, window, block=16):
+    return lambda q, k, v: blockwise_attention(q, k, v, sight, SCALE, window, block)
+
+
+@pytest.mark.parametrize(("sight", "window"), SIGHTS.values(), ids=SIGHTS)
+def test_blockwise_is_plain_forward_and_backward(sight, window):
+    """Fifty tokens in blocks of sixteen: the last one is filled up."""
+    given = arrays(50)
+    for expected, found in zip(
+        with_gradients(plain(sight, window), *given), with_gradients(blockwise(sight, window), *given), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_blockwise_in_bf16_is_as_near_to_fp32_as_plain():
+    given = arrays(50)
+    exact = with_gradients(plain(Sight(), 0), *given)
+    half = [x.astype(jnp.bfloat16) for x in given]
+    for of in (plain, blockwise):
+        for expected, found in zip(exact, with_gradients(of(Sight(), 0), *half), strict=True):
+            assert found.dtype == jnp.bfloat16
+            assert np.abs(found.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
+
+
+def test_a_window_by_hand():
+    """All values but one are zero: what comes out tells which queries saw it."""
+    v = jnp.zeros((1, 12, 1, 4)).at[0, 3].set(1.0)
+    q = k = jnp.zeros((1, 12, 1, 4))
+    for of in (plain, functools.partial(blockwise, block=4)):
+        seen = np.asarray(of(Sight(), 5)(q, k, v))[0, :, 0, 0]
+        assert np.flatnonzero(seen).tolist() == [3, 4, 5, 6, 7]
+        np.testing.assert_allclose(seen[3:8], [1 / 4, 1 / 5, 1 / 5, 1 / 5, 1 / 5], rtol=1e-6)
+
+
+def test_blocks_that_nobody_sees_are_not_computed():
+    assert len(pairs(8, 16)) == 8 * 9 // 2
+    for window in (1, 2, 16, 17, 18, 40):
+        needed = {(i // 16, j // 16) for i in range(128) for j in range(128) if 0 <= i - j < window}
+        assert {tuple(pair) for pair in pairs(8, 16, window).tolist()} == needed
+
+
+def temporaries(of, length):
+    given = [jax.ShapeDtypeStruct((1, length, 4, 16), jnp.bfloat16)] * 3
+    gradient = jax.grad(lambda *x: jnp.sum(of(*x).astype(jnp.float32)), argnums=(0, 1, 2))
+    return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in (of, gradient)]
+
+
+def test_memory_grows_with_the_sequence_and_not_with_its_square():
+    short, long = temporaries(blockwise(Sight(), 0, 64), 512), temporaries(blockwise(Sight(), 0, 64), 1024)
+    assert all(b < 2.1 * a for a, b in zip(short, long, strict=True))
+    assert temporaries(plain(Sight(), 0), 1024)[1] > 3.5 * temporaries(plain(Sight(), 0), 512)[1]
+    assert long[1] < temporaries(plain(Sight(), 0), 1024)[1] / 10
+
+
+WIDE = {"d_model": 256, "n_heads": 2, "seq_len": 256}  # two heads of 128
+
+
+@pytest.mark.parametrize(
+    ("backend", "changes", "packed", "expected"),
+    [
+        ("cpu", {}, False, "plain"),
+        ("cpu", {"seq_len": 511}, True, "plain"),
+        ("cpu", {"seq_len": 512}, True, "blockwise"),
+        ("cpu", {"seq_len": 512, "position": "relative"}, False, "plain"),
+        ("cpu", {"seq_len": 512, "attention": "xla"}, False, "xla"),
+        ("gpu", {"seq_len": 2048}, False, "cudnn"),
+        ("gpu", {"seq_len": 2048}, True, "blockwise"),
+        ("gpu", {"seq_len": 1024}, True, "cudnn"),
+        ("gpu", {"seq_len": 4096, "position": "relative"}, False, "xla"),
+        ("tpu", WIDE, True, "splash"),
+        ("tpu", WIDE | {"seq_len": 200}, False, "xla"),
+        ("tpu", {"seq_len": 4096}, False, "blockwise"),
+    ],
+)
+def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert kernels.implementation(shape(**changes), jnp.dtype(jnp.bfloat16), packed) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "changes", "said"),
+    [
+        ("cpu", {"attention": "cudnn"}, "it runs on a gpu, and this is a cpu"),
+        ("gpu", {"attention": "splash"}, "it runs on a tpu"),
+        ("gpu", {"attention": "cudnn", "d_head": 12}, "not bfloat16 and 12"),
+        ("tpu", {"attention": "splash", "seq_len": 200}, "not 200 and 8"),
+        ("cpu", {"attention": "blockwise", "position": "relative"}, "no term for model.position='relative'"),
+    ],
+)
+def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backend, changes, said):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with pytest.raises(BadInput, match=said) as refused:
+        kernels.implementation(shape(**changes), jnp.dtype(jnp.bfloat16))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["causal", "documents in a window", "a layer without the window"])
+def test_splash_is_plain_forward_and_backward(name):
+    """The kernel for TPUs, its blocks run one by one by an interpreter."""
+    sight, window = SIGHTS[name]
+    sight = sight._replace(segment_BS=None if sight.segment_BS is None else segments(256))
+    given = arrays(256, width=128)
+    splash = lambda q, k, v: kernels.splash_attention(q, k, v, None, 0.1, sight, window, interpret=True)  # noqa: E731
+    expected = with_gradients(lambda q, k, v: kernels.plain_attention(q, k, v, None, 0.1, sight, window), *given)
+    for a, b in zip(expected, with_gradients(splash, *given), strict=True):
+        np.testing.assert_allclose(b, a, atol=2e-5)
+
+
+def test_the_model_lowers_to_splash_forward_and_backward(monkeypatch):
+    """The program for a TPU, written on any machine."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    of = shape(**WIDE, n_kv_heads=1, attention="splash")
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(of))
+
+    def objective(params, part):
+        return transformer.loss(of, params, part[:, :-1], part[:, 1:], 0.0).objective
+
+    tokens = jax.ShapeDtypeStruct((2, of.seq_len + 1), jnp.int32)
+    program = jax.jit(jax.grad(objective)).trace(params, tokens).lower(lowering_platforms=("tpu",)).as_text()
+    for kernel in ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv"):
+        assert kernel in program
