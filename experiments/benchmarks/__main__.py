@@ -1,9 +1,9 @@
-"""python -m experiments.benchmarks [--only=step|optimizers|packing|startup|laws|checkpoints|compile] [--rounds=N] [--json[=PATH]]
+"""python -m experiments.benchmarks [--only=step|optimizers|packing|startup|laws|checkpoints|compile|data] [--rounds=N] [--json[=PATH]]
 
 How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
 does the same arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a warm start over a cold one, compilation under FSDP x tensor
 parallelism over that on one device, a checkpoint over the raw disk; fits and
-their resamples over scipy's, in CPU seconds of one core. About a quarter of an hour on two
+their resamples over scipy's, in CPU seconds of one core; batches read over a bare memmap, and `scalelab prepare` on all cores over one. About a quarter of an hour on two
 CPU cores; leave the machine alone meanwhile.
 """
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 
-PARTS = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile")
+PARTS = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile", "data")
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     except BadInput as mistake:
         print(f"benchmarks: {mistake}", file=sys.stderr)
         return 2
-    from experiments.benchmarks import checkpoints, compiling, laws, optimizers, packing, startup, step, timing
+    from experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step, timing
 
     result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # of what takes half a minute a round
@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
         "checkpoints": lambda: checkpoints.measure(options.rounds),
         "laws": lambda: laws.measure(options.rounds),
         "compile": lambda: compiling.measure(few),
+        "data": lambda: data.measure(options.rounds),
     }
     for name in [options.only] if options.only else PARTS:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
@@ -113,6 +114,8 @@ def show(result: dict[str, Any]) -> None:
         table.add_row(what, ours, against, value, goal)
     for cells in _checkpoint_rows(result["checkpoints"]) if "checkpoints" in result else ():
         table.add_row(*cells)
+    for cells in _data_rows(result["data"]) if "data" in result else ():
+        table.add_row(*cells)
     Console(width=160).print(table)
 
 
@@ -152,6 +155,27 @@ def _checkpoint_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
         *rows,
         ("  step held up", f"{row['blocked_s'] * 1e3:.0f} ms", f"save: {row['save_s']:.2f} s", blocked, "at most 15 %"),
+    ]
+
+
+def _data_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
+    (low, high), (slow, fast) = row["read_ratio_range"], row["speedup_range"]
+    cores = row["cores"]
+    return [
+        (
+            "batches of 256 tokens a sequence",
+            f"{row['read_tokens_per_s'] / 1e6:,.0f} M tokens/s",
+            f"bare memmap: {row['memmap_tokens_per_s'] / 1e6:,.0f} M tokens/s",
+            f"{row['read_ratio']:.2f} ({low:.2f} to {high:.2f})",
+            "at least 20 M tokens/s",
+        ),
+        (
+            f"prepare, {cores} workers, {row['cpu_ratio']:.2f} x the CPU time",
+            f"{row['all_bytes_per_s'] / 1e6:.1f} MB/s",
+            f"one worker: {row['one_bytes_per_s'] / 1e6:.1f} MB/s",
+            f"{row['speedup']:.2f} ({slow:.2f} to {fast:.2f})",
+            f"at least {0.8 * cores:.1f}",
+        ),
     ]
 
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scalelab import records
-from scalelab.data import jsontokens, merge, pool, prepared, specs, tokenizers, units
+from scalelab.data import jsontokens, merge, pool, prepared, ranktokens, specs, tokenizers, units
 from scalelab.data.read.reading import Reading
-from scalelab.data.request import Request, enter, given_tokenizer, plan_of, same_plan, vocab_size
+from scalelab.data.request import Request, check_free, enter, given_tokenizer, plan_of, same_plan, vocab_size
 from scalelab.data.tokenizers import Tokenizer
 from scalelab.data.units import SPLITS, Job
 from scalelab.errors import BadInput
@@ -57,10 +57,12 @@ def prepare(
     for part in parts:
         if not work[part.name]:
             raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
-    enter(out, plan)
+    check_free(out)
     with records.lock(out, "--out") as warning:
-        if warning:
-            progress({"note": warning})
+        enter(out, plan)
+        for note in [warning, *(note for part in parts for note in specs.notes(part))]:
+            if note:
+                progress({"note": note})
         job = _job(request, given, work, progress, stop)
         _read(job, work, request.workers, progress, stop)
         index = _join(job, parts, work, request, progress, stop)
@@ -101,6 +103,8 @@ def _job(
         if given.vocab_size < wanted:
             progress({"note": f"the sample gives {given.vocab_size} tokens, fewer than the {wanted} asked for"})
     elif given.content:
+        if given.kind == "ranks":
+            progress({"note": ranktokens.note(given.content, pathlib.Path(request.tokenizer))})
         _write_file(out / given.entry["file"], given.content)
     return dataclasses.replace(base, tokenizer=given.entry)
 

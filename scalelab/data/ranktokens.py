@@ -51,7 +51,15 @@ PUBLISHED = {  # by the number of ranks
 
 def published(n_ranks: int) -> Published:
     """What is known of a file with so many ranks."""
-    return PUBLISHED.get(n_ranks) or Published("unknown: GPT-4's split into words", CL100K, n_ranks, n_ranks + 1)
+    return PUBLISHED.get(n_ranks) or Published(
+        "none that is known, so with GPT-4's split into words", CL100K, n_ranks, n_ranks + 1
+    )
+
+
+def note(content: bytes, path: pathlib.Path) -> str:
+    """What such a file was taken for, to be said to the user."""
+    n = len(parse(content, path))
+    return f"{path.name}: {n:,} ranks, taken for {published(n).name}"
 
 
 def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,10 +113,24 @@ def same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
         )
 
 
-def enter(out: pathlib.Path, plan: dict[str, Any]) -> None:
-    """Begin a folder, or go on with one that this plan began."""
-    if (out / "plan.json").exists():
-        return same_plan(out, plan)
-    if out.exists() and (not out.is_dir() or any(path.name != ".lock" for path in out.iterdir())):
+def check_free(out: pathlib.Path) -> None:
+    """BadInput where a folder holds what was not begun here."""
+    if not out.exists() or (out / "plan.json").exists():
+        return
+    if not out.is_dir() or any(not _is_draft(path) and path.name != ".lock" for path in out.iterdir()):
         raise BadInput(f"--out={out} holds other things; name a new folder")
-    records.write_json(out / "plan.json", plan)
+
+
+def _is_draft(path: pathlib.Path) -> bool:
+    return ".tmp-" in path.name or (path.name.startswith(".") and path.suffix == ".tmp")
+
+
+def enter(out: pathlib.Path, plan: dict[str, Any]) -> None:
+    """Begin a folder, or go on with one that this plan began; what a killed process left half-written goes."""
+    for path in [*out.iterdir(), *(out / ".units").glob("*")]:
+        if _is_draft(path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if (out / "plan.json").exists():
+        same_plan(out, plan)
+    else:
+        records.write_json(out / "plan.json", plan)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.data.read import archives, megatron, parquet, text, tfdsets, tokenfiles
-from scalelab.data.read.files import inner_name
+from scalelab.data.read.files import PACKED, inner_name
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest
 
@@ -130,6 +130,18 @@ def size(part: Part) -> int:
     """Bytes of a part's files, packed as they lie there."""
     files = zip(part.kinds, part.paths, strict=True)
     return sum(tfdsets.n_bytes(path) if kind == "tfds" else os.path.getsize(path) for kind, path in files)
+
+
+def notes(part: Part) -> Iterator[str]:
+    """What was chosen for the user about these files."""
+    files = list(zip(part.kinds, part.paths, strict=True))
+    long = sum(kind == "text" and os.path.getsize(path) > text.DOCUMENT for kind, path in files)
+    if long:
+        yield f"{part.name}: {long} text files above 1 MiB are cut at line ends into documents of about 1 MiB"
+    whole = [path for kind, path in files if kind == "tar" or (kind in ("text", "jsonl") and path.endswith(PACKED))]
+    large = [path for path in whole if os.path.getsize(path) > UNIT_BYTES[1]]
+    if large:
+        yield f"{part.name}: {large[0]} is packed as a whole, so one worker reads it and a kill begins it anew; smaller files would share it"
 
 
 def units(part: Part, total_bytes: int, reading: Reading) -> Iterator[Unit]:

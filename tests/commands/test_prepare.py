@@ -157,6 +157,46 @@ def test_the_result_as_json_and_as_a_table(tmp_path, capsys):
     assert "web" in out and "finished before, every file as it was" in out and 'data.source="prepared"' in out
 
 
+PEAK = """
+import pathlib, sys
+from scalelab.data import corpus
+from scalelab.data.request import Request
+corpus.prepare(Request([sys.argv[1]], "bytes", pathlib.Path(sys.argv[2])))
+(peak,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(int(peak.split()[1]) / 1024)  # not ru_maxrss, which begins with that of the process that started it
+"""
+
+
+def test_drafts_of_a_killed_one_are_swept(command, whole, tmp_path):
+    """Killed between the draft of a file and its renaming, of any file."""
+    expected, _ = whole
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in (
+        ".plan.json.123.tmp",
+        ".tokenizer.json.tmp-123",
+        "web-train-00000.tokens.tmp-123",
+        ".index.json.1.tmp",
+    ):
+        (out / name).write_text("half")
+    process = start(command, out, 1)
+    assert process.communicate() and process.returncode == 0
+    assert digests(out) == expected
+
+
+@pytest.mark.slow
+def test_ten_times_the_documents_take_the_same_memory(tmp_path):
+    """Both are past what a unit and the buffers hold; the larger one is ten times that."""
+    peak_mib = []
+    for n in (20_000, 200_000):
+        texts = (f"{i} " + "scale " * 40 for i in range(n))
+        path = corpora.write(tmp_path / f"{n}.jsonl", corpora.json_lines(texts))
+        command = [sys.executable, "-c", PEAK, path, str(tmp_path / f"out-{n}")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        peak_mib.append(float(done.stdout))
+    assert peak_mib[1] < peak_mib[0] + 8, peak_mib
+
+
 def tfds_source(folder):
     return corpora.make_tfds(folder / "tfds", corpora.texts(600))
 

@@ -18,6 +18,7 @@ from scalelab.errors import BadInput
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = struct.Struct("<9sQBQQ")
+CHECKED = 2**20  # entries at once
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
@@ -33,6 +34,7 @@ class Index(NamedTuple):
 def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
     """Runs of documents of about `unit_bytes`, with their sizes. `path` is the .bin."""
     index = look(path)
+    _check(path, index)
     width = np.dtype(index.dtype).itemsize
     n_documents, n_bytes = len(index.first) - 1, int(index.lengths.sum(dtype=np.int64)) * width
     step = max(1, n_documents * unit_bytes // max(n_bytes, 1))
@@ -42,7 +44,7 @@ def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]
 
 
 def look(path: str) -> Index:
-    """The index beside a .bin. Raises BadInput where header, sizes and the two files don't agree."""
+    """The index beside a .bin, mapped. Raises BadInput where its header and its size don't agree."""
     name = path.removesuffix(".bin") + ".idx"
     size = os.path.getsize(name)
     with open(name, "rb") as file:
@@ -67,21 +69,23 @@ def look(path: str) -> Index:
     lengths = np.memmap(name, "<i4", "r", at, (n_sequences,))
     places = np.memmap(name, "<i8", "r", at + 4 * n_sequences, (n_sequences,))
     first = np.memmap(name, "<i8", "r", at + 12 * n_sequences, (n_first,))
-    _check(path, name, Index(TYPES[code], lengths, places, first))
     return Index(TYPES[code], lengths, places, first)
 
 
-def _check(path: str, name: str, index: Index) -> None:
-    width, size = np.dtype(index.dtype).itemsize, os.path.getsize(path)
-    ends = index.places + index.lengths * np.int64(width)
-    wrong = np.flatnonzero((index.lengths < 0) | (index.places < 0) | (ends > size))
-    if len(wrong):
-        i = int(wrong[0])
-        raise BadInput(
-            f"{name}: sequence {i} is said to be {index.lengths[i]} tokens at byte {index.places[i]} of {path}, "
-            f"which has {size} bytes"
-        )
-    if index.first[0] != 0 or index.first[-1] != len(index.lengths) or (np.diff(index.first) < 0).any():
+def _check(path: str, index: Index) -> None:
+    """BadInput where the index leads out of its tokens, looked at a block at a time."""
+    width, size, name = np.dtype(index.dtype).itemsize, os.path.getsize(path), path.removesuffix(".bin") + ".idx"
+    for start in range(0, len(index.lengths), CHECKED):
+        lengths, places = index.lengths[start : start + CHECKED], index.places[start : start + CHECKED]
+        wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places + lengths * np.int64(width) > size))
+        if len(wrong):
+            i = int(wrong[0])
+            raise BadInput(
+                f"{name}: sequence {start + i} is said to be {lengths[i]} tokens at byte {places[i]} of {path}, "
+                f"which has {size} bytes"
+            )
+    falls = any((np.diff(index.first[i : i + CHECKED + 1]) < 0).any() for i in range(0, len(index.first), CHECKED))
+    if index.first[0] != 0 or index.first[-1] != len(index.lengths) or falls:
         raise BadInput(
             f"{name}: the document bounds run from {index.first[0]} to {index.first[-1]}, not upwards from 0 to "
             f"{len(index.lengths)} sequences"

@@ -1,0 +1,102 @@
+"""Data, two ways: how fast batches are read beside a bare memmap, and what a second worker adds to `scalelab prepare`.
+
+Reading: sequences of 256 from 64 M uint16 tokens, shuffled, in one process. The ceiling gathers the same number of windows by
+numpy from the same mapped file, in an order drawn beforehand, without Grain, epochs or sources.
+Preparing: this Python's own library as JSON lines with a BPE of 4,096 ids that is there already, one worker and all cores.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import resource
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from experiments.benchmarks.timing import interleaved, ratio
+from scalelab.data import corpus, jsontokens
+from scalelab.data.batches import train_batches
+from scalelab.data.prepare import prepare
+from scalelab.data.request import Request
+from scalelab.data.sources import DataConfig, open_source
+
+SEQ_LEN, BATCH, STEPS = 256, 256, 32
+TOKENS, VOCAB = 2**26, 50_257
+COPIES = 4  # of the library: 43 MB, so that starting the workers is a small part
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """Medians: tokens/s of reading and of its ceiling, bytes/s of preparing with one worker and with a worker a core."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _reading(pathlib.Path(folder), rounds) | _preparing(pathlib.Path(folder), max(1, rounds // 3))
+
+
+def _reading(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, VOCAB, TOKENS, np.uint16)
+    tokens[random.integers(0, TOKENS, TOKENS // 700)] = VOCAB - 1  # documents of 700 tokens
+    tokens.tofile(folder / "tokens.bin")
+    corpus.prepare(Request([str(folder / "tokens.bin")], f"ids:{VOCAB}", folder / "tokens", val_fraction=0.01))
+    data = prepare(DataConfig(source="prepared", path=str(folder / "tokens"), vocab_size=VOCAB))
+    batches = train_batches(data, SEQ_LEN, BATCH, seed=0)
+    shard = data.parts[0].train.shards[0]
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(shard), SEQ_LEN + 1)[::SEQ_LEN]
+    orders = [random.integers(0, len(windows), (STEPS, BATCH)) for _ in range(8)]
+    turn = {"ours": 0, "bare": 0}
+
+    def ours() -> None:
+        turn["ours"] += 1
+        batches.chunk(turn["ours"] * STEPS, STEPS)
+
+    def bare() -> None:
+        turn["bare"] += 1
+        order = orders[turn["bare"] % len(orders)]
+        np.stack([windows[numbers].astype(np.int32) for numbers in order])
+
+    seconds = interleaved({"ours": ours, "bare": bare}, rounds)
+    value, low, high = ratio(seconds, "bare", "ours")
+    n = STEPS * BATCH * SEQ_LEN
+    return {
+        "read_tokens_per_s": n / float(np.median(seconds["ours"])),
+        "memmap_tokens_per_s": n / float(np.median(seconds["bare"])),
+        "read_ratio": value,
+        "read_ratio_range": (low, high),
+    }
+
+
+def _preparing(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
+    texts = [document.decode(errors="replace") for document in open_source(DataConfig()).documents()]  # type: ignore[union-attr]
+    with open(folder / "library.jsonl", "w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts * COPIES)
+    (folder / "tokenizer.json").write_bytes(jsontokens.train(texts, 4096))
+    cores = len(os.sched_getaffinity(0))
+    cpu: dict[int, list[float]] = {1: [], cores: []}
+
+    def run(workers: int) -> None:
+        out, before = folder / f"prepared-{workers}-{len(cpu[workers])}", _cpu_s()
+        request = Request([str(folder / "library.jsonl")], str(folder / "tokenizer.json"), out, workers=workers)
+        with contextlib.redirect_stderr(None):
+            corpus.prepare(request)
+        cpu[workers].append(_cpu_s() - before)
+
+    seconds = interleaved({"one": lambda: run(1), "all": lambda: run(cores)}, rounds, warmup=0)
+    value, low, high = ratio(seconds, "one", "all")
+    n = sum(len(text.encode()) for text in texts) * COPIES
+    return {
+        "cores": cores,
+        "one_bytes_per_s": n / float(np.median(seconds["one"])),
+        "all_bytes_per_s": n / float(np.median(seconds["all"])),
+        "speedup": value,
+        "speedup_range": (low, high),
+        "cpu_ratio": float(
+            np.median(cpu[cores]) / np.median(cpu[1])
+        ),  # on a machine that is busy, wall time tells little
+    }
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in usage)
