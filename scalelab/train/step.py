@@ -221,13 +221,14 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
     due = step % every == 0
     none = split(static, rules.moments, jax.tree.map(jnp.zeros_like, params))
 
-    def once(_: jax.Array, none: Any) -> Any:
+    def once(turn: jax.Array, none: Any) -> Any:
         del none
-        return split(
-            static,
-            rules.moments,
-            curvature.measure(static, kind, params, tokens, step, h["seed"], ends(static, h, step)),
-        )
+        # Plus zero, which the compiler doesn't know: else nothing changes with the turn, and all of it is worked out before
+        # the loop, at every step (Sophia-G took 2.2 times AdamW's step, Sophia-H 3.6).
+        zero = jnp.minimum(turn, 0)
+        mine = tokens + zero.astype(tokens.dtype)
+        found = curvature.measure(static, kind, params, mine, step + zero, h["seed"], ends(static, h, step))
+        return split(static, rules.moments, found)
 
     # A loop and no conditional: packed trials, which are all due at once, would take both sides of that at every step.
     estimate = jax.lax.fori_loop(0, due.astype(jnp.int32), once, none)
