@@ -11,11 +11,9 @@ weights), and `scalelab fit RUNS --law=downstream --columns=error=SET_error` fit
 On one device, in the precision of the run. Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 """
 
-import pathlib
-
 from scalelab import records
 from scalelab.commands.progress import Counts
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, add_weights, emit, headline
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
@@ -53,21 +51,6 @@ def main(argv: list[str]) -> int:
             print(f"  {name}: what was kept under this name was of other content, and is replaced")
     emit({"origin": of.origin, "evaluations": rows, "replaced": replaced}, options.json)
     return 0
-
-
-def add_weights(parser: Parser) -> None:
-    """Which weights: RUN[@STEP], --ema, --average."""
-    parser.add_argument("run", metavar="RUN[@STEP]", help="a run's folder, and a step other than its last")
-    parser.add_argument("--ema", action="store_true", help="the average that the run keeps of its weights (train.ema)")
-    parser.add_argument("--average", type=int, default=1, metavar="K", help="the mean of its last K checkpoints kept")
-
-
-def headline(origin: dict) -> str:
-    """Which weights these are."""
-    what = {"trained": "", "ema": ", the average of its weights"}.get(
-        origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
-    )
-    return f"{pathlib.Path(origin['run'])} at step {origin['step']}{what}"
 
 
 def line(row: dict) -> str:

@@ -1,6 +1,6 @@
-"""scalelab export hf RUN[@STEP] --out=DIR [--dtype=float32|bfloat16]
+"""scalelab export hf RUN[@STEP] --out=DIR [--dtype=float32|bfloat16] [--ema | --average=K]
 
-Write a run's weights (of its last step, or of STEP) as a folder that Hugging Face's `transformers` loads with equal logits:
+Write a run's weights (of its last step, or of STEP; or an average of them) as a folder that Hugging Face's `transformers` loads with equal logits:
 config.json, model.safetensors (in parts above 5 GB) and scalelab.json, which says where they come from. A Llama becomes
 LlamaForCausalLM, a GPT-2 GPT2LMHeadModel; a model that neither can express is refused. RUN may hold imported weights.
 """
@@ -8,14 +8,14 @@ LlamaForCausalLM, a GPT-2 GPT2LMHeadModel; a model that neither can express is r
 import dataclasses
 import pathlib
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, add_weights, emit, headline
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0, 1 where the checkpoint is damaged, 2 for bad input."""
     parser = Parser("export", __doc__)
     parser.add_argument("format", choices=["hf"], help="hf: the files of Hugging Face's transformers")
-    parser.add_argument("run", metavar="RUN[@STEP]", help="a run's folder, and a step other than its last")
+    add_weights(parser)
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; must not exist, or be empty")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the tensors written")
     options = parser.parse_args(argv)
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     from scalelab.hf.write import write
     from scalelab.train.weights import of_run
 
-    weights = of_run(options.run)
+    weights = of_run(options.run, options.ema, options.average)
     written = write(pathlib.Path(options.out), weights.shape, weights.params, weights.origin, options.dtype)
     if options.json != "-":
         print("\n".join(lines(written, weights.origin)))
@@ -35,7 +35,7 @@ def lines(written, origin: dict) -> list[str]:
     """What was written, and what became of it on the way."""
     weights = sum(name.endswith(".safetensors") for name in written.files)
     text = [
-        f"{origin['run']} at step {origin['step']} -> {written.folder}: {written.format}, {written.tensors} tensors of "
+        f"{headline(origin)} -> {written.folder}: {written.format}, {written.tensors} tensors of "
         f"{written.dtype}, {written.tensor_bytes / 1e6:.1f} MB in {weights} file{'s' * (weights != 1)}"
     ]
     if written.dtype != "float32":

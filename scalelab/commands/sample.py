@@ -8,9 +8,8 @@ depend on how many there are. Bytes that are no UTF-8 are shown as the replaceme
 Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 """
 
-from scalelab.commands.eval import add_weights, headline
 from scalelab.commands.progress import Counts
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, add_weights, emit, headline
 
 TOKENS = 100
 

@@ -45,3 +45,18 @@ def emit(result: Any, destination: str | None) -> None:
         print(text, flush=True)
     else:
         pathlib.Path(destination).write_text(text + "\n")
+
+
+def add_weights(parser: Parser) -> None:
+    """Which weights: RUN[@STEP], --ema, --average."""
+    parser.add_argument("run", metavar="RUN[@STEP]", help="a run's folder, and a step other than its last")
+    parser.add_argument("--ema", action="store_true", help="the average that the run keeps of its weights (train.ema)")
+    parser.add_argument("--average", type=int, default=1, metavar="K", help="the mean of its last K checkpoints kept")
+
+
+def headline(origin: dict) -> str:
+    """Which weights these are."""
+    what = {"trained": "", "ema": ", the average of its weights"}.get(
+        origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
+    )
+    return f"{origin['run']} at step {origin['step']}{what}"

@@ -9,11 +9,11 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
-from scalelab.model.documents import Packed
-from scalelab.model.kernels import attend, implementation
+from scalelab.model.documents import Packed, Past
+from scalelab.model.kernels import attend, implementation, seeing_attention
 from scalelab.model.layers import Einsum, Norm, add
 from scalelab.model.placement import local, residual, spec, use
-from scalelab.model.sight import Sight
+from scalelab.model.sight import UNLIMITED, Sight, sees
 from scalelab.precision.policy import Policy, dtype
 from scalelab.precision.products import einsum
 
@@ -42,22 +42,43 @@ class Attention(nn.Module):
             at = None if packed is None else packed.position_BS
             q_BSNH, k_BSKH = rope(q_BSNH, s.rope_theta, at), rope(k_BSKH, s.rope_theta, at)
         elif s.position == "relative":
-            q_BSNH, bias_BNST = self.relative(q_BSNH, scale)
-        sight = Sight() if packed is None else Sight(packed.segment_BS)
-        how = implementation(s, compute, packed is not None)
-        y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, how, sight)
+            q_BSNH, bias_BNST = self.relative(q_BSNH, scale, packed and packed.past)
+        if packed is not None and packed.past is not None:
+            y_BSNH = self.look_back(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, packed.segment_BS, packed.past)
+        else:
+            sight = UNLIMITED if packed is None else Sight(packed.segment_BS)
+            how = implementation(s, compute, packed is not None)
+            y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, how, sight)
         return Einsum(queries, embed, s.bias, self.policy, residual(s.sequence_parallel), name="o")(y_BSNH)
 
-    def relative(self, q_BSNH: jax.Array, scale: float) -> tuple[jax.Array, jax.Array]:
+    def look_back(
+        self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNTC: jax.Array | None, scale: float,
+        segment_BT: jax.Array, past: Past,
+    ) -> jax.Array:  # fmt: skip
+        """Attention of new tokens to those in the cache and to each other; the cache then holds them too."""
+        held = {}
+        for name, new in (("k", k_BTKH), ("v", v_BTKH)):
+            old: jax.Array = self.get_variable("cache", name)
+            held[name] = jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), past.filled, axis=1)
+            self.put_variable("cache", name, held[name])
+        index_T, index_C = past.filled + jnp.arange(q_BTNH.shape[1]), jnp.arange(past.segment_BC.shape[1])
+        seen = sees(index_T, index_C, segment_BS=segment_BT, segment_BT=past.segment_BC)
+        return seeing_attention(q_BTNH, held["k"], held["v"], bias_BNTC, scale, seen)
+
+    def relative(self, q_BSNH: jax.Array, scale: float, past: Past | None) -> tuple[jax.Array, jax.Array]:
         """Dai et al. 2019 (Transformer-XL), section 3.3: (q + u, scale * (q + v) . W_r R_{i-j}) with learned u, v."""
         s = self.shape
         queries = (("heads", s.n_heads), ("head_dim", s.d_head))
         vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
         u_NH, v_NH = (use(declare(self, name, vector), *vector.outs) for name in ("content_bias", "position_bias"))
-        r_TD = sinusoids(q_BSNH.shape[1], s.d_model)
+        r_TD = sinusoids(q_BSNH.shape[1] if past is None else past.segment_BC.shape[1], s.d_model)
         by_head = (None, "heads", None)
         r_TNH = Einsum((("embed", s.d_model),), queries, False, self.policy, by_head, role="position", name="r")(r_TD)
         by_distance_BNST = einsum("BSNH,TNH->BNST", add(q_BSNH, v_NH), r_TNH).astype(q_BSNH.dtype)
+        if past is not None:
+            distance_ST = past.filled + jnp.arange(q_BSNH.shape[1])[:, None] - jnp.arange(r_TD.shape[0])[None, :]
+            of_BNST = jnp.maximum(distance_ST, 0)[None, None]
+            return add(q_BSNH, u_NH), scale * jnp.take_along_axis(by_distance_BNST, of_BNST, axis=-1)
         split = spec("batch", "heads", None, None)
         return add(q_BSNH, u_NH), scale * local(shift_distances, (split,), split)(by_distance_BNST)
 

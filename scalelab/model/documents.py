@@ -18,11 +18,19 @@ class Ends(NamedTuple):
     length: jax.Array | None = None
 
 
+class Past(NamedTuple):
+    """Where new tokens go on from a cache of C: how many it holds, and their documents' numbers (`decode.py`)."""
+
+    filled: jax.Array
+    segment_BC: jax.Array
+
+
 class Packed(NamedTuple):
     """Per input token, int32 [B, S]: its document's number in the sequence, and its position in the document, from 0."""
 
     segment_BS: jax.Array
     position_BS: jax.Array
+    past: Past | None = None
 
 
 def segments(tokens_BS: jax.Array, separator: jax.Array | None, length: jax.Array | None = None) -> Packed:

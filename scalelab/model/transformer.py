@@ -70,7 +70,7 @@ class Transformer(nn.Module):
             )
         block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
         self.blocks = nn.scan(
-            block, variable_axes={"params": 0, "scales": 0}, split_rngs={"params": True}, length=s.n_layers,
+            block, variable_axes={"params": 0, "scales": 0, "cache": 0}, split_rngs={"params": True}, length=s.n_layers,
             in_axes=nn.broadcast,
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
@@ -84,12 +84,11 @@ class Transformer(nn.Module):
         # fp32 up to the sum: so a row's gradient is summed over tokens
         x_BSD = lookup(use(self.embed(), "vocab", "embed"), place(tokens_BS, "batch", "context"))
         if self.shape.position == "learned":
-            positions_SD = use(self.positions(), "seq", "embed")[: tokens_BS.shape[1]]
+            positions_SD = use(self.positions(), "seq", "embed")
             if packed is None:
-                x_BSD = x_BSD + place(positions_SD, "context", None)[None]
+                x_BSD = x_BSD + place(positions_SD[: tokens_BS.shape[1]], "context", None)[None]
             else:
-                of = local(lambda table_SD, at: table_SD[at], (spec(None, None), spec("batch", "context")), spec("batch", "context", None))  # fmt: skip
-                x_BSD = x_BSD + of(positions_SD, packed.position_BS)
+                x_BSD = x_BSD + rows(positions_SD, packed.position_BS)
         return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(dtype(self.policy.compute))
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -115,6 +114,12 @@ def lookup(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
         return embed_VD[tokens_BS]
     split_tokens = spec("batch", "context")
     return local(own, (spec("vocab", None), split_tokens), spec("batch", "context", None))(embed_VD, tokens_BS)
+
+
+def rows(table_SD: jax.Array, index_BS: jax.Array) -> jax.Array:
+    """Rows of a table that lies whole on every device [B, S, D]."""
+    split, out = spec("batch", "context"), spec("batch", "context", None)
+    return local(lambda table, index: table[index], (spec(None, None), split), out)(table_SD, index_BS)
 
 
 def layers_at_once(shape: ModelShape) -> int:
@@ -161,7 +166,19 @@ def logits(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32, packed: Packed | None = None
 ) -> jax.Array:
     """Next-token logits [B, S, V] in fp32; `packed` where documents don't see each other (`documents.segments`)."""
-    x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed)
+    return _logits(shape, *_part("__call__", shape, params, policy, tokens_BS, packed))
+
+
+def extended_logits(
+    shape: ModelShape, params: Params, tokens_BT: jax.Array, policy: Policy, packed: Packed, keys: Any
+) -> tuple[jax.Array, Any]:
+    """The same of tokens that go on from a cache of keys and values, and the cache that holds theirs too (`decode.py`)."""
+    variables = {"params": params, "cache": {"blocks": {"attention": keys}}}
+    (x_BTD, head_DV), new = Transformer(shape, policy).apply(variables, tokens_BT, packed, mutable=["cache"])
+    return _logits(shape, x_BTD, head_DV), new["cache"]["blocks"]["attention"]
+
+
+def _logits(shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array) -> jax.Array:
     logits_BSV = jnp.dot(x_BSD, head_DV.astype(x_BSD.dtype), preferred_element_type=jnp.float32)
     cap = shape.logit_softcap
     return cap * jnp.tanh(logits_BSV / cap) if cap else logits_BSV

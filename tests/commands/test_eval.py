@@ -86,6 +86,27 @@ def test_other_data_are_scored_by_the_same_ids(run, tmp_path, capsys):
     assert "was trained on ids of 'bytes', these are of 'ids-256': they mean other text" in capsys.readouterr().err
 
 
+def test_each_source_of_a_prepared_folder_has_its_loss_and_another_tokenizer_is_refused(run, tmp_path, capsys):
+    for name, text in (("code", "def f(x):\n    return x\n"), ("talk", "so it goes on and on. ")):
+        (tmp_path / name).mkdir()
+        for i in range(12):
+            (tmp_path / name / f"{i}.txt").write_text(f"{i} " + text * (20 + i))
+    sources = [f"--source={name}={tmp_path}/{name}/*.txt" for name in ("code", "talk")]
+    asked = ["prepare", *sources, "--val-fraction=0.4", "--workers=1"]
+    assert main([*asked, "--tokenizer=bytes", f"--out={tmp_path}/Two parts"]) == 0
+    assert main(["eval", str(run), f"--data={tmp_path}/Two parts", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["evaluations"]
+    assert [row["set"] for row in rows] == ["two_parts", "two_parts_code", "two_parts_talk"]
+    assert rows[1]["metrics"]["loss"] != rows[2]["metrics"]["loss"] and len({row["fingerprint"] for row in rows}) == 1
+    assert records.read_run(run)["two_parts_talk_bpb"] == rows[2]["metrics"]["bpb"]
+    assert main([*asked, "--tokenizer=bpe:300", f"--out={tmp_path}/large"]) == 0
+    capsys.readouterr()
+    assert main(["eval", str(run), f"--data={tmp_path}/large"]) == 2
+    assert "model.vocab_size=256 is too small" in capsys.readouterr().err
+    assert main(["eval", str(run), "--data=no/such"]) == 2
+    assert "data.path='no/such' is no folder that `scalelab prepare` made" in capsys.readouterr().err
+
+
 def test_a_downstream_law_is_fitted_to_own_runs(tmp_path, capsys):
     from tests.report import synthetic
 

@@ -8,7 +8,7 @@ from scalelab.__main__ import main
 from scalelab.config import static
 from scalelab.train.lineage import initial
 from scalelab.train.single import train_single
-from scalelab.train.weights import Weights, keep
+from scalelab.train.weights import Weights, keep, of_run
 from tests.hf import examples
 from tests.hf.oracle.make import HERE
 from tests.train.test_changes import SMALL, config
@@ -42,6 +42,13 @@ def test_out_in_and_on(tmp_path, run, capsys):
         assert main([*train, *options]) == 0
     digests = {json.loads(line)["params_digest"] for line in capsys.readouterr().out.splitlines()}
     assert len(digests) == 1  # the same weights on every way
+
+
+def test_an_average_of_weights_goes_out_by_its_own_digest(tmp_path, run, capsys):
+    assert main(["export", "hf", str(run[0]), f"--out={tmp_path}/hf", "--average=2"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{run[0]} at step 4, the mean of steps 2, 4 -> {tmp_path}/hf: llama")
+    assert of_run(str(run[0]), last=2).origin["digest"] in out and run[1]["params_digest"] not in out
 
 
 def test_what_was_rounded_or_folded_is_said(tmp_path, capsys):

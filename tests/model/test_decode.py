@@ -1,0 +1,74 @@
+"""Logits from a cache are those of the whole sequence at once."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab.errors import BadInput
+from scalelab.model import decode, transformer
+from scalelab.model.documents import segments
+from scalelab.precision.policy import FP32, POLICIES
+from tests.model.shapes import random_params, shape, tokens
+
+extend = jax.jit(decode.extend, static_argnums=(0, 4))
+
+MODELS = {
+    "rope, grouped": {"n_kv_heads": 2, "qk_norm": True},
+    "learned": {"position": "learned", "norm": "layernorm", "bias": True, "tied_head": True},
+    "relative": {"position": "relative"},
+    "none": {"position": "none", "logit_softcap": 5.0},
+}
+
+
+@functools.cache
+def setting(name):
+    of = shape(**MODELS[name])
+    return of, random_params(of), tokens(of)[:, :-1]
+
+
+def in_pieces(of, params, tokens_BS, sizes, policy=FP32, separator=None):
+    """Logits [B, S, V], with so many tokens at a time from a cache that is longer than needed."""
+    cache, found, start = decode.empty(of, tokens_BS.shape[0], sum(sizes), policy), [], 0
+    for size in sizes:
+        logits, cache = extend(of, params, tokens_BS[:, start : start + size], cache, policy, separator)
+        found.append(logits)
+        start += size
+        if start == tokens_BS.shape[1]:
+            break
+    assert cache.filled == start
+    return np.concatenate(found, axis=1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("separator", [None, 5])
+def test_logits_are_those_of_the_training_forward(name, separator):
+    """A prompt of seven tokens, then one at a time; with a separator each document begins anew."""
+    of, params, given = setting(name)
+    given = given.at[0, 3].set(5).at[1, 8].set(5).at[0, 9].set(5)
+    packed = None if separator is None else segments(given, separator)
+    expected = transformer.logits(of, params, given, packed=packed)
+    found = in_pieces(of, params, given, [7, *[1] * 5], separator=separator)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_longer_cache_and_larger_pieces_make_no_difference():
+    of, params, given = setting("rope, grouped")
+    expected = transformer.logits(of, params, given)
+    np.testing.assert_allclose(in_pieces(of, params, given, [5, 1, 6, 9]), expected, atol=1e-5)
+
+
+def test_bf16_keeps_keys_in_bf16():
+    of, params, given = setting("rope, grouped")
+    assert decode.empty(of, 2, 12, POLICIES["bf16"]).keys["k"].dtype == jnp.bfloat16
+    expected = np.asarray(transformer.logits(of, params, given, POLICIES["bf16"]))
+    found = in_pieces(of, params, given, [7, *[1] * 5], POLICIES["bf16"])
+    assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_learned_positions_end_where_the_model_has_no_more():
+    with pytest.raises(BadInput, match="13 tokens: the model has learned positions"):
+        decode.empty(shape(position="learned"), 1, 13)
+    assert decode.empty(shape(), 1, 13).filled == 0
