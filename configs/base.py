@@ -193,6 +193,15 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
             "seq_len": 128,  # tokens a sequence
             "position": "rope",  # rope (Su et al. 2021) | learned | relative (Transformer-XL, as Chinchilla) | none
             "rope_theta": 10_000.0,  # base wavelength of rope, in positions
+            # linear (Chen et al. 2023) | ntk (bloc97 2023) | llama3 (Llama 3.1) | yarn (Peng et al. 2023): rope for longer sequences
+            "rope_scaling": "none",  # or how the frequencies of rope are made slower
+            "rope_factor": 1.0,  # by how much rope_scaling stretches positions (Llama 3.1: 8, of an original length of 8192)
+            "rope_original": 8192,  # llama3, yarn: tokens a sequence before the stretching
+            "window": 0,  # tokens that a query sees, its own included (Mistral 7B: 4096); 0: all before it
+            "global_every": 0,  # window: every n-th layer sees everything all the same (Gemma 2: 2, Gemma 3: 6); 0: none
+            "nope_every": 0,  # rope: every n-th layer knows no positions (SmolLM3: 4; Yang et al. 2025, "Rope to Nope"); 0: none
+            "block": "sequential",  # attention, then MLP | parallel: both of one norm, added (PaLM, Chowdhery et al. 2022, sec. 2)
+            "norm_place": "before",  # norms before attention and MLP | after: of what they give (OLMo 2, 2024, sec. 2.1)
             "norm": "rmsnorm",  # rmsnorm (Zhang & Sennrich 2019) | layernorm
             "norm_eps": 1e-6,  # added to the mean square
             "mlp": "swiglu",  # swiglu (Shazeer 2020) | gelu (tanh form) | relu2 (So et al. 2021)

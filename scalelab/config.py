@@ -68,6 +68,14 @@ class ModelShape:
     init_std: float
     remat: str
     attention: str
+    rope_scaling: str
+    rope_factor: float
+    rope_original: int
+    window: int
+    global_every: int
+    nope_every: int
+    block: str
+    norm_place: str
     parametrization: str  # from parametrization.name: it changes forward multipliers, LRs, decay and eps
     base_width: int
     base_layers: int

@@ -14,6 +14,9 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.norm": ("rmsnorm", "layernorm"),
     "model.mlp": ("swiglu", "gelu", "relu2"),
     "model.remat": ("none", "dots", "full"),
+    "model.rope_scaling": ("none", "linear", "ntk", "llama3", "yarn"),
+    "model.block": ("sequential", "parallel"),
+    "model.norm_place": ("before", "after"),
     "model.attention": ("auto", "plain", "blockwise", "cudnn", "splash", "xla"),
     "data.source": ("stdlib", "text", "synthetic", "prepared"),
     "data.documents": ("cross", "mask"),
@@ -71,6 +74,10 @@ RANGES = {
     "data.split_seed": (0, 2**31 - 1, True),
     "data.language_seed": (0, 2**31 - 1, True),
     "model.logit_softcap": (0, 1e6, True),
+    "model.rope_factor": (1, 1e6, True),
+    "model.window": (0, 1e9, True),
+    "model.global_every": (0, 1e6, True),
+    "model.nope_every": (0, 1e6, True),
     "checkpoint.keep_every": (0, 1e12, True),
     "sweep.workers": (0, 1024, True),
 }
@@ -85,6 +92,7 @@ POSITIVE = [
     "model.vocab_size",
     "model.seq_len",
     "model.rope_theta",
+    "model.rope_original",
     "model.norm_eps",
     "model.init_std",
     "parametrization.base_width",
@@ -155,6 +163,7 @@ def _check_combinations(config: ConfigDict) -> None:
             f"model.position='relative' needs a key for every query head: "
             f"model.n_kv_heads={model.n_kv_heads}, nearest: {model.n_heads}"
         )
+    _check_layers(model)
     if config.schedule.warmup_steps > train.steps:
         raise BadInput(
             f"schedule.warmup_steps={config.schedule.warmup_steps} is longer than train.steps={train.steps}; "
@@ -184,6 +193,33 @@ def _check_combinations(config: ConfigDict) -> None:
         raise BadInput("data.source='prepared' needs data.path: a folder that `scalelab prepare --out=` made")
     if config.data.source == "text" and not config.data.path:
         raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
+
+
+def _check_layers(model: ConfigDict) -> None:
+    """Options of attention that have nothing to work on, or contradict each other."""
+    for key, off in (("rope_scaling", "none"), ("nope_every", 0)):
+        if model[key] != off and model.position != "rope":
+            raise BadInput(
+                f"model.{key}={model[key]!r} is for model.position='rope', not {model.position!r}; nearest: {off}"
+            )
+    if (model.rope_scaling == "none") != (model.rope_factor == 1):
+        raise BadInput(
+            f"model.rope_factor={model.rope_factor:g} with model.rope_scaling={model.rope_scaling!r}: a factor other than 1 and a "
+            "way to scale go together; nearest: rope_factor=1, rope_scaling=none"
+        )
+    if model.global_every and not model.window:
+        raise BadInput(
+            f"model.global_every={model.global_every} without model.window: all layers see everything; nearest: 0"
+        )
+    for key, instead in (("global_every", "model.window=0"), ("nope_every", "model.position=none")):
+        if model[key] == 1:
+            raise BadInput(f"model.{key}=1 is every layer; nearest: {instead} and model.{key}=0, or 2")
+    if model.nope_every and model.rope_scaling == "yarn":
+        raise BadInput(
+            "model.rope_scaling='yarn' scales the logits of all layers, and model.nope_every's have no rope; nearest: ntk"
+        )
+    if model.block == "parallel" and model.norm_place == "after":
+        raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")
 
 
 def _near(value: int):

@@ -28,6 +28,8 @@ from scalelab.errors import BadInput
 
 SAMPLE_BYTES = 2**25  # of training documents, from units all over the corpus: what a BPE is trained on
 SAMPLED_UNITS = 256  # at most so many of them
+ALONE_BYTES = 2**27  # joining less than this takes one process no longer than it takes to start others
+
 Progress = Callable[[dict[str, Any]], None]
 Stop = Callable[[], bool]
 
@@ -156,6 +158,7 @@ def _read(job: Job, work: dict[str, list[specs.Unit]], workers: int, progress: P
     }
     progress(facts)
     todo = [unit for unit in every if unit.name not in done]
+    workers = min(workers, max(len(todo), 1))
     for unit, record in pool.run(_write_unit, todo, _begin, (job, stop if workers == 1 else None), workers, stop):
         facts["done"] += 1
         facts["n_bytes"] += unit.n_bytes
@@ -208,9 +211,9 @@ def _join(
         "n_tokens": 0,
     }
     progress(facts)
-    for shard, entry in pool.run(
-        _write_shard, todo, _begin, (job, None), min(request.workers, max(len(todo), 1)), stop
-    ):
+    n_bytes = sum(n for shard in todo for _, n, _ in shard.units)  # at least: a token is one byte or more
+    workers = min(request.workers, max(len(todo), 1)) if n_bytes > ALONE_BYTES else 1
+    for shard, entry in pool.run(_write_shard, todo, _begin, (job, stop if workers == 1 else None), workers, stop):
         facts["done"] += 1
         facts["n_tokens"] += sum(n for _, n, _ in shard.units)
         facts["n_bytes"] += entry["tokens"]["bytes"]

@@ -23,8 +23,16 @@ REQUIRED = object()  # in `Format.absent`: config.json must have this key
 # What of a ModelShape is no property of the function that the weights compute, or is folded into them (`write.fold`).
 IRRELEVANT = (
     *("init_std", "remat", "attention", "sequence_parallel"),
+    *(
+        "rope_factor",
+        "rope_original",
+        "global_every",
+    ),  # of no effect without rope_scaling and window, which are refused
     *("parametrization", "base_width", "base_layers", "base_d_head"),
 )
+
+# Options that neither format has words for.
+PLAIN = {"rope_scaling": "none", "window": 0, "nope_every": 0, "block": "sequential", "norm_place": "before"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019) as `GPT2LMHeadModel` keeps it: ins x outs, with q, k and v fused side by side."""
 
-from scalelab.hf.formats import REQUIRED, Format, Tensor
+from scalelab.hf.formats import PLAIN, REQUIRED, Format, Tensor
 
 _LAYER = "transformer.h.{}."
 _PROJECTIONS = {
@@ -42,7 +42,8 @@ GPT2 = Format(
         "bias": True,
         "qk_norm": False,
         "logit_softcap": 0.0,
-    },
+    }
+    | PLAIN,
     theirs={
         "activation_function": "gelu_new",
         "scale_attn_weights": True,

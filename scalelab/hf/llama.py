@@ -1,6 +1,6 @@
 """Llama (Touvron et al. 2023) as `LlamaForCausalLM` keeps it: every projection a Linear, outs x ins; rope turns halves."""
 
-from scalelab.hf.formats import REQUIRED, Format, Tensor
+from scalelab.hf.formats import PLAIN, REQUIRED, Format, Tensor
 
 _LAYER = "model.layers.{}."
 _PROJECTIONS = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in "qkvo"} | {
@@ -32,7 +32,7 @@ LLAMA = Format(
         **{"tie_word_embeddings": False, "attention_bias": False},
         **{"hidden_act": "silu", "rope_scaling": None, "rope_parameters.rope_type": "default"},
     },
-    ours={"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0},
+    ours={"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0} | PLAIN,
     theirs={"hidden_act": "silu", "rope_scaling": None, "rope_parameters.rope_type": "default"},
     # transformers insists on it, although head_dim is a key of its own
     limits=lambda shape: {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads},

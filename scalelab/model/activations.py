@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
+from scalelab.model.layerkinds import at, layers
 from scalelab.model.transformer import Block, Params, Transformer, enter
 from scalelab.precision.policy import FP32, Policy
 
@@ -24,7 +25,7 @@ def activations(shape: ModelShape, params: Params, tokens_BS: jax.Array, policy:
     for layer in range(shape.n_layers):
         own = {"params": jax.tree.map(lambda w: w[layer], params["blocks"])}  # noqa: B023
         (x_BSD, _), seen = Block(shape, policy).apply(
-            own, x_BSD, capture_intermediates=_named(*INSIDE), mutable=["intermediates"]
+            own, x_BSD, at(layers(shape), layer), capture_intermediates=_named(*INSIDE), mutable=["intermediates"]
         )
         for name in INSIDE:
             found[name].append(seen["intermediates"][name]["__call__"][0])

@@ -11,9 +11,11 @@ from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
 from scalelab.model.documents import Packed, Past
 from scalelab.model.kernels import attend, implementation, seeing_attention
+from scalelab.model.layerkinds import ALIKE, Layer, turned
 from scalelab.model.layers import Einsum, Norm, add
 from scalelab.model.placement import local, residual, spec, use
-from scalelab.model.sight import UNLIMITED, Sight, sees
+from scalelab.model.rotary import amplitude, frequencies, rope
+from scalelab.model.sight import Sight, sees
 from scalelab.precision.policy import Policy, dtype
 from scalelab.precision.products import einsum
 
@@ -25,7 +27,7 @@ class Attention(nn.Module):
     policy: Policy
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array, packed: Packed | None = None) -> jax.Array:
+    def __call__(self, x_BSD: jax.Array, layer: Layer = ALIKE, packed: Packed | None = None) -> jax.Array:
         """x_BSD -> [B, S, D]; position i sees positions up to i, of its own document where `packed` says which that is."""
         s, compute = self.shape, dtype(self.policy.compute)
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
@@ -39,30 +41,33 @@ class Attention(nn.Module):
             k_BSKH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, compute, name="k_norm")(k_BSKH)
         scale, bias_BNST = attention_scale(s), None
         if s.position == "rope":
-            at = None if packed is None else packed.position_BS
-            q_BSNH, k_BSKH = rope(q_BSNH, s.rope_theta, at), rope(k_BSKH, s.rope_theta, at)
+            at, turns = turned(packed and packed.position_BS, layer, x_BSD.shape[1]), frequencies(s)
+            q_BSNH, k_BSKH = rope(q_BSNH, turns, at), rope(k_BSKH, turns, at)
+            scale *= amplitude(s) ** 2
         elif s.position == "relative":
             q_BSNH, bias_BNST = self.relative(q_BSNH, scale, packed and packed.past)
         if packed is not None and packed.past is not None:
-            y_BSNH = self.look_back(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, packed.segment_BS, packed.past)
+            y_BSNH = self.look_back(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, layer, packed)
         else:
-            sight = UNLIMITED if packed is None else Sight(packed.segment_BS)
+            sight = Sight(packed and packed.segment_BS, layer.everywhere)
             how = implementation(s, compute, packed is not None)
-            y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, how, sight)
+            y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, bias_BNST, scale, how, sight, s.window)
         return Einsum(queries, embed, s.bias, self.policy, residual(s.sequence_parallel), name="o")(y_BSNH)
 
     def look_back(
         self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNTC: jax.Array | None, scale: float,
-        segment_BT: jax.Array, past: Past,
+        layer: Layer, packed: Packed,
     ) -> jax.Array:  # fmt: skip
         """Attention of new tokens to those in the cache and to each other; the cache then holds them too."""
-        held = {}
+        held, past = {}, packed.past
+        assert past is not None
         for name, new in (("k", k_BTKH), ("v", v_BTKH)):
             old: jax.Array = self.get_variable("cache", name)
             held[name] = jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), past.filled, axis=1)
             self.put_variable("cache", name, held[name])
         index_T, index_C = past.filled + jnp.arange(q_BTNH.shape[1]), jnp.arange(past.segment_BC.shape[1])
-        seen = sees(index_T, index_C, segment_BS=segment_BT, segment_BT=past.segment_BC)
+        limits = self.shape.window, layer.everywhere, packed.segment_BS, past.segment_BC
+        seen = sees(index_T, index_C, *limits)
         return seeing_attention(q_BTNH, held["k"], held["v"], bias_BNTC, scale, seen)
 
     def relative(self, q_BSNH: jax.Array, scale: float, past: Past | None) -> tuple[jax.Array, jax.Array]:
@@ -86,16 +91,6 @@ class Attention(nn.Module):
 def attention_scale(shape: ModelShape) -> float:
     """1/sqrt(d_head); under muP as 1/d_head, equal to it at the base's d_head (Yang et al. 2022, Def. 4.1)."""
     return shape.d_head**-0.5 if shape.parametrization == "standard" else shape.base_d_head**0.5 / shape.d_head
-
-
-def rope(x_BSNH: jax.Array, theta: float, position_BS: jax.Array | None = None) -> jax.Array:
-    """Rotate pairs (i, i + H/2) by position x theta^(-2i/H) (Su et al. 2021, eq. 34), in fp32; positions 0, 1, … by default."""
-    seq_len, half = x_BSNH.shape[1], x_BSNH.shape[-1] // 2
-    at = jnp.arange(seq_len)[None] if position_BS is None else position_BS
-    angle_BSH = at[:, :, None] * (theta ** (-jnp.arange(half) / half))[None, None, :]
-    cos, sin = jnp.cos(angle_BSH)[:, :, None, :], jnp.sin(angle_BSH)[:, :, None, :]
-    a, b = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x_BSNH.dtype)
 
 
 def sinusoids(seq_len: int, d_model: int) -> jax.Array:

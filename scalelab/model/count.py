@@ -1,7 +1,8 @@
 """How many parameters, how many FLOPs: every convention the field uses, side by side, none of them the default in silence.
 
 Parameters are sums over the declarations. FLOPs of training are forward plus backward, without recomputation, and count
-attention in full (not halved for causality), as Chinchilla's appendix F and PaLM's MFU do.
+attention in full (not halved for causality, nor by documents), as Chinchilla's appendix F and PaLM's MFU do; with a window,
+as many keys a query as the window holds.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 
 from scalelab.config import ModelShape
 from scalelab.model import transformer
+from scalelab.model.layerkinds import n_local
 
 
 def parameters(shape: ModelShape) -> dict[str, int]:
@@ -53,12 +55,13 @@ def appendix_f(shape: ModelShape, seq_len: int | None = None) -> dict[str, float
     kh, layers = shape.d_head * shape.n_heads, shape.n_layers
     keys_values = 2 * shape.d_head * shape.n_kv_heads
     mlp_matrices = 3 if shape.mlp == "swiglu" else 2
+    seen = layers * s - n_local(shape) * max(0, s - shape.window)  # keys a query, over all layers
     return {
         "embedding": 2.0 * s * shape.vocab_size * d,
         "qkv": layers * 2.0 * s * d * (kh + keys_values),
-        "attention_logits": layers * 2.0 * s * s * kh,
-        "softmax": layers * 3.0 * shape.n_heads * s * s,
-        "attention_values": layers * 2.0 * s * s * kh,
+        "attention_logits": 2.0 * s * seen * kh,
+        "softmax": 3.0 * shape.n_heads * s * seen,
+        "attention_values": 2.0 * s * seen * kh,
         "attention_output": layers * 2.0 * s * kh * d,
         "mlp": layers * 2.0 * s * mlp_matrices * d * shape.d_ff,
         "final_logits": 2.0 * s * d * shape.vocab_size,
@@ -72,10 +75,12 @@ def flops_per_token(shape: ModelShape) -> dict[str, float]:
     6N: six times the total. chinchilla: appendix F as listed, times three. exact: every matrix product of the real
     forward and backward, walked from its jaxpr (look-ups are no products; softmax and norms are not counted).
     """
+    # The traced products take all keys; a window's layers are counted with as many as it holds.
+    hidden = 12.0 * n_local(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
     return {
         "6N": 6.0 * parameters(shape)["total"],
         "chinchilla": 3.0 * sum(appendix_f(shape).values()) / shape.seq_len,
-        "exact": matmul_flops(_traced_step(shape)) / shape.seq_len,
+        "exact": matmul_flops(_traced_step(shape)) / shape.seq_len - hidden,
     }
 
 

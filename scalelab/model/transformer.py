@@ -15,6 +15,7 @@ from scalelab.config import ModelShape
 from scalelab.model.attention import Attention
 from scalelab.model.declare import Declaration, split
 from scalelab.model.documents import Packed
+from scalelab.model.layerkinds import ALIKE, Layer, layers
 from scalelab.model.layers import MLP, Norm, Table
 from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy
 from scalelab.model.loss import token_losses as token_losses_of
@@ -34,20 +35,30 @@ MOST_UNROLLED = 12  # blocks; beyond, compiling takes longer than a CPU run gain
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). Returns (x, None): `nn.scan`'s carry and output."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). Returns (x, None): `nn.scan`'s carry and output.
+
+    Norms `after`: x + norm(attention(x)), x + norm(mlp(x)) (OLMo 2, section 2.1). `parallel`: x + attention(norm(x)) +
+    mlp(norm(x)) with one norm (PaLM, section 2).
+    """
 
     shape: ModelShape
     policy: Policy
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array, packed: Packed | None = None) -> tuple[jax.Array, None]:
+    def __call__(self, x_BSD: jax.Array, layer: Layer = ALIKE, packed: Packed | None = None) -> tuple[jax.Array, None]:
         """x_BSD -> (x_BSD, None); `packed` where documents don't see each other."""
         s = self.shape
         norm = functools.partial(Norm, s.norm, ("embed", s.d_model), s.norm_eps, dtype(self.policy.compute))
         mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, residual(s.sequence_parallel), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products see all of it
         attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
-        x_BSD = x_BSD + times * attention(place(norm(name="attention_norm")(x_BSD), *inside), packed)
+        if s.block == "parallel":
+            y_BSD = place(norm(name="attention_norm")(x_BSD), *inside)
+            return x_BSD + times * (attention(y_BSD, layer, packed) + mlp(y_BSD)), None
+        if s.norm_place == "after":
+            x_BSD = x_BSD + times * norm(name="attention_norm")(attention(place(x_BSD, *inside), layer, packed))
+            return x_BSD + times * norm(name="mlp_norm")(mlp(place(x_BSD, *inside))), None
+        x_BSD = x_BSD + times * attention(place(norm(name="attention_norm")(x_BSD), *inside), layer, packed)
         return x_BSD + times * mlp(place(norm(name="mlp_norm")(x_BSD), *inside)), None
 
 
@@ -71,7 +82,7 @@ class Transformer(nn.Module):
         block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0, "cache": 0}, split_rngs={"params": True}, length=s.n_layers,
-            in_axes=nn.broadcast,
+            in_axes=(0, nn.broadcast),
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
@@ -98,7 +109,7 @@ class Transformer(nn.Module):
 
     def __call__(self, tokens_BS: jax.Array, packed: Packed | None = None) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
-        return self.leave(self.blocks(self.enter(tokens_BS, packed), packed)[0])
+        return self.leave(self.blocks(self.enter(tokens_BS, packed), layers(self.shape), packed)[0])
 
 
 def lookup(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
@@ -192,10 +203,10 @@ def enter(
 
 
 def block(
-    shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy, packed: Packed | None = None
+    shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy, layer: Layer, packed: Packed | None = None
 ) -> jax.Array:
-    """x_BSD after one block, whose parameters these are."""
-    return Block(shape, policy).apply({"params": params}, x_BSD, packed)[0]
+    """x_BSD after one block, whose parameters and flags (`layerkinds.layers`) these are."""
+    return Block(shape, policy).apply({"params": params}, x_BSD, layer, packed)[0]
 
 
 def leave(

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import PartitionSpec, reshard
 
 from scalelab.config import Layout, Static
-from scalelab.model import documents, transformer
+from scalelab.model import documents, layerkinds, transformer
 from scalelab.model.documents import Ends
 from scalelab.model.loss import LossSums
 from scalelab.model.placement import STAGE, on_mesh, place, residual
@@ -90,6 +90,7 @@ class _Work(NamedTuple):
     enter: Callable
     leave: Callable
     own: Any
+    layers: Any  # the flags of its blocks [k]
     rest: Any
     first: jax.Array
     last: jax.Array
@@ -100,18 +101,20 @@ def _stage(
 ) -> tuple:
     """One stage's walk through the table; `blocks` are its own v k layers, `rows` [m, b, S+1] everyone's."""
     layout, shape = static.layout, static.model
-    policy, differ = POLICIES[static.precision], counted is not None
+    policy, differ, flags = POLICIES[static.precision], counted is not None, layerkinds.layers(shape)
     vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE,), to="varying"))
     rest, rows, z, ends = vary((rest, rows.astype(jnp.int32), z, ends))
     chunks = jax.tree.map(lambda w: w.reshape(layout.rounds, -1, *w.shape[1:]), blocks)
+    depth = jax.tree.leaves(chunks)[0].shape[1]  # blocks of a chunk
 
     def work(chunk: jax.Array, row_bS: jax.Array) -> _Work:
         inputs_bS, targets_bS, packed = documents.cut(row_bS, ends)
         return _Work(
-            block=functools.partial(transformer.block, shape, policy=policy, packed=packed),
+            block=lambda layer, w, x: transformer.block(shape, w, x, policy, layer, packed),
             enter=lambda rest: transformer.enter(shape, rest, inputs_bS, policy, packed),
             leave=lambda rest, y_bSD: transformer.leave(shape, rest, y_bSD, targets_bS, z, policy),
             own=jax.tree.map(lambda w: w[chunk], chunks),
+            layers=layerkinds.at(flags, (chunk * layout.stage + stage[0]) * depth + jnp.arange(depth)),
             rest=rest,
             first=(stage[0] == 0) & (chunk == 0),
             last=(stage[0] == layout.stage - 1) & (chunk == layout.rounds - 1),
@@ -145,7 +148,7 @@ def _stage(
     nothing = vary(
         place(jnp.zeros((b, length, shape.d_model), dtype(policy.compute)), *residual(shape.sequence_parallel))
     )
-    kept = jax.tree.leaves(chunks)[0].shape[1] if differ else 1
+    kept = depth if differ else 1
     held = jnp.stack([jnp.stack([nothing] * kept)] * (ticks.slots + 1))
     grads: Any = jax.tree.map(jnp.zeros_like, (chunks, rest)) if differ else ()
     begin = (nothing, nothing, held, vary(LossSums(*[jnp.zeros(())] * 3)), grads)
@@ -159,7 +162,7 @@ def _stage(
 def _forward(todo: _Work, x_bSD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A chunk's output and the input of each of its blocks [k, b, S, D]; the first chunk looks its tokens up."""
     x_bSD = jax.lax.cond(todo.first, lambda rest, _: todo.enter(rest), lambda _, x: x, todo.rest, x_bSD)
-    return jax.lax.scan(lambda x, w: (todo.block(w, x), x), x_bSD, todo.own)
+    return jax.lax.scan(lambda x, part: (todo.block(*part, x), x), x_bSD, (todo.layers, todo.own))
 
 
 def _backward(
@@ -168,14 +171,14 @@ def _backward(
     """From the gradient of a chunk's output: that of its input, of its blocks, of the rest so far; and the sums so far."""
 
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
-        y = todo.block(jax.tree.map(lambda w: w[-1], todo.own), inputs_kbSD[-1])
+        y = todo.block(*jax.tree.map(lambda w: w[-1], (todo.layers, todo.own)), inputs_kbSD[-1])
         more, pull = jax.vjp(todo.leave, todo.rest, y)
         nothing = jnp.zeros_like(more.nll)
         found, dy = pull(LossSums(nothing + 1 / counted, nothing, nothing))
         return dy, jax.tree.map(jnp.add, grads, found), jax.tree.map(jnp.add, sums, more)
 
-    def through(dy: jax.Array, part: tuple[Any, jax.Array]) -> tuple[jax.Array, Any]:
-        found, dx = jax.vjp(todo.block, *part)[1](dy)
+    def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
+        found, dx = jax.vjp(functools.partial(todo.block, part[0]), *part[1:])[1](dy)
         return dx, found
 
     def begin(dx: jax.Array, grads: Any) -> Any:
@@ -183,7 +186,7 @@ def _backward(
         return jax.tree.map(jnp.add, grads, found)
 
     dy, rest_grads, sums = jax.lax.cond(todo.last, end, lambda *kept: kept, dy_bSD, rest_grads, sums)
-    dx, blocks = jax.lax.scan(through, dy, (todo.own, inputs_kbSD), reverse=True)
+    dx, blocks = jax.lax.scan(through, dy, (todo.layers, todo.own, inputs_kbSD), reverse=True)
     return dx, blocks, jax.lax.cond(todo.first, begin, lambda _, grads: grads, dx, rest_grads), sums
 
 

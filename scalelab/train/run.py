@@ -98,7 +98,8 @@ def attention(config: ConfigDict, layout: config_lib.Layout) -> str:
     """How attention is computed (`kernels.implementation`), or that the devices that share a sequence do it in a ring."""
     static = config_lib.static(config)
     form = dtype(POLICIES[static.precision].compute)
-    return "ring" if layout.context > 1 else implementation(static.model, form, static.documents == "mask")
+    packed = static.documents == "mask" or static.seq_warmup
+    return "ring" if layout.context > 1 else implementation(static.model, form, packed)
 
 
 def guarantee(run: Run) -> dict[str, str]:

@@ -23,8 +23,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The command, with units and shards so small that there are many moments to be killed at.
 COMMAND = """
 import sys
-from scalelab.data import shards, specs
+from scalelab.data import corpus, shards, specs
 from scalelab.__main__ import main
+corpus.ALONE_BYTES = 0
 specs.UNIT_BYTES = (20_000, 20_000)
 shards.SHARD_TOKENS = 100_000
 if __name__ == "__main__":

@@ -89,6 +89,21 @@ def test_workers_order_and_copies_of_names_change_nothing(tmp_path):
     assert a == c
 
 
+def test_the_split_follows_content_seed_and_fraction(tmp_path):
+    doubled = corpora.write(tmp_path / "web.jsonl", corpora.json_lines(DOCUMENTS + DOCUMENTS[::-1]))
+    held_out = {}
+    for seed, fraction in [(0, 0.1), (1, 0.1), (0, 0.5)]:
+        out = tmp_path / f"{seed}-{fraction}"
+        prepare(out, doubled, split_seed=seed, val_fraction=fraction)
+        (part,) = opened(out).parts
+        train, val = stored(part.train), stored(part.val)
+        assert not set(train) & set(val) and len(val) == 2 * len(set(val))  # a copy falls on the same side
+        assert abs(len(val) / 800 - fraction) < 4 * (fraction * (1 - fraction) / 400) ** 0.5
+        held_out[seed, fraction] = set(val)
+    assert held_out[0, 0.1] < held_out[0, 0.5]
+    assert len(held_out[0, 0.1] & held_out[1, 0.1]) < len(held_out[0, 0.1]) / 2
+
+
 def test_a_trained_tokenizer_is_the_folders(tmp_path, source):
     notes = []
     prepare(tmp_path / "out", source, tokenizer="bpe:300", notes=notes)

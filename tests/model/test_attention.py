@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from scalelab.model import attention, kernels, transformer
-from scalelab.model.attention import rope, shift_distances, sinusoids
+from scalelab.model.attention import shift_distances, sinusoids
+from scalelab.model.rotary import frequencies, rope
 from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens
 
@@ -75,12 +76,15 @@ def test_rope_is_a_rotation_of_complex_pairs():
     angles = np.arange(S)[:, None] * theta ** (-2 * np.arange(H // 2) / H)
     turned = pairs * np.exp(1j * angles)[None, :, None, :]
     expected = np.concatenate([turned.real, turned.imag], axis=-1)
-    np.testing.assert_allclose(rope(jnp.asarray(x, jnp.float32), theta), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        rope(jnp.asarray(x, jnp.float32), frequencies(shape(d_head=H, rope_theta=theta))), expected, atol=1e-5
+    )
 
 
 def test_rope_scores_depend_on_the_distance_alone():
     q, k = (jnp.tile(jax.random.normal(jax.random.key(i), (1, 1, 1, H)), (1, 64, 1, 1)) for i in range(2))
-    scores = np.asarray(jnp.einsum("BSNH,BTNH->ST", rope(q, 10_000.0), rope(k, 10_000.0)))
+    turns = frequencies(shape(d_head=H))
+    scores = np.asarray(jnp.einsum("BSNH,BTNH->ST", rope(q, turns), rope(k, turns)))
     for distance in range(-63, 64):
         diagonal = np.diagonal(scores, distance)
         assert np.ptp(diagonal) < 1e-4

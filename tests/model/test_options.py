@@ -1,0 +1,151 @@
+"""What published recipes differ in, against formulas and a model written out in numpy float64."""
+
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from scalelab.errors import BadInput
+from scalelab.model import count, transformer
+from scalelab.model.rotary import amplitude, frequencies
+from tests.model.shapes import random_params, shape, tokens
+from tests.model.test_decode import in_pieces
+
+HEAD, THETA = 128, 500_000.0
+
+
+def stretched(name, factor, original):
+    """Frequencies as transformers computes them for a config.json with this `rope_scaling`, pair by pair, in Python's floats."""
+    found = []
+    for i in range(HEAD // 2):
+        base = THETA ** (-2 * i / HEAD)
+        wavelength = 2 * math.pi / base
+        if name == "linear":
+            found.append(base / factor)
+        elif name == "ntk":
+            found.append((THETA * factor ** (HEAD / (HEAD - 2))) ** (-2 * i / HEAD))
+        elif name == "llama3":  # low_freq_factor 1, high_freq_factor 4
+            smooth = (original / wavelength - 1) / (4 - 1)
+            between = (1 - smooth) * base / factor + smooth * base
+            found.append(base if wavelength < original / 4 else base / factor if wavelength > original else between)
+        else:  # yarn: beta_fast 32, beta_slow 1
+            at = lambda turns: HEAD * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(THETA))  # noqa: E731
+            low, high = math.floor(at(32)), math.ceil(at(1))
+            ramp = min(max((i - low) / (high - low), 0), 1)
+            found.append(base / factor * ramp + base * (1 - ramp))
+    return found
+
+
+@pytest.mark.parametrize("name", ["linear", "ntk", "llama3", "yarn"])
+def test_frequencies_are_those_of_transformers(name):
+    of = shape(d_head=HEAD, rope_theta=THETA, rope_scaling=name, rope_factor=8.0, rope_original=8192)
+    found = np.asarray(frequencies(of))
+    np.testing.assert_allclose(found, stretched(name, 8.0, 8192), rtol=3e-6)
+    assert not np.allclose(found, stretched("linear", 1.0, 8192))
+    assert amplitude(of) == (pytest.approx(0.1 * math.log(8) + 1) if name == "yarn" else 1.0)
+
+
+def by_hand(of, params, row):
+    """Logits [S, V] of one sequence of a Llama with the options of `of`: layer by layer, query by query, in float64."""
+    p = jax.tree.map(np.float64, params)
+
+    def norm(x, g):
+        return g * x / np.sqrt((x * x).mean(-1, keepdims=True) + of.norm_eps)
+
+    def attention(x, w, layer):
+        q, k, v = (np.einsum("sd,dnh->snh", x, w[name]["w"]) for name in "qkv")
+        if not (of.nope_every and (layer + 1) % of.nope_every == 0):
+            angle = np.arange(len(x))[:, None] * np.asarray(frequencies(of), np.float64)
+            turn = np.exp(1j * angle)[:, None]
+            q, k = (np.split(z, 2, axis=-1) for z in (q, k))
+            q, k = ((z[0] + 1j * z[1]) * turn for z in (q, k))
+            q, k = (amplitude(of) * np.concatenate([z.real, z.imag], axis=-1) for z in (q, k))
+        local = of.window and not (of.global_every and (layer + 1) % of.global_every == 0)
+        y = np.zeros(q.shape)
+        for i, n in np.ndindex(q.shape[:2]):
+            first = max(0, i - of.window + 1) if local else 0
+            scores = k[first : i + 1, n] @ q[i, n] / math.sqrt(of.d_head)
+            weights = np.exp(scores - scores.max())
+            y[i, n] = weights / weights.sum() @ v[first : i + 1, n]
+        return np.einsum("snh,nhd->sd", y, w["o"]["w"])
+
+    def mlp(x, w):
+        gate = x @ w["gate"]["w"]
+        return (gate / (1 + np.exp(-gate)) * (x @ w["up"]["w"])) @ w["down"]["w"]
+
+    x = p["embed"]["w"][row]
+    for layer in range(of.n_layers):
+        w = jax.tree.map(lambda each: each[layer], p["blocks"])  # noqa: B023
+        g = {name: w[name]["g"] for name in ("attention_norm", "mlp_norm") if name in w}
+        if of.block == "parallel":
+            y = norm(x, g["attention_norm"])
+            x = x + attention(y, w["attention"], layer) + mlp(y, w["mlp"])
+        elif of.norm_place == "after":
+            x = x + norm(attention(x, w["attention"], layer), g["attention_norm"])
+            x = x + norm(mlp(x, w["mlp"]), g["mlp_norm"])
+        else:
+            x = x + attention(norm(x, g["attention_norm"]), w["attention"], layer)
+            x = x + mlp(norm(x, g["mlp_norm"]), w["mlp"])
+    return norm(x, p["final_norm"]["g"]) @ p["head"]["w"]
+
+
+OPTIONS = {
+    "window": {"window": 4},
+    "alternating": {"window": 4, "global_every": 2, "n_layers": 3},
+    "nope": {"nope_every": 2, "window": 6},
+    "parallel": {"block": "parallel"},
+    "reordered norm": {"norm_place": "after", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original": 64},
+}
+logits = jax.jit(transformer.logits, static_argnums=0)
+
+
+@functools.cache
+def setting(name, **changes):
+    of = shape(**OPTIONS[name] | changes)
+    return of, random_params(of), tokens(of)[:, :-1]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_model_is_the_one_written_out(name):
+    of, params, given = setting(name)
+    np.testing.assert_allclose(logits(of, params, given)[0], by_hand(of, params, np.asarray(given[0])), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["alternating", "nope"])
+def test_a_cache_knows_windows_and_layers_without_positions(name):
+    of, params, given = setting(name)
+    np.testing.assert_allclose(in_pieces(of, params, given, [7, 5]), logits(of, params, given), atol=1e-5)
+
+
+def test_a_window_lowers_the_flops_of_its_layers():
+    """Twelve S d_attn a layer for attention in full; with a window of four, 4 in place of S = 12."""
+    full = shape(n_layers=3)
+    one, every = shape(n_layers=3, window=4, global_every=2), shape(n_layers=3, window=4)
+    for of, layers in ((one, 2), (every, 3)):
+        assert count.flops_per_token(full)["exact"] - count.flops_per_token(of)["exact"] == layers * 12 * (12 - 4) * 32
+    assert count.flops_per_token(shape(n_layers=3, window=40)) == count.flops_per_token(full)
+    attention = [count.appendix_f(of)["attention_logits"] for of in (full, one)]
+    assert attention == [3 * 2 * 12 * 12 * 32, 2 * 12 * (12 + 4 + 4) * 32]
+    assert count.parameters(shape(block="parallel"))["total"] == count.parameters(shape())["total"] - 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"global_every": 2}, "without model.window"),
+        ({"window": 4, "global_every": 1}, "every layer"),
+        ({"nope_every": 1}, "every layer"),
+        ({"nope_every": 2, "position": "learned"}, "for model.position='rope'"),
+        ({"rope_scaling": "llama3"}, "go together"),
+        ({"rope_factor": 8.0}, "go together"),
+        ({"rope_scaling": "yarn", "rope_factor": 8.0, "nope_every": 2}, "nearest: ntk"),
+        ({"block": "parallel", "norm_place": "after"}, "one norm"),
+        ({"window": -1}, "outside"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(changes, said):
+    with pytest.raises(BadInput, match=said) as refused:
+        shape(**changes)
+    assert "\n" not in str(refused.value)
