@@ -1,6 +1,6 @@
 """Text from a run, token by token: greedy, or drawn from the softmax, its head or its nucleus.
 
-Shapes: B samples, L longest sequence, V vocab.
+Shapes: B samples, T tokens of the prompt, V vocab.
 """
 
 import functools
@@ -15,7 +15,7 @@ from scalelab.config import Static
 from scalelab.data.tokenizers import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.evaluate.subject import Subject
-from scalelab.model import transformer
+from scalelab.model import decode
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
 
@@ -59,7 +59,7 @@ def sample(
         raise BadInput(
             f"a prompt of {len(begun)} tokens and --tokens={most}: the model reads {of.seq_len}; nearest: {near}"
         )
-    begin, follow = _program(of, count, len(begun) + most)
+    begin, follow = _program(of, count, tokenizer.separator)
     logits_BV, state = begin(jnp.tile(begun, (count, 1)))
     ids = np.zeros((count, most), np.int32)
     nats = np.zeros((count, most))
@@ -120,24 +120,27 @@ def _allowed(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
     return jnp.take_along_axis(ranked_BV, jnp.argsort(order_BV, axis=-1), axis=-1)
 
 
-def _program(of: Subject, count: int, length: int) -> tuple[Callable, Callable]:
-    """begin(tokens_BT) -> (logits of what follows [B, V], state); follow(tokens_B, state) -> the same one token on."""
+def _program(of: Subject, count: int, separator: int) -> tuple[Callable, Callable]:
+    """begin(tokens_BT) -> (logits of what follows [B, V], state); follow(tokens_B, state) -> the same one token on.
+
+    The state is a cache of keys and values as long as the model's sequences: a prompt of another length compiles `begin` again,
+    nothing else.
+    """
+    ends = jnp.int32(separator) if of.static.documents == "mask" else None
+    cache = decode.empty(of.static.model, count, of.seq_len, POLICIES[of.static.precision])
 
     def begin(tokens_BT: jax.Array) -> tuple[jax.Array, Any]:
-        size = tokens_BT.shape[1]
-        buffer_BL = jnp.zeros((count, length), jnp.int32).at[:, :size].set(tokens_BT)
-        return _forward(of.static, of.params, buffer_BL, np.int32(size)), (buffer_BL, size)
+        return _extend(of.static, of.params, tokens_BT, cache, ends)
 
-    def follow(tokens_B: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        buffer_BL, size = state
-        buffer_BL = buffer_BL.at[:, size].set(tokens_B)
-        return _forward(of.static, of.params, buffer_BL, np.int32(size + 1)), (buffer_BL, size + 1)
+    def follow(tokens_B: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        return _extend(of.static, of.params, tokens_B[:, None], cache, ends)
 
     return begin, follow
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _forward(static: Static, params: Any, buffer_BL: jax.Array, size: jax.Array) -> jax.Array:
+def _extend(static: Static, params: Any, tokens_BT: jax.Array, cache: Any, ends: Any) -> tuple[jax.Array, Any]:
     policy = POLICIES[static.precision]
     with arithmetic(policy):
-        return transformer.logits(static.model, params, buffer_BL, policy)[:, size - 1]
+        logits_BTV, cache = decode.extend(static.model, params, tokens_BT, cache, policy, ends)
+    return logits_BTV[:, -1], cache
