@@ -13,8 +13,11 @@ from tests.laws.truths import TRUTHS
 FIXED_UNITS = {"farseer": ("N", "D")}  # in billions, by the law itself
 
 
+LONG = ("data_constrained",)  # half a minute; `make test-slow` takes it, and starts from found parameters
+
+
 @pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["published", "found"])
-@pytest.mark.parametrize("name", list(forms.LAWS))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in forms.LAWS])
 def test_every_law_keeps_the_contract(name, known):
     """Noise-free recovery to 1e-6 at published parameters, and at the ones the points determine best."""
     truth = TRUTHS[name] if known else None

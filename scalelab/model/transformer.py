@@ -1,6 +1,6 @@
 """A decoder-only transformer as three pure functions of a shape: `declarations`, `init` and `loss` (and `logits`).
 
-Blocks are pre-norm and scanned; their parameters are stacked along a leading `layers` axis.
+Blocks are scanned; their parameters are stacked along a leading `layers` axis, and what differs between layers are flags.
 Shapes: B batch, S sequence, D d_model, V vocab.
 """
 

@@ -58,6 +58,7 @@ def test_scalelab_fit_gives_the_same_numbers(study):
         assert (refit.get("fit") or refit)[key] == summary["fit"][key]
 
 
+@pytest.mark.slow
 def test_a_second_call_trains_nothing(study):
     folder, start, summary = study
     before = {path: path.read_bytes() for path in (folder / "runs").rglob("metrics.jsonl")}

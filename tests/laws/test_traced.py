@@ -39,8 +39,16 @@ def test_chinchilla_in_logs_is_written_out_and_the_rest_is_not():
         assert points.value.__module__ == room.__name__
 
 
+LONG = ("data_constrained", "farseer")  # to compile; `make test-slow` takes them
+
+
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "huber_log") for name in forms.LAWS), ("saturating", "mse"), ("kaplan", "mse")]
+    ("name", "kind"),
+    [
+        *(pytest.param(name, "huber_log", marks=[pytest.mark.slow] * (name in LONG)) for name in forms.LAWS),
+        ("saturating", "mse"),
+        ("kaplan", "mse"),
+    ],
 )
 def test_gradient_and_hessian_equal_finite_differences(name, kind):
     """Every law, at points around its published parameters, residuals on both sides of the threshold."""

@@ -30,7 +30,22 @@ def test_every_optimizer_has_values_and_every_value_a_source():
         assert all(source for value, source in values.values()), name
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+# One of each kind of state; `make test-slow` takes the others too.
+SOME = (
+    "momentum",
+    "adamw",
+    "lion",
+    "adafactor",
+    "adam8bit",
+    "schedule_free_adamw",
+    "sophia_g",
+    "muon",
+    "soap",
+    "apollo_mini",
+)
+
+
+@pytest.mark.parametrize("name", [*SOME, *(pytest.param(n, marks=pytest.mark.slow) for n in MEMBERS if n not in SOME)])
 def test_the_contract(name):
     report = check_optimizer(name)
     assert report.state_bytes_per_parameter == BYTES.get(name, report.state_bytes_per_parameter)
@@ -39,9 +54,9 @@ def test_the_contract(name):
 MESH = """
 import json, sys
 from scalelab.testing import optimizer
-from scalelab.optim.members import MEMBERS, find
+from scalelab.optim.members import find
 said = {}
-for name in MEMBERS:
+for name in sys.argv[1:]:
     try:
         static, h = optimizer._setting(name, {})
         optimizer._check_mesh(name, {}, static, find(name), h)
@@ -52,14 +67,17 @@ print(json.dumps(said))
 """
 
 
-def test_on_a_mesh_every_optimizer_is_what_it_is_on_one_device():
+@pytest.mark.parametrize(
+    "names", [SOME, pytest.param([n for n in MEMBERS if n not in SOME], marks=pytest.mark.slow)], ids=["some", "others"]
+)
+def test_on_a_mesh_every_optimizer_is_what_it_is_on_one_device(names):
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(
-        [sys.executable, "-c", MESH], capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": flags}
+        [sys.executable, "-c", MESH, *names], capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": flags}
     )
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said == dict.fromkeys(MEMBERS, "")
+    assert said == dict.fromkeys(names, "")
 
 
 def lion(declared, o, h, lr):

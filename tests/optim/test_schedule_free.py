@@ -65,6 +65,7 @@ def loss_of(params, made):
     return float(sums.nll / sums.tokens)
 
 
+@pytest.mark.slow
 def test_the_weights_that_are_handed_on_have_the_loss_that_the_run_was_evaluated_at(tmp_path, finished):
     folder, result = finished
     weights = of_run(str(folder))

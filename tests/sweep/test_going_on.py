@@ -39,6 +39,7 @@ def test_more_steps_make_another_pack_and_go_on_from_the_old_one(tmp_path):
     assert [event["step"] for event in events(tmp_path, "low", "resume")] == [10, 20]
 
 
+@pytest.mark.slow
 def test_more_steps_of_a_cosine_are_refused_unless_allowed(tmp_path):
     run_sweep(tmp_path, trials(schedule__name="cosine"))
     with pytest.raises(

@@ -105,6 +105,7 @@ def test_killed_in_the_middle_it_goes_on_to_the_same_bits(tmp_path):
     assert untimed(tmp_path / "run") == untimed(tmp_path / "planned")
 
 
+@pytest.mark.slow
 def test_more_steps_and_branches_are_the_runs_planned_so(tmp_path, whole):
     shutil.copytree(whole[0], tmp_path / "longer")
     longer = train_single(config(**RAMP | {"train__steps": 24}), tmp_path / "longer")

@@ -55,7 +55,7 @@ def branched(trunk, step, folder, **overrides):
 @pytest.mark.parametrize(
     ("kind", "step", "decay"),
     [
-        ("constant", 4, 4),
+        pytest.param("constant", 4, 4, marks=pytest.mark.slow),
         pytest.param("constant", 8, 3, marks=pytest.mark.slow),
         ("wsd", 4, 6),
         pytest.param("wsd", 6, 1, marks=pytest.mark.slow),
