@@ -103,6 +103,15 @@ def test_two_runs_of_one_group_have_its_spread_once(studies, capsys):
     assert found["gap"]["floor"]["freedom"] == 2
 
 
+def test_the_same_seed_twice_is_no_noise(studies, tmp_path, capsys, monkeypatch):
+    shutil.copytree(studies / "a", tmp_path / "a")
+    shutil.copytree(studies / "a/runs/0", tmp_path / "a/runs/0-again")
+    monkeypatch.chdir(tmp_path)  # by a relative name, the run is still the one found beside
+    assert main(["compare", "a/runs/0", str(studies / "b/runs/0"), "--json"]) == 0
+    floor = json.loads(capsys.readouterr().out)["gap"]["floor"]
+    assert (floor["freedom"], len(floor["runs"])) == (3, 5)
+
+
 def test_without_seeds_it_says_how_to_have_some(studies, tmp_path, capsys):
     for name in "ab":
         shutil.copytree(studies / name / "runs/0", tmp_path / name)
