@@ -65,11 +65,22 @@ def prepare(
         for note in [warning, *(note for part in parts for note in specs.notes(part))]:
             if note:
                 progress({"note": note})
-        job = _job(request, given, work, progress, stop)
-        _read(job, work, request.workers, progress, stop)
-        index = _join(job, parts, work, request, progress, stop)
+        try:
+            job = _job(request, given, work, progress, stop)
+            _read(job, work, request.workers, progress, stop)
+            index = _join(job, parts, work, request, progress, stop)
+        except BadInput:
+            _clear(out)
+            raise
     result = _summary(out, index, progress)
     return result | {"seconds": time.perf_counter() - start}
+
+
+def _clear(out: pathlib.Path) -> None:
+    """Remove a folder in which no unit holds a document: there is nothing to go on with."""
+    made = [json.loads(path.read_text()) for path in (out / ".units").glob("*/record.json")]
+    if not any(record[split]["n_documents"] for record in made for split in SPLITS):
+        shutil.rmtree(out)
 
 
 def _again(out: pathlib.Path, plan: dict[str, Any]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
             )
         names = (sorted(old), sorted(new)) if key == "sources" else (old, new)
         raise BadInput(
-            f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, or use another --out"
+            f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, delete {out}, or use another --out"
         )
 
 
