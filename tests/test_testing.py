@@ -13,7 +13,7 @@ from tests.laws.truths import TRUTHS
 FIXED_UNITS = {"farseer": ("N", "D")}  # in billions, by the law itself
 
 
-LONG = ("data_constrained",)  # half a minute; `make test-slow` takes it, and starts from found parameters
+LONG = ("data_constrained", "farseer")  # half a minute; `make test-slow` takes it, and starts from found parameters
 
 
 @pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["published", "found"])

@@ -93,6 +93,7 @@ def test_a_full_disk_ends_the_run_with_an_error_and_the_last_good_step(tmp_path,
     check_resumed(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_it_at_once_and_nothing_is_lost(tmp_path, whole):
     folder = tmp_path / "run"
     process = start(folder)

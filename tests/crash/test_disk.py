@@ -42,6 +42,7 @@ def kept(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_permission_lost_between_two_saves(tmp_path, whole):
     folder = tmp_path / "run"
     shut = functools.partial(os.chmod, folder / "checkpoints", 0o555)

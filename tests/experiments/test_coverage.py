@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from scipy.stats import binom
 
 from experiments import coverage
@@ -10,6 +11,7 @@ from experiments import coverage
 STUDIES = 24
 
 
+@pytest.mark.slow
 def test_intervals_cover_within_what_few_studies_can_say(tmp_path, monkeypatch):
     """24 studies of the smallest design: a 90 % interval holds 15 of them at least, but for one time in 10,000."""
     monkeypatch.setattr(coverage, "RESAMPLES", 100)

@@ -32,13 +32,10 @@ def test_every_optimizer_has_values_and_every_value_a_source():
 
 # One of each kind of state; `make test-slow` takes the others too.
 SOME = (
-    "momentum",
     "adamw",
-    "lion",
     "adafactor",
     "adam8bit",
     "schedule_free_adamw",
-    "sophia_g",
     "muon",
     "soap",
     "apollo_mini",

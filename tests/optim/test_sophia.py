@@ -92,6 +92,7 @@ def draws(made, params, tokens, kind, n):
     return np.float64(jax.jit(lambda steps: jax.lax.map(one, steps, batch_size=500))(jnp.arange(n)))
 
 
+@pytest.mark.slow
 def test_hutchinsons_mean_is_the_hessians_diagonal(model):
     """The mean of n probes of N(0, 1) misses entry i by sqrt((H_ii^2 + sum_j H_ij^2) / n), as the closed form has it."""
     of, flat, targets = written_out(*model)

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.train.runs import ROOT
 
 SCRIPT = """
@@ -30,6 +32,7 @@ print("equal", program.separate(states)[5].step)
 """
 
 
+@pytest.mark.slow
 def test_six_trials_on_four_devices():
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(

@@ -57,6 +57,7 @@ def test_a_trial_that_went_its_own_way_is_not_thrown_back(tmp_path):
         run_sweep(tmp_path, trials(train__steps=20))
 
 
+@pytest.mark.slow
 def test_a_frozen_key_is_refused_unless_allowed_and_then_it_is_on_record(tmp_path):
     run_sweep(tmp_path, trials())
     with pytest.raises(BadInput, match=r"model.rope_theta=10000.0, now it is 500.0.*--allow-change=model.rope_theta"):

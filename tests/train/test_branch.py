@@ -210,6 +210,7 @@ def test_which_schedules_have_the_same_past_whatever_their_end(name):
     assert past.first_difference(short, long, 46)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}])
 def test_more_steps_are_as_if_planned_so(tmp_path, schedule):
     given = {f"schedule__{key}": value for key, value in schedule.items()}

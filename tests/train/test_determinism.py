@@ -87,6 +87,7 @@ print(code, jax.device_count())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_the_commands_set_them_before_jax_starts(tmp_path, command):
     file = tmp_path / "one.py"

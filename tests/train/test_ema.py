@@ -83,6 +83,7 @@ def test_stopped_and_resumed_it_has_the_same_bits(tmp_path, run):
     assert of_run(f"{tmp_path}/run", ema=True).origin["digest"] == of_run(str(run[0]), ema=True).origin["digest"]
 
 
+@pytest.mark.slow
 def test_in_a_pack_each_trial_has_its_own_decay_and_average(tmp_path, run):
     decays = {"a": DECAY, "b": 0.2}
     trials = {name: config(**KEPT | {"train__ema": decay, "sweep__pack": "vmap"}) for name, decay in decays.items()}

@@ -70,6 +70,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
     assert f"process {first.pid}" in err and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_would_make_it_another_run_is_refused_and_what_would_not_is_noted(tmp_path):
     folder = tmp_path / "run"
     constant = "--config.schedule.name=constant"  # whose past doesn't depend on its end
