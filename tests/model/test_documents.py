@@ -12,6 +12,7 @@ from configs import base
 from scalelab import config as config_lib
 from scalelab.model import blockwise, documents, transformer
 from scalelab.model.documents import Ends, segments
+from scalelab.model.layerkinds import layers
 from scalelab.precision.policy import FP32
 from scalelab.train.step import ends, gradients
 from tests.model.shapes import distance, random_params, shape
@@ -53,7 +54,7 @@ def model(position, kind, n_kv_heads=4):
 
 def losses(of, params, x_BSD, targets_BS, packed):
     """Loss of each token [B, S] from the residual stream before the first block."""
-    whole = lambda module, x: module.leave(module.blocks(x, packed)[0])  # noqa: E731
+    whole = lambda module, x: module.leave(module.blocks(x, layers(of), packed)[0])  # noqa: E731
     y_BSD, head_DV = transformer.Transformer(of, FP32).apply({"params": params}, x_BSD, method=whole)
     log_p = jax.nn.log_softmax(y_BSD @ head_DV)
     found = jnp.take_along_axis(log_p, jnp.maximum(targets_BS, 0)[..., None], axis=-1)[..., 0]
@@ -82,10 +83,12 @@ def derivatives(position, kind, n_kv_heads):
     return np.asarray(found), np.abs(np.asarray(jacobian)).max(axis=-1)
 
 
-CASES = [
+CASES = [("rope", kind, 2) for kind in KINDS] + [(position, "plain", 4) for position in POSITIONS if position != "rope"]
+# Every position scheme under every kind, by `make test-slow`: what is masked doesn't depend on the scheme.
+MORE = [
     (position, kind, 4) for position in POSITIONS for kind in KINDS if (position, kind) != ("relative", "blockwise")
 ]
-CASES += [("rope", kind, 2) for kind in KINDS]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE if case not in CASES]
 
 
 @pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
