@@ -65,7 +65,9 @@ def test_permission_lost_on_the_metrics(tmp_path, whole):
     check_resumed(folder, whole)
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["from the start", "since the last run"])
+@pytest.mark.parametrize(
+    "there", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["from the start", "since the last run"]
+)
 def test_a_read_only_folder(tmp_path, whole, there):
     folder = tmp_path / "run"
     folder.mkdir()

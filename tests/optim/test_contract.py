@@ -37,8 +37,6 @@ SOME = (
     "adam8bit",
     "schedule_free_adamw",
     "muon",
-    "soap",
-    "apollo_mini",
 )
 
 

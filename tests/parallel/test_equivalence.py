@@ -9,10 +9,10 @@ import pytest
 
 from experiments.parallelism import rows as parallelism
 
-# Three axes, combined; `make test-slow` takes more schedules, `make test-parallel` all 23 layouts, and two models each.
+# Three axes at once; `make test-slow` takes more schedules, `make test-parallel` all 23 layouts, and two models each.
 PARTS = [
-    "zero1,context+fsdp+tensor+sequence",
-    pytest.param("data,hsdp+tensor+sequence", marks=pytest.mark.slow),
+    "context+fsdp+tensor+sequence",
+    pytest.param("zero1,data,hsdp+tensor+sequence", marks=pytest.mark.slow),
     pytest.param("circular+hsdp,1f1b+fsdp+tensor+sequence", marks=pytest.mark.slow),
 ]
 

@@ -103,10 +103,8 @@ def test_without_a_scale_fp16_gradients_underflow_and_with_it_they_do_not():
     assert shares["fp16_unscaled"]["block 0"] > 0.5 and shares["fp16_unscaled"]["head"] == 0, shares
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param("fp16", marks=pytest.mark.slow), pytest.param("fp8_delayed", marks=pytest.mark.slow), "fp8_block"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp16", "fp8_delayed", "fp8_block"])
 def test_a_short_run_has_the_loss_of_fp32(name):
     losses = {}
     for policy in ("fp32", name):

@@ -99,7 +99,7 @@ for policy, cases in json.loads(sys.argv[1]).items():
 """
 
 
-LATER = ("fp8_delayed", "fp8_block", "bf16_master")
+LATER = ("fp8", "fp8_delayed", "fp8_block", "bf16_master")
 POLICIES = [pytest.param(policy, marks=[pytest.mark.slow] * (policy in LATER)) for policy in CASES]
 
 

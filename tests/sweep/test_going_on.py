@@ -27,6 +27,7 @@ def events(folder, name, kind):
     return [event for event in records.read_events(folder / "runs" / name) if event["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_more_steps_make_another_pack_and_go_on_from_the_old_one(tmp_path):
     run_sweep(tmp_path, trials())
     assert run_sweep(tmp_path, trials(train__steps=20)) == {"low": "done", "other": "done"}

@@ -68,6 +68,7 @@ def rows(name: str, **sizes):
     return {row.activation: row for row in coordcheck.check(configs, data, 4, [0, 1], 4)}
 
 
+@pytest.mark.slow
 def test_with_width_standard_grows_and_mup_does_not():
     mup, standard = (rows(name, d_model=(32, 192)) for name in ("mup", "standard"))
     assert list(mup) == ["embedding", "attention last", "mlp last", "stream", "final_norm", "logits"]

@@ -122,7 +122,8 @@ for layout in json.loads(sys.argv[1]):
 SLOW = [{"fsdp": 4, "zero": 1}, {"stage": 2, "data": 2, "microbatches": 2}]
 
 
-@pytest.mark.parametrize("layouts", [[{"fsdp": 4, "tensor": 2}], pytest.param(SLOW, marks=pytest.mark.slow)], ids=len)
+@pytest.mark.slow
+@pytest.mark.parametrize("layouts", [[{"fsdp": 4, "tensor": 2}], SLOW], ids=len)
 def test_on_a_mesh_it_is_that_of_one_device_and_lies_as_the_moments_do(layouts):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     command, env = [sys.executable, "-c", MESH, json.dumps(layouts)], os.environ | {"XLA_FLAGS": flags}

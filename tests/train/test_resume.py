@@ -43,6 +43,7 @@ def test_a_second_start_is_a_no_op_with_the_same_answer(whole):
     assert (folder / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 def test_sigterm_saves_the_step_and_exits_75_and_the_run_goes_on_from_there(tmp_path, whole):
     folder = tmp_path / "run"
     process = command(*train(folder, *STEPS))

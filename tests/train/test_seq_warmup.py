@@ -77,6 +77,7 @@ def test_the_length_grows_linearly_in_the_tokens_seen():
     assert set(schedules.curves(plain, np.arange(60))["seq_len"].tolist()) == {100}
 
 
+@pytest.mark.slow
 def test_a_run_says_it_and_resumes(tmp_path):
     run = {"model__seq_len": 16, "train__steps": 8, "schedule__seq_start": 4, "schedule__seq_warmup_tokens": 128}
     whole, halted = (config(**run) for _ in range(2))
