@@ -195,13 +195,14 @@ def release(folder: Folder) -> None:
 
 
 def run_folders(folder: Folder) -> list[pathlib.Path]:
-    """The folder itself if it is a run, else every run below its `runs/`. BadInput where there is none."""
+    """The folder itself if it is a run, else every run in its `runs/` (a sweep's), else every run in it. BadInput where there is none."""
     folder = pathlib.Path(folder)
     if (folder / "config.json").exists():
         return [folder]
-    found = sorted(path.parent for path in (folder / "runs").glob("*/config.json"))
+    below = (sorted(path.parent for path in place.glob("*/config.json")) for place in (folder / "runs", folder))
+    found = next(filter(None, below), [])
     if not found:
-        what = "no such folder" if not folder.exists() else "no config.json and no runs/*/config.json in it"
+        what = "no such folder" if not folder.exists() else "no config.json, */config.json or runs/*/config.json in it"
         raise BadInput(f"{str(folder)!r} holds no run: {what}")
     return found
 

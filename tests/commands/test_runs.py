@@ -94,6 +94,12 @@ def test_many_folders_and_chosen_columns(sweep, capsys):
     assert lines[0] == "name,N_kaplan,d_model" and lines.count("small,5904,64") == 2 and len(lines) == 5
 
 
+def test_a_folder_that_just_holds_runs_will_do(sweep, capsys):
+    assert main(["runs", str(sweep), "--csv"]) == main(["runs", str(sweep / "runs"), "--csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :] and len(lines) == 8
+
+
 def test_json_is_a_list_of_rows(sweep, capsys):
     assert main(["runs", str(sweep), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
