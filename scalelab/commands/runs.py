@@ -17,7 +17,9 @@ COLUMNS = ("name", "status", "N", "D", "C", "steps", "peak_lr", "seed", "val_los
 def main(argv: list[str]) -> int:
     """Print the runs of the given folders as a table, CSV or JSON."""
     parser = Parser("runs", __doc__)
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="a run, or a folder of runs, also as runs/*/ (a sweep)")
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="a run, or a folder of runs, also as runs/*/ (a sweep)"
+    )
     parser.add_argument("--csv", nargs="?", const="-", metavar="PATH", help="print one tidy table, or write it to PATH")
     parser.add_argument("--parquet", metavar="PATH", help="write the same table to PATH, with types")
     parser.add_argument(
