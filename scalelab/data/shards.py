@@ -46,6 +46,21 @@ class Split:
         return sum(len(offsets) - 1 for offsets in self.offsets)
 
 
+def still_there(split: Split) -> None:
+    """BadInput where a file of the split has gone or changed its size since it was opened.
+
+    A deleted file could still be read, until the run is started again; reading past the end of one that was cut kills the process.
+    """
+    for shard in split.shards:
+        path, opened = getattr(shard, "filename", None), shard.nbytes
+        if path is None:  # in memory
+            continue
+        size = os.stat(path).st_size if os.path.exists(path) else None
+        if size != opened:
+            found = "is gone" if size is None else f"has {size} bytes, and had {opened}"
+            raise BadInput(f"{path} {found} since the run opened it: put it back, and the same command goes on")
+
+
 class SplitWriter:
     """Writes the shards of one split into `folder`; `close` returns their entries for the index."""
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from scalelab.data.batches import NONE, val_batches
 from scalelab.data.prepare import Dataset
+from scalelab.data.shards import still_there
 from scalelab.train import sources
 from scalelab.train.run import Run, bits_per_byte
 
@@ -31,6 +32,8 @@ class Feed:
 
     def prepare(self, step: int) -> None:
         """Fetch k batches from `step` on, whether or not all will be run: the program's shape is k."""
+        for part in self.dataset.parts:
+            still_there(part.train)
         self.ready = (step, {seed: batches.chunk(step, self.k, self.rows) for seed, batches in self.batches.items()})
 
     def take(self, step: int, n: int) -> list[np.ndarray | None]:
