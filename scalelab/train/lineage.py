@@ -100,7 +100,7 @@ def initial(config: ConfigDict) -> Weights | None:
         return None
     if source.startswith(HF):
         return _foreign(config)
-    rules.check(config, mesh.resolved(static(config).layout, jax.device_count()))
+    rules.check(static(config), mesh.resolved(static(config).layout, jax.device_count()))
     folder, step, checkpoints, name = locate(source, "train.init_from=")
     loaded = checkpoints.load(None, at=step)
     assert loaded is not None
