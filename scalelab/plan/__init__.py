@@ -1,1 +1,1 @@
-"""What a run will take before it is launched: parameters, FLOPs, memory, time, money."""
+"""Know before you launch: parameters, FLOPs, memory, time, batch and cost of a training, each with its formula and its check."""
