@@ -95,7 +95,7 @@ def static_of(
     sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": batch}
     placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
     config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
-    rules.check(config, layout)
+    rules.check(config_lib.static(config), layout)
     return config_lib.static(config), config_lib.hparams(config) | {"separator": SEPARATOR}
 
 
