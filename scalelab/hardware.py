@@ -90,6 +90,39 @@ def chip(device_kind: str) -> Chip | None:
     return next((found for pattern, found in CHIPS.items() if re.search(rf"\b(?:{pattern})", device_kind)), None)
 
 
+def host_memory_bytes() -> int:
+    """This host's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def capacity_bytes(device: Any) -> int:
+    """Memory that one jax device can give a program; 0 where nobody says.
+
+    What the device says itself, else the table's value. CPU devices of one process share the host's memory.
+    """
+    if device.platform == "cpu":
+        return host_memory_bytes() // len(device.client.local_devices())
+    said = (device.memory_stats() or {}).get("bytes_limit", 0)
+    found = chip(device.device_kind)
+    return int(said) or (found.hbm_bytes if found else 0)
+
+
+def measured_copy_bytes_per_s(mib: int = 64, repeats: int = 5) -> float:
+    """Bytes a second that this host reads and writes together in copying `mib` MiB, the best of `repeats` after a warm-up."""
+    import numpy as np
+
+    source = np.ones(mib * 2**20, np.uint8)
+    target = source.copy()
+    best = min(_copied(source, target) for _ in range(repeats))
+    return 2 * source.nbytes / best
+
+
+def _copied(source: Any, target: Any) -> float:
+    start = time.perf_counter()
+    target[...] = source
+    return time.perf_counter() - start
+
+
 WIDER = {"float8": "bfloat16", "tensorfloat32": "float32"}  # what is measured where the table knows no unit for it
 
 

@@ -32,7 +32,7 @@ def of(config: ConfigDict) -> tuple[int, ...]:
 
 def stages(text: str) -> list[tuple[int, int]]:
     """`"512; 50000: 1024"` -> [(0, 512), (50000, 1024)]: from each step on, sequences. BadInput for anything else."""
-    found = []
+    found: list[tuple[int, int]] = []
     for part in text.split(";"):
         step, sign, batch = part.rpartition(":")
         if not batch.strip().isdecimal() or (not step.strip().isdecimal() if sign else found):

@@ -96,10 +96,13 @@ def test_a_small_one_trains(name):
     for group in ("optim", "schedule", "precision"):
         assert config[group].name == recipe[group].name
     static = config_lib.static(config)
-    h = {key: jnp.float32(value) for key, value in (config_lib.hparams(config) | {"log_every": 1}).items()}
+    h = {
+        key: jnp.float32(value)
+        for key, value in (config_lib.hparams(config) | {"log_every": 1, "separator": 0}).items()
+    }
     batch = np.random.default_rng(0).integers(0, 256, (2, 16, config.model.seq_len + 1), np.int32)
     run = jax.jit(many_steps, static_argnums=0)
     state, metrics = run(static, state_lib.init(static, h), jnp.asarray(batch), jnp.int32(2), h)
-    losses = np.asarray(metrics["loss"])
+    losses = np.asarray(metrics["train_loss"])
     assert np.isfinite(losses).all() and losses[0] != losses[1] and int(state.step) == 2
     assert 4 < losses[0] < 8  # log 256 = 5.5

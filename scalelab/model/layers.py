@@ -118,13 +118,13 @@ class MLP(nn.Module):
     bias: bool
     policy: Policy
     residual: tuple[str | None, ...] = ("batch", "context", None)
-    init: Init = Init()
+    stds: Init = Init()
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
         """x_BSD -> [B, S, D]."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
-        inner, std = ("batch", "context", "mlp"), self.init.std
+        inner, std = ("batch", "context", "mlp"), self.stds.std
         h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
         if self.kind == "swiglu":
             gate_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD)
@@ -134,5 +134,5 @@ class MLP(nn.Module):
         else:
             h_BSF = jax.nn.relu(h_BSF)
             h_BSF = jnp.square(h_BSF) if self.kind == "relu2" else h_BSF
-        last = {"std": std, "times": self.init.last}
-        return Einsum(hidden, embed, self.bias, self.policy, self.residual, **last, name="down")(h_BSF)
+        out = Einsum(hidden, embed, self.bias, self.policy, self.residual, std=std, times=self.stds.last, name="down")
+        return out(h_BSF)

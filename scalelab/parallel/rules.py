@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
-from ml_collections import ConfigDict
 
-from scalelab.config import Layout, ModelShape, static
+from scalelab.config import Layout, ModelShape, Static
 from scalelab.errors import BadInput, nearest
 from scalelab.model.declare import Declaration
 from scalelab.model.placement import SPLIT_BY_TENSOR, STAGE, TENSOR
@@ -60,9 +59,9 @@ def other(declaration: Declaration, shape: tuple[int, ...], layout: Layout) -> P
     return PartitionSpec(*split)
 
 
-def check(config: ConfigDict, layout: Layout) -> list[str]:
+def check(static: Static, layout: Layout) -> list[str]:
     """Refuse what a resolved layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
-    model, train = config.model, config.train
+    model, micro = static.model, static.global_batch // static.accumulate
     if layout.devices == 1 < jax.process_count():
         raise BadInput(
             f"a mesh of one device for {jax.process_count()} processes; nearest: parallel.data={jax.device_count()}"
@@ -70,13 +69,9 @@ def check(config: ConfigDict, layout: Layout) -> list[str]:
     if layout.zero not in range(4):
         raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
-        _divides(f"model.{name}", model[name], "parallel.tensor", layout.tensor)
+        _divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
     _divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
-    if layout.context > 1 and model.position == "relative":
-        raise BadInput(
-            "parallel.context has no ring for model.position='relative'; 'rope', 'learned' and 'none' have one"
-        )
     if layout.context > 1 and model.attention != "auto":
         raise BadInput(
             f"model.attention={model.attention!r} with parallel.context={layout.context}: devices that share a sequence attend "
@@ -84,10 +79,9 @@ def check(config: ConfigDict, layout: Layout) -> list[str]:
         )
     if layout.zero:
         _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
-    micro = train.global_batch // train.accumulate
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
-    _check_curvature(config.optim.name, layout)
-    return check_pipeline(config, layout) + whole(declarations(static(config).model), layout)
+    _check_curvature(static.optim.name, layout)
+    return check_pipeline(static, layout) + whole(declarations(model), layout)
 
 
 def _check_curvature(name: str, layout: Layout) -> None:
@@ -106,7 +100,7 @@ def _check_curvature(name: str, layout: Layout) -> None:
             )
 
 
-def check_pipeline(config: ConfigDict, layout: Layout) -> list[str]:
+def check_pipeline(static: Static, layout: Layout) -> list[str]:
     """The same for what has to do with stages; says what the pipeline costs."""
     if layout.schedule not in SCHEDULES:
         raise BadInput(
@@ -117,7 +111,7 @@ def check_pipeline(config: ConfigDict, layout: Layout) -> list[str]:
             raise BadInput(f"parallel.{name}={getattr(layout, name)} is not a count; 1 or more")
     if layout.stage == 1:
         return []
-    if config.precision.name == "fp8_delayed":
+    if static.precision == "fp8_delayed":
         raise BadInput(
             f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over micro-batches; "
             "nearest: precision.name='fp8'"
@@ -129,10 +123,10 @@ def check_pipeline(config: ConfigDict, layout: Layout) -> list[str]:
         )
     if layout.rounds > 1 and layout.schedule != "circular":
         raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule='circular', not {layout.schedule!r}")
-    _divides("model.n_layers", config.model.n_layers, "parallel.stage x parallel.rounds", layout.stage * layout.rounds)
+    _divides("model.n_layers", static.model.n_layers, "parallel.stage x parallel.rounds", layout.stage * layout.rounds)
     if layout.rounds > 1:
         _divides("parallel.microbatches", layout.microbatches, "parallel.stage", layout.stage)
-    micro = config.train.global_batch // config.train.accumulate
+    micro = static.global_batch // static.accumulate
     split = layout.data * layout.fsdp * layout.microbatches
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x fsdp x microbatches", split)
     bubble = predicted_bubble(layout.stage, layout.microbatches, layout.rounds)

@@ -121,7 +121,7 @@ def trunk(config: ConfigDict, dataset: Dataset) -> Trunk | None:
     folder, step, checkpoints, name = lineage.locate(source, "train.branch_from=")
     if step is None:
         raise BadInput(f"train.branch_from={source!r} names no step: write RUN@STEP")
-    rules.check(config, mesh.resolved(static(config).layout, jax.device_count()))
+    rules.check(static(config), mesh.resolved(static(config).layout, jax.device_count()))
     (like,) = program.like(static(config), 1, "turn")
     mine = changes.facts(config, dataset)
     loaded = checkpoints.load({name: like}, lambda _, facts: _fits(folder, step, facts[name], mine, config), at=step)

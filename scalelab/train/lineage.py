@@ -100,7 +100,7 @@ def initial(config: ConfigDict) -> Weights | None:
         return None
     if source.startswith(HF):
         return _foreign(config)
-    rules.check(config, mesh.resolved(static(config).layout, jax.device_count()))
+    rules.check(static(config), mesh.resolved(static(config).layout, jax.device_count()))
     folder, step, checkpoints, name = locate(source, "train.init_from=")
     loaded = checkpoints.load(None, at=step)
     assert loaded is not None
@@ -110,16 +110,18 @@ def initial(config: ConfigDict) -> Weights | None:
 
 
 def handed_on(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:
-    """The parameters that the run `name` of a checked step hands on, as `wanted` has them on its mesh.
+    """The parameters that the run `name` of a checked step hands on, as `wanted` has them on its mesh and in its format.
 
     Of an optimizer that evaluates another point than it trains, that point: its state is then read too. BadInput where the
-    model's shapes or dtypes are others.
+    model's shapes are others.
     """
     layout = mesh.resolved(wanted.layout, jax.device_count())
-    (like,) = program.like(wanted, 1, "turn")
     config = changes.config_of(checked.facts[name])
+    form, kept_form = (POLICIES[precision].parameters for precision in (wanted.precision, config.precision.name))
+    (like,) = program.like(dataclasses.replace(wanted, precision=config.precision.name), 1, "turn")
     if find(config.optim.name).evaluated is None:
-        return checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
+        params = checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
+        return params if form == kept_form else state.stored(state.wide(params, kept_form), form)
     saved = dataclasses.replace(static(config), layout=layout)
     (kept,) = program.like(saved, 1, "turn")
     parts = {"params": like.params, "opt_state": kept.opt_state}
@@ -127,7 +129,7 @@ def handed_on(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Stat
     h: Any = hparams(config)
     of = jax.jit(lambda both: state.evaluated(saved, kept._replace(**both), h))
     with jax.set_mesh(mesh.make(layout)) if layout.devices > 1 else contextlib.nullcontext():
-        return state.stored(of(both), POLICIES[wanted.precision].parameters)
+        return state.stored(of(both), form)
 
 
 def averaged(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:

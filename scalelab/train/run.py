@@ -126,7 +126,7 @@ def open_run(
     chosen = [defaults.words(config.optim), lengths.describe(config), mixed]
     said = [("chosen", word) for word in filter(None, chosen)]
     said += [("schedule", word) for word in lengths.doubts(config)]
-    said += [("layout", word) for word in rules.check(config, layout)]
+    said += [("layout", word) for word in rules.check(config_lib.static(config), layout)]
     if config.model.attention == "auto":
         said += [
             (

@@ -154,10 +154,10 @@ def _sophia(s):
 def test_what_it_cannot_measure_is_refused_in_a_line(axis):
     made = little("sophia_g", **{f"parallel.{axis}": 2, "model.n_layers": 2})
     with pytest.raises(BadInput, match=rf"'sophia_g' with parallel.{axis}=2: .* nearest: parallel.{axis}=1"):
-        rules.check(made, resolved(static(made).layout, 2))
+        rules.check(static(made), resolved(static(made).layout, 2))
     made = little("sophia_h", **{"parallel.data": 2})
     with pytest.raises(BadInput, match=r"'sophia_h' on 2 devices: .* nearest: optim.name='sophia_g'"):
-        rules.check(made, resolved(static(made).layout, 2))
+        rules.check(static(made), resolved(static(made).layout, 2))
 
 
 def outside_loops(program: str) -> int:

@@ -121,4 +121,4 @@ def test_delayed_scaling_refuses_a_pipeline_and_names_what_goes():
         config_lib.override(tiny.get_config(), {"precision.name": "fp8_delayed", "parallel.stage": 2})
     )
     with pytest.raises(BadInput, match=r"fp8_delayed' with parallel.stage=2: .*nearest: precision.name='fp8'$"):
-        rules.check(config, config_lib.static(config).layout)
+        rules.check(config_lib.static(config), config_lib.static(config).layout)

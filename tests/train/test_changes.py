@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
 from configs import tiny
@@ -204,6 +205,19 @@ def test_the_weights_are_those_of_the_step_asked_for(tmp_path, finished):
     result = train_single(still, tmp_path / "run")
     origin = records.read_json(tmp_path / "run" / "record.json")["init_from"]
     assert origin["step"] == 2 and origin["digest"] == result["params_digest"] != finished[1]["params_digest"]
+
+
+def test_weights_come_in_the_format_that_the_new_run_keeps_them_in(finished):
+    import jax
+    import jax.numpy as jnp
+
+    from scalelab.train.lineage import initial
+
+    (wide, _), (narrow, _) = (
+        initial(config(train__init_from=str(finished[0]), precision__name=name)) for name in ("fp32", "bf16_master")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(jnp.bfloat16), b), wide, narrow)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(narrow)} == {"bfloat16"}
 
 
 def test_once_begun_it_resumes_from_itself_and_keeps_its_lineage(tmp_path, finished):
