@@ -48,7 +48,7 @@ def of_layer(shape: ModelShape, layer: Layer) -> tuple[jax.Array, float | jax.Ar
     With `rope_local_theta` a layer with a window has that theta and no scaling (Gemma 3, 2025, section 2). A layer without
     positions is not scaled either.
     """
-    grown = amplitude(shape) ** 2
+    grown: float | jax.Array = amplitude(shape) ** 2
     scaled = [layer.everywhere] if shape.rope_local_theta else []
     scaled = [flag for flag in (*scaled, layer.turns) if flag is not None]
     if scaled and grown != 1:
