@@ -1,0 +1,206 @@
+"""How long a step takes: a roofline of its operations, its collectives, its pipeline; then days, device-hours and money.
+
+An operation takes the longer of its FLOPs and its bytes, each at the share of the datasheet that `efficiency.py` states; a
+collective what a ring takes. Of the traffic that nothing waits for, a stated share goes on behind computing.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from scalelab import ramp
+from scalelab.config import Static
+from scalelab.errors import BadInput
+from scalelab.hardware import unit_flops
+from scalelab.model import count
+from scalelab.parallel.mesh import AXES
+from scalelab.plan import links, work
+from scalelab.plan.bubble import bubble
+from scalelab.plan.efficiency import Efficiency, Range, default, platform
+from scalelab.plan.habits import OURS, Habits
+from scalelab.plan.machine import Machine
+from scalelab.plan.share import plain_shape, share
+from scalelab.plan.traffic import Transfer, recomputed, transfers
+from scalelab.precision.policy import POLICIES
+
+EXPECTED, BEST, WORST = "expected", "high", "low"  # of the efficiencies
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on the device that has most to do, at the efficiencies' expected values; `low_s` and `high_s` at their ends.
+
+    total_s = compute_s + hbm_s + sum(exposed) + bubble_s. `compute_s`: operations bound by FLOPs, `hbm_s`: by memory. `axes`:
+    collectives by mesh axis as if nothing else went on; `exposed`: what of it computing doesn't hide. `bubble_s`: idle ends of
+    the pipeline. `mfu`: FLOPs of the model's products (`flops_per_token`, attention in full, nothing recomputed) over the
+    peak of the unit that the precision policy multiplies with.
+    """
+
+    compute_s: float
+    hbm_s: float
+    axes: dict[str, float]
+    exposed: dict[str, float]
+    bubble_s: float
+    total_s: float
+    low_s: float
+    high_s: float
+    mfu: float
+    mfu_low: float
+    mfu_high: float
+    tokens_per_s: float
+    flops_per_token: float
+    peak_flops: float  # FLOP/s of one device
+    assumptions: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A whole run: expected, and at the ends of the step's range. `cost`: in the money of the price; None without one."""
+
+    tokens: float
+    days: float
+    days_low: float
+    days_high: float
+    device_hours: float
+    device_hours_low: float
+    device_hours_high: float
+    cost: float | None
+    cost_low: float | None
+    cost_high: float | None
+
+
+def step_time(
+    static: Static, machine: Machine, efficiency: Efficiency | None = None, habits: Habits = OURS
+) -> StepTime:
+    """One optimizer step of a config whose layout is resolved. BadInput where the chip has no unit for the precision."""
+    efficiency = efficiency or default(machine)
+    ops, moves = work.operations(static, machine, habits), transfers(static, habits)
+    expected, best, worst = (_parts(static, machine, efficiency, which, ops, moves) for which in (EXPECTED, BEST, WORST))
+    tokens = static.global_batch * static.model.seq_len
+    flops = count.flops_per_token(plain_shape(static.model))["exact"]
+    peak = rate(machine, POLICIES[static.precision].unit)[0]
+
+    def mfu(total_s: float) -> float:
+        return flops * tokens / (total_s * static.layout.devices * peak)
+
+    return StepTime(
+        **expected, low_s=best["total_s"], high_s=worst["total_s"], mfu=mfu(expected["total_s"]),
+        mfu_low=mfu(worst["total_s"]), mfu_high=mfu(best["total_s"]), tokens_per_s=tokens / expected["total_s"],
+        flops_per_token=flops, peak_flops=peak, assumptions=assumptions(static, machine, efficiency, habits),
+    )  # fmt: skip
+
+
+def rate(machine: Machine, unit: str) -> tuple[float, str]:
+    """(peak FLOP/s of the unit, what it is) that multiplies `unit` numbers; fp8 is rounded and multiplied wider where there is none of its own.
+
+    A CPU multiplies everything as fp32. BadInput where the chip has no unit for it.
+    """
+    wider = ("bfloat16",) if unit.startswith("float8") else ("float32",) if platform(machine) == "cpu" else ()
+    found = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
+    if found is None:
+        known = ", ".join(machine.chip.flops)
+        raise BadInput(f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}")
+    return found
+
+
+def _parts(
+    static: Static, machine: Machine, efficiency: Efficiency, which: str, ops: tuple[work.Operation, ...],
+    moves: tuple[Transfer, ...],
+) -> dict:  # fmt: skip
+    """The fields of `StepTime` that are seconds, at one end of every range."""
+    at = {field: getattr(getattr(efficiency, field), which) for field in ("matmul", "attention", "hbm", "network")}
+    layout, overlap = static.layout, getattr(efficiency.overlap, which)
+    compute, hbm = _computed(static, machine, ops, at)
+    update = sum(op.times * op.bytes for op in ops if op.part == "update") / (machine.chip.hbm_bytes_per_s * at["hbm"])
+    waited, hideable = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+    for move in moves:
+        speed = links.bytes_per_s(layout, machine, move.axis) * at["network"]
+        took = move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
+        (hideable if move.hidden else waited)[move.axis] += took
+    # Behind computing, as far as there is computing to hide behind.
+    hidden = min(overlap * sum(hideable.values()), compute + hbm)
+    left = 1 - hidden / sum(hideable.values()) if hidden else 1.0
+    exposed = {axis: waited[axis] + left * hideable[axis] for axis in AXES}
+    ticking = compute + hbm + exposed["tensor"] + exposed["context"] + exposed["stage"]
+    idle = bubble(layout, static.model.n_layers).over_ideal * ticking
+    return {
+        "compute_s": compute,
+        "hbm_s": hbm + update,
+        "axes": {axis: waited[axis] + hideable[axis] for axis in AXES if getattr(layout, axis) > 1},
+        "exposed": {axis: exposed[axis] for axis in AXES if getattr(layout, axis) > 1},
+        "bubble_s": idle,
+        "total_s": compute + hbm + update + sum(exposed.values()) + idle,
+    }
+
+
+def _computed(
+    static: Static, machine: Machine, ops: tuple[work.Operation, ...], at: dict[str, float]
+) -> tuple[float, float]:
+    """(seconds bound by FLOPs, by memory) of blocks and head on the stage that takes longest."""
+    found = {part: [0.0, 0.0] for part in ("block", "head", "update")}
+    for op in ops:
+        share_of_peak = at["attention" if op.name.startswith("attention") else "matmul"]
+        flops_s = op.flops / (rate(machine, op.unit)[0] * share_of_peak) if op.flops else 0.0
+        bytes_s = op.bytes / (machine.chip.hbm_bytes_per_s * at["hbm"])
+        found[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s)
+    of = share(static)
+    last = [found["block"][i] * of.last_layers / of.layers + found["head"][i] for i in (0, 1)]
+    slowest = max(found["block"], last, key=sum)
+    return slowest[0], slowest[1]
+
+
+def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits: Habits) -> tuple[str, ...]:
+    """What the figures rest on, in words: one line each."""
+    layout, policy = static.layout, POLICIES[static.precision]
+
+    def said(name: str, of: Range) -> str:
+        return f"{name} {of.expected:.0%} ({of.low:.0%} to {of.high:.0%})"
+
+    shares = ("matmul", "attention", "hbm", "network", "overlap")
+    lines = [
+        "efficiencies: " + ", ".join(said(name, getattr(efficiency, name)) for name in shares),
+        *efficiency.sources,
+        f"peak: {rate(machine, policy.unit)[1]}",
+        f"attention: {work.attention_kind(static, machine)}; recomputed in the backward: {recomputed(static, habits)}",
+    ]
+    split = [axis for axis in AXES if getattr(layout, axis) > 1]
+    for axis in split:
+        speed, wide = links.bytes_per_s(layout, machine, axis), links.crosses(layout, machine, axis)
+        place = "crosses nodes" if wide else "stays within a node"
+        lines.append(f"{axis}={getattr(layout, axis)} {place}: {speed / 1e9:.3g} GB/s a device")
+    if split:
+        lines.append(
+            "tensor's collectives are waited for; overlap is the share of all others' that goes on behind computing"
+        )
+    if layout.stage > 1:
+        idle, of = bubble(layout, static.model.n_layers), share(static)
+        lines.append(
+            f"pipeline: {layout.schedule}, {of.layers} of {static.model.n_layers} layers on the fullest of {layout.stage} stages; "
+            f"idle {idle.over_ideal:.1%} of the busy time"
+        )
+    if static.batch_ramp:
+        lines.append("a step with the full batch")
+    return tuple(lines)
+
+
+def training(static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None) -> Training:
+    """A run of `steps` steps, each as `step` says, without interruptions; `price_per_hour` of one device, else the machine's.
+
+    Under a batch warm-up steps count as long as they have micro-batches.
+    """
+    full = _full_steps(static, steps)
+    price = machine.price_per_hour if price_per_hour is None else price_per_hour
+    hours = {"": step.total_s, "_low": step.low_s, "_high": step.high_s}
+    hours = {end: full * seconds / 3600 for end, seconds in hours.items()}
+    devices = static.layout.devices
+    return Training(
+        tokens=full * static.global_batch * static.model.seq_len,
+        **{f"days{end}": h / 24 for end, h in hours.items()},
+        **{f"device_hours{end}": h * devices for end, h in hours.items()},
+        **{f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()},
+    )  # fmt: skip
+
+
+def _full_steps(static: Static, steps: int) -> float:
+    """Steps with the full batch that hold as many micro-batches as `steps` do under the batch's warm-up."""
+    return int(ramp.before(static.batch_ramp, static.accumulate, np.int64(steps))) / static.accumulate
