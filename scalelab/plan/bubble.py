@@ -28,6 +28,19 @@ def bubble(layout: Layout, n_layers: int) -> Bubble:
     return Bubble(of_total / (1 - of_total), of_total, fullest, fullest * stages / n_layers - 1)
 
 
+def lockstep(layout: Layout, ratio: float) -> float:
+    """Idle over busy time where every tick is as long as the longest operation in it; a backward takes `ratio` forwards.
+
+    `gpipe` and `circular` run all forwards, then all backwards, and lose nothing by it. Of `1f1b`'s 2 (m + p - 1) ticks the
+    first p are forwards only, in all others some stage runs a backward.
+    """
+    stages, many = layout.stage, layout.microbatches
+    if layout.schedule != "1f1b" or stages == 1:
+        return bubble(layout, stages).over_ideal
+    took = stages + (2 * (many + stages - 1) - stages) * ratio
+    return took / (many * (1 + ratio)) - 1
+
+
 def stage_layers(n_layers: int, stages: int, rounds: int = 1) -> tuple[int, int]:
     """(layers of the fullest stage, of the last one): what doesn't divide is missing at both ends, as Llama 3 has it.
 

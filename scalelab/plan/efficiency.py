@@ -43,8 +43,8 @@ SOURCES = (
     "overlap: our judgement; Megatron-LM of 2021 hid nothing of the gradients, FSDP and XLA hide most",
 )
 HBM, ATTENTION = Range(0.7, 0.85, 0.94), Range(0.3, 0.5, 0.7)
-GPU = Efficiency(Range(0.5, 0.65, 0.85), ATTENTION, HBM, Range(0.35, 0.7, 0.85), Range(0.4, 0.8, 1.0), SOURCES)
-TPU = Efficiency(Range(0.5, 0.65, 0.92), ATTENTION, HBM, Range(0.75, 0.9, 0.98), Range(0.6, 0.85, 1.0), SOURCES)
+GPU = Efficiency(Range(0.45, 0.6, 0.85), ATTENTION, HBM, Range(0.35, 0.7, 0.85), Range(0.4, 0.8, 1.0), SOURCES)
+TPU = Efficiency(Range(0.45, 0.6, 0.95), ATTENTION, HBM, Range(0.75, 0.9, 0.98), Range(0.6, 0.85, 1.0), SOURCES)
 ANY = Range(0.3, 0.6, 0.9)
 CPU = Efficiency(
     ANY, ANY, ANY, ANY, Range(0.0, 0.0, 0.5),

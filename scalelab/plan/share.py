@@ -36,7 +36,7 @@ def share(static: Static) -> Share:
     pipelined = layout.stage > 1
     microbatches = static.accumulate * (layout.microbatches if pipelined else 1)
     rows = static.global_batch / (layout.data * layout.fsdp * microbatches)
-    blocks, rest = _sizes(plain_shape(shape), layout.tensor)
+    blocks, rest = _sizes(shape.plain, layout.tensor)
     return Share(
         layers=fullest,
         last_layers=last,
@@ -53,11 +53,6 @@ def at_rest(static: Static, zero: int) -> float:
     """Parameters (or what is kept of each) on a device where ZeRO's stage `zero` and those above it split them by fsdp."""
     layout: Layout = static.layout
     return share(static).parameters / (layout.fsdp if layout.zero >= zero else 1)
-
-
-def plain_shape(shape: ModelShape) -> ModelShape:
-    """The shape with all that changes neither parameters nor the model's FLOPs at its default: fewer shapes to trace."""
-    return dataclasses.replace(shape, remat="none", attention="plain", sequence_parallel=False)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ collective what a ring takes. Of the traffic that nothing waits for, a stated sh
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -15,15 +16,15 @@ from scalelab.hardware import unit_flops
 from scalelab.model import count
 from scalelab.parallel.mesh import AXES
 from scalelab.plan import links, work
-from scalelab.plan.bubble import bubble
+from scalelab.plan.bubble import bubble, lockstep
 from scalelab.plan.efficiency import Efficiency, Range, default, platform
 from scalelab.plan.habits import OURS, Habits
 from scalelab.plan.machine import Machine
-from scalelab.plan.share import plain_shape, share
+from scalelab.plan.share import share
 from scalelab.plan.traffic import Transfer, recomputed, transfers
 from scalelab.precision.policy import POLICIES
 
-EXPECTED, BEST, WORST = "expected", "high", "low"  # of the efficiencies
+FIELDS = ("matmul", "attention", "hbm", "network", "overlap")  # of an `Efficiency`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,18 +75,21 @@ def step_time(
 ) -> StepTime:
     """One optimizer step of a config whose layout is resolved. BadInput where the chip has no unit for the precision."""
     efficiency = efficiency or default(machine)
-    ops, moves = work.operations(static, machine, habits), transfers(static, habits)
-    expected, best, worst = (_parts(static, machine, efficiency, which, ops, moves) for which in (EXPECTED, BEST, WORST))
+    ops, moves, lost = work.operations(static, machine, habits), transfers(static, habits), idle(static, habits)
+    expected = _parts(static, machine, _shares(efficiency), ops, moves, lost)
+    low_s, high_s = (
+        _end(static, machine, efficiency, end, ops, moves, lost, expected["total_s"]) for end in ("high", "low")
+    )
     tokens = static.global_batch * static.model.seq_len
-    flops = count.flops_per_token(plain_shape(static.model))["exact"]
+    flops = count.flops_per_token(static.model)["exact"]
     peak = rate(machine, POLICIES[static.precision].unit)[0]
 
     def mfu(total_s: float) -> float:
         return flops * tokens / (total_s * static.layout.devices * peak)
 
     return StepTime(
-        **expected, low_s=best["total_s"], high_s=worst["total_s"], mfu=mfu(expected["total_s"]),
-        mfu_low=mfu(worst["total_s"]), mfu_high=mfu(best["total_s"]), tokens_per_s=tokens / expected["total_s"],
+        **expected, low_s=low_s, high_s=high_s, mfu=mfu(expected["total_s"]), mfu_low=mfu(high_s), mfu_high=mfu(low_s),
+        tokens_per_s=tokens / expected["total_s"],
         flops_per_token=flops, peak_flops=peak, assumptions=assumptions(static, machine, efficiency, habits),
     )  # fmt: skip
 
@@ -103,13 +107,36 @@ def rate(machine: Machine, unit: str) -> tuple[float, str]:
     return found
 
 
+def _shares(efficiency: Efficiency, **ends: str) -> dict[str, float]:
+    """Every efficiency as expected, but at that end where one is named."""
+    return {field: getattr(getattr(efficiency, field), ends.get(field, "expected")) for field in FIELDS}
+
+
+def _end(
+    static: Static, machine: Machine, efficiency: Efficiency, end: str, ops: tuple[work.Operation, ...],
+    moves: tuple[Transfer, ...], lost: float, expected_s: float,
+) -> float:  # fmt: skip
+    """Seconds where the efficiencies are at this end: each alone, added as errors that know nothing of each other."""
+    alone = (
+        _parts(static, machine, _shares(efficiency, **{field: end}), ops, moves, lost)["total_s"] for field in FIELDS
+    )
+    moved = math.sqrt(sum((seconds - expected_s) ** 2 for seconds in alone))
+    return expected_s + (moved if end == "low" else -moved)
+
+
+def idle(static: Static, habits: Habits) -> float:
+    """Idle ends of the pipeline over its busy time. A backward takes two forwards, three where it runs the forward again."""
+    if not habits.lockstep:
+        return bubble(static.layout, static.model.n_layers).over_ideal
+    return lockstep(static.layout, 3.0 if recomputed(static, habits) == "full" else 2.0)
+
+
 def _parts(
-    static: Static, machine: Machine, efficiency: Efficiency, which: str, ops: tuple[work.Operation, ...],
-    moves: tuple[Transfer, ...],
+    static: Static, machine: Machine, at: dict[str, float], ops: tuple[work.Operation, ...], moves: tuple[Transfer, ...],
+    lost: float,
 ) -> dict:  # fmt: skip
-    """The fields of `StepTime` that are seconds, at one end of every range."""
-    at = {field: getattr(getattr(efficiency, field), which) for field in ("matmul", "attention", "hbm", "network")}
-    layout, overlap = static.layout, getattr(efficiency.overlap, which)
+    """The fields of `StepTime` that are seconds, at these shares of the datasheet."""
+    layout, overlap = static.layout, at["overlap"]
     compute, hbm = _computed(static, machine, ops, at)
     update = sum(op.times * op.bytes for op in ops if op.part == "update") / (machine.chip.hbm_bytes_per_s * at["hbm"])
     waited, hideable = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
@@ -122,14 +149,14 @@ def _parts(
     left = 1 - hidden / sum(hideable.values()) if hidden else 1.0
     exposed = {axis: waited[axis] + left * hideable[axis] for axis in AXES}
     ticking = compute + hbm + exposed["tensor"] + exposed["context"] + exposed["stage"]
-    idle = bubble(layout, static.model.n_layers).over_ideal * ticking
+    bubble_s = lost * ticking
     return {
         "compute_s": compute,
         "hbm_s": hbm + update,
         "axes": {axis: waited[axis] + hideable[axis] for axis in AXES if getattr(layout, axis) > 1},
         "exposed": {axis: exposed[axis] for axis in AXES if getattr(layout, axis) > 1},
-        "bubble_s": idle,
-        "total_s": compute + hbm + update + sum(exposed.values()) + idle,
+        "bubble_s": bubble_s,
+        "total_s": compute + hbm + update + sum(exposed.values()) + bubble_s,
     }
 
 
@@ -156,9 +183,8 @@ def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits
     def said(name: str, of: Range) -> str:
         return f"{name} {of.expected:.0%} ({of.low:.0%} to {of.high:.0%})"
 
-    shares = ("matmul", "attention", "hbm", "network", "overlap")
     lines = [
-        "efficiencies: " + ", ".join(said(name, getattr(efficiency, name)) for name in shares),
+        "efficiencies: " + ", ".join(said(name, getattr(efficiency, name)) for name in FIELDS),
         *efficiency.sources,
         f"peak: {rate(machine, policy.unit)[1]}",
         f"attention: {work.attention_kind(static, machine)}; recomputed in the backward: {recomputed(static, habits)}",
@@ -173,17 +199,22 @@ def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits
             "tensor's collectives are waited for; overlap is the share of all others' that goes on behind computing"
         )
     if layout.stage > 1:
-        idle, of = bubble(layout, static.model.n_layers), share(static)
         lines.append(
-            f"pipeline: {layout.schedule}, {of.layers} of {static.model.n_layers} layers on the fullest of {layout.stage} stages; "
-            f"idle {idle.over_ideal:.1%} of the busy time"
+            f"pipeline: {layout.schedule}, {share(static).layers} of {static.model.n_layers} layers on the fullest of "
+            f"{layout.stage} stages; idle {idle(static, habits):.1%} of the busy time"
         )
+        if habits.lockstep and layout.schedule == "1f1b":
+            lines.append(
+                "1f1b: stages wait for each other after every tick, so most ticks take a backward's time; circular's don't"
+            )
     if static.batch_ramp:
         lines.append("a step with the full batch")
     return tuple(lines)
 
 
-def training(static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None) -> Training:
+def training(
+    static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None
+) -> Training:
     """A run of `steps` steps, each as `step` says, without interruptions; `price_per_hour` of one device, else the machine's.
 
     Under a batch warm-up steps count as long as they have micro-batches.

@@ -9,7 +9,7 @@ import dataclasses
 
 from scalelab.config import Static
 from scalelab.plan.habits import OURS, Habits
-from scalelab.plan.share import Share, share
+from scalelab.plan.share import share
 from scalelab.precision.policy import POLICIES, dtype
 
 GRADIENT_BYTES = 4  # a weight's gradient is summed over tokens and devices in fp32
@@ -38,7 +38,7 @@ def transfers(static: Static, habits: Habits = OURS) -> tuple[Transfer, ...]:
 
 def _tensor(static: Static, habits: Habits) -> list[Transfer]:
     """Activations between devices that share a product."""
-    shape, layout, of = static.model, static.layout, share(static)
+    shape, of = static.model, share(static)
     width = dtype(POLICIES[static.precision].compute).itemsize
     summed = max(habits.summed_bytes, width)
     again = recomputed(static, habits) == "full"
@@ -48,16 +48,17 @@ def _tensor(static: Static, habits: Habits) -> list[Transfer]:
     outs = 1 if habits.joined and shape.block == "parallel" else 2
     inputs = outs if habits.joined else 3 + ups
     elements = of.tokens * shape.d_model
-    # Recomputed are all but the block's last product and its sum.
-    sums = (outs + again * (outs - 1), inputs)
-    ends = [
-        Transfer("tensor", "all-reduce", summed * elements, 2 * of.microbatches * of.ends, False, "embedding, head")
-    ]
+    # Not recomputed is the sum that nothing in the block waits for (both of a parallel block).
+    sums = (outs + again * (outs == 2 and shape.block != "parallel"), inputs)
+    edges = of.microbatches * of.ends
+    ends = [Transfer("tensor", "all-reduce", summed * elements, 2 * edges, False, "embedding, head")]
     if not static.model.sequence_parallel:
         return [Transfer("tensor", "all-reduce", summed * elements, sum(sums) * runs, False, "products' sums"), *ends]
-    gathers = outs * (1 + again) + outs
+    gathers = (
+        outs * (1 + again) + outs
+    ) * runs + 2 * edges  # forward and of gradients; before the head, after the embedding
     return [
-        Transfer("tensor", "all-gather", width * elements, gathers * runs, False, "sequences"),
+        Transfer("tensor", "all-gather", width * elements, gathers, False, "sequences"),
         Transfer("tensor", "reduce-scatter", summed * elements, sum(sums) * runs, False, "products' sums"),
         *ends,
     ]
@@ -100,12 +101,13 @@ def _ring(static: Static, habits: Habits) -> list[Transfer]:
 
 
 def _stages(static: Static, habits: Habits) -> list[Transfer]:
-    """Each micro-batch's activations to the next stage and gradients back, once a round."""
+    """Each micro-batch's activations to the next stage and gradients back, once a round; in lockstep both after every tick."""
     shape, layout, of = static.model, static.layout, share(static)
     width = dtype(POLICIES[static.precision].compute).itemsize
-    split = layout.tensor if shape.sequence_parallel else 1
-    sent = width * of.tokens * shape.d_model / split
-    return [Transfer("stage", "send", sent, 2 * of.microbatches * layout.rounds, True, "activations and gradients")]
+    sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
+    times = layout.microbatches * layout.rounds + (layout.stage - 1 if habits.lockstep else 0)
+    each = static.accumulate * times * (4 if habits.lockstep else 2)
+    return [Transfer("stage", "send", sent, each, not habits.lockstep, "activations and gradients")]
 
 
 def recomputed(static: Static, habits: Habits) -> str:

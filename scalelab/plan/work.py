@@ -18,7 +18,7 @@ from scalelab.model.layerkinds import n_local
 from scalelab.plan.efficiency import platform
 from scalelab.plan.habits import OURS, Habits
 from scalelab.plan.machine import Machine
-from scalelab.plan.share import at_rest, plain_shape, share
+from scalelab.plan.share import at_rest, share
 from scalelab.plan.traffic import recomputed
 from scalelab.precision.policy import POLICIES, Policy, dtype
 from scalelab.train import state as state_lib
@@ -69,7 +69,7 @@ def _products(static: Static, habits: Habits) -> list[Operation]:
     unit, operand, a = policy.unit, dtype(policy.forward).itemsize, dtype(policy.compute).itemsize
     found = []
     for name, (k, n) in matrices(static.model, static.layout).items():
-        flops, passes = 2.0 * tokens * k * n, 1 + (again == "full" and name != "down")
+        flops, passes = 2.0 * tokens * k * n, 1 + (again == "full" and name not in spared(static.model))
         moved = operand * (tokens * k + k * n) + a * tokens * n
         found.append(Operation(name, "block", unit, flops, moved, passes))
         found.append(Operation(f"d{name}, inputs", "block", unit, flops, moved, 1))
@@ -78,8 +78,15 @@ def _products(static: Static, habits: Habits) -> list[Operation]:
         found.append(Operation(f"d{name}, weights", "block", unit, flops, operand * tokens * (k + n) + kept, 1))
         found.append(_rounding(static, policy, habits, name, k, n, passes))
     if static.model.position == "relative":
-        found += _distances(static, policy)
+        found += _distances(static, policy, again)
     return found
+
+
+def spared(shape: ModelShape) -> tuple[str, ...]:
+    """Products that a block's backward needs no result of: what they give is only added to the residual stream."""
+    if shape.norm_place == "after":
+        return ()
+    return ("o", "down") if shape.block == "parallel" else ("down",)
 
 
 def _rounding(
@@ -95,13 +102,13 @@ def _rounding(
     return Operation(f"{name}, rounding", "block", "", 0.0, uses * (cast + gathered) + scaled, 1)
 
 
-def _distances(static: Static, policy: Policy) -> list[Operation]:
+def _distances(static: Static, policy: Policy, again: str) -> list[Operation]:
     """Transformer-XL's: every query with every distance, forward and two backward, and the projection of distances."""
     shape, of = static.model, share(static)
     width, seen = of.heads * shape.d_head, shape.seq_len
-    logits = Operation("distances", "block", policy.compute, 2.0 * of.tokens * seen * width, 0.0, 3)
+    logits = Operation("distances", "block", policy.compute, 2.0 * of.tokens * seen * width, 0.0, 3 + (again != "none"))
     projected = 2.0 * seen * shape.d_model * width  # of constants: one backward; once a micro-batch
-    return [logits, Operation("r", "block", policy.unit, projected, 0.0, 2)]
+    return [logits, Operation("r", "block", policy.unit, projected, 0.0, 2 + (again == "full"))]
 
 
 def keys_seen(static: Static, machine: Machine, habits: Habits) -> float:
@@ -187,7 +194,7 @@ def state_bytes(static: Static) -> float:
     return _state_bytes(
         dataclasses.replace(
             static, layout=Layout(), global_batch=1, accumulate=1, batch_ramp=(), documents="cross", seq_warmup=False,
-            model=plain_shape(static.model),
+            model=static.model.plain,
         )
     )  # fmt: skip
 
