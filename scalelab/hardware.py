@@ -129,7 +129,7 @@ WIDER = {"float8": "bfloat16", "tensorfloat32": "float32"}  # what is measured w
 def table_flops(device_kind: str, dtype: Any) -> tuple[float, str] | None:
     """The same as `unit_flops` of jax's `device_kind`; None where the table has no such chip."""
     found = chip(device_kind)
-    return found and unit_flops(found, dtype)
+    return unit_flops(found, dtype) if found else None
 
 
 def unit_flops(found: Chip, dtype: Any) -> tuple[float, str] | None:

@@ -228,10 +228,10 @@ def training(
         tokens=full * static.global_batch * static.model.seq_len,
         **{f"days{end}": h / 24 for end, h in hours.items()},
         **{f"device_hours{end}": h * devices for end, h in hours.items()},
-        **{f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()},
+        **{f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()},  # type: ignore[arg-type]
     )  # fmt: skip
 
 
 def _full_steps(static: Static, steps: int) -> float:
     """Steps with the full batch that hold as many micro-batches as `steps` do under the batch's warm-up."""
-    return int(ramp.before(static.batch_ramp, static.accumulate, np.int64(steps))) / static.accumulate
+    return int(ramp.before(static.batch_ramp, static.accumulate, np.array([steps]))[0]) / static.accumulate
