@@ -68,26 +68,40 @@ def appendix_f(shape: ModelShape, seq_len: int | None = None) -> dict[str, float
     }
 
 
-@functools.cache
 def flops_per_token(shape: ModelShape) -> dict[str, float]:
     """Training FLOPs a token by convention.
 
     6N: six times the total. chinchilla: appendix F as listed, times three. exact: every matrix product of the real
     forward and backward, walked from its jaxpr (look-ups are no products; softmax and norms are not counted).
     """
-    # The traced products take all keys; a window's layers are counted with as many as it holds.
-    hidden = 12.0 * n_local(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
     return {
         "6N": 6.0 * parameters(shape)["total"],
         "chinchilla": 3.0 * sum(appendix_f(shape).values()) / shape.seq_len,
-        "exact": matmul_flops(_traced_step(shape)) / shape.seq_len - hidden,
+        "exact": _exact(shape.plain, "none"),
     }
 
 
-def _traced_step(shape: ModelShape) -> Any:
-    # What the arithmetic needs, not what memory forces: nothing is recomputed, no chunk of the loss is filled up.
-    # Attention in full, whatever computes it: blocks that are computed again or left out change no count.
-    shape = dataclasses.replace(shape, remat="none", attention="plain")
+def hardware_flops_per_token(shape: ModelShape, remat: str) -> float:
+    """`exact` with what the backward computes again under `remat` (as `model.remat`): what the hardware really multiplies.
+
+    Attention in full and as written out: kernels that compute logits again in their backward are counted as if they kept them.
+    """
+    return _exact(shape.plain, remat)
+
+
+@functools.cache
+def _exact(shape: ModelShape, remat: str) -> float:
+    # The traced products take all keys; a window's layers are counted with as many as it holds. Of the six products of
+    # attention two are computed again: `dots` keeps none that has a batch axis.
+    products = 12.0 if remat == "none" else 16.0
+    hidden = products * n_local(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
+    return matmul_flops(_traced_step(shape, remat)) / shape.seq_len - hidden
+
+
+def _traced_step(shape: ModelShape, remat: str) -> Any:
+    # No chunk of the loss is filled up. Attention in full, whatever computes it: blocks that are computed again or left out
+    # change no count.
+    shape = dataclasses.replace(shape, remat=remat, attention="plain")
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(shape))
     tokens = jax.ShapeDtypeStruct((1, shape.seq_len), jnp.int32)
 
