@@ -1,18 +1,22 @@
 """The same model under every layout of a mesh: are loss and gradients those of one device, and what does each layout cost?
 
-    python -m experiments.parallelism [--quick] [--only=fsdp,tensor] [--json[=PATH]]
+    python -m experiments.parallelism [--quick] [--only=fsdp,tensor] [--options=window,distances] [--json[=PATH]]
 
 At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss and every gradient with those of a single
 device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and puts the formulas beside
 them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU devices; --quick takes each layout
-with one variant of the model instead of two. The whole (`make test-parallel`) is written to experiments/results/parallelism.*.
+with one variant of the model instead of two, --options with models that have these options of the block and of attention; then
+nothing is counted. The whole (`make test-parallel`) is written to experiments/results/parallelism.*.
 """
 
 import datetime
+import itertools
 import json
 import os
 import pathlib
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 if __name__ == "__main__":  # before jax is imported: bf16 rounded where the program says so, and quick compilations
     flags = "--xla_force_host_platform_device_count=8 --xla_allow_excess_precision=false"
@@ -22,7 +26,7 @@ if __name__ == "__main__":  # before jax is imported: bf16 rounded where the pro
 from rich.console import Console
 from rich.table import Table
 
-from experiments.parallelism.rows import LAYOUTS, row, temporaries, variants
+from experiments.parallelism.rows import LAYOUTS, OPTIONS, row, temporaries, variants
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 from scalelab.train.changes import versions
@@ -38,16 +42,21 @@ def main(argv: list[str]) -> int:
     parser.prog = "python -m experiments.parallelism"
     parser.add_argument("--quick", action="store_true", help="each layout with one variant of the model")
     parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
+    parser.add_argument("--options", default="", metavar="A,B", help=f"options: {', '.join(OPTIONS)}")
     try:
         options = parser.parse_args(argv)
-        chosen = options.only.split(",")
-        for name in chosen:
-            if name not in LAYOUTS:
-                raise BadInput(f"--only={name}: no such layout{nearest(name, LAYOUTS)}")
+        chosen = _names("only", options.only, LAYOUTS)
+        models = _names("options", options.options, OPTIONS) if options.options else []
     except BadInput as mistake:
         print(f"parallelism: {mistake}", file=sys.stderr)
         return 2
     result: dict[str, list] = {"rows": [], "rows_bf16": [], "temporaries": []}
+    if models:
+        for name, model in itertools.product(chosen, models):
+            print(f"{name}: {model}", file=sys.stderr, flush=True)
+            result["rows"].append(row(name, LAYOUTS[name], OPTIONS[model], "fp32", costly=False) | {"options": model})
+        emit(result, options.json)
+        return 0 if agrees(result) else 1
     for index, (name, layout) in enumerate(LAYOUTS.items()):
         if name not in chosen:
             continue
@@ -65,6 +74,13 @@ def main(argv: list[str]) -> int:
         keep(result)
     emit(result, options.json)
     return 0 if agrees(result) else 1
+
+
+def _names(option: str, text: str, known: Mapping[str, Any]) -> list[str]:
+    for name in (names := text.split(",")):
+        if name not in known:
+            raise BadInput(f"--{option}={name}: no such thing{nearest(name, known)}")
+    return names
 
 
 def agrees(result: dict[str, list]) -> bool:

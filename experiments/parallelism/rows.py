@@ -57,6 +57,22 @@ FACTORS: dict[str, tuple[Any, Any]] = {
     "train.accumulate": (1, 2),
     "data.documents": ("cross", "mask"),
 }
+# Models with what recipes ask of a block or of attention, each against one device like the variants (--options).
+LAYERS = {"model.n_layers": 4}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "parallel block": {"model.block": "parallel"},
+    "norms after": {"model.norm_place": "after", "model.qk_norm": True},
+    "window": {"model.window": 5, "model.global_every": 2, **LAYERS},
+    "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **LAYERS},
+    "short sequences": {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 10**6},
+    "distances": {"family": "chinchilla", "data.documents": "mask"},
+    "distances in blocks": {"family": "chinchilla", "model.attention": "blockwise", "model.window": 9},
+    "all": {
+        "model.norm_place": "after", "model.window": 9, "model.global_every": 4, "model.nope_every": 3,
+        "model.n_kv_heads": 4, "data.documents": "mask", "schedule.seq_start": 12, "schedule.seq_warmup_tokens": 10**6,
+        "train.accumulate": 2, **LAYERS,
+    },
+}  # fmt: skip
 ZERO = {"fp32": 1e-6, "bf16": 1e-4}  # of the largest gradient entry: below, a leaf is rounding
 SEPARATOR = 3  # the id that ends a document: every twentieth token
 SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 128  # as many tokens as bf16 needs for its rounding to average out
@@ -74,7 +90,7 @@ def static_of(
     variant: dict[str, Any], layout: Layout, precision: str, batch: int = BATCH_SIZE
 ) -> tuple[Static, dict[str, float]]:
     """The compiled half of the config and its hparams."""
-    tree, values = base.get_config(), dict(variant)
+    tree, values = base.get_config(), {"family": "llama", **variant}
     tree.model = getattr(base, values.pop("family"))(64, layout.stage * layout.rounds if layout.stage > 1 else 2, 8)
     sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": batch}
     placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
@@ -91,39 +107,37 @@ def tokens() -> np.ndarray:
     return found
 
 
-def loss_and_gradients(static: Static, params: Any, batch: Any) -> tuple[jax.Array, Any]:
-    """Token-mean loss with a z-loss, and its gradient."""
-    sums, grads = gradients(static, params, batch, jnp.float32(1e-3), ends=ends(static, {"separator": SEPARATOR}))
+def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, float]) -> tuple[jax.Array, Any]:
+    """Token-mean loss with a z-loss, and its gradient, as at the first step."""
+    sums, grads = gradients(static, params, batch, jnp.float32(1e-3), ends=ends(static, h, jnp.int32(0)))
     return sums.objective / sums.tokens, grads
 
 
 @functools.cache
-def alone(static: Static) -> tuple[Any, float, Any]:
+def alone(static: Static, h: tuple[tuple[str, float], ...]) -> tuple[Any, float, Any]:
     """(parameters, loss, gradients) on one device."""
     params = state_lib.init(static, {"seed": np.uint32(0), **dict.fromkeys(UNUSED, 0.0)}).params
-    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, tokens())
+    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, tokens(), dict(h))
     return params, float(loss), jax.device_get(grads)
 
 
 UNUSED = [key.split(".")[1] for key in TRACED if key != "train.seed"]  # by the parameters that init draws
 
 
-def row(name: str, layout: Layout, variant: dict[str, Any], precision: str) -> dict[str, Any]:
-    """One line of the table."""
+def row(name: str, layout: Layout, variant: dict[str, Any], precision: str, costly: bool = True) -> dict[str, Any]:
+    """One line of the table; of one in fp32 that is `costly` also bytes are counted."""
     static, h = static_of(variant, layout, precision)
-    params, loss, grads = alone(
-        dataclasses.replace(
-            static, layout=Layout(), accumulate=1, model=dataclasses.replace(static.model, sequence_parallel=False)
-        )
-    )
+    model = dataclasses.replace(static.model, sequence_parallel=False, attention="plain")
+    one = dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
+    params, loss, grads = alone(one, tuple(h.items()))
     mesh = mesh_lib.make(layout)
     specs = state_lib.specs(static)
     with jax.set_mesh(mesh):
         held = pipeline.reorder(params, specs.params, layout)
         placed = jax.device_put(held, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
         batch = jax.device_put(tokens(), NamedSharding(mesh, PartitionSpec(BATCH, None)))
-        found_loss, found = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch)
-        cost = costs(static, h, specs, mesh) if precision == "fp32" else {}
+        found_loss, found = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h)
+        cost = costs(static, h, specs, mesh) if precision == "fp32" and costly else {}
     found = pipeline.reorder(jax.device_get(found), specs.params, layout, back=True)
     worst = worst_leaf(grads, found, ZERO[precision])
     return {
@@ -200,7 +214,7 @@ def temporaries(schedule: str, microbatches: int) -> int:
     """Bytes of temporaries of loss and gradients with two stages and micro-batches of four sequences."""
     layout = Layout(stage=2, data=4, schedule=schedule, microbatches=microbatches)
     batch = 4 * microbatches
-    static, _ = static_of({"family": "llama"}, layout, "fp32", batch)
+    static, h = static_of({"family": "llama"}, layout, "fp32", batch)
     mesh = mesh_lib.make(layout)
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
@@ -209,5 +223,5 @@ def temporaries(schedule: str, microbatches: int) -> int:
     rows = NamedSharding(mesh, PartitionSpec(BATCH, None))
     with jax.set_mesh(mesh):
         batch_like = jax.ShapeDtypeStruct((batch, SEQ_LEN + 1), jnp.int32, sharding=rows)
-        compiled = jax.jit(functools.partial(loss_and_gradients, static)).lower(like, batch_like).compile()
+        compiled = jax.jit(functools.partial(loss_and_gradients, static)).lower(like, batch_like, h).compile()
     return int(compiled.memory_analysis().temp_size_in_bytes)

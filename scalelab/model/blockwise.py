@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab.model.placement import as_varying, platform
+from scalelab.model.relative import Far, Relative, add_block_gradients, block_scores, far, far_gradients
 from scalelab.model.sight import UNLIMITED, Sight, sees
 from scalelab.precision.products import einsum
 
@@ -37,35 +38,45 @@ class Sums(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def blockwise_attention(
-    q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, sight: Sight, scale: float, window: int, block: int
-) -> jax.Array:
-    """Causal attention [B, S, N, H]; `window` in tokens, 0: none. No block is computed that causality or window hide whole."""
-    return _forward(q_BSNH, k_BSKH, v_BSKH, sight, scale, window, block)[0]
+    q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, sight: Sight, scale: float, window: int, block: int,
+    relative: Relative | None = None,
+) -> jax.Array:  # fmt: skip
+    """Causal attention [B, S, N, H]; `window` in tokens, 0: none; `relative` scores distances beside keys.
+
+    No block is computed that causality or window hide whole.
+    """
+    return _forward(q_BSNH, k_BSKH, v_BSKH, sight, scale, window, block, relative)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, scale: float, window: int, block: int
-) -> tuple[jax.Array, tuple]:
+    q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, scale: float, window: int, block: int,
+    relative: Relative | None,
+) -> tuple[jax.Array, tuple]:  # fmt: skip
     length, block = q.shape[1], min(block, q.shape[1])
     seen, todo = _masks(length, sight, window, block), pairs(-(-length // block), block, window, sight)
     q_, k_, v_ = (_filled(x, block) for x in (grouped(q * scale, k.shape[2]), by_head(k), by_head(v)))
-    y, log_z = finish(gather_up(q_, k_, v_, nothing(q_), todo, block, seen))
-    kept = (q, k, v, sight, y[..., :length, :], log_z)
+    distances = None if relative is None else far(relative, scale, block)
+    y, log_z = finish(gather_up(q_, k_, v_, nothing(q_), todo, block, seen, distances))
+    kept = (q, k, v, sight, relative, y[..., :length, :], log_z)
     return ungrouped(y[..., :length, :]).astype(q.dtype), kept
 
 
 def _backward(
     scale: float, window: int, block: int, kept: tuple, dy: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    q, k, v, sight, y, log_z = kept
+) -> tuple[jax.Array, jax.Array, jax.Array, None, Relative | None]:
+    q, k, v, sight, relative, y, log_z = kept
     length, block, heads = q.shape[1], min(block, q.shape[1]), k.shape[2]
     seen, todo = _masks(length, sight, window, block), pairs(-(-length // block), block, window, sight)
     dy_ = grouped(dy, heads)
     spent = _filled(jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)[..., None], block)[..., 0]
     q_, k_, v_, dy_ = (_filled(x, block) for x in (grouped(q * scale, heads), by_head(k), by_head(v), dy_))
-    grads = tuple(as_varying(jnp.zeros(x.shape), q) for x in (q_, k_, v_))
-    dq, dk, dv = (x[..., :length, :] for x in pull_back(q_, k_, v_, log_z, dy_, spent, grads, todo, block, seen))
-    return (scale * ungrouped(dq)).astype(q.dtype), _by_token(dk).astype(k.dtype), _by_token(dv).astype(v.dtype), None
+    distances = None if relative is None else far(relative, scale, block)
+    grads = zeros(q, q_, k_, v_, distances)
+    dq, dk, dv, dr = pull_back(q_, k_, v_, log_z, dy_, spent, grads, todo, block, seen, distances)
+    dq, dk, dv = (x[..., :length, :] for x in (dq, dk, dv))
+    by_distance = None if relative is None else far_gradients(dr, relative, scale, block)
+    dq = (scale * ungrouped(dq)).astype(q.dtype)
+    return dq, _by_token(dk).astype(k.dtype), _by_token(dv).astype(v.dtype), None, by_distance
 
 
 blockwise_attention.defvjp(_forward, _backward)
@@ -92,9 +103,16 @@ def finish(sums: Sums) -> tuple[jax.Array, jax.Array]:
     return sums.y / sums.total[..., None], sums.most + jnp.log(sums.total)
 
 
+def zeros(like: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, distances: Far | None) -> tuple:
+    """Gradients of these before the first pair: (dq, dk, dv, those of the distances' q and r or None), in fp32."""
+    of = (q, k, v, None if distances is None else (distances.q, distances.r))
+    return jax.tree.map(lambda x: as_varying(jnp.zeros(x.shape), like), of)
+
+
 def gather_up(
-    q: jax.Array, k: jax.Array, v: jax.Array, sums: Sums, todo: np.ndarray, block: int, seen: Callable
-) -> Sums:
+    q: jax.Array, k: jax.Array, v: jax.Array, sums: Sums, todo: np.ndarray, block: int, seen: Callable,
+    distances: Far | None = None,
+) -> Sums:  # fmt: skip
     """`sums` with the keys of these pairs of blocks: q [B, K, G, S, H], scaled; k, v [B, K, T, H].
 
     `seen(i, j)`: what queries from i on see of keys from j on, [s, t] or [B, s, t].
@@ -104,7 +122,7 @@ def gather_up(
         i, j = pair[0] * block, pair[1] * block
         k_j, v_j = _cut(k, j, block, -2), _cut(v, j, block, -2)
         most, total, y = (_cut(x, i, block, 3) for x in sums)
-        logits = _logits(_cut(q, i, block, 3), k_j, seen(i, j))
+        logits = _logits(_cut(q, i, block, 3), k_j, seen(i, j), distances, i, j)
         new = jnp.maximum(most, jnp.max(logits, axis=-1))
         weights, before = jnp.exp(logits - new[..., None]), jnp.exp(most - new)
         y = y * before[..., None] + _product("cmt,cth->cmh", weights.astype(v.dtype), v_j)
@@ -116,29 +134,36 @@ def gather_up(
 
 def pull_back(
     q: jax.Array, k: jax.Array, v: jax.Array, log_z: jax.Array, dy: jax.Array, spent: jax.Array, grads: Any,
-    todo: np.ndarray, block: int, seen: Callable,
+    todo: np.ndarray, block: int, seen: Callable, distances: Far | None = None,
 ) -> Any:  # fmt: skip
-    """`grads` of (q, k, v), in fp32, with the part of these pairs of blocks; `spent`: sum of dy y over H, [B, K, G, S]."""
+    """`grads` (as `zeros`) with the part of these pairs of blocks; `spent`: sum of dy y over H, [B, K, G, S]."""
 
     def one(grads: Any, pair: jax.Array) -> tuple[Any, None]:
         i, j = pair[0] * block, pair[1] * block
-        dq, dk, dv = grads
+        dq, dk, dv, dr = grads
         q_i, dy_i, log_z_i, spent_i = (_cut(x, i, block, 3) for x in (q, dy, log_z, spent))
         k_j, v_j = _cut(k, j, block, -2), _cut(v, j, block, -2)
-        p = jnp.exp(_logits(q_i, k_j, seen(i, j)) - log_z_i[..., None])
+        p = jnp.exp(_logits(q_i, k_j, seen(i, j), distances, i, j) - log_z_i[..., None])
         dp = _product("cmh,cth->cmt", dy_i, v_j)
         ds = p * (dp - spent_i[..., None])  # in fp32 to the end: rounded to bf16 gradients of q and k are off by 1 %
         dv = _put(dv, _cut(dv, j, block, -2) + _product("cmt,cmh->cth", p.astype(v.dtype), dy_i), j, -2)
         dk = _put(dk, _cut(dk, j, block, -2) + _product("cmt,cmh->cth", ds, q_i.astype(ds.dtype)), j, -2)
         dq = _put(dq, _cut(dq, i, block, 3) + _product("cmt,cth->cmh", ds, k_j.astype(ds.dtype)), i, 3)
-        return (dq, dk, dv), None
+        if distances is not None:
+            heads_first = ds.reshape(ds.shape[0], -1, *ds.shape[3:]).swapaxes(0, 1)
+            dr = add_block_gradients(dr, distances, heads_first, i, j)
+        return (dq, dk, dv, dr), None
 
     return jax.lax.scan(one, grads, jnp.asarray(todo))[0]
 
 
-def _logits(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
+def _logits(
+    q: jax.Array, k: jax.Array, seen: jax.Array, distances: Far | None, i: jax.Array, j: jax.Array
+) -> jax.Array:
     """[B, K, G, s, t] in fp32, -inf for what isn't seen."""
     logits = _product("cmh,cth->cmt", q, k)
+    if distances is not None:
+        logits += block_scores(distances, i, j, q.shape[3]).swapaxes(0, 1).reshape(logits.shape)
     return jnp.where(seen if seen.ndim == 2 else seen[:, None, None], logits, -jnp.inf)
 
 

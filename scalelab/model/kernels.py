@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.blockwise import block_size, blockwise_attention
-from scalelab.model.placement import CONTEXT, local, platform, size, spec
+from scalelab.model.placement import CONTEXT, as_varying, local, platform, size, spec
+from scalelab.model.relative import Relative, scores
 from scalelab.model.ring import ring_attention
 from scalelab.model.sight import UNLIMITED, Sight, sees
 from scalelab.precision.products import einsum
@@ -51,8 +52,8 @@ def implementation(shape: ModelShape, compute: jnp.dtype, packed: bool = False) 
 
 def reason(kind: str, shape: ModelShape, compute: jnp.dtype, backend: str) -> str:
     """Why this kind can't be computed here; "" where it can."""
-    if shape.position == "relative":
-        return "it has no term for model.position='relative', which 'plain' and 'xla' have"
+    if shape.position == "relative" and kind != "blockwise":
+        return "it has no term for model.position='relative', which 'blockwise', 'plain' and 'xla' have"
     wanted = {"cudnn": "gpu", "splash": "tpu"}.get(kind, backend)
     if backend != wanted:
         return f"it runs on a {wanted}, and this is a {backend}"
@@ -64,17 +65,19 @@ def reason(kind: str, shape: ModelShape, compute: jnp.dtype, backend: str) -> st
 
 
 def attend(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, how: str,
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: Relative | None, scale: float, how: str,
     sight: Sight = UNLIMITED, window: int = 0,
 ) -> jax.Array:  # fmt: skip
-    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `bias` is added to the scaled logits.
+    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `relative` scores distances beside keys.
 
     What a query sees is limited by `sight` and `window` (tokens, its own included; 0: none). On a mesh each device attends
     with the sequences and heads it holds: no kernel needs to know of the others.
     """
     by_head = spec("batch", "context", "heads", None)
+    far = (None, None) if relative is None else relative
     others = {
-        "bias": (bias_BNST, spec("batch", "heads", None, None)),
+        "q": (far[0], by_head),
+        "r": (far[1], spec(None, "heads", None)),
         "segment_BS": (sight.segment_BS, spec("batch", "context")),
         "everywhere": (sight.everywhere, PartitionSpec()),
     }
@@ -82,13 +85,15 @@ def attend(
 
     def own(q: jax.Array, k: jax.Array, v: jax.Array, *more: jax.Array) -> jax.Array:
         given: dict[str, Any] = dict(zip(names, more, strict=True))
-        bias = given.pop("bias", None)
+        far = Relative(given.pop("q"), as_varying(given.pop("r"), q)) if relative is not None else None
+        sight = Sight(**given)
         if size(CONTEXT) > 1:
-            return ring_attention(q, k, v, Sight(**given), scale, window)
+            return ring_attention(q, k, v, sight, scale, window, far)
         if how == "blockwise":
-            return blockwise_attention(q, k, v, Sight(**given), scale, window, block_size())
+            return blockwise_attention(q, k, v, sight, scale, window, block_size(), far)
         ours: dict[str, Callable] = {"plain": plain_attention, "splash": splash_attention}
-        return (ours.get(how) or _of_jax(how))(q, k, v, bias, scale, Sight(**given), window)
+        bias = None if far is None else scores(far, scale)
+        return (ours.get(how) or _of_jax(how))(q, k, v, bias, scale, sight, window)
 
     specs = (*(by_head,) * 3, *(others[name][1] for name in names))
     return local(own, specs, by_head)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))

@@ -14,52 +14,73 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.model.blockwise import block_size, by_head, finish, gather_up, grouped, nothing, pull_back, ungrouped
-from scalelab.model.placement import CONTEXT, as_varying, size
+from scalelab.model.blockwise import (
+    block_size,
+    by_head,
+    finish,
+    gather_up,
+    grouped,
+    nothing,
+    pull_back,
+    ungrouped,
+    zeros,
+)
+from scalelab.model.placement import CONTEXT, size
+from scalelab.model.relative import Far, Relative, far, far_gradients
 from scalelab.model.sight import Sight, sees
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def ring_attention(
-    q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, sight: Sight, scale: float, window: int = 0
-) -> jax.Array:
-    """Causal attention [B, s, N, H] over the whole sequence, from within a shard_map over `context`."""
-    return _forward(q_BsNH, k_BsKH, v_BsKH, sight, scale, window)[0]
+    q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, sight: Sight, scale: float, window: int = 0,
+    relative: Relative | None = None,
+) -> jax.Array:  # fmt: skip
+    """Causal attention [B, s, N, H] over the whole sequence, from within a shard_map over `context`.
+
+    `relative` holds all distances on every device.
+    """
+    return _forward(q_BsNH, k_BsKH, v_BsKH, sight, scale, window, relative)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, scale: float, window: int
+    q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, scale: float, window: int, relative: Relative | None
 ) -> tuple[jax.Array, tuple]:
     q_, (todo, block) = grouped(q * scale, k.shape[2]), _pairs(q.shape[1])
+    distances = None if relative is None else far(relative, scale, block)
 
     def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
         (k, v, of_keys), sums = carry
-        sums = gather_up(q_, k, v, sums, todo, block, _masks(sight, of_keys, turns, window, q.shape[1], block))
+        seen = _masks(sight, of_keys, turns, window, q.shape[1], block)
+        sums = gather_up(q_, k, v, sums, todo, block, seen, _ahead(distances, turns, q.shape[1]))
         return (_pass((k, v, of_keys)), sums), None
 
     begin = ((by_head(k), by_head(v), sight.segment_BS), nothing(q_))
     (_, sums), _ = jax.lax.scan(turn, begin, jnp.arange(size(CONTEXT)))
     y, log_z = finish(sums)
     # y is kept in fp32: the gradient of keys is a small difference
-    return ungrouped(y).astype(q.dtype), (q, k, v, sight, y, log_z)
+    return ungrouped(y).astype(q.dtype), (q, k, v, sight, relative, y, log_z)
 
 
-def _backward(scale: float, window: int, kept: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    q, k, v, sight, y, log_z = kept
+def _backward(scale: float, window: int, kept: tuple, dy: jax.Array) -> tuple[Any, ...]:
+    q, k, v, sight, relative, y, log_z = kept
     heads, (todo, block) = k.shape[2], _pairs(q.shape[1])
     q_, dy_ = grouped(q * scale, heads), grouped(dy, heads)
     spent = jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)  # sum of p dp over keys
+    distances = None if relative is None else far(relative, scale, block)
 
     def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
-        (k, v, of_keys, dk, dv), dq = carry
-        seen = _masks(sight, of_keys, turns, window, q.shape[1], block)
-        dq, dk, dv = pull_back(q_, k, v, log_z, dy_, spent, (dq, dk, dv), todo, block, seen)
-        return (_pass((k, v, of_keys, dk, dv)), dq), None
+        (k, v, of_keys, dk, dv), dq, dr = carry
+        seen, mine = _masks(sight, of_keys, turns, window, q.shape[1], block), _ahead(distances, turns, q.shape[1])
+        dq, dk, dv, dr = pull_back(q_, k, v, log_z, dy_, spent, (dq, dk, dv, dr), todo, block, seen, mine)
+        return (_pass((k, v, of_keys, dk, dv)), dq, dr), None
 
     k_, v_ = by_head(k), by_head(v)
-    dq, dk, dv = (as_varying(jnp.zeros(x.shape), q) for x in (q_, k_, v_))
-    ((_, _, _, dk, dv), dq), _ = jax.lax.scan(turn, ((k_, v_, sight.segment_BS, dk, dv), dq), jnp.arange(size(CONTEXT)))
-    return (scale * ungrouped(dq)).astype(q.dtype), by_head(dk).astype(k.dtype), by_head(dv).astype(v.dtype), None
+    dq, dk, dv, dr = zeros(q, q_, k_, v_, distances)
+    begin = ((k_, v_, sight.segment_BS, dk, dv), dq, dr)
+    ((_, _, _, dk, dv), dq, dr), _ = jax.lax.scan(turn, begin, jnp.arange(size(CONTEXT)))
+    by_distance = None if relative is None else far_gradients(dr, relative, scale, block)
+    dq = (scale * ungrouped(dq)).astype(q.dtype)
+    return dq, by_head(dk).astype(k.dtype), by_head(dv).astype(v.dtype), None, by_distance
 
 
 ring_attention.defvjp(_forward, _backward)
@@ -70,6 +91,14 @@ def _pairs(length: int) -> tuple[np.ndarray, int]:
     block = block_size() if length % block_size() == 0 else length
     blocks = range(length // block)
     return np.array([(i, (i - j) % len(blocks)) for i in blocks for j in blocks], np.int32), block
+
+
+def _ahead(distances: Far | None, turns: jax.Array, length: int) -> Far | None:
+    """Of queries here and the keys that have come `turns` devices far."""
+    if distances is None:
+        return None
+    me = jax.lax.axis_index(CONTEXT)
+    return distances._replace(ahead=(me - (me - turns) % size(CONTEXT)) * length)
 
 
 def _masks(

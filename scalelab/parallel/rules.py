@@ -72,10 +72,6 @@ def check(static: Static, layout: Layout) -> list[str]:
         _divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
     _divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
-    if layout.context > 1 and model.position == "relative":
-        raise BadInput(
-            "parallel.context has no ring for model.position='relative'; 'rope', 'learned' and 'none' have one"
-        )
     if layout.context > 1 and model.attention != "auto":
         raise BadInput(
             f"model.attention={model.attention!r} with parallel.context={layout.context}: devices that share a sequence attend "

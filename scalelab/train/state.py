@@ -1,5 +1,7 @@
 """Everything a run needs to go on, as one pytree; randomness and data follow from (seed, step)."""
 
+import dataclasses
+import functools
 import hashlib
 from typing import Any, NamedTuple
 
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
 
-from scalelab.config import TRACED, Static
+from scalelab.config import TRACED, Layout, Static
 from scalelab.model import transformer
 from scalelab.model.transformer import declarations
 from scalelab.optim.chain import chain, named
@@ -57,7 +59,12 @@ def wide(tree: Any, form: str) -> Any:
 
 
 def shapes(static: Static) -> TrainState:
-    """The shapes and dtypes of a state; nothing is computed."""
+    """The shapes and dtypes of a state, the same on every mesh; nothing is computed. To be read only: it is kept."""
+    return _shapes(dataclasses.replace(static, layout=Layout()))
+
+
+@functools.cache
+def _shapes(static: Static) -> TrainState:
     h = {key.split(".")[1]: jnp.zeros(()) for key in TRACED}
     return jax.eval_shape(lambda: init(static, h))
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model import attention, kernels, transformer
-from scalelab.model.attention import shift_distances, sinusoids
+from scalelab.model import attention, blockwise, kernels, transformer
+from scalelab.model.relative import Relative, shift_distances, sinusoids
 from scalelab.model.rotary import frequencies, rope
 from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens
@@ -17,6 +17,7 @@ from tests.model.shapes import random_params, shape, tokens
 B, S, H = 2, 7, 8
 SCALE = 0.3
 attend = jax.jit(kernels.attend, static_argnums=(4, 5))
+HOWS = ("plain", "xla", "blockwise")
 
 
 @functools.cache
@@ -26,35 +27,45 @@ def random_qkv(n_heads=4, n_kv_heads=4, dtype=jnp.float32, seed=0):
     return [jnp.asarray(random.normal(size=size), dtype) for size in sizes]
 
 
-def slow_attention(q, k, v, scale, bias=None):
-    """softmax(scale q k + bias) v over j <= i, one query of one head at a time, in float64."""
+@functools.cache
+def random_relative(length=S, dtype=jnp.float32):
+    random = np.random.default_rng(9)
+    return Relative(*[jnp.asarray(random.normal(size=size), dtype) for size in ((B, length, 4, H), (length, 4, H))])
+
+
+def slow_attention(q, k, v, scale, relative=None):
+    """softmax(scale (q k + q' r)) v over j <= i, one query of one head at a time, in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros(q.shape)
     group = q.shape[2] // k.shape[2]
     for b, i, n in np.ndindex(q.shape[:3]):
         scores = np.array([scale * q[b, i, n] @ k[b, j, n // group] for j in range(i + 1)])
-        if bias is not None:
-            scores = scores + np.asarray(bias, np.float64)[b, n, i, : i + 1]
+        if relative is not None:
+            far_q, far_r = (np.asarray(x, np.float64) for x in relative)
+            scores += scale * np.array([far_q[b, i, n] @ far_r[i - j, n] for j in range(i + 1)])
         weights = np.exp(scores - scores.max())
         out[b, i, n] = weights / weights.sum() @ v[b, : i + 1, n // group]
     return out
 
 
 @pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("biased", [False, True])
-def test_every_way_equals_a_loop(n_kv_heads, biased):
+@pytest.mark.parametrize("by_distance", [False, True])
+def test_every_way_equals_a_loop(n_kv_heads, by_distance, monkeypatch):
+    monkeypatch.setattr(blockwise, "CPU_BLOCK", 3)
     q, k, v = random_qkv(n_kv_heads=n_kv_heads)
-    bias = jnp.asarray(np.random.default_rng(9).normal(size=(B, 4, S, S)), jnp.float32) if biased else None
-    expected = slow_attention(q, k, v, SCALE, bias)
-    for how in ("plain", "xla", "blockwise")[: 2 if biased else 3]:
-        np.testing.assert_allclose(attend(q, k, v, bias, SCALE, how), expected, atol=2e-6, err_msg=how)
+    relative = random_relative() if by_distance else None
+    expected = slow_attention(q, k, v, SCALE, relative)
+    for how in HOWS:
+        np.testing.assert_allclose(attend(q, k, v, relative, SCALE, how), expected, atol=2e-6, err_msg=how)
 
 
-def test_every_way_in_bf16():
+@pytest.mark.parametrize("by_distance", [False, True])
+def test_every_way_in_bf16(by_distance):
     q, k, v = random_qkv(n_kv_heads=2, dtype=jnp.bfloat16)
-    expected = slow_attention(q, k, v, SCALE)
-    for how in ("plain", "xla", "blockwise"):
-        y = attend(q, k, v, None, SCALE, how)
+    relative = random_relative(dtype=jnp.bfloat16) if by_distance else None
+    expected = slow_attention(q, k, v, SCALE, relative)
+    for how in HOWS:
+        y = attend(q, k, v, relative, SCALE, how)
         assert y.dtype == jnp.bfloat16
         np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.02, err_msg=how)
 

@@ -84,10 +84,9 @@ def derivatives(position, kind, n_kv_heads):
 
 
 CASES = [("rope", kind, 2) for kind in KINDS] + [(position, "plain", 4) for position in POSITIONS if position != "rope"]
+CASES += [("relative", "blockwise", 4)]  # whose scores by distance reach over the borders of blocks
 # Every position scheme under every kind, by `make test-slow`: what is masked doesn't depend on the scheme.
-MORE = [
-    (position, kind, 4) for position in POSITIONS for kind in KINDS if (position, kind) != ("relative", "blockwise")
-]
+MORE = [(position, kind, 4) for position in POSITIONS for kind in KINDS]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE if case not in CASES]
 
 

@@ -10,6 +10,7 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.model import kernels, transformer
 from scalelab.model.blockwise import blockwise_attention, pairs
+from scalelab.model.relative import Relative, scores
 from scalelab.model.sight import Sight
 from tests.model.shapes import shape
 
@@ -88,17 +89,59 @@ def test_blocks_that_nobody_sees_are_not_computed():
         assert {tuple(pair) for pair in pairs(8, 16, window).tolist()} == needed
 
 
-def temporaries(of, length):
-    given = [jax.ShapeDtypeStruct((1, length, 4, 16), jnp.bfloat16)] * 3
-    gradient = jax.grad(lambda *x: jnp.sum(of(*x).astype(jnp.float32)), argnums=(0, 1, 2))
+def plain_by_distance(sight=Sight(), window=0):  # noqa: B008  a constant
+    return lambda q, k, v, *far: kernels.plain_attention(q, k, v, scores(Relative(*far), SCALE), SCALE, sight, window)
+
+
+def blockwise_by_distance(sight=Sight(), window=0, block=16):  # noqa: B008
+    return lambda q, k, v, *far: blockwise_attention(q, k, v, sight, SCALE, window, block, Relative(*far))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def all_gradients(attention, arrays, far, weights):
+    y, pull = jax.vjp(attention, *arrays, *far)
+    return y, *pull(weights.astype(y.dtype))
+
+
+@pytest.mark.parametrize("name", ["causal", "documents in a window", "a layer without the window"])
+def test_blockwise_knows_distances_forward_and_backward(name):
+    """Gradients of queries, keys, values, of what distances are scored with and of the distances; blocks as above."""
+    *given, weights = arrays(50, keys=4)
+    far = arrays(50)[0] / 2, arrays(50, keys=4)[1][0] / 2
+    found = all_gradients(blockwise_by_distance(*SIGHTS[name]), given, far, weights)
+    expected = all_gradients(plain_by_distance(*SIGHTS[name]), given, far, weights)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6 * max(1, np.abs(theirs).max()))
+    assert all(np.abs(theirs).max() > 0.1 for theirs in expected)
+
+
+def test_distances_in_bf16_are_as_near_to_fp32_as_plain():
+    *given, weights = arrays(50, keys=4)
+    far = arrays(50)[0] / 2, arrays(50, keys=4)[1][0] / 2
+    exact = all_gradients(plain_by_distance(), given, far, weights)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (given, far))
+    for of in (plain_by_distance, blockwise_by_distance):
+        for expected, found in zip(exact, all_gradients(of(), *half, weights), strict=True):
+            assert found.dtype == jnp.bfloat16
+            assert np.abs(found.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
+
+
+def temporaries(of, length, by_distance=False):
+    given = [jax.ShapeDtypeStruct((1, length, 4, 16), jnp.bfloat16)] * (4 if by_distance else 3)
+    given += [jax.ShapeDtypeStruct((length, 4, 16), jnp.bfloat16)] * by_distance
+    gradient = jax.grad(lambda *x: jnp.sum(of(*x).astype(jnp.float32)), argnums=tuple(range(len(given))))
     return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in (of, gradient)]
 
 
-def test_memory_grows_with_the_sequence_and_not_with_its_square():
-    short, long = temporaries(blockwise(Sight(), 0, 64), 512), temporaries(blockwise(Sight(), 0, 64), 1024)
+@pytest.mark.parametrize("by_distance", [False, True])
+def test_memory_grows_with_the_sequence_and_not_with_its_square(by_distance):
+    ours = blockwise_by_distance(block=64) if by_distance else blockwise(Sight(), 0, 64)
+    theirs = plain_by_distance() if by_distance else plain(Sight(), 0)
+    short, long = temporaries(ours, 512, by_distance), temporaries(ours, 1024, by_distance)
     assert all(b < 2.1 * a for a, b in zip(short, long, strict=True))
-    assert temporaries(plain(Sight(), 0), 1024)[1] > 3.5 * temporaries(plain(Sight(), 0), 512)[1]
-    assert long[1] < temporaries(plain(Sight(), 0), 1024)[1] / 10
+    all_at_once = [temporaries(theirs, length, by_distance)[1] for length in (512, 1024)]
+    assert all_at_once[1] > 3.5 * all_at_once[0]
+    assert long[1] < all_at_once[1] / 10
 
 
 WIDE = {"d_model": 256, "n_heads": 2, "seq_len": 256}  # two heads of 128
@@ -110,12 +153,15 @@ WIDE = {"d_model": 256, "n_heads": 2, "seq_len": 256}  # two heads of 128
         ("cpu", {}, False, "plain"),
         ("cpu", {"seq_len": 511}, True, "plain"),
         ("cpu", {"seq_len": 512}, True, "blockwise"),
-        ("cpu", {"seq_len": 512, "position": "relative"}, False, "plain"),
+        ("cpu", {"seq_len": 511, "position": "relative"}, False, "plain"),
+        ("cpu", {"seq_len": 512, "position": "relative"}, False, "blockwise"),
         ("cpu", {"seq_len": 512, "attention": "xla"}, False, "xla"),
         ("gpu", {"seq_len": 2048}, False, "cudnn"),
         ("gpu", {"seq_len": 2048}, True, "blockwise"),
         ("gpu", {"seq_len": 1024}, True, "cudnn"),
-        ("gpu", {"seq_len": 4096, "position": "relative"}, False, "xla"),
+        ("gpu", {"seq_len": 1024, "position": "relative"}, False, "xla"),
+        ("gpu", {"seq_len": 4096, "position": "relative"}, True, "blockwise"),
+        ("tpu", WIDE | {"seq_len": 4096, "position": "relative"}, False, "blockwise"),
         ("tpu", WIDE, True, "splash"),
         ("tpu", WIDE | {"seq_len": 200}, False, "xla"),
         ("tpu", {"seq_len": 4096}, False, "blockwise"),
@@ -133,7 +179,12 @@ def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
         ("gpu", {"attention": "splash"}, "it runs on a tpu"),
         ("gpu", {"attention": "cudnn", "d_head": 12}, "not bfloat16 and 12"),
         ("tpu", {"attention": "splash", "seq_len": 200}, "not 200 and 8"),
-        ("cpu", {"attention": "blockwise", "position": "relative"}, "no term for model.position='relative'"),
+        (
+            "gpu",
+            {"attention": "cudnn", "position": "relative"},
+            "no term for model.position='relative', which 'blockwise'",
+        ),
+        ("tpu", WIDE | {"attention": "splash", "position": "relative"}, "no term for model.position='relative'"),
     ],
 )
 def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backend, changes, said):

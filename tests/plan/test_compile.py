@@ -40,7 +40,9 @@ def argument_bytes(of):
     return kept + 4 * of.global_batch * (of.model.seq_len + 1) // (of.layout.data * of.layout.fsdp)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n != "fsdp x tensor" else ()) for n in LAYOUTS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n != "fsdp x tensor" else ()) for n in LAYOUTS]
+)
 def test_eight_fake_cpus_hold_what_the_specs_say(name):
     """Arguments are exact, donation gives the new state the old one's memory, and this process stays as it was."""
     before = jax.device_count()

@@ -1,0 +1,98 @@
+"""The effective batch in tokens, and where it stands against critical batch sizes: the user's own and published ones.
+
+Beyond a critical batch more devices save ever fewer steps. Two definitions are in use. McCandlish et al. 2018: to reach a
+loss with batches of B tokens takes D_min (1 + B / B_crit) tokens, so twice the least at B_crit. Zhang et al. 2024: the batch
+that takes 20 % more tokens than small ones, a fifth of the former where that hyperbola holds.
+"""
+
+import dataclasses
+
+from scalelab.config import Static
+from scalelab.errors import BadInput
+
+ZHANG_TOKENS = (1.7e9, 24.6e9)  # tokens seen by their runs, of 85 M to 1.2 B parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Critical:
+    """A critical batch size. `extra_tokens`: how many more tokens this batch takes than small ones to the same loss, as a share."""
+
+    name: str  # yours | kaplan | zhang
+    tokens: float
+    ratio: float  # the batch over it
+    extra_tokens: float
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What a step reads. sequences = rows_per_device x micro-batches of a pipeline x accumulate x data_parallel."""
+
+    rows_per_device: float  # sequences that a device works on at once
+    microbatches: int  # of a pipeline
+    accumulate: int
+    data_parallel: int  # data x fsdp
+    sequences: int
+    tokens: int
+    first_tokens: int  # of step 0: smaller where the batch is warmed up
+    critical: tuple[Critical, ...]
+    notes: tuple[str, ...]
+
+
+def kaplan(loss: float) -> float:
+    """Critical batch in tokens at a loss in nats a token (Kaplan et al. 2020, equation 5.3 and Table 6), in McCandlish's sense.
+
+    The loss is that of their tokenizer and WebText2; another tokenizer's nats are not comparable. It rises over a run.
+    """
+    return 2.1e8 / loss ** (1 / 0.21)
+
+
+def zhang(tokens: float) -> float:
+    """Critical batch in tokens of a run that sees `tokens` (Zhang et al. 2024, 20 % overhead): 22.91 (D / 1e6)^0.47 sequences of 512.
+
+    The constants are from memory of the paper; they agree within 30 % with the authors' runs (tests/plan/test_batch.py).
+    """
+    return 512 * 22.91 * (tokens / 1e6) ** 0.47
+
+
+def batch(
+    static: Static, tokens: float | None = None, loss: float | None = None, critical_tokens: float | None = None
+) -> Batch:
+    """The batch of a resolved layout, against what is known: `tokens` of the run, its last `loss`, the user's own critical batch.
+
+    BadInput for one that is not above 0.
+    """
+    for name, value in {"tokens": tokens, "loss": loss, "critical batch": critical_tokens}.items():
+        if value is not None and not value > 0:
+            raise BadInput(f"{name}={value} is not above 0; leave it out where it is not known")
+    layout, size = static.layout, static.global_batch * static.model.seq_len
+    parallel, microbatches = layout.data * layout.fsdp, layout.microbatches if layout.stage > 1 else 1
+    found, notes = [], []
+
+    def stands(name: str, critical: float, at_critical: float, source: str) -> None:
+        found.append(Critical(name, critical, size / critical, at_critical * size / critical, source))
+
+    if critical_tokens is not None:
+        stands("yours", critical_tokens, 1.0, "as stated, in the sense of McCandlish et al. 2018")
+    if loss is not None:
+        stands("kaplan", kaplan(loss), 1.0, f"Kaplan et al. 2020 at {loss:g} nats a token, if they are WebText2's")
+    if tokens is not None:
+        stands("zhang", zhang(tokens), 0.2, f"Zhang et al. 2024 at {tokens:.3g} tokens (C4, 20 % overhead)")
+        if not ZHANG_TOKENS[0] <= tokens <= ZHANG_TOKENS[1]:
+            notes.append(
+                f"{tokens:.3g} tokens are beyond Zhang's runs ({ZHANG_TOKENS[0]:.2g} to {ZHANG_TOKENS[1]:.3g})"
+            )
+    if not found:
+        notes.append("no critical batch is known: it takes the run's tokens, its loss, or a measured one")
+    taken = static.accumulate - len(static.batch_ramp)
+    return Batch(
+        rows_per_device=static.global_batch / (static.accumulate * parallel * microbatches),
+        microbatches=microbatches,
+        accumulate=static.accumulate,
+        data_parallel=parallel,
+        sequences=static.global_batch,
+        tokens=size,
+        first_tokens=size * taken // static.accumulate,
+        critical=tuple(found),
+        notes=tuple(notes),
+    )
