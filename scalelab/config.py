@@ -73,6 +73,7 @@ class ModelShape:
     rope_original: int
     window: int
     global_every: int
+    rope_local_theta: float
     nope_every: int
     block: str
     norm_place: str
@@ -88,6 +89,11 @@ class ModelShape:
     sequence_parallel: bool = (
         False  # from parallel.sequence: the residual stream is split along the sequence by `tensor`
     )
+
+    @property
+    def plain(self) -> "ModelShape":
+        """The shape with all that changes neither its parameters nor its FLOPs at the default: fewer shapes to trace."""
+        return dataclasses.replace(self, remat="none", attention="plain", sequence_parallel=False)
 
     @property
     def width_ratio(self) -> float:

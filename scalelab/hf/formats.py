@@ -27,6 +27,7 @@ IRRELEVANT = (
         "rope_factor",
         "rope_original",
         "global_every",
+        "rope_local_theta",
         "qk_norm_over",
     ),  # of no effect without rope_scaling, window and qk_norm, which are refused
     *("parametrization", "base_width", "base_layers", "base_d_head"),

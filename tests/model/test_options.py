@@ -63,13 +63,15 @@ def by_hand(of, params, row):
             over = -1 if of.qk_norm_over == "head" else (-2, -1)
             q, k = rms(q, w["q_norm"]["g"], over), rms(k, w["k_norm"]["g"], over)
         k, v = (np.repeat(z, of.n_heads // of.n_kv_heads, axis=1) for z in (k, v))
+        local = of.window and not (of.global_every and (layer + 1) % of.global_every == 0)
         if not (of.nope_every and (layer + 1) % of.nope_every == 0):
-            angle = np.arange(len(x))[:, None] * np.asarray(frequencies(of), np.float64)
-            turn = np.exp(1j * angle)[:, None]
+            turns, longer = np.asarray(frequencies(of), np.float64), amplitude(of)
+            if local and of.rope_local_theta:
+                turns, longer = of.rope_local_theta ** (-2 * np.arange(len(turns)) / of.d_head), 1.0
+            turn = np.exp(1j * np.arange(len(x))[:, None] * turns)[:, None]
             q, k = (np.split(z, 2, axis=-1) for z in (q, k))
             q, k = ((z[0] + 1j * z[1]) * turn for z in (q, k))
-            q, k = (amplitude(of) * np.concatenate([z.real, z.imag], axis=-1) for z in (q, k))
-        local = of.window and not (of.global_every and (layer + 1) % of.global_every == 0)
+            q, k = (longer * np.concatenate([z.real, z.imag], axis=-1) for z in (q, k))
         y = np.zeros(q.shape)
         for i, n in np.ndindex(q.shape[:2]):
             first = max(0, i - of.window + 1) if local else 0
@@ -101,12 +103,14 @@ def by_hand(of, params, row):
     return x @ (p["embed"]["w"].T if of.tied_head else p["head"]["w"])
 
 
+YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original": 64}
 OPTIONS = {
     "window": {"window": 4},
     "alternating": {"window": 4, "global_every": 2, "n_layers": 3},
-    "nope": {"nope_every": 2, "window": 6},
+    "nope": {"nope_every": 2, "window": 6, **YARN},
+    "two thetas": {"window": 4, "global_every": 2, "n_layers": 3, "rope_local_theta": 50.0, **YARN},
     "parallel": {"block": "parallel"},
-    "reordered norm": {"norm_place": "after", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original": 64},
+    "reordered norm": {"norm_place": "after", **YARN},
     "qwen 2.5": {"qkv_bias": True, "n_kv_heads": 2},
     "qwen 3": {"qk_norm": True, "n_kv_heads": 2},
     "olmo 2": {"qk_norm": True, "qk_norm_over": "projection", "norm_place": "after", "n_kv_heads": 2},
@@ -134,7 +138,7 @@ def test_the_model_is_the_one_written_out(name):
     np.testing.assert_allclose(logits(of, params, given)[0], by_hand(of, params, np.asarray(given[0])), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["alternating", "nope"])
+@pytest.mark.parametrize("name", ["alternating", "nope", "two thetas"])
 def test_a_cache_knows_windows_and_layers_without_positions(name):
     of, params, given = setting(name)
     np.testing.assert_allclose(in_pieces(of, params, given, [7, 5]), logits(of, params, given), atol=1e-5)
@@ -189,7 +193,8 @@ def test_a_window_lowers_the_flops_of_its_layers():
         ({"nope_every": 2, "position": "learned"}, "for model.position='rope'"),
         ({"rope_scaling": "llama3"}, "go together"),
         ({"rope_factor": 8.0}, "go together"),
-        ({"rope_scaling": "yarn", "rope_factor": 8.0, "nope_every": 2}, "nearest: ntk"),
+        ({"rope_local_theta": 1e4, "window": 4}, "all layers are alike"),
+        ({"rope_local_theta": 1e4, "position": "learned"}, "for model.position='rope'"),
         ({"block": "parallel", "norm_place": "after"}, "one norm"),
         ({"window": -1}, "outside"),
         ({"qk_norm_over": "projection"}, "without model.qk_norm"),
