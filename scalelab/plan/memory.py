@@ -8,6 +8,7 @@ is exact in the program's own terms; XLA may share or drop some of it.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,15 +46,18 @@ class Memory:
     notes: tuple[str, ...]
 
 
-def memory(static: Static, machine: Machine) -> Memory:
-    """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest."""
+def memory(static: Static, machine: Machine, kept: Callable[[Static], saved.Saved] = saved.saved) -> Memory:
+    """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest.
+
+    `kept`: the count of saved activations; `saved.estimate` is a fast one.
+    """
     static, notes = _as_on(static, machine)
     state = _state(static)
     grads = gradients(static)
-    kept, fixed = _saved(static)
+    grown, fixed = _saved(static, kept)
     components = state | {
         "gradients": grads,
-        "activations": kept + fixed,
+        "activations": grown + fixed,
         "logits": _logits(static),
         "temporary": _temporary(static),
         "batch": 4 * math.ceil(static.global_batch / _rows_split(static.layout)) * (static.model.seq_len + 1),
@@ -141,11 +145,11 @@ def gradients(static: Static) -> int:
     return summed + _parameter_bytes(static, rules.parameters)
 
 
-def _saved(static: Static) -> tuple[int, int]:
+def _saved(static: Static, kept: Callable[[Static], saved.Saved] = saved.saved) -> tuple[int, int]:
     """Bytes that the forward leaves for the backward: of the rows, and whatever their number."""
     layout, rows = static.layout, saved.rows(static)
     if layout.stage == 1:
-        whole = saved.saved(static)
+        whole = kept(static)
         return rows * whole.row_bytes, whole.fixed_bytes
     # parallel/pipeline.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and the
     # two that are under way between stages.
