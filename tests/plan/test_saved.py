@@ -65,7 +65,7 @@ def test_every_policy_can_be_traced_on_a_mesh(precision):
     assert saved.saved(static).row_bytes > saved.block(static).row_bytes > 0
 
 
-@pytest.mark.parametrize("layout", [Layout(data=2), Layout(data=2, tensor=4), Layout(2, 1, 2, 2, 1, True)])
+@pytest.mark.parametrize("layout", [Layout(data=2, tensor=4), Layout(2, 1, 2, 2, 1, True)])
 def test_the_estimate_is_near_the_count_and_a_block_is_counted_for_fewer_devices(layout):
     sizes = {"d_model": 512, "n_layers": 8, "n_heads": 8, "vocab_size": 1024, "seq_len": 1024}
     for remat in REMAT:
