@@ -72,7 +72,8 @@ def _as_on(static: Static, machine: Machine) -> tuple[Static, list[str]]:
     form = dtype(POLICIES[static.precision].compute)
     if static.layout.context > 1:
         return static, []
-    how = implementation(static.model, form, static.documents == "mask" or static.seq_warmup, kind)
+    packed = static.documents == "mask" or static.seq_warmup
+    how = implementation(static.model, form, packed, kind, static.layout.stage > 1)
     traced = "blockwise" if how in ("cudnn", "splash") else how
     model = dataclasses.replace(static.model, attention=traced)
     said = f"attention by {how} is counted as blockwise, which keeps its output in fp32" if traced != how else ""

@@ -52,7 +52,7 @@ def attention_kind(static: Static, machine: Machine) -> str:
     if static.layout.context > 1:
         return "blockwise"
     compute = dtype(POLICIES[static.precision].compute)
-    return implementation(static.model, compute, static.documents == "mask", platform(machine))
+    return implementation(static.model, compute, static.documents == "mask", platform(machine), static.layout.stage > 1)
 
 
 def matrices(shape: ModelShape, layout: Layout) -> dict[str, tuple[float, float]]:
