@@ -25,7 +25,7 @@ from typing import Any
 from scalelab import records
 from scalelab.commands.progress import Bar
 from scalelab.commands.shared import Parser, emit
-from scalelab.config import leaves, load, split_overrides
+from scalelab.config import leaves, load, not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 
 
@@ -87,6 +87,8 @@ def _train(config: Any, options: Any, first: bool = True) -> int:
     from scalelab.train.single import train_single
 
     cache_compilations()
+    for text in not_reproduced(options.config) if first and options.config else ():
+        print(f"note: {options.config} does not reproduce: {text}", file=sys.stderr)
     folder = pathlib.Path(options.workdir)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
         progress = bar.update if first else lambda _: None

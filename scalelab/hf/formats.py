@@ -22,16 +22,14 @@ REQUIRED = object()  # in `Format.absent`: config.json must have this key
 
 # What of a ModelShape is no property of the function that the weights compute, or is folded into them (`write.fold`).
 IRRELEVANT = (
-    *("init_std", "remat", "attention", "sequence_parallel"),
-    *(
-        "global_every",
-        "rope_local_theta",
-    ),  # of no effect without a window; with one the first is demanded, the second needs it
+    *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel"),
+    # of no effect without a window (with one the first is demanded, and the second needs it) and without qk_norm
+    *("global_every", "rope_local_theta", "qk_norm_over"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
 )
 
 # Options that no format has words for.
-PLAIN = {"nope_every": 0, "block": "sequential", "norm_place": "before"}
+PLAIN = {"nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
 
 
 @dataclasses.dataclass(frozen=True)

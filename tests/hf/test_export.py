@@ -174,6 +174,8 @@ REFUSED = {
     "window and bias": ("mistral", {"bias": True}, r"model.window=5 \(llama: 0.*mistral: 5\)"),
     "alternating": ("mistral", {"global_every": 2}, "model.window=5|model.global_every=2"),
     "no positions": ("llama_tied", {"nope_every": 2}, "model.nope_every=2"),
+    "qkv": ("llama_tied", {"qkv_bias": True}, r"model.qkv_bias=True \(llama: False, gpt2: False"),
+    "scaled logits": ("llama_tied", {"logit_scale": "rsqrt_width"}, "model.logit_scale='rsqrt_width'"),
     "two": ("llama_tied", {"qk_norm": True, "logit_softcap": 1.0}, "model.qk_norm=True .*; model.logit_softcap=1.0"),
 }
 
