@@ -73,7 +73,8 @@ def _as_on(static: Static, backend: str) -> tuple[Static, tuple[str, ...]]:
     form = dtype(POLICIES[static.precision].compute)
     if static.layout.context > 1:
         return static, ()
-    how = implementation(static.model, form, static.documents == "mask" or static.seq_warmup, backend)
+    packed = static.documents == "mask" or static.seq_warmup
+    how = implementation(static.model, form, packed, backend, static.layout.stage > 1)
     traced = "blockwise" if how in ("cudnn", "splash") else how
     static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=traced))
     said = f"attention by {how} is counted as blockwise, which keeps its output in fp32"
