@@ -79,7 +79,8 @@ def _as_on(static: Static, backend: str) -> tuple[Static, tuple[str, ...]]:
     form = dtype(POLICIES[static.precision].compute)
     if static.layout.context > 1:
         return static, ()
-    how = implementation(static.model, form, static.documents == "mask" or static.seq_warmup, backend)
+    packed = static.documents == "mask" or static.seq_warmup
+    how = implementation(static.model, form, packed, backend, static.layout.stage > 1)
     traced = "blockwise" if how in ("cudnn", "splash") else how
     static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=traced))
     said = f"attention by {how} is counted as blockwise, which keeps its output in fp32"
@@ -92,7 +93,6 @@ def _rows_split(layout: Layout) -> int:
 
 def _state(static: Static) -> dict[str, int]:
     """Bytes of a state's parts, as `state.specs` lays them out."""
-    static = dataclasses.replace(static, model=_declared(static), global_batch=1, accumulate=1, batch_ramp=())
     like, specs = state_lib.shapes(static), state_lib.specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))

@@ -40,7 +40,7 @@ def attention_kind(static: Static, machine: Machine) -> str:
         return "blockwise"
     compute = dtype(POLICIES[static.precision].compute)
     with traced_for(platform(machine)):
-        return implementation(static.model, compute, static.documents == "mask")
+        return implementation(static.model, compute, static.documents == "mask", staged=static.layout.stage > 1)
 
 
 def matrices(shape: ModelShape, layout: Layout) -> dict[str, tuple[float, float]]:
