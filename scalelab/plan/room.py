@@ -21,11 +21,11 @@ def too_large(static: Static, trials: int = 1) -> Memory | None:
     mesh, and step one after the other.
     BadInput for a layout that the devices don't make up or that can't be divided.
     """
-    device = jax.local_devices()[0]
-    capacity = hardware.capacity_bytes(device)
+    device, devices = jax.local_devices()[0], jax.local_device_count()
     layout = mesh.resolved(static.layout, jax.device_count())
-    static = dataclasses.replace(static, layout=layout)
-    trials = -(-trials // jax.local_device_count()) if layout.devices == 1 else trials
+    static, capacity = dataclasses.replace(static, layout=layout), hardware.capacity_bytes(device)
+    if layout.devices == 1:  # of several, each has its own trials; those of a CPU share what this host has
+        trials, capacity = (trials, devices * capacity) if device.platform == "cpu" else (-(-trials // devices), capacity)
     if not capacity or _roughly(static, trials) < SMALL * capacity:
         return None
     rules.check(static, layout)
