@@ -1,5 +1,6 @@
 """What the present devices can't hold is refused before anything is compiled or written, and nothing else is."""
 
+import re
 import time
 
 import jax
@@ -26,6 +27,18 @@ def test_a_7b_model_in_fp32_does_not_fit_this_host(monkeypatch, tmp_path, capsys
         assert word in told
     last = told.strip().splitlines()[-1]
     assert last.startswith("scalelab: a step needs at least") and last.endswith("--force starts it all the same")
+
+
+def test_the_way_out_is_named_and_is_one(monkeypatch, tmp_path):
+    """GPT-2 with 64 sequences at once needs more than 6 GiB; what the line says instead has room."""
+    config = base.get_config()
+    config.model = base.gpt2(d_model=768, n_layers=12, n_heads=12)
+    config.model.vocab_size, config.model.seq_len, config.train.global_batch = 50_304, 1024, 64
+    monkeypatch.setattr(hardware, "host_memory_bytes", lambda: 6 * 2**30)
+    with pytest.raises(BadInput, match="nearest that fits: --config") as caught:
+        refuse(config_lib.resolve(config), tmp_path)
+    said = dict(re.findall(r"--config\.(\S+)=(\w+)", str(caught.value)))
+    refuse(config_lib.resolve(config_lib.override(config, said)), tmp_path)
 
 
 def test_force_starts_it(monkeypatch, tmp_path):
