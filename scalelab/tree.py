@@ -51,8 +51,11 @@ def run_file(path: str | pathlib.Path) -> ModuleType:
 
 
 def not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
-    """What of the original a config file says it does not reproduce; () where it says nothing (`configs/recipes`)."""
-    return tuple(getattr(load_module(path), "NOT_REPRODUCED", ()))
+    """What of the original a config file, or the one it is a fork of, says it does not reproduce (`configs/recipes`); else ()."""
+    module = load_module(path)
+    if base := getattr(module, "BASE", None):
+        return not_reproduced(base)
+    return tuple(getattr(module, "NOT_REPRODUCED", ()))
 
 
 def read(path: str | pathlib.Path) -> ConfigDict:
