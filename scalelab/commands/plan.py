@@ -1,0 +1,164 @@
+"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N] [--mesh=fsdp=8,tensor=8] [--config.group.key=value …]
+
+What a run takes before it is launched: parameters and FLOPs by every convention, memory by component, step time with its
+range, cost, batch, checkpoints and goodput, and the cheapest change that makes it fit. Every figure is of the config's real
+step; nothing is allocated, on any number of devices.
+  --compile           compile that step for the machine, which needn't be here: formula, exact and compiled side by side
+  --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and say how far they carry
+  --measure           run the step here with growing micro-batches: tokens/s beside the prediction, and the knee
+
+scalelab plan --flops=C | --tokens=D | --params=N | --target-loss=L | --gpu-hours=H [--law=NAME|FIT.json]
+The best N and D by a law: published ones are kaplan, chinchilla_1, chinchilla_2, chinchilla_3, besiroglu, porian, muennighoff;
+FIT.json is what `scalelab fit --json=FIT.json` wrote. --serve-tokens=T also counts inference, --unique-tokens=U repeats data.
+With --params=N and --tokens=D together: what that run gives away against the best split of its own compute.
+
+scalelab plan --sweep=F [--hardware=NAME]
+Every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost, packing, and the interval to expect of the law.
+
+Exit code: 0 done (whether it fits or not), 1 a compiler or a measurement failed, 2 bad input.
+"""
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+from scalelab.commands.shared import Parser, emit
+from scalelab.config import load, split_overrides
+from scalelab.errors import BadInput
+
+ASKED = ("flops", "tokens", "params", "target_loss", "gpu_hours")
+OF_A_RUN = ("mesh", "compile", "calibrate", "measure", "critical_batch", "mtbf_hours", "restart_minutes", "write_gb_per_s")
+OF_A_LAW = ("law", "serve_tokens", "unique_tokens", "mfu")
+
+
+def main(argv: list[str]) -> int:
+    """Plan a run, a budget or a sweep; the exit code is as the module says."""
+    overrides, rest = split_overrides(argv)
+    options = _parser().parse_args(rest)
+    given = {name for name, value in vars(options).items() if value not in (None, False)}
+    modes = [mode for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(given & set(ASKED))
+    if len(modes) != 1:
+        what = f"{' and '.join(modes)} together" if modes else "nothing to plan"
+        raise BadInput(f"{what}: give --config (a run), --flops and the like (a budget) or --sweep (`scalelab plan --help`)")
+    foreign = set(OF_A_LAW if modes[0] != "a budget" else OF_A_RUN) & given
+    if foreign:
+        name = "--" + sorted(foreign)[0].replace("_", "-")
+        raise BadInput(f"{name} has nothing to say about {modes[0]}; `scalelab plan --help` says what it goes with")
+    if modes[0] != "config" and overrides:
+        raise BadInput(f"--config.{next(iter(overrides))} changes a config, and there is no --config")
+    answer = {"config": _run, "sweep": _sweep, "a budget": _budget}[modes[0]]
+    emit(answer(options, overrides), options.json)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("plan", __doc__)
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
+    add("--hardware", metavar="NAME", help="h100, a100, v5p, cpu, …, or FILE.json that describes your own")
+    add("--devices", type=_count, metavar="N", help="how many (default: as many as the mesh has)")
+    add("--mesh", metavar="AXIS=N,…", help="sizes and options of `parallel` instead of the config's")
+    add("--price", type=_positive, metavar="X", help="of a device-hour, in your money")
+    add("--compile", action="store_true", help="also compile the real step for the machine")
+    add("--calibrate", metavar="RUNS", help="a folder of measured runs")
+    add("--measure", action="store_true", help="run the step on this machine's devices")
+    add("--critical-batch", type=_positive, metavar="TOKENS", help="if you have measured one")
+    add("--mtbf-hours", type=_positive, metavar="H", help="between failures of the whole job (default: Llama 3's rate)")
+    add("--restart-minutes", type=_positive, metavar="M", help="from a failure to the next step (default: 10)")
+    add("--write-gb-per-s", type=_positive, metavar="X", help="of the storage, over all nodes (default: 1 a node)")
+    add("--flops", type=_positive, metavar="C", help="training FLOPs to spend")
+    add("--tokens", type=_positive, metavar="D", help="tokens to train on")
+    add("--params", type=_positive, metavar="N", help="parameters")
+    add("--target-loss", type=_positive, metavar="L", help="nats per token to reach")
+    add("--gpu-hours", type=_positive, metavar="H", help="device-hours to spend, with --hardware and --mfu")
+    add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches")
+    add("--law", metavar="NAME", help="a published law or a fit's JSON (default: besiroglu)")
+    add("--serve-tokens", type=_positive, metavar="T", help="tokens of inference over the model's life")
+    add("--unique-tokens", type=_positive, metavar="U", help="tokens there are; more are repeated")
+    add("--sweep", metavar="FILE", help="a study of experiments/ or a config with sweep(h)")
+    return parser
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError(f"{text} is not above zero")
+    return value
+
+
+def _count(text: str) -> int:
+    value = float(text)
+    if value != int(value) or value < 1:
+        raise ValueError(f"{text} is no number of devices")
+    return int(value)
+
+
+def _run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
+    """The plan of one config, as JSON; printed unless JSON goes to standard output."""
+    from scalelab.commands import plantext
+    from scalelab.plan.machine import machine
+    from scalelab.plan.whole import plan
+
+    config = load(options.config, overrides)
+    if options.hardware is None:
+        raise BadInput("--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (one wrong name lists all)")
+    on, efficiency, facts = machine(options.hardware), None, {}
+    if options.calibrate:
+        from scalelab.plan.calibrate import calibrate
+
+        found = calibrate(options.calibrate, on)
+        efficiency, facts["calibration"] = found.efficiency, dataclasses.asdict(found)
+    restart = {"restart_s": options.restart_minutes * 60} if options.restart_minutes else {}
+    made = plan(
+        config, on, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
+        critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
+        write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile, **restart,
+    )  # fmt: skip
+    if options.json != "-":
+        print("\n".join(plantext.lines(made)))
+    if options.measure:
+        facts["measured"] = _measure(config, made, efficiency, options)
+    return made.to_json() | facts
+
+
+def _measure(config: Any, made: Any, efficiency: Any, options: Any) -> dict[str, Any]:
+    """The ramp, a line a size as it is measured."""
+    from scalelab.commands import plantext
+    from scalelab.plan.measure import measure
+
+    loud = sys.stdout if options.json != "-" else sys.stderr
+    print(f"{'rows':>6} {'tokens/s':>12} {'predicted':>12} {'step':>10} {'compiling':>10}", file=loud)
+    sized = config.copy_and_resolve_references()
+    sized.parallel.update(dataclasses.asdict(made.layout))
+    found = measure(sized, made.machine, efficiency, progress=lambda point: print(plantext.point(point), file=loud, flush=True))
+    print(plantext.knee(found), file=loud)
+    return dataclasses.asdict(found)
+
+
+def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
+    """A split of a budget by a law; with a size and tokens both, what that run gives away."""
+    from scalelab.commands import budgettext
+    from scalelab.plan.allocate import allocation
+    from scalelab.plan.lawbook import DEFAULT
+    from scalelab.plan.machine import machine
+    from scalelab.plan.overtraining import overtraining
+
+    asked = {name: getattr(options, name) for name in ASKED if getattr(options, name) is not None}
+    law = options.law or DEFAULT
+    if set(asked) == {"params", "tokens"}:
+        if options.serve_tokens or options.unique_tokens:
+            raise BadInput("--params and --tokens together are a run as it is; --serve-tokens and --unique-tokens choose another")
+        found: Any = overtraining(options.params, options.tokens, law)
+        text = budgettext.of_a_run(found)
+    elif len(asked) > 1:
+        raise BadInput(f"--{' and --'.join(asked)} together: give one of them (or --params with --tokens)".replace("_", "-"))
+    else:
+        on = machine(options.hardware) if options.hardware else None
+        found = allocation(
+            **asked, machine=on, mfu=options.mfu, law=law, serve_tokens=options.serve_tokens, unique_tokens=options.unique_tokens
+        )  # fmt: skip
+        text = budgettext.of_a_budget(found)
+    if options.json != "-":
+        print("\n".join(text))
+    return dataclasses.asdict(found)

@@ -1,0 +1,85 @@
+"""`scalelab plan --config=…` as text: a section for each question, each figure with its unit."""
+
+import dataclasses
+from typing import Any
+
+from scalelab.parallel import mesh
+
+GIB = 2**30
+CONVENTIONS = ("total", "non_embedding", "kaplan", "chinchilla")
+
+
+def lines(plan: Any) -> list[str]:
+    """Every section of a `scalelab.plan.Plan`, in the order in which one asks."""
+    head = f"{plan.devices:,} x {plan.machine.chip.name}, {mesh.name(dataclasses.asdict(plan.layout))}"
+    sections = [_arithmetic(plan), _memory(plan), _time(plan), _batch(plan), _saves(plan), _served(plan), _advice(plan)]
+    text = [head, *(line for section in sections for line in ("", *section))]
+    if plan.compiled:
+        text += ["", *_compiled(plan)]
+    return [*text, *(("", *(f"note: {note}" for note in plan.notes)) if plan.notes else ())]
+
+
+def _arithmetic(plan: Any) -> list[str]:
+    found = plan.flops
+    groups = {name: n for name, n in found.parameters.items() if name not in CONVENTIONS}
+    text = [
+        "parameters  " + "  ".join(f"{name} {found.parameters[name]:,}" for name in CONVENTIONS),
+        "  by group  " + "  ".join(f"{name} {n:,}" for name, n in groups.items()),
+        f"{'training FLOPs':<16} {'a token':>12} {'with remat':>12} {'in all':>12}   over {plan.tokens:.4g} tokens, {plan.steps:,} steps",
+    ]
+    for name, each in found.per_token.items():
+        text.append(f"  {name:<14} {each:>12.4g} {found.remat_per_token[name]:>12.4g} {each * plan.tokens:>12.4g}")
+    return text
+
+
+def _memory(plan: Any) -> list[str]:
+    m = plan.memory
+    text = [f"memory of the fullest device, GiB (remat: {plan.flops.remat})"]
+    text += [f"  {name:<14} {size / GIB:>10.3f}" for name, size in m.components.items()]
+    text.append(f"  {'total':<14} {m.total / GIB:>10.3f} of {m.capacity / GIB:.1f}: {fit(m.fits, m.margin_bytes)}")
+    text.append(f"  activations by Korthikanti's formula {m.formula_bytes / GIB:.3f}")
+    return text
+
+
+def fit(fits: bool, margin_bytes: int) -> str:
+    """"fits, 3.2 GiB to spare" or "does not fit, 1.1 GiB too much"."""
+    size = f"{abs(margin_bytes) / GIB:.1f} GiB"
+    return f"fits, {size} to spare" if fits else f"does not fit, {size} too much"
+
+
+def _time(plan: Any) -> list[str]:
+    t, run = plan.time, plan.training
+    parts = {"compute": t.compute_s, "hbm": t.hbm_s} | {f"{axis} (exposed)": s for axis, s in t.exposed.items()} | {"bubble": t.bubble_s}
+    cost = "" if run.cost is None else f", cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
+    return [
+        f"step {t.total_s:.4g} s ({t.low_s:.4g} to {t.high_s:.4g}): " + ", ".join(f"{n} {s:.3g}" for n, s in parts.items()),
+        f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}), {t.tokens_per_s:,.0f} tokens/s",
+        f"the run: {run.days:.3g} days ({run.days_low:.3g} to {run.days_high:.3g}), {run.device_hours:,.0f} device-hours "
+        f"({run.device_hours_low:,.0f} to {run.device_hours_high:,.0f}){cost}",
+        *(f"  {line}" for line in t.assumptions),
+    ]
+
+
+def _batch(plan: Any) -> list[str]:
+    b = plan.batch
+    text = [
+        f"batch {b.tokens:,} tokens: {b.rows_per_device:g} sequences a device x {b.data_parallel} data parallel x {b.microbatches} "
+        f"micro-batches x {b.accumulate} accumulated"
+    ]
+    text += [
+        f"  {c.ratio:.3g} of a critical batch of {c.tokens:,.0f} tokens ({c.name}): about {c.extra_tokens:.1%} more tokens; {c.source}"
+        for c in b.critical
+    ]
+    return [*text, *(f"  {note}" for note in b.notes)]
+
+
+def _saves(plan: Any) -> list[str]:
+    c = plan.checkpoint
+    every = f"{c.every_s:,.0f} s" + (f" ({c.every_steps:,} steps)" if c.every_steps else "")
+    return [
+        f"a save: {c.bytes / 1e9:,.1f} GB, {c.seconds:,.1f} s, of which steps wait {c.blocked_s:,.2f} s; a failure every "
+        f"{c.mtbf_s / 3600:,.1f} h",
+        f"save every {every}: Young {c.young_s:,.0f} s, Daly {c.daly_s:,.0f} s; goodput {c.goodput:.1%} (simulated {c.simulated:.1%}, "
+        f"{c.goodput_low:.1%} to {c.goodput_high:.1%}), {c.lost_work_s:,.0f} s of work lost a failure",
+        *(f"  {note}" for note in c.notes),
+    ]
