@@ -85,6 +85,11 @@ class ModelShape:
     )
 
     @property
+    def plain(self) -> "ModelShape":
+        """The shape with all that changes neither its parameters nor its FLOPs at the default: fewer shapes to trace."""
+        return dataclasses.replace(self, remat="none", attention="plain", sequence_parallel=False)
+
+    @property
     def width_ratio(self) -> float:
         """m_d: how many times as wide as the base; 1 where width changes nothing (standard)."""
         return 1.0 if self.parametrization == "standard" else self.d_model / self.base_width

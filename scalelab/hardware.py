@@ -127,15 +127,18 @@ WIDER = {"float8": "bfloat16", "tensorfloat32": "float32"}  # what is measured w
 
 
 def table_flops(device_kind: str, dtype: Any) -> tuple[float, str] | None:
-    """FLOP/s of the unit that multiplies `dtype` (or "tensorfloat32"), and what the figure is; None where unknown.
+    """The same as `unit_flops` of jax's `device_kind`; None where the table has no such chip."""
+    found = chip(device_kind)
+    return unit_flops(found, dtype) if found else None
+
+
+def unit_flops(found: Chip, dtype: Any) -> tuple[float, str] | None:
+    """FLOP/s of the unit that multiplies `dtype` (or "tensorfloat32"), and what the figure is; None where there is none.
 
     float32 is all 32 bits, as precision `fp32` asks for. XLA's own default is TF32 on NVIDIA's tensor cores since Ampere and
     one bf16 pass on TPUs (JAX documentation, "Matmul precision"); TPUs have no unit for more and are rated by that one.
     """
-    found = chip(device_kind)
     name = _dtype_name(dtype)
-    if found is None:
-        return None
     fallback = {"float32": ("float32", "bfloat16"), "tensorfloat32": ("tensorfloat32", "float32", "bfloat16")}.get(
         name, (name,)
     )

@@ -1,17 +1,20 @@
 """`scalelab reproduce PAPER --data=DIR`: published scaling laws computed again: ours, published, interval, verdict.
 
-PAPER is chinchilla, besiroglu, porian, gadre, muennighoff, gemstones, kaplan, or all. DIR holds the run tables, which
+`scalelab reproduce textbook` needs no data: numbers that teaching texts repeat, computed by this project: stated, ours, verdict.
+
+PAPER is chinchilla, besiroglu, porian, gadre, muennighoff, gemstones, kaplan, or all (of these). DIR holds the run tables, which
 are the authors' own: `scalelab reproduce --download=DIR` fetches those that can be had as they are and names the source
 of the others.
 Verdicts: match, within_interval (the published one), lower_objective (the same optimum, reached more exactly),
-published_not_global (a lower one lies elsewhere), table_error (printed numbers that contradict each other), mismatch.
+published_not_global (a lower one lies elsewhere), table_error (printed numbers that contradict each other), mismatch;
+of textbook match, within_interval (of ours), wrong (what is stated is not so).
 Exit codes: 0 no mismatch, 1 a mismatch or a table that could not be fetched, 2 bad input.
 """
 
 import pathlib
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from scalelab.commands.shared import Parser, emit
@@ -29,30 +32,45 @@ def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.download is not None:
         return _download(pathlib.Path(arguments.download or arguments.data or "published-tables"))
-    from scalelab.laws.published import PAPERS, reproduce
-
-    chosen = PAPERS if arguments.paper == "all" else (arguments.paper,)
-    if arguments.paper is None or not set(chosen) <= set(PAPERS):
-        given = "no paper" if arguments.paper is None else f"paper {arguments.paper!r}: unknown"
-        raise BadInput(f"{given}{nearest(arguments.paper or '', [*PAPERS, 'all'])}")
-    data = _data_folder(arguments.data)
-    tell, started = _speaker(), time.monotonic()
-    reports = []
-    for paper in chosen:
-        tell(f"{paper}: reading tables and fitting")
-        reports.append(reproduce(paper, data, tell))
+    started, reports = time.monotonic(), []
+    for report in _reports(arguments):
+        reports.append(report)
         if arguments.json != "-":
-            print("\n".join(_lines(reports[-1])), flush=True)
-    rows = [{"paper": report.paper} | row.to_json() for report in reports for row in report.rows]
+            print("\n".join(_lines(report)), flush=True)
+    rows = [
+        {"paper": report.paper} | row.to_json() | ({"stated": row.published} if report.stated else {})
+        for report in reports
+        for row in report.rows
+    ]
     if arguments.json != "-" and len(reports) > 1:
         print(f"\nall: {_counts(row for report in reports for row in report.rows)}")
     emit(_json(reports, rows, time.monotonic() - started), arguments.json)
     return int(any(row["verdict"] == "mismatch" for row in rows))
 
 
+def _reports(arguments: Any) -> "Iterator[Report]":
+    """One report a paper that was asked for. BadInput for one that nobody knows, or without its data."""
+    from scalelab.laws.published import PAPERS, reproduce
+
+    paper = arguments.paper
+    if paper == "textbook":
+        from scalelab.plan import textbook
+
+        yield textbook.reproduce()
+        return
+    chosen = PAPERS if paper == "all" else (paper,)
+    if paper is None or not set(chosen) <= set(PAPERS):
+        given = "no paper" if paper is None else f"paper {paper!r}: unknown"
+        raise BadInput(f"{given}{nearest(paper or '', [*PAPERS, 'all', 'textbook'])}")
+    data, tell = _data_folder(arguments.data), _speaker()
+    for one in chosen:
+        tell(f"{one}: reading tables and fitting")
+        yield reproduce(one, data, tell)
+
+
 def _parser() -> Parser:
     parser = Parser("reproduce", __doc__)
-    parser.add_argument("paper", metavar="PAPER", nargs="?", help="whose numbers; `all` for every paper")
+    parser.add_argument("paper", metavar="PAPER", nargs="?", help="whose numbers; `all` for every paper; `textbook`")
     parser.add_argument("--data", metavar="DIR", help="the folder of run tables")
     parser.add_argument(
         "--download",
@@ -106,7 +124,8 @@ def _lines(report: "Report") -> list[str]:
     """The table of one paper, its recipes as numbered notes, and the findings."""
     recipes = list(dict.fromkeys(row.recipe for row in report.rows))
     width = min(NAME_WIDTH, max(len(row.name) for row in report.rows))
-    head = f"{'':<{width}}  {'ours':>14} {'published':>14}  {'published interval':<19} verdict, recipe"
+    theirs, interval_of = ("stated", "interval of ours") if report.stated else ("published", "published interval")
+    head = f"{'':<{width}}  {'ours':>14} {theirs:>14}  {interval_of:<19} verdict, recipe"
     lines = ["", f"{report.paper} ({report.source})", head]
     for row in report.rows:
         interval = "{:.4g} to {:.4g}".format(*row.interval) if row.interval else ""

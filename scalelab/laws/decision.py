@@ -56,14 +56,17 @@ class Decision:
         return {"C": self.C, "k": self.k, **values, "intervals": intervals, "level": self.level}
 
 
-def optimal_size(law: Law, params: Mapping[str, Any], C: float, k: float, held: Mapping[str, float]) -> np.ndarray:
-    """The N of least loss where C = k N D, for parameters [R]: [R]. 0 or infinite where it is at the edge of what is tried.
+def optimal_size(
+    law: Law, params: Mapping[str, Any], C: float | np.ndarray, k: float, held: Mapping[str, float]
+) -> np.ndarray:
+    """The N [R] of least loss where C = k N D, for parameters [R], C one or [R]; 0 or infinite at the edge of what is tried.
 
     Chinchilla's is in closed form; any other law of N and D is minimised over a grid with a parabola at its lowest point.
     """
     arrays = {name: np.atleast_1d(np.asarray(value, float)) for name, value in params.items()}
     if law.function is forms.chinchilla:
         return closed.optimum(closed.Params(**arrays), C, k).N
+    C = np.asarray(C, float).reshape(-1, 1)
     log_n = 0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES)
     loss = losses(law, {name: value[:, None] for name, value in arrays.items()}, np.exp(log_n), C, k, held)
     return np.exp(_lowest(np.broadcast_to(log_n, loss.shape), loss))

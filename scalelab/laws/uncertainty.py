@@ -22,6 +22,7 @@ FALL_STEPS = 4  # where on the way from that seed to the fit the objective is lo
 BATCH = 60_000  # resamples x runs fitted at once: what a processor's cache holds
 MAX_FOLDS = 200  # left-out refits: beyond this many runs, folds of several runs
 FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
+HANDED_ON = 200  # resamples that a fit's JSON holds for later decisions
 MIN_SIZES = {"N": 3, "D": 3, "C": 3}  # a power law with an offset needs three values; of any other column, two
 
 
@@ -58,8 +59,10 @@ class Bootstrap:
         return said
 
     def to_json(self) -> dict[str, Any]:
-        """What was resampled and what came of it."""
+        """What was resampled and what came of it; `draws` are the parameters of evenly chosen resamples, for decisions later."""
+        some = np.linspace(0, self.used - 1, min(self.used, HANDED_ON)).astype(int)
         return {
+            "draws": {name: [float(f"{value:.9g}") for value in values[some]] for name, values in self.params.items()},
             "requested": self.requested,
             "used": self.used,
             "failed": self.failed,

@@ -68,7 +68,6 @@ def appendix_f(shape: ModelShape, seq_len: int | None = None) -> dict[str, float
     }
 
 
-@functools.cache
 def flops_per_token(shape: ModelShape) -> dict[str, float]:
     """Training FLOPs a token by convention.
 
@@ -78,19 +77,19 @@ def flops_per_token(shape: ModelShape) -> dict[str, float]:
     return {
         "6N": 6.0 * parameters(shape)["total"],
         "chinchilla": 3.0 * sum(appendix_f(shape).values()) / shape.seq_len,
-        "exact": _exact(shape, "none"),
+        "exact": _exact(shape.plain, "none"),
     }
 
 
-@functools.cache
 def hardware_flops_per_token(shape: ModelShape, remat: str) -> float:
     """`exact` with what the backward computes again under `remat` (as `model.remat`): what the hardware really multiplies.
 
     Attention in full and as written out: kernels that compute logits again in their backward are counted as if they kept them.
     """
-    return flops_per_token(shape)["exact"] if remat == "none" else _exact(shape, remat)
+    return _exact(shape.plain, remat)
 
 
+@functools.cache
 def _exact(shape: ModelShape, remat: str) -> float:
     # The traced products take all keys; a window's layers are counted with as many as it holds. Of the six products of
     # attention two are computed again: `dots` keeps none that has a batch axis.

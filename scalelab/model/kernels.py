@@ -27,14 +27,14 @@ LONG = 2048  # elsewhere, for its memory alone: its speed was not measured
 LANES = 128  # of a TPU: the splash kernel wants whole ones
 
 
-def implementation(shape: ModelShape, compute: jnp.dtype, packed: bool = False) -> str:
-    """How attention is computed here; the run's record names it. BadInput where what the config asks for can't be.
+def implementation(shape: ModelShape, compute: jnp.dtype, packed: bool = False, backend: str = "") -> str:
+    """How attention is computed here, or on `backend`; the run's record names it. BadInput where what is asked for can't be.
 
     `cudnn`: flash attention of NVIDIA's, on 16-bit numbers. `splash`: Pallas' for TPUs. `blockwise`: ours, anywhere, in memory
     linear in the sequence. `xla`: jax's own, and `plain`: ours, with all logits at once; on CPU jax's layout costs a tenth of
     the whole step (experiments/benchmarks). `packed`: documents don't see each other; then cudnn holds a mask of S x S.
     """
-    backend = jax.default_backend()
+    backend = backend or jax.default_backend()
     long = shape.seq_len >= (CPU_LONG if backend == "cpu" else LONG)
     why = {kind: reason(kind, shape, compute, backend) for kind in ("cudnn", "splash", "blockwise")}
     if shape.attention != "auto":

@@ -163,9 +163,13 @@ def init(shape: ModelShape, key: jax.Array) -> Params:
     return split(_init(shape, key))[0]
 
 
-@functools.cache
 def declarations(shape: ModelShape) -> Params:
     """The declaration of every parameter, as a nested dict of the same structure. Nothing is computed."""
+    return _declarations(shape.plain)
+
+
+@functools.cache
+def _declarations(shape: ModelShape) -> Params:
     return split(jax.eval_shape(functools.partial(_init, shape), jax.random.key(0)))[1]
 
 

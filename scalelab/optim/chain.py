@@ -24,7 +24,7 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     by = groups.scales(static.model, o, member)
     decay = _decay(weight_decays(member, static, h), by, groups.decays(static.model, o), multiplied=not member.coupled)
     return optax.chain(
-        _clip(h["clip_norm"]),
+        clip(h["clip_norm"]),
         *([decay] if member.coupled else []),
         _with_scaled_eps(by, directions(member, declarations(static.model), o, h, lr)),
         _scale_each(jax.tree.map(lambda s: s.lr, by)),
@@ -126,14 +126,14 @@ def named(tree: Tree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _clip(most: jax.Array) -> optax.GradientTransformation:
+def clip(most: jax.Array) -> optax.GradientTransformation:
     """Scale all gradients by min(1, most / global norm); optax's own divides every element, which costs 2 % of a step."""
 
-    def clip(grads: Any, _: Any) -> Any:
+    def scaled(grads: Any, _: Any) -> Any:
         factor = jnp.minimum(1.0, most / optax.tree.norm(grads))
         return jax.tree.map(lambda g: factor * g, grads)
 
-    return optax.stateless(clip)
+    return optax.stateless(scaled)
 
 
 def _scale_each(multipliers: Any) -> optax.GradientTransformation:

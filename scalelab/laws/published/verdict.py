@@ -6,7 +6,9 @@ Published values are written as they were printed: the digits say how exactly a 
 import dataclasses
 from typing import Any, Literal
 
-Verdict = Literal["match", "within_interval", "lower_objective", "published_not_global", "table_error", "mismatch"]
+Verdict = Literal[
+    "match", "within_interval", "lower_objective", "published_not_global", "table_error", "mismatch", "wrong"
+]
 Interval = tuple[float, float]
 
 SAME_OPTIMUM = 1e-4  # objectives closer than this share belong to one minimum, reached more or less exactly
@@ -30,12 +32,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All rows of one paper, and in words what was found on the way."""
+    """All rows of one paper, and in words what was found on the way. `stated`: they are what teaching texts say, no paper's."""
 
     paper: str
     source: str
     rows: tuple[Row, ...]
     findings: tuple[str, ...]
+    stated: bool = False
 
 
 def rounding(printed: str) -> float:

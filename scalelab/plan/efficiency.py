@@ -1,0 +1,63 @@
+"""What share of a datasheet's figures programs reach, as ranges with their sources: the only measured numbers of the planner.
+
+A range is not a confidence interval: its ends are what published systems reach at worst and at best with large models.
+"""
+
+import dataclasses
+
+from scalelab.plan.machine import Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A share between 0 and 1: what is expected, and how low and how high it may be."""
+
+    low: float
+    expected: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Efficiency:
+    """Shares of the datasheet: `matmul` of the unit's FLOP/s in large products, `attention` of the same in fused attention,
+    `hbm` and `network` of bandwidths, and `overlap`: of the traffic that can be hidden behind computing, how much is.
+    """
+
+    matmul: Range
+    attention: Range
+    hbm: Range
+    network: Range
+    overlap: Range
+    sources: tuple[str, ...]
+
+
+# Of the datasheet's FLOP/s and bandwidths. `matmul` is what makes the median error of Narayanan et al. 2021, table 1, and
+# Korthikanti et al. 2022, table 5, vanish (tests/plan/published.py, A100); every other published time is held out from it.
+SOURCES = (
+    "matmul: centred on the iteration times of Narayanan et al. 2021 (table 1) and Korthikanti et al. 2022 (table 5) on A100; at best "
+    "80 to 85 % of a GPU's peak, 95 % of a TPU's (Scaling Book, part 1)",
+    "attention: FlashAttention-2 reaches 50 to 73 % of an A100's peak forward and less backward (Dao 2023), FlashAttention-3 up to "
+    "75 % of an H100's (Shah et al. 2024)",
+    "hbm: 94 % in a plain sum on an H100 (Scaling Book, GPUs, quiz 1)",
+    "network: NVLink 370 of 450 GB/s with large messages, 150 with 58 MB (Scaling Book, GPUs); ICI near its peak with small ones",
+    "overlap: our judgement; Megatron-LM of 2021 hid nothing of the gradients, FSDP and XLA hide most",
+)
+HBM, ATTENTION = Range(0.7, 0.85, 0.94), Range(0.3, 0.5, 0.7)
+GPU = Efficiency(Range(0.45, 0.6, 0.85), ATTENTION, HBM, Range(0.35, 0.7, 0.85), Range(0.4, 0.8, 1.0), SOURCES)
+TPU = Efficiency(Range(0.45, 0.6, 0.95), ATTENTION, HBM, Range(0.75, 0.9, 0.98), Range(0.6, 0.85, 1.0), SOURCES)
+ANY = Range(0.3, 0.6, 0.9)
+CPU = Efficiency(
+    ANY, ANY, ANY, ANY, Range(0.0, 0.0, 0.5),
+    ("the peak is a measured product's, the bandwidth a measured copy's; programs share caches, cores and memory",),
+)  # fmt: skip
+
+
+def default(machine: Machine) -> Efficiency:
+    """The ranges for this kind of chip before anything is measured on it."""
+    return {"tpu": TPU, "gpu": GPU, "cpu": CPU}[platform(machine)]
+
+
+def platform(machine: Machine) -> str:
+    """jax's name of the backend: tpu | gpu | cpu."""
+    name = machine.chip.name
+    return "tpu" if name.startswith("TPU") else "cpu" if name.startswith("CPU") else "gpu"

@@ -1,0 +1,237 @@
+"""How long a step takes: a roofline of its operations, its collectives, its pipeline; then days, device-hours and money.
+
+An operation takes the longer of its FLOPs and its bytes, each at the share of the datasheet that `efficiency.py` states; a
+collective what a ring takes. Of the traffic that nothing waits for, a stated share goes on behind computing.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from scalelab import ramp
+from scalelab.config import Static
+from scalelab.errors import BadInput
+from scalelab.hardware import unit_flops
+from scalelab.model import count
+from scalelab.parallel.mesh import AXES
+from scalelab.plan import links, work
+from scalelab.plan.bubble import bubble, lockstep
+from scalelab.plan.efficiency import Efficiency, Range, default, platform
+from scalelab.plan.habits import OURS, Habits
+from scalelab.plan.machine import Machine
+from scalelab.plan.share import share
+from scalelab.plan.traffic import Transfer, recomputed, transfers
+from scalelab.precision.policy import POLICIES
+
+FIELDS = ("matmul", "attention", "hbm", "network", "overlap")  # of an `Efficiency`
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on the device that has most to do, at the efficiencies' expected values; `low_s` and `high_s` at their ends.
+
+    total_s = compute_s + hbm_s + sum(exposed) + bubble_s. `compute_s`: operations bound by FLOPs, `hbm_s`: by memory. `axes`:
+    collectives by mesh axis as if nothing else went on; `exposed`: what of it computing doesn't hide. `bubble_s`: idle ends of
+    the pipeline. `mfu`: FLOPs of the model's products (`flops_per_token`, attention in full, nothing recomputed) over the
+    peak of the unit that the precision policy multiplies with.
+    """
+
+    compute_s: float
+    hbm_s: float
+    axes: dict[str, float]
+    exposed: dict[str, float]
+    bubble_s: float
+    total_s: float
+    low_s: float
+    high_s: float
+    mfu: float
+    mfu_low: float
+    mfu_high: float
+    tokens_per_s: float
+    flops_per_token: float
+    peak_flops: float  # FLOP/s of one device
+    assumptions: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A whole run: expected, and at the ends of the step's range. `cost`: in the money of the price; None without one."""
+
+    tokens: float
+    days: float
+    days_low: float
+    days_high: float
+    device_hours: float
+    device_hours_low: float
+    device_hours_high: float
+    cost: float | None
+    cost_low: float | None
+    cost_high: float | None
+
+
+def step_time(
+    static: Static, machine: Machine, efficiency: Efficiency | None = None, habits: Habits = OURS
+) -> StepTime:
+    """One optimizer step of a config whose layout is resolved. BadInput where the chip has no unit for the precision."""
+    efficiency = efficiency or default(machine)
+    ops, moves, lost = work.operations(static, machine, habits), transfers(static, habits), idle(static, habits)
+    expected = _parts(static, machine, _shares(efficiency), ops, moves, lost)
+    low_s, high_s = (
+        _end(static, machine, efficiency, end, ops, moves, lost, expected["total_s"]) for end in ("high", "low")
+    )
+    tokens = static.global_batch * static.model.seq_len
+    flops = count.flops_per_token(static.model)["exact"]
+    peak = rate(machine, POLICIES[static.precision].unit)[0]
+
+    def mfu(total_s: float) -> float:
+        return flops * tokens / (total_s * static.layout.devices * peak)
+
+    return StepTime(
+        **expected, low_s=low_s, high_s=high_s, mfu=mfu(expected["total_s"]), mfu_low=mfu(high_s), mfu_high=mfu(low_s),
+        tokens_per_s=tokens / expected["total_s"],
+        flops_per_token=flops, peak_flops=peak, assumptions=assumptions(static, machine, efficiency, habits),
+    )  # fmt: skip
+
+
+def rate(machine: Machine, unit: str) -> tuple[float, str]:
+    """(peak FLOP/s of the unit, what it is) that multiplies `unit` numbers; fp8 is rounded and multiplied wider where there is none of its own.
+
+    A CPU multiplies everything as fp32. BadInput where the chip has no unit for it.
+    """
+    wider = ("bfloat16",) if unit.startswith("float8") else ("float32",) if platform(machine) == "cpu" else ()
+    found = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
+    if found is None:
+        known = ", ".join(machine.chip.flops)
+        raise BadInput(f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}")
+    return found
+
+
+def _shares(efficiency: Efficiency, **ends: str) -> dict[str, float]:
+    """Every efficiency as expected, but at that end where one is named."""
+    return {field: getattr(getattr(efficiency, field), ends.get(field, "expected")) for field in FIELDS}
+
+
+def _end(
+    static: Static, machine: Machine, efficiency: Efficiency, end: str, ops: tuple[work.Operation, ...],
+    moves: tuple[Transfer, ...], lost: float, expected_s: float,
+) -> float:  # fmt: skip
+    """Seconds where the efficiencies are at this end: each alone, added as errors that know nothing of each other."""
+    alone = (
+        _parts(static, machine, _shares(efficiency, **{field: end}), ops, moves, lost)["total_s"] for field in FIELDS
+    )
+    moved = math.sqrt(sum((seconds - expected_s) ** 2 for seconds in alone))
+    return expected_s + (moved if end == "low" else -moved)
+
+
+def idle(static: Static, habits: Habits) -> float:
+    """Idle ends of the pipeline over its busy time. A backward takes two forwards, three where it runs the forward again."""
+    if not habits.lockstep:
+        return bubble(static.layout, static.model.n_layers).over_ideal
+    return lockstep(static.layout, 3.0 if recomputed(static, habits) == "full" else 2.0)
+
+
+def _parts(
+    static: Static, machine: Machine, at: dict[str, float], ops: tuple[work.Operation, ...], moves: tuple[Transfer, ...],
+    lost: float,
+) -> dict:  # fmt: skip
+    """The fields of `StepTime` that are seconds, at these shares of the datasheet."""
+    layout, overlap = static.layout, at["overlap"]
+    compute, hbm = _computed(static, machine, ops, at)
+    update = sum(op.times * op.bytes for op in ops if op.part == "update") / (machine.chip.hbm_bytes_per_s * at["hbm"])
+    waited, hideable = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+    for move in moves:
+        speed = links.bytes_per_s(layout, machine, move.axis) * at["network"]
+        took = move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
+        (hideable if move.hidden else waited)[move.axis] += took
+    # Behind computing, as far as there is computing to hide behind.
+    hidden = min(overlap * sum(hideable.values()), compute + hbm)
+    left = 1 - hidden / sum(hideable.values()) if hidden else 1.0
+    exposed = {axis: waited[axis] + left * hideable[axis] for axis in AXES}
+    ticking = compute + hbm + exposed["tensor"] + exposed["context"] + exposed["stage"]
+    bubble_s = lost * ticking
+    return {
+        "compute_s": compute,
+        "hbm_s": hbm + update,
+        "axes": {axis: waited[axis] + hideable[axis] for axis in AXES if getattr(layout, axis) > 1},
+        "exposed": {axis: exposed[axis] for axis in AXES if getattr(layout, axis) > 1},
+        "bubble_s": bubble_s,
+        "total_s": compute + hbm + update + sum(exposed.values()) + bubble_s,
+    }
+
+
+def _computed(
+    static: Static, machine: Machine, ops: tuple[work.Operation, ...], at: dict[str, float]
+) -> tuple[float, float]:
+    """(seconds bound by FLOPs, by memory) of blocks and head on the stage that takes longest."""
+    found = {part: [0.0, 0.0] for part in ("block", "head", "update")}
+    for op in ops:
+        share_of_peak = at["attention" if op.name.startswith("attention") else "matmul"]
+        flops_s = op.flops / (rate(machine, op.unit)[0] * share_of_peak) if op.flops else 0.0
+        bytes_s = op.bytes / (machine.chip.hbm_bytes_per_s * at["hbm"])
+        found[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s)
+    of = share(static)
+    last = [found["block"][i] * of.last_layers / of.layers + found["head"][i] for i in (0, 1)]
+    slowest = max(found["block"], last, key=sum)
+    return slowest[0], slowest[1]
+
+
+def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits: Habits) -> tuple[str, ...]:
+    """What the figures rest on, in words: one line each."""
+    layout, policy = static.layout, POLICIES[static.precision]
+
+    def said(name: str, of: Range) -> str:
+        return f"{name} {of.expected:.0%} ({of.low:.0%} to {of.high:.0%})"
+
+    lines = [
+        "efficiencies: " + ", ".join(said(name, getattr(efficiency, name)) for name in FIELDS),
+        *efficiency.sources,
+        f"peak: {rate(machine, policy.unit)[1]}",
+        f"attention: {work.attention_kind(static, machine)}; recomputed in the backward: {recomputed(static, habits)}",
+    ]
+    split = [axis for axis in AXES if getattr(layout, axis) > 1]
+    for axis in split:
+        speed, wide = links.bytes_per_s(layout, machine, axis), links.crosses(layout, machine, axis)
+        place = "crosses nodes" if wide else "stays within a node"
+        lines.append(f"{axis}={getattr(layout, axis)} {place}: {speed / 1e9:.3g} GB/s a device")
+    if split:
+        lines.append(
+            "tensor's collectives are waited for; overlap is the share of all others' that goes on behind computing"
+        )
+    if layout.stage > 1:
+        lines.append(
+            f"pipeline: {layout.schedule}, {share(static).layers} of {static.model.n_layers} layers on the fullest of "
+            f"{layout.stage} stages; idle {idle(static, habits):.1%} of the busy time"
+        )
+        if habits.lockstep and layout.schedule == "1f1b":
+            lines.append(
+                "1f1b: stages wait for each other after every tick, so most ticks take a backward's time; circular's don't"
+            )
+    if static.batch_ramp:
+        lines.append("a step with the full batch")
+    return tuple(lines)
+
+
+def training(
+    static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None
+) -> Training:
+    """A run of `steps` steps, each as `step` says, without interruptions; `price_per_hour` of one device, else the machine's.
+
+    Under a batch warm-up steps count as long as they have micro-batches.
+    """
+    full = _full_steps(static, steps)
+    price = machine.price_per_hour if price_per_hour is None else price_per_hour
+    hours = {"": step.total_s, "_low": step.low_s, "_high": step.high_s}
+    hours = {end: full * seconds / 3600 for end, seconds in hours.items()}
+    devices = static.layout.devices
+    return Training(
+        tokens=full * static.global_batch * static.model.seq_len,
+        **{f"days{end}": h / 24 for end, h in hours.items()},
+        **{f"device_hours{end}": h * devices for end, h in hours.items()},
+        **{f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()},  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _full_steps(static: Static, steps: int) -> float:
+    """Steps with the full batch that hold as many micro-batches as `steps` do under the batch's warm-up."""
+    return int(ramp.before(static.batch_ramp, static.accumulate, np.array([steps]))[0]) / static.accumulate
