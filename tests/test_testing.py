@@ -13,7 +13,8 @@ from tests.laws.truths import TRUTHS
 FIXED_UNITS = {"farseer": ("N", "D")}  # in billions, by the law itself
 
 
-LONG = ("data_constrained", "farseer")  # half a minute; `make test-slow` takes it, and starts from found parameters
+# From 4 s to half a minute; `make test-slow` takes them, and starts from found parameters.
+LONG = ("data_constrained", "farseer", "width_depth", "broken_power", "chinchilla_gamma")
 
 
 @pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["published", "found"])

@@ -219,7 +219,7 @@ def megatron_source(folder):
     [
         (parquet_source, ["--tokenizer=bpe:300"]),
         (tfds_source, ["--tokenizer=bytes"]),
-        (nanogpt_source, ["--tokenizer=ids:500", "--separator=499"]),
+        pytest.param(nanogpt_source, ["--tokenizer=ids:500", "--separator=499"], marks=pytest.mark.slow),
         (megatron_source, ["--tokenizer=ids:500", "--separator=499"]),
     ],
 )

@@ -43,7 +43,7 @@ def in_pieces(of, params, tokens_BS, sizes, policy=FP32, separator=None):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("separator", [None, 5])
+@pytest.mark.parametrize("separator", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_logits_are_those_of_the_training_forward(name, separator):
     """A prompt of seven tokens, then one at a time; with a separator each document begins anew."""
     of, params, given = setting(name)

@@ -93,6 +93,7 @@ def test_a_step_that_overflows_is_skipped_halves_the_scale_and_is_counted():
     assert state.precision.scale == 2.0 ** (30 - int(state.skipped))
 
 
+@pytest.mark.slow
 def test_packed_trials_keep_their_own_scales():
     of, h, _ = program()
     packed = PACKINGS["vmap"](of, [h, h | {"seed": 1}, h])

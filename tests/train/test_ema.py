@@ -77,6 +77,7 @@ def run(tmp_path_factory):
     return folder, train_single(config(**KEPT), folder)
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_it_has_the_same_bits(tmp_path, run):
     train_single(config(**KEPT), tmp_path / "run", stop=lambda: True)
     assert train_single(config(**KEPT), tmp_path / "run")["resumed_from"] == 2
