@@ -199,6 +199,7 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
             "rope_original": 8192,  # llama3, yarn: tokens a sequence before the stretching
             "window": 0,  # tokens that a query sees, its own included (Mistral 7B: 4096); 0: all before it
             "global_every": 0,  # window: every n-th layer sees everything all the same (Gemma 2: 2, Gemma 3: 6); 0: none
+            "rope_local_theta": 0.0,  # rope_theta of the layers with a window, if others have none (Gemma 3: 1e4 and 1e6); 0: the same
             "nope_every": 0,  # rope: every n-th layer knows no positions (SmolLM3: 4; Yang et al. 2025, "Rope to Nope"); 0: none
             "block": "sequential",  # attention, then MLP | parallel: both of one norm, added (PaLM, Chowdhery et al. 2022, sec. 2)
             "norm_place": "before",  # norms before attention and MLP | after: of what they give (OLMo 2, 2024, sec. 2.1)

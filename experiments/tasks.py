@@ -3,12 +3,14 @@
     python -m experiments.tasks [--items=150] [--out=experiments/tasks]
 
 writes brackets, keywords, indentation and spelling (Python) and bigrams (the synthetic language of vocabulary 256 and
-language_seed 0) in the format of docs/tasks.md. The same command writes the same bytes; a model that has learned
-nothing has an accuracy near `chance`. Every text is put together here from the words below.
+language_seed 0) in the format of docs/tasks.md. The same command writes the same bytes. In brackets, keywords and
+indentation the right choice is drawn like the wrong ones, so that whoever judges them without the context has an accuracy
+of `chance`, whatever choice is cheap. Every text is put together here from the words below.
 """
 
 import argparse
 import functools
+import itertools
 import json
 import pathlib
 import random
@@ -60,10 +62,7 @@ KEYWORDS = {
     "ret": "urn", "imp": "ort", "fro": "m", "cla": "ss", "whi": "le", "rai": "se", "exce": "pt", "asse": "rt",
     "yie": "ld", "lamb": "da", "brea": "k", "cont": "inue", "fina": "lly", "glob": "al", "eli": "f",
 }  # fmt: skip
-WORDS = {
-    4: ["node", "path", "item", "name", "line", "text", "data"], 7: ["results", "entries", "columns", "options"],
-    8: ["position", "distance", "elements", "metadata"], 12: ["coefficients", "descriptions", "instructions"],
-}  # fmt: skip
+WANTING = (0, 1, 2, 4)  # spaces
 SPELLED = [
     "self.",
     "None",
@@ -79,20 +78,18 @@ SPELLED = [
 
 
 def brackets(chance: random.Random) -> dict:
-    """What closes the brackets that are open: the other choices close them in another order."""
+    """What closes the brackets that are open, innermost first. Any closing but one of a single kind is as often right as wrong."""
     depth = chance.choice([2, 2, 3])
-    opened = [chance.choice("([{") for _ in range(depth)]
-    if len(set(opened)) == 1:
-        opened[-1] = chance.choice([b for b in "([{" if b != opened[0]])
+    closings = ["".join(each) for each in itertools.product(")]}", repeat=depth) if len(set(each)) > 1]
+    right, *wrong = chance.sample(closings, 4)
+    opened = [{")": "(", "]": "[", "}": "{"}[b] for b in reversed(right)]
     words = [chance.choice(CALLS) if b == "(" else chance.choice(NAMES) if b == "[" else "" for b in opened]
     context = (
         f"    {chance.choice(NAMES)} = "
         + "".join(w + b for w, b in zip(words, opened, strict=True))
         + chance.choice(NAMES)
     )
-    right = "".join({"(": ")", "[": "]", "{": "}"}[b] for b in reversed(opened))
-    wrong = {"".join(chance.choice(")]}") for _ in opened) for _ in range(40)} - {right}
-    return _choice(chance, context, right + "\n", [text + "\n" for text in sorted(wrong)[:3]])
+    return _choice(chance, context, right + "\n", [text + "\n" for text in wrong])
 
 
 def keywords(chance: random.Random) -> dict:
@@ -105,15 +102,18 @@ def keywords(chance: random.Random) -> dict:
 
 
 def indentation(chance: random.Random) -> dict:
-    """A line after one that ends in a colon is indented once more. All choices have the same length."""
-    depth = chance.randint(0, 2)
+    """A line after one that ends in a colon is indented once more: how many spaces are wanting yet? Any is as often right.
+
+    All choices have the same length.
+    """
+    depth, wanting = chance.randint(0, 2), chance.choice(WANTING)
     a, b = chance.sample(NAMES, 2)
     heads = (f"if {a} is None:", f"for {a} in {b}:", f"while {a} < {b}:", f"if not {a}:", f"with open({a}) as {b}:")
     context = "    " * depth + f"{b} = {a}\n" + "    " * depth + chance.choice(heads) + "\n"
-    verb = chance.choice(["return ", "yield ", "raise "])
-    lines = {12 - more: " " * (4 * depth + more) + verb for more in (0, 4, 5, 8)}
-    right, *wrong = (lines[n] + chance.choice(WORDS[n]) + "\n" for n in (8, 12, 7, 4))
-    return _choice(chance, context, right, wrong)
+    context += " " * (4 * depth + 4 - wanting)
+    verb = chance.choice(["return", "yield ", "raise "])
+    of = {spaces: (" " * spaces + verb)[: len(verb)] for spaces in WANTING}
+    return _choice(chance, context, of[wanting], [text for spaces, text in of.items() if spaces != wanting])
 
 
 def spelling(chance: random.Random) -> dict:
@@ -129,7 +129,10 @@ def spelling(chance: random.Random) -> dict:
 
 
 def bigrams(chance: random.Random) -> dict:
-    """What the synthetic language says next: eight words drawn by its rules, or eight by their frequency alone."""
+    """What the synthetic language says next: eight words drawn by its rules, or eight by their frequency alone.
+
+    Within a choice too: who knows which word follows which is better than chance without the context.
+    """
     language, draws = _language(), np.random.RandomState(chance.getrandbits(32))
     words = [draws.choice(len(language.start), p=language.start)]
     for _ in range(39):

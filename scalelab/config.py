@@ -73,6 +73,7 @@ class ModelShape:
     rope_original: int
     window: int
     global_every: int
+    rope_local_theta: float
     nope_every: int
     block: str
     norm_place: str

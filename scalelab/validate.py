@@ -78,6 +78,7 @@ RANGES = {
     "model.window": (0, 1e9, True),
     "model.global_every": (0, 1e6, True),
     "model.nope_every": (0, 1e6, True),
+    "model.rope_local_theta": (0, 1e12, True),
     "checkpoint.keep_every": (0, 1e12, True),
     "sweep.workers": (0, 1024, True),
 }
@@ -197,7 +198,7 @@ def _check_combinations(config: ConfigDict) -> None:
 
 def _check_layers(model: ConfigDict) -> None:
     """Options of attention that have nothing to work on, or contradict each other."""
-    for key, off in (("rope_scaling", "none"), ("nope_every", 0)):
+    for key, off in (("rope_scaling", "none"), ("nope_every", 0), ("rope_local_theta", 0)):
         if model[key] != off and model.position != "rope":
             raise BadInput(
                 f"model.{key}={model[key]!r} is for model.position='rope', not {model.position!r}; nearest: {off}"
@@ -214,9 +215,10 @@ def _check_layers(model: ConfigDict) -> None:
     for key, instead in (("global_every", "model.window=0"), ("nope_every", "model.position=none")):
         if model[key] == 1:
             raise BadInput(f"model.{key}=1 is every layer; nearest: {instead} and model.{key}=0, or 2")
-    if model.nope_every and model.rope_scaling == "yarn":
+    if model.rope_local_theta and not model.global_every:
         raise BadInput(
-            "model.rope_scaling='yarn' scales the logits of all layers, and model.nope_every's have no rope; nearest: ntk"
+            f"model.rope_local_theta={model.rope_local_theta:g} without model.global_every: all layers are alike; nearest: "
+            "model.rope_local_theta=0, and that number as model.rope_theta"
         )
     if model.block == "parallel" and model.norm_place == "after":
         raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")

@@ -20,6 +20,9 @@ from scalelab.data.order import permute, window_numbers
 from scalelab.errors import BadInput, nearest
 
 BLOCK = 1024  # rows; an even power of two, which `permute` needs no second try for
+MOST_KEPT = (
+    2**22
+)  # windows in use of a capped source whose numbers are kept, 32 MB; of more they are computed at each read
 # Streams of pseudo-random numbers beside (seed, epoch), which is that of a source that stands alone.
 NAMED, PATTERN, UNIQUE = 1, 2, 3
 
@@ -99,7 +102,8 @@ class Stream:
         named = () if len(self.sources) == 1 else (NAMED, zlib.crc32(source.name.encode()))
         numbers = window_numbers(places, source.unique, self.seed, named)
         if source.unique < source.n:
-            numbers = permute(numbers, source.n, (0, 0, UNIQUE, zlib.crc32(source.name.encode())))
+            few = source.unique <= MOST_KEPT
+            numbers = _in_use(source)[numbers] if few else _shuffled(numbers, source)
         return source.first + numbers
 
     def before(self, row: int) -> list[int]:
@@ -138,6 +142,17 @@ class Stream:
         earlier = np.array(self.before(start)) if start else np.zeros(len(weights), np.int64)
         ranks = earlier + first + np.cumsum(each, axis=0) - 1
         return which, ranks[np.arange(BLOCK), which]
+
+
+def _shuffled(numbers: np.ndarray, source: Source) -> np.ndarray:
+    """Where the source's one fixed shuffle has its windows: of any seed, so that runs at one cap see the same ones."""
+    return permute(numbers, source.n, (0, 0, UNIQUE, zlib.crc32(source.name.encode())))
+
+
+@functools.lru_cache(maxsize=64)
+def _in_use(source: Source) -> np.ndarray:
+    """All of them that are in use, int64 [unique]: epochs read them again and again."""
+    return _shuffled(np.arange(source.unique), source)
 
 
 def _rests(weights: Sequence[Fraction]) -> list[tuple[int, int]]:

@@ -27,6 +27,7 @@ IRRELEVANT = (
         "rope_factor",
         "rope_original",
         "global_every",
+        "rope_local_theta",
     ),  # of no effect without rope_scaling and window, which are refused
     *("parametrization", "base_width", "base_layers", "base_d_head"),
 )

@@ -13,9 +13,9 @@ from scalelab.model.documents import Packed
 from scalelab.model.kernels import attend, implementation, seeing_attention
 from scalelab.model.layerkinds import ALIKE, Layer, turned
 from scalelab.model.layers import Einsum, Norm, add
-from scalelab.model.placement import residual, use
+from scalelab.model.placement import as_varying, residual, use
 from scalelab.model.relative import Relative, scores, sinusoids
-from scalelab.model.rotary import amplitude, frequencies, rope
+from scalelab.model.rotary import of_layer, rope
 from scalelab.model.sight import Sight, sees
 from scalelab.precision.policy import Policy, dtype
 
@@ -41,9 +41,12 @@ class Attention(nn.Module):
             k_BSKH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, compute, name="k_norm")(k_BSKH)
         scale, relative = attention_scale(s), None
         if s.position == "rope":
-            at, turns = turned(packed and packed.position_BS, layer, x_BSD.shape[1]), frequencies(s)
+            at, (turns, grown) = turned(packed and packed.position_BS, layer, x_BSD.shape[1]), of_layer(s, layer)
             q_BSNH, k_BSKH = rope(q_BSNH, turns, at), rope(k_BSKH, turns, at)
-            scale *= amplitude(s) ** 2
+            if isinstance(grown, jax.Array):
+                q_BSNH = (q_BSNH * grown).astype(q_BSNH.dtype)
+            else:
+                scale *= grown
         elif s.position == "relative":
             past = packed and packed.past
             q_BSNH, relative = self.relative(q_BSNH, x_BSD.shape[1] if past is None else past.segment_BC.shape[1])
@@ -78,9 +81,12 @@ class Attention(nn.Module):
         queries = (("heads", s.n_heads), ("head_dim", s.d_head))
         vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
         u_NH, v_NH = (use(declare(self, name, vector), *vector.outs) for name in ("content_bias", "position_bias"))
+        r_TD = as_varying(
+            sinusoids(distances, s.d_model), q_BSNH
+        )  # in a pipeline's stage no constant may meet a weight
         by_head = (None, "heads", None)
         to_heads = Einsum((("embed", s.d_model),), queries, False, self.policy, by_head, role="position", name="r")
-        return add(q_BSNH, u_NH), Relative(add(q_BSNH, v_NH), to_heads(sinusoids(distances, s.d_model)))
+        return add(q_BSNH, u_NH), Relative(add(q_BSNH, v_NH), to_heads(r_TD))
 
 
 def attention_scale(shape: ModelShape) -> float:

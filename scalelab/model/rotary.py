@@ -3,12 +3,15 @@
 Shapes: B batch, S sequence, N heads, H d_head, P = H / 2 pairs.
 """
 
+import dataclasses
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
+from scalelab.model.layerkinds import Layer
 
 LOW, HIGH = 1.0, 4.0  # llama3: turns within rope_original below which a pair is stretched whole, above which not at all
 SLOW, FAST = 1.0, 32.0  # yarn: the same, by the pair's index (Peng et al. 2023, section 4)
@@ -37,6 +40,23 @@ def frequencies(shape: ModelShape) -> jax.Array:
     else:
         return base_P
     return kept_P * base_P + (1 - kept_P) * base_P / factor
+
+
+def of_layer(shape: ModelShape, layer: Layer) -> tuple[jax.Array, float | jax.Array]:
+    """(frequencies [P], what the logits are multiplied by) of one layer.
+
+    With `rope_local_theta` a layer with a window has that theta and no scaling (Gemma 3, 2025, section 2). A layer without
+    positions is not scaled either.
+    """
+    grown: float | jax.Array = amplitude(shape) ** 2
+    scaled = [layer.everywhere] if shape.rope_local_theta else []
+    scaled = [flag for flag in (*scaled, layer.turns) if flag is not None]
+    if scaled and grown != 1:
+        grown = jnp.where(functools.reduce(jnp.logical_and, scaled), grown, 1.0)
+    if not shape.rope_local_theta or layer.everywhere is None:
+        return frequencies(shape), grown
+    near = dataclasses.replace(shape, rope_theta=shape.rope_local_theta, rope_scaling="none")
+    return jnp.where(layer.everywhere, frequencies(shape), frequencies(near)), grown
 
 
 def _pair(shape: ModelShape, turns: float) -> float:

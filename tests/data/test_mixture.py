@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scalelab.data import mixture
 from scalelab.data.batches import train_batches
 from scalelab.data.mixture import BLOCK, Source, Stream
 from scalelab.errors import BadInput
@@ -188,6 +189,13 @@ def test_a_cap_keeps_whole_windows_and_a_smaller_one_is_part_of_a_larger(data):
     # Not the first windows of the file: spread over it.
     first = {tuple(data.parts[0].train.shards[0][16 * i : 16 * i + 17].tolist()) for i in range(200)}
     assert len(kept[3200] & first) < 60
+
+
+def test_windows_in_use_are_the_same_kept_or_computed(data, monkeypatch):
+    capped = {"unique_tokens": "web=4000,code=900"}
+    kept = read(data, **capped).chunk(0, 130)
+    monkeypatch.setattr(mixture, "MOST_KEPT", 100)  # web's 250 are computed, code's 56 kept
+    np.testing.assert_array_equal(read(data, **capped).chunk(0, 130), kept)
 
 
 def test_a_cap_of_all_of_a_lone_source_changes_nothing():

@@ -56,13 +56,15 @@ def by_hand(of, params, row):
 
     def attention(x, w, layer):
         q, k, v = (np.einsum("sd,dnh->snh", x, w[name]["w"]) for name in "qkv")
+        local = of.window and not (of.global_every and (layer + 1) % of.global_every == 0)
         if not (of.nope_every and (layer + 1) % of.nope_every == 0):
-            angle = np.arange(len(x))[:, None] * np.asarray(frequencies(of), np.float64)
-            turn = np.exp(1j * angle)[:, None]
+            turns, longer = np.asarray(frequencies(of), np.float64), amplitude(of)
+            if local and of.rope_local_theta:
+                turns, longer = of.rope_local_theta ** (-2 * np.arange(len(turns)) / of.d_head), 1.0
+            turn = np.exp(1j * np.arange(len(x))[:, None] * turns)[:, None]
             q, k = (np.split(z, 2, axis=-1) for z in (q, k))
             q, k = ((z[0] + 1j * z[1]) * turn for z in (q, k))
-            q, k = (amplitude(of) * np.concatenate([z.real, z.imag], axis=-1) for z in (q, k))
-        local = of.window and not (of.global_every and (layer + 1) % of.global_every == 0)
+            q, k = (longer * np.concatenate([z.real, z.imag], axis=-1) for z in (q, k))
         y = np.zeros(q.shape)
         for i, n in np.ndindex(q.shape[:2]):
             first = max(0, i - of.window + 1) if local else 0
@@ -91,12 +93,14 @@ def by_hand(of, params, row):
     return norm(x, p["final_norm"]["g"]) @ p["head"]["w"]
 
 
+YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original": 64}
 OPTIONS = {
     "window": {"window": 4},
     "alternating": {"window": 4, "global_every": 2, "n_layers": 3},
-    "nope": {"nope_every": 2, "window": 6},
+    "nope": {"nope_every": 2, "window": 6, **YARN},
+    "two thetas": {"window": 4, "global_every": 2, "n_layers": 3, "rope_local_theta": 50.0, **YARN},
     "parallel": {"block": "parallel"},
-    "reordered norm": {"norm_place": "after", "rope_scaling": "yarn", "rope_factor": 4.0, "rope_original": 64},
+    "reordered norm": {"norm_place": "after", **YARN},
 }
 logits = jax.jit(transformer.logits, static_argnums=0)
 
@@ -113,7 +117,7 @@ def test_the_model_is_the_one_written_out(name):
     np.testing.assert_allclose(logits(of, params, given)[0], by_hand(of, params, np.asarray(given[0])), atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["alternating", "nope"])
+@pytest.mark.parametrize("name", ["alternating", "nope", "two thetas"])
 def test_a_cache_knows_windows_and_layers_without_positions(name):
     of, params, given = setting(name)
     np.testing.assert_allclose(in_pieces(of, params, given, [7, 5]), logits(of, params, given), atol=1e-5)
@@ -140,7 +144,8 @@ def test_a_window_lowers_the_flops_of_its_layers():
         ({"nope_every": 2, "position": "learned"}, "for model.position='rope'"),
         ({"rope_scaling": "llama3"}, "go together"),
         ({"rope_factor": 8.0}, "go together"),
-        ({"rope_scaling": "yarn", "rope_factor": 8.0, "nope_every": 2}, "nearest: ntk"),
+        ({"rope_local_theta": 1e4, "window": 4}, "all layers are alike"),
+        ({"rope_local_theta": 1e4, "position": "learned"}, "for model.position='rope'"),
         ({"block": "parallel", "norm_place": "after"}, "one norm"),
         ({"window": -1}, "outside"),
     ],

@@ -8,20 +8,14 @@ import pytest
 
 from experiments.parallelism.rows import LAYOUTS, OPTIONS
 
-# Two compilations of each kind here, every option under every kind of mesh by `make test-slow`.
-ALL = ",".join(name for name in OPTIONS if name != "distances in blocks")
+# Two compilations here; by `make test-slow` every option under tensor and fsdp, and most under the others.
+MOST = "norms after,window,no positions,short sequences,distances"
 CASES = [
     ("context+fsdp+tensor+sequence", "all,distances"),
-    *(
-        pytest.param(layout, ALL, marks=pytest.mark.slow)
-        for layout in (
-            "context+fsdp+tensor+sequence",
-            "1f1b+fsdp+tensor+sequence",
-            "circular+hsdp",
-            "zero1+tensor+sequence",
-        )
-    ),
     pytest.param("fsdp+tensor", ",".join(OPTIONS), marks=pytest.mark.slow),
+    pytest.param("context+fsdp", f"parallel block,{MOST}", marks=pytest.mark.slow),
+    pytest.param("1f1b+fsdp+tensor+sequence", "all,distances,distances in blocks", marks=pytest.mark.slow),
+    pytest.param("circular+hsdp", "all,parallel block", marks=pytest.mark.slow),
 ]
 
 
