@@ -55,4 +55,4 @@ def _interval(interval: Any) -> str:
     if interval is None:
         return ""
     low, high = ("…" if end is None else f"{end:.4g}" for end in interval)
-    return f"({low} to {high})"
+    return f"({low} to {high})" if low != high else ""  # given, not found

@@ -18,6 +18,7 @@ Every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost, pack
 Exit code: 0 done (whether it fits or not), 1 a compiler or a measurement failed, 2 bad input.
 """
 
+import argparse
 import dataclasses
 import math
 import sys
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"{name} has nothing to say about {modes[0]}; `scalelab plan --help` says what it goes with")
     if modes[0] != "config" and overrides:
         raise BadInput(f"--config.{next(iter(overrides))} changes a config, and there is no --config")
-    answer = {"config": _run, "sweep": _sweep, "a budget": _budget}[modes[0]]
+    answer = {"config": _run, "a budget": _budget}[modes[0]]
     emit(answer(options, overrides), options.json)
     return 0
 
@@ -81,16 +82,19 @@ def _parser() -> Parser:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
-        raise ValueError(f"{text} is not above zero")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
     return value
 
 
 def _count(text: str) -> int:
-    value = float(text)
-    if value != int(value) or value < 1:
-        raise ValueError(f"{text} is no number of devices")
+    value = _positive(text)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number; nearest: {max(1, round(value))}")
     return int(value)
 
 
