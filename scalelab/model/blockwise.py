@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.model.placement import as_varying
+from scalelab.model.placement import as_varying, platform
 from scalelab.model.relative import Far, Relative, add_block_gradients, block_scores, far, far_gradients
 from scalelab.model.sight import UNLIMITED, Sight, sees
 from scalelab.precision.products import einsum
@@ -25,7 +25,7 @@ BLOCK = 512  # elsewhere: not measured
 
 def block_size() -> int:
     """Of this backend."""
-    return CPU_BLOCK if jax.default_backend() == "cpu" else BLOCK
+    return CPU_BLOCK if platform() == "cpu" else BLOCK
 
 
 class Sums(NamedTuple):

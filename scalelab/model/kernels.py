@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.blockwise import block_size, blockwise_attention
-from scalelab.model.placement import CONTEXT, as_varying, local, size, spec
+from scalelab.model.placement import CONTEXT, as_varying, local, platform, size, spec
 from scalelab.model.relative import Relative, scores
 from scalelab.model.ring import ring_attention
 from scalelab.model.sight import UNLIMITED, Sight, sees
@@ -34,7 +34,7 @@ def implementation(shape: ModelShape, compute: jnp.dtype, packed: bool = False, 
     linear in the sequence. `xla`: jax's own, and `plain`: ours, with all logits at once; on CPU jax's layout costs a tenth of
     the whole step (experiments/benchmarks). `packed`: documents don't see each other; then cudnn holds a mask of S x S.
     """
-    backend = backend or jax.default_backend()
+    backend = backend or platform()
     long = shape.seq_len >= (CPU_LONG if backend == "cpu" else LONG)
     why = {kind: reason(kind, shape, compute, backend) for kind in ("cudnn", "splash", "blockwise")}
     if shape.attention != "auto":

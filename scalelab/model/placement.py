@@ -6,8 +6,10 @@ splits heads, feed-forward units and the vocabulary (Shoeybi et al. 2019) and, b
 its own blocks (`parallel/pipeline.py`). The trainer sets the mesh (`parallel/mesh.py`); the model asks for it here.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,6 +24,24 @@ STAGE = "stage"
 SPLIT_BY_TENSOR = ("heads", "kv_heads", "mlp", "vocab")
 SPLIT: dict[str | None, Any] = {"batch": BATCH, "context": CONTEXT, "split_seq": (CONTEXT, TENSOR)}
 SPLIT |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR)
+
+_PLATFORM: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
+
+
+def platform() -> str:
+    """What programs are traced for, as jax names backends: the one that is here, or what `traced_for` says."""
+    return _PLATFORM.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Within it programs are traced for a platform that isn't here: `cpu`, `gpu` or `tpu`. For a process of its own, since
+    jax keeps traces by function."""
+    token = _PLATFORM.set(platform)
+    try:
+        yield
+    finally:
+        _PLATFORM.reset(token)
 
 
 def on_mesh() -> bool:

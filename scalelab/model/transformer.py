@@ -19,7 +19,7 @@ from scalelab.model.layerkinds import ALIKE, Layer, layers
 from scalelab.model.layers import MLP, Norm, Table
 from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy
 from scalelab.model.loss import token_losses as token_losses_of
-from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, residual, spec, use
+from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, platform, residual, spec, use
 from scalelab.precision.policy import FP32, Policy, dtype
 
 Params = dict[str, Any]
@@ -139,7 +139,7 @@ def layers_at_once(shape: ModelShape) -> int:
     XLA:CPU makes one pass over the stacked parameters for each turn of a loop, which costs a fifth of a step
     (experiments/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
     """
-    return shape.n_layers if jax.default_backend() == "cpu" and shape.n_layers <= MOST_UNROLLED else 1
+    return shape.n_layers if platform() == "cpu" and shape.n_layers <= MOST_UNROLLED else 1
 
 
 def head_multiplier(shape: ModelShape) -> float:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from scalelab.config import Layout
@@ -50,5 +52,29 @@ def name(mesh: Mapping[str, Any]) -> str:
 @functools.cache
 def make(layout: Layout) -> Mesh:
     """The mesh of a resolved layout over all devices."""
-    sizes = tuple(getattr(layout, axis) for axis in AXES)
-    return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+    return over(layout, jax.devices())
+
+
+def over(layout: Layout, devices: Sequence[Any]) -> Mesh:
+    """The mesh of a resolved layout over these devices, which may be some that aren't here (`plan/target.py`).
+
+    Of several slices (of TPUs, or of GPUs that NVLink joins) the outermost axes take the network between them: stage, data,
+    then fsdp. BadInput where these don't divide over the slices.
+    """
+    sizes = [getattr(layout, axis) for axis in AXES]
+    kinds = (AxisType.Explicit,) * len(AXES)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return jax.make_mesh(tuple(sizes), AXES, axis_types=kinds, devices=devices)
+    left, outer = slices, [1] * len(AXES)
+    for i in range(3):
+        outer[i] = math.gcd(left, sizes[i])
+        left //= outer[i]
+    if left > 1:
+        stage, data, fsdp = sizes[:3]
+        raise BadInput(
+            f"parallel: stage={stage} x data={data} x fsdp={fsdp} does not divide over {slices} slices, and no other axis goes "
+            f"over the network between them; nearest: parallel.data={data * left}"
+        )
+    inner = [size // part for size, part in zip(sizes, outer, strict=True)]
+    return Mesh(mesh_utils.create_hybrid_device_mesh(inner, outer, devices), AXES, axis_types=kinds)

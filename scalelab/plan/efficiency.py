@@ -21,6 +21,7 @@ class Range:
 class Efficiency:
     """Shares of the datasheet: `matmul` of the unit's FLOP/s in large products, `attention` of the same in fused attention,
     `hbm` and `network` of bandwidths, and `overlap`: of the traffic that can be hidden behind computing, how much is.
+    `measured` multiplies all four rates: 1 until runs were measured (calibrate.py).
     """
 
     matmul: Range
@@ -29,6 +30,7 @@ class Efficiency:
     network: Range
     overlap: Range
     sources: tuple[str, ...]
+    measured: Range = Range(1.0, 1.0, 1.0)
 
 
 # Of the datasheet's FLOP/s and bandwidths. `matmul` is what makes the median error of Narayanan et al. 2021, table 1, and

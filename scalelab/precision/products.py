@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalelab.model.placement import as_varying
+from scalelab.model.placement import as_varying, platform
 from scalelab.precision.policy import TF32, Policy
 
 EMULATED = "tensorfloat32"  # what jax calls it; silently plain fp32 where the backend has no such unit
@@ -22,7 +22,7 @@ def arithmetic(policy: Policy) -> AbstractContextManager:
 
     Left alone a GPU takes TF32 and a TPU bf16 for them, so `fp32` asks for all bits there. A CPU has them anyway.
     """
-    backend = jax.default_backend()
+    backend = platform()
     if policy.forward == TF32:
         return jax.default_matmul_precision("TF32_TF32_F32" if backend == "gpu" else EMULATED)
     exact = policy.forward == "float32" and backend != "cpu"

@@ -69,13 +69,14 @@ def _shapes(static: Static) -> TrainState:
     return jax.eval_shape(lambda: init(static, h))
 
 
-def specs(static: Static) -> Any:
-    """How each part of a state lies on the mesh of `static.layout`: a TrainState of specs.
+def specs(static: Static, like: TrainState | None = None) -> Any:
+    """How each part of a state lies on the mesh of `static.layout`: a TrainState of specs. `like`: its `shapes`, where known.
 
     What the optimizer keeps of a parameter is known by the parameter's path in it: like the parameter where it has its
     shape, else as `rules.other` splits it. What has no such path lies whole on every device.
     """
-    shape, layout, like = static.model, static.layout, shapes(static)
+    shape, layout = static.model, static.layout
+    like = shapes(static) if like is None else like
     whole, declared, kept = PartitionSpec(), named(declarations(shape)), named(rules.moments(shape, layout))
 
     def of(path: Any, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:

@@ -1,5 +1,6 @@
 """The training step as a pure function: (state, tokens, hparams) -> (state, metrics)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,20 @@ def _counted(static: Static, tokens: jax.Array, taken: jax.Array | None, ends: E
     return jnp.sum(jnp.where(jnp.arange(static.accumulate) < taken, each, 0))
 
 
+def objective(
+    static: Static,
+    params: Any,
+    scales: Any,
+    part: jax.Array,
+    z_weight: jax.Array,
+    counted: jax.Array,
+    ends: Ends | None,
+) -> tuple[jax.Array, LossSums]:
+    """(what is differentiated, the sums) of a micro-batch `part` [b, S+1]."""
+    sums = loss_sums(static, params, part, z_weight, ends, scales)
+    return sums.objective / counted, sums
+
+
 def _gradients(
     static: Static,
     params: Any,
@@ -121,14 +136,13 @@ def _gradients(
     taken: jax.Array | None,
     ends: Ends | None,
 ) -> tuple[LossSums, Any, Any]:
-    def objective(params: Any, scales: Any, part: jax.Array) -> tuple[jax.Array, LossSums]:
-        sums = loss_sums(static, params, part, z_weight, ends, scales)
-        return sums.objective / counted, sums
-
     def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
         if static.layout.stage > 1:
             return *pipeline.gradients(static, params, part, z_weight, counted, ends), scales
-        (_, sums), (grads, amax) = jax.value_and_grad(objective, argnums=(0, 1), has_aux=True)(params, scales, part)
+        differentiated = functools.partial(objective, static)
+        (_, sums), (grads, amax) = jax.value_and_grad(differentiated, argnums=(0, 1), has_aux=True)(
+            params, scales, part, z_weight, counted, ends
+        )
         return sums, grads, amax
 
     def micro(carry: tuple[LossSums, Any, Any], part: jax.Array) -> tuple[tuple[LossSums, Any, Any], None]:

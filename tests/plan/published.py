@@ -1,17 +1,20 @@
 """Published step times, each with the config and the mesh that it was measured with, and its source."""
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Static
+from scalelab.plan.flops import flops
 from scalelab.plan.habits import MAXTEXT, MEGATRON, Habits
 from scalelab.plan.machine import Machine, machine
+from scalelab.plan.megatron import Gpt, recomputed_flops
 
 
 class Measured(NamedTuple):
-    name: str
     static: Static
     machine: Machine
     habits: Habits
@@ -51,96 +54,100 @@ def megatron(
     return static("gpt2", layers, width, heads, batch, 2048, 51_200, accumulate, "fp16", model, **layout)
 
 
-def narayanan() -> list[Measured]:
-    """Table 1's TFLOP/s a GPU, as seconds of its own FLOPs (equation 3); micro-batches and rounds: Megatron-LM's examples/sc21."""
-    rows = (
-        (24, 2304, 24, 1, 1, 32, 512, 16, 1, 137),
-        (30, 3072, 32, 2, 1, 64, 512, 16, 1, 138),
-        (36, 4096, 32, 4, 1, 128, 512, 16, 1, 142),
-        (40, 6144, 48, 8, 1, 256, 1024, 8, 1, 135),
-        (48, 8192, 64, 8, 2, 512, 1536, 4, 1, 138),
-        (60, 10240, 80, 8, 4, 1024, 1792, 2, 3, 140),
-        (80, 12288, 96, 8, 8, 1536, 2304, 2, 2, 148),
-        (96, 16384, 128, 8, 16, 1920, 2160, 1, 2, 155),
-        (105, 20480, 128, 8, 35, 2520, 2520, 1, 3, 163),
-        (128, 25600, 160, 8, 64, 3072, 3072, 1, 1, 163),
-    )
-    found = []
-    for *shape, tflops in rows:
-        layers, width, _, _, _, gpus, batch, _, _ = shape
-        flops = 96 * batch * 2048 * layers * width**2 * (1 + 2048 / (6 * width) + 51_200 / (16 * layers * width))
-        seconds = flops / (gpus * tflops * 1e12)
-        found.append(Measured(f"Narayanan {layers} x {width}", megatron(*shape), machine("a100"), MEGATRON, seconds))
-    return found
+A100_ROWS = {
+    # layers, width, heads, tensor, stages, GPUs, sequences, of a micro-batch, rounds: TFLOP/s a GPU. Narayanan et al. 2021, table 1;
+    # micro-batches and rounds: examples/sc21/run_table_1.sh of Megatron-LM.
+    (24, 2304, 24, 1, 1, 32, 512, 16, 1): 137,
+    (30, 3072, 32, 2, 1, 64, 512, 16, 1): 138,
+    (36, 4096, 32, 4, 1, 128, 512, 16, 1): 142,
+    (40, 6144, 48, 8, 1, 256, 1024, 8, 1): 135,
+    (48, 8192, 64, 8, 2, 512, 1536, 4, 1): 138,
+    (60, 10240, 80, 8, 4, 1024, 1792, 2, 3): 140,
+    (80, 12288, 96, 8, 8, 1536, 2304, 2, 2): 148,
+    (96, 16384, 128, 8, 16, 1920, 2160, 1, 2): 155,
+    (105, 20480, 128, 8, 35, 2520, 2520, 1, 3): 163,
+    (128, 25600, 160, 8, 64, 3072, 3072, 1, 1): 163,
+}
+KORTHIKANTI_ROWS = {
+    # the same: seconds with full recomputation, and with sequence parallelism and selective recomputation. Table 5.
+    (48, 6144, 64, 8, 1, 8, 4, 4, 1): (1.42, 1.10),
+    (96, 12288, 96, 8, 8, 64, 64, 1, 3): (18.13, 13.75),
+    (105, 20480, 128, 8, 35, 280, 280, 1, 3): (49.05, 37.83),
+    (128, 25600, 160, 8, 64, 512, 512, 1, 1): (94.42, 71.49),
+}
+# GPUs, sequences, tokens of one, layout: TFLOP/s a GPU. Dubey et al. 2024, table 4.
+LLAMA3_ROWS = (
+    (8192, 2048, 8192, {"data": 64, "microbatches": 32}, 430),
+    (16384, 2048, 8192, {"data": 128, "microbatches": 16}, 400),
+    (16384, 128, 131_072, {"data": 8, "context": 16, "microbatches": 16}, 380),
+)
+GROUPED = {"n_kv_heads": 8, "remat": "full"}
+# AI-Hypercomputer/tpu-recipes, training/trillium: pure FSDP on one slice of v6e; blocks recomputed but for what is offloaded.
+MAXTEXT_ROWS = (
+    ("Llama 3.1 8B", ("llama", 32, 4096, 32, 1024, 8192, 128_256), GROUPED | {"d_ff": 14_336}, 256, 4.546),
+    ("Llama 3.1 70B", ("llama", 80, 8192, 64, 1280, 8192, 128_256), GROUPED | {"d_ff": 28_672}, 256, 42.656),
+    # 512 sequences by the log's own tokens; the recipe beside it says 3 a chip, so 768
+    ("Llama 2 70B", ("llama", 80, 8192, 64, 512, 4096, 32_000), GROUPED | {"d_ff": 28_672}, 256, 9.052),
+    ("GPT-3 175B", ("gpt2", 96, 12_288, 96, 768, 2048, 50_304), {"remat": "full"}, 256, 17.182),
+    ("Mistral 7B", ("llama", 32, 4096, 32, 48, 8192, 32_000), GROUPED | {"d_ff": 14_336}, 8, 6.320),
+)
+MT_NLG_ROWS = {2240: 60.1, 2800: 50.2}  # seconds an iteration of 1,920 sequences (Smith et al. 2022, section 2.3)
 
 
-def korthikanti() -> list[Measured]:
-    """Table 5: full recomputation, and sequence parallelism with selective recomputation."""
-    rows = (
-        ((48, 6144, 64, 8, 1, 8, 4, 4, 1), 1.42, 1.10),
-        ((96, 12288, 96, 8, 8, 64, 64, 1, 3), 18.13, 13.75),
-        ((105, 20480, 128, 8, 35, 280, 280, 1, 3), 49.05, 37.83),
-        ((128, 25600, 160, 8, 64, 512, 512, 1, 1), 94.42, 71.49),
-    )
-    a100, found = machine("a100"), []
-    for shape, full, selective in rows:
-        name = f"Korthikanti {shape[0]} x {shape[1]}"
-        found.append(Measured(f"{name} full", megatron(*shape), a100, MEGATRON, full))
-        found.append(Measured(f"{name} selective", megatron(*shape, selective=True), a100, MEGATRON, selective))
-    return found
+def narayanan(shape: tuple, tflops: float) -> Measured:
+    """TFLOP/s as seconds of the paper's own FLOPs (equation 3)."""
+    layers, width, heads, _, _, gpus, batch, _, _ = shape
+    spent = recomputed_flops(Gpt(layers, width, heads, 51_200, 2048), batch)
+    return Measured(megatron(*shape), machine("a100"), MEGATRON, spent / (gpus * tflops * 1e12))
 
 
-def llama3() -> list[Measured]:
-    """Dubey et al. 2024, table 4: TFLOP/s a GPU on 8,192 and 16,384 H100s; 16 stages of 8 layers, each layer a round of its own.
+def llama3(gpus: int, batch: int, length: int, layout: dict, tflops: float) -> Measured:
+    """405B on H100s: 16 stages of 8 layers, each layer a round of its own.
 
     The paper says neither the rounds (8 reproduces the ratio of its rows, and 126 = 128 - 2) nor how it counts attention: halved
-    for causality here. In full the row of 131,072 tokens would be 15.3 s, and no 10 s.
+    for causality here. Counted in full the row of 131,072 tokens would be 15.3 s, beyond the planner's range.
     """
-    rows = (
-        (8192, 2048, 8192, {"data": 64, "microbatches": 32}, 430),
-        (16384, 2048, 8192, {"data": 128, "microbatches": 16}, 400),
-        (16384, 128, 131_072, {"data": 8, "context": 16, "microbatches": 16}, 380),
-    )
-    found = []
-    for gpus, batch, length, layout, tflops in rows:
-        model = {"n_kv_heads": 8, "d_ff": 53_248}
-        pipeline = {"stage": 16, "rounds": 8, "schedule": "circular", "tensor": 8, "sequence": True, "zero": 1}
-        of = static("llama", 126, 16_384, 128, batch, length, 128_256, model=model, **layout, **pipeline)
-        flops = 6 * (405_853_388_800 - 128_256 * 16_384) + 6 * 126 * 16_384 * length
-        seconds = flops * batch * length / (gpus * tflops * 1e12)
-        found.append(Measured(f"Llama 3 405B, {gpus} x {length}", of, machine("h100"), MEGATRON, seconds))
-    return found
+    model, pipeline = {"n_kv_heads": 8, "d_ff": 53_248}, {"stage": 16, "rounds": 8, "schedule": "circular", "zero": 1}
+    layout = layout | pipeline | {"tensor": 8, "sequence": True}
+    of = static("llama", 126, 16_384, 128, batch, length, 128_256, model=model, **layout)
+    seconds = flops(of).per_token["causal"] * batch * length / (gpus * tflops * 1e12)
+    return Measured(of, machine("h100"), MEGATRON, seconds)
 
 
-def maxtext() -> list[Measured]:
-    """Step times in AI-Hypercomputer/tpu-recipes, training/trillium: pure FSDP on one v6e slice; blocks recomputed but for what is offloaded."""
-    llama = {"n_kv_heads": 8, "remat": "full"}
-    rows = (
-        ("Llama 3.1 8B", ("llama", 32, 4096, 32, 1024, 8192, 128_256), llama | {"d_ff": 14_336}, 256, 4.546),
-        ("Llama 3.1 70B", ("llama", 80, 8192, 64, 1280, 8192, 128_256), llama | {"d_ff": 28_672}, 256, 42.656),
-        # 512 sequences by the log's own tokens; the recipe beside it says 3 a chip, so 768
-        ("Llama 2 70B", ("llama", 80, 8192, 64, 512, 4096, 32_000), llama | {"d_ff": 28_672}, 256, 9.052),
-        ("GPT-3 175B", ("gpt2", 96, 12_288, 96, 768, 2048, 50_304), {"remat": "full"}, 256, 17.182),
-        ("Mistral 7B", ("llama", 32, 4096, 32, 48, 8192, 32_000), llama | {"d_ff": 14_336}, 8, 6.320),
-    )
-    return [
-        Measured(f"MaxText {name}", static(*shape, model=model, fsdp=chips), machine("v6e"), MAXTEXT, seconds)
-        for name, shape, model, chips, seconds in rows
-    ]
-
-
-def others() -> list[Measured]:
-    """PaLM 540B: 238.3k tokens/s on two pods of 3,072 TPU v4 (Chowdhery et al. 2022, section 4.1, batch 2,048). MT-NLG 530B: 60.1 and
-    50.2 s an iteration of 1,920 sequences on 2,240 and 2,800 A100 (Smith et al. 2022, section 2.3, DeepSpeed)."""
+def palm() -> Measured:
+    """540B: 238.3k tokens/s on two pods of 3,072 TPU v4, batch 2,048 (Chowdhery et al. 2022, section 4.1)."""
     model = {"n_kv_heads": 1, "d_head": 256, "d_ff": 73_728, "block": "parallel", "tied_head": True, "remat": "full"}
-    palm = static("llama", 118, 18_432, 48, 2048, 2048, 256_000, model=model, data=2, fsdp=256, tensor=12)
-    pods = dataclasses.replace(machine("v4"), devices_per_node=3072)
-    found = [Measured("PaLM 540B", palm, pods, MAXTEXT, 2048 * 2048 / 238.3e3)]
-    for gpus, seconds in ((2240, 60.1), (2800, 50.2)):
-        of = megatron(105, 20_480, 128, 8, 35, gpus, 1920, 1, 1)
-        found.append(Measured(f"MT-NLG 530B, {gpus}", of, machine("a100"), MEGATRON, seconds))
-    return found
+    of = static("llama", 118, 18_432, 48, 2048, 2048, 256_000, model=model, data=2, fsdp=256, tensor=12)
+    return Measured(of, dataclasses.replace(machine("v4"), devices_per_node=3072), MAXTEXT, 2048 * 2048 / 238.3e3)
 
 
-CALIBRATED = narayanan() + korthikanti()  # on these the expected efficiency of products was set; on no other
-HELD_OUT = llama3() + maxtext() + others()
+def maxtext(shape: tuple, model: dict, chips: int, seconds: float) -> Measured:
+    """One slice of v6e."""
+    return Measured(static(*shape, model=model, fsdp=chips), machine("v6e"), MAXTEXT, seconds)
+
+
+def mt_nlg(gpus: int, seconds: float) -> Measured:
+    """530B with DeepSpeed."""
+    return Measured(megatron(105, 20_480, 128, 8, 35, gpus, 1920, 1, 1), machine("a100"), MEGATRON, seconds)
+
+
+def on_a100(shape: tuple, seconds: float, selective: bool) -> Measured:
+    """A row of Korthikanti et al. 2022."""
+    return Measured(megatron(*shape, selective=selective), machine("a100"), MEGATRON, seconds)
+
+
+# Each by its name, made when asked for. On these the expected efficiency of products was set, and on no other.
+CALIBRATED: dict[str, Callable[[], Measured]] = {
+    f"Narayanan {shape[0]} x {shape[1]}": partial(narayanan, shape, tflops) for shape, tflops in A100_ROWS.items()
+} | {
+    f"Korthikanti {shape[0]} x {shape[1]} {kind}": partial(on_a100, shape, seconds[kind == "selective"], kind == "selective")
+    for shape, seconds in KORTHIKANTI_ROWS.items()
+    for kind in ("full", "selective")
+}  # fmt: skip
+# Other chips, other code, other papers.
+HELD_OUT: dict[str, Callable[[], Measured]] = (
+    {f"Llama 3 405B, {row[0]} x {row[2]}": partial(llama3, *row) for row in LLAMA3_ROWS}
+    | {f"MaxText {name}": partial(maxtext, *row) for name, *row in MAXTEXT_ROWS}
+    | {f"MT-NLG 530B, {gpus}": partial(mt_nlg, gpus, seconds) for gpus, seconds in MT_NLG_ROWS.items()}
+    | {"PaLM 540B": palm}
+)

@@ -97,7 +97,7 @@ def test_windows_count_the_keys_they_hold():
     assert more == 2 * (4 * (weights - last) + 2 * d * (2 * 64 + 2 * 16))
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.slow), "full"])
 def test_xla_counts_the_same_in_an_unrolled_step(remat):
     """XLA counts a loop's body once, so the step is one without loops: few blocks, one chunk of the loss. It adds what is
     no product (norms, softmax, activations), and may merge what is computed again: within 3 %."""

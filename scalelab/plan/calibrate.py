@@ -1,0 +1,144 @@
+"""Measured runs against the plan's step times: efficiencies of one machine, with a range as narrow as the runs allow.
+
+A program is what `config.Static` says: runs that differ in traced values only are runs of one.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+from scipy import stats
+
+from scalelab import config as configs
+from scalelab import hardware, records
+from scalelab.errors import BadInput
+from scalelab.model import count
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.plan.efficiency import Efficiency, Range, default
+from scalelab.plan.machine import Machine
+from scalelab.plan.time import FIELDS, step_time
+
+ENOUGH = 3  # programs, from which on their own spread says more than the chip's range
+COVERAGE = 0.9  # of the range: the next one of this kind lies in it so often, were residuals normal in log time
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Runs of one program, measured and predicted with the efficiencies before. `ratio`: measured over predicted tokens a second."""
+
+    folders: tuple[str, ...]
+    mesh: str
+    parameters: int
+    tokens_per_s: float  # the geometric mean of the runs'
+    predicted_tokens_per_s: float
+    ratio: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """`factor`: what all rates are multiplied by (`Efficiency.measured`), the programs' geometric mean; `spread`: standard deviation of log ratios (None for one).
+
+    `low`, `high`: measured over predicted with the new efficiencies, for the next program of this kind.
+    """
+
+    efficiency: Efficiency
+    runs: tuple[Run, ...]
+    factor: float
+    spread: float | None
+    low: float
+    high: float
+    notes: tuple[str, ...]
+
+
+def calibrate(folders: Sequence[records.Folder], machine: Machine, efficiency: Efficiency | None = None) -> Calibration:
+    """Efficiencies of `machine` from the runs in `folders` (each a run, a sweep or a folder of runs).
+
+    All rates are scaled by one factor, as a run's tokens a second don't tell which of them was off. Runs of one program (a
+    learning rate's sweep, say) tell the same thing and count as one. Three programs or more give a range of their own, by
+    Student's t; fewer take the chip's, moved. Left out, and said: runs on another chip, packed ones, and those with less than
+    two dispatches after the first, which compiles. BadInput where no run is left.
+    """
+    base, notes = efficiency or default(machine), []
+    measured: dict[configs.Static, dict[str, float]] = {}
+    for folder in [path for given in folders for path in records.run_folders(given)]:
+        why = _unfit(folder, machine)
+        if why:
+            notes.append(f"{folder}: {why}")
+        else:
+            measured.setdefault(_planned(folder), {})[str(folder)] = _rates(folder)[0]
+    if not measured:
+        reasons = "; ".join(notes[:3]) + (f" (and {len(notes) - 3} more)" if len(notes) > 3 else "")
+        raise BadInput(f"--calibrate: no run on {machine.chip.name} to learn from: {reasons}")
+    found = tuple(_compared(static, rates, machine, base) for static, rates in measured.items())
+    logs = np.log([run.ratio for run in found])
+    factor, n = math.exp(float(logs.mean())), len(found)
+    spread = float(logs.std(ddof=1)) if n > 1 else None
+    if spread is not None and n >= ENOUGH:
+        high = math.exp(float(stats.t.ppf((1 + COVERAGE) / 2, n - 1)) * spread * math.sqrt(1 + 1 / n))
+        new = _settled(base, Range(factor / high, factor, factor * high))
+        low, said = (
+            1 / high,
+            f"range: {COVERAGE:.0%} of such programs, by Student's t from {n} that scatter by {spread:.1%}",
+        )
+    else:
+        new = dataclasses.replace(base, measured=Range(factor, factor, factor))
+        step = step_time(next(iter(measured)), machine, new)
+        low, high = step.total_s / step.high_s, step.total_s / step.low_s
+        said = f"range: the chip's own, moved: a range of one's own takes {ENOUGH} programs, and these runs are of {n}"
+    sizes = sorted(run.parameters for run in found)
+    source = (
+        f"{sum(map(len, measured.values()))} runs on {machine.chip.name}, of {sizes[0]:,} to {sizes[-1]:,} parameters"
+    )
+    source += f", at {factor:.2f} times the rates that were expected; {said}"
+    if factor * base.matmul.expected > 1:
+        notes.insert(
+            0, f"products would reach {factor * base.matmul.expected:.0%} of the peak: is this the runs' machine?"
+        )
+    return Calibration(dataclasses.replace(new, sources=(source,)), found, factor, spread, low, high, (said, *notes))
+
+
+def _settled(base: Efficiency, measured: Range) -> Efficiency:
+    """All that is uncertain is how far the next program's rates are from the measured ones'."""
+    fixed: dict[str, Any] = {name: Range(*[getattr(base, name).expected] * 3) for name in FIELDS if name != "measured"}
+    return dataclasses.replace(base, **fixed, measured=measured)
+
+
+def _unfit(folder: pathlib.Path, machine: Machine) -> str:
+    """Why a run says nothing about the machine; "" where it does."""
+    record = records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+    if "device" not in record:
+        return "no record of what it ran on"
+    chip, found = machine.chip, hardware.chip(record["device"])
+    if record["device"].lower() != chip.name.lower() and not (found and found.flops == chip.flops):
+        return f"ran on {record['device']}"
+    if record["device"] == "cpu" and record["mesh"]["devices"] > 1:
+        return "devices of one CPU share its cores"
+    if "pack" in record:
+        return "one of a pack, whose trials share the device"
+    return "" if len(_rates(folder)) > 1 else "less than two dispatches after the first, which compiles"
+
+
+def _planned(folder: pathlib.Path) -> configs.Static:
+    """The run's compiled half, on the mesh that it ran on."""
+    tree = configs.resolve(ConfigDict(records.read_json(folder / "config.json")))
+    mesh: dict[str, Any] = records.read_json(folder / "record.json")["mesh"]
+    layout = configs.Layout(**{key: value for key, value in mesh.items() if key != "devices"})
+    return dataclasses.replace(configs.static(tree), layout=layout)
+
+
+def _rates(folder: pathlib.Path) -> list[float]:
+    """Tokens a second of a run's dispatches, their median first; without the first that logged, which compiled."""
+    lines = [line["tokens_per_s"] for line in records.read_metrics(folder) if "tokens_per_s" in line]
+    later = list(dict.fromkeys(lines))[1:]  # a dispatch writes its rate on each of its lines
+    return [float(np.median(later)), *later[1:]] if later else []
+
+
+def _compared(static: configs.Static, rates: dict[str, float], machine: Machine, base: Efficiency) -> Run:
+    predicted = step_time(static, machine, base).tokens_per_s
+    rate = math.exp(float(np.mean(np.log(list(rates.values())))))
+    mesh = mesh_lib.name(dataclasses.asdict(static.layout))
+    return Run(tuple(rates), mesh, count.parameters(static.model)["total"], rate, predicted, rate / predicted)

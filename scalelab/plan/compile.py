@@ -1,0 +1,78 @@
+"""The real training step, compiled for devices that nobody here owns, and the memory that the compiler gives it."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from scalelab.config import Static
+from scalelab.errors import BadInput, WorkFailed
+from scalelab.parallel import rules
+from scalelab.plan import target
+from scalelab.plan.machine import Machine
+
+CHILD = "from scalelab.plan.aot import answer; answer()"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What XLA gives the step on one device. Where it refuses (`oom`), bytes are 0."""
+
+    argument_bytes: int  # state, batches and scalars
+    temp_bytes: int
+    peak_bytes: int
+    output_bytes: int
+    alias_bytes: int  # outputs that take their arguments' memory: donation at work
+    seconds: float  # of tracing, lowering and compiling
+    oom: str | None  # the compiler's own text; a GPU's never says, so there it is ours
+    platform: str
+    note: str
+
+
+def compiled(static: Static, machine: Machine, slices: int = 0, steps: int = 1) -> Compiled:
+    """Lower and compile `steps` steps a dispatch of a resolved config for `static.layout.devices` of the machine.
+
+    In a process of its own, which sees this machine's CPU only: devices and backends of this one are left alone. `slices`
+    TPU slices (0: as few as hold the devices). BadInput where the compiler isn't installed or a TPU has no such slice,
+    WorkFailed where it fails for anything but memory.
+    """
+    target.check_installed(machine)
+    rules.check(static, static.layout)
+    slices = slices or target.slices_of(machine, static.layout.devices)
+    if target.platform(machine) == "tpu":
+        if static.layout.devices % slices:
+            near = static.layout.devices // slices * slices
+            raise BadInput(f"--compile: {static.layout.devices} devices are not {slices} equal slices; nearest: {near}")
+        target.slice_shape(machine, static.layout.devices // slices)
+    with tempfile.TemporaryDirectory(prefix="scalelab-plan-") as folder:
+        out = pathlib.Path(folder) / "answer.json"
+        asked = {
+            "static": dataclasses.asdict(static), "machine": dataclasses.asdict(machine), "slices": slices,
+            "steps": steps, "out": str(out),
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD], input=json.dumps(asked), env=_environment(static, machine), text=True,
+            capture_output=True,
+        )  # fmt: skip
+        if done.returncode or not out.exists():
+            said = [line for line in done.stderr.strip().splitlines() if line.strip()] or ["it said nothing"]
+            raise WorkFailed(f"--compile: the compiler for {machine.chip.name} failed ({done.returncode}): {said[-1]}")
+        answer = json.loads(out.read_text())
+    if "refused" in answer:
+        raise BadInput(answer["refused"])
+    return Compiled(**answer)
+
+
+def _environment(static: Static, machine: Machine) -> dict[str, str]:
+    """Of the child: no device but the CPU, whatever is here; libtpu asks no metadata server about the machine it isn't on."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if target.platform(machine) == "cpu":
+        # The program is never run, and its buffers are the same: 13 s instead of 122 (tiny.py, eight devices, busy cores).
+        flags = f"--xla_force_host_platform_device_count={static.layout.devices} --xla_backend_optimization_level=0"
+        return env | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
+    return env | {
+        "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+    }  # fmt: skip

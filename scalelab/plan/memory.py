@@ -1,0 +1,229 @@
+"""What a device holds during a training step, component by component: the fullest device, from the real step's own shapes.
+
+Between steps it holds parameters, optimizer state and averages; the optimizer counts itself, by `eval_shape` of its real state.
+At the height of a backward it also holds gradients and what the forward saved. `logits` and `temporary` are estimates, the rest
+is exact in the program's own terms; XLA may share or drop some of it.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from scalelab.config import Layout, ModelShape, Static
+from scalelab.model import transformer
+from scalelab.model.kernels import implementation
+from scalelab.model.loss import CHUNK_LOGITS
+from scalelab.model.placement import STAGE
+from scalelab.parallel import rules, ticks
+from scalelab.plan import megatron, saved
+from scalelab.plan.machine import Machine
+from scalelab.precision.policy import POLICIES, dtype
+from scalelab.train import state as state_lib
+
+ESTIMATES = ("logits", "temporary")
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest device. `components` sum to `total`; `least` leaves out what is estimated or may be shared.
+
+    `formula_bytes`: the activations by Korthikanti et al. 2022, beside our step's own.
+    """
+
+    components: dict[str, int]
+    total: int
+    least: int
+    capacity: int
+    fits: bool
+    margin_bytes: int
+    formula_bytes: int
+    notes: tuple[str, ...]
+
+
+def memory(static: Static, machine: Machine) -> Memory:
+    """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest."""
+    static, notes = _as_on(static, machine)
+    state = _state(static)
+    grads = gradients(static)
+    kept, fixed = _saved(static)
+    components = state | {
+        "gradients": grads,
+        "activations": kept + fixed,
+        "logits": _logits(static),
+        "temporary": _temporary(static),
+        "batch": 4 * math.ceil(static.global_batch / _rows_split(static.layout)) * (static.model.seq_len + 1),
+    }
+    total = sum(components.values())
+    least = total - sum(components[name] for name in ESTIMATES) - fixed
+    capacity = machine.chip.hbm_bytes
+    return Memory(
+        components, total, least, capacity, total <= capacity, capacity - total, _formula(static), (*notes, *_notes(static))
+    )  # fmt: skip
+
+
+def _as_on(static: Static, machine: Machine) -> tuple[Static, list[str]]:
+    """`static` with the attention that this machine takes, as far as it can be traced here."""
+    kind = "tpu" if machine.chip.name.startswith("TPU") else "cpu" if machine.chip.name == "CPU" else "gpu"
+    form = dtype(POLICIES[static.precision].compute)
+    if static.layout.context > 1:
+        return static, []
+    how = implementation(static.model, form, static.documents == "mask" or static.seq_warmup, kind)
+    traced = "blockwise" if how in ("cudnn", "splash") else how
+    model = dataclasses.replace(static.model, attention=traced)
+    said = f"attention by {how} is counted as blockwise, which keeps its output in fp32" if traced != how else ""
+    return dataclasses.replace(static, model=model), [said] if said else []
+
+
+def _rows_split(layout: Layout) -> int:
+    return layout.data * layout.fsdp
+
+
+@functools.cache
+def _shapes(static: Static) -> state_lib.TrainState:
+    return state_lib.shapes(static)
+
+
+def _state(static: Static) -> dict[str, int]:
+    """Bytes of a state's parts, as `state.specs` lays them out."""
+    static = dataclasses.replace(static, model=_declared(static), global_batch=1, accumulate=1, batch_ramp=())
+    like = _shapes(dataclasses.replace(static, layout=Layout()))  # many layouts ask for the same
+    specs = state_lib.specs(static, like)
+    sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
+    by_part = dict(zip(like._fields, sizes, strict=True))
+    small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"]
+    found = {"parameters": by_part["params"], "optimizer": by_part["opt_state"] + small}
+    if POLICIES[static.precision].parameters != "float32":  # the step widens them before it uses them
+        found["master"] = _parameter_bytes(static, rules.parameters)
+    return found | ({"average": by_part["ema"]} if static.ema else {})
+
+
+def _declared(static: Static) -> ModelShape:
+    """The model as its parameters know it: many ways to compute share their declarations."""
+    return dataclasses.replace(static.model, remat="none", attention="auto", sequence_parallel=False)
+
+
+def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
+    leaves = jax.tree.leaves(tree)
+    split = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    return sum(device_bytes(x.shape, x.dtype, spec, layout) for x, spec in zip(leaves, split, strict=True))
+
+
+def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout: Layout) -> int:
+    """Of an array that lies as `spec` says, on the device that holds most. Stages hold whole layers, as many in each round."""
+    number = 1
+    for size, entry in zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True):
+        axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+        parts = math.prod(getattr(layout, axis) for axis in axes)
+        rounds = layout.rounds if STAGE in axes else 1
+        number *= rounds * math.ceil(size / (parts * rounds))
+    return number * jnp.dtype(kind).itemsize
+
+
+def _parameter_bytes(static: Static, rule: Any) -> int:
+    """Four bytes of every parameter, split as `rule` says."""
+    plain = _declared(static)
+    declared, specs = transformer.declarations(plain), rule(plain, static.layout)
+    like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
+    return _tree_bytes(like, specs, static.layout)
+
+
+def gradients(static: Static) -> int:
+    """Bytes of gradients, fp32. The backward gives them as the parameters lie; sums over micro-batches lie as ZeRO's stage says.
+
+    So stage 2 only saves where micro-batches are accumulated, beside the gradients of the one under way.
+    """
+    summed = _parameter_bytes(static, rules.gradients) if static.accumulate > 1 else 0
+    return summed + _parameter_bytes(static, rules.parameters)
+
+
+def _saved(static: Static) -> tuple[int, int]:
+    """Bytes that the forward leaves for the backward: of the rows, and whatever their number."""
+    layout, rows = static.layout, saved.rows(static)
+    if layout.stage == 1:
+        whole = saved.saved(static)
+        return rows * whole.row_bytes, whole.fixed_bytes
+    # parallel/pipeline.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and the
+    # two that are under way between stages.
+    depth = math.ceil(static.model.n_layers / (layout.stage * layout.rounds))
+    return ((slots(layout) + 1) * depth + 2) * rows * _stream_bytes(static), 0
+
+
+def slots(layout: Layout) -> int:
+    """How many micro-batches' inputs a stage holds at once, one a chunk of layers: as the schedule's table has it."""
+    return ticks.table(layout.schedule, layout.stage, layout.microbatches, layout.rounds).slots
+
+
+def _stream_bytes(static: Static) -> int:
+    """Of the residual stream of one sequence."""
+    layout, shape = static.layout, static.model
+    split = layout.context * (layout.tensor if shape.sequence_parallel else 1)
+    return math.ceil(shape.seq_len / split) * shape.d_model * dtype(POLICIES[static.precision].compute).itemsize
+
+
+def _vocabulary(static: Static) -> int:
+    """Rows of the vocabulary on a device."""
+    return math.ceil(static.model.vocab_size / static.layout.tensor)
+
+
+def _logits(static: Static) -> int:
+    """A chunk of logits and their gradient, fp32 (model/loss.py)."""
+    tokens = saved.rows(static) * math.ceil(static.model.seq_len / static.layout.context)
+    chunk = min(tokens, max(8, CHUNK_LOGITS // _vocabulary(static)))
+    return 2 * 4 * math.ceil(tokens / math.ceil(tokens / chunk)) * _vocabulary(static)
+
+
+def _temporary(static: Static) -> int:
+    """An estimate of what comes and goes: the larger of a block's backward and the head's product, and copies.
+
+    A block's backward holds what the block keeps once more, its weights as they are multiplied, gathered, and their gradients
+    before they are scattered. The head's holds the head gathered, in fp32 and as it is multiplied. Copies, as XLA:CPU is seen to
+    make them: under ZeRO 1 and 2 the new parameters are gathered beside the old; a pipeline's choice of forward or backward
+    copies what it holds and the gradients.
+    """
+    layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
+    width = dtype(policy.compute).itemsize
+    blocks = jax.tree.leaves(transformer.declarations(_declared(static))["blocks"])
+    layer = sum(d.size for d in blocks if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
+    gathered = layout.zero >= 3 and layout.fsdp > 1
+    multiplied = width if gathered or width < 4 else 0
+    block = saved.block(static).bytes(saved.rows(static)) + layer * (multiplied + 4)
+    head = shape.d_model * _vocabulary(static) * ((4 if gathered else 0) + (width if width < 4 else 0))
+    copies = 0
+    if layout.stage > 1:
+        copies = gradients(static) + _saved(static)[0]
+    elif layout.zero in (1, 2) and layout.fsdp > 1:
+        copies = _parameter_bytes(static, rules.parameters)
+    return copies + max(block, head)
+
+
+def _formula(static: Static) -> int:
+    """Activations of the first stage by Korthikanti et al. 2022: of a GPT with dropout, so ours differ."""
+    layout, shape = static.layout, static.model
+    gpt = megatron.Gpt(
+        shape.n_layers, shape.d_model, shape.n_heads, shape.vocab_size, math.ceil(shape.seq_len / layout.context)
+    )
+    how = {"none": "none", "dots": "selective", "full": "full"}[shape.remat if layout.stage == 1 else "full"]
+    layer = megatron.layer_bytes(gpt, saved.rows(static), layout.tensor, shape.sequence_parallel, how)
+    layers = layout.stage * math.ceil(shape.n_layers / layout.stage)
+    held = megatron.layers_in_flight(layers, layout.stage, layout.microbatches, layout.schedule, layout.rounds)
+    return round(layer * held)
+
+
+def _notes(static: Static) -> list[str]:
+    layout, shape, said = static.layout, static.model, []
+    chunks = layout.stage * layout.rounds
+    if layout.stage > 1 and shape.n_layers % chunks:
+        most = layout.rounds * math.ceil(shape.n_layers / chunks)
+        said += [
+            f"{shape.n_layers} layers over {chunks}: {most} on the fullest stage; the trainer refuses uneven stages"
+        ]
+    if layout.stage > 1 and layout.context > 1:
+        said += ["the trainer refuses parallel.stage together with parallel.context"]
+    if layout.zero == 2 and layout.fsdp > 1 and static.accumulate == 1:
+        said += ["ZeRO 2 without accumulation holds gradients whole while they are made: as ZeRO 1"]
+    return said

@@ -1,0 +1,175 @@
+"""What the backward of the real step keeps of its forward: the residuals of its vjp, traced for the mesh, nothing computed.
+
+Parameters that are kept as they are count nowhere here: they are there anyway. XLA may keep less (what it can fuse into the
+backward, such as broadcast constants) and, in a loop's own working set, more: `memory.py` has a line for that.
+
+Shapes: B batch, S sequence, D d_model, V vocab.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from scalelab.config import Layout, Optim, Static
+from scalelab.model import documents, layerkinds, transformer
+from scalelab.model.documents import Ends
+from scalelab.model.placement import BATCH, residual
+from scalelab.parallel import rules
+from scalelab.parallel.mesh import AXES
+from scalelab.precision import delayed
+from scalelab.precision.policy import POLICIES, dtype
+from scalelab.precision.products import arithmetic
+from scalelab.train.step import objective
+
+ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """Bytes a device: `row_bytes` for each sequence of its micro-batch, `fixed_bytes` whatever their number (the head's gradient)."""
+
+    row_bytes: int
+    fixed_bytes: int
+
+    def bytes(self, rows: int) -> int:
+        """Of a micro-batch of so many sequences a device."""
+        return rows * self.row_bytes + self.fixed_bytes
+
+
+def saved(static: Static) -> Saved:
+    """What the whole model's backward keeps, for a layout without stages (`layout.stage` is disregarded)."""
+    return _saved(_canonical(static), whole=True)
+
+
+def block(static: Static) -> Saved:
+    """What a single block keeps without remat: the working set of a backward that has computed it once more."""
+    canonical = _canonical(static)
+    return _saved(dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none")), whole=False)
+
+
+def rows(static: Static) -> int:
+    """Sequences of a micro-batch that a device holds, rounded up."""
+    layout = static.layout
+    each = layout.data * layout.fsdp * (layout.microbatches if layout.stage > 1 else 1)
+    return -(-static.global_batch // (static.accumulate * each))
+
+
+def _canonical(static: Static) -> Static:
+    """A program whose residuals are those of this one row by row: no optimizer, batch or fsdp in it, so that many share it."""
+    layout = static.layout
+    mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
+    return dataclasses.replace(
+        static, optim=Optim(), schedule="constant", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
+        global_batch=2 * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
+    )  # fmt: skip
+
+
+@functools.cache
+def _saved(static: Static, whole: bool) -> Saved:
+    if (
+        static.layout.devices == 1
+    ):  # nothing says which residuals grow with the batch, but their sums for one and two rows
+        one, two = (sum(map(_bytes, residuals(dataclasses.replace(static, global_batch=n), whole))) for n in (1, 2))
+        return Saved(two - one, 2 * one - two)
+    found = residuals(static, whole)
+    by_row = sum(_bytes(x) for x in found if _grows(x))
+    return Saved(by_row // ROWS, sum(map(_bytes, found)) - by_row)
+
+
+def _grows(x: jax.ShapeDtypeStruct) -> bool:
+    """Whether an axis of it is split by `data` and holds rows: a number that each device has of its own is split too."""
+    return any(
+        "data" in axes and size // math.prod(x.sharding.mesh.shape[axis] for axis in axes) % ROWS == 0
+        for size, axes in zip(x.shape, _axes(x), strict=True)
+    )
+
+
+def residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of what the vjp of a step's micro-batch keeps beside parameters and arguments.
+
+    `whole`: of the objective; else of one block without remat.
+    """
+    mesh = AbstractMesh(
+        tuple(getattr(static.layout, axis) for axis in AXES), AXES, axis_types=(AxisType.Explicit,) * len(AXES)
+    )
+    alone = static.layout.devices == 1
+    within: AbstractContextManager = nullcontext() if alone else jax.sharding.use_abstract_mesh(mesh)
+
+    def like(shape: tuple[int, ...], kind: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, kind, sharding=None if alone else NamedSharding(mesh, spec))
+
+    function, arguments = (_objective if whole else _block)(static, like)
+
+    def keep(*arguments: Any) -> list[jax.Array]:
+        _, pull = jax.vjp(functools.partial(function, *arguments[1:]), arguments[0])
+        given = {id(x) for x in jax.tree.leaves(arguments)}
+        return list({id(x): x for x in jax.tree.leaves(pull) if id(x) not in given}.values())
+
+    with within, arithmetic(POLICIES[static.precision]):
+        return jax.eval_shape(keep, *arguments)
+
+
+def _parameters(static: Static, like: Callable) -> Any:
+    specs = rules.parameters(static.model, static.layout)
+    return jax.tree.map(lambda d, spec: like(d.shape, jnp.float32, spec), transformer.declarations(static.model), specs)
+
+
+def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:
+    """(function of (ends, tokens, parameters and scales), its arguments but with these first)."""
+    policy, number = POLICIES[static.precision], PartitionSpec()
+    scales: Any = ()
+    if policy.scaling == "delayed":
+        declared = transformer.declarations(static.model)["blocks"]
+        kept = jax.eval_shape(lambda: delayed.scales(delayed.init(declared), policy))
+        scales = jax.tree.map(lambda x: like(x.shape, x.dtype, number), kept)
+    tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
+    ends = _ends(static, like)
+
+    def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
+        return objective(static, *given, tokens, jnp.float32(0), jnp.float32(1), ends)[0]
+
+    return function, ((_parameters(static, like), scales), tokens, ends)
+
+
+def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
+    shape, policy = static.model, POLICIES[static.precision]
+    stacked = _parameters(static, like)["blocks"]
+    weights = jax.tree.map(
+        lambda w: like(w.shape[1:], w.dtype, PartitionSpec(*(w.sharding.spec[1:] if w.sharding else ()))), stacked
+    )
+    sizes = (static.global_batch, shape.seq_len, shape.d_model)
+    x_BSD = like(sizes, dtype(policy.compute), transformer.spec(*residual(shape.sequence_parallel)))
+    tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
+    ends, first = _ends(static, like), layerkinds.at(layerkinds.layers(shape), 0)
+
+    def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
+        packed = documents.cut(tokens, ends)[2]
+        return transformer.block(shape, *given, policy, first, packed)
+
+    return function, ((weights, x_BSD), tokens, ends)
+
+
+def _ends(static: Static, like: Callable) -> Ends | None:
+    number = like((), jnp.int32, PartitionSpec())
+    ends = Ends(number if static.documents == "mask" else None, number if static.seq_warmup else None)
+    return None if ends == Ends() else ends
+
+
+def _axes(x: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]:
+    """The mesh axes that split each axis of an array."""
+    spec = [*(x.sharding.spec if x.sharding else ())]
+    entries = spec + [None] * (len(x.shape) - len(spec))
+    return [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in entries]
+
+
+def _bytes(x: jax.ShapeDtypeStruct) -> int:
+    """Of one device's part."""
+    split = math.prod(x.sharding.mesh.shape[axis] for axes in _axes(x) for axis in axes)
+    return math.prod(x.shape) * x.dtype.itemsize // split

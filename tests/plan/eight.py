@@ -1,0 +1,58 @@
+"""What each of eight fake devices holds: `python -m tests.plan.eight LAYOUT REMAT …` prints bytes as they are and as planned."""
+
+import functools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from scalelab.config import TRACED, Layout
+from scalelab.model.placement import BATCH
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.parallel import rules
+from scalelab.plan import saved
+from scalelab.plan.machine import machine
+from scalelab.plan.memory import memory
+from scalelab.train import state as state_lib
+from scalelab.train.step import train_step
+from tests.plan.small import drawn, kept, static_of
+
+
+def saved_bytes(static, mesh):
+    """Of the backward's arrays on device 0, and as planned."""
+    params, tokens = drawn(static)
+    with jax.set_mesh(mesh):
+        specs = rules.parameters(static.model, static.layout)
+        placed = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
+        arrays = kept(static, placed, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH, None))))
+    found = sum(x.addressable_shards[0].data.nbytes for x in arrays)
+    return {"kept": found, "predicted": saved.saved(static).bytes(saved.rows(static))}
+
+
+def argument_bytes(static, mesh, step):
+    """Of a program that takes a state, a batch and hparams, as XLA says, and as planned."""
+    h = {key.split(".")[1]: jnp.float32(0) for key in TRACED} | {"log_every": jnp.float32(1)}
+    shape = static.global_batch, static.model.seq_len + 1
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH, None)))
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(step).lower(state_lib.placed(static, mesh), batch, h).compile()
+    part = memory(static, machine("h100")).components
+    planned = part["parameters"] + part["optimizer"] + part["batch"] + 4 * len(h)
+    return {"xla": compiled.memory_analysis().argument_size_in_bytes, "planned": planned}
+
+
+def main(text, *remats):
+    """Saved bytes by remat policy; argument bytes of a program that hands its state on, without policies of the real step."""
+    layout = Layout(**{key: int(value) for key, _, value in (part.partition("=") for part in text.split(","))})
+    mesh = mesh_lib.make(layout)
+    statics = {remat: static_of(layout, batch=16, model__remat=remat, precision__name="bf16") for remat in remats}
+    static = static_of(layout, batch=16, model={"n_layers": layout.stage})
+    step = functools.partial(train_step, static) if not remats else lambda state, tokens, h: (state, tokens, h)
+    found = {remat: saved_bytes(static, mesh) for remat, static in statics.items()}
+    print(json.dumps({"saved": found, "arguments": argument_bytes(static, mesh, step)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

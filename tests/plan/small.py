@@ -1,0 +1,66 @@
+"""A tiny config's compiled half for tests of the planner, and the arrays that a backward really keeps."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs import base
+from scalelab import config as config_lib
+from scalelab.config import Layout
+from scalelab.model import transformer
+from scalelab.precision.policy import POLICIES
+from scalelab.precision.products import arithmetic
+from scalelab.train.step import objective
+
+
+def static_of(layout=None, batch=8, model=None, **values):
+    """`static` of a two-layer model of width 32; keys of `values` have `__` for the dot."""
+    layout = layout or Layout()
+    tree = base.get_config()
+    tree.model.update({"d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 64, "seq_len": 16} | (model or {}))
+    placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
+    sizes = {"train.global_batch": batch, **placed}
+    over = sizes | {key.replace("__", "."): value for key, value in values.items()}
+    return config_lib.static(config_lib.resolve(config_lib.override(tree, over)))
+
+
+def kept(static, params, tokens):
+    """Arrays that the backward of a micro-batch keeps, computed, but those that are a parameter, bit by bit."""
+
+    def leaves(params, tokens):
+        differentiated = lambda p: objective(static, p, (), tokens, jnp.float32(0), jnp.float32(1), None)[0]  # noqa: E731
+        return jax.tree.leaves(jax.vjp(differentiated, params)[1])
+
+    with arithmetic(POLICIES[static.precision]):
+        found = jax.jit(leaves)(params, tokens)
+    known = [np.asarray(p) for p in jax.tree.leaves(params)]
+
+    def is_parameter(x):
+        return any(x.shape == p.shape and x.dtype == p.dtype and np.array_equal(np.asarray(x), p) for p in known)
+
+    return [x for x in found if not is_parameter(x)]
+
+
+def drawn(static):
+    """Parameters of which none equals another, and a batch of tokens."""
+    params = transformer.init(static.model, jax.random.key(0))
+    params = jax.tree.map(lambda p: p + jax.random.uniform(jax.random.key(p.size), p.shape), params)
+    tokens = np.random.default_rng(0).integers(
+        0, static.model.vocab_size, (static.global_batch, static.model.seq_len + 1)
+    )
+    return params, tokens.astype(np.int32)
+
+
+def on_eight(layout, *remats):
+    """What `tests/plan/eight.py` says, in a process of its own with eight fake devices."""
+    environment = os.environ | {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "-m", "tests.plan.eight", layout, *remats]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)

@@ -1,0 +1,63 @@
+"""Saved activations against the arrays that a backward really keeps, on one device and on eight, and against known sizes."""
+
+import pytest
+
+from scalelab.config import Layout
+from scalelab.plan import saved
+from tests.plan.small import drawn, kept, on_eight, static_of
+
+REMAT = ("none", "dots", "full")
+
+
+@pytest.mark.parametrize("remat", REMAT)
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
+def test_exact_on_one_device(remat, precision):
+    static = static_of(batch=5, model__remat=remat, precision__name=precision)
+    assert saved.rows(static) == 5
+    assert saved.saved(static).bytes(5) == sum(x.nbytes for x in kept(static, *drawn(static)))
+
+
+EIGHT = ["fsdp=2,context=2,tensor=2,sequence=1"]
+EIGHT += [pytest.param(name, marks=pytest.mark.slow) for name in ("data=8", "fsdp=4,tensor=2", "data=2,fsdp=4,zero=1")]
+
+
+@pytest.mark.parametrize("layout", EIGHT)
+def test_exact_on_eight_devices(layout):
+    """Per device; arguments too, of a program that takes a state as XLA compiles it."""
+    found = on_eight(layout, *REMAT)
+    for remat in REMAT:
+        assert found["saved"][remat]["predicted"] == found["saved"][remat]["kept"], remat
+    assert found["arguments"]["planned"] == found["arguments"]["xla"]
+
+
+def test_full_remat_keeps_the_stream_and_little_else():
+    """Each block's input in bf16: 2 s b h a layer (Korthikanti et al. 2022, section 5); the rest doesn't grow with depth."""
+    two, four = (static_of(batch=1, model={"n_layers": n}, model__remat="full", precision__name="bf16") for n in (2, 4))
+    more = saved.saved(four).bytes(1) - saved.saved(two).bytes(1)
+    assert more == 2 * (2 * 16 * 32)
+
+
+def test_what_is_saved_is_linear_in_rows_and_blind_to_fsdp_and_optimizer():
+    few, many = (static_of(batch=n, model__remat="none") for n in (2, 6))
+    assert saved.saved(few) == saved.saved(many)
+    meshes = [Layout(data=4), Layout(fsdp=4), Layout(data=2, fsdp=2, zero=1)]
+    assert len({saved.saved(static_of(layout, batch=8)) for layout in meshes}) == 1
+    assert saved.saved(static_of(batch=2, optim__name="muon", optim__peak_lr=1e-3)) == saved.saved(few)
+
+
+def test_sequence_parallelism_splits_the_stream():
+    """A layer's input under full remat: whole beside tensor parallelism alone (Korthikanti et al. 2022, section 4.2.2)."""
+
+    def layer(layout):
+        two, four = (static_of(layout, model={"n_layers": n}, model__remat="full") for n in (2, 4))
+        return (saved.saved(four).row_bytes - saved.saved(two).row_bytes) // 2
+
+    found = [layer(Layout(data=2, tensor=2, sequence=sequence)) for sequence in (False, True)]
+    assert found == [4 * 16 * 32, 4 * 16 * 32 // 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp8_delayed", "fp8_block", "fp16", "tf32"])
+def test_every_policy_can_be_traced_on_a_mesh(precision):
+    static = static_of(Layout(data=2, fsdp=2), data__documents="mask", precision__name=precision)
+    assert saved.saved(static).row_bytes > saved.block(static).row_bytes > 0
