@@ -83,3 +83,48 @@ def _saves(plan: Any) -> list[str]:
         f"{c.goodput_low:.1%} to {c.goodput_high:.1%}), {c.lost_work_s:,.0f} s of work lost a failure",
         *(f"  {note}" for note in c.notes),
     ]
+
+
+def _advice(plan: Any) -> list[str]:
+    """The ranked ways, or why there are none."""
+    if not plan.advice:
+        return ["advice: no change that was looked at is faster and fits"] if plan.memory.fits else ["advice: none was found"]
+    text = ["advice: the same model and batch on as many devices, by predicted step time"]
+    for one in plan.advice:
+        changes = " ".join(f"--config.{key}={_value(value)}" for key, value in one.changes.items())
+        text.append(f"  {one.step_s:.4g} s ({one.of_plan:.2f} of this), {fit(one.fits, one.margin_bytes)}: {changes}")
+    return text
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _compiled(plan: Any) -> list[str]:
+    """Formula, exact and compiled side by side."""
+    from scalelab.plan.compile import side_by_side
+
+    found = plan.compiled
+    if found.oom:
+        return [f"compiled for {found.platform} in {found.seconds:.1f} s: out of memory", found.oom]
+    text = [f"compiled for {found.platform} in {found.seconds:.1f} s, GiB{'formula':>14} {'exact':>10} {'compiled':>10} {'compiled - exact':>17}"]
+    for row in side_by_side(plan.memory, found):
+        sizes = [_gib(size) for size in (row.formula_bytes, row.exact_bytes, row.compiled_bytes)]
+        text.append(f"  {row.component:<27} {sizes[0]:>10} {sizes[1]:>10} {sizes[2]:>10} {_gib(row.difference_bytes):>17}")
+    return [*text, *([found.note] if found.note else [])]
+
+
+def _gib(size: int | None) -> str:
+    return "-" if size is None else f"{size / GIB:.3f}"
+
+
+def point(found: Any) -> str:
+    """One size of a measurement."""
+    rates = f"{found.tokens_per_s:>12,.0f} {found.predicted_tokens_per_s:>12,.0f}"
+    return f"{found.rows:>6} {rates} {found.step_s:>8.3g} s {found.compile_s:>8.3g} s"
+
+
+def knee(found: Any) -> str:
+    """Where more rows stop paying, and why no larger size was measured."""
+    where = "nothing was measured" if found.knee_rows is None else f"{found.knee_rows} sequences a device reach 95 % of the best rate"
+    return f"{where}; {found.stopped} ({found.devices} x {found.device})"
