@@ -93,11 +93,15 @@ def optim() -> dict:
         "alpha": placeholder(float),  # [h] ademamix: weight of the slow first moment
         "rho": placeholder(float),  # [h] sophia: the size of an update, in Hessians
         "eps": placeholder(float),  # [h] added to the second moment's root, or where the paper has it
-        "weight_decay": placeholder(float),  # [h] times the LR (sgd, adam: added to the gradient); no vectors
+        "weight_decay": placeholder(float),  # [h] times the LR (sgd, adam: added to the gradient)
         "decay_embeddings": True,  # whether the embedding and learned positions decay (OLMo 2: no)
+        "decay_vectors": False,  # whether gains and biases decay (OLMo 2: yes)
         "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
         "nesterov": placeholder(bool),  # momentum, muon: look ahead
-        "averaged": placeholder(bool),  # momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR
+        "averaged": placeholder(
+            bool
+        ),  # momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR; adafactor: of its updates
+        "factored": placeholder(bool),  # adafactor: rows and columns of second moments only; false: whole (PaLM)
         "bias_correction": placeholder(bool),  # of Adam's moments; false to study its absence
         "scale": placeholder(str),  # muon: spectral, sqrt(max(1, out/in)) | rms, 0.2 sqrt(max(in, out))
         "newton_schulz": placeholder(str),  # muon: products in bf16 | fp32
@@ -126,6 +130,8 @@ def schedule() -> dict:
         "decay_share": placeholder(float),  # [h] the same as a share of train.steps (Hägele et al.: 10 to 20 %)
         # final_share: of linear, cosine, cosine_restarts and wsd
         "final_share": 0.1,  # [h] last LR / peak LR (Hoffmann et al. 2022: 0.1 for cosine; use 0 with wsd)
+        # the LR then stays there (GPT-3: 260 of 300 billion tokens), or the run ends above it (OLMo 2 7B: 5 of 3.9 trillion)
+        "fall_share": 1.0,  # [h] linear, cosine: where final_share is reached, as a share of train.steps
         "cycles": 1,  # [h] cosine_restarts: falls from the peak between warm-up and the end
         "cycle_growth": 1.0,  # [h] cosine_restarts: a fall's length / the one before's (Loshchilov's T_mult, 1 or 2)
         "hold_steps": 0,  # [h] inverse_sqrt: step from which it falls; 0: the warm-up's end (T5, PaLM: 10,000)
@@ -137,6 +143,8 @@ def schedule() -> dict:
             int
         ),  # sequences of step 0, a multiple of global_batch/accumulate; None: global_batch
         "batch_warmup_tokens": placeholder(int),  # tokens seen when global_batch is reached (GPT-3: 4 to 12 billion)
+        # or the batch jumps (PaLM, Llama 3): sequences of step 0, then `step: sequences` up to global_batch
+        "batch_stages": "",  # e.g. PaLM's "512; 50000: 1024; 115000: 2048", multiples of global_batch/accumulate; "": none
         # attention reaches back to the last multiple of a length that grows linearly in tokens seen; a step has as many tokens
         "seq_start": placeholder(int),  # [h] length of step 0, in tokens (Li et al. 2022: 8 to 64); None: full
         "seq_warmup_tokens": placeholder(int),  # [h] tokens seen when the length is model.seq_len
@@ -203,14 +211,19 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
             "nope_every": 0,  # rope: every n-th layer knows no positions (SmolLM3: 4; Yang et al. 2025, "Rope to Nope"); 0: none
             "block": "sequential",  # attention, then MLP | parallel: both of one norm, added (PaLM, Chowdhery et al. 2022, sec. 2)
             "norm_place": "before",  # norms before attention and MLP | after: of what they give (OLMo 2, 2024, sec. 2.1)
-            "norm": "rmsnorm",  # rmsnorm (Zhang & Sennrich 2019) | layernorm
+            "norm": "rmsnorm",  # rmsnorm (Zhang & Sennrich 2019) | layernorm | layernorm_nobias (PaLM, sec. 2)
             "norm_eps": 1e-6,  # added to the mean square
-            "mlp": "swiglu",  # swiglu (Shazeer 2020) | gelu (tanh form) | relu2 (So et al. 2021)
-            "qk_norm": False,  # RMSNorm of queries and keys per head (Henry et al. 2020)
+            "mlp": "swiglu",  # swiglu (Shazeer 2020) | gelu (tanh form) | relu2 (So et al. 2021) | relu (OPT, 2022)
+            "qk_norm": False,  # RMSNorm of queries and keys (Henry et al. 2020)
+            "qk_norm_over": "head",  # each head by itself (Qwen 3, 2025) | projection: all heads at once (OLMo 2, 2024)
             "tied_head": False,  # the head is the embedding, transposed
             "bias": False,  # biases on every projection
+            "qkv_bias": False,  # biases on queries, keys and values only (Qwen 2.5, 2024)
             "logit_softcap": 0.0,  # logits -> cap x tanh(logits / cap) (Gemma 2: 30); 0: off
-            "init_std": 0.02,  # of the embedding and learned positions; projections use 1/sqrt(fan_in)
+            "logit_scale": "none",  # rsqrt_width: logits / sqrt(d_model), for a tied embedding of init_std 1 (PaLM, sec. 5)
+            "init_std": 0.02,  # of the embedding, the head and learned positions
+            "projection_std": 0.0,  # of projections (GPT-2: 0.02, DeepSeek: 0.006); 0: each 1/sqrt(its fan_in)
+            "depth_scaled_init": False,  # projections into the residual stream begin 1/sqrt(2 n_layers) as large (GPT-2, sec. 2.3)
             "remat": "none",  # what the backward recomputes in each block: none | dots (keeps matmul outputs) | full
             # how attention is computed: auto (by backend and length, and said) | plain, xla (all logits at once) | blockwise
             "attention": "auto",  # blockwise, cudnn (NVIDIA), splash (TPU): memory linear in seq_len (Dao et al. 2022)

@@ -27,6 +27,7 @@ COMMANDS = {
     "compare": "what tells two runs apart, and whether their losses differ by more than seeds do",
     "coordcheck": "does anything grow with width or depth? (muP, CompleteP)",
     "proxy": "a recipe's learning rate, found on a small twin of it",
+    "recipe": "published recipes as configs: every choice with its source, and scaled-down twins",
     "fit": "fit a scaling law to runs or to a table",
     "reproduce": "published scaling laws computed again, from the authors' own tables",
     "report": "a self-contained HTML page of a run, a sweep or a study",

@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 
 from scalelab import defaults, lengths, ramp
 from scalelab.errors import BadInput
-from scalelab.tree import check_tree, default_tree, leaves, load_module, override, read, split_overrides
+from scalelab.tree import check_tree, default_tree, leaves, load_module, not_reproduced, override, read, split_overrides
 from scalelab.validate import check
 
 __all__ = [
     "TRACED", "UNIDENTIFYING", "WAYS", "Layout", "ModelShape", "Optim", "Static", "default_tree", "hparams", "identity",
-    "leaves", "load", "load_module", "override", "read", "resolve", "split_overrides", "static",
+    "leaves", "load", "load_module", "not_reproduced", "override", "read", "resolve", "split_overrides", "static",
 ]  # fmt: skip
 
 # Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
@@ -27,7 +27,7 @@ TRACED = (
     *(f"optim.{name}" for name in ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")),
     *(f"optim.{name}" for name in ("beta3", "alpha", "rho", "low_rank_scale")),
     *(f"optim.{name}" for name in ("rest_lr", "rest_beta1", "rest_beta2", "rest_eps")),
-    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share")),
+    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share", "fall_share")),
     *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
     *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
     *(f"schedule.{name}" for name in ("seq_start", "seq_warmup_tokens")),
@@ -77,6 +77,11 @@ class ModelShape:
     nope_every: int
     block: str
     norm_place: str
+    qk_norm_over: str
+    qkv_bias: bool
+    projection_std: float
+    depth_scaled_init: bool
+    logit_scale: str
     parametrization: str  # from parametrization.name: it changes forward multipliers, LRs, decay and eps
     base_width: int
     base_layers: int
@@ -130,11 +135,13 @@ class Optim:
     nesterov: bool | None = None
     averaged: bool | None = None
     bias_correction: bool | None = None
+    factored: bool | None = None
     scale: str | None = None
     newton_schulz: str | None = None
     every: int | None = None
     rank: int | None = None
     decay_embeddings: bool = True
+    decay_vectors: bool = False
     groups: str = ""
 
 

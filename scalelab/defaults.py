@@ -5,7 +5,14 @@ from typing import Any
 
 Own = dict[str, tuple[Any, str]]  # key of `optim` -> (value, source)
 
-COMMON = ("name", "weight_decay", "clip_norm", "decay_embeddings", "groups")  # keys that every optimizer has
+COMMON = (
+    "name",
+    "weight_decay",
+    "clip_norm",
+    "decay_embeddings",
+    "decay_vectors",
+    "groups",
+)  # keys that every optimizer has
 _GPT3 = "Brown et al. 2020, App. B"
 _ADAMW: Own = {
     "peak_lr": (3e-3, "between Brown et al. 2020, Table 2.1 (6e-4) and Wen et al. 2025 (8e-3), both for some 130 M parameters"),
@@ -117,6 +124,9 @@ DEFAULTS: dict[str, Own] = {
     "adafactor": {
         "peak_lr": (1e-2, "Shazeer & Stern 2018, Alg. 6: the largest rho, of a parameter's RMS"),
         "eps": (1e-30, "Shazeer & Stern 2018, Alg. 6: eps1"),
+        "factored": (True, "Shazeer & Stern 2018, Alg. 4; false: PaLM, Chowdhery et al. 2022, sec. 5"),
+        "averaged": (False, "Shazeer & Stern 2018, Alg. 6: beta1 = 0; true: PaLM, Chowdhery et al. 2022, sec. 5"),
+        "beta1": (0.9, "Chowdhery et al. 2022, sec. 5; averaged=true only"),
         "weight_decay": (0.0, "Shazeer & Stern 2018 has none"),
     },
     "soap": REST

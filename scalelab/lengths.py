@@ -71,6 +71,10 @@ def describe(config: ConfigDict) -> str:
             f", {_phrase(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
         )
         text += f" on, to {schedule.final_share:g} of the peak"
+    if schedule.fall_share != 1:
+        text += (
+            f"; the LR falls up to step {round(schedule.fall_share * steps):,}, to {schedule.final_share:g} of the peak"
+        )
     if schedule.seq_start is not None:
         text += (
             f"; sequences of {schedule.seq_start:,} tokens at first, of {config.model.seq_len:,} after "
@@ -123,6 +127,7 @@ def landmarks(config: ConfigDict) -> list[int]:
         else [schedule.warmup_steps - 1]
     )
     bends += ramp.of(config)[:1] + ramp.of(config)[-1:]
+    bends += [round(schedule.fall_share * steps)] if schedule.fall_share != 1 else []
     bends += [_full_sequences(config)] if schedule.seq_start is not None else []
     tenths = [i * steps // 10 for i in range(10)]
     return sorted({step for step in [*tenths, *bends, steps - 1] if 0 <= step < steps})

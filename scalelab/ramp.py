@@ -2,12 +2,14 @@
 
 The batch grows linearly in the tokens seen (Brown et al. 2020, section 2.3 and Table D.1: 32k to the full batch over 4 to 12
 billion tokens; in whole steps of samples as Megatron-LM's --rampup-batch-size): with n micro-batches to gain over T tokens,
-a step before which D tokens were seen takes floor(D n / T) more than the first did, at most n more. A ramp is the tuple
-of the n steps from which on one micro-batch more is taken; () is no warm-up. Both the training step and the data ask it.
+a step before which D tokens were seen takes floor(D n / T) more than the first did, at most n more. Or it jumps at given
+steps (PaLM: Chowdhery et al. 2022, section 5). A ramp is the tuple of the n steps from which on one micro-batch more is taken,
+a step that takes several more as often; () is no warm-up. Both the training step and the data ask it.
 """
 
 import bisect
 import functools
+import itertools
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -18,12 +20,52 @@ from scalelab.errors import BadInput
 def of(config: ConfigDict) -> tuple[int, ...]:
     """The ramp of a config that `check` let pass."""
     schedule, train = config.schedule, config.train
+    micro = train.global_batch // train.accumulate
+    if schedule.batch_stages:
+        return _jumps(stages(schedule.batch_stages), micro)
     if schedule.batch_start is None:
         return ()
-    micro = train.global_batch // train.accumulate
     return _starts(
         schedule.batch_start // micro, train.accumulate, micro * config.model.seq_len, schedule.batch_warmup_tokens
     )
+
+
+def stages(text: str) -> list[tuple[int, int]]:
+    """`"512; 50000: 1024"` -> [(0, 512), (50000, 1024)]: from each step on, sequences. BadInput for anything else."""
+    found: list[tuple[int, int]] = []
+    for part in text.split(";"):
+        step, sign, batch = part.rpartition(":")
+        if not batch.strip().isdecimal() or (not step.strip().isdecimal() if sign else found):
+            raise BadInput(f"schedule.batch_stages: {part.strip()!r} is not `step: sequences`, e.g. '512; 50000: 1024'")
+        found.append((int(step or 0), int(batch)))
+    return found
+
+
+def _jumps(stages: list[tuple[int, int]], micro: int) -> tuple[int, ...]:
+    sizes = [batch // micro for _, batch in stages]
+    return tuple(step for (step, _), more in zip(stages[1:], np.diff(sizes).tolist(), strict=True) for _ in range(more))
+
+
+def _check_stages(config: ConfigDict) -> None:
+    schedule, train = config.schedule, config.train
+    found, micro = stages(schedule.batch_stages), train.global_batch // train.accumulate
+    asked = f"schedule.batch_stages={schedule.batch_stages!r}"
+    if schedule.batch_start is not None:
+        raise BadInput(f"{asked} with schedule.batch_start={schedule.batch_start}: give one of them, the other none")
+    for batch in (batch for _, batch in found if batch % micro or not batch):
+        nearest = max(1, round(batch / micro)) * micro
+        raise BadInput(
+            f"{asked}: {batch} is not a multiple of train.global_batch / train.accumulate = {micro}; nearest: {nearest}"
+        )
+    for (step, batch), (after, more) in itertools.pairwise(found):
+        if after <= step or more <= batch:
+            raise BadInput(f"{asked}: steps and batches must grow, and `{after}: {more}` comes after `{step}: {batch}`")
+    if found[-1][1] != train.global_batch:
+        raise BadInput(f"{asked} ends with {found[-1][1]} sequences; nearest: train.global_batch={train.global_batch}")
+    if found[-1][0] >= train.steps:
+        raise BadInput(
+            f"{asked}: the batch is not full before step {found[-1][0]} of train.steps={train.steps}; nearest: {train.steps - 1}"
+        )
 
 
 @functools.cache
@@ -56,6 +98,8 @@ def check(config: ConfigDict) -> None:
     if batch % accumulate:
         good = min((k for k in range(1, batch + 1) if batch % k == 0), key=lambda k: abs(k - accumulate))
         raise BadInput(f"train.accumulate={accumulate} does not divide train.global_batch={batch}; nearest: {good}")
+    if schedule.batch_stages:
+        _check_stages(config)
     start, tokens = schedule.batch_start, schedule.batch_warmup_tokens
     if (start is None) != (tokens is None):
         given, lacks = (

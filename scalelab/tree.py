@@ -44,6 +44,11 @@ def load_module(path: str | pathlib.Path) -> ModuleType:
     return module
 
 
+def not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
+    """What of the original a config file says it does not reproduce; () where it says nothing (`configs/recipes`)."""
+    return tuple(getattr(load_module(path), "NOT_REPRODUCED", ()))
+
+
 def read(path: str | pathlib.Path) -> ConfigDict:
     """The tree that a config file gives, not resolved yet. Raises BadInput."""
     module = load_module(path)

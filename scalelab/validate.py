@@ -11,8 +11,10 @@ from scalelab.own import user_object
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.position": ("rope", "learned", "relative", "none"),
-    "model.norm": ("rmsnorm", "layernorm"),
-    "model.mlp": ("swiglu", "gelu", "relu2"),
+    "model.norm": ("rmsnorm", "layernorm", "layernorm_nobias"),
+    "model.qk_norm_over": ("head", "projection"),
+    "model.logit_scale": ("none", "rsqrt_width"),
+    "model.mlp": ("swiglu", "gelu", "relu2", "relu"),
     "model.remat": ("none", "dots", "full"),
     "model.rope_scaling": ("none", "linear", "ntk", "llama3", "yarn"),
     "model.block": ("sequential", "parallel"),
@@ -62,6 +64,7 @@ RANGES = {
     "schedule.decay_tokens": (0, 1e18, True),
     "schedule.decay_share": (0, 1, True),
     "schedule.final_share": (0, 1, True),
+    "schedule.fall_share": (0, 1e3, False),
     "schedule.cycles": (1, 64, True),
     "schedule.cycle_growth": (1, 4, True),
     "schedule.hold_steps": (0, 1e12, True),
@@ -74,6 +77,7 @@ RANGES = {
     "data.split_seed": (0, 2**31 - 1, True),
     "data.language_seed": (0, 2**31 - 1, True),
     "model.logit_softcap": (0, 1e6, True),
+    "model.projection_std": (0, 1e3, True),
     "model.rope_factor": (1, 1e6, True),
     "model.window": (0, 1e9, True),
     "model.global_every": (0, 1e6, True),
@@ -165,6 +169,7 @@ def _check_combinations(config: ConfigDict) -> None:
             f"model.n_kv_heads={model.n_kv_heads}, nearest: {model.n_heads}"
         )
     _check_layers(model)
+    _check_parts(model)
     if config.schedule.warmup_steps > train.steps:
         raise BadInput(
             f"schedule.warmup_steps={config.schedule.warmup_steps} is longer than train.steps={train.steps}; "
@@ -174,6 +179,10 @@ def _check_combinations(config: ConfigDict) -> None:
         raise BadInput(
             f"schedule.decay_steps={config.schedule.decay_steps} is longer than train.steps={train.steps}; "
             f"nearest: {train.steps}"
+        )
+    if config.schedule.fall_share != 1 and config.schedule.name not in ("linear", "cosine"):
+        raise BadInput(
+            f"schedule.fall_share={config.schedule.fall_share:g} is for linear and cosine, not {config.schedule.name!r}; nearest: 1"
         )
     if config.optim.name == "schedule_free_adamw":
         if train.ema:
@@ -222,6 +231,20 @@ def _check_layers(model: ConfigDict) -> None:
         )
     if model.block == "parallel" and model.norm_place == "after":
         raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")
+
+
+def _check_parts(model: ConfigDict) -> None:
+    """Options of the projections and norms that have nothing to work on."""
+    if model.qk_norm_over != "head" and not model.qk_norm:
+        raise BadInput(
+            f"model.qk_norm_over={model.qk_norm_over!r} without model.qk_norm: nothing is normed; nearest: 'head'"
+        )
+    if model.qkv_bias and model.bias:
+        raise BadInput("model.qkv_bias=True with model.bias=True: every projection has a bias already; nearest: False")
+    if model.logit_scale != "none" and not model.tied_head:
+        raise BadInput(
+            f"model.logit_scale={model.logit_scale!r} is for an embedding that is also the head; nearest: 'none'"
+        )
 
 
 def _near(value: int):

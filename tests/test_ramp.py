@@ -86,6 +86,44 @@ def test_mistakes_are_one_line_with_the_nearest_good_value(given, said, good):
     made(*CASES[0], **good)
 
 
+def staged(text, **more):
+    return made(None, 16, 8, 128, None, schedule__batch_stages=text, **more)
+
+
+def test_a_batch_that_jumps_has_each_stages_size_from_its_step_on():
+    """PaLM's 512, 1024 and 2048 sequences, an eighth of a thousandth as long."""
+    config = staged("4; 50: 8; 115: 16", train__steps=255)
+    static, steps, taken = config_lib.static(config), np.arange(255), [2] * 50 + [4] * 65 + [8] * 140
+    assert ramp.of(config) == (50, 50, 115, 115, 115, 115) and lengths.ramped(config) == 115
+    np.testing.assert_array_equal(ramp.micro_batches(ramp.of(config), 8, steps), taken)
+    traced = jax.jit(jax.vmap(lambda step: schedules.micro_batches(static, step)))(jnp.asarray(steps, jnp.int32))
+    np.testing.assert_array_equal(traced, taken)
+    assert [lengths.tokens_before(config, step) for step in (0, 50, 115, 255)] == [0, 25_600, 92_160, 378_880]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("4; 50", "'50' is not `step: sequences`"),
+        ("4; x: 16", "'x: 16' is not `step: sequences`"),
+        ("5; 50: 16", "5 is not a multiple of train.global_batch / train.accumulate = 2; nearest: 4"),
+        ("4; 50: 8", "ends with 8 sequences; nearest: train.global_batch=16"),
+        ("4; 50: 8; 50: 16", "must grow, and `50: 16` comes after `50: 8`"),
+        ("8; 50: 4; 60: 16", "must grow, and `50: 4` comes after `0: 8`"),
+        ("4; 2000: 16", "not full before step 2000 of train.steps=2000; nearest: 1999"),
+    ],
+)
+def test_stages_that_cannot_be_are_one_line(text, said):
+    with pytest.raises(BadInput) as error:
+        staged(text)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_batch_grows_in_one_way():
+    with pytest.raises(BadInput, match="give one of them"):
+        made(*CASES[0], schedule__batch_stages="4; 50: 16")
+
+
 def test_the_nearest_warmup_is_the_longest_that_fits():
     with pytest.raises(BadInput):
         made(*CASES[0][:4], 68097, train__steps=100)

@@ -67,8 +67,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "short sequences": {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 10**6},
     "distances": {"family": "chinchilla", "data.documents": "mask"},
     "distances in blocks": {"family": "chinchilla", "model.attention": "blockwise", "model.window": 9},
+    "scaled logits": {
+        "model.block": "parallel", "model.norm": "layernorm_nobias", "model.mlp": "relu", "model.tied_head": True,
+        "model.logit_scale": "rsqrt_width", "model.projection_std": 0.2, "model.depth_scaled_init": True,
+    },
     "all": {
-        "model.norm_place": "after", "model.window": 9, "model.global_every": 4, "model.nope_every": 3,
+        "model.qk_norm": True, "model.qk_norm_over": "projection", "model.qkv_bias": True, "model.norm_place": "after",
+        "model.window": 9, "model.global_every": 4, "model.nope_every": 3,
         "model.n_kv_heads": 4, "data.documents": "mask", "schedule.seq_start": 12, "schedule.seq_warmup_tokens": 10**6,
         "train.accumulate": 2, **LAYERS,
     },

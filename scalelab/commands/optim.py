@@ -3,7 +3,7 @@
 What each group of parameters gets: its optimizer, its factor of the learning rate (parametrization, optim.groups and
 optim.rest_lr multiplied), its weight decay (multiplied by the scheduled LR, without the factor beside it) and the bytes of
 optimizer state. Groups follow from declared axes: embed (vocab -> …), head (… -> vocab), position (from a sequence axis),
-hidden (matrices between hidden units; heads are folded, layers are a batch), vector (gains and biases: they never decay).
+hidden (matrices between hidden units; heads are folded, layers are a batch), vector (gains and biases: they decay with optim.decay_vectors).
 
 optim.name is one of those below, with their own peak LR and its source, or your own as pkg.mod:fn; then
 `scalelab.testing.check_optimizer(fn, peak_lr=…)` puts it through the contract that all of these keep.

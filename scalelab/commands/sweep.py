@@ -26,12 +26,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="go on though this key (or group) changed"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="start trials that are predicted not to fit this device's memory"
+    )
     options = parser.parse_args(rest)
     folder = pathlib.Path(options.workdir)
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
-        _run(options.config, overrides, folder, options.allow_change)
+        _run(options.config, overrides, folder, options.allow_change, options.force)
 
     from scalelab.sweep import status
 
@@ -45,7 +48,8 @@ def main(argv: list[str]) -> int:
     return 75 if "stopped" in verdicts or "waiting" in verdicts else 0 if verdicts == {"done"} else 1
 
 
-def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: list[str]) -> None:
+def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: list[str], force: bool) -> None:
+    from scalelab.commands.room import refuse
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
     from scalelab.sweep.trials import from_file, packs
@@ -56,6 +60,9 @@ def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: li
     one = len(packs(trials)) == 1
     print(f"{len(trials)} trials in {len(packs(trials))} pack(s)", file=sys.stderr)
     cache_compilations()
+    if one and not force:  # several programs run in processes of their own, and this one leaves the devices to them
+        name, first = next(iter(packs(trials))), next(iter(trials.values()))
+        refuse(first, folder / "packs" / name, len(trials))
     with stop_on_signals() as stop:
         if one:
             with Bar(f"{len(trials)} trials", next(iter(steps.values()))) as bar:

@@ -13,6 +13,9 @@ and a mesh (--config.parallel.data=-1, …) over the devices of all. Process 0 w
 after the same step. Where one is killed the others end with exit code 1: at once, or 20 s after a host's last word; the
 same commands resume.
 
+A run whose step can't fit the memory of the devices is refused before anything is compiled, with a table of what it would
+hold; --force starts it.
+
 Exit code: 0 done, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
 """
 
@@ -24,8 +27,9 @@ from typing import Any
 
 from scalelab import records
 from scalelab.commands.progress import Bar
+from scalelab.commands.room import refuse
 from scalelab.commands.shared import Parser, emit
-from scalelab.config import leaves, load, split_overrides
+from scalelab.config import leaves, load, not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 
 
@@ -50,6 +54,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="resume though this key (or group) changed"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="start a run that is predicted not to fit this device's memory"
     )
     parser.add_argument(
         "--coordinator", metavar="HOST:PORT", help="where process 0 of several is met; a free port there"
@@ -87,7 +94,11 @@ def _train(config: Any, options: Any, first: bool = True) -> int:
     from scalelab.train.single import train_single
 
     cache_compilations()
+    for text in not_reproduced(options.config) if first and options.config else ():
+        print(f"note: {options.config} does not reproduce: {text}", file=sys.stderr)
     folder = pathlib.Path(options.workdir)
+    if not options.force:
+        refuse(config, folder)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
         progress = bar.update if first else lambda _: None
         result = train_single(config, folder, progress, stop, options.allow_change)

@@ -22,18 +22,22 @@ REQUIRED = object()  # in `Format.absent`: config.json must have this key
 
 # What of a ModelShape is no property of the function that the weights compute, or is folded into them (`write.fold`).
 IRRELEVANT = (
-    *("init_std", "remat", "attention", "sequence_parallel"),
+    *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel"),
     *(
         "rope_factor",
         "rope_original",
         "global_every",
         "rope_local_theta",
-    ),  # of no effect without rope_scaling and window, which are refused
+        "qk_norm_over",
+    ),  # of no effect without rope_scaling, window and qk_norm, which are refused
     *("parametrization", "base_width", "base_layers", "base_d_head"),
 )
 
 # Options that neither format has words for.
-PLAIN = {"rope_scaling": "none", "window": 0, "nope_every": 0, "block": "sequential", "norm_place": "before"}
+PLAIN = {"rope_scaling": "none", "window": 0, "nope_every": 0, "block": "sequential", "norm_place": "before"} | {
+    "qkv_bias": False,
+    "logit_scale": "none",
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from scalelab.model.declare import Declaration, declare
 from scalelab.model.documents import Packed
 from scalelab.model.kernels import attend, implementation, seeing_attention
 from scalelab.model.layerkinds import ALIKE, Layer, turned
-from scalelab.model.layers import Einsum, Norm, add
+from scalelab.model.layers import Einsum, Norm, add, init_of
 from scalelab.model.placement import as_varying, residual, use
 from scalelab.model.relative import Relative, scores, sinusoids
 from scalelab.model.rotary import of_layer, rope
@@ -33,12 +33,14 @@ class Attention(nn.Module):
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
         by_head, by_key = ("batch", "context", "heads", None), ("batch", "context", "kv_heads", None)
-        q_BSNH = Einsum(embed, queries, s.bias, self.policy, by_head, name="q")(x_BSD)
-        k_BSKH = Einsum(embed, keys, s.bias, self.policy, by_key, name="k")(x_BSD)
-        v_BSKH = Einsum(embed, keys, s.bias, self.policy, by_key, name="v")(x_BSD)
+        bias, init = s.bias or s.qkv_bias, init_of(s)
+        q_BSNH = Einsum(embed, queries, bias, self.policy, by_head, std=init.std, name="q")(x_BSD)
+        k_BSKH = Einsum(embed, keys, bias, self.policy, by_key, std=init.std, name="k")(x_BSD)
+        v_BSKH = Einsum(embed, keys, bias, self.policy, by_key, std=init.std, name="v")(x_BSD)
         if s.qk_norm:
-            q_BSNH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, compute, name="q_norm")(q_BSNH)
-            k_BSKH = Norm("rmsnorm", ("head_dim", s.d_head), s.norm_eps, compute, name="k_norm")(k_BSKH)
+            first = 1 if s.qk_norm_over == "head" else 0  # of (heads, head_dim)
+            q_BSNH = Norm("rmsnorm", queries[first:], s.norm_eps, compute, name="q_norm")(q_BSNH)
+            k_BSKH = Norm("rmsnorm", keys[first:], s.norm_eps, compute, name="k_norm")(k_BSKH)
         scale, relative = attention_scale(s), None
         if s.position == "rope":
             at, (turns, grown) = turned(packed and packed.position_BS, layer, x_BSD.shape[1]), of_layer(s, layer)
@@ -56,7 +58,9 @@ class Attention(nn.Module):
             sight = Sight(packed and packed.segment_BS, layer.everywhere)
             how = implementation(s, compute, packed is not None)
             y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, relative, scale, how, sight, s.window)
-        return Einsum(queries, embed, s.bias, self.policy, residual(s.sequence_parallel), name="o")(y_BSNH)
+        place = residual(s.sequence_parallel)
+        out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")
+        return out(y_BSNH)
 
     def look_back(
         self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: Relative | None, scale: float,

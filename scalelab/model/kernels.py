@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.blockwise import block_size, blockwise_attention
-from scalelab.model.placement import CONTEXT, as_varying, local, platform, size, spec
+from scalelab.model.placement import CONTEXT, as_varying, in_stage, local, platform, size, spec
 from scalelab.model.relative import Relative, scores
 from scalelab.model.ring import ring_attention
 from scalelab.model.sight import UNLIMITED, Sight, sees
@@ -27,16 +27,20 @@ LONG = 2048  # elsewhere, for its memory alone: its speed was not measured
 LANES = 128  # of a TPU: the splash kernel wants whole ones
 
 
-def implementation(shape: ModelShape, compute: jnp.dtype, packed: bool = False, backend: str = "") -> str:
+def implementation(
+    shape: ModelShape, compute: jnp.dtype, packed: bool = False, backend: str = "", staged: bool | None = None
+) -> str:
     """How attention is computed here, or on `backend`; the run's record names it. BadInput where what is asked for can't be.
 
     `cudnn`: flash attention of NVIDIA's, on 16-bit numbers. `splash`: Pallas' for TPUs. `blockwise`: ours, anywhere, in memory
     linear in the sequence. `xla`: jax's own, and `plain`: ours, with all logits at once; on CPU jax's layout costs a tenth of
     the whole step (experiments/benchmarks). `packed`: documents don't see each other; then cudnn holds a mask of S x S.
+    `staged`: in a stage of a pipeline; None: as what is being traced.
     """
     backend = backend or platform()
+    staged = in_stage() if staged is None else staged
     long = shape.seq_len >= (CPU_LONG if backend == "cpu" else LONG)
-    why = {kind: reason(kind, shape, compute, backend) for kind in ("cudnn", "splash", "blockwise")}
+    why = {kind: reason(kind, shape, compute, backend, staged) for kind in ("cudnn", "splash", "blockwise")}
     if shape.attention != "auto":
         if why.get(shape.attention):
             raise BadInput(f"model.attention={shape.attention!r}: {why[shape.attention]}; nearest: auto")
@@ -50,7 +54,7 @@ def implementation(shape: ModelShape, compute: jnp.dtype, packed: bool = False, 
     return "plain" if backend == "cpu" else "xla"
 
 
-def reason(kind: str, shape: ModelShape, compute: jnp.dtype, backend: str) -> str:
+def reason(kind: str, shape: ModelShape, compute: jnp.dtype, backend: str, staged: bool = False) -> str:
     """Why this kind can't be computed here; "" where it can."""
     if shape.position == "relative" and kind != "blockwise":
         return "it has no term for model.position='relative', which 'blockwise', 'plain' and 'xla' have"
@@ -61,6 +65,8 @@ def reason(kind: str, shape: ModelShape, compute: jnp.dtype, backend: str) -> st
         return f"it takes bf16 or fp16 and d_head a multiple of 8 up to 128, not {compute.name} and {shape.d_head}"
     if kind == "splash" and (shape.seq_len % LANES or shape.d_head % LANES):
         return f"it takes seq_len and d_head in multiples of {LANES}, not {shape.seq_len} and {shape.d_head}"
+    if kind == "splash" and staged:
+        return "it doesn't say that its results differ between the stages of a pipeline, which jax wants to know"
     return ""
 
 
@@ -96,7 +102,8 @@ def attend(
         return (ours.get(how) or _of_jax(how))(q, k, v, bias, scale, sight, window)
 
     specs = (*(by_head,) * 3, *(others[name][1] for name in names))
-    return local(own, specs, by_head)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))
+    checked = how != "splash" or size(CONTEXT) > 1
+    return local(own, specs, by_head, checked)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))
 
 
 def plain_attention(

@@ -4,12 +4,13 @@ Shapes: B batch, S sequence, D d_model, N heads, K key/value heads, H d_head, F 
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
 from scalelab.model.placement import use
 from scalelab.model.product import product
@@ -28,8 +29,25 @@ def behind(b: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.expand_dims(b, tuple(range(x.ndim - b.ndim)))
 
 
+class Init(NamedTuple):
+    """Standard deviations of projections: `std` (0: 1/sqrt(fan_in)), times `last` for those into the residual stream."""
+
+    std: float = 0.0
+    last: float = 1.0
+
+
+def init_of(shape: ModelShape) -> Init:
+    """As `projection_std` and `depth_scaled_init` say (Radford et al. 2019, section 2.3).
+
+    muP lets variances shrink as 1/fan_in, so its `projection_std` is that at base_width. CompleteP has the depth in the
+    forward pass, so its `last` is that at base_layers.
+    """
+    last = (2 * shape.n_layers / shape.depth_ratio) ** -0.5 if shape.depth_scaled_init else 1.0
+    return Init(shape.projection_std * shape.width_ratio**-0.5, last)
+
+
 class Einsum(nn.Module):
-    """y[…, outs] = x[…, ins] W[ins, outs] (+ b[outs]); W ~ N(0, 1/fan_in). `place`: logical axes of y on a mesh."""
+    """y[…, outs] = x[…, ins] W[ins, outs] (+ b[outs]); W ~ N(0, std^2), by default 1/fan_in. `place`: logical axes of y on a mesh."""
 
     ins: Axes
     outs: Axes
@@ -37,13 +55,15 @@ class Einsum(nn.Module):
     policy: Policy
     place: tuple[str | None, ...]
     role: str = "weight"
+    std: float = 0.0  # 0: 1/sqrt(fan_in)
+    times: float = 1.0  # of the standard deviation
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """x: [..., *ins] -> [..., *outs], in what the policy computes in."""
         in_names, in_sizes = zip(*self.ins, strict=True)
         out_names, out_sizes = zip(*self.outs, strict=True)
-        std = math.prod(in_sizes) ** -0.5
+        std = self.times * (self.std or math.prod(in_sizes) ** -0.5)
         weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
         w = declare(self, "w", weight)
         x = x.astype(dtype(self.policy.compute))
@@ -67,30 +87,30 @@ class Table(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016) over the last axis, in fp32; LayerNorm has a bias."""
+    """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016) over the last axes, in fp32; `layernorm` has a bias."""
 
     kind: str
-    axis: tuple[str, int]
+    axes: Axes
     eps: float
     dtype: Any
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x: [..., axis] -> the same shape, in `dtype`."""
-        name, size = self.axis
-        gain = use(declare(self, "g", Declaration((size,), (), (name,), "gain", fill=1.0)), name)
-        x = x.astype(jnp.float32)
-        if self.kind == "layernorm":
-            x = x - jnp.mean(x, axis=-1, keepdims=True)
-        y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        """x: [..., *axes] -> the same shape, in `dtype`."""
+        names, sizes = zip(*self.axes, strict=True)
+        gain = use(declare(self, "g", Declaration(sizes, (), names, "gain", fill=1.0)), *names)
+        x, over = x.astype(jnp.float32), tuple(range(-len(sizes), 0))
+        if self.kind != "rmsnorm":
+            x = x - jnp.mean(x, axis=over, keepdims=True)
+        y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=over, keepdims=True) + self.eps)
         y = y * behind(gain, y)
         if self.kind == "layernorm":
-            y = y + behind(use(declare(self, "b", Declaration((size,), (), (name,), "bias")), name), y)
+            y = y + behind(use(declare(self, "b", Declaration(sizes, (), names, "bias")), *names), y)
         return y.astype(self.dtype)
 
 
 class MLP(nn.Module):
-    """SwiGLU (Shazeer 2020), GELU (tanh form), or squared ReLU (So et al. 2021)."""
+    """SwiGLU (Shazeer 2020), GELU (tanh form), ReLU or its square (So et al. 2021)."""
 
     kind: str
     d_model: int
@@ -98,17 +118,21 @@ class MLP(nn.Module):
     bias: bool
     policy: Policy
     residual: tuple[str | None, ...] = ("batch", "context", None)
+    stds: Init = Init()
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array) -> jax.Array:
         """x_BSD -> [B, S, D]."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
-        inner = ("batch", "context", "mlp")
-        h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, name="up")(x_BSD)
+        inner, std = ("batch", "context", "mlp"), self.stds.std
+        h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
         if self.kind == "swiglu":
-            h_BSF = jax.nn.silu(Einsum(embed, hidden, self.bias, self.policy, inner, name="gate")(x_BSD)) * h_BSF
+            gate_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="gate")(x_BSD)
+            h_BSF = jax.nn.silu(gate_BSF) * h_BSF
         elif self.kind == "gelu":
             h_BSF = jax.nn.gelu(h_BSF, approximate=True)
         else:
-            h_BSF = jnp.square(jax.nn.relu(h_BSF))
-        return Einsum(hidden, embed, self.bias, self.policy, self.residual, name="down")(h_BSF)
+            h_BSF = jax.nn.relu(h_BSF)
+            h_BSF = jnp.square(h_BSF) if self.kind == "relu2" else h_BSF
+        out = Einsum(hidden, embed, self.bias, self.policy, self.residual, std=std, times=self.stds.last, name="down")
+        return out(h_BSF)

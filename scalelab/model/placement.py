@@ -74,13 +74,21 @@ def residual(sequence_parallel: bool) -> tuple[str | None, ...]:
     return ("batch", "split_seq" if sequence_parallel else "context", None)
 
 
-def local(function: Callable, ins: tuple[PartitionSpec, ...], out: Any) -> Callable:
-    """`function` on each device's own part of its arguments; the function itself where there is no mesh."""
+def in_stage() -> bool:
+    """Whether this is traced for a stage of a pipeline."""
+    return STAGE in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def local(function: Callable, ins: tuple[PartitionSpec, ...], out: Any, checked: bool = True) -> Callable:
+    """`function` on each device's own part of its arguments; the function itself where there is no mesh.
+
+    Not `checked`: jax isn't to follow which values differ between devices; for kernels that don't say so of their results.
+    """
     if not on_mesh():
         return function
     mesh = jax.sharding.get_abstract_mesh()
     free = set(mesh.axis_names) - set(mesh.manual_axes)
-    whole = functools.partial(jax.shard_map, axis_names=free)
+    whole = functools.partial(jax.shard_map, axis_names=free, check_vma=checked)
     mapped = whole(function, in_specs=ins, out_specs=out)
     return _recomputed(function, mapped, whole, ins, out) if mesh.manual_axes else mapped
 

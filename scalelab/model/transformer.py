@@ -16,7 +16,7 @@ from scalelab.model.attention import Attention
 from scalelab.model.declare import Declaration, split
 from scalelab.model.documents import Packed
 from scalelab.model.layerkinds import ALIKE, Layer, layers
-from scalelab.model.layers import MLP, Norm, Table
+from scalelab.model.layers import MLP, Norm, Table, init_of
 from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy
 from scalelab.model.loss import token_losses as token_losses_of
 from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, platform, residual, spec, use
@@ -48,8 +48,9 @@ class Block(nn.Module):
     def __call__(self, x_BSD: jax.Array, layer: Layer = ALIKE, packed: Packed | None = None) -> tuple[jax.Array, None]:
         """x_BSD -> (x_BSD, None); `packed` where documents don't see each other."""
         s = self.shape
-        norm = functools.partial(Norm, s.norm, ("embed", s.d_model), s.norm_eps, dtype(self.policy.compute))
-        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, residual(s.sequence_parallel), name="mlp")
+        norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, dtype(self.policy.compute))
+        out = residual(s.sequence_parallel)
+        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, out, init_of(s), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products see all of it
         attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
         if s.block == "parallel":
@@ -86,7 +87,7 @@ class Transformer(nn.Module):
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
-        self.final_norm = Norm(s.norm, ("embed", s.d_model), s.norm_eps, dtype(self.policy.compute))
+        self.final_norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, dtype(self.policy.compute))
         if not s.tied_head:
             self.head = Table(Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std))
 
@@ -105,7 +106,8 @@ class Transformer(nn.Module):
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BSD after the last block -> (x_BSD, head_DV)."""
         head_DV = use(self.embed().T if self.shape.tied_head else self.head(), "embed", "vocab")
-        return place(self.final_norm(x_BSD), "batch", "context", None) * head_multiplier(self.shape), head_DV
+        times = head_multiplier(self.shape) * logit_multiplier(self.shape)
+        return place(self.final_norm(x_BSD), "batch", "context", None) * times, head_DV
 
     def __call__(self, tokens_BS: jax.Array, packed: Packed | None = None) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
@@ -145,6 +147,11 @@ def layers_at_once(shape: ModelShape) -> int:
 def head_multiplier(shape: ModelShape) -> float:
     """muP divides the logits by the width ratio (Yang et al. 2022, Table 8)."""
     return 1.0 / shape.width_ratio
+
+
+def logit_multiplier(shape: ModelShape) -> float:
+    """1/sqrt(d_model) at base_width under `rsqrt_width` (Chowdhery et al. 2022, section 5, "Weight initialization")."""
+    return (shape.d_model / shape.width_ratio) ** -0.5 if shape.logit_scale == "rsqrt_width" else 1.0
 
 
 def branch_multiplier(shape: ModelShape) -> float:

@@ -1,7 +1,8 @@
 """Adafactor (Shazeer & Stern 2018): of a matrix's second moment its row and column means only, over (in, out) as declared.
 
-optax's takes the two largest axes for rows and columns, which with stacked layers and unfolded heads are others. There is no
-first moment (the paper's beta1 = 0): with one, its state would be that of RMSProp with momentum.
+optax's takes the two largest axes for rows and columns, which with stacked layers and unfolded heads are others. By default
+there is no first moment (the paper's beta1 = 0). PaLM (Chowdhery et al. 2022, section 5) keeps the second moments whole,
+`factored` false, and averages the updates with beta1, `averaged`: Adam whose steps are relative to a parameter's size.
 """
 
 import math
@@ -30,7 +31,10 @@ class Factors(NamedTuple):
 
 
 class AdafactorState(NamedTuple):
-    """`moments`: a tree like the parameters', of `Factors` for matrices and of arrays [stack, n] for vectors."""
+    """`moments`: a tree like the parameters', of `Factors` for matrices and of arrays [stack, n] for vectors.
+
+    Where they aren't factored, each has its parameter's own shape, and lies on a mesh as that does.
+    """
 
     steps: jax.Array
     moments: Tree
@@ -54,7 +58,9 @@ def _rms(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.mean(x**2, axis=tuple(range(1, x.ndim)), keepdims=True))
 
 
-def _zeros(d: Declaration) -> Factors | jax.Array:
+def _zeros(d: Declaration, factored: bool) -> Factors | jax.Array:
+    if not factored:
+        return jnp.zeros(d.shape)
     stack, *sides = _shape(d)
     zeros = [jnp.zeros((stack, side)) for side in sides]
     return Factors(*zeros) if _is_matrix(d) else zeros[0]
@@ -83,14 +89,16 @@ def normalised(
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     """Alg. 4 and 5 with Alg. 6's numbers; alpha_t = max(eps2, RMS(X)) rho_t, and rho_t is the LR, which the chain multiplies by."""
-    del o, lr
+    del lr
+    factored = o.factored is not False
 
     def update(grads: Tree, state: AdafactorState, params: Tree = None) -> tuple[Tree, AdafactorState]:
         steps = optax.safe_increment(state.steps)
         b2 = 1.0 - steps.astype(jnp.float32) ** -DECAY
 
         def one(d: Declaration, g: jax.Array, moment: Factors | jax.Array, p: jax.Array) -> tuple:
-            u, moment = normalised(g.reshape(_shape(d)), moment, b2, h["eps"])
+            u, moment = normalised(g.reshape(_shape(d)) if factored else g, moment, b2, h["eps"])
+            u = u.reshape(_shape(d))
             u = u / jnp.maximum(1.0, _rms(u) / MOST_RMS)
             size = jnp.maximum(LEAST_RMS, _rms(p.reshape(_shape(d))))
             return (size * u).reshape(d.shape), moment
@@ -99,15 +107,18 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
         directions, moments = (jax.tree.map(lambda _, x, i=i: x[i], declared, both) for i in range(2))
         return directions, AdafactorState(steps, moments)
 
-    return optax.GradientTransformation(
-        lambda params: AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map(_zeros, declared)), update
-    )
+    def init(params: Tree) -> AdafactorState:
+        del params
+        return AdafactorState(jnp.zeros((), jnp.int32), jax.tree.map(lambda d: _zeros(d, factored), declared))
+
+    transform = optax.GradientTransformation(init, update)
+    return optax.chain(transform, optax.ema(h["beta1"], debias=False)) if o.averaged else transform
 
 
 def _state_bytes(d: Declaration, o: Optim) -> float:
-    del o
     stack, *sides = _shape(d)
-    return 4 * stack * sum(sides)
+    first = d.size if o.averaged else 0
+    return 4 * (first + (d.size if o.factored is False else stack * sum(sides)))
 
 
 ADAFACTOR = Member(_build, _state_bytes, like="relative")

@@ -42,8 +42,8 @@ def scales(shape: ModelShape, o: Optim, member: Member) -> Tree:
 
 
 def decays(shape: ModelShape, o: Optim) -> Tree:
-    """A tree of bools: matrices and tables decay, vectors don't; embedding and positions only with `decay_embeddings`."""
-    spared = {"vector"} if o.decay_embeddings else {"vector", "embed", "position"}
+    """A tree of bools: matrices decay, embedding and positions with `decay_embeddings`, gains and biases with `decay_vectors`."""
+    spared = (set() if o.decay_embeddings else {"embed", "position"}) | (set() if o.decay_vectors else {"vector"})
     return jax.tree.map(lambda d: group(d) not in spared, declarations(shape))
 
 

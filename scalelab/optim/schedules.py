@@ -33,12 +33,12 @@ def constant(step: jax.Array, h: Hparams) -> jax.Array:
 
 
 def linear(step: jax.Array, h: Hparams) -> jax.Array:
-    """Warm-up, then linearly to final_share of the peak at `steps` (Devlin et al. 2019; to 0: Bergsma et al. 2025)."""
+    """Warm-up, then linearly to final_share of the peak at fall_share of `steps` (Devlin et al. 2019; to 0: Bergsma et al. 2025)."""
     return _fall(step, h, 1.0 - _progress(step, h))
 
 
 def cosine(step: jax.Array, h: Hparams) -> jax.Array:
-    """Warm-up, then half a cosine to final_share of the peak at `steps` (Loshchilov & Hutter 2017, eq. 5)."""
+    """Warm-up, then half a cosine to final_share of the peak at fall_share of `steps` (Loshchilov & Hutter 2017, eq. 5)."""
     return _fall(step, h, _half_cosine(_progress(step, h)))
 
 
@@ -84,8 +84,9 @@ def inverse_sqrt(step: jax.Array, h: Hparams) -> jax.Array:
 
 
 def _progress(step: jax.Array, h: Hparams) -> jax.Array:
-    """Share of the way from the warm-up's end to `steps`, in [0, 1]."""
-    return jnp.clip((step - h["warmup_steps"]) / jnp.maximum(h["steps"] - h["warmup_steps"], 1.0), 0.0, 1.0)
+    """Share of the way from the warm-up's end to the fall's, in [0, 1]."""
+    end = h["steps"] * h["fall_share"]
+    return jnp.clip((step - h["warmup_steps"]) / jnp.maximum(end - h["warmup_steps"], 1.0), 0.0, 1.0)
 
 
 def _half_cosine(progress: jax.Array) -> jax.Array:

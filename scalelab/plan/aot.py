@@ -81,9 +81,10 @@ def measure(static: Static, machine: Machine, slices: int, steps: int) -> dict[s
 
 def _without_cudnn(static: Static) -> tuple[Static, list[str]]:
     """cuDNN's attention is a library's, which can't be asked without a device: ours in blocks holds the same, and O in fp32."""
-    how = implementation(
-        static.model, dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
-    )
+    if static.layout.context > 1:
+        return static, ["attention: ring"]
+    compute, packed = dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
+    how = implementation(static.model, compute, packed, staged=static.layout.stage > 1)
     if how != "cudnn":
         return static, [f"attention: {how}"]
     instead = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -58,16 +59,25 @@ def compiled(static: Static, machine: Machine, slices: int = 0, steps: int = 1) 
             capture_output=True,
         )  # fmt: skip
         if done.returncode or not out.exists():
-            said = [line for line in done.stderr.strip().splitlines() if line.strip()] or ["it said nothing"]
-            raise WorkFailed(f"--compile: the compiler for {machine.chip.name} failed ({done.returncode}): {said[-1]}")
+            raise WorkFailed(
+                f"--compile: the compiler for {machine.chip.name} failed ({done.returncode}): {_reason(done.stderr)}"
+            )
         answer = json.loads(out.read_text())
     if "refused" in answer:
         raise BadInput(answer["refused"])
     return Compiled(**answer)
 
 
+def _reason(stderr: str) -> str:
+    """The line of a traceback that names the exception; jax adds lines of its own after it."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Failed): ", line)]
+    return (named or lines or ["it said nothing"])[-1][:600]
+
+
 def _environment(static: Static, machine: Machine) -> dict[str, str]:
-    """Of the child: no device but the CPU, whatever is here; libtpu asks no metadata server about the machine it isn't on."""
+    """Of the child: no device but the CPU, whatever is here. libtpu asks no metadata server about the machine it isn't on, and
+    takes no lock for the chips it doesn't use."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if target.platform(machine) == "cpu":
         # The program is never run, and its buffers are the same: 13 s instead of 122 (tiny.py, eight devices, busy cores).
@@ -75,4 +85,5 @@ def _environment(static: Static, machine: Machine) -> dict[str, str]:
         return env | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}
     return env | {
         "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }  # fmt: skip

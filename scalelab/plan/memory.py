@@ -6,7 +6,6 @@ is exact in the program's own terms; XLA may share or drop some of it.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -47,12 +46,17 @@ class Memory:
 
 def memory(static: Static, machine: Machine) -> Memory:
     """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest."""
-    static, notes = _as_on(static, machine)
-    state = _state(static)
-    grads = gradients(static)
+    name = machine.chip.name
+    backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
+    return needed(static, backend, machine.chip.hbm_bytes)
+
+
+def needed(static: Static, backend: str, capacity: int, trials: int = 1) -> Memory:
+    """The same on a device of `backend` (cpu, gpu, tpu) with so many bytes; of `trials` that share it, one steps at a time."""
+    static, notes = _as_on(static, backend)
     kept, fixed = _saved(static)
-    components = state | {
-        "gradients": grads,
+    components = {name: trials * size for name, size in _state(static).items()} | {
+        "gradients": gradients(static),
         "activations": kept + fixed,
         "logits": _logits(static),
         "temporary": _temporary(static),
@@ -60,39 +64,31 @@ def memory(static: Static, machine: Machine) -> Memory:
     }
     total = sum(components.values())
     least = total - sum(components[name] for name in ESTIMATES) - fixed
-    capacity = machine.chip.hbm_bytes
-    return Memory(
-        components, total, least, capacity, total <= capacity, capacity - total, _formula(static), (*notes, *_notes(static))
-    )  # fmt: skip
+    notes = (*notes, *_notes(static))
+    return Memory(components, total, least, capacity, total <= capacity, capacity - total, _formula(static), notes)
 
 
-def _as_on(static: Static, machine: Machine) -> tuple[Static, list[str]]:
-    """`static` with the attention that this machine takes, as far as it can be traced here."""
-    kind = "tpu" if machine.chip.name.startswith("TPU") else "cpu" if machine.chip.name == "CPU" else "gpu"
+def _as_on(static: Static, backend: str) -> tuple[Static, tuple[str, ...]]:
+    """`static` with the attention that this backend takes, as far as it can be traced here."""
     form = dtype(POLICIES[static.precision].compute)
     if static.layout.context > 1:
-        return static, []
-    how = implementation(static.model, form, static.documents == "mask" or static.seq_warmup, kind)
+        return static, ()
+    packed = static.documents == "mask" or static.seq_warmup
+    how = implementation(static.model, form, packed, backend, static.layout.stage > 1)
     traced = "blockwise" if how in ("cudnn", "splash") else how
-    model = dataclasses.replace(static.model, attention=traced)
-    said = f"attention by {how} is counted as blockwise, which keeps its output in fp32" if traced != how else ""
-    return dataclasses.replace(static, model=model), [said] if said else []
+    static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=traced))
+    said = f"attention by {how} is counted as blockwise, which keeps its output in fp32"
+    return static, (said,) if traced != how else ()
 
 
 def _rows_split(layout: Layout) -> int:
     return layout.data * layout.fsdp
 
 
-@functools.cache
-def _shapes(static: Static) -> state_lib.TrainState:
-    return state_lib.shapes(static)
-
-
 def _state(static: Static) -> dict[str, int]:
     """Bytes of a state's parts, as `state.specs` lays them out."""
     static = dataclasses.replace(static, model=_declared(static), global_batch=1, accumulate=1, batch_ramp=())
-    like = _shapes(dataclasses.replace(static, layout=Layout()))  # many layouts ask for the same
-    specs = state_lib.specs(static, like)
+    like, specs = state_lib.shapes(static), state_lib.specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
     small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"]

@@ -20,12 +20,14 @@ from scalelab.plan.bubble import bubble, lockstep
 from scalelab.plan.efficiency import Efficiency, Range, default, platform
 from scalelab.plan.habits import OURS, Habits
 from scalelab.plan.machine import Machine
+from scalelab.plan.operation import Operation
 from scalelab.plan.share import share
 from scalelab.plan.traffic import Transfer, recomputed, transfers
 from scalelab.precision.policy import POLICIES
 
 RATES = ("matmul", "attention", "hbm", "network")
 FIELDS = (*RATES, "overlap", "measured")  # of an `Efficiency`
+Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +122,7 @@ def _shares(efficiency: Efficiency, **ends: str) -> dict[str, float]:
 
 
 def _end(
-    static: Static, machine: Machine, efficiency: Efficiency, end: str, ops: tuple[work.Operation, ...],
+    static: Static, machine: Machine, efficiency: Efficiency, end: str, ops: tuple[Operation, ...],
     moves: tuple[Transfer, ...], lost: float, expected_s: float,
 ) -> float:  # fmt: skip
     """Seconds where the efficiencies are at this end: each alone, added as errors that know nothing of each other."""
@@ -139,14 +141,13 @@ def idle(static: Static, habits: Habits) -> float:
 
 
 def _parts(
-    static: Static, machine: Machine, at: dict[str, float], ops: tuple[work.Operation, ...], moves: tuple[Transfer, ...],
+    static: Static, machine: Machine, at: dict[str, float], ops: tuple[Operation, ...], moves: tuple[Transfer, ...],
     lost: float,
 ) -> dict:  # fmt: skip
     """The fields of `StepTime` that are seconds, at these shares of the datasheet."""
     layout, overlap = static.layout, at["overlap"]
     at = at | {name: at[name] * at["measured"] for name in RATES}
-    compute, hbm = _computed(static, machine, ops, at)
-    update = sum(op.times * op.bytes for op in ops if op.part == "update") / (machine.chip.hbm_bytes_per_s * at["hbm"])
+    (compute, hbm), update = _computed(static, machine, ops, at)
     waited, hideable = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
     for move in moves:
         speed = links.bytes_per_s(layout, machine, move.axis) * at["network"]
@@ -159,19 +160,19 @@ def _parts(
     ticking = compute + hbm + exposed["tensor"] + exposed["context"] + exposed["stage"]
     bubble_s = lost * ticking
     return {
-        "compute_s": compute,
-        "hbm_s": hbm + update,
+        "compute_s": compute + update[0],
+        "hbm_s": hbm + update[1],
         "axes": {axis: waited[axis] + hideable[axis] for axis in AXES if getattr(layout, axis) > 1},
         "exposed": {axis: exposed[axis] for axis in AXES if getattr(layout, axis) > 1},
         "bubble_s": bubble_s,
-        "total_s": compute + hbm + update + sum(exposed.values()) + bubble_s,
+        "total_s": compute + hbm + sum(update) + sum(exposed.values()) + bubble_s,
     }
 
 
 def _computed(
-    static: Static, machine: Machine, ops: tuple[work.Operation, ...], at: dict[str, float]
-) -> tuple[float, float]:
-    """(seconds bound by FLOPs, by memory) of blocks and head on the stage that takes longest."""
+    static: Static, machine: Machine, ops: tuple[Operation, ...], at: dict[str, float]
+) -> tuple[Bound, Bound]:
+    """(seconds bound by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update."""
     found = {part: [0.0, 0.0] for part in ("block", "head", "update")}
     for op in ops:
         share_of_peak = at["attention" if op.name.startswith("attention") else "matmul"]
@@ -181,7 +182,7 @@ def _computed(
     of = share(static)
     last = [found["block"][i] * of.last_layers / of.layers + found["head"][i] for i in (0, 1)]
     slowest = max(found["block"], last, key=sum)
-    return slowest[0], slowest[1]
+    return (slowest[0], slowest[1]), (found["update"][0], found["update"][1])
 
 
 def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits: Habits) -> tuple[str, ...]:

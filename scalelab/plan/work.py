@@ -7,35 +7,22 @@ Symbols: T tokens of a micro-batch on the device, a bytes of an activation, K in
 """
 
 import dataclasses
-import functools
 import math
-
-import jax
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model.kernels import implementation
 from scalelab.model.layerkinds import n_local
+from scalelab.model.placement import traced_for
+from scalelab.plan import update
 from scalelab.plan.efficiency import platform
 from scalelab.plan.habits import OURS, Habits
 from scalelab.plan.machine import Machine
-from scalelab.plan.share import at_rest, share
+from scalelab.plan.operation import Operation
+from scalelab.plan.share import share
 from scalelab.plan.traffic import recomputed
 from scalelab.precision.policy import POLICIES, Policy, dtype
-from scalelab.train import state as state_lib
 
 FUSED = ("cudnn", "splash", "blockwise")  # kinds of attention that never write all logits to memory
-
-
-@dataclasses.dataclass(frozen=True)
-class Operation:
-    """`times` a step: `flops` on `unit` (a format of `hardware.py`; "" none) and `bytes` of memory. `part`: where it belongs."""
-
-    name: str
-    part: str  # block | head | update
-    unit: str
-    flops: float
-    bytes: float
-    times: float
 
 
 def operations(static: Static, machine: Machine, habits: Habits = OURS) -> tuple[Operation, ...]:
@@ -44,7 +31,7 @@ def operations(static: Static, machine: Machine, habits: Habits = OURS) -> tuple
     block = [*_products(static, habits), *_attention(static, machine, habits), *_elementwise(static, habits)]
     runs = of.layers * of.microbatches
     found = [dataclasses.replace(op, times=op.times * runs) for op in block]
-    return (*found, *_head(static, habits), *_update(static))
+    return (*found, *_head(static, habits), *update.operations(static))
 
 
 def attention_kind(static: Static, machine: Machine) -> str:
@@ -52,7 +39,8 @@ def attention_kind(static: Static, machine: Machine) -> str:
     if static.layout.context > 1:
         return "blockwise"
     compute = dtype(POLICIES[static.precision].compute)
-    return implementation(static.model, compute, static.documents == "mask", platform(machine))
+    with traced_for(platform(machine)):
+        return implementation(static.model, compute, static.documents == "mask", staged=static.layout.stage > 1)
 
 
 def matrices(shape: ModelShape, layout: Layout) -> dict[str, tuple[float, float]]:
@@ -180,27 +168,3 @@ def _head(static: Static, habits: Habits) -> list[Operation]:
         Operation("softmax of the loss", "head", "", 0.0, 2 * logits, of.microbatches),
         Operation("embedding", "head", "", 0.0, 2 * rows, of.microbatches),
     ]
-
-
-def _update(static: Static) -> list[Operation]:
-    """The optimizer reads and writes what it keeps; gradients are read once more for their norm."""
-    mine = at_rest(static, 1)
-    moved = mine * (2 * (4 + state_bytes(static)) + 2 * 4)
-    return [Operation("update", "update", "", 0.0, moved, 1)]
-
-
-def state_bytes(static: Static) -> float:
-    """Bytes the optimizer keeps a parameter, all of them counted, by the real optimizer's own shapes."""
-    return _state_bytes(
-        dataclasses.replace(
-            static, layout=Layout(), global_batch=1, accumulate=1, batch_ramp=(), documents="cross", seq_warmup=False,
-            model=static.model.plain,
-        )
-    )  # fmt: skip
-
-
-@functools.cache
-def _state_bytes(static: Static) -> float:
-    state = state_lib.shapes(static)
-    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.opt_state))
-    return kept / sum(x.size for x in jax.tree.leaves(state.params))

@@ -64,17 +64,21 @@ def write_forks(
     paths = []
     for name, trial in trials.items():
         path = folder / f"{name}.py"
-        changed = _changes(base, trial)
-        text = FORK.format(
-            title=(titles or {}).get(name, f"{base.name} with another {', '.join(changed)}."),
-            path=path,
-            workdir=pathlib.Path("runs") / name,
-            base=os.path.relpath(base.resolve(), folder.resolve()),
-            changes="\n".join(f"    {key!r}: {value!r}," for key, value in changed.items()),
-        )
-        path.write_text(text)
+        path.write_text(fork(path, base, trial, (titles or {}).get(name)))
         paths.append(path)
     return paths
+
+
+def fork(path: pathlib.Path, base: pathlib.Path, trial: ConfigDict, title: str | None = None) -> str:
+    """The text of a config file that is to stand at `path`: the file `base` plus what `trial` changes."""
+    changed = _changes(base, trial)
+    return FORK.format(
+        title=title or f"{base.name} with another {', '.join(changed)}.",
+        path=path,
+        workdir=pathlib.Path("runs") / path.stem,
+        base=os.path.relpath(base.resolve(), path.parent.resolve()),
+        changes="\n".join(f"    {key!r}: {value!r}," for key, value in changed.items()),
+    )
 
 
 def _changes(base: pathlib.Path, trial: ConfigDict) -> dict[str, object]:

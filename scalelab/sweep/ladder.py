@@ -93,6 +93,11 @@ def of_no_length(config: ConfigDict, who: str) -> None:
                 f"schedule.{what}_start={start}: {who} chooses another batch and length, for which this warm-up isn't meant; "
                 f"nearest: {what}_start=none and {what}_warmup_tokens=none"
             )
+    if config.schedule.batch_stages:
+        raise BadInput(
+            f"schedule.batch_stages={config.schedule.batch_stages!r}: {who} chooses another batch and length, for which these "
+            "steps aren't meant; nearest: batch_stages="
+        )
     if later := shares.mixture(config.data.mixture)[1:]:
         raise BadInput(
             f"data.mixture changes at step {later[0].step}: {who} chooses another batch and length, for which this change "

@@ -107,13 +107,21 @@ def _twin(recipe: ConfigDict, width: int) -> ConfigDict:
     while tokens < LEAST_STEPS * batch * recipe.model.seq_len and batch % 2 == 0:
         batch //= 2
     steps = max(LEAST_STEPS, round(tokens / (batch * recipe.model.seq_len)))
-    twin.train.update(steps=steps, global_batch=batch, accumulate=min(recipe.train.accumulate, batch))
+    twin.train.update(global_batch=batch, accumulate=min(recipe.train.accumulate, batch))
+    shorten(twin, recipe, steps)
+    return twin
+
+
+def shorten(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
+    """Give `twin` so many steps, the recipe's shares of them for what is said in steps, and an evaluation at its end."""
+    twin.train.steps = steps
     for what in ("warmup", "decay"):
         share = recipe.schedule[f"{what}_steps"] / recipe.train.steps
         twin.schedule.update({f"{what}_tokens": None, f"{what}_share": None, f"{what}_steps": round(share * steps)})
+    for key in ("hold_steps", "beta1_steps"):
+        twin.schedule[key] = round(recipe.schedule[key] * steps / recipe.train.steps)
     twin.eval.every_steps = twin.checkpoint.every_steps = steps
     twin.log.every_steps = max(1, steps // 100)
-    return twin
 
 
 def trials(proxy: Proxy, lrs: Sequence[float], seeds: Sequence[int]) -> dict[str, ConfigDict]:

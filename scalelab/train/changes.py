@@ -23,6 +23,7 @@ FROZEN = (
     "precision",
     "schedule.name",
     "schedule.batch_start",
+    "schedule.batch_stages",
     "schedule.batch_warmup_tokens",
     "schedule.seq_start",
     "schedule.seq_warmup_tokens",

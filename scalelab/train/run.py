@@ -99,7 +99,7 @@ def attention(config: ConfigDict, layout: config_lib.Layout) -> str:
     static = config_lib.static(config)
     form = dtype(POLICIES[static.precision].compute)
     packed = static.documents == "mask" or static.seq_warmup
-    return "ring" if layout.context > 1 else implementation(static.model, form, packed)
+    return "ring" if layout.context > 1 else implementation(static.model, form, packed, staged=layout.stage > 1)
 
 
 def guarantee(run: Run) -> dict[str, str]:

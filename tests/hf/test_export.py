@@ -160,6 +160,8 @@ REFUSED = {
     "grouped gpt2": ("gpt2", {"n_kv_heads": 1}, r"model.n_kv_heads=1 \(llama: 1, gpt2: 3\)"),
     "wide heads": ("gpt2", {"d_head": 10}, "model.d_head=10"),
     "odd width": ("llama_tied", {"d_model": 26}, r"model.d_model=26 \(llama: 24"),
+    "qkv": ("llama_tied", {"qkv_bias": True}, r"model.qkv_bias=True \(llama: False, gpt2: False\)"),
+    "scaled logits": ("llama_tied", {"logit_scale": "rsqrt_width"}, "model.logit_scale='rsqrt_width'"),
     "two": ("llama_tied", {"qk_norm": True, "logit_softcap": 1.0}, "model.qk_norm=True .*; model.logit_softcap=1.0"),
 }
 

@@ -219,3 +219,12 @@ def test_the_model_lowers_to_splash_forward_and_backward(monkeypatch):
     program = jax.jit(jax.grad(objective)).trace(params, tokens).lower(lowering_platforms=("tpu",)).as_text()
     for kernel in ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv"):
         assert kernel in program
+
+
+def test_stages_of_a_pipeline_take_blocks_where_a_tpu_would_take_splash():
+    """Found by compiling for one: jax wants to know what differs between stages, and the kernel doesn't say."""
+    of = shape(**WIDE | {"seq_len": 2048})
+    alone, staged = (kernels.implementation(of, jnp.dtype("bfloat16"), False, "tpu", s) for s in (False, True))
+    assert (alone, staged) == ("splash", "blockwise")
+    with pytest.raises(BadInput, match=r"model.attention='splash': .* stages of a pipeline"):
+        kernels.implementation(shape(**WIDE, attention="splash"), jnp.dtype("bfloat16"), False, "tpu", True)

@@ -51,11 +51,18 @@ def by_hand(of, params, row):
     """Logits [S, V] of one sequence of a Llama with the options of `of`: layer by layer, query by query, in float64."""
     p = jax.tree.map(np.float64, params)
 
+    def rms(x, g, over=-1):
+        return g * x / np.sqrt((x * x).mean(over, keepdims=True) + of.norm_eps)
+
     def norm(x, g):
-        return g * x / np.sqrt((x * x).mean(-1, keepdims=True) + of.norm_eps)
+        return rms(x - x.mean(-1, keepdims=True) if of.norm == "layernorm_nobias" else x, g)
 
     def attention(x, w, layer):
-        q, k, v = (np.einsum("sd,dnh->snh", x, w[name]["w"]) for name in "qkv")
+        q, k, v = (np.einsum("sd,dnh->snh", x, w[name]["w"]) + w[name].get("b", 0) for name in "qkv")
+        if of.qk_norm:
+            over = -1 if of.qk_norm_over == "head" else (-2, -1)
+            q, k = rms(q, w["q_norm"]["g"], over), rms(k, w["k_norm"]["g"], over)
+        k, v = (np.repeat(z, of.n_heads // of.n_kv_heads, axis=1) for z in (k, v))
         local = of.window and not (of.global_every and (layer + 1) % of.global_every == 0)
         if not (of.nope_every and (layer + 1) % of.nope_every == 0):
             turns, longer = np.asarray(frequencies(of), np.float64), amplitude(of)
@@ -74,6 +81,8 @@ def by_hand(of, params, row):
         return np.einsum("snh,nhd->sd", y, w["o"]["w"])
 
     def mlp(x, w):
+        if of.mlp == "relu":
+            return np.maximum(x @ w["up"]["w"], 0) @ w["down"]["w"]
         gate = x @ w["gate"]["w"]
         return (gate / (1 + np.exp(-gate)) * (x @ w["up"]["w"])) @ w["down"]["w"]
 
@@ -90,7 +99,8 @@ def by_hand(of, params, row):
         else:
             x = x + attention(norm(x, g["attention_norm"]), w["attention"], layer)
             x = x + mlp(norm(x, g["mlp_norm"]), w["mlp"])
-    return norm(x, p["final_norm"]["g"]) @ p["head"]["w"]
+    x = norm(x, p["final_norm"]["g"]) / (math.sqrt(of.d_model) if of.logit_scale == "rsqrt_width" else 1)
+    return x @ (p["embed"]["w"].T if of.tied_head else p["head"]["w"])
 
 
 YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_original": 64}
@@ -101,6 +111,17 @@ OPTIONS = {
     "two thetas": {"window": 4, "global_every": 2, "n_layers": 3, "rope_local_theta": 50.0, **YARN},
     "parallel": {"block": "parallel"},
     "reordered norm": {"norm_place": "after", **YARN},
+    "qwen 2.5": {"qkv_bias": True, "n_kv_heads": 2},
+    "qwen 3": {"qk_norm": True, "n_kv_heads": 2},
+    "olmo 2": {"qk_norm": True, "qk_norm_over": "projection", "norm_place": "after", "n_kv_heads": 2},
+    "palm": {
+        "norm": "layernorm_nobias",
+        "block": "parallel",
+        "n_kv_heads": 1,
+        "tied_head": True,
+        "logit_scale": "rsqrt_width",
+    },
+    "relu": {"mlp": "relu"},
 }
 logits = jax.jit(transformer.logits, static_argnums=0)
 
@@ -121,6 +142,34 @@ def test_the_model_is_the_one_written_out(name):
 def test_a_cache_knows_windows_and_layers_without_positions(name):
     of, params, given = setting(name)
     np.testing.assert_allclose(in_pieces(of, params, given, [7, 5]), logits(of, params, given), atol=1e-5)
+
+
+@pytest.mark.parametrize(("over", "more"), [("head", 2 * 8), ("projection", 32 + 16)])
+def test_gains_of_qk_norm_and_biases_of_qkv_are_counted(over, more):
+    grouped = count.parameters(shape(n_kv_heads=2))["total"]
+    assert count.parameters(shape(n_kv_heads=2, qk_norm=True, qk_norm_over=over))["total"] == grouped + 2 * more
+    assert count.parameters(shape(n_kv_heads=2, qkv_bias=True))["total"] == grouped + 2 * (32 + 2 * 16)
+
+
+def stds(**changes):
+    """The declared standard deviation of each projection."""
+    blocks = transformer.declarations(shape(**changes))["blocks"]
+    return {name: d["w"].std for part in ("attention", "mlp") for name, d in blocks[part].items()}
+
+
+def test_projections_begin_as_asked_and_smaller_the_deeper_the_model():
+    """Radford et al. 2019, section 2.3: 1/sqrt(N) with N residual layers, two a block. OPT: 0.006 and so scaled."""
+    inner, last = {"q", "k", "v", "up", "gate"}, {"o", "down"}
+    plain, deep = stds(n_layers=8), stds(n_layers=8, depth_scaled_init=True)
+    assert plain == {name: 88**-0.5 if name == "down" else 32**-0.5 for name in inner | last}
+    assert deep == {name: std / (4 if name in last else 1) for name, std in plain.items()}
+    opt = stds(n_layers=8, depth_scaled_init=True, projection_std=0.006)
+    assert opt == {name: pytest.approx(0.006 / (4 if name in last else 1)) for name in plain}
+    wide = stds(parametrization="mup", base_width=8, projection_std=0.006)
+    assert set(wide.values()) == {0.003}
+    scaled = {"depth_scaled_init": True, "n_layers": 8}
+    based = stds(parametrization="completep", base_width=32, base_layers=2, **scaled)
+    assert based["o"] == pytest.approx(32**-0.5 / 2)
 
 
 def test_a_window_lowers_the_flops_of_its_layers():
@@ -148,6 +197,10 @@ def test_a_window_lowers_the_flops_of_its_layers():
         ({"rope_local_theta": 1e4, "position": "learned"}, "for model.position='rope'"),
         ({"block": "parallel", "norm_place": "after"}, "one norm"),
         ({"window": -1}, "outside"),
+        ({"qk_norm_over": "projection"}, "without model.qk_norm"),
+        ({"qkv_bias": True, "bias": True}, "has a bias already"),
+        ({"logit_scale": "rsqrt_width"}, "also the head"),
+        ({"projection_std": -0.02}, "outside"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(changes, said):

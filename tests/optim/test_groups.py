@@ -37,8 +37,10 @@ def test_a_parameter_that_no_group_claims_is_an_error():
         groups.group(Declaration((4,), ("embed",), ()))
 
 
-def test_vectors_never_decay_and_tables_only_if_asked():
+def test_vectors_and_tables_decay_if_asked():
     static, _ = setting("adamw", model__position="learned")
+    everything = named(groups.decays(static.model, setting("adamw", optim__decay_vectors=True)[0].optim))
+    assert all(everything.values()) and len(everything) == len(named(declarations(static.model)))
     for keep, spared in ((True, set()), (False, {"embed.w", "positions.w"})):
         o = setting("adamw", optim__decay_embeddings=keep)[0].optim
         decays = named(groups.decays(static.model, o))

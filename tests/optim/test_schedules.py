@@ -21,7 +21,7 @@ CONFIG = config_lib.resolve(base.get_config())
 STATIC = config_lib.static(CONFIG)
 H = {
     "peak_lr": 0.2, "warmup_steps": 10, "steps": 100, "decay_steps": 20, "final_share": 0.1, "cycles": 1, "cycle_growth": 1,
-    "hold_steps": 0, "weight_decay": 0.1, "wd_final_share": 1, "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
+    "hold_steps": 0, "fall_share": 1, "weight_decay": 0.1, "wd_final_share": 1, "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
 }  # fmt: skip
 NAMES = validate.CHOICES["schedule.name"]
 LENGTH = 130  # of every curve, so that each schedule compiles once
@@ -71,6 +71,15 @@ def test_cosine_at_its_edges_and_middle():
     np.testing.assert_allclose(lr[[9, 10]], 0.2, rtol=1e-6)
     np.testing.assert_allclose(lr[55], 0.2 * (0.1 + 0.9 / 2), rtol=1e-6)
     np.testing.assert_allclose(lr[100:], 0.02, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_fall_may_end_before_the_run_or_beyond_it(name):
+    """GPT-3 stays at a tenth from 260 of 300 billion tokens on; OLMo 2 7B stops at 3.9 of a fall of 5 trillion."""
+    whole, early, late = curve(name), curve(name, fall_share=0.7), curve(name, steps=50, fall_share=2)
+    np.testing.assert_array_equal(early, curve(name, steps=70))
+    np.testing.assert_array_equal(late, whole)
+    assert early[69] > early[70] == early[-1] == pytest.approx(0.02) and late[50] > 0.1
 
 
 def test_cosine_is_optax_of_the_same_step_after_warmup_and_of_the_next_within():

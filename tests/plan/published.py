@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from ml_collections import ConfigDict
+
 from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Static
@@ -21,18 +23,23 @@ class Measured(NamedTuple):
     seconds: float
 
 
-def static(
+def config(
     preset: str, n_layers: int, d_model: int, n_heads: int, global_batch: int, seq_len: int, vocab_size: int,
-    accumulate: int = 1, precision: str = "bf16", model: dict | None = None, **layout,
-) -> Static:  # fmt: skip
-    """The compiled half of a config; `layout` are keys of `parallel`."""
-    config = base.get_config()
-    config.model = getattr(base, preset)(d_model, n_layers, n_heads)
+    accumulate: int = 1, precision: str = "bf16", optimizer: str = "adamw", model: dict | None = None, **layout,
+) -> ConfigDict:  # fmt: skip
+    """A resolved config; `layout` are keys of `parallel`."""
+    tree = base.get_config()
+    tree.model = getattr(base, preset)(d_model, n_layers, n_heads)
     values = {f"model.{key}": value for key, value in (model or {}).items()}
     values |= {f"parallel.{key}": value for key, value in layout.items()}
     sizes = {"model.vocab_size": vocab_size, "model.seq_len": seq_len, "train.global_batch": global_batch}
-    more = {"train.accumulate": accumulate, "precision.name": precision}
-    return config_lib.static(config_lib.resolve(config_lib.override(config, values | sizes | more)))
+    more = {"train.accumulate": accumulate, "precision.name": precision, "optim.name": optimizer}
+    return config_lib.resolve(config_lib.override(tree, values | sizes | more))
+
+
+def static(*sizes, **more) -> Static:
+    """The compiled half of such a config."""
+    return config_lib.static(config(*sizes, **more))
 
 
 def megatron(
@@ -51,7 +58,7 @@ def megatron(
         layout |= {"stage": stages, "microbatches": many, "rounds": rounds, "schedule": schedule}
     model = {"attention": "plain", "remat": "none" if selective else "full"}
     accumulate = 1 if stages > 1 else many
-    return static("gpt2", layers, width, heads, batch, 2048, 51_200, accumulate, "fp16", model, **layout)
+    return static("gpt2", layers, width, heads, batch, 2048, 51_200, accumulate, "fp16", model=model, **layout)
 
 
 A100_ROWS = {

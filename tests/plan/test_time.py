@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.parallelism import rows as parallelism
+from scalelab import config as config_lib
 from scalelab import ramp
 from scalelab.config import Layout
 from scalelab.errors import BadInput
@@ -206,10 +207,22 @@ def test_a_product_bound_by_flops_takes_its_share_of_the_peak():
 def test_an_update_reads_and_writes_what_adamw_keeps():
     """Parameters, two moments (fp32), each read and written, and the gradient twice: 32 bytes a parameter."""
     of = small()
-    (update,) = [op for op in work.operations(of, machine("h100")) if op.part == "update"]
+    (update,) = [op for op in work.operations(of, machine("h100")) if op.name == "update"]
     assert update.bytes == pytest.approx(32 * count.parameters(of.model)["total"], rel=1e-3)
-    (split,) = [op for op in work.operations(small(fsdp=8), machine("h100")) if op.part == "update"]
+    (split,) = [op for op in work.operations(small(fsdp=8), machine("h100")) if op.name == "update"]
     assert split.bytes == pytest.approx(update.bytes / 8)
+
+
+def test_muons_products_are_newton_schulz_on_every_matrix():
+    """Jordan 2024: five turns of X X^T, its square, and the polynomial times X: 5 (4 m^2 n + 2 m^3) for m <= n."""
+    of = small()
+    muon = config_lib.static(published.config("llama", 4, 512, 8, 64, 1024, 4096, optimizer="muon"))
+    sides = [*[(512, 512)] * 4, *[(512, muon.model.d_ff)] * 3]
+    by_hand = 4 * sum(5 * (4 * m * m * n + 2 * m**3) for m, n in sides)
+    (products,) = [op for op in work.operations(muon, machine("h100")) if op.name == "update, products"]
+    assert products.flops == by_hand and products.times == 1
+    (none,) = [op for op in work.operations(of, machine("h100")) if op.name == "update, products"]
+    assert none.times == 0
 
 
 def test_hidden_traffic_is_paid_where_computing_does_not_last():

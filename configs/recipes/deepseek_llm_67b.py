@@ -1,0 +1,41 @@
+"""DeepSeek LLM 67B (DeepSeek-AI 2024, arXiv 2401.02954): Llama's block, a small init, LR and batch from their own scaling laws, in steps.
+
+    scalelab train --config=configs/recipes/deepseek_llm_67b.py --workdir=runs/deepseek_llm_67b
+
+2.0e12 tokens. Looked up: section 2.3's text and config.json; Table 2's LR and batch are from memory.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+from configs.recipes import keep_watch
+
+PUBLISHED = {"total": 67e9, "tokens": 2e12}
+NOT_REPRODUCED: tuple[str, ...] = ()
+
+
+def get_config() -> ConfigDict:
+    """Table 2 and section 2.3."""
+    config = base.get_config()
+    config.model = base.llama(d_model=8192, n_layers=95, n_heads=64)  # Table 2
+    config.model.n_kv_heads = 8  # Table 2; depth rather than a wider MLP pays for it (section 2.2)
+    config.model.d_ff = 22_016  # config.json
+    config.model.vocab_size = 102_400  # config.json: 100k BPE and room
+    config.model.seq_len = 4096  # Table 2
+    config.model.init_std = 0.006  # section 2.3
+    config.model.projection_std = 0.006  # section 2.3
+    config.model.remat = "full"  # ours: memory first
+    config.optim.peak_lr = 3.2e-4  # Table 2
+    config.optim.beta1 = 0.9  # section 2.3
+    config.optim.beta2 = 0.95  # section 2.3
+    config.optim.weight_decay = 0.1  # section 2.3
+    config.optim.clip_norm = 1.0  # section 2.3
+    config.schedule.name = (
+        "multi_step"  # section 2.3: 31.6 % from 80 % of the tokens on, 10 % from 90 %; a trunk to go on from
+    )
+    config.schedule.warmup_steps = 2000  # section 2.3
+    config.train.global_batch = 4608  # Table 2; x 4096 = 18.9 M tokens
+    config.train.steps = 105_964  # 2.0e12 tokens (Table 2)
+    config.precision.name = "bf16"  # section 2.4; gradients summed in fp32, as here
+    keep_watch(config)
+    return config

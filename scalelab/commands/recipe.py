@@ -1,0 +1,146 @@
+"""scalelab recipe                              all recipes
+scalelab recipe NAME                         what it chooses otherwise than the defaults, and why; parameters, tokens, FLOPs
+scalelab recipe NAME --shrink[=WIDTH] [--steps=N] [--out=FILE]
+
+A recipe is a config of a published run, configs/recipes/NAME.py, that `scalelab train`, `schedule`, `optim` and `proxy` take as
+it is. Each choice is shown with the comment on its line: the paper, table or file it is from, or that nobody published it.
+Parameters are counted by every convention beside what the source says, FLOPs are those of training all tokens. What this
+trainer does not reproduce is said.
+
+--shrink gives its scaled-down twin: the same choices at width WIDTH (default: 64), two layers, on bytes, for N steps
+(default: 500), as a config file that imports the recipe and sets what is different. Printed, or written to --out. The learning
+rate grows as 1/width, up to 1e-2. To find a recipe's learning rate take `scalelab proxy`, whose twin keeps tokens a parameter.
+
+Exit code: 0 done, 2 bad input.
+"""
+
+import pathlib
+import sys
+from typing import Any
+
+from scalelab.commands.shared import Parser, emit
+from scalelab.errors import BadInput
+
+
+def main(argv: list[str]) -> int:
+    """List, show or shrink."""
+    parser = Parser("recipe", __doc__)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe, e.g. llama3_8b (default: list all)")
+    parser.add_argument(
+        "--shrink", nargs="?", const="64", metavar="WIDTH", help="its scaled-down twin as a config file"
+    )
+    parser.add_argument("--steps", type=int, default=500, metavar="N", help="of the twin (default: 500)")
+    parser.add_argument("--out", metavar="FILE", help="where to write the twin, a file that ends in .py")
+    options = parser.parse_args(argv)
+
+    from scalelab.sweep import recipes
+
+    if options.name is None:
+        if options.shrink or options.out:
+            raise BadInput(f"--{'shrink' if options.shrink else 'out'} needs a recipe: {', '.join(recipes.names())}")
+        return _list(options.json)
+    recipe = recipes.find(options.name)
+    if options.shrink:
+        return _shrink(recipe, options)
+    if options.out:
+        raise BadInput("--out is for --shrink: a recipe is a file already, which can be copied")
+    return _show(recipe, options.json)
+
+
+def _list(destination: str | None) -> int:
+    from scalelab.sweep import recipes
+
+    found = [recipes.find(name) for name in recipes.names()]
+    if destination != "-":
+        for recipe in found:
+            print(f"{recipe.name:<18} {recipe.summary}")
+    emit(
+        [{"name": r.name, "summary": r.summary, "path": str(r.path), "published": r.published} for r in found],
+        destination,
+    )
+    return 0
+
+
+def _shrink(recipe: Any, options: Any) -> int:
+    from scalelab.sweep.forks import fork, write_forks
+    from scalelab.sweep.shrink import shrunk
+
+    if not options.shrink.isdecimal() or options.steps < 1:
+        raise BadInput(
+            f"--shrink={options.shrink} --steps={options.steps}: a width and a number of steps, e.g. --shrink=64"
+        )
+    twin = shrunk(recipe.config, int(options.shrink), options.steps)
+    title = f"The scaled-down twin of {recipe.name}: width {twin.model.d_model}, {twin.train.steps} steps on bytes."
+    path = pathlib.Path(options.out or f"{recipe.name}_small.py")
+    if path.suffix != ".py" or path.resolve() == recipe.path.resolve():
+        raise BadInput(f"--out={path} must be a new file that ends in .py")
+    if options.out:
+        write_forks(path.parent, recipe.path, {path.stem: twin}, {path.stem: title})
+        print(f"written: {path}", file=sys.stderr)
+    elif options.json != "-":
+        print(fork(path, recipe.path, twin, title), end="")
+    emit({"recipe": recipe.name, "out": options.out, "config": twin.to_dict()}, options.json)
+    return 0
+
+
+def _show(recipe: Any, destination: str | None) -> int:
+    result = _facts(recipe)
+    if destination != "-":
+        print(f"{recipe.name}: {recipe.summary}\n")
+        for choice in result["choices"]:
+            value, default = (_word(choice[key]) for key in ("value", "default"))
+            print(f"{choice['key']:<30} {value:<16} (default {default})  {choice['why']}")
+        print("\n" + "\n".join(_sizes(result, recipe)))
+        for text in recipe.not_reproduced:
+            print(f"not reproduced: {text}")
+        print(f"\nscalelab train --config={recipe.path} --workdir=runs/{recipe.name}")
+    emit(result, destination)
+    return 0
+
+
+def _facts(recipe: Any) -> dict[str, Any]:
+    """What `--json` prints."""
+    from scalelab import config as config_lib
+    from scalelab import lengths
+    from scalelab.model import count
+    from scalelab.sweep import recipes
+
+    config, shape = recipe.config, config_lib.static(recipe.config).model
+    tokens = lengths.tokens_before(config, config.train.steps)
+    return {
+        "name": recipe.name,
+        "summary": recipe.summary,
+        "path": str(recipe.path),
+        "choices": [vars(choice) for choice in recipes.choices(recipe)],
+        "parameters": count.parameters(shape),
+        "tokens": tokens,
+        "flops": {convention: each * tokens for convention, each in count.flops_per_token(shape).items()},
+        "published": recipe.published,
+        "schedule": lengths.describe(config),
+        "not_reproduced": list(recipe.not_reproduced),
+    }
+
+
+def _sizes(result: dict[str, Any], recipe: Any) -> list[str]:
+    """Parameters, tokens and FLOPs, each beside what was published of it."""
+
+    def beside(key: str) -> str:
+        value = recipe.published.get(key)
+        exact = f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if value else ""
+        return f" (published: {exact})" if exact else ""
+
+    parameters = [f"{name} {n:,}{beside(name)}" for name, n in result["parameters"].items()]
+    flops = [f"{name} {each:.4g}" for name, each in result["flops"].items()]
+    ratio = result["tokens"] / result["parameters"]["total"]
+    return [
+        "parameters: " + ", ".join(parameters),
+        f"tokens: {result['tokens']:.4g}{beside('tokens')}, {ratio:.3g} a parameter (total)",
+        "training FLOPs: " + ", ".join(flops) + beside("flops"),
+        f"schedule: {result['schedule']}",
+    ]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return {None: "derived", "": "none"}.get(value, f"{value:,}" if type(value) is int else str(value))

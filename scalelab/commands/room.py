@@ -1,0 +1,39 @@
+"""What a run would need, as a table on standard error, and the refusal of one that this device can't hold."""
+
+import pathlib
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scalelab import config as config_lib
+from scalelab.errors import BadInput
+
+GIB = 2**30
+
+
+def refuse(config: Any, place: pathlib.Path, trials: int = 1) -> None:
+    """BadInput, after a table of what it would need, for a resolved config whose step can't fit the devices that are here.
+
+    `place`: where the run (or a pack of so many trials) keeps what makes it deterministic.
+    """
+    from scalelab.plan.room import too_large
+    from scalelab.train import determinism
+
+    determinism.arrange(config, place)  # before jax is asked for its devices
+    found = too_large(config_lib.static(config), trials)
+    if found is None:
+        return
+    table = Table("a device's memory", "GiB")
+    for name, size in found.components.items():
+        table.add_row(name, f"{size / GIB:,.2f}")
+    table.add_row("total", f"{found.total / GIB:,.2f}")
+    table.add_row("there is", f"{found.capacity / GIB:,.2f}")
+    Console(stderr=True).print(table)
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    raise BadInput(
+        f"a step needs at least {found.least / GIB:,.2f} GiB a device and there are {found.capacity / GIB:,.2f}: "
+        f"{(found.least - found.capacity) / GIB:,.2f} too much; --force starts it all the same"
+    )

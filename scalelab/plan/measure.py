@@ -1,0 +1,124 @@
+"""The real step on the present devices, at growing micro-batches: tokens a second beside the plan's, and where more rows stop paying."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as configs
+from scalelab.errors import BadInput
+from scalelab.parallel import mesh, rules
+from scalelab.plan.efficiency import Efficiency
+from scalelab.plan.machine import Machine
+from scalelab.plan.memory import memory
+from scalelab.plan.time import step_time
+from scalelab.train.program import in_turn
+
+ROWS = tuple(2**i for i in range(13))
+KNEE = 0.95  # of the best rate
+MEASURED_S = 1.0  # a size's steps are repeated for as long
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One size. `rows`: sequences that a device works on at once; rates are of all devices together."""
+
+    rows: int
+    batch_tokens: int
+    step_s: float  # the median dispatch's
+    tokens_per_s: float
+    predicted_tokens_per_s: float
+    compile_s: float
+    memory_bytes: int  # as planned
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """`knee_rows`: the smallest size with 95 % of the best rate; None where nothing was measured. `stopped`: why no larger one was."""
+
+    device: str
+    devices: int
+    points: tuple[Point, ...]
+    knee_rows: int | None
+    stopped: str
+
+
+def measure(
+    config: ConfigDict,
+    machine: Machine,
+    efficiency: Efficiency | None = None,
+    rows: Sequence[int] = ROWS,
+    budget_s: float = 120.0,
+    progress: Callable[[Point], None] = lambda _: None,
+) -> Measurement:
+    """Ramp the micro-batch of a resolved config: compile its train step for each of `rows`, run it on random tokens.
+
+    It ends when the device is out of memory, or would be by the plan, when `budget_s` is over (looked at between sizes), or
+    with the last size. Without accumulation: that adds up steps of one size. BadInput where the layout doesn't suit the devices.
+    """
+    points: list[Point] = []
+    begun, stopped, device = (
+        time.perf_counter(),
+        f"{rows[-1]} rows were the most asked for",
+        jax.devices()[0].device_kind,
+    )
+    for size in rows:
+        spent = time.perf_counter() - begun
+        # The next size takes twice as long, and a compilation.
+        if points and spent + 2 * (spent / len(points)) > budget_s:
+            stopped = f"{size} rows would go beyond {budget_s:g} s"
+            break
+        static, h = _sized(config, size)
+        needed = memory(static, machine)
+        if needed.least > needed.capacity:
+            stopped = (
+                f"{size} rows need {needed.least / 2**30:.1f} GiB by the plan, of {needed.capacity / 2**30:.1f} GiB"
+            )
+            break
+        try:
+            compile_s, step_s = _timed(static, h)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            stopped = f"out of memory at {size} rows: {str(error).splitlines()[0]}"
+            break
+        tokens = static.global_batch * static.model.seq_len
+        predicted = step_time(static, machine, efficiency).tokens_per_s
+        points.append(Point(size, tokens, step_s, tokens / step_s, predicted, compile_s, needed.total))
+        progress(points[-1])
+    best = max((point.tokens_per_s for point in points), default=0.0)
+    knee = next((point.rows for point in points if point.tokens_per_s >= KNEE * best), None)
+    return Measurement(device, jax.device_count(), tuple(points), knee, stopped)
+
+
+def _sized(config: ConfigDict, rows: int) -> tuple[configs.Static, dict[str, float]]:
+    """The compiled and the traced half of a config with so many rows a device."""
+    if jax.process_count() > 1:
+        raise BadInput("--measure is for one process: a plan of several is measured by training (--calibrate RUNS)")
+    layout = mesh.resolved(configs.static(config).layout, jax.device_count())
+    batch = rows * layout.data * layout.fsdp * (layout.microbatches if layout.stage > 1 else 1)
+    values = {"train.global_batch": batch, "train.accumulate": 1, "schedule.batch_start": "none"}
+    sized = configs.resolve(configs.override(config, values | {"schedule.batch_warmup_tokens": "none"}))
+    static = dataclasses.replace(configs.static(sized), layout=layout)
+    rules.check(static, layout)
+    return static, configs.hparams(sized) | {"separator": config.model.vocab_size - 1}
+
+
+def _timed(static: configs.Static, h: dict[str, float]) -> tuple[float, float]:
+    """(seconds of the first dispatch, compilation included; median seconds of a step after it)."""
+    program = in_turn(static, [h])
+    states, random = program.init(), np.random.default_rng(0)
+    tokens = random.integers(
+        static.model.vocab_size, size=(1, static.global_batch, static.model.seq_len + 1), dtype=np.int32
+    )
+    batch = [tokens[:, program.rows]]
+    seconds: list[float] = []
+    while len(seconds) < 4 or sum(seconds[1:]) < MEASURED_S:
+        start = time.perf_counter()
+        states, metrics = program.advance(states, batch, 1)
+        jax.block_until_ready((states, metrics))
+        seconds.append(time.perf_counter() - start)
+    return seconds[0], float(np.median(seconds[1:]))

@@ -1,0 +1,108 @@
+"""Published recipes: the parameters their sources count, tokens and FLOPs, sources on every line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab import config as config_lib
+from scalelab import lengths
+from scalelab.model import count
+from scalelab.sweep import recipes
+from scalelab.sweep.shrink import shrunk
+from scalelab.train import state as state_lib
+from scalelab.train.step import many_steps
+
+NAMES = recipes.names()
+
+
+def parameters(name):
+    return count.parameters(config_lib.static(recipes.find(name).config).model)
+
+
+def last_digit(value):
+    """What the last printed digit of a rounded number stands for: 540.35e9 -> 1e7."""
+    digits, _, exponent = f"{value:e}".partition("e")
+    return 10.0 ** (int(exponent) - len(digits.rstrip("0").partition(".")[2]))
+
+
+COUNTED = [(n, key) for n in NAMES for key in recipes.find(n).published if key not in ("tokens", "flops")]
+
+
+@pytest.mark.parametrize(("name", "convention"), COUNTED)
+def test_parameters_are_those_published(name, convention):
+    """Whole numbers to the last parameter; rounded ones to half of what their last digit stands for."""
+    published, found = recipes.find(name).published[convention], parameters(name)[convention]
+    if isinstance(published, int):
+        assert found == published
+    else:
+        assert abs(found - published) <= 0.51 * last_digit(published)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if recipes.find(n).published])
+def test_tokens_are_those_published(name):
+    """Within 2 %; a recipe of a first stage, or of what carries over, says by its missing parts which tokens it lacks."""
+    recipe = recipes.find(name)
+    tokens = lengths.tokens_before(recipe.config, recipe.config.train.steps)
+    ratio = tokens / recipe.published["tokens"]
+    assert ratio <= 1.02
+    if ratio < 0.98:
+        assert any("stage 2" in text or "last 500 B tokens" in text for text in recipe.not_reproduced)
+        assert ratio > 0.8
+
+
+def test_published_flops():
+    """GPT-3's Table D.1 and Llama 3's section 3.2.1 are 6 N D; Gopher's is the authors' own count, an eighth above that."""
+    for name, low, high in (("gpt3_175b", 0.99, 1.01), ("llama3_405b", 0.99, 1.01), ("gopher_280b", 0.85, 0.9)):
+        recipe = recipes.find(name)
+        tokens = lengths.tokens_before(recipe.config, recipe.config.train.steps)
+        assert low < 6 * parameters(name)["total"] * tokens / recipe.published["flops"] < high
+
+
+def test_gpt3s_learning_rate_stands_at_a_tenth_from_260_billion_tokens_on():
+    config = recipes.find("gpt3_175b").config
+    end = round(config.schedule.fall_share * config.train.steps)
+    assert lengths.tokens_before(config, end) == pytest.approx(260e9, rel=1e-4)
+
+
+def test_the_batches_of_palm_and_llama_3():
+    """Chowdhery et al. 2022, section 5, in tokens; Llama 3, section 3.4.1, and tokens seen where they change."""
+    palm, llama = (recipes.find(name).config for name in ("palm_540b", "llama3_405b"))
+    sizes = [lengths.tokens_before(palm, step + 1) - lengths.tokens_before(palm, step) for step in (0, 50_000, 254_999)]
+    assert [size / 2**20 for size in sizes] == [1, 2, 4]
+    seen = [lengths.tokens_before(llama, step) for step in (60, 342_161, 1_100_928)]
+    assert seen == pytest.approx([252e6, 2.87e12, 15.6e12], rel=2e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_choice_says_where_it_is_from(name):
+    """Each value that a file sets has a comment on its line."""
+    found = recipes.choices(recipes.find(name))
+    assert len(found) > 15 and [choice.key for choice in found if not choice.why] == []
+
+
+# One of each kind that others don't have: parallel blocks and Adafactor, norms after, no positions, relative ones.
+QUICK = ("palm_540b", "olmo2_7b")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+def test_a_small_one_trains(name):
+    """Two steps on random bytes: every choice kept, finite losses that change, at a learning rate above zero."""
+    recipe = recipes.find(name).config
+    config = shrunk(recipe, d_model=32, steps=60)
+    kept = {"position", "norm", "mlp", "block", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias",
+            "nope_every", "logit_scale", "init_std", "projection_std", "depth_scaled_init", "rope_theta", "remat"}  # fmt: skip
+    assert {key: config.model[key] for key in kept} == {key: recipe.model[key] for key in kept}
+    for group in ("optim", "schedule", "precision"):
+        assert config[group].name == recipe[group].name
+    static = config_lib.static(config)
+    h = {
+        key: jnp.float32(value)
+        for key, value in (config_lib.hparams(config) | {"log_every": 1, "separator": 0}).items()
+    }
+    batch = np.random.default_rng(0).integers(0, 256, (2, 16, config.model.seq_len + 1), np.int32)
+    run = jax.jit(many_steps, static_argnums=0)
+    state, metrics = run(static, state_lib.init(static, h), jnp.asarray(batch), jnp.int32(2), h)
+    losses = np.asarray(metrics["train_loss"])
+    assert np.isfinite(losses).all() and losses[0] != losses[1] and int(state.step) == 2
+    assert 4 < losses[0] < 8  # log 256 = 5.5
