@@ -87,7 +87,6 @@ def _rows_split(layout: Layout) -> int:
 
 def _state(static: Static) -> dict[str, int]:
     """Bytes of a state's parts, as `state.specs` lays them out."""
-    static = dataclasses.replace(static, model=_declared(static), global_batch=1, accumulate=1, batch_ramp=())
     like, specs = state_lib.shapes(static), state_lib.specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))

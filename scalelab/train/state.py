@@ -37,7 +37,11 @@ class TrainState(NamedTuple):
 
 def init(static: Static, h: Hparams) -> TrainState:
     """A fresh state; parameters are drawn from the stream `seed`."""
-    params = transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
+    return begun(static, h, transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32))))
+
+
+def begun(static: Static, h: Hparams, params: Any) -> TrainState:
+    """The state of step 0 on these parameters (fp32)."""
     zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
     opt_state = stored(chain(static, h, jnp.zeros(())).init(params), policy.moments)
     kept: Any = loss_scale.init() if policy.scaled_loss else ()
@@ -59,14 +63,16 @@ def wide(tree: Any, form: str) -> Any:
 
 
 def shapes(static: Static) -> TrainState:
-    """The shapes and dtypes of a state, the same on every mesh; nothing is computed. To be read only: it is kept."""
-    return _shapes(dataclasses.replace(static, layout=Layout()))
+    """The shapes and dtypes of a state, whatever the mesh and the batch; nothing is computed. To be read only: it is kept."""
+    like = dataclasses.replace(static, model=static.model.plain, layout=Layout(), global_batch=1, accumulate=1)
+    return _shapes(dataclasses.replace(like, batch_ramp=()))
 
 
 @functools.cache
 def _shapes(static: Static) -> TrainState:
     h = {key.split(".")[1]: jnp.zeros(()) for key in TRACED}
-    return jax.eval_shape(lambda: init(static, h))
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declarations(static.model))
+    return jax.eval_shape(functools.partial(begun, static, h), params)
 
 
 def specs(static: Static, like: TrainState | None = None) -> Any:
