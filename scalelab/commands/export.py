@@ -2,7 +2,7 @@
 
 Write a run's weights (of its last step, or of STEP; or an average of them) as a folder that Hugging Face's `transformers` loads with equal logits:
 config.json, model.safetensors (in parts above 5 GB) and scalelab.json, which says where they come from. A Llama becomes
-LlamaForCausalLM, a GPT-2 GPT2LMHeadModel; a model that neither can express is refused. RUN may hold imported weights.
+LlamaForCausalLM (MistralForCausalLM with a window), a GPT-2 GPT2LMHeadModel; a model that none can express is refused. RUN may hold imported weights.
 """
 
 import dataclasses

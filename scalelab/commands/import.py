@@ -1,8 +1,9 @@
 """scalelab import hf DIR [--out=FOLDER]
 
-Read a Llama or GPT-2 in the files of Hugging Face's `transformers` (safetensors in fp32, bf16 or fp16, whole or in parts)
+Read a Llama, Mistral or GPT-2 in the files of Hugging Face's `transformers` (safetensors in fp32, bf16 or fp16, whole or in parts)
 and print the config that a run on these weights needs. Nothing is unpickled, no code of the folder runs, no network.
-With --out the weights are kept, in fp32, as a folder that --init-from=FOLDER and `scalelab export` can name.
+With --out the weights are kept, in fp32, as a folder that --init-from=FOLDER and `scalelab export` can name; with DIR's
+tokenizer.json, if that fits, so that `scalelab eval --tasks` and `scalelab sample` can read text.
 `scalelab train --init-from=hf:DIR` reads DIR directly.
 """
 
@@ -22,15 +23,18 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
 
     from scalelab.hf.formats import IRRELEVANT
-    from scalelab.train.weights import keep, of_hf
+    from scalelab.train.weights import keep, of_hf, tokenizer_of_hf
 
     weights = of_hf(pathlib.Path(options.folder))
+    tokenizer, why = tokenizer_of_hf(pathlib.Path(options.folder), weights.shape.vocab_size)
     if options.out:
-        keep(pathlib.Path(options.out), weights)
+        keep(pathlib.Path(options.out), weights, tokenizer)
     values = {key: value for key, value in weights.config.model.items() if key not in IRRELEVANT}
     if options.json != "-":
         print("\n".join(lines(values, weights.origin, options.out)))
-    emit({"model": values, "origin": weights.origin, "folder": options.out}, options.json)
+        print(f"  tokenizer: {tokenizer.name}" if tokenizer else f"  no tokenizer: {why}")
+    facts = {"model": values, "origin": weights.origin, "folder": options.out}
+    emit(facts | {"tokenizer": tokenizer and tokenizer.name}, options.json)
     return 0
 
 

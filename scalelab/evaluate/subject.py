@@ -5,6 +5,7 @@ Shapes: B batch, S sequence.
 
 import dataclasses
 import functools
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -52,10 +53,14 @@ def subject(weights: Weights) -> Subject:
 
 def tokenizer(of: Subject) -> Tokenizer:
     """The tokenizer of its data. BadInput where they have none, or where it is no longer the one it was trained with."""
+    if entry := of.origin["data"].get("kept"):  # imported weights, with their own
+        return tokenizers.kept(entry, pathlib.Path(of.origin["run"]))
     found, trained = tokenizers.of(of.config.data), of.origin["data"]["tokenizer"]
     refuse_other_ids(of, found.name)
     if trained is None:
-        raise BadInput(f"{of.origin['run']} holds imported weights, whose tokenizer is not known here")
+        raise BadInput(
+            f"{of.origin['run']} holds imported weights, whose tokenizer is not known here: `scalelab import hf` keeps a tokenizer.json that fits"
+        )
     return found
 
 

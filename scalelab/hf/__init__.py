@@ -1,6 +1,6 @@
 """Weights in the files of Hugging Face's `transformers`: read and written, without that library and without network."""
 
 from scalelab.hf.gpt2 import GPT2
-from scalelab.hf.llama import LLAMA
+from scalelab.hf.llama import LLAMA, MISTRAL
 
-FORMATS = {form.name: form for form in (LLAMA, GPT2)}
+FORMATS = {form.name: form for form in (LLAMA, GPT2, MISTRAL)}

@@ -23,21 +23,13 @@ REQUIRED = object()  # in `Format.absent`: config.json must have this key
 # What of a ModelShape is no property of the function that the weights compute, or is folded into them (`write.fold`).
 IRRELEVANT = (
     *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel"),
-    *(
-        "rope_factor",
-        "rope_original",
-        "global_every",
-        "rope_local_theta",
-        "qk_norm_over",
-    ),  # of no effect without rope_scaling, window and qk_norm, which are refused
+    # of no effect without a window (with one the first is demanded, and the second needs it) and without qk_norm
+    *("global_every", "rope_local_theta", "qk_norm_over"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
 )
 
-# Options that neither format has words for.
-PLAIN = {"rope_scaling": "none", "window": 0, "nope_every": 0, "block": "sequential", "norm_place": "before"} | {
-    "qkv_bias": False,
-    "logit_scale": "none",
-}
+# Options that no format has words for.
+PLAIN = {"nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +49,9 @@ class Format:
     assumes where it lacks it. `ours`: values of config.model that the format implies; `limits(shape)`: those it demands of
     this shape. `theirs`: values of config.json without which it would mean another function. `buffers`: endings of tensors
     that hold constants and no weights. `extra`: what else a config.json of ours says.
+
+    `told`: config.model's names that depend on several of config.json's: `write(shape)` gives those, `read(config.json,
+    values so far)` gives ours.
     """
 
     name: str
@@ -70,6 +65,9 @@ class Format:
     tensors: tuple[Tensor, ...]
     buffers: tuple[str, ...]
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    told: tuple[str, ...] = ()
+    write: Callable[[ModelShape], dict[str, Any]] = lambda shape: {}
+    read: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = lambda content, values: {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +140,7 @@ def to_config(form: Format, shape: ModelShape, dtype: str) -> dict[str, Any]:
     mapped = {theirs: getattr(shape, ours) for ours, names in form.keys.items() for theirs in names}
     content: dict[str, Any] = {"model_type": form.name, "architectures": [form.architecture], "torch_dtype": dtype}
     content |= {"bos_token_id": SEPARATOR, "eos_token_id": SEPARATOR} | form.extra
-    for name, value in (mapped | form.theirs).items():
+    for name, value in (mapped | form.theirs | form.write(shape)).items():
         group, _, key = name.rpartition(".")
         if value is not None:
             (content.setdefault(group, {}) if group else content)[key] = value
@@ -163,7 +161,7 @@ def from_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(value, dict | list) or len(repr(value)) > 40:
                 raise BadInput(f"{name}={repr(value)[:40]} is no number, word or truth value")
         values[ours] = next(iter(given.values())) if given else _look_up(form, content, names[0])
-    return values
+    return values | form.read(content, values)
 
 
 def _look_up(form: Format, content: Any, name: str, *default: Any) -> Any:

@@ -42,6 +42,8 @@ GPT2 = Format(
         "bias": True,
         "qk_norm": False,
         "logit_softcap": 0.0,
+        "rope_scaling": "none",
+        "window": 0,
     }
     | PLAIN,
     theirs={

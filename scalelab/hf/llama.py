@@ -1,11 +1,19 @@
-"""Llama (Touvron et al. 2023) as `LlamaForCausalLM` keeps it: every projection a Linear, outs x ins; rope turns halves."""
+"""Llama (Touvron et al. 2023) as `LlamaForCausalLM` keeps it: every projection a Linear, outs x ins; rope turns halves.
 
+And Mistral (Jiang et al. 2023), which is a Llama without biases whose layers all have one window.
+"""
+
+import dataclasses
+
+from scalelab.hf import options
 from scalelab.hf.formats import PLAIN, REQUIRED, Format, Tensor
 
 _LAYER = "model.layers.{}."
 _PROJECTIONS = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in "qkvo"} | {
     f"mlp.{name}_proj": f"blocks.mlp.{name}" for name in ("gate", "up", "down")
 }
+
+_OURS = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0} | PLAIN
 
 LLAMA = Format(
     name="llama",
@@ -30,12 +38,12 @@ LLAMA = Format(
         **{"intermediate_size": REQUIRED, "num_key_value_heads": None, "head_dim": None},
         **{"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0},
         **{"tie_word_embeddings": False, "attention_bias": False},
-        **{"hidden_act": "silu", "rope_scaling": None, "rope_parameters.rope_type": "default"},
+        **{"hidden_act": "silu"},
     },
-    ours={"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0} | PLAIN,
-    theirs={"hidden_act": "silu", "rope_scaling": None, "rope_parameters.rope_type": "default"},
+    ours=_OURS | {"window": 0},
+    theirs={"hidden_act": "silu"},
     # transformers insists on it, although head_dim is a key of its own
-    limits=lambda shape: {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads},
+    limits=lambda shape: {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads} | options.limits(shape),
     tensors=(
         Tensor("model.embed_tokens.weight", ("embed.w",)),
         *(Tensor(f"{_LAYER}{theirs}.weight", (f"{ours}.w",), True) for theirs, ours in _PROJECTIONS.items()),
@@ -46,4 +54,19 @@ LLAMA = Format(
         Tensor("lm_head.weight", ("head.w",), True),
     ),
     buffers=(".rotary_emb.inv_freq",),
+    told=options.TOLD,
+    write=options.written,
+    read=lambda content, values: options.found(content, values["seq_len"]),
+)
+
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    name="mistral",
+    architecture="MistralForCausalLM",
+    keys={ours: theirs for ours, theirs in LLAMA.keys.items() if ours != "bias"},
+    absent=LLAMA.absent | {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
+    ours=_OURS | {"bias": False, "global_every": 0},
+    told=(*options.TOLD, "window"),
+    write=lambda shape: options.written(shape) | {"sliding_window": shape.window},
+    read=lambda content, values: options.found(content, values["seq_len"]) | options.window(content),
 )

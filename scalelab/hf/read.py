@@ -18,6 +18,7 @@ from scalelab.errors import BadInput, nearest
 from scalelab.hf import FORMATS, files
 from scalelab.hf.files import CONFIG, Header
 from scalelab.hf.formats import Format, Place, flatten, from_config, places
+from scalelab.hf.options import BY_ORIGINAL
 from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params, declarations
 
@@ -161,8 +162,10 @@ def refuse_other_model(source: Source, config: ConfigDict) -> None:
     seq_len counts only where positions are learned: rope has no table.
     """
     theirs, ours, differ = source.config.model, config.model, []
-    for key in (*source.form.keys, *source.form.ours, "n_kv_heads", "d_head"):
-        if ours[key] != theirs[key] and not (key == "seq_len" and theirs.position == "rope"):
+    free = {"seq_len"} if theirs.position == "rope" else set()
+    free |= {"rope_original"} if theirs.rope_scaling not in BY_ORIGINAL else set()
+    for key in dict.fromkeys((*source.form.keys, *source.form.ours, *source.form.told, "n_kv_heads", "d_head")):
+        if ours[key] != theirs[key] and key not in free:
             named = f" ({', '.join(source.form.keys[key])})" if key in source.form.keys else ""
             differ.append(f"model.{key}={ours[key]!r}, there it is {theirs[key]!r}{named}")
     if multiplied := forward_multipliers(config_lib.static(config).model):

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from scalelab import records
 from scalelab.config import Layout, ModelShape, identity, static
+from scalelab.data.tokenizers import FILES, Tokenizer, from_file
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
@@ -82,23 +83,44 @@ def _mean(source: str, ema: bool, last: int) -> Weights:
 
 
 def of_hf(folder: pathlib.Path) -> Weights:
-    """The weights of a Llama or GPT-2 in transformers' files; BadInput for whatever else is there."""
+    """The weights of a Llama, Mistral or GPT-2 in transformers' files; BadInput for whatever else is there."""
     source = read.examine(folder)
     params = read.load(source)
     return Weights(source.config, params, source.origin() | {"digest": state.digest(params)})
 
 
-def keep(folder: pathlib.Path, weights: Weights) -> None:
-    """Write weights as a folder that `--init-from` and `export` can name: checkpoint 0, without optimizer and data."""
+def tokenizer_of_hf(folder: pathlib.Path, vocab_size: int) -> tuple[Tokenizer | None, str]:
+    """The tokenizer.json beside weights for so many ids; None, and why, where there is none that fits them."""
+    path = folder / FILES["json"]
+    if not path.is_file():
+        return None, f"{folder} holds no {path.name}"
+    try:
+        found = from_file(path)
+    except BadInput as mistake:
+        return None, str(mistake)
+    if found.vocab_size > vocab_size:
+        return None, f"{path} has ids up to {found.vocab_size - 1}, the model up to {vocab_size - 1}"
+    return found, ""
+
+
+def keep(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer | None = None) -> None:
+    """Write weights as a folder that `--init-from` and `export` can name: checkpoint 0, without optimizer and data.
+
+    With its `tokenizer` prompts and tasks can be read, and data of other ids are refused.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
     config, params, origin = weights
-    facts = {
+    facts: dict[str, Any] = {
         "identity": identity(config),
         "config": config.to_dict(),
-        "data": {"fingerprint": None, "tokenizer": None},
+        "data": {"fingerprint": None, "tokenizer": tokenizer and tokenizer.name},
         "versions": changes.versions(),
     }
+    if tokenizer:
+        facts["data"] |= {"kept": tokenizer.entry}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FILES[tokenizer.kind]).write_bytes(tokenizer.content)
     checkpoints = Checkpoints(folder / "checkpoints", facts={"run": facts})
     checkpoints.save(0, {"run": {"params": params}})
     checkpoints.close()

@@ -102,5 +102,8 @@ def test_mistakes_end_in_one_line_and_2(case, capsys):
 def test_a_model_that_no_format_can_say_is_refused_and_nothing_is_written(tmp_path, capsys):
     untrained(tmp_path / "run", model__qk_norm=True)
     assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/hf"]) == 2
-    assert "no Hugging Face format can say model.qk_norm=True (llama: False, gpt2: False)" in capsys.readouterr().err
+    assert (
+        "no Hugging Face format can say model.qk_norm=True (llama: False, gpt2: False, mistral: False)"
+        in capsys.readouterr().err
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

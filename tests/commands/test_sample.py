@@ -1,8 +1,10 @@
 """`scalelab sample`: the text of a run, its JSON, and mistakes."""
 
 import json
+import shutil
 
 import pytest
+import tokenizers
 
 from scalelab.__main__ import main
 from tests.evaluate.runs import trained
@@ -28,6 +30,26 @@ def test_weights_without_a_tokenizer_are_refused(tmp_path, capsys):
     assert main(["import", "hf", str(HERE / "their_gpt2"), f"--out={tmp_path}/kept"]) == 0
     assert main(["sample", f"{tmp_path}/kept", "--prompt=a"]) == 2
     assert "holds imported weights, whose tokenizer is not known" in capsys.readouterr().err
+
+
+def test_imported_weights_read_text_by_the_tokenizer_beside_them(tmp_path, capsys):
+    """One of 30 letters for a model of 48 ids; one of more ids than the model has is left, and that is said."""
+    shutil.copytree(HERE / "their_gpt2", tmp_path / "hf")
+    letters = {"<|endoftext|>": 0} | {chr(97 + i): 1 + i for i in range(26)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=letters, merges=[]))
+    inner.decoder = tokenizers.decoders.Fuse()
+    inner.save(str(tmp_path / "hf" / "tokenizer.json"))
+    assert main(["import", "hf", f"{tmp_path}/hf", f"--out={tmp_path}/kept"]) == 0
+    said = capsys.readouterr().out
+    assert "\n  tokenizer: json-" in said and (tmp_path / "kept" / "tokenizer.json").exists()
+    assert main(["sample", f"{tmp_path}/kept", "--prompt=abc", "--tokens=5", "--top-k=3", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["samples"]
+    assert found["text"] == "".join(chr(96 + i) for i in found["ids"] if 0 < i < 27)
+    inner.add_tokens([f"<{i}>" for i in range(40)])
+    inner.save(str(tmp_path / "hf" / "tokenizer.json"))
+    assert main(["import", "hf", f"{tmp_path}/hf", f"--out={tmp_path}/again"]) == 0
+    assert "tokenizer.json has ids up to 66, the model up to 47" in capsys.readouterr().out
+    assert not (tmp_path / "again" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("arguments, said", [

@@ -12,6 +12,7 @@ from scalelab.model import transformer
 from scalelab.model.transformer import declarations
 
 SMALL = {"vocab_size": 48, "seq_len": 16}
+STRETCHED = {"rope_original": 64, "rope_theta": 100.0}
 MODELS = {
     "llama_grouped": (
         base.llama(32, 2, 4),
@@ -20,6 +21,10 @@ MODELS = {
     ),
     "llama_tied": (base.llama(24, 3, 3), {"d_head": 10, "d_ff": 40, "rope_theta": 5e5, "tied_head": True}, 0),
     "llama_mup": (base.llama(32, 2, 4), {"n_kv_heads": 1}, 12),
+    "llama_linear": (base.llama(32, 2, 4), {"rope_scaling": "linear", "rope_factor": 2.5, "rope_theta": 100.0}, 0),
+    "llama_llama3": (base.llama(32, 2, 4), {"rope_scaling": "llama3", "rope_factor": 8.0, **STRETCHED}, 0),
+    "llama_yarn": (base.llama(32, 2, 4), {"rope_scaling": "yarn", "rope_factor": 2.0, "seq_len": 128, **STRETCHED}, 0),
+    "mistral": (base.llama(32, 2, 4), {"window": 5, "n_kv_heads": 2, "rope_theta": 5e5}, 0),
     "gpt2": (base.gpt2(24, 3, 3), {}, 0),
     "gpt2_mup_untied": (base.gpt2(16, 2, 2), {"d_ff": 40, "tied_head": False, "norm_eps": 1e-3}, 10),
 }

@@ -52,15 +52,24 @@ def test_transformers_computes_our_logits_from_what_we_write(tmp_path, name):
     assert result.tensors == len(places(FORMATS[result.format], shape))
 
 
-def test_the_answers_would_notice_another_rope_or_another_norm():
-    shape = examples.shape("llama_grouped")
-    for change in ({"rope_theta": 10_000.0}, {"norm_eps": 1e-3}):
+def test_the_answers_would_notice_another_rope_window_or_norm():
+    for name, change in (
+        ("llama_grouped", {"rope_theta": 10_000.0}),
+        ("llama_grouped", {"norm_eps": 1e-3}),
+        ("llama_linear", {"rope_factor": 2.0}),
+        ("llama_llama3", {"rope_original": 32}),
+        ("llama_yarn", {"rope_original": 32}),
+        ("mistral", {"window": 6}),
+    ):
+        shape = examples.shape(name)
         other = dataclasses.replace(shape, **change)
         ours = examples.logits(other, examples.params(shape), jnp.asarray(LOGITS["tokens"]))
-        assert largest_difference(ours, LOGITS["llama_grouped"]) > 1e-4
+        assert largest_difference(ours, LOGITS[name]) > 1e-4, (name, change)
 
 
-@pytest.mark.parametrize("name", ["llama_grouped", "llama_tied", "gpt2"])
+@pytest.mark.parametrize(
+    "name", ["llama_grouped", "llama_tied", "llama_linear", "llama_llama3", "llama_yarn", "mistral", "gpt2"]
+)
 def test_written_and_read_again_every_bit_is_the_same(tmp_path, name):
     written(tmp_path, name)
     source = read.examine(tmp_path / name)
@@ -146,21 +155,26 @@ def test_lineage_stands_in_every_file_and_beside_them(tmp_path):
 
 
 REFUSED = {
-    "qk_norm": ("llama_tied", {"qk_norm": True}, r"model.qk_norm=True \(llama: False, gpt2: False\)"),
-    "softcap": ("gpt2", {"logit_softcap": 30.0}, r"model.logit_softcap=30.0 \(llama: 0.0, gpt2: 0.0\)"),
-    "relu2": ("llama_tied", {"mlp": "relu2"}, r"model.mlp='relu2' \(llama: 'swiglu', gpt2: 'gelu'\)"),
+    "qk_norm": ("llama_tied", {"qk_norm": True}, r"model.qk_norm=True \(llama: False, gpt2: False"),
+    "softcap": ("gpt2", {"logit_softcap": 30.0}, r"model.logit_softcap=30.0 \(llama: 0.0, gpt2: 0.0"),
+    "relu2": ("llama_tied", {"mlp": "relu2"}, r"model.mlp='relu2' \(llama: 'swiglu', gpt2: 'gelu'"),
     "relative": (
         "llama_tied",
         {"position": "relative"},
-        r"model.position='relative' \(llama: 'rope', gpt2: 'learned'\)",
+        r"model.position='relative' \(llama: 'rope', gpt2: 'learned'",
     ),
     "no position": ("llama_tied", {"position": "none"}, "model.position='none'"),
-    "rms gpt2": ("gpt2", {"norm": "rmsnorm"}, r"model.norm='rmsnorm' \(llama: 'rmsnorm', gpt2: 'layernorm'\)"),
+    "rms gpt2": ("gpt2", {"norm": "rmsnorm"}, r"model.norm='rmsnorm' \(llama: 'rmsnorm', gpt2: 'layernorm'"),
     "no bias": ("gpt2", {"bias": False}, "model.bias=False .*gpt2: True"),
-    "grouped gpt2": ("gpt2", {"n_kv_heads": 1}, r"model.n_kv_heads=1 \(llama: 1, gpt2: 3\)"),
+    "grouped gpt2": ("gpt2", {"n_kv_heads": 1}, r"model.n_kv_heads=1 \(llama: 1, gpt2: 3"),
     "wide heads": ("gpt2", {"d_head": 10}, "model.d_head=10"),
     "odd width": ("llama_tied", {"d_model": 26}, r"model.d_model=26 \(llama: 24"),
-    "qkv": ("llama_tied", {"qkv_bias": True}, r"model.qkv_bias=True \(llama: False, gpt2: False\)"),
+    "ntk": ("llama_tied", {"rope_scaling": "ntk", "rope_factor": 2.0}, "model.rope_scaling='ntk' .llama: 'none'"),
+    "yarn": ("llama_yarn", {"seq_len": 64}, r"model.seq_len=64 \(llama: 128"),
+    "window and bias": ("mistral", {"bias": True}, r"model.window=5 \(llama: 0.*mistral: 5\)"),
+    "alternating": ("mistral", {"global_every": 2}, "model.window=5|model.global_every=2"),
+    "no positions": ("llama_tied", {"nope_every": 2}, "model.nope_every=2"),
+    "qkv": ("llama_tied", {"qkv_bias": True}, r"model.qkv_bias=True \(llama: False, gpt2: False"),
     "scaled logits": ("llama_tied", {"logit_scale": "rsqrt_width"}, "model.logit_scale='rsqrt_width'"),
     "two": ("llama_tied", {"qk_norm": True, "logit_softcap": 1.0}, "model.qk_norm=True .*; model.logit_softcap=1.0"),
 }
@@ -199,10 +213,10 @@ def test_a_disk_that_does_not_take_it_is_told_in_one_line_and_nothing_is_left(tm
 @pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
 def test_every_field_of_a_model_is_written_implied_or_known_not_to_matter(form):
     limited = set(form.limits(examples.shape("gpt2")))
-    known = set(form.keys) | set(form.ours) | limited | set(IRRELEVANT)
+    known = set(form.keys) | set(form.ours) | set(form.told) | limited | set(IRRELEVANT)
     fields = {field.name for field in dataclasses.fields(ModelShape)}
-    # Llama has no word for learned positions' length and GPT-2 none for rope's wavelength, which it doesn't have.
-    assert fields - known <= {"rope_theta"} and known <= fields
+    # GPT-2 has no word for rope's numbers, since it has no rope.
+    assert fields - known <= {"rope_theta", "rope_factor", "rope_original"} and known <= fields
 
 
 @pytest.mark.parametrize("name", examples.MODELS)

@@ -81,6 +81,25 @@ def test_a_config_of_transformers_4_and_one_of_5_mean_the_same(llama):
     assert read.examine(llama).config.model.to_dict() == before
 
 
+def test_scaling_is_read_where_transformers_4_or_5_has_it(llama):
+    edit(llama, rope_parameters=..., rope_scaling=LLAMA3)
+    four = read.examine(llama).config.model
+    assert (four.rope_scaling, four.rope_factor, four.rope_original) == ("llama3", 8.0, 8192)
+    edit(llama, rope_theta=..., rope_scaling=..., rope_parameters=LLAMA3 | {"rope_theta": 5e5})
+    assert read.examine(llama).config.model.to_dict() == four.to_dict()
+
+
+def test_mistral_has_a_window_unless_it_says_null(tmp_path):
+    shape = examples.shape("mistral")
+    write(tmp_path / "hf", shape, examples.params(shape), {"run": "r", "step": 0})
+    assert read.examine(tmp_path / "hf").config.model.window == 5
+    for said, window in ((..., 4096), (None, 0)):
+        edit(tmp_path / "hf", sliding_window=said)
+        assert read.examine(tmp_path / "hf").config.model.window == window
+    edit(tmp_path / "hf", layer_types=["full_attention", "sliding_attention"])
+    refused(tmp_path / "hf", "layer_types is set")
+
+
 def test_what_old_configs_leave_out_has_the_value_that_transformers_assumes(gpt2):
     # the fields of the first GPT-2's config.json; none of what came later
     names = ("model_type", "n_embd", "n_head", "n_layer", "n_positions", "vocab_size", "layer_norm_epsilon")
@@ -124,19 +143,51 @@ def refused(folder, *expected):
     assert all(part in message for part in expected), message
 
 
+# As Llama 3.1 8B has it.
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192}  # fmt: skip
 CONFIGS = {
     "another model": (
         {"model_type": "qwen2"},
-        "model_type='qwen2' is not a format that can be read; known: gpt2, llama",
+        "model_type='qwen2' is not a format that can be read; known: gpt2, llama, mistral",
     ),
     "no model type": ({"model_type": ...}, "model_type=None"),
     "custom code": ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map is set: custom code"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
-    "scaled rope": (
+    "no factor": (
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-        "rope_parameters.rope_type='llama3'",
+        "rope_parameters.factor=None is no number",
     ),
-    "scaled rope of 4": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling={'type': 'linear'"),
+    "two ways to scale": (
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_scaling is 'linear' and rope_parameters is 'default': they must agree",
+    ),
+    "unknown rope": (
+        {"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        "rope_scaling.rope_type='dynamic': only linear, llama3, yarn and 'default' can be read",
+    ),
+    "rope of a word": ({"rope_parameters": ..., "rope_scaling": "linear"}, "rope_scaling='linear' is no object"),
+    "other bounds": (
+        {"rope_parameters": ..., "rope_scaling": LLAMA3 | {"high_freq_factor": 8.0}},
+        "rope_scaling.high_freq_factor=8.0: only 4.0 can be read",
+    ),
+    "no bounds": (
+        {"rope_parameters": ..., "rope_scaling": {"type": "llama3", "factor": 8}},
+        ".low_freq_factor is missing",
+    ),
+    "another amplitude": (
+        {"rope_parameters": ..., "rope_scaling": {"type": "yarn", "factor": 1.0, "attention_factor": 2.0}},
+        "rope_scaling.attention_factor=2.0: only None can be read",
+    ),
+    "yarn of two factors": (
+        {"rope_parameters": ..., "rope_scaling": {"type": "yarn", "factor": 4.0}},
+        "transformers 4 and 5 read that as two models",
+    ),
+    "an endless past": (
+        {"rope_parameters": ..., "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 10**40}},
+        "is no number from 0 to 2^31",
+    ),
+    "no turn": ({"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 0.5}}, "model.rope_factor=0.5"),
     "two wavelengths": (
         {"rope_theta": 1e4},
         "rope_theta=10000.0 and rope_parameters.rope_theta=500000.0: they must agree",

@@ -1,0 +1,99 @@
+"""What attention's options are called in a config.json: how rope is stretched, and Mistral's window. Written and read.
+
+transformers 4 has `rope_scaling` beside `rope_theta`, transformers 5 one `rope_parameters` with both (modeling_rope_utils.py).
+Both are written, either is read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from scalelab.config import ModelShape
+from scalelab.errors import BadInput
+from scalelab.model.rotary import FAST, HIGH, LOW, SLOW
+
+TOLD = ("rope_scaling", "rope_factor", "rope_original")  # of config.model: what `written` and `found` are about
+GROUPS = ("rope_scaling", "rope_parameters")
+ORIGINAL = "original_max_position_embeddings"
+BY_ORIGINAL = ("llama3", "yarn")
+# Numbers that transformers takes from the file and that are constants here.
+FIXED: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "llama3": {"low_freq_factor": LOW, "high_freq_factor": HIGH},
+    "yarn": {"beta_fast": FAST, "beta_slow": SLOW},
+}
+LATITUDE = {"yarn": {"truncate": True, "mscale": None, "mscale_all_dim": None}}  # may stand there if they say this
+
+
+def written(shape: ModelShape) -> dict[str, Any]:
+    """config.json's names, dots leading into objects."""
+    kind = shape.rope_scaling
+    if kind == "none":
+        return {"rope_parameters.rope_type": "default"}
+    content = {"rope_type": kind, "factor": shape.rope_factor} | FIXED[kind]
+    content |= {ORIGINAL: shape.rope_original} if kind in BY_ORIGINAL else {}
+    return {f"{group}.{key}": value for group in GROUPS for key, value in content.items()}
+
+
+def limits(shape: ModelShape) -> dict[str, Any]:
+    """What is demanded of a shape: transformers has no fixed ntk, and its version 4 takes yarn's factor from the lengths."""
+    if shape.rope_scaling == "ntk":
+        return {"rope_scaling": "none"}
+    return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
+
+
+def found(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:
+    """config.model's values. BadInput, by config.json's name, for whatever would be another function."""
+    said = {name: _group(name, content[name]) for name in GROUPS if content.get(name) is not None}
+    kinds = {name: group["rope_type"] for name, group in said.items()}
+    if len(set(kinds.values())) > 1:
+        raise BadInput(f"{' and '.join(f'{name} is {kind!r}' for name, kind in kinds.items())}: they must agree")
+    scaled = {name: _values(name, group, seq_len) for name, group in said.items()}
+    if len({repr(values) for values in scaled.values()}) > 1:
+        raise BadInput(f"{' and '.join(f'{name}={values}' for name, values in scaled.items())}: they must agree")
+    return next(iter(scaled.values()), {"rope_scaling": "none"})
+
+
+def _group(name: str, group: Any) -> dict[str, Any]:
+    if not isinstance(group, dict):
+        raise BadInput(f"{name}={repr(group)[:40]} is no object")
+    kind = group.get("rope_type") or group.get("type") or "default"
+    if kind != "default" and (not isinstance(kind, str) or kind not in FIXED):
+        raise BadInput(f"{name}.rope_type={repr(kind)[:40]}: only {', '.join(FIXED)} and 'default' can be read")
+    return {key: value for key, value in group.items() if key not in ("type", "rope_theta")} | {"rope_type": kind}
+
+
+def _values(name: str, group: dict[str, Any], seq_len: Any) -> dict[str, Any]:
+    kind, rest = group["rope_type"], {key: value for key, value in group.items() if key != "rope_type"}
+    if kind == "default":
+        return {"rope_scaling": "none"} | _refuse(name, rest, {"partial_rotary_factor": 1.0})
+    factor, original = rest.pop("factor", None), rest.pop(ORIGINAL, seq_len)
+    for key, value in (("factor", factor), (ORIGINAL, original)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 2**31:
+            raise BadInput(f"{name}.{key}={repr(value)[:40]} is no number from 0 to 2^31")
+    if kind == "yarn" and factor * original != seq_len:
+        raise BadInput(
+            f"{name}: factor={factor:g} x {ORIGINAL}={original} is not max_position_embeddings={seq_len}: transformers 4 and 5 "
+            "read that as two models"
+        )
+    known = FIXED[kind] | LATITUDE.get(kind, {}) | {"attention_factor": None, "partial_rotary_factor": 1.0}
+    if kind == "llama3" and (missing := [key for key in FIXED[kind] if key not in rest]):
+        raise BadInput(f"{name}.{missing[0]} is missing")
+    _refuse(name, rest, known)
+    values = {"rope_scaling": kind, "rope_factor": float(factor)}
+    return values | ({"rope_original": original} if kind in BY_ORIGINAL else {})
+
+
+def _refuse(name: str, rest: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in rest.items():
+        if value is not None and (key not in known or value != known[key]):
+            wanted = f"only {known[key]!r} can be read" if key in known else "no such option here"
+            raise BadInput(f"{name}.{str(key)[:40]}={repr(value)[:40]}: {wanted}")
+    return {}
+
+
+def window(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Mistral's, all layers alike: 4096 tokens where nothing is said, none where null stands."""
+    value = content.get("sliding_window", 4096)
+    if content.get("layer_types") is not None:
+        raise BadInput("layer_types is set: layers that differ can't be read of mistral")
+    return {"window": 0 if value is None else value}
