@@ -5,7 +5,9 @@ from typing import Any
 
 from scalelab.parallel import mesh
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
+DAY_S = 86_400.0
+LENGTHS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 CONVENTIONS = ("total", "non_embedding", "kaplan", "chinchilla")
 
 
@@ -34,16 +36,23 @@ def _arithmetic(plan: Any) -> list[str]:
 
 def _memory(plan: Any) -> list[str]:
     m = plan.memory
-    text = [f"memory of the fullest device, GiB (remat: {plan.flops.remat})"]
-    text += [f"  {name:<14} {size / GIB:>10.3f}" for name, size in m.components.items()]
-    text.append(f"  {'total':<14} {m.total / GIB:>10.3f} of {m.capacity / GIB:.1f}: {fit(m.fits, m.margin_bytes)}")
-    text.append(f"  activations by Korthikanti's formula {m.formula_bytes / GIB:.3f}")
+    name, size = ("GiB", GIB) if m.total > GIB / 10 else ("MiB", MIB)
+    text = [f"memory of the fullest device, {name} (remat: {plan.flops.remat})"]
+    text += [f"  {name:<14} {each / size:>10.3f}" for name, each in m.components.items()]
+    text.append(f"  {'total':<14} {m.total / size:>10.3f} of {m.capacity / size:,.1f}: {fit(m.fits, m.margin_bytes)}")
+    text.append(f"  activations by Korthikanti's formula {m.formula_bytes / size:.3f}")
     return text
+
+
+def lasts(seconds: float) -> str:
+    """"3.2 days", "14 min", "24.8 ms": in the largest unit of which there are two."""
+    name, unit = next((pair for pair in LENGTHS if seconds >= 2 * pair[1]), LENGTHS[-1])
+    return f"{seconds / unit:.3g} {name}"
 
 
 def fit(fits: bool, margin_bytes: int) -> str:
     """"fits, 3.2 GiB to spare" or "does not fit, 1.1 GiB too much"."""
-    size = f"{abs(margin_bytes) / GIB:.1f} GiB"
+    size = f"{abs(margin_bytes) / GIB:.3g} GiB"
     return f"fits, {size} to spare" if fits else f"does not fit, {size} too much"
 
 
@@ -52,10 +61,10 @@ def _time(plan: Any) -> list[str]:
     parts = {"compute": t.compute_s, "hbm": t.hbm_s} | {f"{axis} (exposed)": s for axis, s in t.exposed.items()} | {"bubble": t.bubble_s}
     cost = "" if run.cost is None else f", cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
     return [
-        f"step {t.total_s:.4g} s ({t.low_s:.4g} to {t.high_s:.4g}): " + ", ".join(f"{n} {s:.3g}" for n, s in parts.items()),
+        f"step {lasts(t.total_s)} ({lasts(t.low_s)} to {lasts(t.high_s)}): " + ", ".join(f"{n} {lasts(s)}" for n, s in parts.items() if s),
         f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}), {t.tokens_per_s:,.0f} tokens/s",
-        f"the run: {run.days:.3g} days ({run.days_low:.3g} to {run.days_high:.3g}), {run.device_hours:,.0f} device-hours "
-        f"({run.device_hours_low:,.0f} to {run.device_hours_high:,.0f}){cost}",
+        f"the run: {lasts(run.days * DAY_S)} ({lasts(run.days_low * DAY_S)} to {lasts(run.days_high * DAY_S)}), {run.device_hours:,.4g} "
+        f"device-hours ({run.device_hours_low:,.4g} to {run.device_hours_high:,.4g}){cost}",
         *(f"  {line}" for line in t.assumptions),
     ]
 
@@ -75,12 +84,11 @@ def _batch(plan: Any) -> list[str]:
 
 def _saves(plan: Any) -> list[str]:
     c = plan.checkpoint
-    every = f"{c.every_s:,.0f} s" + (f" ({c.every_steps:,} steps)" if c.every_steps else "")
+    every = lasts(c.every_s) + (f" ({c.every_steps:,} steps)" if c.every_steps else "")
     return [
-        f"a save: {c.bytes / 1e9:,.1f} GB, {c.seconds:,.1f} s, of which steps wait {c.blocked_s:,.2f} s; a failure every "
-        f"{c.mtbf_s / 3600:,.1f} h",
-        f"save every {every}: Young {c.young_s:,.0f} s, Daly {c.daly_s:,.0f} s; goodput {c.goodput:.1%} (simulated {c.simulated:.1%}, "
-        f"{c.goodput_low:.1%} to {c.goodput_high:.1%}), {c.lost_work_s:,.0f} s of work lost a failure",
+        f"a save: {c.bytes / 1e9:,.4g} GB, {lasts(c.seconds)}, of which steps wait {lasts(c.blocked_s)}; a failure every {lasts(c.mtbf_s)}",
+        f"save every {every}: Young {lasts(c.young_s)}, Daly {lasts(c.daly_s)}; goodput {c.goodput:.1%} (simulated {c.simulated:.1%}, "
+        f"{c.goodput_low:.1%} to {c.goodput_high:.1%}), {lasts(c.lost_work_s)} of work lost a failure",
         *(f"  {note}" for note in c.notes),
     ]
 
@@ -92,7 +100,7 @@ def _advice(plan: Any) -> list[str]:
     text = ["advice: the same model and batch on as many devices, by predicted step time"]
     for one in plan.advice:
         changes = " ".join(f"--config.{key}={_value(value)}" for key, value in one.changes.items())
-        text.append(f"  {one.step_s:.4g} s ({one.of_plan:.2f} of this), {fit(one.fits, one.margin_bytes)}: {changes}")
+        text.append(f"  {lasts(one.step_s)} ({one.of_plan:.2f} of this), {fit(one.fits, one.margin_bytes)}: {changes}")
     return text
 
 
