@@ -4,6 +4,8 @@
     python -m experiments.isoflop --config=configs/mine.py --budgets=1e15,4e15,1.6e16 --sizes=64,96,128,192,256 \\
         --holdout=6.4e16 --workdir=runs/mine
 
+    scalelab plan --sweep=experiments/isoflop.py     # all of it before it starts: FLOPs, memory, hours, expected intervals
+
 Every run's shape, steps, learning rate, warm-up and beta2 follow from (size, budget) by a rule of the ladder, named in
 the report. The prediction is written to disk, with its time, before the larger run starts, and never edited. Run the
 same command again to resume: what is finished is not run again. The fit alone: `scalelab fit WORKDIR`.
@@ -13,7 +15,7 @@ import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -23,10 +25,12 @@ from scalelab import records
 from scalelab.commands.progress import Bar, Board
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput
-from scalelab.laws import FitError, Fitted
+from scalelab.laws import FitError, Fitted, forms
 from scalelab.laws.isoflop import fit_isoflop
 from scalelab.laws.study import fit_study
 from scalelab.model import count
+from scalelab.plan.lawbook import Book, fixed
+from scalelab.plan.sweep import Planned
 from scalelab.sweep import ladder
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -38,6 +42,8 @@ QUICK_GRID = {  # FLOPs: values of d_model around the optimum
 }
 HOLDOUT_FACTOR = 4.0  # the held-out run's compute over the largest fitted budget
 LR_FACTORS = (0.5, 2.0)
+EARLIER = pathlib.Path(__file__).parent / "results" / "quickstart.json"  # five studies of the quickstart's family
+EARLIER_NOISE = 0.0095  # of a run's loss, relative: with it the intervals to be expected are as wide as theirs were
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,19 +71,48 @@ def fit_runs(study: Study) -> dict[str, ConfigDict]:
     return dict(sorted(runs.items(), key=lambda item: -item[1].train.steps * ladder.flops_per_step(item[1])))
 
 
+def plan(arguments: Sequence[str]) -> Planned:
+    """What this study would run with these arguments (default: --quick), before any of it: `scalelab plan --sweep` asks.
+
+    The held-out run is the one that the law of an earlier study would choose; of another family than the quickstart's no law
+    is known, and it is left out.
+    """
+    study, options = parse(arguments or ["--quick"])
+    runs = fit_runs(study)
+    if options.config:
+        return Planned(runs, study.holdout_flops)
+    known = earlier()
+    runs["holdout"] = predicted_best(study, lambda N, D: float(known.loss(N, D)[0]))
+    return Planned(runs, study.holdout_flops, known, EARLIER_NOISE)
+
+
+def earlier() -> Book:
+    """The law of the middle one of the earlier studies, by its prediction."""
+    studies = sorted(records.read_json(EARLIER)["studies"], key=lambda each: each["predicted_loss"])
+    middle = studies[len(studies) // 2]
+    return Book(
+        name="quickstart",
+        source=f"experiments/results/quickstart.json, seed {middle['seed']}, split {middle['split']}",
+        n_convention="total",
+        interval="none",
+        surface=forms.LAWS["chinchilla"],
+        params=fixed(middle["params"]),
+    )
+
+
 def check_sizes(study: Study) -> tuple[int, int]:
     """The smallest and the largest width of the grid."""
     sizes = [size for row in study.grid.values() for size in row]
     return min(sizes), max(sizes)
 
 
-def predicted_best(study: Study, fitted: Fitted) -> ConfigDict:
+def predicted_best(study: Study, loss: Callable[[int, int], float]) -> ConfigDict:
     """The held-out run: of all widths the ladder knows in and around the grid, the one with the least predicted loss."""
     smallest, largest = check_sizes(study)
     step = 8
     widths = range(smallest, 2 * largest + 1, step)
     runs = [ladder.rung(study.base, width, study.holdout_flops, study.rule, "holdout") for width in widths]
-    return min(runs, key=lambda run: fitted.loss(*size_and_tokens(run)))
+    return min(runs, key=lambda run: loss(*size_and_tokens(run)))
 
 
 def size_and_tokens(run: ConfigDict) -> tuple[int, int]:
@@ -161,7 +196,7 @@ def conduct(study: Study, folder: pathlib.Path, command: str) -> dict[str, Any]:
         if stop():
             return {}
         fitted = fit_study(records.read_runs(folder))
-        held_out = predicted_best(study, fitted)
+        held_out = predicted_best(study, fitted.loss)
         prediction = predict_once(folder, fitted, held_out)
         low, high = prediction["interval90"]
         say(
@@ -207,12 +242,12 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def parse(argv: Sequence[str]) -> tuple[Study, pathlib.Path, Any]:
-    """Arguments -> (study, workdir, options). BadInput for a mistake."""
+def parse(argv: Sequence[str]) -> tuple[Study, Any]:
+    """Arguments -> (study, options). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.isoflop"
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the study's folder; again to resume")
+    parser.add_argument("--workdir", metavar="DIR", help="the study's folder; again to resume")
     parser.add_argument("--quick", action="store_true", help="the study of the README: minutes on two cores")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="with --quick: multiplies every budget (0.1 for a look)"
@@ -234,7 +269,7 @@ def parse(argv: Sequence[str]) -> tuple[Study, pathlib.Path, Any]:
         raise BadInput(
             f"--holdout={holdout:g} is not beyond the largest budget {max(grid):g}; usual: {HOLDOUT_FACTOR * max(grid):g}"
         )
-    return Study(base, grid, holdout, ladder.rule(options.rule)), pathlib.Path(options.workdir), options
+    return Study(base, grid, holdout, ladder.rule(options.rule)), options
 
 
 def _grid(options: Any) -> dict[float, tuple[int, ...]]:
@@ -263,7 +298,10 @@ def _numbers(text: str) -> list[float]:
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 done, 1 the held-out run failed, 2 bad input, 75 stopped by a signal after saving."""
     try:
-        study, folder, options = parse(argv)
+        study, options = parse(argv)
+        if options.workdir is None:
+            raise BadInput("--workdir=DIR is needed: the study's folder")
+        folder = pathlib.Path(options.workdir)
         summary = conduct(study, folder, " ".join(["python -m experiments.isoflop", *argv]))
     except BadInput as mistake:
         say(f"isoflop: {mistake}")

@@ -66,7 +66,8 @@ def pinned() -> dict[str, str]:
         lines = importlib.metadata.requires("scalelab") or []
     except importlib.metadata.PackageNotFoundError:
         return {}
-    return {name: version for name, equal, version in (line.partition("==") for line in lines) if equal}
+    kept = [line.partition("==") for line in lines if "extra ==" not in line]
+    return {name: version for name, equal, version in kept if equal}
 
 
 def pin_warnings(versions: dict[str, str], pins: dict[str, str]) -> list[str]:

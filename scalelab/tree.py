@@ -28,6 +28,14 @@ def leaves(config: ConfigDict) -> dict[str, Any]:
 
 def load_module(path: str | pathlib.Path) -> ModuleType:
     """Run a config file. Errors in it become one line with its line number."""
+    module = run_file(path)
+    if not hasattr(module, "get_config"):
+        raise BadInput(f"{path} defines no get_config(): a config file returns its tree from it (see configs/tiny.py)")
+    return module
+
+
+def run_file(path: str | pathlib.Path) -> ModuleType:
+    """Run a file of the user's, whatever it defines; errors as in `load_module`."""
     path = pathlib.Path(path)
     if not path.is_file():
         there = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
@@ -39,14 +47,15 @@ def load_module(path: str | pathlib.Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a user's file may raise
         raise BadInput(_blame(path, error)) from error
-    if not hasattr(module, "get_config"):
-        raise BadInput(f"{path} defines no get_config(): a config file returns its tree from it (see configs/tiny.py)")
     return module
 
 
 def not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
-    """What of the original a config file says it does not reproduce; () where it says nothing (`configs/recipes`)."""
-    return tuple(getattr(load_module(path), "NOT_REPRODUCED", ()))
+    """What of the original a config file, or the one it is a fork of, says it does not reproduce (`configs/recipes`); else ()."""
+    module = load_module(path)
+    if base := getattr(module, "BASE", None):
+        return not_reproduced(base)
+    return tuple(getattr(module, "NOT_REPRODUCED", ()))
 
 
 def read(path: str | pathlib.Path) -> ConfigDict:

@@ -76,9 +76,16 @@ def test_the_batches_of_palm_and_llama_3():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_choice_says_where_it_is_from(name):
-    """Each value that a file sets has a comment on its line."""
+    """Each value that a file sets has a comment on its line, wherever a formatter has put it."""
     found = recipes.choices(recipes.find(name))
     assert len(found) > 15 and [choice.key for choice in found if not choice.why] == []
+    said = {choice.key: choice.why for choice in found}
+    assert said["train.global_batch"] != said["eval.batches"] == "how a long run is watched: ours"
+
+
+def test_what_a_preset_brings_is_the_presets_word():
+    said = {choice.key: choice.why for choice in recipes.choices(recipes.find("opt_175b"))}
+    assert said["model.d_model"] == "Table 1" and said["model.bias"].startswith("base.gpt2: Radford et al. 2019")
 
 
 # One of each kind that others don't have: parallel blocks and Adafactor, norms after, no positions, relative ones.

@@ -14,6 +14,7 @@ rate grows as 1/width, up to 1e-2. To find a recipe's learning rate take `scalel
 Exit code: 0 done, 2 bad input.
 """
 
+import os
 import pathlib
 import sys
 from typing import Any
@@ -89,11 +90,11 @@ def _show(recipe: Any, destination: str | None) -> int:
         print(f"{recipe.name}: {recipe.summary}\n")
         for choice in result["choices"]:
             value, default = (_word(choice[key]) for key in ("value", "default"))
-            print(f"{choice['key']:<30} {value:<16} (default {default})  {choice['why']}")
+            print(f"{choice['key']:<30} {f'{value} (default {default})':<34}  {choice['why']}")
         print("\n" + "\n".join(_sizes(result, recipe)))
         for text in recipe.not_reproduced:
             print(f"not reproduced: {text}")
-        print(f"\nscalelab train --config={recipe.path} --workdir=runs/{recipe.name}")
+        print(f"\nscalelab train --config={os.path.relpath(recipe.path)} --workdir=runs/{recipe.name}")
     emit(result, destination)
     return 0
 

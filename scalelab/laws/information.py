@@ -43,18 +43,24 @@ def slope(posed: Problem, best: Optimum, of: Callable[[Params], np.ndarray]) -> 
         return (up - down) / (2 * steps[:, None]) * free[:, None]
 
 
-def sensitivity(posed: Problem, best: Optimum, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Derivatives [G, K] by x of the law at `columns` [G] (of its log, in log objectives), in units of one run's noise."""
+def sensitivity(
+    posed: Problem, best: Optimum, columns: Mapping[str, np.ndarray], sd: float | None = None
+) -> np.ndarray:
+    """Derivatives [G, K] by x of the law at `columns` [G] (of its log, in log objectives), in units of one run's noise.
+
+    That is `sd`, or what the fitted residuals show.
+    """
     own = {name: np.asarray(columns[name], float) for name in posed.law.columns}
-    return slope(posed, best, lambda params: posed.objective.target(posed.law(own, params))).T / noise(posed, best)
+    each = slope(posed, best, lambda params: posed.objective.target(posed.law(own, params))).T
+    return each / (sd or noise(posed, best))
 
 
-def information(posed: Problem, best: Optimum) -> np.ndarray:
-    """Gauss-Newton information [K, K] of the fitted points about x.
+def information(posed: Problem, best: Optimum, sd: float | None = None) -> np.ndarray:
+    """Gauss-Newton information [K, K] of the fitted points about x; `sd` as in `sensitivity`.
 
     A prior as wide as the range that global search covers keeps a parameter finite that the data leave open.
     """
-    each = sensitivity(posed, best, posed.columns)
+    each = sensitivity(posed, best, posed.columns, sd)
     kinds = posed.law.params.values()
     widths = [np.log(kind.high / kind.low) if kind.how == "log" else kind.high - kind.low for kind in kinds]
     known = np.where(np.isfinite(widths), widths, 10 * posed.target.mean())

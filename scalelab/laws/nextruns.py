@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike
 from scalelab.errors import BadInput, nearest
 from scalelab.laws import decision, information
 from scalelab.laws.fit import Fitted, columns_of
-from scalelab.laws.optimum import FitError
+from scalelab.laws.optimum import FitError, Optimum
+from scalelab.laws.problem import Problem
 
 AHEAD = 10.0  # the budget a proposal aims at by default, over the largest fitted run's
 BETTER = 1e-9  # an exchange must narrow the target by more than this share
@@ -78,7 +79,7 @@ def propose(
             f"{budget_flops:.3g} FLOPs pay for none of {len(flops)} candidates: the cheapest costs {flops.min():.3g}"
         )
     at = None if target in posed.law.params else float(at_flops or _ahead(fitted))
-    gradient = _gradient(fitted, target, at, held or {})
+    gradient = gradient_at(posed, best, fitted.k, target, at, held or {})
     before, each = information.information(posed, best), information.sensitivity(posed, best, columns)
     plans = [choose(before, each, flops, gradient, k, budget_flops, by_flop) for by_flop in (True, False)]
     rows = min(plans, key=lambda chosen: spread_after(before, each[chosen], gradient))
@@ -184,9 +185,10 @@ def _ahead(fitted: Fitted) -> float:
     return AHEAD * fitted.k * float((N * D).max())
 
 
-def _gradient(fitted: Fitted, target: str, at: float | None, held: Mapping[str, float]) -> np.ndarray:
-    """Gradient [K] of the target by the solver's coordinates."""
-    posed, best = fitted.problem, fitted.best
+def gradient_at(
+    posed: Problem, best: Optimum, k: float, target: str, at: float | None, held: Mapping[str, float]
+) -> np.ndarray:
+    """Gradient [K] of the target (see `propose`) by the solver's coordinates; of "N" and "loss" at `at` = k N D FLOPs."""
     law = posed.law
     if at is None:
         return information.gradient_of(posed, best, target, list(law.params).index(target))
@@ -197,10 +199,8 @@ def _gradient(fitted: Fitted, target: str, at: float | None, held: Mapping[str, 
         raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
 
     def of(params: Mapping[str, np.ndarray]) -> np.ndarray:
-        N = decision.optimal_size(law, {name: value[:, 0] for name, value in params.items()}, at, fitted.k, held)[
-            :, None
-        ]
-        return np.log(N if target == "N" else decision.losses(law, params, N, at, fitted.k, held))
+        N = decision.optimal_size(law, {name: value[:, 0] for name, value in params.items()}, at, k, held)[:, None]
+        return np.log(N if target == "N" else decision.losses(law, params, N, at, k, held))
 
     gradient = information.slope(posed, best, of)[:, 0]
     if not np.isfinite(gradient).all():

@@ -14,7 +14,9 @@ from scalelab.errors import BadInput, WorkFailed
 from scalelab.parallel import rules
 from scalelab.plan import target
 from scalelab.plan.machine import Machine
+from scalelab.plan.memory import Memory
 
+ARGUMENTS = ("parameters", "optimizer", "average", "batch")  # components of a `Memory` that the step is given
 CHILD = "from scalelab.plan.aot import answer; answer()"
 
 
@@ -66,6 +68,38 @@ def compiled(static: Static, machine: Machine, slices: int = 0, steps: int = 1) 
     if "refused" in answer:
         raise BadInput(answer["refused"])
     return Compiled(**answer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One component by formula, by the step's own shapes, and as compiled, in bytes of a device; None where it has no such figure."""
+
+    component: str
+    formula_bytes: int | None
+    exact_bytes: int
+    compiled_bytes: int | None
+
+    @property
+    def difference_bytes(self) -> int | None:
+        """Compiled less exact."""
+        return None if self.compiled_bytes is None else self.compiled_bytes - self.exact_bytes
+
+
+def side_by_side(memory: Memory, found: Compiled) -> list[Row]:
+    """What was predicted, component by component, against what was compiled; sums where the compiler tells only sums.
+
+    `temporaries` are no buffers of the compiler's one by one: it reuses memory within them, so they and the peak may be less.
+    """
+    compiled: dict[str, int | None] = {} if found.oom and not found.peak_bytes else {
+        "arguments": found.argument_bytes, "temporaries": found.temp_bytes, "peak": found.peak_bytes,
+    }  # fmt: skip
+    parts = memory.components
+    given = sum(size for name, size in parts.items() if name in ARGUMENTS)
+    within = {name: size for name, size in parts.items() if name not in ARGUMENTS}
+    exact = {name: size for name, size in parts.items() if name in ARGUMENTS} | {"arguments": given} | within
+    exact |= {"temporaries": sum(within.values()), "peak": memory.total}
+    formula = {"activations": memory.formula_bytes}
+    return [Row(name, formula.get(name), size, compiled.get(name)) for name, size in exact.items()]
 
 
 def _reason(stderr: str) -> str:

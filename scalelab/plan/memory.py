@@ -7,6 +7,7 @@ is exact in the program's own terms; XLA may share or drop some of it.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,20 +45,25 @@ class Memory:
     notes: tuple[str, ...]
 
 
-def memory(static: Static, machine: Machine) -> Memory:
-    """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest."""
+def memory(static: Static, machine: Machine, kept: Callable[[Static], saved.Saved] = saved.saved) -> Memory:
+    """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest.
+
+    `kept`: the count of saved activations; `saved.estimate` is a fast one.
+    """
     name = machine.chip.name
     backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
-    return needed(static, backend, machine.chip.hbm_bytes)
+    return needed(static, backend, machine.chip.hbm_bytes, kept=kept)
 
 
-def needed(static: Static, backend: str, capacity: int, trials: int = 1) -> Memory:
+def needed(
+    static: Static, backend: str, capacity: int, trials: int = 1, kept: Callable[[Static], saved.Saved] = saved.saved
+) -> Memory:
     """The same on a device of `backend` (cpu, gpu, tpu) with so many bytes; of `trials` that share it, one steps at a time."""
     static, notes = _as_on(static, backend)
-    kept, fixed = _saved(static)
+    grown, fixed = _saved(static, kept)
     components = {name: trials * size for name, size in _state(static).items()} | {
         "gradients": gradients(static),
-        "activations": kept + fixed,
+        "activations": grown + fixed,
         "logits": _logits(static),
         "temporary": _temporary(static),
         "batch": 4 * math.ceil(static.global_batch / _rows_split(static.layout)) * (static.model.seq_len + 1),
@@ -136,11 +142,11 @@ def gradients(static: Static) -> int:
     return summed + _parameter_bytes(static, rules.parameters)
 
 
-def _saved(static: Static) -> tuple[int, int]:
+def _saved(static: Static, kept: Callable[[Static], saved.Saved] = saved.saved) -> tuple[int, int]:
     """Bytes that the forward leaves for the backward: of the rows, and whatever their number."""
     layout, rows = static.layout, saved.rows(static)
     if layout.stage == 1:
-        whole = saved.saved(static)
+        whole = kept(static)
         return rows * whole.row_bytes, whole.fixed_bytes
     # parallel/pipeline.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and the
     # two that are under way between stages.

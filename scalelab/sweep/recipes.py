@@ -11,9 +11,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab import defaults
 from scalelab.errors import BadInput, nearest
 
-OURS = "how a long run is watched: ours"
+WATCH = dict.fromkeys(
+    ("train.steps_per_dispatch", "eval.every_steps", "eval.batches", "checkpoint.every_steps", "checkpoint.keep_every"),
+    "how a long run is watched: ours",
+)
+SIZES = ("model.d_model", "model.n_layers", "model.n_heads")  # what a preset of configs/base.py is called with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,26 +68,40 @@ def find(name: str) -> Recipe:
 
 
 def choices(recipe: Recipe) -> list[Choice]:
-    """What the file sets otherwise than `configs/base.py`, in that file's order; what is derived from it isn't listed."""
+    """What the file sets otherwise than `configs/base.py` and its optimizer's own values; what is derived isn't listed."""
     default, found = config_lib.leaves(config_lib.default_tree()), config_lib.leaves(config_lib.read(recipe.path))
-    why = _comments(recipe.path)
+    default |= {f"optim.{key}": value for key, (value, _) in defaults.own(recipe.config.optim.name).items()}
+    why = WATCH | _comments(recipe.path)
     return [
-        Choice(key, value, default[key], why.get(key) or why.get(key.split(".")[0], OURS))
+        Choice(key, value, default[key], why.get(key, why["preset"] if key.startswith("model.") else ""))
         for key, value in found.items()
-        if value != default[key]
+        if value is not None and value != default[key]
     ]
 
 
 def _comments(path: pathlib.Path) -> dict[str, str]:
-    """`{"optim.peak_lr": comment}` of each `config.optim.peak_lr = …`, and of `config.model = …` under "model"."""
+    """`{"optim.peak_lr": comment}` of each `config.optim.peak_lr = …`; of `config.model = base.llama(…)` the comment for what
+    it is called with, and under "preset" what the preset says of itself.
+    """
     text = path.read_text()
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     said = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    found = {}
+    found = {"preset": ""}
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                key = ast.unparse(target)
-                if key.startswith("config."):
-                    found[key.removeprefix("config.")] = said.get(node.lineno, "")
+        if isinstance(node, ast.Assign) and (key := ast.unparse(node.targets[0])).startswith("config."):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)  # a formatter may have put it in brackets
+            comment = " ".join(said[line] for line in lines if line in said)
+            found[key.removeprefix("config.")] = comment
+            if key == "config.model":
+                called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+                found |= dict.fromkeys(SIZES, comment) | {"preset": _preset(called)}
     return found
+
+
+def _preset(called: str) -> str:
+    """`base.gpt2` -> what its docstring says."""
+    from configs import base
+
+    module, _, name = called.rpartition(".")
+    function = getattr(base, name, None) if module == "base" else None
+    return f"{called}: {(function.__doc__ or '').splitlines()[0]}" if function else ""

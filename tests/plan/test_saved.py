@@ -1,5 +1,7 @@
 """Saved activations against the arrays that a backward really keeps, on one device and on eight, and against known sizes."""
 
+import dataclasses
+
 import pytest
 
 from scalelab.config import Layout
@@ -61,3 +63,13 @@ def test_sequence_parallelism_splits_the_stream():
 def test_every_policy_can_be_traced_on_a_mesh(precision):
     static = static_of(Layout(data=2, fsdp=2), data__documents="mask", precision__name=precision)
     assert saved.saved(static).row_bytes > saved.block(static).row_bytes > 0
+
+
+@pytest.mark.parametrize("layout", [Layout(data=2, tensor=4), Layout(2, 1, 2, 2, 1, True)])
+def test_the_estimate_is_near_the_count_and_a_block_is_counted_for_fewer_devices(layout):
+    sizes = {"d_model": 512, "n_layers": 8, "n_heads": 8, "vocab_size": 1024, "seq_len": 1024}
+    for remat in REMAT:
+        static = static_of(layout, model=sizes, model__remat=remat, precision__name="bf16")
+        assert saved.estimate(static).bytes(4) == pytest.approx(saved.saved(static).bytes(4), rel=0.07), remat
+    plain = dataclasses.replace(saved._canonical(static), model=dataclasses.replace(static.model, remat="none"))
+    assert saved.block(static) == saved._saved(plain, whole=False)

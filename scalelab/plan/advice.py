@@ -1,0 +1,197 @@
+"""The cheapest change that makes a plan fit, or makes it faster: micro-batch, remat policy, ZeRO stage and mesh, by predicted time.
+
+What is computed stays: the same model, global batch and devices. Every layout that is looked at is one the trainer takes.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from scalelab.config import Layout, Static
+from scalelab.errors import BadInput
+from scalelab.parallel import rules
+from scalelab.plan import saved
+from scalelab.plan.efficiency import Efficiency, default
+from scalelab.plan.machine import Machine
+from scalelab.plan.memory import Memory, memory
+from scalelab.plan.time import expected_s
+
+LONG = 16_384  # tokens from which on more devices a sequence are worth a look
+MOST_TENSOR, MOST_STAGES = 16, 64
+WAVES = 4  # micro-batches a stage at most: (p - 1) / (4 p + p - 1) of a pipeline idle
+WORTH = 0.99  # of the plan's own time: what is faster than that is advice where the plan fits
+COUNTED, SPARE = 2, 0.07  # ways counted at most; what an estimate has to leave, a share of the activations
+REMAT = ("none", "dots", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class Advice:
+    """One way. `changes`: config key -> value, as the command line takes them."""
+
+    changes: dict[str, Any]
+    fits: bool
+    margin_bytes: int  # of the fullest device: what is left, or what is lacking where negative
+    total_bytes: int
+    exact: bool  # whether its saved activations were counted, or estimated (`saved.estimate`)
+    step_s: float
+    of_plan: float  # its step time over the plan's own
+    notes: tuple[str, ...]  # what the trainer says of its layout
+
+
+def advice(static: Static, machine: Machine, efficiency: Efficiency | None = None, most: int = 6) -> tuple[Advice, ...]:
+    """At most `most` ways, the fastest first; of those that change the same things only the best.
+
+    Where the plan fits: ways that are faster, () if there are none. Where nothing fits: the ways that lack least. Of the
+    layouts a bounded part is looked at: tensor parallelism within a node, fsdp over all replicas, over those of a node or
+    as it is, all stages that divide the layers, more devices a sequence only from 16,384 tokens on.
+    """
+    efficiency = efficiency or default(machine)
+    own, own_s = memory(static, machine), expected_s(static, machine, efficiency)
+    looked_at = {way: memory(way, machine, saved.estimate) for way in _ways(static, machine)}
+    sized = dict.fromkeys(_largest(way, needed) for way, needed in looked_at.items() if needed.fits)
+    seconds = {way: expected_s(way, machine, efficiency) for way in sized}
+    best: dict[frozenset[str], Advice] = {}
+    counted = 0
+    for way in sorted(seconds, key=lambda way: (seconds[way], len(_changes(static, way)))):
+        if len(best) == most or (own.fits and seconds[way] > WORTH * own_s):
+            break
+        kinds = frozenset(map(_kind, _changes(static, way)))
+        accepted, words = _asked(way)
+        if not kinds or kinds in best or not accepted:
+            continue
+        exact = not best and counted < COUNTED  # a count is a trace of the whole model: of the best ways alone
+        counted += exact
+        needed = memory(way, machine, saved.saved if exact else saved.estimate)
+        if needed.margin_bytes >= (0 if exact else SPARE * needed.components["activations"]):
+            best[kinds] = _advice(static, way, needed, exact, seconds[way], own_s, words)
+    return tuple(best.values()) if best or own.fits else _closest(static, looked_at, machine, efficiency, own_s, most)
+
+
+def _advice(
+    static: Static, way: Static, needed: Memory, exact: bool, step_s: float, own_s: float, words: tuple[str, ...]
+) -> Advice:
+    return Advice(
+        _changes(static, way), needed.fits, needed.margin_bytes, needed.total, exact, step_s, step_s / own_s, words
+    )
+
+
+def _ways(static: Static, machine: Machine) -> Iterator[Static]:
+    """Layouts, ZeRO stages and remat policies to look at, each with one sequence a device at a time, and once as it is."""
+    seen = set()
+    own = static.layout
+    stages = [(dataclasses.replace(own, zero=zero)) for zero in range(own.zero + 1, 4) if own.fsdp > 1]
+    for layout in [own, *stages, *_layouts(static, machine)]:
+        for remat in REMAT if layout.stage == 1 else [static.model.remat]:
+            model = dataclasses.replace(
+                static.model, remat=remat, sequence_parallel=layout.sequence and layout.tensor > 1
+            )
+            changed = dataclasses.replace(static, model=model, layout=layout)
+            for way in (changed, _split(changed, 1)):
+                if way is not None and way not in seen:
+                    seen.add(way)
+                    yield way
+
+
+def _layouts(static: Static, machine: Machine) -> Iterator[Layout]:
+    """Meshes of as many devices that divide what they have to."""
+    shape, own, n = static.model, static.layout, static.layout.devices
+    divided = math.gcd(shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size)
+    for tensor in _divisors(n, min(machine.devices_per_node, MOST_TENSOR)):
+        if divided % tensor:
+            continue
+        for stage in _divisors(n // tensor, MOST_STAGES):
+            for context in _contexts(static, n // (tensor * stage)) if stage == 1 else [1]:
+                replicas = n // (tensor * stage * context)
+                if shape.n_layers % stage or static.global_batch % replicas:
+                    continue
+                near = max(1, machine.devices_per_node // (tensor * context))
+                sizes = {replicas, math.gcd(replicas, near), math.gcd(replicas, own.fsdp)}
+                for fsdp in sorted(size for size in sizes if shape.d_model % size == 0):
+                    split = tensor > 1 and shape.seq_len % (context * tensor) == 0
+                    yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split)
+
+
+def _contexts(static: Static, devices: int) -> list[int]:
+    """Devices that may share a sequence."""
+    own = static.layout.context
+    sizes = {own} | ({own * 2, own * 4, own * 8} if static.model.seq_len // own >= LONG else set())
+    return [size for size in sorted(sizes) if devices % size == 0]
+
+
+def _divisors(n: int, most: int) -> list[int]:
+    return [k for k in range(1, min(n, most) + 1) if n % k == 0]
+
+
+def _split(static: Static, rows: int) -> Static | None:
+    """The same with so many sequences a device at a time; None where that doesn't divide the batch."""
+    layout = static.layout
+    each, rest = divmod(static.global_batch, layout.data * layout.fsdp * rows)
+    if rest:
+        return None
+    microbatches = max((k for k in _divisors(each, WAVES * layout.stage)), default=1) if layout.stage > 1 else 1
+    layout = dataclasses.replace(layout, microbatches=microbatches)
+    if static.batch_ramp and each // microbatches % static.accumulate:
+        return None  # a batch that is warmed up grows by micro-batches of the size that it has
+    return dataclasses.replace(static, layout=layout, accumulate=each // microbatches)
+
+
+def _rows(static: Static) -> int:
+    layout = static.layout
+    pipelined = layout.microbatches if layout.stage > 1 else 1
+    return static.global_batch // (static.accumulate * layout.data * layout.fsdp * pipelined)
+
+
+def _largest(way: Static, needed: Memory) -> Static:
+    """`way`, which fits, with as many sequences a device at a time as its memory seems to hold."""
+    growing = needed.components["activations"] + needed.components["temporary"]
+    limit = _rows(way) * (1 + needed.margin_bytes / max(growing, 1))
+    sizes = [size for size in (2**k * _rows(way) for k in range(1, 20)) if size <= limit]
+    return next((found for size in reversed(sizes) if (found := _split(way, size))), way)
+
+
+def _asked(way: Static) -> tuple[bool, tuple[str, ...]]:
+    """(whether the trainer takes this layout, what it says of it)."""
+    try:
+        return True, tuple(rules.check(way, way.layout))
+    except BadInput:
+        return False, ()
+
+
+def _changes(before: Static, after: Static) -> dict[str, Any]:
+    """Config keys that differ, with their new values."""
+    found: dict[str, tuple[Any, Any]] = {
+        "train.accumulate": (before.accumulate, after.accumulate),
+        "model.remat": (before.model.remat, after.model.remat),
+    }
+    pipeline = ("schedule", "microbatches", "rounds")  # of no meaning without one
+    for field in dataclasses.fields(Layout):
+        if after.layout.stage == 1 and field.name in pipeline:
+            continue
+        found[f"parallel.{field.name}"] = getattr(before.layout, field.name), getattr(after.layout, field.name)
+    return {key: new for key, (old, new) in found.items() if old != new}
+
+
+def _kind(key: str) -> str:
+    """micro-batch | remat | zero | mesh."""
+    alone = {
+        "train.accumulate": "micro-batch",
+        "parallel.microbatches": "micro-batch",
+        "model.remat": "remat",
+        "parallel.zero": "zero",
+    }
+    return alone.get(key, "mesh")
+
+
+def _closest(
+    static: Static, looked_at: dict[Static, Memory], machine: Machine, efficiency: Efficiency, own_s: float, most: int
+) -> tuple[Advice, ...]:
+    """The ways that lack least, one of each kind."""
+    best: dict[frozenset[str], Advice] = {}
+    for way in sorted(looked_at, key=lambda way: -looked_at[way].margin_bytes):
+        kinds = frozenset(map(_kind, _changes(static, way)))
+        accepted, words = _asked(way)
+        if kinds and accepted and kinds not in best and len(best) < most:
+            step_s = expected_s(way, machine, efficiency)
+            best[kinds] = _advice(static, way, looked_at[way], False, step_s, own_s, words)
+    return tuple(best.values())
