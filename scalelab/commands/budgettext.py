@@ -1,8 +1,16 @@
-"""`scalelab plan --flops=…` and its kind as text."""
+"""`scalelab plan --flops=…` and its kind, and `--sweep`, as text."""
 
 from typing import Any
 
-NAMES = {"n": "parameters", "d": "tokens", "loss": "loss, nats/token", "flops": "FLOPs", "tokens_per_parameter": "tokens a parameter"}
+from scalelab.commands.plantext import MIB, lasts
+
+NAMES = {
+    "n": "parameters",
+    "d": "tokens",
+    "loss": "loss, nats/token",
+    "flops": "FLOPs",
+    "tokens_per_parameter": "tokens a parameter",
+}
 
 
 def of_a_budget(found: Any) -> list[str]:
@@ -14,7 +22,9 @@ def of_a_budget(found: Any) -> list[str]:
             f"on {s.plain_d:.3g} tokens, at the same loss"
         )
     if r := found.repetition:
-        rows.append(f"{r.epochs:.3g} epochs over {r.unique_tokens:.3g} tokens, worth {r.worth_tokens:.3g} fresh ones; {r.not_identified}")
+        rows.append(
+            f"{r.epochs:.3g} epochs over {r.unique_tokens:.3g} tokens, worth {r.worth_tokens:.3g} fresh ones; {r.not_identified}"
+        )
     return [*rows, *_grounds(found)]
 
 
@@ -32,8 +42,40 @@ def of_a_run(found: Any) -> list[str]:
     lines.append(f"{found.verdict}: {times} {_interval(found.intervals.get('factor'))}".rstrip())
     if found.loss_given_away is not None:
         wasted = "" if found.waste is None else f"; the best split needs {found.waste:.1%} fewer FLOPs for this loss"
-        lines.append(f"loss given away {found.loss_given_away:.4f} {_interval(found.intervals.get('loss_given_away'))}".rstrip() + wasted)
+        lines.append(
+            f"loss given away {found.loss_given_away:.4f} {_interval(found.intervals.get('loss_given_away'))}".rstrip()
+            + wasted
+        )
     return [*lines, *_grounds(found)]
+
+
+def of_a_sweep(found: Any) -> list[str]:
+    """A `SweepPlan`: a line a run, the sums, and what a fit of them is expected to tell."""
+    width = max(len(run.name) for run in found.runs)
+    text = [f"{'run':<{width}} {'role':<8} {'N':>10} {'D':>10} {'FLOPs':>10} {'MiB':>9} {'takes':>9}  pack"]
+    for run in found.runs:
+        numbers = f"{run.n:>10.4g} {run.d:>10.4g} {run.flops:>10.4g} {run.memory_bytes / MIB:>9,.1f} {lasts(run.hours * 3600):>9}"
+        line = f"{run.name:<{width}} {run.role or '-':<8} {numbers}  {run.pack}"
+        text.append(line if run.fits else f"{line}  does not fit")
+    cost = "" if found.cost is None else f", cost {found.cost:,.4g}"
+    text += [
+        f"{len(found.runs)} runs in {len(found.packs)} packs: {found.tokens:.4g} tokens, {found.flops:.4g} FLOPs, {found.device_hours:.3g} "
+        f"device-hours ({found.device_hours_low:.3g} to {found.device_hours_high:.3g}), {lasts(found.wall_hours * 3600)} on "
+        f"{found.machine}, compiling and reading left out{cost}",
+        f"the hungriest takes {found.largest_bytes / MIB:,.0f} of {found.capacity_bytes / MIB:,.0f} MiB",
+    ]
+    return [*text, *_forecast(found.forecast), *found.notes]
+
+
+def _forecast(expected: Any) -> list[str]:
+    if expected is None:
+        return []
+    rows = [f"  {row.name:<8} {row.value:>12.4g}  ({row.low:.4g} to {row.high:.4g})" for row in expected.expected]
+    return [
+        f"what a fit is expected to tell ({expected.level:.0%}), if {expected.law} is true and losses scatter by {expected.noise:.2%}:",
+        *rows,
+        *expected.findings,
+    ]
 
 
 def _grounds(found: Any) -> list[str]:

@@ -45,23 +45,28 @@ def _memory(plan: Any) -> list[str]:
 
 
 def lasts(seconds: float) -> str:
-    """"3.2 days", "14 min", "24.8 ms": in the largest unit of which there are two."""
+    """ "3.2 days", "14 min", "24.8 ms": in the largest unit of which there are two."""
     name, unit = next((pair for pair in LENGTHS if seconds >= 2 * pair[1]), LENGTHS[-1])
     return f"{seconds / unit:.3g} {name}"
 
 
 def fit(fits: bool, margin_bytes: int) -> str:
-    """"fits, 3.2 GiB to spare" or "does not fit, 1.1 GiB too much"."""
+    """ "fits, 3.2 GiB to spare" or "does not fit, 1.1 GiB too much"."""
     size = f"{abs(margin_bytes) / GIB:.3g} GiB"
     return f"fits, {size} to spare" if fits else f"does not fit, {size} too much"
 
 
 def _time(plan: Any) -> list[str]:
     t, run = plan.time, plan.training
-    parts = {"compute": t.compute_s, "hbm": t.hbm_s} | {f"{axis} (exposed)": s for axis, s in t.exposed.items()} | {"bubble": t.bubble_s}
+    parts = (
+        {"compute": t.compute_s, "hbm": t.hbm_s}
+        | {f"{axis} (exposed)": s for axis, s in t.exposed.items()}
+        | {"bubble": t.bubble_s}
+    )
     cost = "" if run.cost is None else f", cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
     return [
-        f"step {lasts(t.total_s)} ({lasts(t.low_s)} to {lasts(t.high_s)}): " + ", ".join(f"{n} {lasts(s)}" for n, s in parts.items() if s),
+        f"step {lasts(t.total_s)} ({lasts(t.low_s)} to {lasts(t.high_s)}): "
+        + ", ".join(f"{n} {lasts(s)}" for n, s in parts.items() if s),
         f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}), {t.tokens_per_s:,.0f} tokens/s",
         f"the run: {lasts(run.days * DAY_S)} ({lasts(run.days_low * DAY_S)} to {lasts(run.days_high * DAY_S)}), {run.device_hours:,.4g} "
         f"device-hours ({run.device_hours_low:,.4g} to {run.device_hours_high:,.4g}){cost}",
@@ -96,7 +101,11 @@ def _saves(plan: Any) -> list[str]:
 def _advice(plan: Any) -> list[str]:
     """The ranked ways, or why there are none."""
     if not plan.advice:
-        return ["advice: no change that was looked at is faster and fits"] if plan.memory.fits else ["advice: none was found"]
+        return (
+            ["advice: no change that was looked at is faster and fits"]
+            if plan.memory.fits
+            else ["advice: none was found"]
+        )
     text = ["advice: the same model and batch on as many devices, by predicted step time"]
     for one in plan.advice:
         changes = " ".join(f"--config.{key}={_value(value)}" for key, value in one.changes.items())
@@ -115,10 +124,14 @@ def _compiled(plan: Any) -> list[str]:
     found = plan.compiled
     if found.oom:
         return [f"compiled for {found.platform} in {found.seconds:.1f} s: out of memory", found.oom]
-    text = [f"compiled for {found.platform} in {found.seconds:.1f} s, GiB{'formula':>14} {'exact':>10} {'compiled':>10} {'compiled - exact':>17}"]
+    text = [
+        f"compiled for {found.platform} in {found.seconds:.1f} s, GiB{'formula':>14} {'exact':>10} {'compiled':>10} {'compiled - exact':>17}"
+    ]
     for row in side_by_side(plan.memory, found):
         sizes = [_gib(size) for size in (row.formula_bytes, row.exact_bytes, row.compiled_bytes)]
-        text.append(f"  {row.component:<27} {sizes[0]:>10} {sizes[1]:>10} {sizes[2]:>10} {_gib(row.difference_bytes):>17}")
+        text.append(
+            f"  {row.component:<27} {sizes[0]:>10} {sizes[1]:>10} {sizes[2]:>10} {_gib(row.difference_bytes):>17}"
+        )
     return [*text, *([found.note] if found.note else [])]
 
 
@@ -134,5 +147,52 @@ def point(found: Any) -> str:
 
 def knee(found: Any) -> str:
     """Where more rows stop paying, and why no larger size was measured."""
-    where = "nothing was measured" if found.knee_rows is None else f"{found.knee_rows} sequences a device reach 95 % of the best rate"
+    where = (
+        "nothing was measured"
+        if found.knee_rows is None
+        else f"{found.knee_rows} sequences a device reach 95 % of the best rate"
+    )
     return f"{where}; {found.stopped} ({found.devices} x {found.device})"
+
+
+def _served(plan: Any) -> list[str]:
+    """Training and serving side by side, of one device each."""
+    held, i = plan.memory.components, plan.inference
+    trained = {
+        "weights": sum(held.get(name, 0) for name in ("parameters", "master", "gradients", "optimizer", "average")),
+        "kv_cache": 0,
+        "activations": sum(held[name] for name in ("activations", "logits", "temporary", "batch")),
+    }
+    text = [
+        f"{'GiB of a device':<20} {'training':>10} {'serving':>10}   {i.batch} sequences of {i.context:,} tokens on one device"
+    ]
+    for name, size in i.components.items():
+        text.append(f"  {name:<18} {trained[name] / GIB:>10.3f} {size / GIB:>10.3f}")
+    text.append(
+        f"  {'total':<18} {plan.memory.total / GIB:>10.3f} {i.total / GIB:>10.3f}   {fit(i.fits, i.margin_bytes)}"
+    )
+    text.append(
+        f"  {i.kv_bytes_per_token:,} bytes of keys and values a token; room for {i.most_sequences:,} such sequences"
+    )
+    return [*text, *(f"  {note}" for note in i.notes)]
+
+
+def card(ways: Any) -> list[str]:
+    """Ways to hold the model on one device, and the largest micro-batch of each."""
+    text = [f"{'on one device: weights':<24} {'per layer':>10} {'remat':>6} {'rows':>6} {'GiB':>8}"]
+    for way in ways:
+        update = "yes" if way.per_layer else "no"
+        size = f"{way.memory.total / GIB:>8.2f}" + (
+            "" if way.rows else f"  {fit(False, way.memory.margin_bytes)} with one"
+        )
+        text.append(f"  {way.weights:<22} {update:>10} {way.remat:>6} {way.rows:>6} {size}")
+    return text
+
+
+def calibration(found: Any) -> list[str]:
+    """What measured runs say about the efficiencies."""
+    return [
+        f"calibrated by {len(found.runs)} programs: measured / predicted tokens/s {found.factor:.3g}; the next one within "
+        f"{found.low:.2f} to {found.high:.2f} of what is predicted now",
+        *found.notes,
+    ]

@@ -1,7 +1,7 @@
 """Know before you launch: parameters, FLOPs, memory, time, cost, checkpoints; budgets and whole sweeps; each figure with its source.
 
-    import scalelab.plan
-    scalelab.plan.plan("configs/recipes/llama3_8b.py", "h100", devices=64, mesh="fsdp=8,tensor=8").memory.fits
+import scalelab.plan
+scalelab.plan.plan("configs/recipes/llama3_8b.py", "h100", devices=64, mesh="fsdp=8,tensor=8").memory.fits
 """
 
 from typing import TYPE_CHECKING, Any

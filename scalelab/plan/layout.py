@@ -15,7 +15,7 @@ NAMES = tuple(field.name for field in dataclasses.fields(Layout))
 
 
 def parse(text: str) -> dict[str, Any]:
-    """"fsdp=8,tensor=8,sequence=true" -> {"fsdp": 8, "tensor": 8, "sequence": True}. BadInput for what is no key of `parallel`."""
+    """ "fsdp=8,tensor=8,sequence=true" -> {"fsdp": 8, "tensor": 8, "sequence": True}. BadInput for what is no key of `parallel`."""
     found: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = part.partition("=")
@@ -58,7 +58,9 @@ def laid_out(
         layout, words = _chosen(static, layout, devices)
         said.append(words)
     elif layout.devices == 1 < devices:
-        raise BadInput(f"--mesh={mesh} is a mesh of one, and there are {devices} devices; nearest: --mesh=fsdp={devices}")
+        raise BadInput(
+            f"--mesh={mesh} is a mesh of one, and there are {devices} devices; nearest: --mesh=fsdp={devices}"
+        )
     layout = mesh_lib.resolved(layout, devices)
     model = dataclasses.replace(static.model, sequence_parallel=layout.sequence and layout.tensor != 1)
     static = dataclasses.replace(static, model=model, layout=layout)

@@ -95,12 +95,14 @@ def plan(
     restart_s: float = RESTART_S,
     write_bytes_per_s: float | None = None,
     compile: bool = False,
+    serve: tuple[int, int] = (1, 0),
     advise: bool = True,
 ) -> Plan:
     """A plan of `config` (resolved, or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
 
     `mesh`: sizes by axis ("fsdp=8,tensor=8" or a mapping) instead of the config's. `efficiency`: shares of the datasheet, else
-    published ones. `compile`: the real step is also compiled for the machine. Nothing is allocated. BadInput as the parts say.
+    published ones. `compile`: the real step is also compiled for the machine. `serve`: sequences served at once and their tokens
+    (0: model.seq_len). Nothing is allocated. BadInput as the parts say.
     """
     config = config_lib.load(config) if isinstance(config, str) else config
     on = machine(hardware) if isinstance(hardware, str) else hardware
@@ -116,7 +118,7 @@ def plan(
         tokens=tokens,
         flops=flops(static),
         memory=held,
-        inference=inference(static, on),
+        inference=inference(static, on, *serve),
         time=step,
         training=whole,
         batch=batch(static, tokens, critical_tokens=critical_tokens),

@@ -36,13 +36,23 @@ def test_the_keys_that_others_script_against(capsys):
     assert found["device_hours"] == pytest.approx(4 * found["steps"] * time["total"] / 3600)
     assert found["tokens_per_s"] == pytest.approx(found["batch_tokens"] / time["total"])
     assert isinstance(found["advice"], list) and "compiled" not in found
-    assert found == json.loads(json.dumps(scalelab.plan.plan("configs/tiny.py", "h100", 4, "fsdp=2,tensor=2", price_per_hour=2.0).to_json()))
+    assert found == json.loads(
+        json.dumps(scalelab.plan.plan("configs/tiny.py", "h100", 4, "fsdp=2,tensor=2", price_per_hour=2.0).to_json())
+    )
 
 
 def test_the_text_names_mesh_components_and_what_was_assumed(capsys):
     assert main(["plan", TINY, "--hardware=h100", "--devices=4"]) == 0
     said = capsys.readouterr().out
-    for part in ("4 x H100 SXM, fsdp=4", "chosen as the config has none", "activations", "MFU", "efficiencies:", "Daly", "6N"):
+    for part in (
+        "4 x H100 SXM, fsdp=4",
+        "chosen as the config has none",
+        "activations",
+        "MFU",
+        "efficiencies:",
+        "Daly",
+        "6N",
+    ):
         assert part in said, part
 
 
