@@ -85,7 +85,7 @@ def _parser() -> Parser:
     add("--mesh", metavar="AXIS=N,…", help="sizes and options of `parallel` instead of the config's")
     add("--price", type=_positive, metavar="X", help="of a device-hour, in your money")
     add("--compile", action="store_true", help="also compile the real step for the machine")
-    add("--calibrate", metavar="RUNS", help="folders of measured runs, separated by commas")
+    add("--calibrate", metavar="RUNS", help="a folder of measured runs")
     add("--measure", action="store_true", help="run the step on this machine's devices")
     add("--card", action="store_true", help="ways to hold the model on one device, and the largest micro-batch of each")
     add("--batch", type=_count, default=None, metavar="B", help="sequences served at once (default: 1)")
@@ -168,7 +168,7 @@ def _calibrated(options: Any, on: Any) -> tuple[Any, dict[str, Any]]:
     from scalelab.commands import plantext
     from scalelab.plan.calibrate import calibrate
 
-    found = calibrate(options.calibrate.split(","), on)
+    found = calibrate(options.calibrate, on)
     print("\n".join(plantext.calibration(found)), file=sys.stderr)
     return found.efficiency, {"calibration": dataclasses.asdict(found)}
 
