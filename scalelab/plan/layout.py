@@ -41,8 +41,8 @@ def laid_out(
 ) -> tuple[Static, list[str]]:
     """`static` on a mesh of `devices` (None: as many as the mesh has), and what was chosen or would be refused by the trainer.
 
-    Without `mesh` the config's `parallel`; where that is one device and there are more, they go to `fsdp` as far as the width
-    can be divided, then to `data`. BadInput for sizes that don't make up the devices.
+    Without `mesh` the config's `parallel`; where that is one device and there are more, they go to `fsdp` as far as width and
+    batch can be divided, then to `tensor` as far as heads can, the rest to `data`. BadInput for sizes that don't make up the devices.
     """
     said: list[str] = []
     layout = static.layout
@@ -68,9 +68,12 @@ def laid_out(
 
 
 def _chosen(static: Static, layout: Layout, devices: int) -> tuple[Layout, str]:
-    fsdp = math.gcd(devices, static.model.d_model)
-    words = f"mesh: fsdp={fsdp}" + f" x data={devices // fsdp}" * (fsdp < devices) + ", chosen as the config has none"
-    return dataclasses.replace(layout, fsdp=fsdp, data=devices // fsdp), words
+    shape = static.model
+    fsdp = math.gcd(devices, shape.d_model, static.global_batch // static.accumulate)
+    tensor = math.gcd(devices // fsdp, shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size)
+    sizes: dict[str, Any] = {"data": devices // (fsdp * tensor), "fsdp": fsdp, "tensor": tensor}
+    said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+    return dataclasses.replace(layout, **sizes), f"mesh: {said}, chosen as the config has none"
 
 
 def refusals(static: Static) -> list[str]:
