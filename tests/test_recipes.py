@@ -88,20 +88,35 @@ def test_what_a_preset_brings_is_the_presets_word():
     assert said["model.d_model"] == "Table 1" and said["model.bias"].startswith("base.gpt2: Radford et al. 2019")
 
 
+KEPT = {"position", "norm", "mlp", "block", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias", "nope_every",
+        "logit_scale", "init_std", "projection_std", "depth_scaled_init", "rope_theta", "remat"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_one_has_the_recipes_choices(name):
+    recipe = recipes.find(name).config
+    config = shrunk(recipe, d_model=64, steps=500)
+    small, large = config.model, recipe.model
+    assert {key: small[key] for key in KEPT} == {key: large[key] for key in KEPT}
+    assert small.n_layers == (large.nope_every or 2) and small.vocab_size == 256 and small.seq_len == 128
+    assert small.n_heads // small.n_kv_heads == min(4, large.n_heads // large.n_kv_heads)
+    assert small.n_heads * small.d_head / 64 == pytest.approx(large.n_heads * large.d_head / large.d_model, rel=0.1)
+    assert small.d_ff / 64 == pytest.approx(large.d_ff / large.d_model, abs=8 / 64)
+    for group in ("optim", "schedule", "precision"):
+        assert config[group].name == recipe[group].name
+    assert config.schedule.warmup_steps == round(500 * recipe.schedule.warmup_steps / recipe.train.steps)
+    first, full = (lengths.tokens_before(c, 1) / lengths.tokens_per_step(c) for c in (config, recipe))
+    assert first == pytest.approx(full, abs=1 / 16)  # as small a part of the batch to begin with
+
+
 # What others don't have: parallel blocks, one key head, scaled logits, Adafactor, a batch that jumps. The others: make test-slow.
 QUICK = ("palm_540b",)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_a_small_one_trains(name):
-    """Two steps on random bytes: every choice kept, finite losses that change, at a learning rate above zero."""
-    recipe = recipes.find(name).config
-    config = shrunk(recipe, d_model=32, steps=60)
-    kept = {"position", "norm", "mlp", "block", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias",
-            "nope_every", "logit_scale", "init_std", "projection_std", "depth_scaled_init", "rope_theta", "remat"}  # fmt: skip
-    assert {key: config.model[key] for key in kept} == {key: recipe.model[key] for key in kept}
-    for group in ("optim", "schedule", "precision"):
-        assert config[group].name == recipe[group].name
+    """Two steps on random bytes: finite losses that change."""
+    config = shrunk(recipes.find(name).config, d_model=32, steps=60)
     static = config_lib.static(config)
     h = {
         key: jnp.float32(value)
