@@ -21,7 +21,8 @@ LONG = 16_384  # tokens from which on more devices a sequence are worth a look
 MOST_TENSOR, MOST_STAGES = 16, 64
 WAVES = 4  # micro-batches a stage at most: (p - 1) / (4 p + p - 1) of a pipeline idle
 WORTH = 0.99  # of the plan's own time: what is faster than that is advice where the plan fits
-COUNTED, SPARE = 2, 0.07  # ways counted at most; what an estimate has to leave, a share of the activations
+# What an estimate of the activations has to leave by remat policy, as a share of them; a way with less is counted, at most so many.
+SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 REMAT = ("none", "dots", "full")
 
 
@@ -60,10 +61,11 @@ def advice(static: Static, machine: Machine, efficiency: Efficiency | None = Non
         accepted, words = _asked(way)
         if not kinds or kinds in best or not accepted:
             continue
-        exact = not best and counted < COUNTED  # a count is a trace of the whole model: of the best ways alone
-        counted += exact
-        needed = memory(way, machine, saved.saved if exact else saved.estimate)
-        if needed.margin_bytes >= (0 if exact else SPARE * needed.components["activations"]):
+        needed, exact = memory(way, machine, saved.estimate), way.layout.stage > 1
+        spare = 0.0 if exact else SPARE[way.model.remat] * needed.components["activations"]
+        if 0 <= needed.margin_bytes < spare and counted < COUNTED:  # a count is a trace of the whole model
+            needed, exact, spare, counted = memory(way, machine), True, 0.0, counted + 1
+        if needed.margin_bytes >= spare:
             best[kinds] = _advice(static, way, needed, exact, seconds[way], own_s, words)
     return tuple(best.values()) if best or own.fits else _closest(static, looked_at, machine, efficiency, own_s, most)
 
@@ -144,6 +146,8 @@ def _rows(static: Static) -> int:
 
 def _largest(way: Static, needed: Memory) -> Static:
     """`way`, which fits, with as many sequences a device at a time as its memory seems to hold."""
+    if not _rows(way):
+        return way  # fewer sequences than replicas: the trainer refuses it
     growing = needed.components["activations"] + needed.components["temporary"]
     limit = _rows(way) * (1 + needed.margin_bytes / max(growing, 1))
     sizes = [size for size in (2**k * _rows(way) for k in range(1, 20)) if size <= limit]

@@ -6,7 +6,6 @@ A program is what `config.Static` says: runs that differ in traced values only a
 import dataclasses
 import math
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,8 +53,8 @@ class Calibration:
     notes: tuple[str, ...]
 
 
-def calibrate(folders: Sequence[records.Folder], machine: Machine, efficiency: Efficiency | None = None) -> Calibration:
-    """Efficiencies of `machine` from the runs in `folders` (each a run, a sweep or a folder of runs).
+def calibrate(folder: records.Folder, machine: Machine, efficiency: Efficiency | None = None) -> Calibration:
+    """Efficiencies of `machine` from the runs in `folder`: a run, a sweep or a folder of runs.
 
     All rates are scaled by one factor, as a run's tokens a second don't tell which of them was off. Runs of one program (a
     learning rate's sweep, say) tell the same thing and count as one. Three programs or more give a range of their own, by
@@ -64,12 +63,12 @@ def calibrate(folders: Sequence[records.Folder], machine: Machine, efficiency: E
     """
     base, notes = efficiency or default(machine), []
     measured: dict[configs.Static, dict[str, float]] = {}
-    for folder in [path for given in folders for path in records.run_folders(given)]:
-        why = _unfit(folder, machine)
+    for run in records.run_folders(folder):
+        why = _unfit(run, machine)
         if why:
-            notes.append(f"{folder}: {why}")
+            notes.append(f"{run}: {why}")
         else:
-            measured.setdefault(_planned(folder), {})[str(folder)] = _rates(folder)[0]
+            measured.setdefault(_planned(run), {})[str(run)] = _rates(run)[0]
     if not measured:
         reasons = "; ".join(notes[:3]) + (f" (and {len(notes) - 3} more)" if len(notes) > 3 else "")
         raise BadInput(f"--calibrate: no run on {machine.chip.name} to learn from: {reasons}")

@@ -27,6 +27,7 @@ from scalelab.precision.policy import POLICIES
 
 RATES = ("matmul", "attention", "hbm", "network")
 FIELDS = (*RATES, "overlap", "measured")  # of an `Efficiency`
+LEAST_S = 1.5e-6  # of any operation on an accelerator (Scaling Book, GPUs, quiz 1: a small sum in jax on an H100)
 Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 
 
@@ -178,7 +179,8 @@ def _computed(
         share_of_peak = at["attention" if op.name.startswith("attention") else "matmul"]
         flops_s = op.flops / (rate(machine, op.unit)[0] * share_of_peak) if op.flops else 0.0
         bytes_s = op.bytes / (machine.chip.hbm_bytes_per_s * at["hbm"])
-        found[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s)
+        if flops_s or bytes_s:
+            found[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s, LEAST_S)
     of = share(static)
     last = [found["block"][i] * of.last_layers / of.layers + found["head"][i] for i in (0, 1)]
     slowest = max(found["block"], last, key=sum)

@@ -70,7 +70,6 @@ def test_each_way_is_a_config_the_trainer_takes_and_does_what_it_says(too_large)
         assert way.margin_bytes == small.chip.hbm_bytes - way.total_bytes
         assert way.step_s == pytest.approx(step_time(made, small).total_s, rel=1e-9)
         assert way.of_plan == pytest.approx(way.step_s / own_s)
-    assert found[0].exact
 
 
 def test_no_way_at_all_is_much_faster_than_the_first(too_large):
