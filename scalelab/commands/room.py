@@ -18,11 +18,12 @@ def refuse(config: Any, place: pathlib.Path, trials: int = 1) -> None:
 
     `place`: where the run (or a pack of so many trials) keeps what makes it deterministic.
     """
-    from scalelab.plan.room import too_large
+    from scalelab.plan.room import too_large, way_out
     from scalelab.train import determinism
 
     determinism.arrange(config, place)  # before jax is asked for its devices
-    found = too_large(config_lib.static(config), trials)
+    static = config_lib.static(config)
+    found = too_large(static, trials)
     if found is None:
         return
     table = Table("a device's memory", "GiB")
@@ -33,7 +34,11 @@ def refuse(config: Any, place: pathlib.Path, trials: int = 1) -> None:
     Console(stderr=True).print(table)
     for note in found.notes:
         print(note, file=sys.stderr)
+    way = way_out(static) if trials == 1 else None
+    nearest = (
+        "nearest that fits: " + " ".join(f"--config.{key}={value}" for key, value in way.changes.items()) if way else ""
+    )
     raise BadInput(
-        f"a step needs at least {found.least / GIB:,.2f} GiB a device and there are {found.capacity / GIB:,.2f}: "
-        f"{(found.least - found.capacity) / GIB:,.2f} too much; --force starts it all the same"
+        f"a step needs at least {found.least / GIB:,.2f} GiB a device and there are {found.capacity / GIB:,.2f}, "
+        f"{(found.least - found.capacity) / GIB:,.2f} too few; {nearest + '; ' * bool(way)}--force starts it all the same"
     )

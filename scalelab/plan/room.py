@@ -9,6 +9,8 @@ from scalelab.config import Static
 from scalelab.model import count
 from scalelab.parallel import mesh, rules
 from scalelab.plan import megatron, saved
+from scalelab.plan.advice import Advice, advice
+from scalelab.plan.machine import machine
 from scalelab.plan.memory import Memory, needed
 
 SMALL = 0.05  # of a device's memory: what is clearly below isn't looked at, for its cost at every start (0.3 s of CPU)
@@ -18,19 +20,35 @@ def too_large(static: Static, trials: int = 1) -> Memory | None:
     """What a step would need where the present devices can't hold it; None where they can, or where nobody says what they hold.
 
     Estimates count for nothing here: what is refused cannot fit. `trials` are spread over the devices where they don't share a
-    mesh, and step one after the other.
-    BadInput for a layout that the devices don't make up or that can't be divided.
+    mesh, and step one after the other. BadInput for a layout that the devices don't make up or that can't be divided.
     """
-    device = jax.local_devices()[0]
-    capacity = hardware.capacity_bytes(device)
-    layout = mesh.resolved(static.layout, jax.device_count())
-    static = dataclasses.replace(static, layout=layout)
-    trials = -(-trials // jax.local_device_count()) if layout.devices == 1 else trials
+    static, capacity = _here(static)
+    if static.layout.devices == 1 and jax.default_backend() != "cpu":
+        trials = -(-trials // jax.local_device_count())
     if not capacity or _roughly(static, trials) < SMALL * capacity:
         return None
-    rules.check(static, layout)
-    found = needed(static, device.platform, capacity, trials)
+    rules.check(static, static.layout)
+    found = needed(static, jax.default_backend(), capacity, trials)
     return found if found.least > capacity else None
+
+
+def way_out(static: Static) -> Advice | None:
+    """The fastest change of one run that fits the present devices; None where none is found, or their chip is not known."""
+    static, capacity = _here(static)
+    kind = jax.local_devices()[0].device_kind
+    if jax.default_backend() != "cpu" and hardware.chip(kind) is None:
+        return None
+    on = machine("cpu" if jax.default_backend() == "cpu" else kind)
+    on = dataclasses.replace(on, chip=dataclasses.replace(on.chip, hbm_bytes=capacity))
+    return next((way for way in advice(static, on) if way.fits), None)
+
+
+def _here(static: Static) -> tuple[Static, int]:
+    """`static` over the devices that are here, and the bytes that each has for it: a CPU's share what their host has."""
+    layout = mesh.resolved(static.layout, jax.device_count())
+    capacity = hardware.capacity_bytes(jax.local_devices()[0])
+    alone = layout.devices == 1 and jax.default_backend() == "cpu"
+    return dataclasses.replace(static, layout=layout), capacity * (jax.local_device_count() if alone else 1)
 
 
 def _roughly(static: Static, trials: int) -> float:

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import pytest
+from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout
 from scalelab.model.transformer import declarations
@@ -79,6 +80,14 @@ def test_micro_batches_in_flight(schedule, microbatches, rounds, slots):
     kept = memory(static, H100).components["activations"]
     stream = 4 * 16 * 32 * (8 // microbatches)
     assert kept == ((slots + 1) * 8 // (4 * rounds) + 2) * stream
+
+
+@pytest.mark.parametrize(("layers", "rounds", "held"), [(8, 1, 4), (8, 2, 4), (9, 1, 5), (9, 2, 6), (10, 2, 6)])
+def test_layers_on_the_fullest_of_two_stages(layers, rounds, held):
+    """As many in each round: 9 layers over 2 stages twice are chunks of 3."""
+    layout = Layout(stage=2, rounds=rounds, tensor=2)
+    spec = PartitionSpec("stage", "fsdp", "tensor")
+    assert memory_lib.device_bytes((layers, 6, 10), "float32", spec, layout) == 4 * held * 6 * 5
 
 
 @pytest.mark.parametrize(
