@@ -146,6 +146,8 @@ def _rows(static: Static) -> int:
 
 def _largest(way: Static, needed: Memory) -> Static:
     """`way`, which fits, with as many sequences a device at a time as its memory seems to hold."""
+    if not _rows(way):
+        return way  # fewer sequences than replicas: the trainer refuses it
     growing = needed.components["activations"] + needed.components["temporary"]
     limit = _rows(way) * (1 + needed.margin_bytes / max(growing, 1))
     sizes = [size for size in (2**k * _rows(way) for k in range(1, 20)) if size <= limit]
