@@ -139,6 +139,19 @@ def test_bytes_moved_are_those_of_the_compiled_step(axis):
     assert statistics.median(compared) == pytest.approx(1, abs=0.05)
 
 
+def test_logits_pass_through_memory_without_a_kernel():
+    """12 bytes a logit that is computed, forward and backward; none in a kernel, and none that a CPU's caches hold."""
+
+    def softmax(kind, hardware="h100", **model):
+        of = static("llama", 3, 32, 4, 2, 16, 64, model={"attention": kind} | model)
+        return sum(op.times * op.bytes for op in work.operations(of, machine(hardware)) if op.name == "softmax")
+
+    assert softmax("plain") == 3 * 2 * (2 * 16 * 4) * 16 * 12
+    assert softmax("blockwise") == pytest.approx(softmax("plain") * 17 / 32)
+    assert softmax("blockwise", remat="full") == pytest.approx(softmax("blockwise") * 3 / 2)
+    assert softmax("cudnn") == 0
+
+
 def test_axes_take_the_links_they_lie_on():
     """DGX H100, 8 a node: NVLink 450 GB/s, network 50 GB/s a GPU; a group with k GPUs of a node has k ports."""
     h100 = machine("h100")
