@@ -1,9 +1,10 @@
-"""python -m experiments.attention [--quick] [--rounds=N] [--json[=PATH]]
+"""python -m experiments.attention [--quick] [--only="KIND; KIND"] [--rounds=N] [--json[=PATH]]
 
 What attention holds and takes on this machine, by kind and length: temporaries of the compiled program, forward and forward
 with backward (XLA's `memory_analysis`), at one sequence of four heads of width 64 in bf16; seconds of CPU of forward with
 backward in fp32 (the least of N rounds, 4096 tokens each); the largest difference from float64 in fp32, relative. Memory depends on no
-clock. Two minutes on two CPU cores, seconds with --quick (lengths up to 1k).
+clock. "by distance" scores distances beside keys (model.position=relative). Three minutes on two CPU cores, seconds with
+--quick (lengths up to 1k); --only measures some kinds alone.
 """
 
 import sys
@@ -18,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab.commands.shared import Parser, emit
+from scalelab.errors import nearest
 from scalelab.model import kernels
 from scalelab.model.blockwise import blockwise_attention
+from scalelab.model.relative import Relative, scores
 from scalelab.model.sight import UNLIMITED
 
 HEADS, WIDTH, TOKENS, SCALE = 4, 64, 4096, 0.125
@@ -30,34 +33,53 @@ def blockwise(block: int) -> Callable:
     return lambda q, k, v: blockwise_attention(q, k, v, UNLIMITED, SCALE, 0, block)
 
 
+def blockwise_by_distance(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
+    """The same in blocks of 128 with relative positions."""
+    return blockwise_attention(q, k, v, UNLIMITED, SCALE, 0, 128, Relative(*far))
+
+
+def plain_by_distance(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
+    """All logits at once, with relative positions."""
+    return kernels.plain_attention(q, k, v, scores(Relative(*far), SCALE), SCALE)
+
+
 KINDS: dict[str, Callable] = {
     "xla": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True, scale=SCALE, implementation="xla"),
     "plain": lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE),
     **{f"blockwise {block}": blockwise(block) for block in (128, 256, 512)},
+    "plain, by distance": plain_by_distance,
+    "blockwise 128, by distance": blockwise_by_distance,
 }
 
 
-def gradient(of: Callable) -> Callable:
+def gradient(of: Callable, arguments: int) -> Callable:
     """Forward and backward of a sum over what comes out."""
-    return jax.grad(lambda *x: jnp.sum(jnp.sin(of(*x).astype(jnp.float32))), argnums=(0, 1, 2))
+    return jax.grad(lambda *x: jnp.sum(jnp.sin(of(*x).astype(jnp.float32))), argnums=tuple(range(arguments)))
 
 
-def temporaries(of: Callable, length: int) -> list[int]:
+def sizes(name: str, length: int, batch: int) -> list[tuple[int, ...]]:
+    """Of q, k, v; by distance also of the queries that score distances, and of the distances."""
+    each = (batch, length, HEADS, WIDTH)
+    return [each] * 4 + [each[1:]] if "distance" in name else [each] * 3
+
+
+def temporaries(name: str, length: int) -> list[int]:
     """Bytes beyond arguments and results: forward, forward and backward."""
-    given = [jax.ShapeDtypeStruct((1, length, HEADS, WIDTH), jnp.bfloat16)] * 3
-    return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in (of, gradient(of))]
+    given = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in sizes(name, length, 1)]
+    both = KINDS[name], gradient(KINDS[name], len(given))
+    return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in both]
 
 
-def arrays(length: int, batch: int) -> list[np.ndarray]:
-    """Random q, k, v."""
+def arrays(name: str, length: int, batch: int) -> list[np.ndarray]:
+    """Random arguments."""
     random = np.random.default_rng(length)
-    return [random.normal(size=(batch, length, HEADS, WIDTH)) for _ in range(3)]
+    return [random.normal(size=size) for size in sizes(name, length, batch)]
 
 
-def seconds(of: Callable, length: int, rounds: int) -> float:
+def seconds(name: str, length: int, rounds: int) -> float:
     """Of CPU, forward and backward, for 4096 tokens."""
-    given = [jnp.asarray(x, jnp.float32) for x in arrays(length, max(1, TOKENS // length))]
-    run, spent = jax.jit(gradient(of)), []
+    given = [jnp.asarray(x, jnp.float32) for x in arrays(name, length, max(1, TOKENS // length))]
+    run, spent = jax.jit(gradient(KINDS[name], len(given))), []
     for _ in range(rounds + 1):
         start = time.process_time()
         jax.block_until_ready(run(*given))
@@ -65,51 +87,62 @@ def seconds(of: Callable, length: int, rounds: int) -> float:
     return min(spent[1:])
 
 
-def difference(of: Callable, length: int) -> float:
+def difference(name: str, length: int) -> float:
     """The largest of output and gradients in fp32 from plain attention in float64, over the largest entry of each."""
-    given = arrays(length, 1)
+    given = arrays(name, length, 1)
 
     def all_of(of: Callable, form: Any) -> list[np.ndarray]:
         x = [jnp.asarray(a, form) for a in given]
-        return [np.asarray(a, np.float64) for a in (of(*x), *gradient(of)(*x))]
+        return [np.asarray(a, np.float64) for a in (of(*x), *gradient(of, len(x))(*x))]
 
     with jax.enable_x64(True):
         exact = all_of(_exact, jnp.float64)
     return max(
-        float(np.abs(a - b).max() / np.abs(a).max()) for a, b in zip(exact, all_of(of, jnp.float32), strict=True)
+        float(np.abs(a - b).max() / np.abs(a).max())
+        for a, b in zip(exact, all_of(KINDS[name], jnp.float32), strict=True)
     )
 
 
-def _exact(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _exact(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
     logits = SCALE * jnp.einsum("bsnh,btnh->bnst", q, k)
-    seen = jnp.tril(jnp.ones(logits.shape[-2:], bool))[None, None]
+    index = jnp.arange(q.shape[1])
+    if far:
+        by_distance = jnp.einsum("bsnh,dnh->bnsd", *far)
+        at = jnp.maximum(index[:, None] - index[None], 0)[None, None]
+        logits = logits + SCALE * jnp.take_along_axis(by_distance, at, axis=-1)
+    seen = (index[:, None] >= index[None])[None, None]
     return jnp.einsum("bnst,btnh->bsnh", jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1), v)
 
 
-def measure(lengths: list[int], rounds: int) -> list[dict[str, Any]]:
+def measure(kinds: list[str], lengths: list[int], rounds: int) -> list[dict[str, Any]]:
     """A row for each kind and length."""
     rows = []
     for length in lengths:
-        for name, of in KINDS.items():
+        for name in kinds:
             print(f"measuring: {name} at {length}", file=sys.stderr, flush=True)
-            forward, both = temporaries(of, length)
+            forward, both = temporaries(name, length)
             rows.append({
                 "kind": name, "seq_len": length, "forward_bytes": forward, "forward_backward_bytes": both,
-                "cpu_s": seconds(of, length, rounds) if length <= TOKENS else None,
-                "difference": difference(of, length) if length <= 2048 else None,
+                "cpu_s": seconds(name, length, rounds) if length <= TOKENS else None,
+                "difference": difference(name, length) if length <= 2048 else None,
             })  # fmt: skip
     return rows
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0."""
+    """Exit code 0, 2 for bad input."""
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.attention"
     parser.add_argument("--quick", action="store_true", help="lengths up to 1k, one round")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
+    parser.add_argument("--only", default="; ".join(KINDS), metavar="A; B", help=f"kinds: {'; '.join(KINDS)}")
     options = parser.parse_args(argv)
+    kinds = [name.strip() for name in options.only.split(";")]
+    if unknown := [name for name in kinds if name not in KINDS]:
+        print(f"attention: --only={unknown[0]}: no such kind{nearest(unknown[0], KINDS)}", file=sys.stderr)
+        return 2
     lengths = [256, 512, 1024] if options.quick else [256, 512, 1024, 2048, 4096, 8192]
-    rows = measure(lengths, 1 if options.quick else options.rounds)
+    rows = measure(kinds, lengths, 1 if options.quick else options.rounds)
     result = {"heads": HEADS, "width": WIDTH, "rows": rows}
     if options.json != "-":
         show(rows)

@@ -13,6 +13,7 @@ from scalelab.errors import BadInput, WorkFailed, nearest
 COMMANDS = {
     "doctor": "versions, devices, and one measured matmul: is this machine ready?",
     "prepare": "documents or ready-made tokens into token shards, with any tokenizer",
+    "plan": "what a run, a budget or a whole sweep takes, before it is launched",
     "train": "train one run from a config file; run again to resume",
     "optim": "what each group of parameters gets: optimizer, LR, decay, bytes of state",
     "sweep": "train the grid that a config file's sweep(h) returns",

@@ -174,7 +174,7 @@ def _answer(
         interval=book.interval,
         serving=served,
         repetition=repeated,
-        notes=tuple(notes),
+        notes=(*notes, *book.beyond(float(facts["flops"][0]))),
     )
 
 

@@ -19,6 +19,8 @@ from scalelab.laws.published import besiroglu, chinchilla, kaplan, muennighoff, 
 
 DEFAULT = "besiroglu"
 DRAWS = 1000
+EXTRAPOLATED = 10.0  # beyond so many times the dearest run a law is said to be extrapolated
+FIGURE_4 = 1.3e22  # FLOPs of the dearest point of Hoffmann et al. 2022, fig. 4 (16B)
 PF_DAY = 1e15 * 86400.0  # FLOPs
 # Kaplan et al. 2020, table 5: the trend of the best size, N_e C_min^p_N with C_min in PF-days.
 KAPLAN_SIZE, KAPLAN_EXPONENT = 1.3e9, 0.73
@@ -45,7 +47,7 @@ class Book:
     """A law to plan by. `params` hold one array [R] each; `level` is that of intervals, None where there are none.
 
     `surface` gives the loss in nats per token. `split`, where there is one, says N instead of the surface's minimum. `held`
-    are other columns of the surface (unique tokens).
+    are other columns of the surface (unique tokens), `largest_flops` what the dearest run behind the law cost, where known.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Book:
     split: Split | None = None
     k: float = FLOPS_PER_PARAM_TOKEN
     held: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    largest_flops: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -68,6 +71,15 @@ class Book:
     def first(self, rows: int) -> "Book":
         """The same with fewer rows."""
         return dataclasses.replace(self, params={name: values[:rows] for name, values in self.params.items()})
+
+    def beyond(self, flops: float) -> tuple[str, ...]:
+        """What to say of a budget far beyond the runs behind the law."""
+        if self.largest_flops is None or flops <= EXTRAPOLATED * self.largest_flops:
+            return ()
+        times = flops / self.largest_flops
+        return (
+            f"extrapolated: {flops:.3g} FLOPs are {times:,.0f} times the dearest run behind this law ({self.largest_flops:.2g})",
+        )
 
     def best_size(self, C: np.ndarray) -> np.ndarray:
         """The best N [R] for C [R] FLOPs."""
@@ -98,7 +110,7 @@ def open_book(name: str) -> Book:
 
         return lawfile.read(pathlib.Path(name))
     close = nearest(name, PUBLISHED)
-    raise BadInput(f"--law={name}: no published law{close}, nor a file; one of {', '.join(PUBLISHED)}, or fit.json")
+    raise BadInput(f"--law={name}: neither a file nor one of {', '.join(PUBLISHED)}{close}")
 
 
 def fixed(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:
@@ -145,6 +157,7 @@ def _chinchilla(approach: str) -> Book:
         params=fixed(besiroglu.HOFFMANN["Hoffmann's unrounded"]._asdict(), 1 + len(ends)),
         level=0.8,
         split=split,
+        largest_flops=FIGURE_4,
         notes=(f"{approach} has no law of the loss: the loss is that of approach 3 there",),
     )
 
@@ -171,10 +184,11 @@ def _besiroglu() -> Book:
         source=besiroglu.SOURCE,
         n_convention="total",
         interval=f"{DRAWS} laws, spread and correlated as the authors' 4,000 resamples of 240 runs; the law's own error, "
-        "without the noise of one run or a break beyond the data (largest N 1.6e10)",
+        "without the noise of one run or a break beyond the data",
         surface=forms.LAWS["chinchilla"],
         params=spread(point, besiroglu.draws(DRAWS)),
         level=0.9,
+        largest_flops=FIGURE_4,
     )
 
 
@@ -190,6 +204,7 @@ def _porian() -> Book:
         params=fixed(PORIAN_LOSS, 1 + len(tuned.interval)),
         level=0.95,
         split=Split(PORIAN_SIZE, PORIAN_FLOPS, (float(tuned.weighted), *tuned.interval)),
+        largest_flops=2.56e19,
         notes=("the loss is our refit of L(C) to the stored optima: the stored fit is its search's starting point",),
     )
 

@@ -81,7 +81,7 @@ def overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT) -> Ov
         intervals=found,
         level=book.level,
         interval=book.interval,
-        notes=notes,
+        notes=(*notes, *book.beyond(C)),
     )
 
 

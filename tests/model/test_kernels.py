@@ -103,7 +103,13 @@ def all_gradients(attention, arrays, far, weights):
     return y, *pull(weights.astype(y.dtype))
 
 
-@pytest.mark.parametrize("name", ["causal", "documents in a window", "a layer without the window"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "documents in a window",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in SIGHTS if n != "documents in a window"),
+    ],
+)
 def test_blockwise_knows_distances_forward_and_backward(name):
     """Gradients of queries, keys, values, of what distances are scored with and of the distances; blocks as above."""
     *given, weights = arrays(50, keys=4)
@@ -115,6 +121,7 @@ def test_blockwise_knows_distances_forward_and_backward(name):
     assert all(np.abs(theirs).max() > 0.1 for theirs in expected)
 
 
+@pytest.mark.slow
 def test_distances_in_bf16_are_as_near_to_fp32_as_plain():
     *given, weights = arrays(50, keys=4)
     far = arrays(50)[0] / 2, arrays(50, keys=4)[1][0] / 2

@@ -198,8 +198,18 @@ def test_gpt3_by_chinchillas_table():
     """Table 3: the 67B that Gopher's budget pays for, and 175B wants 3.7T tokens, not 300B."""
     found = overtraining(280e9, 5.76e23 / (6 * 280e9), "chinchilla_1")
     assert found.n == pytest.approx(67e9, rel=0.02) and found.size_factor == pytest.approx(280 / 67, rel=0.02)
-    assert found.loss_given_away is None and found.waste is None and "not said" in found.notes[-1]
+    assert found.loss_given_away is None and found.waste is None and any("not said" in note for note in found.notes)
     assert allocation(params=175e9, law="chinchilla_1").d == pytest.approx(3.7e12, rel=0.03)
+
+
+def test_a_budget_far_beyond_the_runs_is_called_extrapolated():
+    given = besiroglu.all_points(data_file("chinchilla/points.csv").parents[1])
+    largest = max(6 * given.N * given.D)
+    assert abs(lawbook.FIGURE_4 / largest - 1) < 0.01
+    assert not any("extrapolated" in note for note in allocation(flops=9 * largest).notes)
+    assert "77 times the dearest run" in allocation(flops=1e24).notes[-1]
+    assert "extrapolated" in overtraining(405e9, 15.6e12).notes[-1]
+    assert "extrapolated" in allocation(flops=1e21, law="porian").notes[-1]
 
 
 def test_device_hours_are_flops():
@@ -262,7 +272,7 @@ def test_every_answer_is_plain_json():
         ({"tokens": float("nan")}, "a positive number"),
         ({"flops": 1e20, "serve_tokens": 0.0}, "serve_tokens=0: a positive number"),
         ({"flops": 1e20, "law": "chinchila_3"}, "did you mean 'chinchilla_3'"),
-        ({"flops": 1e20, "law": "/no/such.json"}, "nor a file"),
+        ({"flops": 1e20, "law": "/no/such.json"}, "neither a file nor one of kaplan, "),
         ({"target_loss": 1.5}, "its loss is never below 1.817"),
         ({"target_loss": 2.0, "unique_tokens": 1e9}, "its loss is never below"),
         ({"gpu_hours": 1e3}, "need a machine and an MFU"),

@@ -1,0 +1,131 @@
+"""A whole plan: parameters, FLOPs, memory, time, batch, checkpoints and advice of one config on one machine."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab import lengths
+from scalelab.config import Layout
+from scalelab.plan.advice import Advice, advice
+from scalelab.plan.batch import Batch, batch
+from scalelab.plan.compile import Compiled, compiled
+from scalelab.plan.efficiency import Efficiency, default
+from scalelab.plan.flops import Flops, flops
+from scalelab.plan.goodput import RESTART_S, Checkpointing, checkpointing
+from scalelab.plan.inference import Inference, inference
+from scalelab.plan.layout import laid_out
+from scalelab.plan.machine import Machine, machine
+from scalelab.plan.memory import Memory, memory
+from scalelab.plan.time import StepTime, Training, step_time, training
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run takes. Bytes and seconds are those of one device and one step unless their name says otherwise."""
+
+    machine: Machine
+    layout: Layout
+    steps: int
+    tokens: int  # that the run predicts, over all steps
+    flops: Flops
+    memory: Memory
+    inference: Inference
+    time: StepTime
+    training: Training
+    batch: Batch
+    checkpoint: Checkpointing
+    advice: tuple[Advice, ...]
+    compiled: Compiled | None
+    notes: tuple[str, ...]
+
+    @property
+    def devices(self) -> int:
+        """The size of the mesh."""
+        return self.layout.devices
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema of `scalelab plan --json` (README, "Plan"): flat names first, everything else under `details`."""
+        t, c = self.time, self.checkpoint
+        described = {
+            "hardware": self.machine.chip.name,
+            "devices": self.devices,
+            "mesh": dataclasses.asdict(self.layout),
+            "params": self.flops.parameters,
+            "flops": {
+                name: {"per_token": each, "total": each * self.tokens, "per_token_with_remat": self.flops.remat_per_token[name]}
+                for name, each in self.flops.per_token.items()
+            },
+            "memory_bytes": self.memory.components
+            | {name: getattr(self.memory, name) for name in ("total", "fits", "capacity", "margin_bytes", "formula_bytes")},
+            "time_s": {"compute": t.compute_s, "hbm": t.hbm_s}
+            | t.axes
+            | {"exposed": t.exposed, "bubble": t.bubble_s, "total": t.total_s, "low": t.low_s, "high": t.high_s},
+            "mfu": t.mfu,
+            "mfu_range": [t.mfu_low, t.mfu_high],
+            "tokens_per_s": t.tokens_per_s,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "days": self.training.days,
+            "device_hours": self.training.device_hours,
+            "cost": self.training.cost,
+            "checkpoint": dataclasses.asdict(c),
+            "batch_tokens": self.batch.tokens,
+            "batch": dataclasses.asdict(self.batch),
+            "inference_bytes": dataclasses.asdict(self.inference),
+            "advice": [dataclasses.asdict(one) for one in self.advice],
+            "assumptions": list(t.assumptions),
+            "notes": list(self.notes),
+        }  # fmt: skip
+        return described | ({"compiled": dataclasses.asdict(self.compiled)} if self.compiled else {})
+
+
+def plan(
+    config: ConfigDict | str,
+    hardware: Machine | str,
+    devices: int | None = None,
+    mesh: str | Mapping[str, Any] | None = None,
+    *,
+    efficiency: Efficiency | None = None,
+    price_per_hour: float | None = None,
+    critical_tokens: float | None = None,
+    mtbf_s: float | None = None,
+    restart_s: float = RESTART_S,
+    write_bytes_per_s: float | None = None,
+    compile: bool = False,
+    serve: tuple[int, int] = (1, 0),
+    advise: bool = True,
+) -> Plan:
+    """A plan of `config` (resolved, or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
+
+    `mesh`: sizes by axis ("fsdp=8,tensor=8" or a mapping) instead of the config's. `efficiency`: shares of the datasheet, else
+    published ones. `compile`: the real step is also compiled for the machine. `serve`: sequences served at once and their tokens
+    (0: model.seq_len). Nothing is allocated. BadInput as the parts say.
+    """
+    config = config_lib.load(config) if isinstance(config, str) else config
+    on = machine(hardware) if isinstance(hardware, str) else hardware
+    static, notes = laid_out(config_lib.static(config), devices, mesh)
+    efficiency, steps = efficiency or default(on), config.train.steps
+    tokens = lengths.tokens_before(config, steps)
+    held, step = memory(static, on), step_time(static, on, efficiency)
+    whole = training(static, on, steps, step, price_per_hour)
+    return Plan(
+        machine=on,
+        layout=static.layout,
+        steps=steps,
+        tokens=tokens,
+        flops=flops(static),
+        memory=held,
+        inference=inference(static, on, *serve),
+        time=step,
+        training=whole,
+        batch=batch(static, tokens, critical_tokens=critical_tokens),
+        checkpoint=checkpointing(
+            static, on, mtbf_s, restart_s, write_bytes_per_s, step_s=step.total_s, work_s=max(whole.days * 86_400, step.total_s)
+        ),
+        advice=advice(static, on, efficiency) if advise else (),
+        compiled=compiled(static, on) if compile else None,
+        notes=(*notes, *held.notes),
+    )  # fmt: skip

@@ -1,0 +1,88 @@
+"""`scalelab plan` as scripts see it: its JSON, its text, its refusals. The figures themselves are held in tests/plan."""
+
+import json
+
+import pytest
+
+import scalelab.plan
+from scalelab.__main__ import main
+from scalelab.plan.machine import machine
+
+TINY = "--config=configs/tiny.py"
+MESH = ["--hardware=h100", "--devices=4", "--mesh=fsdp=2,tensor=2"]
+
+
+def answer(capsys, *argv):
+    assert main(["plan", *argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_keys_that_others_script_against(capsys):
+    found = answer(capsys, TINY, *MESH, "--price=2")
+    memory, time = found["memory_bytes"], found["time_s"]
+    facts = {"total", "fits", "capacity", "margin_bytes", "formula_bytes"}
+    assert memory["total"] == sum(size for name, size in memory.items() if name not in facts)
+    assert memory["fits"] and memory["margin_bytes"] == memory["capacity"] - memory["total"]
+    assert memory["capacity"] == machine("h100").chip.hbm_bytes
+    assert {"compute", "hbm", "fsdp", "tensor", "bubble", "total"} <= time.keys()
+    assert time["low"] < time["total"] < time["high"]
+    groups = {name for name in found["params"] if name not in ("total", "non_embedding", "kaplan", "chinchilla")}
+    assert found["params"]["total"] == sum(found["params"][name] for name in groups)
+    assert {"6N", "chinchilla", "palm", "causal", "exact"} <= found["flops"].keys()
+    assert found["flops"]["6N"]["total"] == 6 * found["params"]["total"] * found["tokens"]
+    assert {"bytes", "seconds", "young_s", "daly_s", "goodput"} <= found["checkpoint"].keys()
+    assert found["batch_tokens"] * found["steps"] == found["tokens"]
+    assert found["cost"] == pytest.approx(2 * found["device_hours"])
+    assert found["device_hours"] == pytest.approx(4 * found["steps"] * time["total"] / 3600)
+    assert found["tokens_per_s"] == pytest.approx(found["batch_tokens"] / time["total"])
+    assert isinstance(found["advice"], list) and "compiled" not in found
+    assert found == json.loads(
+        json.dumps(scalelab.plan.plan("configs/tiny.py", "h100", 4, "fsdp=2,tensor=2", price_per_hour=2.0).to_json())
+    )
+
+
+def test_the_text_names_mesh_components_and_what_was_assumed(capsys):
+    assert main(["plan", TINY, "--hardware=h100", "--devices=4"]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "4 x H100 SXM, fsdp=4",
+        "chosen as the config has none",
+        "activations",
+        "MFU",
+        "efficiencies:",
+        "Daly",
+        "6N",
+    ):
+        assert part in said, part
+
+
+def test_a_budget_and_a_run_beside_the_best_one(capsys):
+    found = answer(capsys, "--flops=1e24", "--law=chinchilla_3")
+    assert {"n", "d", "loss", "intervals", "law", "source"} <= found.keys() and found["law"] == "chinchilla_3"
+    assert found["flops"] == pytest.approx(1e24) == pytest.approx(6 * found["n"] * found["d"])
+    gpt3 = answer(capsys, "--params=175e9", "--tokens=300e9")
+    assert gpt3["verdict"] == "undertrained" and gpt3["n"] < 175e9
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "nothing to plan"),
+        ([TINY], "--hardware is needed"),
+        ([TINY, "--hardware=h10"], "known: "),
+        ([TINY, "--hardware=h100", "--mesh=fdsp=2"], "did you mean 'fsdp'"),
+        ([TINY, "--hardware=h100", "--devices=4", "--mesh=fsdp=3"], "nearest product"),
+        ([TINY, "--hardware=h100", "--devices=2.5"], "nearest: 2"),
+        ([TINY, "--flops=1e20"], "together"),
+        (["--flops=0"], "no number above zero"),
+        (["--flops=1e20", "--tokens=1e9"], "give one of them"),
+        (["--flops=1e20", "--law=chinchila"], "did you mean"),
+        (["--flops=1e20", "--mesh=fsdp=2"], "--mesh has nothing to say"),
+        ([TINY, "--hardware=h100", "--law=kaplan"], "--law has nothing to say"),
+        (["--gpu-hours=100"], "--hardware"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(capsys, argv, said):
+    assert main(["plan", *argv]) == 2
+    line = capsys.readouterr().err
+    assert said in line and len(line.strip().splitlines()) == 1
