@@ -189,7 +189,7 @@ def checkpointing(
             notes += (
                 f"Daly's interval is shorter than {'a save' if every_s == kept.seconds else 'a step'}: planned with that",
             )
-    steps = max(1, round(every_s / step_s)) if step_s else None
+    steps = math.ceil(every_s / step_s) if step_s else None
     found = simulate(work_s, every_s, kept.blocked_s, kept.seconds, mtbf_s, restart_s, seed)
     return Checkpointing(
         kept.bytes, kept.parts, kept.device_bytes, kept.seconds, kept.blocked_s, mtbf_s, restart_s, kept.restore_s,

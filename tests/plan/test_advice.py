@@ -125,11 +125,21 @@ def test_what_the_trainer_refuses_is_not_advised_and_long_sequences_are_shared()
 def test_uneven_stages_are_planned_for_and_not_advised():
     """More micro-batches would be faster on the stages that there are, but the trainer refuses these."""
     tree = config(6, **{"parallel.stage": 4, "parallel.microbatches": 1})
-    found = advice(static(tree), machine("h100"))
+    found = advice(static(tree), machine("h100"), most=100)
     assert found
     for way in found:
         made = applied(tree, way)
         rules.check(made, made.layout)
+
+
+def test_a_batch_that_is_warmed_up_begins_with_whole_micro_batches():
+    ramp = {"schedule.batch_start": 8, "schedule.batch_warmup_tokens": 1_000_000, "train.accumulate": 8}
+    tree = config(**{"parallel.data": 4} | ramp)
+    found = advice(static(tree), with_memory(4), most=100)
+    assert found
+    for way in found:  # else the config is refused
+        made = applied(tree, way)
+        assert 8 % (64 // made.accumulate) == 0
 
 
 def test_near_the_limit_saved_activations_are_counted():

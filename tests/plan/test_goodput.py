@@ -151,6 +151,8 @@ def test_a_plan_of_saves():
     static = dataclasses.replace(tiny(), layout=configs.Layout(data=1024))
     found = goodput.checkpointing(static, machine("h100"), mtbf_s=3 * HOUR, every_s=1200, step_s=2.0)
     assert (found.every_s, found.every_steps, found.failures_per_day) == (1200, 600, 8)
+    seven = goodput.checkpointing(static, machine("h100"), every_s=1200, step_s=180.0)
+    assert seven.every_steps == 7  # no sooner than planned: a save may last as long
     assert found.young_s == goodput.young(found.blocked_s, 3 * HOUR)
     assert found.goodput_low < found.goodput < found.goodput_high
     assert 500 < found.lost_work_s < 700  # half an interval
