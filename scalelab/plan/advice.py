@@ -92,7 +92,8 @@ def _ways(static: Static, machine: Machine, long: int = LONG) -> Iterator[Static
             )
             changed = dataclasses.replace(static, model=model, layout=layout)
             for way in (changed, _split(changed, 1)):
-                if way is not None and way not in seen:
+                # A plan may have parts of a sequence, the trainer none.
+                if way is not None and way not in seen and _rows(way):
                     seen.add(way)
                     yield way
 
