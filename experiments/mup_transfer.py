@@ -25,6 +25,7 @@ from scalelab.commands.progress import Board
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.model.resize import resized
+from scalelab.plan.sweep import Planned
 from scalelab.report.lrplots import transfer, write
 from scalelab.sweep.best import best
 
@@ -134,6 +135,27 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def parse(argv: Sequence[str]) -> tuple[ConfigDict, Sequence[int], float, Any, dict[str, str]]:
+    """Arguments -> (family, widths, octaves between LRs, options, overrides). BadInput for a mistake."""
+    overrides, rest = config_lib.split_overrides(list(argv))
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.mup_transfer"
+    parser.add_argument("--workdir", metavar="DIR", help="where the runs go; again to resume")
+    parser.add_argument("--quick", action="store_true", help="LRs an octave apart: 4 minutes on two cores (else: half)")
+    parser.add_argument("--config", metavar="FILE", help="the family of models (default: configs/mup_transfer.py)")
+    parser.add_argument("--widths", metavar="D,D,…", help=f"values of d_model (default: {','.join(map(str, WIDTHS))})")
+    options = parser.parse_args(rest)
+    widths = sorted(map(int, options.widths.split(","))) if options.widths else WIDTHS
+    base = config_lib.load(options.config or ROOT / "configs" / "mup_transfer.py", overrides)
+    return base, widths, 1.0 if options.quick else 0.5, options, overrides
+
+
+def plan(arguments: Sequence[str]) -> Planned:
+    """What this study would run with these arguments (default: --quick), before any of it: `scalelab plan --sweep` asks."""
+    base, widths, step, *_ = parse(arguments or ["--quick"])
+    return Planned(trials(base, widths, step))
+
+
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 measured (whatever came out), 1 a sweep failed, 2 bad input, 75 stopped by a signal after saving."""
     try:
@@ -149,19 +171,9 @@ def _main(argv: Sequence[str]) -> int:
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import dataset
 
-    overrides, rest = config_lib.split_overrides(list(argv))
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.mup_transfer"
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="where the runs go; again to resume")
-    parser.add_argument("--quick", action="store_true", help="LRs an octave apart: 4 minutes on two cores (else: half)")
-    parser.add_argument("--config", metavar="FILE", help="the family of models (default: configs/mup_transfer.py)")
-    parser.add_argument("--widths", metavar="D,D,…", help=f"values of d_model (default: {','.join(map(str, WIDTHS))})")
-    options = parser.parse_args(rest)
-    widths = sorted(map(int, options.widths.split(","))) if options.widths else WIDTHS
-    base, step = (
-        config_lib.load(options.config or ROOT / "configs" / "mup_transfer.py", overrides),
-        1.0 if options.quick else 0.5,
-    )
+    base, widths, step, options, overrides = parse(argv)
+    if options.workdir is None:
+        raise BadInput("--workdir=DIR is needed: where the runs go")
     folder, made = pathlib.Path(options.workdir), trials(base, widths, step)
     cache_compilations()
     dataset(base)

@@ -2,7 +2,7 @@
 
     scalelab train --config=configs/recipes/chinchilla_70b.py --workdir=runs/chinchilla_70b
 
-1.4e12 tokens, 20 a parameter. Looked up: sizes, LR and batch as Zhao et al. 2023, Table 5, repeats Table 4.
+1.4e12 tokens, 20 a parameter. Looked up: Table 4 with its caption and footnote.
 """
 
 from ml_collections import ConfigDict
@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
     config.schedule.name = "cosine"  # section 4.1
     config.schedule.warmup_steps = 1500  # as Gopher; not published
     config.schedule.final_share = 0.1  # Appendix B: 10x over a cycle as long as the run
-    config.schedule.batch_stages = "768; 445048: 1536"  # Table 4: 1.5 M to 3 M tokens, doubled midway (from memory)
+    config.schedule.batch_stages = "768; 445048: 1536"  # Table 4: 1.5 M to 3 M tokens, doubled midway
     config.train.global_batch = 1536  # x 2048 = 3 M tokens (Table 4)
     config.train.accumulate = 2  # ours: the batch doubles once
     config.train.steps = 667_572  # 1.4e12 tokens

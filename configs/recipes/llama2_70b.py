@@ -2,8 +2,8 @@
 
     scalelab train --config=configs/recipes/llama2_70b.py --workdir=runs/llama2_70b
 
-2.0e12 tokens. Looked up: parameters from the Hub's safetensors totals (which count rope's 64 constants a layer too); the
-rest of section 2.2 is from memory of the paper, as safe_7b.py has it.
+2.0e12 tokens. Looked up: section 2.2 through excerpts; parameters from the Hub's safetensors totals, which count rope's 64
+constants a layer too.
 """
 
 from ml_collections import ConfigDict

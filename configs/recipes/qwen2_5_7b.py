@@ -2,7 +2,7 @@
 
     scalelab train --config=configs/recipes/qwen2_5_7b.py --workdir=runs/qwen2_5_7b
 
-1.8e13 tokens. Looked up: parameters and config.json through the Hub's totals. LR, batch, schedule and precision are ours.
+1.8e13 tokens. Looked up: parameters through the Hub's totals; the shape in excerpts of config.json. LR, batch, schedule and precision are ours.
 """
 
 from ml_collections import ConfigDict

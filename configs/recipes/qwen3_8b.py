@@ -2,7 +2,7 @@
 
     scalelab train --config=configs/recipes/qwen3_8b.py --workdir=runs/qwen3_8b
 
-3.0e13 tokens: stage 1 of three. Looked up: parameters through the Hub's totals; the shape is from memory of config.json.
+3.0e13 tokens: stage 1 of three. Looked up: config.json, and parameters through the Hub's totals.
 """
 
 from ml_collections import ConfigDict

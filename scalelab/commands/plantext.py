@@ -36,12 +36,17 @@ def _arithmetic(plan: Any) -> list[str]:
 
 def _memory(plan: Any) -> list[str]:
     m = plan.memory
-    name, size = ("GiB", GIB) if m.total > GIB / 10 else ("MiB", MIB)
+    name, size = unit(m.total)
     text = [f"memory of the fullest device, {name} (remat: {plan.flops.remat})"]
     text += [f"  {name:<14} {each / size:>10.3f}" for name, each in m.components.items()]
     text.append(f"  {'total':<14} {m.total / size:>10.3f} of {m.capacity / size:,.1f}: {fit(m.fits, m.margin_bytes)}")
     text.append(f"  activations by Korthikanti's formula {m.formula_bytes / size:.3f}")
     return text
+
+
+def unit(total_bytes: int) -> tuple[str, int]:
+    """GiB, or MiB where that says more."""
+    return ("GiB", GIB) if total_bytes > GIB / 10 else ("MiB", MIB)
 
 
 def lasts(seconds: float) -> str:
@@ -121,22 +126,22 @@ def _compiled(plan: Any) -> list[str]:
     """Formula, exact and compiled side by side."""
     from scalelab.plan.compile import side_by_side
 
-    found = plan.compiled
-    if found.oom:
-        return [f"compiled for {found.platform} in {found.seconds:.1f} s: out of memory", found.oom]
-    text = [
-        f"compiled for {found.platform} in {found.seconds:.1f} s, GiB{'formula':>14} {'exact':>10} {'compiled':>10} {'compiled - exact':>17}"
-    ]
+    found, (name, size) = plan.compiled, unit(plan.memory.total)
+    head = f"compiled for {found.platform} in {found.seconds:.1f} s"
+    text = [f"{head}: out of memory", found.oom] if found.oom else [head]
+    if not found.peak_bytes:
+        return text
+
+    def cell(of: int | None) -> str:
+        return "-" if of is None else f"{of / size:.3f}"
+
+    text.append(f"  {name:<14} {'formula':>10} {'exact':>10} {'compiled':>10} {'compiled - exact':>17}")
     for row in side_by_side(plan.memory, found):
-        sizes = [_gib(size) for size in (row.formula_bytes, row.exact_bytes, row.compiled_bytes)]
+        cells = [cell(of) for of in (row.formula_bytes, row.exact_bytes, row.compiled_bytes)]
         text.append(
-            f"  {row.component:<27} {sizes[0]:>10} {sizes[1]:>10} {sizes[2]:>10} {_gib(row.difference_bytes):>17}"
+            f"  {row.component:<14} " + " ".join(f"{each:>10}" for each in cells) + f" {cell(row.difference_bytes):>17}"
         )
     return [*text, *([found.note] if found.note else [])]
-
-
-def _gib(size: int | None) -> str:
-    return "-" if size is None else f"{size / GIB:.3f}"
 
 
 def point(found: Any) -> str:
@@ -163,13 +168,15 @@ def _served(plan: Any) -> list[str]:
         "kv_cache": 0,
         "activations": sum(held[name] for name in ("activations", "logits", "temporary", "batch")),
     }
+    name, size = unit(max(plan.memory.total, i.total))
+    where = f"{i.batch} sequences of {i.context:,} tokens on one device"
     text = [
-        f"{'GiB of a device':<20} {'training':>10} {'serving':>10}   {i.batch} sequences of {i.context:,} tokens on one device"
+        f"{f'{name} of a device':<20} {'training':>10} {'serving':>10}   training's weights with gradients and optimizer; {where}"
     ]
-    for name, size in i.components.items():
-        text.append(f"  {name:<18} {trained[name] / GIB:>10.3f} {size / GIB:>10.3f}")
+    for name, each in i.components.items():
+        text.append(f"  {name:<18} {trained[name] / size:>10.3f} {each / size:>10.3f}")
     text.append(
-        f"  {'total':<18} {plan.memory.total / GIB:>10.3f} {i.total / GIB:>10.3f}   {fit(i.fits, i.margin_bytes)}"
+        f"  {'total':<18} {plan.memory.total / size:>10.3f} {i.total / size:>10.3f}   {fit(i.fits, i.margin_bytes)}"
     )
     text.append(
         f"  {i.kv_bytes_per_token:,} bytes of keys and values a token; room for {i.most_sequences:,} such sequences"

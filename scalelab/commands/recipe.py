@@ -53,8 +53,11 @@ def _list(destination: str | None) -> int:
 
     found = [recipes.find(name) for name in recipes.names()]
     if destination != "-":
+        print(f"{'':<18} {'published':>9} {'tokens':>9}")
         for recipe in found:
-            print(f"{recipe.name:<18} {recipe.summary}")
+            total = max((n for key, n in recipe.published.items() if key not in ("tokens", "flops")), default=0)
+            sizes = [f"{n:.3g}" if n else "" for n in (total, recipe.published.get("tokens", 0))]
+            print(f"{recipe.name:<18} {sizes[0]:>9} {sizes[1]:>9}  {recipe.summary}")
     emit(
         [{"name": r.name, "summary": r.summary, "path": str(r.path), "published": r.published} for r in found],
         destination,

@@ -17,7 +17,7 @@ from scalelab.plan.machine import Machine
 from scalelab.plan.memory import Memory, memory
 from scalelab.plan.time import expected_s
 
-LONG = 16_384  # tokens from which on more devices a sequence are worth a look
+LONG, SHORT = 16_384, 2048  # tokens from which on more devices a sequence are worth a look; where nothing else fits
 MOST_TENSOR, MOST_STAGES = 16, 64
 WAVES = 4  # micro-batches a stage at most: (p - 1) / (4 p + p - 1) of a pipeline idle
 WORTH = 0.99  # of the plan's own time: what is faster than that is advice where the plan fits
@@ -45,11 +45,13 @@ def advice(static: Static, machine: Machine, efficiency: Efficiency | None = Non
 
     Where the plan fits: ways that are faster, () if there are none. Where nothing fits: the ways that lack least. Of the
     layouts a bounded part is looked at: tensor parallelism within a node, fsdp over all replicas, over those of a node or
-    as it is, all stages that divide the layers, more devices a sequence only from 16,384 tokens on.
+    as it is, all stages that divide the layers, more devices a sequence only from 16,384 tokens on, or where nothing else fits.
     """
     efficiency = efficiency or default(machine)
     own, own_s = memory(static, machine), expected_s(static, machine, efficiency)
     looked_at = {way: memory(way, machine, saved.estimate) for way in _ways(static, machine)}
+    if not own.fits and not any(needed.fits for way, needed in looked_at.items() if _asked(way)[0]):
+        looked_at |= {way: memory(way, machine, saved.estimate) for way in _ways(static, machine, SHORT)}
     sized = dict.fromkeys(_largest(way, needed) for way, needed in looked_at.items() if needed.fits)
     seconds = {way: expected_s(way, machine, efficiency) for way in sized}
     best: dict[frozenset[str], Advice] = {}
@@ -78,12 +80,12 @@ def _advice(
     )
 
 
-def _ways(static: Static, machine: Machine) -> Iterator[Static]:
+def _ways(static: Static, machine: Machine, long: int = LONG) -> Iterator[Static]:
     """Layouts, ZeRO stages and remat policies to look at, each with one sequence a device at a time, and once as it is."""
     seen = set()
     own = static.layout
     stages = [(dataclasses.replace(own, zero=zero)) for zero in range(own.zero + 1, 4) if own.fsdp > 1]
-    for layout in [own, *stages, *_layouts(static, machine)]:
+    for layout in [own, *stages, *_layouts(static, machine, long)]:
         for remat in REMAT if layout.stage == 1 else [static.model.remat]:
             model = dataclasses.replace(
                 static.model, remat=remat, sequence_parallel=layout.sequence and layout.tensor > 1
@@ -95,7 +97,7 @@ def _ways(static: Static, machine: Machine) -> Iterator[Static]:
                     yield way
 
 
-def _layouts(static: Static, machine: Machine) -> Iterator[Layout]:
+def _layouts(static: Static, machine: Machine, long: int) -> Iterator[Layout]:
     """Meshes of as many devices that divide what they have to."""
     shape, own, n = static.model, static.layout, static.layout.devices
     divided = math.gcd(shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size)
@@ -103,7 +105,7 @@ def _layouts(static: Static, machine: Machine) -> Iterator[Layout]:
         if divided % tensor:
             continue
         for stage in _divisors(n // tensor, MOST_STAGES):
-            for context in _contexts(static, n // (tensor * stage)) if stage == 1 else [1]:
+            for context in _contexts(static, n // (tensor * stage), long) if stage == 1 else [1]:
                 replicas = n // (tensor * stage * context)
                 if shape.n_layers % stage or static.global_batch % replicas:
                     continue
@@ -114,10 +116,10 @@ def _layouts(static: Static, machine: Machine) -> Iterator[Layout]:
                     yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split)
 
 
-def _contexts(static: Static, devices: int) -> list[int]:
+def _contexts(static: Static, devices: int, long: int) -> list[int]:
     """Devices that may share a sequence."""
     own = static.layout.context
-    sizes = {own} | ({own * 2, own * 4, own * 8} if static.model.seq_len // own >= LONG else set())
+    sizes = {own} | ({own * 2, own * 4, own * 8} if static.model.seq_len // own >= long else set())
     return [size for size in sorted(sizes) if devices % size == 0]
 
 
@@ -133,9 +135,12 @@ def _split(static: Static, rows: int) -> Static | None:
         return None
     microbatches = max((k for k in _divisors(each, WAVES * layout.stage)), default=1) if layout.stage > 1 else 1
     layout = dataclasses.replace(layout, microbatches=microbatches)
-    if static.batch_ramp and each // microbatches % static.accumulate:
-        return None  # a batch that is warmed up grows by micro-batches of the size that it has
-    return dataclasses.replace(static, layout=layout, accumulate=each // microbatches)
+    accumulate = each // microbatches
+    # A batch that is warmed up begins with whole micro-batches.
+    first = (static.accumulate - len(static.batch_ramp)) * static.global_batch // static.accumulate
+    if first % (static.global_batch // accumulate):
+        return None
+    return dataclasses.replace(static, layout=layout, accumulate=accumulate)
 
 
 def _rows(static: Static) -> int:

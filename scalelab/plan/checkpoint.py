@@ -21,13 +21,17 @@ HASH_BYTES_PER_S = 8 * 1.3e9
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """One checkpoint. Its first `blocked_s` hold the step up; after `seconds` it is committed and a restart finds it."""
+    """One checkpoint. Its first `blocked_s` hold the step up; after `seconds` it is committed and a restart finds it.
+
+    `restore_s`: of reading it back, while the first process hashes all of it again.
+    """
 
     parts: dict[str, int]  # bytes of params, opt_state, ema, precision, over all devices
     bytes: int  # their sum, and a few counters
     device_bytes: int  # of these, what the device that writes most writes
     seconds: float
     blocked_s: float
+    restore_s: float
     write_bytes_per_s: float  # over all nodes
     notes: tuple[str, ...]
 
@@ -47,15 +51,15 @@ def save(static: Static, machine: Machine, write_bytes_per_s: float | None = Non
     device_bytes = sum(jax.tree.leaves(own))
     nodes = math.ceil(static.layout.devices / min(machine.devices_per_node, HOST_DEVICES))
     rate = write_bytes_per_s or nodes * NODE_WRITE_BYTES_PER_S
-    to_host, rest = device_bytes / HOST_BYTES_PER_S, total / rate + total / HASH_BYTES_PER_S
+    to_host, moved, hashed = device_bytes / HOST_BYTES_PER_S, total / rate, total / HASH_BYTES_PER_S
     notes = (
         f"storage takes {rate / 1e9:,.3g} GB/s over {nodes:,} nodes"
         + ("" if write_bytes_per_s else f" ({NODE_WRITE_BYTES_PER_S / 1e9:g} a node: Llama 3, section 3.3.1)"),
         f"a device hands its part to the host at {HOST_BYTES_PER_S / 1e9:g} GB/s (PCIe 4.0 x16); an assumption",
-        f"the first process then hashes all files: {total / HASH_BYTES_PER_S:,.3g} s at {HASH_BYTES_PER_S / 1e9:.3g} GB/s",
+        f"the first process then hashes all files: {hashed:,.3g} s at {HASH_BYTES_PER_S / 1e9:.3g} GB/s",
     )
-    seconds = to_host + rest
-    return Save(parts, total, device_bytes, seconds, to_host if asynchronous else seconds, rate, notes)
+    seconds, restore_s = to_host + moved + hashed, max(moved, hashed) + to_host
+    return Save(parts, total, device_bytes, seconds, to_host if asynchronous else seconds, restore_s, rate, notes)
 
 
 def _bytes(tree: object) -> int:

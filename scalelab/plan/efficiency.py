@@ -34,7 +34,8 @@ class Efficiency:
 
 
 # Of the datasheet's FLOP/s and bandwidths. `matmul` is what makes the median error of Narayanan et al. 2021, table 1, and
-# Korthikanti et al. 2022, table 5, vanish (tests/plan/published.py, A100); every other published time is held out from it.
+# Korthikanti et al. 2022, table 5, vanish (experiments/step_times, A100); every other published time is held out from it. Its low end
+# lets MT-NLG 530B in (126 TFLOP/s an A100, Smith et al. 2022).
 SOURCES = (
     "matmul: centred on the iteration times of Narayanan et al. 2021 (table 1) and Korthikanti et al. 2022 (table 5) on A100; at best "
     "80 to 85 % of a GPU's peak, 95 % of a TPU's (Scaling Book, part 1)",

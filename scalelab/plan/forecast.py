@@ -1,6 +1,7 @@
 """What a fit of planned runs is expected to tell, before any of them starts: linearised information of a law that is assumed."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,8 +22,8 @@ LOGS = ("N", "loss")  # whose sd is one of the logarithm
 class Expected:
     """One number that the fit will give: its value if the assumed law is true, and the interval that it is expected to have.
 
-    `name`: a parameter; "N": the best size at the target; "loss": of one run there, its noise included. `sd` of N and loss is
-    relative.
+    `name`: a parameter; "N": the best size at the target; "loss": of one run there, its noise included. `sd` of N, loss and
+    scales is relative.
     """
 
     name: str
@@ -81,14 +82,8 @@ def forecast(book: Book, noise: float, runs: Mapping[str, np.ndarray], target_fl
         sd = float(np.sqrt(gradient @ spread @ gradient))
         if name == "loss":
             sd = float(np.hypot(sd, noise))
-        # The gradient of a scale that is searched in its logarithm is one of the logarithm.
-        in_logs = name in LOGS or law.params[name].how == "log"
-        ends = (
-            (value * np.exp(-width * sd), value * np.exp(width * sd))
-            if in_logs
-            else (value - width * sd, value + width * sd)
-        )
-        return Expected(name, float(value), sd, float(ends[0]), float(ends[1]))
+        low, high = ends("log" if name in LOGS else law.params[name].how, value, width * sd)
+        return Expected(name, float(value), sd, low, high)
 
     values = point | {"N": size, "loss": loss}
     return Forecast(
@@ -102,6 +97,17 @@ def forecast(book: Book, noise: float, runs: Mapping[str, np.ndarray], target_fl
         expected=tuple(expect(name, value) for name, value in values.items()),
         findings=tuple(found.text for found in findings),
     )
+
+
+def ends(how: str, value: float, reach: float) -> tuple[float, float]:
+    """(low, high) `reach` to both sides of what is searched: the value, its logarithm ("log"), or a positive coefficient.
+
+    A coefficient ("linear") has an interval of ratios too: it can't be negative.
+    """
+    if how == "direct":
+        return value - reach, value + reach
+    ratio = math.exp(reach if how == "log" else reach / value)
+    return value / ratio, value * ratio
 
 
 def given_away(c: float) -> float:

@@ -46,7 +46,8 @@ class Checkpointing:
     seconds: float  # from the start of a save to its commit
     blocked_s: float  # of these, the step stands still
     mtbf_s: float
-    restart_s: float
+    restart_s: float  # from a failure to the next new step
+    restore_s: float  # of these, at least: reading and verifying a checkpoint
     young_s: float
     daly_s: float
     every_s: float
@@ -176,6 +177,11 @@ def checkpointing(
         notes += (
             f"a failure every {DEVICE_HOURS_PER_FAILURE:,.0f} device hours, as Llama 3's (419 in 54 days of 16,384)",
         )
+    if kept.restore_s > restart_s:
+        notes += (
+            f"a restart takes no less than reading a checkpoint back: {kept.restore_s:,.3g} s instead of {restart_s:,.3g}",
+        )
+        restart_s = kept.restore_s
     best = daly(kept.blocked_s, mtbf_s)
     if every_s is None:
         every_s = max(best, kept.seconds, step_s or 0.0)
@@ -183,10 +189,10 @@ def checkpointing(
             notes += (
                 f"Daly's interval is shorter than {'a save' if every_s == kept.seconds else 'a step'}: planned with that",
             )
-    steps = max(1, round(every_s / step_s)) if step_s else None
+    steps = math.ceil(every_s / step_s) if step_s else None
     found = simulate(work_s, every_s, kept.blocked_s, kept.seconds, mtbf_s, restart_s, seed)
     return Checkpointing(
-        kept.bytes, kept.parts, kept.device_bytes, kept.seconds, kept.blocked_s, mtbf_s, restart_s,
+        kept.bytes, kept.parts, kept.device_bytes, kept.seconds, kept.blocked_s, mtbf_s, restart_s, kept.restore_s,
         young(kept.blocked_s, mtbf_s), best, every_s, steps, found.expected, found.simulated, found.low, found.high,
         lost_work(every_s, kept.blocked_s, kept.seconds, mtbf_s), 86_400 / mtbf_s, notes,
     )  # fmt: skip

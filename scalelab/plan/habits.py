@@ -25,6 +25,8 @@ class Habits:
     logits_at_once: int = CHUNK_LOGITS
     # model/ring.py: device i holds the i-th part of a sequence, and the last one has work in every turn of the ring
     balanced_ring: bool = False
+    # model/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
+    fused_ring: bool = False
     # parallel/pipeline.py: after every tick all stages send, so a tick takes as long as the longest of its operations
     lockstep: bool = True
     # parameters that products read as fp32 and round each time (precision/policy.py), or a 16-bit copy beside them
@@ -34,7 +36,7 @@ class Habits:
 OURS = Habits()
 # Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.2 (head and tail of a sequence together).
 MEGATRON = Habits(
-    pipeline_recomputes=False, summed_bytes=2, joined=True, reduced_each=False, logits_at_once=0, balanced_ring=True,
+    pipeline_recomputes=False, summed_bytes=2, joined=True, reduced_each=False, logits_at_once=0, balanced_ring=True, fused_ring=True,
     lockstep=False, casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.

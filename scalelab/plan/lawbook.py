@@ -78,7 +78,7 @@ class Book:
             return ()
         times = flops / self.largest_flops
         return (
-            f"extrapolated: {flops:.3g} FLOPs are {times:.2g} times the dearest run behind this law ({self.largest_flops:.2g})",
+            f"extrapolated: {flops:.3g} FLOPs are {times:,.0f} times the dearest run behind this law ({self.largest_flops:.2g})",
         )
 
     def best_size(self, C: np.ndarray) -> np.ndarray:
@@ -110,7 +110,7 @@ def open_book(name: str) -> Book:
 
         return lawfile.read(pathlib.Path(name))
     close = nearest(name, PUBLISHED)
-    raise BadInput(f"--law={name}: no published law{close}, nor a file; one of {', '.join(PUBLISHED)}, or fit.json")
+    raise BadInput(f"--law={name}: neither a file nor one of {', '.join(PUBLISHED)}{close}")
 
 
 def fixed(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:

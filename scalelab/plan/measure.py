@@ -60,17 +60,14 @@ def measure(
     with the last size. Without accumulation: that adds up steps of one size. BadInput where the layout doesn't suit the devices.
     """
     points: list[Point] = []
-    begun, stopped, device = (
-        time.perf_counter(),
-        f"{rows[-1]} rows were the most asked for",
-        jax.devices()[0].device_kind,
-    )
+    stopped, machine = f"{rows[-1]} rows were the most asked for", _shared(machine)
+    begun = before = time.perf_counter()
     for size in rows:
-        spent = time.perf_counter() - begun
-        # The next size takes twice as long, and a compilation.
-        if points and spent + 2 * (spent / len(points)) > budget_s:
+        now = time.perf_counter()
+        if points and now - begun + (now - before) > budget_s:  # as long as the last one took
             stopped = f"{size} rows would go beyond {budget_s:g} s"
             break
+        before = now
         static, h = _sized(config, size)
         needed = memory(static, machine)
         if needed.least > needed.capacity:
@@ -91,7 +88,18 @@ def measure(
         progress(points[-1])
     best = max((point.tokens_per_s for point in points), default=0.0)
     knee = next((point.rows for point in points if point.tokens_per_s >= KNEE * best), None)
-    return Measurement(device, jax.device_count(), tuple(points), knee, stopped)
+    return Measurement(jax.devices()[0].device_kind, jax.device_count(), tuple(points), knee, stopped)
+
+
+def _shared(machine: Machine) -> Machine:
+    """The machine of one device: fake devices of a CPU share its cores and memory."""
+    n = jax.device_count() if jax.devices()[0].platform == "cpu" else 1
+    chip = machine.chip
+    share = dataclasses.replace(
+        chip, flops={unit: rate / n for unit, rate in chip.flops.items()}, hbm_bytes=chip.hbm_bytes // n,
+        hbm_bytes_per_s=chip.hbm_bytes_per_s / n, link_bytes_per_s=chip.link_bytes_per_s / n,
+    )  # fmt: skip
+    return dataclasses.replace(machine, chip=share, devices_per_node=max(n, machine.devices_per_node))
 
 
 def _sized(config: ConfigDict, rows: int) -> tuple[configs.Static, dict[str, float]]:

@@ -22,7 +22,8 @@ from scalelab.plan.share import share
 from scalelab.plan.traffic import recomputed
 from scalelab.precision.policy import POLICIES, Policy, dtype
 
-FUSED = ("cudnn", "splash", "blockwise")  # kinds of attention that never write all logits to memory
+FUSED = ("cudnn", "splash")  # kinds of attention whose logits never leave the chip
+SPARING = (*FUSED, "blockwise")  # kinds that leave out blocks of logits that are hidden whole
 
 
 def operations(static: Static, machine: Machine, habits: Habits = OURS) -> tuple[Operation, ...]:
@@ -103,7 +104,7 @@ def keys_seen(static: Static, machine: Machine, habits: Habits) -> float:
     """Keys that a query's logits are computed for, the mean over layers: half of all where blocks that are hidden are left out."""
     shape, context = static.model, static.layout.context
     length = shape.seq_len
-    if attention_kind(static, machine) not in FUSED:
+    if attention_kind(static, machine) not in SPARING:
         return float(length)
     if context > 1 and not habits.balanced_ring:
         return length - length / context / 2  # the last device's: all, less half of its own block
@@ -116,18 +117,20 @@ def keys_seen(static: Static, machine: Machine, habits: Habits) -> float:
 def _attention(static: Static, machine: Machine, habits: Habits) -> list[Operation]:
     """Logits and values: two products forward; backward four, and five where logits are computed again from what was kept."""
     shape, of, policy = static.model, share(static), POLICIES[static.precision]
-    again, fused = recomputed(static, habits), attention_kind(static, machine) in FUSED
+    again, kind = recomputed(static, habits), attention_kind(static, machine)
+    fused = kind in FUSED or (habits.fused_ring and static.layout.context > 1)
     a, width, keys = dtype(policy.compute).itemsize, of.heads * shape.d_head, of.key_heads * shape.d_head
-    flops = 4.0 * of.tokens * keys_seen(static, machine, habits) * width
-    passes, backward = 1 + (again != "none"), 2.5 if fused else 2.0
+    seen = keys_seen(static, machine, habits)
+    flops = 4.0 * of.tokens * seen * width
+    passes, backward = 1 + (again != "none"), 2.5 if kind in SPARING else 2.0
     held = a * of.tokens * (2 * width + 2 * keys)
     ops = [
         Operation("attention", "block", policy.compute, flops, held, passes),
         Operation("attention, backward", "block", policy.compute, backward * flops, 2 * held, 1),
     ]
-    if not fused:
+    if not fused and platform(machine) != "cpu":  # whose caches hold the blocks
         # fp32 from the product, read and written again by the softmax, read by the next product; backward as much.
-        logits = of.tokens * of.heads * shape.seq_len / static.layout.context * (8 + 2 * a)
+        logits = of.tokens * of.heads * seen * (8 + 2 * a)
         ops.append(Operation("softmax", "block", "", 0.0, logits, passes + 1))
     return ops
 

@@ -122,6 +122,34 @@ def test_what_the_trainer_refuses_is_not_advised_and_long_sequences_are_shared()
         rules.check(made, made.layout)
 
 
+def test_uneven_stages_are_planned_for_and_not_advised():
+    """More micro-batches would be faster on the stages that there are, but the trainer refuses these."""
+    tree = config(6, **{"parallel.stage": 4, "parallel.microbatches": 1})
+    found = advice(static(tree), machine("h100"), most=100)
+    assert found
+    for way in found:
+        made = applied(tree, way)
+        rules.check(made, made.layout)
+
+
+def test_a_batch_that_is_warmed_up_begins_with_whole_micro_batches():
+    ramp = {"schedule.batch_start": 8, "schedule.batch_warmup_tokens": 1_000_000, "train.accumulate": 8}
+    tree = config(**{"parallel.data": 4} | ramp)
+    found = advice(static(tree), with_memory(4), most=100)
+    assert found
+    for way in found:  # else the config is refused
+        made = applied(tree, way)
+        assert 8 % (64 // made.accumulate) == 0
+
+
+def test_near_the_limit_saved_activations_are_counted():
+    tree = config(layers=7, heads=7, width=896, **{"parallel.data": 4})  # neither stages nor tensor divide it
+    made = applied(tree, advice(static(tree), with_memory(0.5))[0])  # the smallest there is
+    both = [memory(made, machine("h100"), kept).total for kept in (saved.saved, saved.estimate)]
+    (way, *_) = advice(static(tree), with_memory((max(both) + 64) / GIB))
+    assert way.margin_bytes < 0.015 * way.total_bytes and way.exact and way.fits
+
+
 def test_405_billion_parameters_on_16384_devices_in_half_a_second():
     tree = config(
         126, 16_384, 128, 8192, 2048, **{"model.n_kv_heads": 8, "model.d_ff": 53_248, "model.vocab_size": 128_256}

@@ -19,7 +19,7 @@ from scalelab.plan.machine import machine
 from scalelab.plan.memory import memory
 from scalelab.train import state
 
-SMALL = {"model.d_model": 16, "model.n_layers": 2, "model.n_heads": 4, "model.seq_len": 32, "train.global_batch": 8}
+SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 4, "model.seq_len": 32, "train.global_batch": 8}
 CPU = dataclasses.replace(
     machine("h100"), chip=dataclasses.replace(machine("h100").chip, name="CPU")
 )  # this one is measured

@@ -151,13 +151,18 @@ def test_a_plan_of_saves():
     static = dataclasses.replace(tiny(), layout=configs.Layout(data=1024))
     found = goodput.checkpointing(static, machine("h100"), mtbf_s=3 * HOUR, every_s=1200, step_s=2.0)
     assert (found.every_s, found.every_steps, found.failures_per_day) == (1200, 600, 8)
+    seven = goodput.checkpointing(static, machine("h100"), every_s=1200, step_s=180.0)
+    assert seven.every_steps == 7  # no sooner than planned: a save may last as long
     assert found.young_s == goodput.young(found.blocked_s, 3 * HOUR)
     assert found.goodput_low < found.goodput < found.goodput_high
     assert 500 < found.lost_work_s < 700  # half an interval
     waiting = goodput.checkpointing(static, machine("h100"), mtbf_s=3 * HOUR, every_s=1200, asynchronous=False)
     assert waiting.blocked_s == waiting.seconds > found.blocked_s and waiting.goodput < found.goodput
-    slow = goodput.checkpointing(static, machine("h100"), write_bytes_per_s=1e4)
+    slow = goodput.checkpointing(static, machine("h100"), write_bytes_per_s=1e3)
     assert slow.every_s == slow.seconds > slow.daly_s  # one save at a time
+    # As much to read as to write: a restart can't take less, whatever was stated.
+    assert slow.restart_s == slow.restore_s == pytest.approx(slow.seconds, rel=1e-3)
+    assert found.restart_s == goodput.RESTART_S < slow.restart_s and found.restore_s < 1
     assert any("planned with that" in note for note in slow.notes) and any("Llama 3" in note for note in slow.notes)
 
 

@@ -1,0 +1,1 @@
+"""The planner's step times against published ones."""

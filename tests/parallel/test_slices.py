@@ -1,0 +1,52 @@
+"""A mesh over several slices: its outermost axes take the network between them, and every other axis stays within one."""
+
+import types
+
+import numpy as np
+import pytest
+
+from scalelab.config import Layout
+from scalelab.errors import BadInput
+from scalelab.parallel import mesh
+
+
+class Device(types.SimpleNamespace):
+    """A stand-in that says what jax asks of a device to lay it out; none is ever used."""
+
+    __hash__ = object.__hash__
+
+
+def devices(slices, each):
+    return [
+        Device(id=s * each + i, slice_index=s, process_index=s, platform="cpu", device_kind="cpu")
+        for s in range(slices)
+        for i in range(each)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "slices", "across"),
+    [
+        (Layout(data=2, fsdp=4), 2, {"data": 2}),
+        (Layout(fsdp=4, tensor=2), 2, {"fsdp": 2}),
+        (Layout(stage=2, data=2, tensor=2), 4, {"stage": 2, "data": 2}),
+        (Layout(data=3, fsdp=4), 6, {"data": 3, "fsdp": 2}),
+    ],
+    ids=str,
+)
+def test_the_outermost_axes_go_over_the_network(layout, slices, across):
+    found = mesh.over(layout, devices(slices, layout.devices // slices))
+    of_slice = np.vectorize(lambda device: device.slice_index)(found.devices)
+    assert len({device.id for device in found.devices.flat}) == layout.devices
+    for number, axis in enumerate(mesh.AXES):
+        within = layout.__dict__[axis] // across.get(axis, 1)  # so many neighbours along this axis share a slice
+        first = np.take(of_slice, range(within), axis=number)
+        assert (first == np.take(first, [0], axis=number)).all(), axis
+    assert len(set(of_slice.flat)) == slices
+
+
+def test_what_slices_do_not_divide_is_refused():
+    with pytest.raises(
+        BadInput, match=r"stage=1 x data=1 x fsdp=1 does not divide over 2 slices.*nearest: parallel.data=2"
+    ):
+        mesh.over(Layout(tensor=4), devices(2, 2))
