@@ -2,7 +2,8 @@
 
 Between steps it holds parameters, optimizer state and averages; the optimizer counts itself, by `eval_shape` of its real state.
 At the height of a backward it also holds gradients and what the forward saved. `logits` and `temporary` are estimates, the rest
-is exact in the program's own terms; XLA may share or drop some of it.
+is exact in the program's own terms; XLA may share or drop some of it. Of seven steps compiled for TPUs and H100s the total is
+within 25 % of the compiler's peak (tests/plan/test_compiled_memory.py).
 """
 
 import dataclasses
@@ -182,8 +183,8 @@ def _temporary(static: Static) -> int:
     """An estimate of what comes and goes: the larger of a block's backward and the head's product, and copies.
 
     A block's backward holds what the block keeps once more, its weights as they are multiplied, gathered, and their gradients
-    before they are scattered. The head's holds the head gathered, in fp32 and as it is multiplied. Copies, as XLA:CPU is seen to
-    make them: under ZeRO 1 and 2 the new parameters are gathered beside the old; a pipeline's choice of forward or backward
+    before they are scattered. The head's holds the head gathered, in fp32 and as it is multiplied, and its gradient of a chunk.
+    Copies, as XLA:CPU is seen to make them: under ZeRO 1 and 2 the new parameters are gathered beside the old; a pipeline's choice of forward or backward
     copies what it holds and the gradients.
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
@@ -193,7 +194,7 @@ def _temporary(static: Static) -> int:
     gathered = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if gathered or width < 4 else 0
     block = saved.block(static).bytes(saved.rows(static)) + layer * (multiplied + 4)
-    head = shape.d_model * _vocabulary(static) * ((4 if gathered else 0) + (width if width < 4 else 0))
+    head = shape.d_model * _vocabulary(static) * ((4 if gathered else 0) + (width if width < 4 else 0) + 4)
     copies = 0
     if layout.stage > 1:
         copies = gradients(static) + _saved(static)[0]

@@ -47,7 +47,10 @@ def main(text, *remats):
     """Saved bytes by remat policy; argument bytes of a program that hands its state on, without policies of the real step."""
     layout = Layout(**{key: int(value) for key, _, value in (part.partition("=") for part in text.split(","))})
     mesh = mesh_lib.make(layout)
-    statics = {remat: static_of(layout, batch=16, model__remat=remat, precision__name="bf16") for remat in remats}
+    statics = {
+        remat: static_of(layout, batch=16, model={"n_layers": 1}, model__remat=remat, precision__name="bf16")
+        for remat in remats
+    }
     static = static_of(layout, batch=16, model={"n_layers": layout.stage})
     step = functools.partial(train_step, static) if not remats else lambda state, tokens, h: (state, tokens, h)
     found = {remat: saved_bytes(static, mesh) for remat, static in statics.items()}

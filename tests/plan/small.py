@@ -48,13 +48,11 @@ def kept(static, params, tokens):
 
 
 def drawn(static):
-    """Parameters of which none equals another, and a batch of tokens."""
-    params = transformer.init(static.model, jax.random.key(0))
-    params = jax.tree.map(lambda p: p + jax.random.uniform(jax.random.key(p.size), p.shape), params)
-    tokens = np.random.default_rng(0).integers(
-        0, static.model.vocab_size, (static.global_batch, static.model.seq_len + 1)
-    )
-    return params, tokens.astype(np.int32)
+    """Parameters of which none equals another, and a batch of tokens; nothing is compiled for them."""
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda d: rng.normal(size=d.shape).astype(np.float32), transformer.declarations(static.model))
+    shape = static.global_batch, static.model.seq_len + 1
+    return params, rng.integers(0, static.model.vocab_size, shape).astype(np.int32)
 
 
 def on_eight(layout, *remats):
