@@ -1,11 +1,13 @@
 """Data, two ways: how fast batches are read beside a bare memmap, and what a second worker adds to `scalelab prepare`.
 
-Reading: sequences of 256 from 64 M uint16 tokens, shuffled, in one process. The ceiling gathers the same number of windows by
+Reading: sequences of 256 from 64 M uint16 tokens, shuffled, in one process; and at its dearest, in batches of 16 from a mixture
+of four sources, each capped at 4 M tokens. The ceiling gathers the same number of windows by
 numpy from the same mapped file, in an order drawn beforehand, without Grain, epochs or sources.
 Preparing: this Python's own library as JSON lines with a BPE of 4,096 ids that is there already, one worker and all cores.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -23,6 +25,7 @@ from scalelab.data.request import Request
 from scalelab.data.sources import DataConfig, open_source
 
 SEQ_LEN, BATCH, STEPS = 256, 256, 32
+SMALL = 16  # of the mixture
 TOKENS, VOCAB = 2**26, 50_257
 COPIES = 4  # of the library: 43 MB, so that starting the workers is a small part
 
@@ -41,28 +44,39 @@ def _reading(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     corpus.prepare(Request([str(folder / "tokens.bin")], f"ids:{VOCAB}", folder / "tokens", val_fraction=0.01))
     data = prepare(DataConfig(source="prepared", path=str(folder / "tokens"), vocab_size=VOCAB))
     batches = train_batches(data, SEQ_LEN, BATCH, seed=0)
+    four = dataclasses.replace(data, parts=tuple(dataclasses.replace(data.parts[0], name=name) for name in "abcd"))
+    small = train_batches(four, SEQ_LEN, SMALL, seed=0, mixture="a=0.4,b=0.3,c=0.2,d=0.1", unique_tokens=str(2**22))
     shard = data.parts[0].train.shards[0]
     windows = np.lib.stride_tricks.sliding_window_view(np.asarray(shard), SEQ_LEN + 1)[::SEQ_LEN]
     orders = [random.integers(0, len(windows), (STEPS, BATCH)) for _ in range(8)]
-    turn = {"ours": 0, "bare": 0}
+    turn = {"ours": 0, "mixed": 0, "bare": 0}
 
     def ours() -> None:
         turn["ours"] += 1
         batches.chunk(turn["ours"] * STEPS, STEPS)
+
+    def mixed() -> None:
+        turn["mixed"] += 1
+        steps = STEPS * BATCH // SMALL
+        small.chunk(turn["mixed"] * steps, steps)
 
     def bare() -> None:
         turn["bare"] += 1
         order = orders[turn["bare"] % len(orders)]
         np.stack([windows[numbers].astype(np.int32) for numbers in order])
 
-    seconds = interleaved({"ours": ours, "bare": bare}, rounds)
+    seconds = interleaved({"ours": ours, "bare": bare, "mixed": mixed}, rounds)
     value, low, high = ratio(seconds, "bare", "ours")
+    of_mixed, *range_of_mixed = ratio(seconds, "bare", "mixed")
     n = STEPS * BATCH * SEQ_LEN
     return {
         "read_tokens_per_s": n / float(np.median(seconds["ours"])),
         "memmap_tokens_per_s": n / float(np.median(seconds["bare"])),
         "read_ratio": value,
         "read_ratio_range": (low, high),
+        "mixed_tokens_per_s": n / float(np.median(seconds["mixed"])),
+        "mixed_ratio": of_mixed,
+        "mixed_ratio_range": tuple(range_of_mixed),
     }
 
 

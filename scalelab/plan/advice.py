@@ -52,7 +52,7 @@ def advice(static: Static, machine: Machine, efficiency: Efficiency | None = Non
     looked_at = {way: memory(way, machine, saved.estimate) for way in _ways(static, machine)}
     if not own.fits and not any(needed.fits for way, needed in looked_at.items() if _asked(way)[0]):
         looked_at |= {way: memory(way, machine, saved.estimate) for way in _ways(static, machine, SHORT)}
-    sized = dict.fromkeys(_largest(way, needed) for way, needed in looked_at.items() if needed.fits)
+    sized = dict.fromkeys(size for way, needed in looked_at.items() if needed.fits for size in _sizes(way, needed))
     seconds = {way: expected_s(way, machine, efficiency) for way in sized}
     best: dict[frozenset[str], Advice] = {}
     counted = 0
@@ -92,7 +92,8 @@ def _ways(static: Static, machine: Machine, long: int = LONG) -> Iterator[Static
             )
             changed = dataclasses.replace(static, model=model, layout=layout)
             for way in (changed, _split(changed, 1)):
-                if way is not None and way not in seen:
+                # A plan may have parts of a sequence, the trainer none.
+                if way is not None and way not in seen and _rows(way):
                     seen.add(way)
                     yield way
 
@@ -149,14 +150,16 @@ def _rows(static: Static) -> int:
     return static.global_batch // (static.accumulate * layout.data * layout.fsdp * pipelined)
 
 
-def _largest(way: Static, needed: Memory) -> Static:
-    """`way`, which fits, with as many sequences a device at a time as its memory seems to hold."""
-    if not _rows(way):
-        return way  # fewer sequences than replicas: the trainer refuses it
+def _sizes(way: Static, needed: Memory) -> list[Static]:
+    """`way`, which fits, with as many sequences a device at a time as its memory seems to hold.
+
+    Of a pipeline every size up to that: larger ones leave fewer micro-batches, and more of the time idle.
+    """
     growing = needed.components["activations"] + needed.components["temporary"]
     limit = _rows(way) * (1 + needed.margin_bytes / max(growing, 1))
-    sizes = [size for size in (2**k * _rows(way) for k in range(1, 20)) if size <= limit]
-    return next((found for size in reversed(sizes) if (found := _split(way, size))), way)
+    sizes = [2**k * _rows(way) for k in range(1, 20)]
+    larger = [found for size in sizes if size <= limit and (found := _split(way, size))]
+    return [way, *larger] if way.layout.stage > 1 else [way, *larger][-1:]
 
 
 def _asked(way: Static) -> tuple[bool, tuple[str, ...]]:

@@ -25,10 +25,15 @@ def read(path: pathlib.Path) -> Book:
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadInput(f"--law={path} is not JSON: {error}") from None
     found = found.get("fit", found) if isinstance(found, dict) else {}
-    if {"law", "params"} <= set(found):
-        return _surface(path, found)
-    if "a" in found and {"coefficient", "N_coefficient"} & set(found):
-        return _power_law(path, found)
+    try:
+        if {"law", "params"} <= set(found):
+            return _surface(path, found)
+        if "a" in found and {"coefficient", "N_coefficient"} & set(found):
+            return _power_law(path, found)
+    except BadInput:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"--law={path} is not as `scalelab fit` writes it: {type(error).__name__}: {error}") from None
     raise BadInput(f"--law={path} holds no law: it needs law and params, as `scalelab fit … --json={path}` writes them")
 
 
@@ -61,11 +66,15 @@ def _surface(path: pathlib.Path, found: Mapping[str, Any]) -> Book:
 
 
 def _power_law(path: pathlib.Path, found: Mapping[str, Any]) -> Book:
-    """Approach 1 or 2: N_opt = coefficient x C^a, turned about the middle of the budgets by the interval of a."""
+    """Approach 1 or 2: N_opt = coefficient x C^a, turned about the middle of the budgets by the interval of a.
+
+    Of a file without budgets the line is taken, and no interval.
+    """
     a, coefficient = float(found["a"]), float(found.get("coefficient") or found["N_coefficient"])
     ends = found.get("interval") or found.get("a_interval")
-    budgets = [each["budget"] for each in found.get("budgets", ())] or found["frontier"]["C"]
-    middle = float(np.exp(np.mean(np.log(budgets))))
+    budgets = [each["budget"] for each in found.get("budgets", ())] or found.get("frontier", {}).get("C", [])
+    middle = float(np.exp(np.mean(np.log(budgets)))) if budgets else 1.0
+    ends = ends if budgets else None
     exponents = (a, *map(float, ends)) if ends else (a,)
     return Book(
         name=str(path),

@@ -142,6 +142,20 @@ def test_a_batch_that_is_warmed_up_begins_with_whole_micro_batches():
         assert 8 % (64 // made.accumulate) == 0
 
 
+def test_a_pipeline_gets_enough_micro_batches():
+    """With one in four stages three quarters of the time are idle."""
+    tree = config(**{"parallel.stage": 4, "parallel.microbatches": 1})
+    ways = advice(static(tree), machine("h100"), most=100)
+    (way,) = (way for way in ways if set(way.changes) <= {"parallel.microbatches", "train.accumulate"})
+    assert way.changes["parallel.microbatches"] > 4 and way.of_plan < 0.8
+
+
+def test_a_plan_with_parts_of_a_sequence_a_device_is_advised_whole_ones():
+    tree = config(batch=2, **{"parallel.data": 4})
+    found = advice(static(tree), machine("h100"), most=100)
+    assert found and all(applied(tree, way).layout.data < 4 for way in found)
+
+
 def test_near_the_limit_saved_activations_are_counted():
     tree = config(layers=7, heads=7, width=896, **{"parallel.data": 4})  # neither stages nor tensor divide it
     made = applied(tree, advice(static(tree), with_memory(0.5))[0])  # the smallest there is

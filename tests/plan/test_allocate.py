@@ -254,6 +254,21 @@ def test_a_users_own_isoflops(tmp_path):
         allocation(target_loss=2.0, law=str(path))
 
 
+def test_files_of_other_makes(tmp_path):
+    """A study's summary.json, approach 1, and a power law by hand."""
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps({"fit": {"law": "chinchilla", "params": EQ_4}}))
+    assert allocation(flops=1e21, law=str(path)).n == pytest.approx(allocation(flops=1e21).n)
+    first = {"a": 0.5, "N_coefficient": 0.1, "a_interval": [0.48, 0.52], "level": 0.8, "frontier": {"C": [1e18, 1e20]}}
+    path.write_text(json.dumps(first))
+    found = allocation(flops=1e21, law=str(path))
+    assert found.n == pytest.approx(0.1 * 1e21**0.5) and found.level == 0.8
+    assert found.intervals["n"] == pytest.approx([found.n / 100**0.02, found.n * 100**0.02])  # two decades from 1e19
+    path.write_text('{"a": 0.5, "coefficient": 0.1}')
+    by_hand = allocation(flops=1e21, law=str(path))
+    assert by_hand.n == pytest.approx(found.n) and by_hand.intervals["n"] is None
+
+
 def test_every_answer_is_plain_json():
     for law in lawbook.PUBLISHED:
         written = json.dumps(dataclasses.asdict(allocation(flops=1e21, law=law)), allow_nan=False)
@@ -294,6 +309,10 @@ def test_bad_input_is_one_line(asked, said):
         ("[1]", "holds no law"),
         ('{"law": "downstream", "params": {}}', "splits no budget"),
         ('{"law": "chinchilla", "params": {"E": 1}}', "params lack A, B, alpha, beta"),
+        ('{"law": "chinchilla", "params": [1]}', "params lack E"),
+        ('{"law": "chinchilla", "params": {"E": "?", "A": 1, "B": 1, "alpha": 1, "beta": 1}}', "could not convert"),
+        ('{"law": "mine", "params": {}}', "unknown"),
+        ('{"a": "half", "coefficient": 1}', "could not convert"),
     ],
 )
 def test_a_law_file_that_is_none(tmp_path, text, said):

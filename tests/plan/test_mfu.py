@@ -37,6 +37,7 @@ def test_palm():
     assert utilisation(known["6N"], 238.3e3, 6144, V4) == pytest.approx(0.457, abs=5e-4)
 
 
+@pytest.mark.slow
 def test_palm_hardware_utilisation_is_not_reproduced():
     """57.8 % (ibid.): nothing recomputed gives 46.2 %, all that our blocks would recompute 56 %, a whole forward more 61.6 %."""
     known = flops(palm())
@@ -66,6 +67,7 @@ def test_llama3_405b_over_the_whole_run():
     assert run_utilisation(figures["6N"], 30.84e6, H100) == pytest.approx(0.346, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_llama2_70b_over_the_whole_run():
     """1,720,320 A100 hours (Touvron et al. 2023, table 2) for 2e12 tokens."""
     of = static("llama", 80, 8192, 64, 1, 4096, 32_000, model={"n_kv_heads": 8, "d_ff": 28_672})
@@ -96,6 +98,7 @@ def test_gopher_counts_what_it_recomputes():
     assert figures["6N"] == pytest.approx(5.04e23, rel=0.005)
 
 
+@pytest.mark.slow
 def test_chinchilla():
     """Hoffmann et al. 2022: 1.4e12 tokens; 6 N D with the nominal 70e9 is 5.88e23. The shape itself has 71e9 with its relative positions."""
     of = gopher(80, 8192, 64)
