@@ -65,7 +65,7 @@ def test_eight_fake_cpus_hold_what_the_specs_say(name):
 
 
 SHAPES = {
-    ("v5e", 1): (1, 1), ("v5e", 16): (4, 4), ("v6e", 128): (8, 16), ("v6e", 256): (16, 16), ("v4", 8): (2, 2, 2),
+    ("v5e", 1): (1, 1), ("v5e", 16): (4, 4), ("v6e", 128): (8, 16), ("v6e", 256): (16, 16), ("v4", 8): (2, 2, 2), ("v5p", 16): (2, 2, 4),
     ("v5p", 4): (2, 2, 1), ("v5p", 1024): (8, 8, 16), ("v5p", 6144): (16, 16, 24), ("v4", 4096): (16, 16, 16),
 }  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_what_no_slice_has_is_refused_with_the_nearest():
         target.slice_shape(machine("v5e"), 24)
     with pytest.raises(BadInput, match=r"no slice of TPU v5p has 100 chips; nearest: 64 or 128"):
         target.slice_shape(machine("v5p"), 100)
-    assert target.slices_of(machine("v5e"), 512) == 2
+    assert [target.slices_of(machine("v5e"), n) for n in (16, 256, 512, 513)] == [1, 1, 2, 3]
     assert target.slices_of(machine("h100"), 16384) == 1
 
 
