@@ -1,6 +1,7 @@
 """Is there room on the devices that are here? Asked before a run compiles anything."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -9,9 +10,10 @@ from scalelab.config import Static
 from scalelab.model import count
 from scalelab.parallel import mesh, rules
 from scalelab.plan import megatron, saved
-from scalelab.plan.advice import Advice, advice
-from scalelab.plan.machine import machine
 from scalelab.plan.memory import Memory, needed
+
+if TYPE_CHECKING:
+    from scalelab.plan.advice import Advice
 
 SMALL = 0.05  # of a device's memory: what is clearly below isn't looked at, for its cost at every start (0.3 s of CPU)
 
@@ -32,8 +34,11 @@ def too_large(static: Static, trials: int = 1) -> Memory | None:
     return found if found.least > capacity else None
 
 
-def way_out(static: Static) -> Advice | None:
+def way_out(static: Static) -> "Advice | None":
     """The fastest change of one run that fits the present devices; None where none is found, or their chip is not known."""
+    from scalelab.plan.advice import advice  # with half the planner behind it, which a run that fits needn't wait for
+    from scalelab.plan.machine import machine
+
     static, capacity = _here(static)
     kind = jax.local_devices()[0].device_kind
     if jax.default_backend() != "cpu" and hardware.chip(kind) is None:

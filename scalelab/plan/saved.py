@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from scalelab.config import Layout, Optim, Static
+from scalelab.config import Layout, ModelShape, Optim, Static
 from scalelab.model import documents, layerkinds, transformer
 from scalelab.model.documents import Ends
 from scalelab.model.placement import BATCH, residual
@@ -98,11 +98,25 @@ def rows(static: Static) -> int:
 
 def _canonical(static: Static) -> Static:
     """A program whose residuals are those of this one row by row: no optimizer, batch or fsdp in it, so that many share it."""
-    layout = static.layout
+    layout, static = static.layout, dataclasses.replace(static, model=_filled(static.model, static.layout))
     mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
     return dataclasses.replace(
         static, optim=Optim(), schedule="constant", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
         global_batch=2 * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
+    )  # fmt: skip
+
+
+def _filled(shape: ModelShape, layout: Layout) -> ModelShape:
+    """Axes that the mesh can't divide, which the trainer refuses, filled up: what the fullest device would hold."""
+
+    def up(size: int, parts: int) -> int:
+        return -(-size // parts) * parts
+
+    keys = up(shape.n_kv_heads, layout.tensor)
+    return dataclasses.replace(
+        shape, n_kv_heads=keys, n_heads=up(shape.n_heads, keys), d_ff=up(shape.d_ff, layout.tensor),
+        vocab_size=up(shape.vocab_size, layout.tensor),
+        seq_len=up(shape.seq_len, layout.context * (layout.tensor if shape.sequence_parallel else 1)),
     )  # fmt: skip
 
 

@@ -58,6 +58,20 @@ def test_sequence_parallelism_splits_the_stream():
     assert found == [4 * 16 * 32, 4 * 16 * 32 // 2]
 
 
+def test_axes_that_cannot_be_divided_are_filled_up():
+    """The planner says what the trainer refuses: a vocabulary of 65 over 2 devices is 33 on the fullest, six heads are eight over 4."""
+    odd, even = (
+        dataclasses.replace(static_of(batch=2, model={"vocab_size": size}), layout=Layout(data=2, tensor=2))
+        for size in (65, 66)
+    )
+    assert saved.saved(odd) == saved.saved(even)
+    few, more = (
+        dataclasses.replace(static_of(batch=2, model={"n_heads": heads, "d_head": 8}), layout=Layout(tensor=4))
+        for heads in (6, 8)
+    )
+    assert saved.block(few) == saved.block(more)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp8_delayed", "fp8_block", "fp16", "tf32"])
 def test_every_policy_can_be_traced_on_a_mesh(precision):
