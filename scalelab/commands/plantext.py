@@ -76,6 +76,7 @@ def _time(plan: Any) -> list[str]:
         f"the run: {lasts(run.days * DAY_S)} ({lasts(run.days_low * DAY_S)} to {lasts(run.days_high * DAY_S)}), {run.device_hours:,.4g} "
         f"device-hours ({run.device_hours_low:,.4g} to {run.device_hours_high:,.4g}){cost}",
         *(f"  {line}" for line in t.assumptions),
+        *(f"  would save {lasts(saved)}: {words}" for words, saved in plan.savings.items()),
     ]
 
 

@@ -65,7 +65,13 @@ def over(layout: Layout, devices: Sequence[Any]) -> Mesh:
     kinds = (AxisType.Explicit,) * len(AXES)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices == 1:
-        return jax.make_mesh(tuple(sizes), AXES, axis_types=kinds, devices=devices)
+        try:
+            return jax.make_mesh(tuple(sizes), AXES, axis_types=kinds, devices=devices)
+        except (
+            NotImplementedError
+        ):  # a torus whose sides are no products of these sizes: an axis of ours gets part of a side
+            laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+            return Mesh(laid_out, AXES, axis_types=kinds)
     left, outer = slices, [1] * len(AXES)
     for i in range(3):
         outer[i] = math.gcd(left, sizes[i])
@@ -77,4 +83,5 @@ def over(layout: Layout, devices: Sequence[Any]) -> Mesh:
             f"over the network between them; nearest: parallel.data={data * left}"
         )
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]
-    return Mesh(mesh_utils.create_hybrid_device_mesh(inner, outer, devices), AXES, axis_types=kinds)
+    laid_out = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
+    return Mesh(laid_out, AXES, axis_types=kinds)

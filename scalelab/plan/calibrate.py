@@ -89,10 +89,9 @@ def calibrate(folder: records.Folder, machine: Machine, efficiency: Efficiency |
         low, high = step.total_s / step.high_s, step.total_s / step.low_s
         said = f"range: the chip's own, moved: a range of one's own takes {ENOUGH} programs, and these runs are of {n}"
     sizes = sorted(run.parameters for run in found)
-    source = (
-        f"{sum(map(len, measured.values()))} runs on {machine.chip.name}, of {sizes[0]:,} to {sizes[-1]:,} parameters"
-    )
-    source += f", at {factor:.2f} times the rates that were expected; {said}"
+    runs = sum(map(len, measured.values()))
+    source = f"{runs} run{'s' * (runs > 1)} on {machine.chip.name}, of {sizes[0]:,} to {sizes[-1]:,} parameters, at "
+    source += f"{factor:.2f} times the rates that were expected; {said}"
     if factor * base.matmul.expected > 1:
         notes.insert(
             0, f"products would reach {factor * base.matmul.expected:.0%} of the peak: is this the runs' machine?"

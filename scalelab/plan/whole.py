@@ -19,6 +19,7 @@ from scalelab.plan.inference import Inference, inference
 from scalelab.plan.layout import laid_out
 from scalelab.plan.machine import Machine, machine
 from scalelab.plan.memory import Memory, memory
+from scalelab.plan.savings import savings
 from scalelab.plan.time import StepTime, Training, step_time, training
 
 
@@ -34,6 +35,7 @@ class Plan:
     memory: Memory
     inference: Inference
     time: StepTime
+    savings: dict[str, float]  # what this trainer's habits cost a step, in words: s
     training: Training
     batch: Batch
     checkpoint: Checkpointing
@@ -76,6 +78,7 @@ class Plan:
             "batch": dataclasses.asdict(self.batch),
             "inference_bytes": dataclasses.asdict(self.inference),
             "advice": [dataclasses.asdict(one) for one in self.advice],
+            "savings_s": self.savings,
             "assumptions": list(t.assumptions),
             "notes": list(self.notes),
         }  # fmt: skip
@@ -120,6 +123,7 @@ def plan(
         memory=held,
         inference=inference(static, on, *serve),
         time=step,
+        savings=savings(static, on, efficiency),
         training=whole,
         batch=batch(static, tokens, critical_tokens=critical_tokens),
         checkpoint=checkpointing(

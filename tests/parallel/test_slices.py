@@ -50,3 +50,17 @@ def test_what_slices_do_not_divide_is_refused():
         BadInput, match=r"stage=1 x data=1 x fsdp=1 does not divide over 2 slices.*nearest: parallel.data=2"
     ):
         mesh.over(Layout(tensor=4), devices(2, 2))
+
+
+def test_a_torus_whose_sides_are_no_products_of_the_sizes_is_split():
+    """64 chips of v4 as 4 x 4 x 4: jax.make_mesh refuses an axis of two."""
+    chips = [
+        Device(id=i, coords=(i % 4, i // 4 % 4, i // 16), core_on_chip=0, process_index=i // 4, platform="tpu",
+               device_kind="TPU v4")
+        for i in range(64)
+    ]  # fmt: skip
+    found = mesh.over(Layout(fsdp=32, tensor=2), chips)
+    assert {device.id for device in found.devices.flat} == set(range(64))
+    pairs = found.devices.reshape(32, 2)
+    apart = [sum(a != b for a, b in zip(one.coords, other.coords, strict=True)) for one, other in pairs]
+    assert set(apart) == {1}  # neighbours along `tensor` share a line of the torus

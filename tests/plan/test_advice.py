@@ -156,6 +156,7 @@ def test_a_plan_with_parts_of_a_sequence_a_device_is_advised_whole_ones():
     assert found and all(applied(tree, way).layout.data < 4 for way in found)
 
 
+@pytest.mark.slow
 def test_near_the_limit_saved_activations_are_counted():
     tree = config(layers=7, heads=7, width=896, **{"parallel.data": 4})  # neither stages nor tensor divide it
     made = applied(tree, advice(static(tree), with_memory(0.5))[0])  # the smallest there is
