@@ -252,6 +252,7 @@ def test_rows_of_one_cluster_are_resampled_together(capsys, study_folder):
     assert together["bootstrap"]["noise_rms"] > alone["bootstrap"]["noise_rms"]  # a whole budget is left out at once
 
 
+@pytest.mark.slow
 def test_laws_of_other_columns(capsys, tmp_path):
     loss = np.linspace(2.0, 3.5, 12)
     errors = 0.85 - 2.08 * np.exp(-0.756 * loss)

@@ -1,7 +1,6 @@
 """Mixtures: the shares that were asked, whole epochs of each source, and one batch whoever reads it and from wherever."""
 
 import itertools
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -102,18 +101,6 @@ def test_hosts_read_their_rows_of_one_batch_from_any_step(data, hosts, mixture):
         np.testing.assert_array_equal(np.concatenate(rows), whole[step])
     far = [read(data, mixture).batch(10**6 + 1, slice(h * share, (h + 1) * share)) for h in range(hosts)]
     np.testing.assert_array_equal(np.concatenate(far), read(data, mixture).chunk(10**6, 2)[1])
-
-
-def test_a_far_step_costs_what_the_first_does(data):
-    def seconds(step):
-        reader = read(data)
-        reader.batch(step + 10_000)  # whatever is made once
-        begun = time.process_time()
-        reader.batch(step)
-        return time.process_time() - begun
-
-    near, far = (min(seconds(step) for _ in range(3)) for step in (1, 10**9))
-    assert far < 10 * near + 0.01
 
 
 def test_a_growing_batch_reads_the_mixture_without_a_gap(data):

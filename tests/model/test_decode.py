@@ -54,6 +54,7 @@ def test_logits_are_those_of_the_training_forward(name, separator):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_longer_cache_and_larger_pieces_make_no_difference():
     of, params, given = setting("rope, grouped")
     expected = transformer.logits(of, params, given)

@@ -117,6 +117,7 @@ def gradient_sizes(n_layers: int):
     return of, by_name(jax.tree.map(lambda g: jnp.sqrt(jnp.mean(g * g)), grads))
 
 
+@pytest.mark.slow
 def test_how_gradients_shrink_with_depth_is_what_eps_and_the_column_for_sgd_follow():
     """Measured from 16 to 64 layers: to a quarter in blocks, and not outside."""
     (shallow, before), (deep, after) = gradient_sizes(16), gradient_sizes(64)

@@ -6,15 +6,19 @@ import pytest
 
 from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.hardware import Chip
 from scalelab.plan.calibrate import calibrate
-from scalelab.plan.machine import machine
+from scalelab.plan.machine import Machine, machine
 from scalelab.plan.time import step_time
 from scalelab.train.single import train_single
 from tests.plan.tiny import run_folder, static, tiny
 
+# Slow enough that an operation's launch, whose time has no range, counts for nothing.
+CPU = Machine(Chip("CPU", {"float32": 1e9}, 2**34, 1e8, 1e8, 1, "made up"), 1, 1e8, None, "made up")
+
 
 def test_runs_of_one_program_move_the_rates_and_keep_the_chip_s_range(tmp_path):
-    here, before = machine("cpu"), step_time(static(), machine("cpu"))
+    here, before = CPU, step_time(static(), CPU)
     run_folder(tmp_path / "a", [1.0, 900.0, 1000.0, 1000.0, 5000.0])  # the first compiled
     run_folder(tmp_path / "b", [1.0, 4000.0, 4000.5], config={"optim.peak_lr": 2e-3})
     found = calibrate(tmp_path, here)
@@ -23,13 +27,13 @@ def test_runs_of_one_program_move_the_rates_and_keep_the_chip_s_range(tmp_path):
     assert one.tokens_per_s == pytest.approx(2000, rel=1e-3)  # the geometric mean of two medians
     again = step_time(static(), here, found.efficiency)
     assert again.tokens_per_s == pytest.approx(2000, rel=1e-3)  # what was measured is what is now expected
-    assert again.high_s / again.low_s == pytest.approx(before.high_s / before.low_s, rel=1e-6)
+    assert again.high_s / again.low_s == pytest.approx(before.high_s / before.low_s, rel=1e-3)
     assert (found.low, found.high) == pytest.approx((again.total_s / again.high_s, again.total_s / again.low_s))
     assert any("takes 3 programs" in note for note in found.notes)
 
 
 def test_several_programs_give_a_range_of_their_own(tmp_path):
-    here, ratios = machine("cpu"), {2: 0.45, 4: 0.5, 8: 0.55, 16: 0.5}
+    here, ratios = CPU, {2: 0.45, 4: 0.5, 8: 0.55, 16: 0.5}
     before = step_time(static(), here)
     for batch, ratio in ratios.items():
         rate = ratio * step_time(static(**{"train.global_batch": batch}), here).tokens_per_s

@@ -90,10 +90,11 @@ def test_layers_on_the_fullest_of_two_stages(layers, rounds, held):
     assert memory_lib.device_bytes((layers, 6, 10), "float32", spec, layout) == 4 * held * 6 * 5
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["adamw", "sgd", "momentum", "lion", "adam8bit", "muon", "adafactor", "soap", "shampoo", "galore", "apollo_mini"],
-)
+COUNTED = ("adamw", "adam8bit", "muon", "galore")
+OTHERS = ("sgd", "momentum", "lion", "adafactor", "soap", "shampoo", "apollo_mini", "ademamix", "schedule_free_adamw")
+
+
+@pytest.mark.parametrize("name", [*COUNTED, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_every_optimizer_counts_itself(name):
     """Beside what its record says of each parameter (`state_bytes`), there are scalars only."""
     static = static_of(optim__name=name, optim__peak_lr=1e-3)

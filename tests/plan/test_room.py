@@ -1,7 +1,6 @@
 """What the present devices can't hold is refused before anything is compiled or written, and nothing else is."""
 
 import re
-import time
 
 import jax
 import pytest
@@ -71,14 +70,11 @@ def test_trials_of_one_program_each_keep_a_state(monkeypatch):
     assert too_large(static, 3) is not None
 
 
-def test_unknown_devices_and_small_runs_cost_next_to_nothing(monkeypatch, tmp_path):
+def test_unknown_devices_and_small_runs_are_not_looked_at(monkeypatch, tmp_path):
     """No tracing: `scalelab train` of the tiny config starts as before."""
     config = config_lib.resolve(base.get_config())
     monkeypatch.setattr("scalelab.plan.room.needed", lambda *_: pytest.fail("looked at"))
     refuse(config, tmp_path)
-    begun = time.process_time()
-    refuse(config, tmp_path)
-    assert time.process_time() - begun < 0.1
     monkeypatch.setattr(hardware, "capacity_bytes", lambda device: 0)
     refuse(config_lib.load("configs/recipes/safe_7b.py"), tmp_path)
 

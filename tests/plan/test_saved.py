@@ -19,15 +19,15 @@ def test_exact_on_one_device(remat, precision):
     assert saved.saved(static).bytes(5) == sum(x.nbytes for x in kept(static, *drawn(static)))
 
 
-EIGHT = ["fsdp=2,context=2,tensor=2,sequence=1"]
-EIGHT += [pytest.param(name, marks=pytest.mark.slow) for name in ("data=8", "fsdp=4,tensor=2", "data=2,fsdp=4,zero=1")]
+MESHES = ("fsdp=2,context=2,tensor=2,sequence=1", "data=8", "fsdp=4,tensor=2", "data=2,fsdp=4,zero=1")
+EIGHT = [(MESHES[0], ("dots",)), *(pytest.param(name, REMAT, marks=pytest.mark.slow) for name in MESHES)]
 
 
-@pytest.mark.parametrize("layout", EIGHT)
-def test_exact_on_eight_devices(layout):
+@pytest.mark.parametrize(("layout", "policies"), EIGHT)
+def test_exact_on_eight_devices(layout, policies):
     """Per device; arguments too, of a program that takes a state as XLA compiles it."""
-    found = on_eight(layout, *REMAT)
-    for remat in REMAT:
+    found = on_eight(layout, *policies)
+    for remat in policies:
         assert found["saved"][remat]["predicted"] == found["saved"][remat]["kept"], remat
     assert found["arguments"]["planned"] == found["arguments"]["xla"]
 

@@ -66,6 +66,7 @@ def test_a_profile_meets_its_threshold_at_the_ends_of_the_interval(drawn, fitted
     assert 0.8 * 5 * fitted.bootstrap.used < counts.sum() <= 5 * fitted.bootstrap.used
 
 
+@pytest.mark.slow
 def test_laws_of_other_columns_and_fits_without_resamples(tmp_path):
     loss = np.linspace(2.0, 3.5, 12)
     noise = 1 + 0.003 * np.random.default_rng(0).standard_normal(12)

@@ -51,6 +51,7 @@ def test_more_steps_of_a_cosine_are_refused_unless_allowed(tmp_path):
     assert verdicts == {"low": "done", "other": "done"}
 
 
+@pytest.mark.slow
 def test_a_trial_that_went_its_own_way_is_not_thrown_back(tmp_path):
     run_sweep(tmp_path, trials())
     train_single(trials(train__steps=20)["low"], tmp_path / "runs" / "low")
