@@ -107,6 +107,7 @@ def test_each_source_of_a_prepared_folder_has_its_loss_and_another_tokenizer_is_
     assert "data.path='no/such' is no folder that `scalelab prepare` made" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_downstream_law_is_fitted_to_own_runs(tmp_path, capsys):
     from tests.report import synthetic
 

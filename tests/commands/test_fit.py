@@ -353,6 +353,7 @@ def test_next_runs_from_a_sweep_become_configs(capsys, table, tmp_path, monkeypa
     assert config.load(fork).optim.peak_lr in (3e-3, 1e-2, 3e-2, 1e-1)
 
 
+@pytest.mark.slow
 def test_plot_writes_png_pdf_and_csv(capsys, table, tmp_path):
     command = [
         "--columns=N=params,C=flops,loss=nll",

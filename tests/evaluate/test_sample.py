@@ -42,6 +42,7 @@ def test_where_documents_are_masked_the_prompt_begins_its_own():
         sample(masked, BYTES, "", 1, 1, Choice())
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_neither_count_nor_length_matter():
     of = loaded()
     five = sample(of, BYTES, PROMPT, 15, 5, Choice(seed=3))

@@ -81,6 +81,7 @@ def refits(N, D, count=60):
     return np.std(found)
 
 
+@pytest.mark.slow
 def test_simulated_studies_narrow_more_by_the_proposal_than_by_other_runs():
     N, D, _ = study(QUICKSTART_LIKE)
     plan = nextruns.propose(fitted(), GRID, 3, 2e13, "N", TARGET)

@@ -163,6 +163,7 @@ def test_a_published_start_is_one_more_start():
     assert helped.value == pytest.approx(plain.value, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_gemstones_four_terms_are_as_low_as_their_brute_force():
     """Width and depth beside N and D: 4.05 million starts gave 2.94971e-4 at best (laws.md), some -2.948e-4 is known."""
     rows = [json.loads(line) for line in data_file("gemstones/hot.jsonl").read_text().splitlines()]

@@ -110,6 +110,7 @@ def test_porian():
     assert any("start of the search" in text for text in report.findings)
 
 
+@pytest.mark.slow
 def test_gadre():
     golden = published("gadre")
     for dataset, facts in golden["rows"].items():

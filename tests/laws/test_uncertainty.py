@@ -48,6 +48,7 @@ def test_besiroglus_standard_errors():
     assert (low, high) == pytest.approx(published("besiroglu", "ci95", "alpha"), abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_interval_of_one_new_run_covers_it():
     """80 studies as small as the quickstart's, one run each at 4x the compute: a 90 % interval covers 80 to 97 %."""
     inside, fit_only = 0, 0

@@ -28,6 +28,7 @@ def chinchilla(n_layers, d_model, d_ff, n_heads, d_head, **changes):
     return shape("chinchilla", n_layers=n_layers, d_model=d_model, d_ff=d_ff, n_heads=n_heads, d_head=d_head, **changes)
 
 
+@pytest.mark.slow
 def test_all_fifty_shapes_of_table_a9():
     if not TABLE_A9.exists():
         pytest.skip("needs ../shared/data/chinchilla/table_A9.csv")

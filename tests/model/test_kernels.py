@@ -140,7 +140,7 @@ def temporaries(of, length, by_distance=False):
     return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in (of, gradient)]
 
 
-@pytest.mark.parametrize("by_distance", [False, True])
+@pytest.mark.parametrize("by_distance", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_memory_grows_with_the_sequence_and_not_with_its_square(by_distance):
     ours = blockwise_by_distance(block=64) if by_distance else blockwise(Sight(), 0, 64)
     theirs = plain_by_distance() if by_distance else plain(Sight(), 0)

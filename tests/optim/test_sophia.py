@@ -171,6 +171,7 @@ def outside_loops(program: str) -> int:
     return sum(len(re.findall(r" dot\(|__onednn\$matmul|EigenMatMul", bodies[name])) for name in seen)
 
 
+@pytest.mark.slow
 def test_what_is_not_due_is_not_computed():
     """An estimate that doesn't depend on the turn of its loop would be taken out of it, and measured at every step."""
     found = {}

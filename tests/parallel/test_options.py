@@ -8,17 +8,18 @@ import pytest
 
 from experiments.parallelism.rows import LAYOUTS, OPTIONS
 
-# Two compilations here; by `make test-slow` every option under tensor and fsdp, and most under the others.
+# Every option under tensor and fsdp, most under the others; half a minute each.
 MOST = "norms after,window,no positions,short sequences,distances"
 CASES = [
     ("context+fsdp+tensor+sequence", "all,distances"),
-    pytest.param("fsdp+tensor", ",".join(OPTIONS), marks=pytest.mark.slow),
-    pytest.param("context+fsdp", f"parallel block,{MOST}", marks=pytest.mark.slow),
-    pytest.param("1f1b+fsdp+tensor+sequence", "all,distances,distances in blocks", marks=pytest.mark.slow),
-    pytest.param("circular+hsdp", "all,parallel block", marks=pytest.mark.slow),
+    ("fsdp+tensor", ",".join(OPTIONS)),
+    ("context+fsdp", f"parallel block,{MOST}"),
+    ("1f1b+fsdp+tensor+sequence", "all,distances,distances in blocks"),
+    ("circular+hsdp", "all,parallel block"),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "options"), CASES)
 def test_options_have_the_loss_and_the_gradients_of_one_device(layout, options, tmp_path):
     path = tmp_path / "rows.json"
