@@ -177,7 +177,8 @@ def declarations(shape: ModelShape) -> Params:
 
 @functools.cache
 def _declarations(shape: ModelShape) -> Params:
-    return split(jax.eval_shape(functools.partial(_init, shape), jax.random.key(0)))[1]
+    key = jax.eval_shape(jax.random.key, 0)  # drawing a real one would compile something
+    return split(jax.eval_shape(functools.partial(_init, shape), key))[1]
 
 
 def _part(name: str, shape: ModelShape, params: Params, policy: Policy, *values: Any, **more: Params) -> Any:

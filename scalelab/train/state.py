@@ -70,9 +70,9 @@ def shapes(static: Static) -> TrainState:
 
 @functools.cache
 def _shapes(static: Static) -> TrainState:
-    h = {key.split(".")[1]: jnp.zeros(()) for key in TRACED}
+    h = {key.split(".")[1]: jax.ShapeDtypeStruct((), jnp.float32) for key in TRACED}
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declarations(static.model))
-    return jax.eval_shape(functools.partial(begun, static, h), params)
+    return jax.eval_shape(functools.partial(begun, static), h, params)
 
 
 def specs(static: Static, like: TrainState | None = None) -> Any:

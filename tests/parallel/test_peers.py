@@ -64,7 +64,7 @@ def three(address):
     heard = Heard(address)
     yield heard
     for lines in heard.lines:
-        for line in lines.values():
+        for line in list(lines.values()):  # threads still add to it
             line.link.close()
 
 

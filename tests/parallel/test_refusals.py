@@ -42,7 +42,7 @@ import contextlib, io, json, sys
 import jax
 from scalelab.__main__ import main
 compiled = []
-jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name) if "compile" in name else None)
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None)
 for place, argv in json.loads(sys.argv[1]):
     compiled.clear()
     with contextlib.redirect_stderr(io.StringIO()) as said:
