@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, PartitionSpec, reshard
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec, reshard
 
 BATCH = ("data", "fsdp")
 CONTEXT = "context"
@@ -45,8 +45,9 @@ def traced_for(platform: str) -> Iterator[None]:
 
 
 def on_mesh() -> bool:
-    """Whether this is traced for a mesh."""
-    return not jax.sharding.get_abstract_mesh().empty
+    """Whether this is traced for a mesh whose splits are the program's to name: not so under `auto_axes`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return not mesh.empty and any(kind != AxisType.Auto for kind in mesh.axis_types)
 
 
 def off_mesh() -> AbstractContextManager:

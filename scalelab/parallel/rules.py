@@ -87,11 +87,6 @@ def check(static: Static, layout: Layout) -> list[str]:
 def _check_curvature(name: str, layout: Layout) -> None:
     """Refuse meshes on which an optimizer's curvature can't be measured."""
     kind = find(name).curvature
-    if kind == "hutchinson" and layout.devices > 1:
-        raise BadInput(
-            f"optim.name={name!r} on {layout.devices} devices: products with the Hessian are measured on one only; "
-            "nearest: optim.name='sophia_g', on any mesh of data, fsdp and tensor"
-        )
     for axis in ("stage", "context"):
         if kind and getattr(layout, axis) > 1:
             raise BadInput(

@@ -4,6 +4,7 @@ Both in fp32 whatever the precision policy, of the token mean without z-loss, in
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from scalelab.config import Static
 from scalelab.model import documents, transformer
 from scalelab.model.documents import Ends, Packed
 from scalelab.model.placement import spec
+from scalelab.parallel import rules
 from scalelab.precision.policy import FP32
 from scalelab.precision.products import arithmetic
 
@@ -41,7 +43,17 @@ def measure(
 
 
 def hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: Ends | None = None) -> Any:
-    """u * (H u) with u from N(0, 1) (Alg. 1): its mean is the diagonal. Reverse over reverse, as backwards are hand-written. On one device."""
+    """u * (H u) with u from N(0, 1) (Alg. 1): its mean is the diagonal. Reverse over reverse, as backwards are hand-written.
+
+    On a mesh the compiler splits the work (`auto_axes`): what the model says of splits has no second derivative.
+    """
+    measured = functools.partial(_hutchinson, static)
+    if static.layout.devices > 1:
+        measured = auto_axes(measured, out_sharding=rules.parameters(static.model, static.layout))
+    return measured(params, tokens, key, ends)
+
+
+def _hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: Ends | None) -> Any:
     shape = dataclasses.replace(static.model, attention="plain")  # kernels have no second derivative
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))

@@ -290,6 +290,7 @@ def test_a_law_of_ones_own_stands_beside_the_user(tmp_path, table):
     assert json.loads(ended.stdout)["params"] == pytest.approx({"E": 1.5, "A": 40, "alpha": 0.3}, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_no_digits_of_what_is_not_identified(capsys):
     """Muennighoff et al. 2023: R_D* = 15.39 from these 182 runs, which hardly bound it (issue 3)."""
     fixed = "E=1.8691442,A=520.8256,B=1487.6733,alpha=0.3526596,beta=0.3526596"

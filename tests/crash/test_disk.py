@@ -118,6 +118,7 @@ exit $first
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path, whole):
     (tmp_path / "disk").mkdir()
     run, out = tmp_path / "disk" / "run", tmp_path / "out"

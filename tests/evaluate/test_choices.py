@@ -26,6 +26,7 @@ def many(chance, count):
     return [Row(t, int(chance.integers(1, len(t))), 1) for t in tokens]
 
 
+@pytest.mark.slow
 def test_each_choice_has_the_score_of_its_row_alone():
     of, rows = loaded(), many(np.random.default_rng(0), 60)
     before = subject._token_losses._cache_size()

@@ -104,6 +104,7 @@ def test_runs_that_repeat_no_data_say_nothing_of_repetition():
     check(held, rows | {"U": rows["D"] / 8})
 
 
+@pytest.mark.slow
 def test_published_designs_pass():
     N, D, loss = hoffmann_points()
     assert "few rows" not in kinds(check("chinchilla", {"N": N, "D": D, "loss": loss}))

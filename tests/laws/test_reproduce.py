@@ -92,6 +92,7 @@ def test_chinchilla():
     assert rows["Table A9: sizes that follow from the shape"].ours == 46
 
 
+@pytest.mark.slow
 def test_porian():
     golden = published("porian", "rows")
     for stored, facts in zip(porian.EXPERIMENTS, golden, strict=True):

@@ -140,6 +140,7 @@ def step_gradients(static, h, params, tokens):
     return of_step(static, params, jnp.asarray(tokens), jnp.float32(0.1), ends=ends(static, h))
 
 
+@pytest.mark.slow
 def test_micro_batches_and_padding_don_t_change_the_step():
     static, h = setting()
     params, tokens = random_params(static.model), batch()

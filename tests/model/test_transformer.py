@@ -159,6 +159,7 @@ def test_a_tied_head_is_the_embedding_transposed():
     np.testing.assert_allclose(grads["embed"]["w"], both, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_bf16_is_near_fp32_leaf_by_leaf():
     """2,048 tokens of few kinds: the gradients of biases and embedding rows are long sums, which bf16 can't hold."""
     of = shape("chinchilla", n_layers=1, seq_len=64, vocab_size=16, tied_head=False, remat="none")

@@ -99,7 +99,7 @@ UNDERSTATES = Member(lambda declared, o, h, lr: optax.trace(h["beta1"]), per_sca
     [
         ("branches_on_a_number", jax.errors.TracerBoolConversionError, "bool"),
         pytest.param("divides_by_the_norm", AssertionError, "not finite", marks=pytest.mark.slow),
-        ("UNDERSTATES", AssertionError, "it states"),
+        pytest.param("UNDERSTATES", AssertionError, "it states", marks=pytest.mark.slow),
     ],
 )
 def test_what_breaks_the_contract_is_named(name, error, said):

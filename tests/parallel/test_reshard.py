@@ -110,7 +110,9 @@ def rows(process: subprocess.Popen) -> list[dict]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-@pytest.fixture(scope="module", params=[SOME, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "more"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(each, marks=pytest.mark.slow) for each in (SOME, MORE)], ids=["some", "more"]
+)
 def resumed(request, tmp_path_factory) -> list[dict]:
     """The run on the mesh that saved it, then on every other, one step further."""
     place = tmp_path_factory.mktemp("meshes")

@@ -118,6 +118,7 @@ def test_a_short_run_has_the_loss_of_fp32(name):
     assert np.abs(losses[name] / losses["fp32"] - 1).max() < most
 
 
+@pytest.mark.slow
 def test_delayed_scales_are_the_largest_of_the_last_steps_and_what_outgrows_them_is_clipped():
     static, h = setting(**{"precision.name": "fp8_delayed", "optim.peak_lr": 1e-2})
     step = jax.jit(functools.partial(many_steps, static))

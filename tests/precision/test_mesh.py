@@ -114,6 +114,7 @@ def measured(policy: str) -> list[tuple[dict, float]]:
     return list(zip(map(json.loads, done.stdout.splitlines()), [most for _, most in CASES[policy]], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_mesh_is_one_device_within_rounding_and_skips_as_one(policy):
     for row, most in measured(policy):

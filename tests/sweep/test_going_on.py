@@ -93,6 +93,7 @@ def test_the_command_takes_it_and_hands_it_to_the_workers_of_a_pool(tmp_path):
     assert sweep(*changed, "--allow-change=train.seed") == ["done", "done"]
 
 
+@pytest.mark.slow
 def test_each_trial_of_a_pack_that_was_stopped_goes_on_alone_to_the_same_bits(tmp_path):
     for name, config in trials().items():
         train_single(config, tmp_path / "alone" / name)

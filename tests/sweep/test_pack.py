@@ -39,6 +39,7 @@ def test_in_turn_every_trial_equals_itself_alone_bit_for_bit(tmp_path, alone):
         assert untimed(tmp_path / "runs" / name) == untimed(alone[name])
 
 
+@pytest.mark.slow
 def test_under_vmap_every_trial_equals_itself_alone_to_1e_5(tmp_path, alone):
     run_sweep(tmp_path, trials(**{"sweep.pack": "vmap"}))
     for name in POINTS:
