@@ -49,7 +49,7 @@ class Plan:
         return self.layout.devices
 
     def to_json(self) -> dict[str, Any]:
-        """The schema of `scalelab plan --json` (README, "Plan"): flat names first, everything else under `details`."""
+        """What `scalelab plan --json` writes: bytes are of the fullest device, seconds of one step unless a name says otherwise."""
         t, c = self.time, self.checkpoint
         described = {
             "hardware": self.machine.chip.name,
