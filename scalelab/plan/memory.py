@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from scalelab.config import Layout, ModelShape, Static
+from scalelab.config import Layout, Static
 from scalelab.model import transformer
 from scalelab.model.kernels import implementation
 from scalelab.model.loss import CHUNK_LOGITS
@@ -104,11 +104,6 @@ def _state(static: Static) -> dict[str, int]:
     return found | ({"average": by_part["ema"]} if static.ema else {})
 
 
-def _declared(static: Static) -> ModelShape:
-    """The model as its parameters know it: many ways to compute share their declarations."""
-    return dataclasses.replace(static.model, remat="none", attention="auto", sequence_parallel=False)
-
-
 def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
     leaves = jax.tree.leaves(tree)
     split = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
@@ -128,7 +123,7 @@ def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout:
 
 def _parameter_bytes(static: Static, rule: Any) -> int:
     """Four bytes of every parameter, split as `rule` says."""
-    plain = _declared(static)
+    plain = static.model.plain
     declared, specs = transformer.declarations(plain), rule(plain, static.layout)
     like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
     return _tree_bytes(like, specs, static.layout)
@@ -189,7 +184,7 @@ def _temporary(static: Static) -> int:
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width = dtype(policy.compute).itemsize
-    blocks = jax.tree.leaves(transformer.declarations(_declared(static))["blocks"])
+    blocks = jax.tree.leaves(transformer.declarations(static.model.plain)["blocks"])
     layer = sum(d.size for d in blocks if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
     gathered = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if gathered or width < 4 else 0

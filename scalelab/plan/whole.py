@@ -99,7 +99,6 @@ def plan(
     write_bytes_per_s: float | None = None,
     compile: bool = False,
     serve: tuple[int, int] = (1, 0),
-    advise: bool = True,
 ) -> Plan:
     """A plan of `config` (resolved, or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
 
@@ -129,7 +128,7 @@ def plan(
         checkpoint=checkpointing(
             static, on, mtbf_s, restart_s, write_bytes_per_s, step_s=step.total_s, work_s=max(whole.days * 86_400, step.total_s)
         ),
-        advice=advice(static, on, efficiency) if advise else (),
+        advice=advice(static, on, efficiency),
         compiled=compiled(static, on) if compile else None,
         notes=(*notes, *held.notes),
     )  # fmt: skip
