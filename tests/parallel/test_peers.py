@@ -1,6 +1,7 @@
 """Meeting, watching and parting over real sockets, each process a thread here; and who is told what place."""
 
 import concurrent.futures
+import contextlib
 import socket
 import threading
 import time
@@ -56,16 +57,27 @@ class Heard:
     def close(self, index):
         """What the kernel does for a killed process."""
         for line in list(self.lines[index].values()):
-            line.link.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # its watch may have closed it already
+                line.link.shutdown(socket.SHUT_RDWR)
+
+    def end(self):
+        """All sockets shut, and every watch at its end before one is closed under it."""
+        links = [line.link for lines in self.lines for line in list(lines.values())]
+        for index in range(3):
+            self.close(index)
+        for thread in threading.enumerate():
+            if thread.name == "watch":
+                thread.join(10)
+                assert not thread.is_alive()
+        for link in links:
+            link.close()
 
 
 @pytest.fixture
 def three(address):
     heard = Heard(address)
     yield heard
-    for lines in heard.lines:
-        for line in list(lines.values()):  # threads still add to it
-            line.link.close()
+    heard.end()
 
 
 def test_all_meet_whatever_else_knocks(address):
