@@ -12,6 +12,7 @@ block's attention and MLP, the final norm, the logits.
 Exit code: 0 done (whatever the verdict), 1 a step was not finite, 2 bad input.
 """
 
+import argparse
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -60,10 +61,10 @@ def main(argv: list[str]) -> int:
 
 
 def _whole(text: str) -> list[int]:
-    values = sorted({int(part) for part in text.split(",")})
-    if len(values) < 2 or values[0] < 1:
-        raise ValueError(f"{text}: two sizes or more, each at least 1")
-    return values
+    parts = {part.strip() for part in text.split(",")}
+    if not all(part.isdecimal() and int(part) for part in parts) or len(parts) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two sizes or more, whole numbers from 1 on, e.g. 64,128,256")
+    return sorted(map(int, parts))
 
 
 def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]:
