@@ -235,7 +235,7 @@ def _sweep(options: Any, _: dict[str, str]) -> dict[str, Any]:
     efficiency, facts = _calibrated(options, on)
     found = sweep_plan(
         options.sweep, on, options.study, options.devices or 1, efficiency, options.price, options.law, options.noise
-    )  # fmt: skip
+    )
     if options.json != "-":
         chosen = "" if options.hardware else "this machine's CPU, as --hardware names none"
         print("\n".join([*filter(None, [chosen]), *budgettext.of_a_sweep(found)]))
