@@ -61,10 +61,11 @@ def main(argv: list[str]) -> int:
 
 
 def _whole(text: str) -> list[int]:
-    parts = {part.strip() for part in text.split(",")}
-    if not all(part.isdecimal() and int(part) for part in parts) or len(parts) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not two sizes or more, whole numbers from 1 on, e.g. 64,128,256")
-    return sorted(map(int, parts))
+    parts = text.split(",")
+    values = sorted({int(part) for part in parts if part.strip().isdecimal()})
+    if len(values) < max(2, len(parts)) or values[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two whole sizes or more, e.g. 64,128,256")
+    return values
 
 
 def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]:
