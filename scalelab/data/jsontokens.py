@@ -86,9 +86,8 @@ def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
 
 def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, said: str) -> int:
     if said:
-        number = (
-            int(said) if said.isdecimal() else vocabulary.get(said, -1)
-        )  # a number is an id, also where a token spells it
+        # A number is an id, also where a token spells it.
+        number = int(said) if said.isdecimal() else vocabulary.get(said, -1)
         if not 0 <= number < vocab_size:
             raise BadInput(f"--separator={said}: no token of {path}, and no id from 0 to {vocab_size - 1}")
         return number

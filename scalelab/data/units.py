@@ -51,9 +51,7 @@ class Job:
     def reading(self) -> Reading:
         """What the readers are told."""
         entry = self.tokenizer
-        return Reading(
-            self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes"
-        )  # fmt: skip
+        return Reading(self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes")
 
 
 class Stream:

@@ -82,11 +82,8 @@ def check_optimizer(optimizer: str | Callable, **optim: Any) -> Report:
 def _setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, Numbers]:
     values = SMALL | {"optim.name": name} | {f"optim.{key}": value for key, value in optim.items()} | changes
     known = defaults.DEFAULTS.get(name, {})
-    small = {
-        "every": 2,
-        "rank": 4,
-        "newton_schulz": "fp32",
-    }  # so that a few steps see everything, and rounding is fp32's
+    # So that a few steps see everything, and rounding is fp32's.
+    small = {"every": 2, "rank": 4, "newton_schulz": "fp32"}
     wanted = [key for key in small if key in known and known[key][0] != 1 and key not in optim]
     values |= {f"optim.{key}": small[key] for key in wanted}
     config = config_lib.resolve(config_lib.override(config_lib.default_tree(), values))

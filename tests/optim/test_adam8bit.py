@@ -57,9 +57,8 @@ def oracle(h, declared, params, gradients, lrs, small):
 def test_steps_are_the_recurrence_with_coded_moments(monkeypatch):
     """A value on the border of two codes may fall either way in fp32, so single numbers may differ by a code: most don't."""
     monkeypatch.setattr(adam8bit, "LEAST", 200)
-    static, h = setting(
-        "adam8bit", optim__eps=1e-3, optim__clip_norm=0.99
-    )  # its own program: LEAST is no part of `static`
+    # Its own program: LEAST is no part of `static`.
+    static, h = setting("adam8bit", optim__eps=1e-3, optim__clip_norm=0.99)
     declared, params, gradients = problem(0.3)
     gradients = gradients[:12]
     small = {k for k, d in declared.items() if d.size // (d.shape[0] if d.stack else 1) < 200}

@@ -15,12 +15,8 @@ from scalelab.optim.member import Member, per_scalar
 from scalelab.optim.members import MEMBERS
 from scalelab.testing import check_optimizer
 
-BYTES = {
-    "sgd": 0,
-    "momentum": 4,
-    "adam": 8,
-    "adamw": 8,
-}  # a parameter, of those for which it doesn't depend on the shape
+# Of state a parameter, of those for which it doesn't depend on the shape.
+BYTES = {"sgd": 0, "momentum": 4, "adam": 8, "adamw": 8}
 
 
 def test_every_optimizer_has_values_and_every_value_a_source():
