@@ -44,7 +44,7 @@ class Finding:
 
 def check(
     law: Law, columns: Columns, target: np.ndarray, flops: ArrayLike | None = None, log: bool = True
-) -> list[Finding]:  # fmt: skip
+) -> list[Finding]:
     """Findings about the rows alone; BadInput (see `identifiable.refuse`) where they can't identify the law.
 
     `flops` [P]: what each run cost, where it is known to differ from 6 N D.

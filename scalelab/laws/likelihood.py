@@ -12,9 +12,8 @@ from scalelab.laws.objective import Objective
 from scalelab.laws.optimum import FitError, Optimum, certify, minimise
 from scalelab.laws.problem import Columns, Problem, problem
 
-SHRINK = 10.0 ** -np.arange(
-    0.0, 8.0
-)  # the threshold in r, delta x sigma, is reached step by step: tiny ones have kinks
+# The threshold in r, delta x sigma, is reached step by step: tiny ones have kinks.
+SHRINK = 10.0 ** -np.arange(0.0, 8.0)
 STARTS, JITTER = 15, 0.05  # of the certificate: around the optimum, this share off
 ROUNDS = 20  # of sigma given the law, the law given sigma
 SETTLED = 1e-9
@@ -77,7 +76,7 @@ def fit_scale(law: Law, columns: Columns, target: np.ndarray, objective: Objecti
 
 def _follow(
     law: Law, columns: Columns, target: np.ndarray, objective: Objective, end: float, x: np.ndarray
-) -> tuple[Problem, solve.Solutions]:  # fmt: skip
+) -> tuple[Problem, solve.Solutions]:
     """From laws x [R, K] to those at threshold `end`, through thresholds ten times apart: (the last problem, its fits)."""
     weights = np.ones((len(x), len(target)))
     levels = [objective.delta * shrink for shrink in SHRINK if objective.delta * shrink > end]

@@ -146,7 +146,7 @@ def _best(
 
 def _in_order(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int]
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """The same rows, the greatest gain per FLOP first."""
     order: list[int] = []
     left = list(chosen)

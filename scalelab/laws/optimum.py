@@ -80,9 +80,7 @@ def _stretch(kind: Kind, unit: np.ndarray) -> np.ndarray:
     return low * (high / low) ** unit if low > 0 else low + unit * (high - low)
 
 
-def minimise(
-    problem: Problem, weights: np.ndarray | None = None, also: Mapping[str, float] | None = None
-) -> Optimum:  # fmt: skip
+def minimise(problem: Problem, weights: np.ndarray | None = None, also: Mapping[str, float] | None = None) -> Optimum:
     """The global minimum of the objective with weights [P] (one each by default): seeds, then exact polish.
 
     `also` is a further start, a published optimum say. FitError where the best start didn't reach a stationary point.

@@ -98,7 +98,7 @@ def inflation(residuals: np.ndarray, params: int, objective: Objective) -> float
 
 def threshold(
     value: float, points: int, params: int, objective: Objective, level: float, inflated: float = 1.0
-) -> float:  # fmt: skip
+) -> float:
     """The objective at which the interval of one parameter ends.
 
     2 x the fall of the log likelihood there is n log(1 + F / n), n = P - K and F the `level` quantile of F(1, n), times
@@ -121,7 +121,7 @@ def threshold(
 
 def identify(
     fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN
-) -> dict[str, Profile]:  # fmt: skip
+) -> dict[str, Profile]:
     """The profile of every parameter of the law, at the `level` of its interval; C = k N D."""
     least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
     spare = fitted.points > len(best.params) and least > 0
@@ -149,7 +149,7 @@ def _profile(fitted: Problem, best: Optimum, name: str, least: float, end: float
     interval = (None if low is None else float(to_param(low)), None if high is None else float(to_param(high)))
     return Profile(
         _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values), objective, end
-    )  # fmt: skip
+    )
 
 
 def _verdict(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
@@ -164,7 +164,7 @@ def _verdict(how: str, value: float, interval: tuple[float | None, float | None]
 
 def _side(
     own: Problem, x: np.ndarray, place: int, end: float, up: bool, least_size: float
-) -> tuple[float | None, np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[float | None, np.ndarray, np.ndarray]:
     """(where the profile crosses `end` on this side, None where it never does; held values [R], objectives [R])."""
     how = list(own.law.params.values())[place].how
     held = _held(x[place], own.lower[place], own.upper[place], how, up, least_size)

@@ -58,7 +58,7 @@ def fit_study(
 
 def select(
     rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0
-) -> tuple[list[Row], list[dict[str, str]]]:  # fmt: skip
+) -> tuple[list[Row], list[dict[str, str]]]:
     """(rows to fit, in an order that depends on their values only; {"name", "reason"} of the others)."""
     if drop_top_loss < 0:
         raise BadInput(f"drop_top_loss = {drop_top_loss}: a number of runs, 0 or more")

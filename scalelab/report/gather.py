@@ -86,9 +86,8 @@ def swept(rows: Sequence[dict]) -> list[str]:
     groupings, names = [], []
     for name in dict.fromkeys(key for row in rows for key in row):
         values = [row.get(name) for row in rows]
-        if (
-            name in RESULTS or "/" in name or len(set(values)) < 2
-        ):  # what has a slash was measured: of a source, on a task
+        # What has a slash was measured: of a source, on a task.
+        if name in RESULTS or "/" in name or len(set(values)) < 2:
             continue
         firsts = [values.index(value) for value in values]  # which runs share a value, whatever the value is
         if firsts not in groupings:

@@ -18,6 +18,7 @@ import shutil
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.records import read_json
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -214,10 +215,15 @@ def set_aside(step_folder: pathlib.Path) -> pathlib.Path:
     return goal
 
 
+def _pack(folder: pathlib.Path) -> dict[str, str] | None:
+    """Where a trial's checkpoints stand, if in those of its pack."""
+    path = folder / "record.json"
+    return read_json(path).get("pack") if path.exists() else None
+
+
 def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
     """(checkpoints folder, name in it) of a run: its own, and its pack's where it has one."""
-    record = json.loads((folder / "record.json").read_text()) if (folder / "record.json").exists() else {}
-    pack = record.get("pack")
+    pack = _pack(folder)
     return [(folder / "checkpoints", "run")] + ([(folder / pack["checkpoints"], pack["trial"])] if pack else [])
 
 
@@ -229,9 +235,8 @@ def saved(folder: pathlib.Path) -> dict[int, tuple[pathlib.Path, str]]:
 def checkpoint_folders(folder: pathlib.Path) -> list[pathlib.Path]:
     """Every checkpoints folder of a run, pack, sweep or study, or the folder itself. BadInput where there is none."""
     candidates = [folder / "checkpoints", *folder.glob("packs/*/checkpoints"), *folder.glob("runs/*/checkpoints")]
-    if (folder / "record.json").exists():
-        pack = json.loads((folder / "record.json").read_text()).get("pack")
-        candidates += [folder / pack["checkpoints"]] if pack else []
+    if pack := _pack(folder):
+        candidates.append(folder / pack["checkpoints"])
     found = [path.resolve() if ".." in path.parts else path for path in candidates if path.is_dir()]
     if not found and folder.is_dir() and (folder.name == "checkpoints" or steps(folder)):
         found = [folder]
