@@ -84,7 +84,7 @@ def _run(
         out_specs=(whole, by_stage, whole) if counted is not None else (whole, None, None),
         axis_names={STAGE},
     )
-    out = (LossSums(whole, whole, whole), *(lying[1:3] if counted is not None else (None, None)))
+    out = (whole, *(lying[1:3] if counted is not None else (None, None)))
     sums, blocks, others = auto_axes(run, axes=FREE, out_sharding=out)(*arguments)
     return sums, None if counted is None else {**others, "blocks": blocks}
 
