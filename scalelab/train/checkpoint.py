@@ -105,7 +105,7 @@ class Checkpoints:
                 for log in self.logs:
                     records.sync(log)
                 draft.rename(self.folder / str(step))
-                manifest.sync_folder(self.folder)
+                manifest.fsync(self.folder)
                 self.shares["hash"] = time.perf_counter() - begun
                 manifest.retain(self.folder, self.keep_last, self.keep_every)
         except BaseException as error:  # whatever it is, the thread that saves next has to hear of it
