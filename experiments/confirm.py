@@ -19,8 +19,8 @@ from experiments import isoflop
 from experiments.benchmarks.timing import machine
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.commands.shared import Parser, emit
-from scalelab.errors import BadInput
+from scalelab.__main__ import guarded
+from scalelab.commands.shared import Parser, emit, folder_path
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were for development
@@ -82,16 +82,16 @@ def page(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0, or that of the study that did not end."""
+    return guarded("confirm", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.confirm"
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="where the studies go")
+    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="where the studies go")
     parser.add_argument("--quick", action="store_true", help="a tenth of the size: does it work at all")
-    try:
-        options = parser.parse_args(argv)
-    except BadInput as mistake:
-        print(f"confirm: {mistake}", file=sys.stderr)
-        return 2
-    folder, scale = pathlib.Path(options.workdir), 0.1 if options.quick else 1.0
+    options = parser.parse_args(argv)
+    folder, scale = options.workdir, 0.1 if options.quick else 1.0
     chosen = isoflop.parse(["--quick", f"--workdir={folder}"])[0]
     result = {
         "command": " ".join(["python -m experiments.confirm", *argv]),

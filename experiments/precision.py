@@ -25,9 +25,9 @@ from configs import tiny
 from experiments.benchmarks.timing import interleaved, machine
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.commands.shared import Parser, emit
+from scalelab.__main__ import guarded
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.data.batches import train_batches
-from scalelab.errors import BadInput
 from scalelab.precision import exponents
 from scalelab.precision.policy import POLICIES
 from scalelab.report.precisionplot import exponent_figure
@@ -177,17 +177,19 @@ def page(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0, or 2 for bad input."""
+    return guarded("precision", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.precision"
-    parser.add_argument("--workdir", default="runs/precision", metavar="DIR", help="where runs and figures go")
+    parser.add_argument(
+        "--workdir", default="runs/precision", type=folder_path, metavar="DIR", help="where runs and figures go"
+    )
     parser.add_argument("--quick", action="store_true", help="one seed, 80 steps")
-    try:
-        options = parser.parse_args(argv)
-    except BadInput as mistake:
-        print(f"precision: {mistake}", file=sys.stderr)
-        return 2
+    options = parser.parse_args(argv)
     program.cache_compilations()
-    folder = pathlib.Path(options.workdir)
+    folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
     seeds, steps, rounds = (1, 80, 3) if options.quick else (3, 150, 9)
     facts = {"command": " ".join(["python -m experiments.precision", *argv]), "date": str(datetime.date.today())}

@@ -5,6 +5,7 @@ Its keys and their meaning stand in `configs/base.py`. A config file is Python t
 
 import importlib.util
 import pathlib
+import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab.errors import BadInput, nearest
+
+OTHERWISE = re.compile(
+    r"-{0,2}(config\.)?(?P<key>[a-z_]+\.[a-z0-9_]+)=.*", re.DOTALL
+)  # `--optim.name=lion`, `config.optim.name=lion`
 
 
 def default_tree() -> ConfigDict:
@@ -41,7 +46,8 @@ def run_file(path: str | pathlib.Path) -> ModuleType:
         there = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise BadInput(f"no config file {str(path)!r}{nearest(str(path), there)}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-    assert spec and spec.loader
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path} is no config file: it must be Python, with a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -89,6 +95,11 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
     defaults = default_tree()
     known = leaves(defaults)
     for key, text in values.items():
+        if key in defaults:
+            first = next(name for name in known if name.startswith(f"{key}."))
+            raise BadInput(
+                f"unknown config key {key!r}: it is a group, whose values are set one by one, as --config.{first}=VALUE"
+            )
         if key not in known:
             raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
         group, name = key.split(".")
@@ -108,6 +119,8 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
             if not sign:
                 raise BadInput(f"{argument!r} has no value: write {argument}=VALUE")
             values[key] = value
+        elif (said := OTHERWISE.fullmatch(argument)) and said["key"] in leaves(default_tree()):
+            raise BadInput(f"{argument!r}: a config value is written --config.{said['key']}=VALUE")
         else:
             rest.append(argument)
     return values, rest

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from scalelab.__main__ import guarded
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 
@@ -22,19 +23,21 @@ PARTS = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "com
 
 def main(argv: list[str]) -> int:
     """Exit code 0, or 2 for bad input."""
+    return guarded("benchmarks", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.benchmarks"
-    parser.add_argument("--only", help=f"one part: {', '.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each contender")
-    try:
-        options = parser.parse_args(argv)
-        if options.only and options.only not in PARTS:
-            raise BadInput(f"--only={options.only}: no such part{nearest(options.only, PARTS)}")
-        if options.rounds < 1:
-            raise BadInput(f"--rounds={options.rounds}: at least 1")
-    except BadInput as mistake:
-        print(f"benchmarks: {mistake}", file=sys.stderr)
-        return 2
+    parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--rounds", type=int, default=7, metavar="N", help="timed rounds of each contender (default: 7)"
+    )
+    options = parser.parse_args(argv)
+    if options.only and options.only not in PARTS:
+        raise BadInput(f"--only={options.only}: no such part{nearest(options.only, PARTS)}")
+    if options.rounds < 1:
+        raise BadInput(f"--rounds={options.rounds}: at least 1")
     from experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step, timing
 
     result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}

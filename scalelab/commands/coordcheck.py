@@ -12,6 +12,7 @@ block's attention and MLP, the final norm, the logits.
 Exit code: 0 done (whatever the verdict), 1 a step was not finite, 2 bad input.
 """
 
+import argparse
 import pathlib
 from typing import Any
 
@@ -58,9 +59,10 @@ def main(argv: list[str]) -> int:
 
 
 def _whole(text: str) -> list[int]:
-    values = sorted({int(part) for part in text.split(",")})
-    if len(values) < 2 or values[0] < 1:
-        raise ValueError(f"{text}: two sizes or more, each at least 1")
+    parts = text.split(",")
+    values = sorted({int(part) for part in parts if part.strip().isdecimal()})
+    if len(values) < max(2, len(parts)) or values[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two whole sizes or more, e.g. 64,128,256")
     return values
 
 

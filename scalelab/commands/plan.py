@@ -99,7 +99,7 @@ def _parser() -> Parser:
     add("--params", type=_positive, metavar="N", help="parameters")
     add("--target-loss", type=_positive, metavar="L", help="nats per token to reach")
     add("--gpu-hours", type=_positive, metavar="H", help="device-hours to spend, with --hardware and --mfu")
-    add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches")
+    add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches, with --gpu-hours; e.g. 0.4")
     add("--law", metavar="NAME", help="a published law or a fit's JSON (default: besiroglu)")
     add("--serve-tokens", type=_positive, metavar="T", help="tokens of inference over the model's life")
     add("--unique-tokens", type=_positive, metavar="U", help="tokens there are; more are repeated")
@@ -198,6 +198,10 @@ def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
     from scalelab.plan.overtraining import overtraining
 
     asked = {name: getattr(options, name) for name in ASKED if getattr(options, name) is not None}
+    if unused := [name for name in ("hardware", "mfu") if getattr(options, name) and "gpu_hours" not in asked]:
+        raise BadInput(
+            f"--{unused[0]} goes with --gpu-hours: FLOPs, tokens and parameters are split alike on any machine"
+        )
     law = options.law or DEFAULT
     if set(asked) == {"params", "tokens"}:
         if options.serve_tokens or options.unique_tokens:

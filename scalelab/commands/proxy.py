@@ -16,7 +16,7 @@ import pathlib
 from typing import Any
 
 from scalelab.commands.progress import Bar
-from scalelab.commands.shared import Parser, emit, say
+from scalelab.commands.shared import Parser, emit, folder_path, say
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     parser = Parser("proxy", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="the recipe, a config file")
     parser.add_argument("--flops", required=True, type=float, metavar="C", help="what the whole sweep may cost")
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder")
+    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--out", metavar="FILE", help="the recipe with its learning rate (default: DIR/target.py)")
     parser.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="initialisations a learning rate (default: 3)"
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.seeds < 1 or not options.flops > 0:
         raise BadInput(f"--seeds={options.seeds} and --flops={options.flops:g} must be above zero")
-    out = pathlib.Path(options.out or pathlib.Path(options.workdir) / "target.py")
+    out = pathlib.Path(options.out or options.workdir / "target.py")
     if out.suffix != ".py" or out.resolve() == pathlib.Path(options.config).resolve():
         raise BadInput(f"--out={out} must be a new file that ends in .py")
     config = load(options.config, overrides)
@@ -51,7 +51,7 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     from scalelab.sweep.status import rows
     from scalelab.train.program import cache_compilations
 
-    folder, lrs = pathlib.Path(options.workdir), _lrs(options.lrs, config.optim.peak_lr)
+    folder, lrs = options.workdir, _lrs(options.lrs, config.optim.peak_lr)
     seeds = range(config.train.seed, config.train.seed + options.seeds)
     plan = proxy.plan(config, options.flops, len(lrs) * len(seeds))
     runs = proxy.trials(plan, lrs, seeds)

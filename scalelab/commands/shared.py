@@ -35,7 +35,27 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             raise BadInput(f"unknown argument {unknown[0]!r}{nearest(unknown[0].split('=')[0], options)}")
+        if parsed.json not in (None, "-"):  # before the work, not after it
+            file_path("--json", parsed.json)
         return parsed
+
+
+def file_path(option: str, destination: str) -> pathlib.Path:
+    """The path of a file to write. BadInput where it is a folder, or in none."""
+    path = pathlib.Path(destination)
+    if path.is_dir():
+        raise BadInput(f"{option}={destination} is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"{option}={destination}: there is no folder {str(path.parent)!r}")
+    return path
+
+
+def folder_path(text: str) -> pathlib.Path:
+    """argparse's type of a folder to make or go on with: refused where it, or what it would lie in, is a file."""
+    path = pathlib.Path(text)
+    if files := [each for each in (path, *path.parents) if each.exists() and not each.is_dir()]:
+        raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")
+    return path
 
 
 def emit(result: Any, destination: str | None) -> None:

@@ -103,7 +103,9 @@ def from_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
 
     if not path.is_file():
         beside = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise BadInput(f"--tokenizer={path}: no such file{nearest(str(path), beside)}; or bytes, bpe:V, ids:V")
+        raise BadInput(
+            f"--tokenizer={path}: no such file{nearest(str(path), ['bytes', *beside])}; or bytes, bpe:V, ids:V"
+        )
     content = path.read_bytes()
     if content.lstrip()[:1] == b"{":
         return jsontokens.load(content, path, separator)

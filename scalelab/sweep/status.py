@@ -4,10 +4,13 @@ import pathlib
 from typing import Any
 
 from scalelab import records
+from scalelab.errors import BadInput
 
 
 def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """name, status (waiting, running, done, diverged, stopped, failed), step, steps, train_loss, val_loss, tokens_per_s."""
+    if not (folder / "sweep.json").exists():
+        raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not begun there")
     manifest = records.read_json(folder / "sweep.json")
     return [trial_row(folder / "runs" / name, steps) for name, steps in manifest["trials"].items()]
 
