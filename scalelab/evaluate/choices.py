@@ -14,7 +14,6 @@ from scalelab.evaluate.subject import CHUNK_TOKENS, PADDING, Subject, token_loss
 from scalelab.evaluate.tasks import Item, Task, Text
 
 SHORTEST = 16  # rows are filled up to a power of two from here on: a task compiles few programs
-HEADLINE = "acc"  # the right choice has the smallest loss a byte
 
 
 class Row(NamedTuple):
