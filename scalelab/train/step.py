@@ -40,7 +40,10 @@ def train_step(
     params = wide(state.params, policy.parameters)
     taken = schedules.micro_batches(static, state.step) if static.batch_ramp else None
     where = ends(static, h, state.step)
-    sums, grads, amax = measured_gradients(static, params, tokens, h["z_loss"], state.precision, taken, where)
+    # Behind a barrier: else the partitioner takes what is updated out of the tables that were gathered for the loss, which are
+    # then held to the end (two tables of the vocabulary in fp32 on GPUs).
+    seen = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
+    sums, grads, amax = measured_gradients(static, seen, tokens, h["z_loss"], state.precision, taken, where)
     grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/dtypes.py
