@@ -127,8 +127,10 @@ def check(config: ConfigDict, derived: bool) -> None:
         if key in OWN and ":" in _get(config, key):
             user_object(_get(config, key), key)
         elif _get(config, key) not in options:
-            known = filter(None, options)
-            raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), known)}")
+            value, known = _get(config, key), list(filter(None, options))
+            close = nearest(value, known)
+            listed = "" if "known: " in close else f" Known: {', '.join(known)}"
+            raise BadInput(f"{key}={value!r} is not a choice{close}{listed}")
     for key in POSITIVE:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:

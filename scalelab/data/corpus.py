@@ -66,6 +66,7 @@ def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = 
         try:
             job = _job(request, given, work, progress, stop)
             _read(job, work, request.workers, progress, stop)
+            same_plan(out, plan_of(request, parts, given))  # a file may have changed while it was read
             index = _join(job, parts, work, request, progress, stop)
         except BadInput:
             _clear(out)

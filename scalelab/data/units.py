@@ -140,7 +140,7 @@ def _fill(
             if stop():
                 raise Stopped
             if isinstance(document, bytes):
-                content, ids, n_bytes = document, tokenizer.encode(document), len(document)
+                content, ids, n_bytes = document, _encoded(document, unit, reading, tokenizer), len(document)
             else:
                 content, ids, n_bytes = document.astype("<u4").tobytes(), document, _n_bytes(document, tokenizer)
             if not len(ids):
@@ -152,6 +152,16 @@ def _fill(
             split: stream.finish() | {"text_bytes": text_bytes[split]} for split, stream in streams.items()
         }
     return record | {"n_bad": reading.n_bad, "bad": reading.named}
+
+
+def _encoded(document: bytes, unit: specs.Unit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
+    """The ids of a text; none, and counted as bad, where the tokenizer's library gives up on it."""
+    try:
+        return tokenizer.encode(document)
+    except ValueError as error:
+        places = " to ".join(dict.fromkeys([unit.pieces[0].path, unit.pieces[-1].path]))
+        reading.bad(f"{places}: the document of {len(document)} bytes that begins with {document[:32]!r}", str(error))
+        return np.empty(0, np.uint32)
 
 
 def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:

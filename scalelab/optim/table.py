@@ -36,7 +36,7 @@ class Row:
 
 
 def state_bytes(member: Member, declaration: Declaration, o: Optim) -> float:
-    """What is kept of a parameter between steps, by whichever optimizer has it; NaN where a user's own doesn't say."""
+    """What is kept of a parameter between steps, by whichever optimizer has it."""
     return member.state_bytes(declaration, o) if member.claims(declaration) else ADAMW_BYTES * declaration.size
 
 

@@ -164,6 +164,11 @@ def _fits(
                 f"a decay of {config.schedule.decay_steps} steps would begin at step {past.decay_start(config)} already"
             )
         raise BadInput(f"{asked}: {apart}")
+    if planned := past.of_optimizer(old, config):
+        raise BadInput(
+            f"{asked}: {planned}; nearest: a decay that ends there too (--config.train.steps={old.train.steps}), or begin anew on "
+            f"the weights with --init-from={folder}@{step}"
+        )
 
 
 def begin(run: Run, trunk: Trunk, progress: Progress) -> state.TrainState:
