@@ -34,7 +34,8 @@ from scalelab.report.precisionplot import exponent_figure
 from scalelab.report.style import save
 from scalelab.train import lineage, program, single
 from scalelab.train import state as state_lib
-from scalelab.train.step import gradients, train_step
+from scalelab.train.gradients import gradients
+from scalelab.train.step import train_step
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 TIMED = 4  # steps of a timed dispatch
