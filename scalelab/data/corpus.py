@@ -229,7 +229,7 @@ def _join(
     for entry in index["parts"].values():
         for split in SPLITS:
             entry["splits"][split] = [merge.finished(job, name) for name in entry["splits"][split]]
-    records.write_json(job.folder / "index.json", index)
+    records.write_json(job.folder / "index.json", index | {"sha256": prepared.seal(index)})
     records.sync(job.folder / "index.json")
     shutil.rmtree(job.units, ignore_errors=True)
     return index

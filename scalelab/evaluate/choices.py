@@ -65,7 +65,7 @@ def read(of: Subject, task: Task) -> Reading:
     for item in task.items:
         try:
             found.append(_rows(item, encode, before, of.seq_len))
-        except BadInput as error:
+        except ValueError as error:  # also half a surrogate pair, and what a tokenizer gives up on
             raise BadInput(f"{task.path}, line {item.line}: {error}") from None
     return Reading(found, separator)
 
