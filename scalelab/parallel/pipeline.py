@@ -72,7 +72,7 @@ def _run(
 ) -> tuple:
     layout = static.layout
     ticks = table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
-    rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see step.gradients
+    rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/gradients.py`
     rest = {name: part for name, part in params.items() if name != "blocks"}
     stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE))
     by_stage, whole = PartitionSpec(STAGE), PartitionSpec()

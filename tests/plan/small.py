@@ -21,7 +21,7 @@ from scalelab.parallel import pipeline, rules
 from scalelab.parallel.mesh import AXES
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
-from scalelab.train.step import objective
+from scalelab.train.gradients import objective
 
 
 def static_of(layout=None, batch=8, model=None, **values):
