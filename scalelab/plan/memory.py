@@ -159,7 +159,7 @@ def _stream_bytes(static: Static) -> int:
     """Of the residual stream of one sequence."""
     layout, shape = static.layout, static.model
     split = layout.context * (layout.tensor if shape.sequence_parallel else 1)
-    return math.ceil(shape.seq_len / split) * shape.d_model * dtype(POLICIES[static.precision].compute).itemsize
+    return math.ceil(shape.seq_len / split) * shape.d_model * dtype(POLICIES[static.precision].residual).itemsize
 
 
 def _vocabulary(static: Static) -> int:
