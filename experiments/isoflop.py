@@ -22,11 +22,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from experiments.shared import command_line
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import emit, folder_path, say
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.laws import FitError, Fitted, forms
 from scalelab.laws.isoflop import fit_isoflop
@@ -120,9 +121,8 @@ def predicted_best(study: Study, loss: Callable[[int, int], float]) -> ConfigDic
 
 def size_and_tokens(run: ConfigDict) -> tuple[int, int]:
     """(N total, D) of a run that isn't trained yet, as its record will say."""
-    return count.parameters(config_lib.static(run).model)[
-        "total"
-    ], run.train.steps * run.train.global_batch * run.model.seq_len
+    N = count.parameters(config_lib.static(run).model)["total"]
+    return N, run.train.steps * run.train.global_batch * run.model.seq_len
 
 
 def predict_once(folder: pathlib.Path, fitted: Fitted, run: ConfigDict) -> dict[str, Any]:
@@ -240,16 +240,10 @@ def earlier_s(folder: pathlib.Path, begun: float) -> float:
     return spent
 
 
-def say(text: str) -> None:
-    """A line on standard error, beside the bars."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def parse(argv: Sequence[str]) -> tuple[Study, Any]:
     """Arguments -> (study, options). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.isoflop"
+    parser = command_line("isoflop", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="the study's folder; again to resume")
     parser.add_argument("--quick", action="store_true", help="the study of the README: minutes on two cores")
     parser.add_argument(

@@ -229,7 +229,7 @@ def _join(
     for entry in index["parts"].values():
         for split in SPLITS:
             entry["splits"][split] = [merge.finished(job, name) for name in entry["splits"][split]]
-    records.write_json(job.folder / "index.json", index)
+    records.write_json(job.folder / "index.json", index | {"sha256": prepared.seal(index)})
     records.sync(job.folder / "index.json")
     shutil.rmtree(job.units, ignore_errors=True)
     return index
@@ -259,7 +259,8 @@ def _facts(
         if not n[split]:
             raise BadInput(
                 f"none of the {sum(n.values())} documents of --source={part.spec} falls to the {split} split at "
-                f"--val-fraction={request.val_fraction}: use more documents, another fraction or another --split-seed"
+                f"--val-fraction={request.val_fraction}: use more documents, another fraction or another --split-seed, "
+                f"and delete {request.out}"
             )
     return {
         "source": part.spec,

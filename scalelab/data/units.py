@@ -20,9 +20,9 @@ import numpy as np
 
 from scalelab.data import specs, tokenizers
 from scalelab.data.read.reading import Reading
-from scalelab.data.shards import sync_folder
 from scalelab.data.tokenizers import Tokenizer
 from scalelab.errors import WorkFailed
+from scalelab.records import fsync
 
 SPLITS = ("train", "val")
 BUFFERED = 2**20  # tokens held before they are written
@@ -118,8 +118,8 @@ def write(unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], b
     try:
         record = _fill(draft, unit, job, tokenizer, stop)
         (draft / "record.json").write_text(json.dumps(record, indent=1))
-        _sync(draft / "record.json")
-        sync_folder(draft)
+        fsync(draft / "record.json")
+        fsync(draft)
         os.rename(draft, final)
     except OSError as error:
         raise WorkFailed(
@@ -167,17 +167,6 @@ def _encoded(document: bytes, unit: specs.Unit, reading: Reading, tokenizer: Tok
 def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:
     """Bytes of the text that ready-made ids stand for; of ids without a tokenizer, one each."""
     return len(ids) if tokenizer.kind == "ids" else len(tokenizer.decode(ids))
-
-
-def _sync(path: pathlib.Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def finished(job: Job, name: str) -> dict[str, Any] | None:
-    """The record of a unit that is there, else None."""
-    path = job.units / name / "record.json"
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def open_tokenizer(job: Job) -> Tokenizer:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.config import Optim, Static
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
 from scalelab.optim import groups
-from scalelab.optim.chain import named, rest_ratio, weight_decays
+from scalelab.optim.chain import rest_ratio, weight_decays
 from scalelab.optim.member import Member
 from scalelab.optim.members import find
 from scalelab.validate import GROUPS

@@ -20,9 +20,9 @@ from scalelab import defaults
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
-from scalelab.optim.chain import directions, named
+from scalelab.optim.chain import directions
 from scalelab.optim.groups import scales
 from scalelab.optim.member import Member
 from scalelab.optim.members import MEMBERS, find
@@ -162,10 +162,8 @@ def _check_trained(name: str, static: Static, h: Numbers) -> None:
     skipped, _ = steps(static, half, rest, np.int32(1), {**h} | {"z_loss": np.float32(np.inf)})
     kept = _same((skipped.params, skipped.opt_state), (half.params, half.opt_state))
     _fail_unless(name, kept and skipped.skipped == 1, "a gradient that is not finite changed its state")
-    compiled, others = (
-        steps._cache_size(),
-        {key: np.float32(0.9) * value for key, value in h.items()} | {"log_every": h["log_every"]},
-    )
+    others = {key: np.float32(0.9) * value for key, value in h.items()} | {"log_every": h["log_every"]}
+    compiled = steps._cache_size()
     other, _ = steps(static, half, rest, np.int32(1), others)
     _fail_unless(name, steps._cache_size() == compiled and _finite(other), "other numbers compile another program")
 

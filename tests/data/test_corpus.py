@@ -208,6 +208,14 @@ def test_damaged_shards_are_refused_by_name(tmp_path, source, name, damage, mess
             call()
 
 
+def test_a_changed_index_is_refused(tmp_path, source):
+    prepare(tmp_path / "out", source)
+    path = tmp_path / "out" / "index.json"
+    path.write_text(path.read_text().replace('"separator": 0', '"separator": 1'))
+    with pytest.raises(BadInput, match=r"index.json was changed after `scalelab prepare` wrote it"):
+        opened(tmp_path / "out")
+
+
 def test_a_shard_deleted_under_a_reader_stays_readable(tmp_path, source):
     """The file is mapped: a run under way reads on, and whoever opens the folder next is told."""
     prepare(tmp_path / "out", source)
