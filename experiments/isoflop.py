@@ -26,7 +26,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import Parser, emit, folder_path, say
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.laws import FitError, Fitted, forms
 from scalelab.laws.isoflop import fit_isoflop
@@ -120,9 +120,8 @@ def predicted_best(study: Study, loss: Callable[[int, int], float]) -> ConfigDic
 
 def size_and_tokens(run: ConfigDict) -> tuple[int, int]:
     """(N total, D) of a run that isn't trained yet, as its record will say."""
-    return count.parameters(config_lib.static(run).model)[
-        "total"
-    ], run.train.steps * run.train.global_batch * run.model.seq_len
+    N = count.parameters(config_lib.static(run).model)["total"]
+    return N, run.train.steps * run.train.global_batch * run.model.seq_len
 
 
 def predict_once(folder: pathlib.Path, fitted: Fitted, run: ConfigDict) -> dict[str, Any]:
@@ -238,11 +237,6 @@ def earlier_s(folder: pathlib.Path, begun: float) -> float:
         past = [t for t in times if t < started]
         spent += max(past, default=0.0) - min(past, default=0.0)
     return spent
-
-
-def say(text: str) -> None:
-    """A line on standard error, beside the bars."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse(argv: Sequence[str]) -> tuple[Study, Any]:

@@ -4,8 +4,8 @@
 
 configs/tiny.py under each policy, on the same seeds (same first weights, same batches): three of them, 150 steps; --quick takes
 one seed and 80 steps (two for fp32, whose difference is the yardstick), meant to take 3 minutes on 2 cores. Runs in the workdir that
-have ended are not run again. Writes precision.json, precision.md, exponents.pdf, .csv and .png into the workdir, and without
---quick the first two into `results/` beside this file.
+have ended are not run again. Writes precision.json, precision.md, precision.png, exponents.pdf and .csv into the workdir, and
+without --quick the first three into `results/` beside this file.
 """
 
 import datetime
@@ -34,7 +34,8 @@ from scalelab.report.precisionplot import exponent_figure
 from scalelab.report.style import save
 from scalelab.train import lineage, program, single
 from scalelab.train import state as state_lib
-from scalelab.train.step import gradients, train_step
+from scalelab.train.gradients import gradients
+from scalelab.train.step import train_step
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 TIMED = 4  # steps of a timed dispatch
@@ -171,6 +172,10 @@ def page(result: dict[str, Any]) -> str:
         rows = [row["lost"] for row in result["exponents"] if row["kind"] == kind]
         worst = [max(sum(lost[form].values()) for lost in rows) for form in exponents.FORMATS]
         lines.append(f"| {kind} | " + " | ".join(f"{share:.2%}" for share in worst) + " |")
+    lines += [
+        "",
+        "![Exponents of gradients, weights and updates, layer by layer, over what each format holds](precision.png)",
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -195,8 +200,8 @@ def _main(argv: Sequence[str]) -> int:
     result = facts | {"machine": machine(), "seeds": seeds, "steps": steps} | study(folder, seeds, steps, rounds)
     figure, rows = exponent_figure(result["exponents"])
     save(folder, "exponents", figure, rows)
-    figure.savefig(folder / "exponents.png", dpi=110)
     for place in [folder] if options.quick else [folder, RESULTS]:
+        figure.savefig(place / "precision.png", dpi=110)
         records.write_json(place / "precision.json", result)
         (place / "precision.md").write_text(page(result))
     print(page(result))

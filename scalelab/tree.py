@@ -93,20 +93,20 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
     """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has."""
     config = config.copy_and_resolve_references()
     defaults = default_tree()
-    types = {key: _type(defaults, key) for key in leaves(defaults)}
+    known = leaves(defaults)
     for key, text in values.items():
         if key in defaults:
-            first = next(known for known in types if known.startswith(f"{key}."))
+            first = next(name for name in known if name.startswith(f"{key}."))
             raise BadInput(
                 f"unknown config key {key!r}: it is a group, whose values are set one by one, as --config.{first}=VALUE"
             )
-        if key not in types:
-            raise BadInput(f"unknown config key {key!r}{nearest(key, types)}")
+        if key not in known:
+            raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
         group, name = key.split(".")
         if not isinstance(config.get(group), ConfigDict):
             raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
         with config.ignore_type():
-            config[group][name] = _parse(key, str(text), types[key])
+            config[group][name] = _parse(key, str(text), _type(defaults, key), known[key])
     return config
 
 
@@ -131,8 +131,7 @@ def _type(tree: ConfigDict, key: str) -> type:
     return tree[group].get_type(name)
 
 
-def _parse(key: str, text: str, kind: type) -> Any:
-    default = leaves(default_tree())[key]
+def _parse(key: str, text: str, kind: type, default: Any) -> Any:
     if text.lower() in ("none", "null") and (kind is not str or default is None):
         return None
     try:
@@ -146,7 +145,6 @@ def _parse(key: str, text: str, kind: type) -> Any:
         return kind(text)
     except (ValueError, KeyError, OverflowError):
         wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
-        default = leaves(default_tree())[key]
         raise BadInput(
             f"{key}={text!r} is not {wanted} (default: {'derived' if default is None else default})"
         ) from None

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from scalelab import records
-from scalelab.commands.shared import Parser, emit, file_path
+from scalelab.commands.shared import Parser, aligned, emit, file_path
 from scalelab.errors import BadInput, nearest
 from scalelab.report.tables import csv_text
 
@@ -71,6 +71,4 @@ def _print(rows: Sequence[dict], columns: Sequence[str]) -> None:
             table.add_row(*map(Text, line))  # Text: a name in brackets is a name, not markup
         Console().print(table)
         return
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    for line in [list(columns), *cells]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print("\n".join(aligned([columns, *cells])))

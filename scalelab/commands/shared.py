@@ -1,8 +1,10 @@
-"""What every command shares: a parser whose mistakes are one line, and one way to print JSON."""
+"""What commands share: a parser whose mistakes are one line, and one way to print JSON, a table and a remark."""
 
 import argparse
 import json
 import pathlib
+import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from scalelab.errors import BadInput, nearest
@@ -65,6 +67,18 @@ def emit(result: Any, destination: str | None) -> None:
         print(text, flush=True)
     else:
         pathlib.Path(destination).write_text(text + "\n")
+
+
+def aligned(rows: Sequence[Sequence[str]], to: str = "left") -> list[str]:
+    """Rows of cells as lines whose columns stand below each other, cells to the left or right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    fill = str.ljust if to == "left" else str.rjust
+    return ["  ".join(map(fill, row, widths)).rstrip() for row in rows]
+
+
+def say(text: str) -> None:
+    """A line on standard error: standard output is the result's."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def add_weights(parser: Parser) -> None:

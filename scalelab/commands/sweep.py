@@ -84,10 +84,6 @@ def _print(rows: list[dict]) -> None:
 def _text(value: object) -> str:
     if value is None:
         return "-"
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and value < 1e4
-        else f"{value:,.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+    return str(value)

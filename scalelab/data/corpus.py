@@ -66,6 +66,7 @@ def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = 
         try:
             job = _job(request, given, work, progress, stop)
             _read(job, work, request.workers, progress, stop)
+            same_plan(out, plan_of(request, parts, given))  # a file may have changed while it was read
             index = _join(job, parts, work, request, progress, stop)
         except BadInput:
             _clear(out)
@@ -228,7 +229,7 @@ def _join(
     for entry in index["parts"].values():
         for split in SPLITS:
             entry["splits"][split] = [merge.finished(job, name) for name in entry["splits"][split]]
-    records.write_json(job.folder / "index.json", index)
+    records.write_json(job.folder / "index.json", index | {"sha256": prepared.seal(index)})
     records.sync(job.folder / "index.json")
     shutil.rmtree(job.units, ignore_errors=True)
     return index

@@ -65,9 +65,14 @@ def review(
 
 def left_out(excluded: Iterable[Mapping[str, str]]) -> list[Finding]:
     """What was not fitted, of rows {"name", "reason"}: diverged or unfinished runs above all."""
+    said = reasons(excluded)
+    return [Finding("excluded", f"not fitted: {said}")] if said else []
+
+
+def reasons(excluded: Iterable[Mapping[str, str]]) -> str:
+    """How many of these rows were left out for which reason, in words."""
     counts = Counter(entry["reason"] for entry in excluded)
-    said = ", ".join(f"{number} {reason}" for reason, number in counts.items())
-    return [Finding("excluded", f"not fitted: {said}")] if counts else []
+    return ", ".join(f"{number} {reason}" for reason, number in counts.items())
 
 
 def _cost(columns: Columns, flops: ArrayLike | None) -> np.ndarray | None:

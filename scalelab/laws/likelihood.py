@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erf
 
 from scalelab.laws import solve
 from scalelab.laws.law import Law
@@ -19,16 +18,11 @@ ROUNDS = 20  # of sigma given the law, the law given sigma
 SETTLED = 1e-9
 
 
-def log_normaliser(delta: float) -> float:
-    """log of the integral of exp(-huber(z, delta)) over z."""
-    inside = np.sqrt(2 * np.pi) * erf(delta / np.sqrt(2))
-    return float(np.log(inside + 2 / delta * np.exp(-0.5 * delta**2)))
-
-
 def negative_log_likelihood(residuals: np.ndarray, sigma: float, delta: float) -> float:
     """-log p of residuals r whose z = r / sigma has density exp(-huber(z, delta)) / Z(delta)."""
-    penalty = Objective("mle", delta).penalty(residuals / sigma)
-    return float(penalty.sum() + len(residuals) * (np.log(sigma) + log_normaliser(delta)))
+    density = Objective("mle", delta)
+    penalty = density.penalty(residuals / sigma)
+    return float(penalty.sum() + len(residuals) * (np.log(sigma) + density.log_normaliser()))
 
 
 def best_sigma(residuals: np.ndarray, delta: float) -> float:

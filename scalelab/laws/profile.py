@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erf
 from scipy.stats import f as f_distribution
 
 from scalelab.laws import information, solve
@@ -50,22 +49,12 @@ class Profile:
         }  # fmt: skip
 
 
-def log_normaliser(s: float, objective: Objective) -> float:
-    """log of the integral of exp(-penalty(r) / s): Gaussian inside delta, exponential tails outside; one-sided weights."""
-    delta, total = objective.delta, 0.0
-    for side in (1.0, objective.overestimate):
-        t = s / side
-        inside = np.sqrt(np.pi * t / 2) * (erf(delta / np.sqrt(2 * t)) if np.isfinite(delta) else 1.0)
-        total += inside + (t / delta * np.exp(-(delta**2) / (2 * t)) if np.isfinite(delta) else 0.0)
-    return float(np.log(total))
-
-
 def likeliest_scale(value: float, count: float, objective: Objective) -> float:
     """The s at which -value / s - count log Z(s) is highest."""
 
     def slope(log_s: float) -> float:  # of the likelihood in log s; falls from + to -
         step = 1e-5
-        z = log_normaliser(np.exp(log_s + step), objective) - log_normaliser(np.exp(log_s - step), objective)
+        z = objective.log_normaliser(np.exp(log_s + step)) - objective.log_normaliser(np.exp(log_s - step))
         return value / np.exp(log_s) - count * z / (2 * step)
 
     value = max(value, 1e-300)  # of a fit without an error: as small a scale as there is
@@ -76,7 +65,7 @@ def likeliest_scale(value: float, count: float, objective: Objective) -> float:
 def log_likelihood(value: float, count: float, objective: Objective) -> float:
     """The likelihood of an objective's value, its scale profiled out."""
     s = likeliest_scale(value, count, objective)
-    return -value / s - count * log_normaliser(s, objective)
+    return -value / s - count * objective.log_normaliser(s)
 
 
 def inflation(residuals: np.ndarray, params: int, objective: Objective) -> float:

@@ -17,7 +17,7 @@ def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def trial_row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
     """The row of one trial."""
-    record = records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+    record = records.read_record(folder)
     row: dict[str, Any] = {"name": folder.name, "status": record.get("status", "waiting"), "step": 0, "steps": steps}
     for line in records.read_metrics(folder):
         row |= {key: line[key] for key in ("step", "train_loss", "val_loss", "tokens_per_s") if key in line}

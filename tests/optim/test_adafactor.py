@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from scalelab.config import Optim
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.optim import groups
 from scalelab.optim.adafactor import ADAFACTOR
-from scalelab.optim.chain import named
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, kept_bytes, problem, rates, setting
 
 

@@ -109,6 +109,12 @@ def test_restarts_fill_what_the_warmup_leaves_and_one_cycle_is_a_cosine():
     np.testing.assert_array_equal(curve("cosine_restarts"), curve("cosine"))
 
 
+@pytest.mark.parametrize("name", ["cosine_restarts", "multi_step"])
+def test_hparams_may_be_plain_numbers(name):
+    h = config_lib.hparams(CONFIG)
+    assert 0 < float(schedules.SCHEDULES[name](7, h)) <= h["peak_lr"] * (1 + 1e-6)
+
+
 def test_wsd_piece_by_piece():
     lr = curve("wsd", final_share=0.0)
     np.testing.assert_allclose(lr[9:81], 0.2, rtol=1e-6)
