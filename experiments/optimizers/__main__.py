@@ -27,6 +27,7 @@ from scalelab.commands.progress import Board
 from scalelab.commands.shared import Parser, emit
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, WorkFailed, nearest
+from scalelab.plan.sweep import Planned
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
 QUICK = {
@@ -48,7 +49,7 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.optimizers"
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="where the runs go; again to resume")
+    parser.add_argument("--workdir", metavar="DIR", help="where the runs go; again to resume")
     parser.add_argument("--quick", action="store_true", help="a small model, 6 trials, 3 seeds")
     parser.add_argument(
         "--config", metavar="FILE", help="the model and run to compare on (default: configs/tiny.py, small)"
@@ -74,6 +75,16 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     return options, config_lib.override(base, sizes | overrides), names
 
 
+def plan(arguments: Sequence[str]) -> Planned:
+    """What this study would run (default: --quick), before any of it: `scalelab plan --sweep` asks.
+
+    Which tuning trial is an optimizer's best isn't known yet: its last runs are listed with the first one's values, and cost as much.
+    """
+    options, base, names = _options(arguments or ["--quick"])
+    values = {name: race.points(name, options.trials, base.train.seed)[0] for name in names}
+    return Planned(race.tuning(base, names, options.trials) | race.finals(base, values, options.seeds))
+
+
 def _run(folder: pathlib.Path, made: Mapping[str, ConfigDict], stop: Any) -> None:
     from scalelab.sweep.run import run_sweep
 
@@ -89,6 +100,8 @@ def _main(argv: Sequence[str]) -> int:
     from scalelab.train.single import dataset
 
     options, base, names = _options(argv)
+    if options.workdir is None:
+        raise BadInput("--workdir=DIR is needed: where the runs go")
     folder = pathlib.Path(options.workdir)
     made = race.tuning(base, names, options.trials)
     cache_compilations()

@@ -198,7 +198,11 @@ def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
     from scalelab.plan.overtraining import overtraining
 
     asked = {name: getattr(options, name) for name in ASKED if getattr(options, name) is not None}
-    law = options.law or DEFAULT
+    law = DEFAULT if options.law is None else options.law
+    if "gpu_hours" not in asked and (given := [n for n in ("hardware", "mfu") if getattr(options, n) is not None]):
+        raise BadInput(
+            f"--{given[0]} turns --gpu-hours into FLOPs, and --{next(iter(asked)).replace('_', '-')} needs none"
+        )
     if set(asked) == {"params", "tokens"}:
         if options.serve_tokens or options.unique_tokens:
             raise BadInput(

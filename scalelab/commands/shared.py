@@ -33,6 +33,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             raise BadInput(f"unknown argument {unknown[0]!r}{nearest(unknown[0].split('=')[0], options)}")
+        if parsed.json not in (None, "-") and not (folder := pathlib.Path(parsed.json).absolute().parent).is_dir():
+            raise BadInput(f"--json={parsed.json}: there is no folder {folder}")  # before the work, not after it
         return parsed
 
 

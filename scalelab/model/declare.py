@@ -100,7 +100,11 @@ def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array
             value = declaration.std * jax.random.normal(key, declaration.shape, jnp.float32)
         return Declared(value, declaration)
 
-    return cast(jax.Array, module.param(name, create))
+    if module.is_initializing():
+        return cast(jax.Array, module.param(name, create))
+    value = module.get_variable("params", name)  # `param` would trace `create` again, for its shape
+    assert value.shape == declaration.shape, f"{name} has shape {value.shape}, declared {declaration.shape}"
+    return cast(jax.Array, value)
 
 
 def split(boxed: Any) -> tuple[Any, Any]:
