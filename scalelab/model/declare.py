@@ -102,9 +102,9 @@ def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array
 
     if module.is_initializing():
         return cast(jax.Array, module.param(name, create))
-    value = module.get_variable("params", name)  # `param` would trace `create` again, for its shape
+    value: jax.Array = module.get_variable("params", name)  # `param` would trace `create` again, for its shape
     assert value.shape == declaration.shape, f"{name} has shape {value.shape}, declared {declaration.shape}"
-    return cast(jax.Array, value)
+    return value
 
 
 def split(boxed: Any) -> tuple[Any, Any]:

@@ -8,6 +8,8 @@ import pytest
 from configs import base
 from scalelab import config as configs
 from scalelab.errors import BadInput
+from scalelab.laws import forms
+from scalelab.laws.published.kaplan import L_OF_N_D
 from scalelab.model import count
 from scalelab.plan.batch import batch, kaplan, kaplan_loss, zhang
 
@@ -48,8 +50,9 @@ def test_kaplan_at_his_own_scale():
 
 
 def test_kaplans_law_says_the_loss_where_none_is_known():
-    """1e9 parameters and 1e10 tokens: (64,000^(0.076/0.103) + 1,800)^0.103 = (3,518 + 1,800)^0.103 = 2.420 nats."""
-    assert kaplan_loss(1e9, 1e10) == pytest.approx(2.420, abs=1e-3)
+    columns = {"N": np.array([1e9, 1.75e11]), "D": np.array([1e10, 3e11])}
+    losses = forms.LAWS["kaplan"](columns, L_OF_N_D)
+    assert [kaplan_loss(*sizes) for sizes in zip(*columns.values(), strict=True)] == pytest.approx(losses)
     (found, _) = batch(static(), tokens=1e10).critical
     assert found.name == "kaplan" and found.tokens == kaplan(
         kaplan_loss(count.parameters(static().model)["kaplan"], 1e10)
