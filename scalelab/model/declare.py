@@ -102,7 +102,8 @@ def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array
 
     if module.is_initializing():
         return cast(jax.Array, module.param(name, create))
-    value: jax.Array = module.get_variable("params", name)  # `param` would trace `create` again, for its shape
+    # `param` would trace `create` again, for its shape.
+    value: jax.Array = nn.meta.unbox(module.get_variable("params", name))
     assert value.shape == declaration.shape, f"{name} has shape {value.shape}, declared {declaration.shape}"
     return value
 
