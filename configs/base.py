@@ -28,9 +28,7 @@ def get_config() -> ConfigDict:
                 "name": "standard",  # standard | mup (Yang et al. 2022, Table 8) | completep (Dey et al. 2025, Table 1)
                 "base_width": 64,  # mup, completep: the d_model at which everything equals standard's
                 "base_layers": 2,  # completep: the n_layers at which everything equals standard's
-                "base_d_head": placeholder(
-                    float
-                ),  # mup, completep: d_head at base_width; None: as many heads there as here
+                "base_d_head": placeholder(float),  # mup, completep: d_head at base_width; None: as many heads there
             },
             "precision": {
                 # fp32 | tf32 | bf16 | fp16 (dynamic loss scaling) | fp8 (e4m3, gradients e5m2, a scale a tensor) | fp8_delayed
@@ -98,9 +96,8 @@ def optim() -> dict:
         "decay_vectors": False,  # whether gains and biases decay (OLMo 2: yes)
         "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
         "nesterov": placeholder(bool),  # momentum, muon: look ahead
-        "averaged": placeholder(
-            bool
-        ),  # momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR; adafactor: of its updates
+        # averaged, of momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR
+        "averaged": placeholder(bool),  # momentum: as an average; adafactor: whether its updates are averaged
         "factored": placeholder(bool),  # adafactor: rows and columns of second moments only; false: whole (PaLM)
         "bias_correction": placeholder(bool),  # of Adam's moments; false to study its absence
         "scale": placeholder(str),  # muon: spectral, sqrt(max(1, out/in)) | rms, 0.2 sqrt(max(in, out))
@@ -139,9 +136,7 @@ def schedule() -> dict:
         "wd_shape": "constant",  # of optim.weight_decay: constant (times LR) | cosine (Caron et al. 2021) | lr2 | independent
         "wd_final_share": 1.0,  # [h] wd_shape=cosine: last weight_decay / first (Caron et al.: 0.04 to 0.4, so 10)
         # the batch grows linearly in tokens seen, in whole micro-batches of train.accumulate (GPT-3, Megatron-LM)
-        "batch_start": placeholder(
-            int
-        ),  # sequences of step 0, a multiple of global_batch/accumulate; None: global_batch
+        "batch_start": placeholder(int),  # sequences of step 0, a multiple of global_batch/accumulate; None: full
         "batch_warmup_tokens": placeholder(int),  # tokens seen when global_batch is reached (GPT-3: 4 to 12 billion)
         # or the batch jumps (PaLM, Llama 3): sequences of step 0, then `step: sequences` up to global_batch
         "batch_stages": "",  # e.g. PaLM's "512; 50000: 1024; 115000: 2048", multiples of global_batch/accumulate; "": none
@@ -192,9 +187,7 @@ def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
             "n_layers": n_layers,  # blocks, each attention then MLP
             "d_model": d_model,  # width of the residual stream
             "n_heads": n_heads,  # query heads
-            "n_kv_heads": placeholder(
-                int
-            ),  # key/value heads, for groups of queries (Ainslie et al. 2023); None: n_heads
+            "n_kv_heads": placeholder(int),  # key/value heads of groups of queries (Ainslie et al. 2023); None: n_heads
             "d_head": placeholder(int),  # width of a head; None: d_model / n_heads
             "d_ff": placeholder(int),  # width of the MLP; None: 4 d_model, for swiglu 8/3 d_model rounded up to 8
             "vocab_size": 256,  # rows of the embedding; bytes need 256

@@ -18,8 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from scalelab.__main__ import guarded
 from scalelab.commands.shared import Parser, emit
-from scalelab.errors import nearest
+from scalelab.errors import BadInput, nearest
 from scalelab.model import kernels
 from scalelab.model.blockwise import blockwise_attention
 from scalelab.model.relative import Relative, scores
@@ -131,16 +132,21 @@ def measure(kinds: list[str], lengths: list[int], rounds: int) -> list[dict[str,
 
 def main(argv: list[str]) -> int:
     """Exit code 0, 2 for bad input."""
+    return guarded("attention", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.attention"
     parser.add_argument("--quick", action="store_true", help="lengths up to 1k, one round")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="timed rounds (default: 5)")
     parser.add_argument("--only", default="; ".join(KINDS), metavar="A; B", help=f"kinds: {'; '.join(KINDS)}")
     options = parser.parse_args(argv)
     kinds = [name.strip() for name in options.only.split(";")]
     if unknown := [name for name in kinds if name not in KINDS]:
-        print(f"attention: --only={unknown[0]}: no such kind{nearest(unknown[0], KINDS)}", file=sys.stderr)
-        return 2
+        raise BadInput(f"--only={unknown[0]}: no such kind{nearest(unknown[0], KINDS)}")
+    if options.rounds < 1:
+        raise BadInput(f"--rounds={options.rounds}: at least 1")
     lengths = [256, 512, 1024] if options.quick else [256, 512, 1024, 2048, 4096, 8192]
     rows = measure(kinds, lengths, 1 if options.quick else options.rounds)
     result = {"heads": HEADS, "width": WIDTH, "rows": rows}

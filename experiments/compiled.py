@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from scalelab import config as config_lib
+from scalelab.__main__ import guarded
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 from scalelab.plan.compile import compiled, side_by_side
@@ -20,6 +21,7 @@ from scalelab.plan.machine import machine
 from scalelab.plan.memory import memory
 
 RESULTS = pathlib.Path(__file__).parent / "results"
+RECIPES = pathlib.Path(__file__).parent.parent / "configs" / "recipes"
 # Name -> (recipe, hardware, slices or 0, what differs from the recipe).
 ROWS: dict[str, tuple[str, str, int, str]] = {
     "7B, FSDP": ("llama2_7b", "v5e", 0, "parallel.fsdp=16 train.global_batch=16"),
@@ -50,7 +52,7 @@ def measure(name: str) -> dict[str, Any]:
     recipe, hardware, slices, changes = ROWS[name]
     overrides = dict(change.split("=", 1) for change in changes.split())
     overrides |= {} if "accumulate" in changes else {"train.accumulate": 1}
-    static = config_lib.static(config_lib.load(f"configs/recipes/{recipe}.py", overrides))
+    static = config_lib.static(config_lib.load(RECIPES / f"{recipe}.py", overrides))
     on = machine(hardware)
     predicted, found = memory(static, on), compiled(static, on, slices)
     rows = {row.component: row for row in side_by_side(predicted, found)}
@@ -90,6 +92,10 @@ def head() -> str:
 
 def main(argv: list[str]) -> int:
     """Exit code 0, 2 for bad input."""
+    return guarded("compiled", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.compiled"
     parser.add_argument("--only", default="; ".join(ROWS), metavar="A; B", help=f"rows: {'; '.join(ROWS)}")
@@ -98,8 +104,7 @@ def main(argv: list[str]) -> int:
     names, rows = [name.strip() for name in options.only.split(";")][: 1 if options.quick else None], []
     for name in names:
         if name not in ROWS:
-            print(f"compiled: --only={name}: no such row{nearest(name, ROWS)}", file=sys.stderr)
-            return 2
+            raise BadInput(f"--only={name}: no such row{nearest(name, ROWS)}")
         try:
             rows.append(measure(name))
         except BadInput as without:

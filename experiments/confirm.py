@@ -21,7 +21,8 @@ from experiments import isoflop
 from experiments.benchmarks.timing import machine
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.commands.shared import Parser, emit
+from scalelab.__main__ import guarded
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.errors import BadInput
 from scalelab.plan.sweep import Planned
 
@@ -89,7 +90,7 @@ def page(result: dict[str, Any]) -> str:
 def _options(argv: Sequence[str]) -> Any:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.confirm"
-    parser.add_argument("--workdir", metavar="DIR", help="where the studies go")
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the studies go")
     parser.add_argument("--quick", action="store_true", help="a tenth of the size: does it work at all")
     options = parser.parse_args(argv)
     options.scale = 0.1 if options.quick else 1.0
@@ -108,14 +109,14 @@ def plan(arguments: Sequence[str]) -> Planned:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0, or that of the study that did not end."""
-    try:
-        options = _options(argv)
-        if options.workdir is None:
-            raise BadInput("--workdir=DIR is needed: where the studies go")
-    except BadInput as mistake:
-        print(f"confirm: {mistake}", file=sys.stderr)
-        return 2
-    folder, scale = pathlib.Path(options.workdir), options.scale
+    return guarded("confirm", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    options = _options(argv)
+    if options.workdir is None:
+        raise BadInput("--workdir=DIR is needed: where the studies go")
+    folder, scale = options.workdir, options.scale
     chosen = isoflop.parse(["--quick", f"--workdir={folder}"])[0]
     result = {
         "command": " ".join(["python -m experiments.confirm", *argv]),

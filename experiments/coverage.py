@@ -20,8 +20,8 @@ from scipy.stats import binom, qmc
 
 from experiments.benchmarks.timing import machine
 from scalelab import records
-from scalelab.commands.shared import Parser, emit
-from scalelab.errors import BadInput
+from scalelab.__main__ import guarded
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.laws import closed, decision, optimum, profile, uncertainty
 from scalelab.laws import law as law_lib
 from scalelab.laws.objective import huber_log
@@ -163,16 +163,18 @@ def page(result: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0, or 2 for bad input."""
+    return guarded("coverage", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.coverage"
-    parser.add_argument("--workdir", default="runs/coverage", metavar="DIR", help="where finished studies are kept")
+    parser.add_argument(
+        "--workdir", default="runs/coverage", type=folder_path, metavar="DIR", help="where finished studies are kept"
+    )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STUDIES} studies a design")
-    try:
-        options = parser.parse_args(argv)
-    except BadInput as mistake:
-        print(f"coverage: {mistake}", file=sys.stderr)
-        return 2
-    folder = pathlib.Path(options.workdir)
+    options = parser.parse_args(argv)
+    folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
     studies = QUICK_STUDIES if options.quick else STUDIES
     result = {

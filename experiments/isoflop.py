@@ -11,7 +11,9 @@ the report. The prediction is written to disk, with its time, before the larger 
 same command again to resume: what is finished is not run again. The fit alone: `scalelab fit WORKDIR`.
 """
 
+import argparse
 import dataclasses
+import math
 import pathlib
 import sys
 import time
@@ -22,9 +24,10 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import records
+from scalelab.__main__ import guarded
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit
-from scalelab.errors import BadInput
+from scalelab.commands.shared import Parser, emit, folder_path, say
+from scalelab.errors import BadInput, WorkFailed
 from scalelab.laws import FitError, Fitted, forms
 from scalelab.laws.isoflop import fit_isoflop
 from scalelab.laws.study import fit_study
@@ -117,9 +120,8 @@ def predicted_best(study: Study, loss: Callable[[int, int], float]) -> ConfigDic
 
 def size_and_tokens(run: ConfigDict) -> tuple[int, int]:
     """(N total, D) of a run that isn't trained yet, as its record will say."""
-    return count.parameters(config_lib.static(run).model)[
-        "total"
-    ], run.train.steps * run.train.global_batch * run.model.seq_len
+    N = count.parameters(config_lib.static(run).model)["total"]
+    return N, run.train.steps * run.train.global_batch * run.model.seq_len
 
 
 def predict_once(folder: pathlib.Path, fitted: Fitted, run: ConfigDict) -> dict[str, Any]:
@@ -237,17 +239,12 @@ def earlier_s(folder: pathlib.Path, begun: float) -> float:
     return spent
 
 
-def say(text: str) -> None:
-    """A line on standard error, beside the bars."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def parse(argv: Sequence[str]) -> tuple[Study, Any]:
     """Arguments -> (study, options). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.isoflop"
-    parser.add_argument("--workdir", metavar="DIR", help="the study's folder; again to resume")
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="the study's folder; again to resume")
     parser.add_argument("--quick", action="store_true", help="the study of the README: minutes on two cores")
     parser.add_argument(
         "--scale", type=float, default=1.0, help="with --quick: multiplies every budget (0.1 for a look)"
@@ -289,26 +286,29 @@ def _grid(options: Any) -> dict[float, tuple[int, ...]]:
 
 
 def _numbers(text: str) -> list[float]:
-    values = [float(part) for part in text.split(",")]
-    if min(values) <= 0:
-        raise ValueError(f"{min(values)} is not above zero")
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 < value < math.inf for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r} is not numbers above zero with commas between them")
     return values
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 done, 1 the held-out run failed, 2 bad input, 75 stopped by a signal after saving."""
+    return guarded("isoflop", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    study, options = parse(argv)
+    folder = options.workdir
+    if folder is None:
+        raise BadInput("--workdir=DIR is needed: the study's folder")
     try:
-        study, options = parse(argv)
-        if options.workdir is None:
-            raise BadInput("--workdir=DIR is needed: the study's folder")
-        folder = pathlib.Path(options.workdir)
         summary = conduct(study, folder, " ".join(["python -m experiments.isoflop", *argv]))
-    except BadInput as mistake:
-        say(f"isoflop: {mistake}")
-        return 2
     except FitError as failure:
-        say(f"isoflop: the law could not be fitted: {failure}")
-        return 1
+        raise WorkFailed(f"the law could not be fitted: {failure}") from failure
     if not summary:
         say(f"stopped; the same command goes on where it was ({folder})")
         return 75

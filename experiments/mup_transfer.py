@@ -21,9 +21,10 @@ from ml_collections import ConfigDict
 from experiments.benchmarks.timing import machine
 from scalelab import config as config_lib
 from scalelab import records
+from scalelab.__main__ import guarded
 from scalelab.commands.progress import Board
-from scalelab.commands.shared import Parser, emit
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.errors import BadInput
 from scalelab.model.resize import resized
 from scalelab.plan.sweep import Planned
 from scalelab.report.lrplots import transfer, write
@@ -140,14 +141,22 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Sequence[int], float, Any, d
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.mup_transfer"
-    parser.add_argument("--workdir", metavar="DIR", help="where the runs go; again to resume")
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
     parser.add_argument("--quick", action="store_true", help="LRs an octave apart: 4 minutes on two cores (else: half)")
     parser.add_argument("--config", metavar="FILE", help="the family of models (default: configs/mup_transfer.py)")
     parser.add_argument("--widths", metavar="D,D,…", help=f"values of d_model (default: {','.join(map(str, WIDTHS))})")
     options = parser.parse_args(rest)
-    widths = sorted(map(int, options.widths.split(","))) if options.widths else WIDTHS
+    widths = _widths(options.widths) if options.widths else WIDTHS
     base = config_lib.load(options.config or ROOT / "configs" / "mup_transfer.py", overrides)
     return base, widths, 1.0 if options.quick else 0.5, options, overrides
+
+
+def _widths(text: str) -> list[int]:
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise BadInput(
+            f"--widths={text} is not whole numbers with commas between them, e.g. {','.join(map(str, WIDTHS))}"
+        )
+    return sorted(map(int, text.split(",")))
 
 
 def plan(arguments: Sequence[str]) -> Planned:
@@ -158,11 +167,7 @@ def plan(arguments: Sequence[str]) -> Planned:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 measured (whatever came out), 1 a sweep failed, 2 bad input, 75 stopped by a signal after saving."""
-    try:
-        return _main(argv)
-    except (BadInput, WorkFailed) as mistake:
-        print(f"mup_transfer: {mistake}", file=sys.stderr)
-        return 2 if isinstance(mistake, BadInput) else 1
+    return guarded("mup_transfer", _main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -174,7 +179,7 @@ def _main(argv: Sequence[str]) -> int:
     base, widths, step, options, overrides = parse(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    folder, made = pathlib.Path(options.workdir), trials(base, widths, step)
+    folder, made = options.workdir, trials(base, widths, step)
     cache_compilations()
     dataset(base)
     print(f"{len(made)} trials: d_model {', '.join(map(str, widths))}, {len(SEEDS)} seeds", file=sys.stderr)

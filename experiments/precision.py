@@ -4,8 +4,8 @@
 
 configs/tiny.py under each policy, on the same seeds (same first weights, same batches): three of them, 150 steps; --quick takes
 one seed and 80 steps (two for fp32, whose difference is the yardstick), meant to take 3 minutes on 2 cores. Runs in the workdir that
-have ended are not run again. Writes precision.json, precision.md, exponents.pdf, .csv and .png into the workdir, and without
---quick the first two into `results/` beside this file.
+have ended are not run again. Writes precision.json, precision.md, precision.png, exponents.pdf and .csv into the workdir, and
+without --quick the first three into `results/` beside this file.
 """
 
 import datetime
@@ -25,9 +25,9 @@ from configs import tiny
 from experiments.benchmarks.timing import interleaved, machine
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.commands.shared import Parser, emit
+from scalelab.__main__ import guarded
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.data.batches import train_batches
-from scalelab.errors import BadInput
 from scalelab.plan.sweep import Planned
 from scalelab.precision import exponents
 from scalelab.precision.policy import POLICIES
@@ -35,7 +35,8 @@ from scalelab.report.precisionplot import exponent_figure
 from scalelab.report.style import save
 from scalelab.train import lineage, program, single
 from scalelab.train import state as state_lib
-from scalelab.train.step import gradients, train_step
+from scalelab.train.gradients import gradients
+from scalelab.train.step import train_step
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 TIMED = 4  # steps of a timed dispatch
@@ -176,13 +177,19 @@ def page(result: dict[str, Any]) -> str:
         rows = [row["lost"] for row in result["exponents"] if row["kind"] == kind]
         worst = [max(sum(lost[form].values()) for lost in rows) for form in exponents.FORMATS]
         lines.append(f"| {kind} | " + " | ".join(f"{share:.2%}" for share in worst) + " |")
+    lines += [
+        "",
+        "![Exponents of gradients, weights and updates, layer by layer, over what each format holds](precision.png)",
+    ]
     return "\n".join([*lines, ""])
 
 
 def _options(argv: Sequence[str]) -> Any:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.precision"
-    parser.add_argument("--workdir", default="runs/precision", metavar="DIR", help="where runs and figures go")
+    parser.add_argument(
+        "--workdir", default="runs/precision", type=folder_path, metavar="DIR", help="where runs and figures go"
+    )
     parser.add_argument("--quick", action="store_true", help="one seed, 80 steps")
     options = parser.parse_args(argv)
     options.seeds, options.steps, options.rounds = (1, 80, 3) if options.quick else (3, 150, 9)
@@ -198,21 +205,21 @@ def plan(arguments: Sequence[str]) -> Planned:
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0, or 2 for bad input."""
-    try:
-        options = _options(argv)
-    except BadInput as mistake:
-        print(f"precision: {mistake}", file=sys.stderr)
-        return 2
+    return guarded("precision", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    options = _options(argv)
     program.cache_compilations()
-    folder = pathlib.Path(options.workdir)
+    folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
     seeds, steps, rounds = options.seeds, options.steps, options.rounds
     facts = {"command": " ".join(["python -m experiments.precision", *argv]), "date": str(datetime.date.today())}
     result = facts | {"machine": machine(), "seeds": seeds, "steps": steps} | study(folder, seeds, steps, rounds)
     figure, rows = exponent_figure(result["exponents"])
     save(folder, "exponents", figure, rows)
-    figure.savefig(folder / "exponents.png", dpi=110)
     for place in [folder] if options.quick else [folder, RESULTS]:
+        figure.savefig(place / "precision.png", dpi=110)
         records.write_json(place / "precision.json", result)
         (place / "precision.md").write_text(page(result))
     print(page(result))

@@ -8,16 +8,22 @@ indentation the right choice is drawn like the wrong ones, so that whoever judge
 of `chance`, whatever choice is cheap. Every text is put together here from the words below.
 """
 
-import argparse
 import functools
 import itertools
 import json
 import pathlib
 import random
+import sys
+from collections.abc import Sequence
 
 import numpy as np
 
+from scalelab.__main__ import guarded
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.data.language import Language, make_language
+from scalelab.errors import BadInput
+
+HERE = pathlib.Path(__file__).parent / "tasks"
 
 NAMES = [
     "value",
@@ -164,16 +170,29 @@ def lines(name: str, items: int, seed: int = 0) -> str:
     return "\n".join(rows) + "\n"
 
 
-def main() -> None:
-    """Write all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=150)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "tasks")
-    options = parser.parse_args()
+def main(argv: Sequence[str]) -> int:
+    """Write all of them. Exit code 0, 2 for bad input."""
+    return guarded("tasks", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    parser = Parser("", __doc__)
+    parser.prog = "python -m experiments.tasks"
+    parser.add_argument("--items", type=int, default=150, metavar="N", help="items of each task (default: 150)")
+    parser.add_argument(
+        "--out", type=folder_path, default=HERE, metavar="DIR", help="where to (default: experiments/tasks)"
+    )
+    options = parser.parse_args(argv)
+    if options.items < 1:
+        raise BadInput(f"--items={options.items}: at least 1")
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in TASKS:
-        (options.out / f"{name}.jsonl").write_text(lines(name, options.items))
+    written = [options.out / f"{name}.jsonl" for name in TASKS]
+    for path in written:
+        path.write_text(lines(path.stem, options.items))
+        print(f"wrote {path}", file=sys.stderr)
+    emit({"written": [str(path) for path in written]}, options.json)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

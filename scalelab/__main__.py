@@ -1,12 +1,14 @@
 """`scalelab COMMAND …`: find the command, run it, turn mistakes into one line and an exit code.
 
 Nothing heavy is imported here: a command's module (and jax behind it) is loaded only when that command is asked for.
-Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after saving.
+Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after saving, 130 interrupted (ctrl-C) with nothing
+to save.
 """
 
 import importlib
 import os
 import sys
+from collections.abc import Callable, Sequence
 
 from scalelab.errors import BadInput, WorkFailed, nearest
 
@@ -43,33 +45,40 @@ def usage() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    return guarded("scalelab", _run, sys.argv[1:] if argv is None else argv)
+
+
+def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """The exit code of `work(argv)`, a command or a study: what goes wrong becomes one line that begins with `name`."""
     try:
-        code = _run(argv)
+        code = work(argv)
         sys.stdout.flush()
         return code
     except BadInput as mistake:
-        print(f"scalelab: {mistake}", file=sys.stderr)
+        print(f"{name}: {mistake}", file=sys.stderr)
         return 2
     except WorkFailed as failure:
-        print(f"scalelab: {failure}", file=sys.stderr)
+        print(f"{name}: {failure}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing is lost
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own last flush would complain
         return 0
     except OSError as trouble:  # a disk that is full, a folder that is read-only: it names the file
-        print(f"scalelab: {trouble}", file=sys.stderr)
+        print(f"{name}: {trouble}", file=sys.stderr)
         return 1
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0 if argv else 2
     name = argv[0]
     if name not in COMMANDS:
         raise BadInput(f"unknown command {name!r}{nearest(name, COMMANDS)}")
-    return importlib.import_module(f"scalelab.commands.{name}").main(argv[1:])
+    return importlib.import_module(f"scalelab.commands.{name}").main(list(argv[1:]))
 
 
 if __name__ == "__main__":

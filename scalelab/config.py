@@ -87,9 +87,7 @@ class ModelShape:
     base_width: int
     base_layers: int
     base_d_head: float
-    sequence_parallel: bool = (
-        False  # from parallel.sequence: the residual stream is split along the sequence by `tensor`
-    )
+    sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
 
     @functools.cached_property
     def plain(self) -> "ModelShape":

@@ -5,14 +5,8 @@ from typing import Any
 
 Own = dict[str, tuple[Any, str]]  # key of `optim` -> (value, source)
 
-COMMON = (
-    "name",
-    "weight_decay",
-    "clip_norm",
-    "decay_embeddings",
-    "decay_vectors",
-    "groups",
-)  # keys that every optimizer has
+# Keys that every optimizer has.
+COMMON = ("name", "weight_decay", "clip_norm", "decay_embeddings", "decay_vectors", "groups")
 _GPT3 = "Brown et al. 2020, App. B"
 _ADAMW: Own = {
     "peak_lr": (3e-3, "between Brown et al. 2020, Table 2.1 (6e-4) and Wen et al. 2025 (8e-3), both for some 130 M parameters"),

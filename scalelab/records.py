@@ -60,11 +60,16 @@ def sync(path: Folder) -> None:
     """Put a file and its folder's entry on disk: until then a power cut may take what was written. Absent: nothing."""
     path = pathlib.Path(path)
     for place in (path, path.parent) if path.exists() else ():
-        descriptor = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync(place)
+
+
+def fsync(place: Folder) -> None:
+    """Put a file's content, or a folder's entries (a rename in it, say), on disk."""
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_lines(path: Folder) -> list[dict]:
@@ -89,6 +94,12 @@ def read_metrics(folder: Folder) -> list[dict]:
     return read_lines(pathlib.Path(folder) / "metrics.jsonl")
 
 
+def read_record(folder: Folder) -> dict[str, Any]:
+    """The run's record; {} where it has none yet."""
+    path = pathlib.Path(folder) / "record.json"
+    return read_json(path) if path.exists() else {}
+
+
 def read_events(folder: Folder) -> list[dict]:
     """The run's logbook."""
     return read_lines(pathlib.Path(folder) / "events.jsonl")
@@ -105,8 +116,9 @@ def rewind_metrics(folder: Folder, step: int) -> None:
 
 
 def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
-    """One line in the run's logbook. `kind`: start, resume, skip, diverged, config_change, fallback, warning, init_from,
-    branch, stopped, done or note."""
+    """One line in the run's logbook. `kind` says what happened: start, resume, skip, diverged, failed, stopped, done; where the
+    run comes from: init_from, branch, fallback, moved, config_change; what is worth a word: chosen, schedule, layout,
+    precision, warning; or a note of the user's."""
     append(
         pathlib.Path(folder) / "events.jsonl",
         [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields],
@@ -138,6 +150,14 @@ def _key(row: dict) -> tuple[int, str, str]:
 def read_evaluations(folder: Folder) -> list[dict]:
     """What `scalelab eval` scored of a run, in order of writing."""
     return read_lines(pathlib.Path(folder) / "evaluations.jsonl")
+
+
+def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one level of dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def by_source(columns: Mapping[str, Any]) -> list[dict]:
@@ -215,7 +235,7 @@ def read_runs(folder: Folder) -> list[dict]:
 def read_run(folder: pathlib.Path) -> dict:
     """The row of one run; what an unfinished run doesn't know yet is None."""
     config = read_json(folder / "config.json")
-    record = read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+    record = read_record(folder)
     flat = {key: value for part in config.values() for key, value in part.items() if key != "name"}
     names = {group: part["name"] for group, part in config.items() if "name" in part}
     params, flops = record.get("params", {}), record.get("flops", {})

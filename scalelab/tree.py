@@ -5,6 +5,7 @@ Its keys and their meaning stand in `configs/base.py`. A config file is Python t
 
 import importlib.util
 import pathlib
+import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab.errors import BadInput, nearest
+
+OTHERWISE = re.compile(
+    r"-{0,2}(config\.)?(?P<key>[a-z_]+\.[a-z0-9_]+)=.*", re.DOTALL
+)  # `--optim.name=lion`, `config.optim.name=lion`
 
 
 def default_tree() -> ConfigDict:
@@ -41,7 +46,8 @@ def run_file(path: str | pathlib.Path) -> ModuleType:
         there = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise BadInput(f"no config file {str(path)!r}{nearest(str(path), there)}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-    assert spec and spec.loader
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path} is no config file: it must be Python, with a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -87,15 +93,20 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
     """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has."""
     config = config.copy_and_resolve_references()
     defaults = default_tree()
-    types = {key: _type(defaults, key) for key in leaves(defaults)}
+    known = leaves(defaults)
     for key, text in values.items():
-        if key not in types:
-            raise BadInput(f"unknown config key {key!r}{nearest(key, types)}")
+        if key in defaults:
+            first = next(name for name in known if name.startswith(f"{key}."))
+            raise BadInput(
+                f"unknown config key {key!r}: it is a group, whose values are set one by one, as --config.{first}=VALUE"
+            )
+        if key not in known:
+            raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
         group, name = key.split(".")
         if not isinstance(config.get(group), ConfigDict):
             raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
         with config.ignore_type():
-            config[group][name] = _parse(key, str(text), types[key])
+            config[group][name] = _parse(key, str(text), _type(defaults, key), known[key])
     return config
 
 
@@ -108,6 +119,8 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
             if not sign:
                 raise BadInput(f"{argument!r} has no value: write {argument}=VALUE")
             values[key] = value
+        elif (said := OTHERWISE.fullmatch(argument)) and said["key"] in leaves(default_tree()):
+            raise BadInput(f"{argument!r}: a config value is written --config.{said['key']}=VALUE")
         else:
             rest.append(argument)
     return values, rest
@@ -118,8 +131,7 @@ def _type(tree: ConfigDict, key: str) -> type:
     return tree[group].get_type(name)
 
 
-def _parse(key: str, text: str, kind: type) -> Any:
-    default = leaves(default_tree())[key]
+def _parse(key: str, text: str, kind: type, default: Any) -> Any:
     if text.lower() in ("none", "null") and (kind is not str or default is None):
         return None
     try:
@@ -133,7 +145,6 @@ def _parse(key: str, text: str, kind: type) -> Any:
         return kind(text)
     except (ValueError, KeyError, OverflowError):
         wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
-        default = leaves(default_tree())[key]
         raise BadInput(
             f"{key}={text!r} is not {wanted} (default: {'derived' if default is None else default})"
         ) from None

@@ -1,6 +1,7 @@
 """What makes a config impossible, said in one line each: the value, the reason, the nearest good one."""
 
 import math
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -127,8 +128,10 @@ def check(config: ConfigDict, derived: bool) -> None:
         if key in OWN and ":" in _get(config, key):
             user_object(_get(config, key), key)
         elif _get(config, key) not in options:
-            known = filter(None, options)
-            raise BadInput(f"{key}={_get(config, key)!r} is not a choice{nearest(_get(config, key), known)}")
+            value, known = _get(config, key), list(filter(None, options))
+            close = nearest(value, known)
+            listed = "" if "known: " in close else f" Known: {', '.join(known)}"
+            raise BadInput(f"{key}={value!r} is not a choice{close}{listed}")
     for key in POSITIVE:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:
@@ -145,7 +148,7 @@ def check(config: ConfigDict, derived: bool) -> None:
         _check_combinations(config)
 
 
-def _get(config: ConfigDict, key: str):
+def _get(config: ConfigDict, key: str) -> Any:
     group, name = key.split(".")
     return config[group][name]
 
@@ -170,6 +173,21 @@ def _check_combinations(config: ConfigDict) -> None:
         )
     _check_layers(model)
     _check_parts(model)
+    _check_schedule(config)
+    for stage in shares.mixture(config.data.mixture)[1:]:
+        if stage.step >= train.steps:
+            raise BadInput(
+                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; nearest: {train.steps - 1}"
+            )
+    if config.data.source == "prepared" and not config.data.path:
+        raise BadInput("data.source='prepared' needs data.path: a folder that `scalelab prepare --out=` made")
+    if config.data.source == "text" and not config.data.path:
+        raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
+
+
+def _check_schedule(config: ConfigDict) -> None:
+    """What changes over the run, against its length and its optimizer."""
+    train = config.train
     if config.schedule.warmup_steps > train.steps:
         raise BadInput(
             f"schedule.warmup_steps={config.schedule.warmup_steps} is longer than train.steps={train.steps}; "
@@ -194,15 +212,6 @@ def _check_combinations(config: ConfigDict) -> None:
                 raise BadInput(
                     f"{key}=0: schedule_free_adamw's average is known by its share beta1; nearest: {key}=0.9"
                 )
-    for stage in shares.mixture(config.data.mixture)[1:]:
-        if stage.step >= train.steps:
-            raise BadInput(
-                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; nearest: {train.steps - 1}"
-            )
-    if config.data.source == "prepared" and not config.data.path:
-        raise BadInput("data.source='prepared' needs data.path: a folder that `scalelab prepare --out=` made")
-    if config.data.source == "text" and not config.data.path:
-        raise BadInput("data.source='text' needs data.path: files or globs, separated by commas, e.g. 'notes/*.txt'")
 
 
 def _check_layers(model: ConfigDict) -> None:

@@ -254,9 +254,8 @@ def test_derived_widths():
     assert resolved(model__mlp="gelu").model.d_ff == 4 * 64
     free = resolved(model__n_heads=6, model__d_head=16, model__d_ff=100).model
     assert (free.d_head, free.d_ff) == (16, 100)
-    assert (
-        config_lib.resolve(resolved(model__d_model=100, model__n_heads=5)).model == model
-    )  # a resolved tree stays as it is
+    # A resolved tree stays as it is.
+    assert config_lib.resolve(resolved(model__d_model=100, model__n_heads=5)).model == model
 
 
 def test_static_is_what_compiles_and_hparams_are_the_rest():

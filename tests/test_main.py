@@ -1,13 +1,17 @@
 """The door: help without jax, mistakes in one line, and every command behind it."""
 
+import importlib
 import os
+import pathlib
 import resource
 import subprocess
 import sys
 
 import pytest
 
-from scalelab.__main__ import COMMANDS, main
+from scalelab.__main__ import COMMANDS, guarded, main
+
+ROOT = pathlib.Path(__file__).parent.parent
 
 
 def scalelab(*arguments, python=()):
@@ -86,3 +90,56 @@ def test_a_reader_that_goes_away_is_no_error(unbuffered):
 def test_json_without_a_value_does_not_swallow_the_folder_after_it(tmp_path, capsys):
     assert main(["report", "--json", str(tmp_path)]) == 2
     assert f"'{tmp_path}' holds no run" in capsys.readouterr().err
+
+
+MISTAKES = {
+    "train --config=README.md --workdir=new": "README.md is no config file: it must be Python, with a name that ends in .py",
+    "train --config=configs/tiny.py --workdir=README.md": "README.md is a file; name a folder",
+    "train --config=configs/tiny.py --workdir=README.md/mine": "README.md is a file; name a folder",
+    "train --config=configs/tiny.py --workdir=new --optim.name=lion": "written --config.optim.name=VALUE",
+    "train --config=configs/tiny.py --workdir=new --config.optim=lion": "unknown config key 'optim': it is a group",
+    "plan --flops=1e20 --json=absent/plan.json": "--json=absent/plan.json: there is no folder 'absent'",
+    "plan --flops=1e20 --json=configs": "--json=configs is a folder",
+    "plan --flops=1e20 --mfu=0.4": "--mfu goes with --gpu-hours",
+    "sweep --workdir=configs --status": "'configs' holds no sweep",
+    "coordcheck --config=configs/tiny.py --widths=64": "'64' is not two whole sizes or more",
+    "coordcheck --config=configs/tiny.py --widths=64,wide": "'64,wide' is not two whole sizes or more",
+    "recipe llama3_8b --steps=10": "--steps is for --shrink",
+    "prepare --source=README.md --tokenizer=byte --out=new": "did you mean 'bytes'?",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_ends_in_one_line_before_any_work(line, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(line.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert MISTAKES[line] in said.err
+    assert not (ROOT / "new").exists()
+
+
+def test_ctrl_c_and_a_failure_end_in_one_line(capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    def without_space(argv):
+        raise OSError(28, "No space left on device", "runs/x")
+
+    assert guarded("a study", interrupted, []) == 130
+    assert capsys.readouterr().err == "a study: interrupted\n"
+    assert guarded("a study", without_space, []) == 1
+    assert capsys.readouterr().err == "a study: [Errno 28] No space left on device: 'runs/x'\n"
+
+
+STUDIES = [path.stem for path in sorted((ROOT / "experiments").glob("*.py")) if path.stem != "__init__"]
+STUDIES += [path.parent.name for path in sorted((ROOT / "experiments").glob("*/__main__.py"))]
+
+
+@pytest.mark.parametrize("name", sorted({*STUDIES} - {"oracles"}))  # which needs torch
+def test_a_study_takes_mistakes_as_commands_do(name, capsys):
+    folder = (ROOT / "experiments" / name / "__main__.py").exists()
+    study = importlib.import_module(f"experiments.{name}.__main__" if folder else f"experiments.{name}")
+    assert study.main(["--qick"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"{name}: ") and said.err.count("\n") == 1

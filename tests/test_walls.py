@@ -15,7 +15,7 @@ FLOORS = [
     {"optim", "parallel", "hf"},
     {"train"},
     {"sweep", "evaluate"},
-    {"plan", "diagnose", "doctor", "testing"},
+    {"plan", "doctor", "testing"},
     {"report"},
     {"commands", "__main__"},
 ]

@@ -1,40 +1,50 @@
-"""python -m experiments.benchmarks [--only=step|optimizers|packing|startup|laws|checkpoints|compile|data] [--rounds=N] [--json[=PATH]]
+"""python -m experiments.benchmarks [--only=step|optimizers|packing|startup|laws|checkpoints|compile|data] [--rounds=N] [--keep] [--json[=PATH]]
 
 How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
 does the same arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a warm start over a cold one, compilation under FSDP x tensor
 parallelism over that on one device, a checkpoint over the raw disk; fits and
 their resamples over scipy's, in CPU seconds of one core; batches read over a bare memmap, and `scalelab prepare` on all cores over one. About a quarter of an hour on two
-CPU cores; leave the machine alone meanwhile.
+CPU cores; leave the machine alone meanwhile. --keep puts what was measured into experiments/results/benchmarks.json, each part
+with its machine and date; parts that were not measured stay there as they were.
 """
 
 import datetime
+import json
+import pathlib
 import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from scalelab.__main__ import guarded
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 
+RESULTS = pathlib.Path(__file__).parents[1] / "results" / "benchmarks.json"
 PARTS = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile", "data")
 
 
 def main(argv: list[str]) -> int:
     """Exit code 0, or 2 for bad input."""
+    return guarded("benchmarks", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.benchmarks"
-    parser.add_argument("--only", help=f"one part: {', '.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each contender")
-    try:
-        options = parser.parse_args(argv)
-        if options.only and options.only not in PARTS:
-            raise BadInput(f"--only={options.only}: no such part{nearest(options.only, PARTS)}")
-        if options.rounds < 1:
-            raise BadInput(f"--rounds={options.rounds}: at least 1")
-    except BadInput as mistake:
-        print(f"benchmarks: {mistake}", file=sys.stderr)
-        return 2
+    parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--keep", action="store_true", help="into experiments/results/benchmarks.json; other parts stay"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, metavar="N", help="timed rounds of each contender (default: 7)"
+    )
+    options = parser.parse_args(argv)
+    if options.only and options.only not in PARTS:
+        raise BadInput(f"--only={options.only}: no such part{nearest(options.only, PARTS)}")
+    if options.rounds < 1:
+        raise BadInput(f"--rounds={options.rounds}: at least 1")
     from experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step, timing
 
     result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}
@@ -52,10 +62,20 @@ def main(argv: list[str]) -> int:
     for name in [options.only] if options.only else PARTS:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
         result[name] = parts[name]()
+        if options.keep:
+            keep(name, result, options.rounds)
     if options.json != "-":
         show(result)
     emit(result, options.json)
     return 0
+
+
+def keep(name: str, result: dict[str, Any], rounds: int) -> None:
+    """Put one part into RESULTS, and beside all parts on what machine and when it was measured."""
+    kept = json.loads(RESULTS.read_text())
+    measured = {"machine": result["machine"], "date": result["date"], "rounds": rounds}
+    kept["measured"] = kept.get("measured", {}) | {name: measured}
+    RESULTS.write_text(json.dumps(kept | {name: result[name]}, indent=1) + "\n")
 
 
 def show(result: dict[str, Any]) -> None:

@@ -104,9 +104,8 @@ def _preparing(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         "all_bytes_per_s": n / float(np.median(seconds["all"])),
         "speedup": value,
         "speedup_range": (low, high),
-        "cpu_ratio": float(
-            np.median(cpu[cores]) / np.median(cpu[1])
-        ),  # on a machine that is busy, wall time tells little
+        # On a machine that is busy, wall time tells little.
+        "cpu_ratio": float(np.median(cpu[cores]) / np.median(cpu[1])),
     }
 
 

@@ -23,8 +23,9 @@ from experiments.benchmarks.timing import machine
 from experiments.optimizers import race, ranking
 from scalelab import config as config_lib
 from scalelab import records
+from scalelab.__main__ import guarded
 from scalelab.commands.progress import Board
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, WorkFailed, nearest
 from scalelab.plan.sweep import Planned
@@ -38,18 +39,14 @@ QUICK = {
 
 def main(argv: Sequence[str]) -> int:
     """Exit code 0 measured (whatever came out), 1 a sweep failed, 2 bad input, 75 stopped by a signal after saving."""
-    try:
-        return _main(argv)
-    except (BadInput, WorkFailed) as mistake:
-        print(f"optimizers: {mistake}", file=sys.stderr)
-        return 2 if isinstance(mistake, BadInput) else 1
+    return guarded("optimizers", _main, argv)
 
 
 def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.optimizers"
-    parser.add_argument("--workdir", metavar="DIR", help="where the runs go; again to resume")
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
     parser.add_argument("--quick", action="store_true", help="a small model, 6 trials, 3 seeds")
     parser.add_argument(
         "--config", metavar="FILE", help="the model and run to compare on (default: configs/tiny.py, small)"
@@ -102,7 +99,7 @@ def _main(argv: Sequence[str]) -> int:
     options, base, names = _options(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    folder = pathlib.Path(options.workdir)
+    folder = options.workdir
     made = race.tuning(base, names, options.trials)
     cache_compilations()
     dataset(next(iter(made.values())))

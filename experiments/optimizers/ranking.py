@@ -26,6 +26,7 @@ KNOWN = {
     "sophia_h": "its Hessian is fresh every few steps only; short runs see few of them",
     "sophia_g": "its Hessian is fresh every few steps only; short runs see few of them",
     "muon": "every direction of a matrix moves alike, rare ones too",
+    "shampoo": "its statistics are sums, so a matrix's step falls as 1/sqrt(t) beside the schedule (Gupta et al. 2018, Alg. 1)",
     "soap": "Adam in the eigenbasis of Shampoo's factors",
     "schedule_free_adamw": "its average stands for a decay: it runs at a constant LR, the others along the cosine",
 }

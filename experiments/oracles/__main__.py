@@ -24,6 +24,7 @@ from rich.table import Table
 
 from experiments.oracles import beyond, problem
 from experiments.oracles.cases import CASES, Case
+from scalelab.__main__ import guarded
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 from scalelab.train.changes import versions
@@ -35,19 +36,19 @@ COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")
 
 def main(argv: list[str]) -> int:
     """Exit code 0 where every difference is within its tolerance, 1 where one isn't, 2 for bad input."""
+    return guarded("oracles", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.oracles"
     known = [*dict.fromkeys(case.optimizer for case in CASES), "mup", "loss scale"]
     parser.add_argument("--only", default=",".join(known), metavar="A,B", help=f"of {', '.join(known)}")
-    try:
-        options = parser.parse_args(argv)
-        chosen = options.only.split(",")
-        for name in chosen:
-            if name not in known:
-                raise BadInput(f"--only={name}: there is no such row{nearest(name, known)}")
-    except BadInput as mistake:
-        print(f"oracles: {mistake}", file=sys.stderr)
-        return 2
+    options = parser.parse_args(argv)
+    chosen = options.only.split(",")
+    for name in chosen:
+        if name not in known:
+            raise BadInput(f"--only={name}: there is no such row{nearest(name, known)}")
     rows = [row(case) for case in CASES if case.optimizer in chosen]
     if {"mup", "loss scale"} & set(chosen):
         rows += [r for r in beyond.rows() if r["what"] in chosen]

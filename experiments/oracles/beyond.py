@@ -11,9 +11,9 @@ import torch
 from configs import tiny
 from scalelab import config as config_lib
 from scalelab.model import parametrization
+from scalelab.model.declare import named
 from scalelab.model.transformer import declarations, head_multiplier
 from scalelab.optim import groups
-from scalelab.optim.chain import named
 from scalelab.precision import loss_scale
 
 BASE, WIDTH = 64, 256

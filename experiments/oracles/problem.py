@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 
 from configs import tiny
 from scalelab import config as config_lib
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
 from scalelab.optim import groups, members
-from scalelab.optim.chain import chain, named
+from scalelab.optim.chain import chain
 
 STEPS = 30
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "vocab_size": 24, "seq_len": 16}

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.parallelism.rows import LAYOUTS, OPTIONS, row, temporaries, variants
+from scalelab.__main__ import guarded
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput, nearest
 from scalelab.train.changes import versions
@@ -38,18 +39,18 @@ COLUMNS += ("by formula", "KiB moved a step")
 
 def main(argv: list[str]) -> int:
     """Exit code 0 where every layout agrees, 1 where one doesn't, 2 for bad input."""
+    return guarded("parallelism", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.parallelism"
     parser.add_argument("--quick", action="store_true", help="each layout with one variant of the model")
     parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
     parser.add_argument("--options", default="", metavar="A,B", help=f"options: {', '.join(OPTIONS)}")
-    try:
-        options = parser.parse_args(argv)
-        chosen = _names("only", options.only, LAYOUTS)
-        models = _names("options", options.options, OPTIONS) if options.options else []
-    except BadInput as mistake:
-        print(f"parallelism: {mistake}", file=sys.stderr)
-        return 2
+    options = parser.parse_args(argv)
+    chosen = _names("only", options.only, LAYOUTS)
+    models = _names("options", options.options, OPTIONS) if options.options else []
     result: dict[str, list] = {"rows": [], "rows_bf16": [], "temporaries": []}
     if models:
         for name, model in itertools.product(chosen, models):

@@ -22,7 +22,8 @@ from scalelab.model.placement import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
 from scalelab.train import state as state_lib
-from scalelab.train.step import ends, gradients, train_step
+from scalelab.train.gradients import ends, gradients
+from scalelab.train.step import train_step
 
 LAYOUTS = {
     "data": Layout(data=8),

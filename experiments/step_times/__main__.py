@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.step_times.rows import CALIBRATED, HELD_OUT, MISSED
+from scalelab.__main__ import guarded
 from scalelab.commands.shared import Parser, emit
 from scalelab.plan.time import step_time
 from scalelab.train.changes import versions
@@ -26,6 +27,10 @@ COLUMNS = ("run", "devices", "published s", "predicted s", "range s", "off by", 
 
 def main(argv: list[str]) -> int:
     """Exit code 0 where every row that isn't known to be missed lies in its range, else 1."""
+    return guarded("step_times", _main, argv)
+
+
+def _main(argv: list[str]) -> int:
     parser = Parser("", __doc__)
     parser.prog = "python -m experiments.step_times"
     options = parser.parse_args(argv)

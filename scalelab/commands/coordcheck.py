@@ -12,15 +12,14 @@ block's attention and MLP, the final norm, the logits.
 Exit code: 0 done (whatever the verdict), 1 a step was not finite, 2 bad input.
 """
 
+import argparse
 import pathlib
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from scalelab.commands.progress import Bar
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, aligned, emit, say
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -60,9 +59,10 @@ def main(argv: list[str]) -> int:
 
 
 def _whole(text: str) -> list[int]:
-    values = sorted({int(part) for part in text.split(",")})
-    if len(values) < 2 or values[0] < 1:
-        raise ValueError(f"{text}: two sizes or more, each at least 1")
+    parts = text.split(",")
+    values = sorted({int(part) for part in parts if part.strip().isdecimal()})
+    if len(values) < max(2, len(parts)) or values[0] < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two whole sizes or more, e.g. 64,128,256")
     return values
 
 
@@ -88,7 +88,7 @@ def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options
     checks = []
     for axis, configs in sizes.items():
         name = f"{axis} {', '.join(map(str, configs))}"
-        _say(
+        say(
             f"{name}: {options.steps} steps of {options.batch} x {config.model.seq_len} tokens, {len(seeds)} seed(s) each"
         )
         with Bar(f"coordcheck over {axis}", len(configs) * len(seeds)) as bar:
@@ -130,23 +130,13 @@ def _print(result: dict[str, Any]) -> None:
             ]
             for row in check["rows"]
         ]
-        _table([head, *rows])
+        print("\n".join(aligned([head, *rows])))
         print(
             f"{result['name']}, {result['optimizer']} at {result['peak_lr']:g}, over {check['axis']}: {check['verdict']}\n"
         )
 
 
-def _table(lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
 def _draw(result: dict[str, Any], path: str) -> None:
     from scalelab.report.coordplots import write
 
-    _say(f"drawn: {', '.join(write(path, result))}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    say(f"drawn: {', '.join(write(path, result))}")

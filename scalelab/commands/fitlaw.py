@@ -33,9 +33,8 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     fitted = dataclasses.replace(fitted, n_convention=table.n_convention)
     lines = fittext.lines(fitted, table, arguments.where)
     read = {"sources": arguments.sources, "derived": table.derived, "left_out_by_where": table.left_out}
-    names = {
-        "row_names": [str(row.get("name", "")) for row in fitted.kept]
-    }  # that `rows` of design and holdout count in
+    # What `rows` of design and holdout count in.
+    names = {"row_names": [str(row.get("name", "")) for row in fitted.kept]}
     result = read | fitted.to_json() | names
     for part, (said, block) in _more(arguments, fitted, table).items():
         lines += said

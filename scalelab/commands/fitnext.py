@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.commands import fittext
 from scalelab.commands.fitrows import numeric_columns, read_sources
+from scalelab.commands.shared import aligned
 from scalelab.errors import BadInput
 from scalelab.laws.fit import Fitted
 from scalelab.laws.nextruns import Plan, Proposed, propose
@@ -54,4 +54,4 @@ def _lines(plan: Plan, names: list[str]) -> list[str]:
         rows.append([name, *sizes, f"{run.flops:.3g}", f"{run.sd_after:.4g}"])
     head = f"next, for the {_target(plan)}: standard deviation {plan.sd_before:.4g} now (linearised)"
     cost = f"together {plan.flops:.3g} FLOPs; the interval shrinks by {1 - plan.sd_after / plan.sd_before:.0%}"
-    return ["", head, *fittext.aligned(rows), cost]
+    return ["", head, *aligned(rows), cost]

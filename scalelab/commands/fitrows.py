@@ -37,9 +37,8 @@ def read_sources(
         raise BadInput(f"--columns=N=… is for tables, and {sources[0]!r} is a folder: choose N by --n")
     if n_convention:
         columns["N"] = N_COLUMNS[n_convention]
-    if all(
-        pathlib.Path(source).is_dir() for source in sources
-    ):  # beside a table they are its columns, if not the runs'
+    # Beside a table they are its columns, if not the runs'.
+    if all(pathlib.Path(source).is_dir() for source in sources):
         known = sorted({key for source in sources for run in read_runs(source) for key in run})
         for name in (name for field, name in columns.items() if field != "N" and name not in known):
             raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest(name, known)}")
@@ -63,7 +62,7 @@ def read_sources(
 
 def _read(
     source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str, where: Sequence[str]
-) -> Table:  # fmt: skip
+) -> Table:
     """One source. Rows of a table have N in the convention's column too, so that both kinds can be fitted together."""
     column = N_COLUMNS[n_convention]
     if not pathlib.Path(source).is_dir():

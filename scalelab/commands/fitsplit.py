@@ -8,6 +8,7 @@ import numpy as np
 
 from scalelab.commands import fittext
 from scalelab.commands.fitrows import numeric_columns, read_sources
+from scalelab.commands.shared import aligned
 from scalelab.errors import BadInput
 from scalelab.laws import design, forms
 from scalelab.laws.envelope import Envelope, curves, fit_envelope
@@ -35,7 +36,7 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     findings = _findings(arguments, kept, size)
     lines += [f"design: {finding.text}" for finding in findings]
     if goals:
-        lines += ["", f"best use of the FLOPs where C = {k:.4g} N D:", *fittext.aligned(_rows(goals))]
+        lines += ["", f"best use of the FLOPs where C = {k:.4g} N D:", *aligned(_rows(goals))]
     return lines, _block(arguments, found, table, goals) | {
         "n_rows": len(kept), "excluded": excluded, "design": [finding.to_json() for finding in findings],
     }  # fmt: skip
@@ -71,7 +72,7 @@ def _first(arguments: Any, kept: Sequence[Row], size: str) -> tuple[Envelope, li
     rows = [["", "fitted", f"{found.level:.0%} interval", ""]]
     for name, value, ends in (("a", found.a, found.a_interval), ("b", found.b, found.b_interval)):
         rows.append([name, f"{value:.4g}", fittext.span(ends), f"{'N' if name == 'a' else 'D'}_opt ~ C^{name}"])
-    return found, [*said, "", *fittext.aligned(rows)]
+    return found, [*said, "", *aligned(rows)]
 
 
 def _second(arguments: Any, kept: Sequence[Row], size: str) -> tuple[IsoFlop, list[str]]:
@@ -88,7 +89,7 @@ def _second(arguments: Any, kept: Sequence[Row], size: str) -> tuple[IsoFlop, li
     said = f"N_opt = {found.coefficient:.4g} C^a, a = {found.a:.4g}{ends}, through minima by {found.method}"
     return found, [
         "",
-        *fittext.aligned(rows),
+        *aligned(rows),
         "",
         said,
         *(_drawn(arguments, found, C, N, loss) if arguments.plot else []),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from scalelab.commands.shared import aligned
 from scalelab.laws.decision import Decision
 from scalelab.laws.design import Finding
 from scalelab.laws.fit import Fitted
@@ -41,12 +42,6 @@ def lines(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> list[str]:
     for decision in fitted.decisions:
         said += _decision(decision, fitted)
     return said + (_holdout(fitted.holdout, fitted) if fitted.holdout else [])
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines whose columns stand below each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def span(ends: Iterable[float | None] | None, digits: int = 4) -> str:

@@ -1,4 +1,10 @@
-"""`scalelab note RUN "text"`: write a line into a run's logbook; the report draws it on the loss curve."""
+"""scalelab note RUN TEXT
+
+Write a line into a run's logbook, at its last logged step; `scalelab report` draws it on the loss curve. The run may be
+training meanwhile. E.g. scalelab note runs/mine "disk was full, restarted"
+
+Exit code: 0 done, 2 bad input.
+"""
 
 import pathlib
 
@@ -10,8 +16,8 @@ from scalelab.errors import BadInput
 def main(argv: list[str]) -> int:
     """Append a `note` event at the last logged step. The run may be training meanwhile."""
     parser = Parser("note", __doc__)
-    parser.add_argument("run", help="the run's folder")
-    parser.add_argument("text", help="what to remember (quote it)")
+    parser.add_argument("run", metavar="RUN", help="the run's folder")
+    parser.add_argument("text", metavar="TEXT", help="what to remember (quote it)")
     arguments = parser.parse_args(argv)
     folder = pathlib.Path(arguments.run)
     if not (folder / "config.json").exists():

@@ -99,7 +99,7 @@ def _parser() -> Parser:
     add("--params", type=_positive, metavar="N", help="parameters")
     add("--target-loss", type=_positive, metavar="L", help="nats per token to reach")
     add("--gpu-hours", type=_positive, metavar="H", help="device-hours to spend, with --hardware and --mfu")
-    add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches")
+    add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches, with --gpu-hours; e.g. 0.4")
     add("--law", metavar="NAME", help="a published law or a fit's JSON (default: besiroglu)")
     add("--serve-tokens", type=_positive, metavar="T", help="tokens of inference over the model's life")
     add("--unique-tokens", type=_positive, metavar="U", help="tokens there are; more are repeated")
@@ -198,11 +198,11 @@ def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
     from scalelab.plan.overtraining import overtraining
 
     asked = {name: getattr(options, name) for name in ASKED if getattr(options, name) is not None}
-    law = DEFAULT if options.law is None else options.law
-    if "gpu_hours" not in asked and (given := [n for n in ("hardware", "mfu") if getattr(options, n) is not None]):
+    if unused := [name for name in ("hardware", "mfu") if getattr(options, name) and "gpu_hours" not in asked]:
         raise BadInput(
-            f"--{given[0]} turns --gpu-hours into FLOPs, and --{next(iter(asked)).replace('_', '-')} needs none"
+            f"--{unused[0]} goes with --gpu-hours: FLOPs, tokens and parameters are split alike on any machine"
         )
+    law = DEFAULT if options.law is None else options.law
     if set(asked) == {"params", "tokens"}:
         if options.serve_tokens or options.unique_tokens:
             raise BadInput(
@@ -235,7 +235,7 @@ def _sweep(options: Any, _: dict[str, str]) -> dict[str, Any]:
     efficiency, facts = _calibrated(options, on)
     found = sweep_plan(
         options.sweep, on, options.study, options.devices or 1, efficiency, options.price, options.law, options.noise
-    )  # fmt: skip
+    )
     if options.json != "-":
         chosen = "" if options.hardware else "this machine's CPU, as --hardware names none"
         print("\n".join([*filter(None, [chosen]), *budgettext.of_a_sweep(found)]))

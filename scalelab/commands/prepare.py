@@ -99,7 +99,8 @@ class _Bar:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.bar.stop()
+        if self.console.is_terminal:  # rich ends one that never began with an empty line
+            self.bar.stop()
 
     def update(self, facts: dict[str, Any]) -> None:
         """Take what `corpus.prepare` reports."""

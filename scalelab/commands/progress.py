@@ -131,7 +131,8 @@ class Counts:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.bar.stop()
+        if not self.bar.disable:  # rich ends a disabled one with an empty line
+            self.bar.stop()
 
     def update(self, name: str, done: int, of: int) -> None:
         """`done` of `of` pieces of the work `name` are done."""

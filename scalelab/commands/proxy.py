@@ -13,11 +13,10 @@ Exit code: 0 done, 1 no learning rate inside the grid is best, or a trial failed
 """
 
 import pathlib
-import sys
 from typing import Any
 
 from scalelab.commands.progress import Bar
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, emit, folder_path, say
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -28,7 +27,7 @@ def main(argv: list[str]) -> int:
     parser = Parser("proxy", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="the recipe, a config file")
     parser.add_argument("--flops", required=True, type=float, metavar="C", help="what the whole sweep may cost")
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder")
+    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--out", metavar="FILE", help="the recipe with its learning rate (default: DIR/target.py)")
     parser.add_argument(
         "--seeds", type=int, default=3, metavar="N", help="initialisations a learning rate (default: 3)"
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     if options.seeds < 1 or not options.flops > 0:
         raise BadInput(f"--seeds={options.seeds} and --flops={options.flops:g} must be above zero")
-    out = pathlib.Path(options.out or pathlib.Path(options.workdir) / "target.py")
+    out = pathlib.Path(options.out or options.workdir / "target.py")
     if out.suffix != ".py" or out.resolve() == pathlib.Path(options.config).resolve():
         raise BadInput(f"--out={out} must be a new file that ends in .py")
     config = load(options.config, overrides)
@@ -52,11 +51,11 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     from scalelab.sweep.status import rows
     from scalelab.train.program import cache_compilations
 
-    folder, lrs = pathlib.Path(options.workdir), _lrs(options.lrs, config.optim.peak_lr)
+    folder, lrs = options.workdir, _lrs(options.lrs, config.optim.peak_lr)
     seeds = range(config.train.seed, config.train.seed + options.seeds)
     plan = proxy.plan(config, options.flops, len(lrs) * len(seeds))
     runs = proxy.trials(plan, lrs, seeds)
-    _say("\n".join([*plan.lines(), f"sweep: {len(runs)} runs, {plan.sweep_flops:.3g} FLOPs in all"]))
+    say("\n".join([*plan.lines(), f"sweep: {len(runs)} runs, {plan.sweep_flops:.3g} FLOPs in all"]))
     write_forks(folder, options.config, {"twin": plan.twin}, {"twin": f"The small twin of {options.config}."})
     cache_compilations()
     with stop_on_signals() as stop, Bar(f"{len(runs)} trials", plan.twin.train.steps) as bar:
@@ -66,12 +65,12 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     target, found = proxy.fill(plan, rows(folder), lrs, seeds)
     result = _result(plan, target, found, verdicts, lrs)
     if not found.interior:
-        _say(f"the best of the twin's learning rates tried, {2**found.log2_lr:.4g}, is the first or last: shift --lrs")
+        say(f"the best of the twin's learning rates tried, {2**found.log2_lr:.4g}, is the first or last: shift --lrs")
     else:
         title = f"{options.config} with the learning rate of a twin of width {plan.twin.model.d_model} ({folder})."
         write_forks(out.parent, options.config, {out.stem: target}, {out.stem: title})
         low, high = result["peak_lr_interval90"]
-        _say(f"peak_lr {target.optim.peak_lr:.4g}, 90 % in {low:.4g} to {high:.4g}; written: {out}")
+        say(f"peak_lr {target.optim.peak_lr:.4g}, 90 % in {low:.4g} to {high:.4g}; written: {out}")
     emit(result | {"out": str(out) if found.interior else None}, options.json)
     return 0 if found.interior else 1
 
@@ -105,7 +104,3 @@ def _result(plan: Any, target: Any, found: Any, verdicts: dict[str, str], lrs: l
         "lrs": lrs,
         "trials": verdicts,
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -22,6 +22,8 @@ from typing import Any
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput
 
+STEPS = 500
+
 
 def main(argv: list[str]) -> int:
     """List, show or shrink."""
@@ -30,7 +32,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--shrink", nargs="?", const="64", metavar="WIDTH", help="its scaled-down twin as a config file"
     )
-    parser.add_argument("--steps", type=int, default=500, metavar="N", help="of the twin (default: 500)")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"of the twin (default: {STEPS})")
     parser.add_argument("--out", metavar="FILE", help="where to write the twin, a file that ends in .py")
     options = parser.parse_args(argv)
 
@@ -43,8 +45,9 @@ def main(argv: list[str]) -> int:
     recipe = recipes.find(options.name)
     if options.shrink:
         return _shrink(recipe, options)
-    if options.out:
-        raise BadInput("--out is for --shrink: a recipe is a file already, which can be copied")
+    if options.out or options.steps is not None:
+        name = "out" if options.out else "steps"
+        raise BadInput(f"--{name} is for --shrink: a recipe is a file already, which can be copied and changed")
     return _show(recipe, options.json)
 
 
@@ -69,11 +72,10 @@ def _shrink(recipe: Any, options: Any) -> int:
     from scalelab.sweep.forks import fork, write_forks
     from scalelab.sweep.shrink import shrunk
 
-    if not options.shrink.isdecimal() or options.steps < 1:
-        raise BadInput(
-            f"--shrink={options.shrink} --steps={options.steps}: a width and a number of steps, e.g. --shrink=64"
-        )
-    twin = shrunk(recipe.config, int(options.shrink), options.steps)
+    steps = STEPS if options.steps is None else options.steps
+    if not options.shrink.isdecimal() or steps < 1:
+        raise BadInput(f"--shrink={options.shrink} --steps={steps}: a width and a number of steps, e.g. --shrink=64")
+    twin = shrunk(recipe.config, int(options.shrink), steps)
     title = f"The scaled-down twin of {recipe.name}: width {twin.model.d_model}, {twin.train.steps} steps on bytes."
     path = pathlib.Path(options.out or f"{recipe.name}_small.py")
     if path.suffix != ".py" or path.resolve() == recipe.path.resolve():

@@ -1,4 +1,9 @@
-"""`scalelab report D`: a self-contained HTML page of a run, a sweep or a study, with every figure as PDF and CSV."""
+"""scalelab report DIR
+
+A self-contained page of a run, a sweep or a study, DIR/report.html, and every figure of it as PDF and CSV in DIR/figures.
+
+Exit code: 0 done, 2 bad input.
+"""
 
 from scalelab.commands.shared import Parser, emit
 
@@ -6,7 +11,7 @@ from scalelab.commands.shared import Parser, emit
 def main(argv: list[str]) -> int:
     """Write D/report.html and D/figures/; print where, and what the page lacks."""
     parser = Parser("report", __doc__)
-    parser.add_argument("folder", help="a run's, a sweep's or a study's folder")
+    parser.add_argument("folder", metavar="DIR", help="a run's, a sweep's or a study's folder")
     arguments = parser.parse_args(argv)
     from scalelab.report.pages import write_report
 

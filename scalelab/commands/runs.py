@@ -1,13 +1,14 @@
-"""`scalelab runs DIR [DIR…]`: one table of many runs; `--csv` and `--parquet` give every column of every run.
+"""scalelab runs DIR [DIR…] [--csv[=PATH]] [--parquet=PATH] [--columns=A,B,…]
+
+One table of many runs; --csv and --parquet give every column of every run.
 
 At their last steps, what `scalelab eval` scored stands in columns SET_METRIC; see docs/tasks.md."""
 
-import pathlib
 import sys
 from collections.abc import Sequence
 
 from scalelab import records
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, aligned, emit, file_path
 from scalelab.errors import BadInput, nearest
 from scalelab.report.tables import csv_text
 
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
     if arguments.parquet:
         from scalelab.laws.readers import write_parquet
 
-        write_parquet(rows, columns or known, _place("--parquet", arguments.parquet))
+        write_parquet(rows, columns or known, file_path("--parquet", arguments.parquet))
     if arguments.csv:
         _write(csv_text(rows, columns or known), arguments.csv)
     elif not arguments.parquet and arguments.json != "-":
@@ -48,14 +49,7 @@ def _write(text: str, destination: str) -> None:
     if destination == "-":
         sys.stdout.write(text)
     else:
-        _place("--csv", destination).write_text(text)
-
-
-def _place(option: str, destination: str) -> pathlib.Path:
-    path = pathlib.Path(destination)
-    if not path.absolute().parent.is_dir():
-        raise BadInput(f"{option}={destination}: there is no folder {str(path.parent)!r}")
-    return path
+        file_path("--csv", destination).write_text(text)
 
 
 def _cell(value: object) -> str:
@@ -77,6 +71,4 @@ def _print(rows: Sequence[dict], columns: Sequence[str]) -> None:
             table.add_row(*map(Text, line))  # Text: a name in brackets is a name, not markup
         Console().print(table)
         return
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    for line in [list(columns), *cells]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print("\n".join(aligned([columns, *cells])))

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     tokenizer = subject.tokenizer(of)
     most = options.tokens
     if most is None:
-        most = max(1, min(TOKENS, of.seq_len - 1 - len(tokenizer.encode(options.prompt.encode()))))
+        most = max(1, min(TOKENS, of.seq_len - 1 - len(sample.encoded(tokenizer, options.prompt))))
     choice = sample.Choice(options.temperature, options.top_k, options.top_p, options.seed)
     with Counts() as bars:
         found = sample.sample(

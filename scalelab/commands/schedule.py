@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from scalelab import lengths
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, aligned, emit
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -78,6 +78,4 @@ def _draw(path: str, config: Any, marked: list[int]) -> list[str]:
 def _print(config: Any, rows: list[dict[str, float]]) -> None:
     print(lengths.describe(config))
     cells = [[f"{row[key]:.6g}" if isinstance(row[key], float) else f"{row[key]:,}" for key in COLUMNS] for row in rows]
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *cells, strict=True)]
-    for line in [COLUMNS, *cells]:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    print("\n".join(aligned([COLUMNS, *cells], to="right")))

@@ -1,8 +1,10 @@
-"""What every command shares: a parser whose mistakes are one line, and one way to print JSON."""
+"""What commands share: a parser whose mistakes are one line, and one way to print JSON, a table and a remark."""
 
 import argparse
 import json
 import pathlib
+import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from scalelab.errors import BadInput, nearest
@@ -33,9 +35,27 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             raise BadInput(f"unknown argument {unknown[0]!r}{nearest(unknown[0].split('=')[0], options)}")
-        if parsed.json not in (None, "-") and not (folder := pathlib.Path(parsed.json).absolute().parent).is_dir():
-            raise BadInput(f"--json={parsed.json}: there is no folder {folder}")  # before the work, not after it
+        if parsed.json not in (None, "-"):  # before the work, not after it
+            file_path("--json", parsed.json)
         return parsed
+
+
+def file_path(option: str, destination: str) -> pathlib.Path:
+    """The path of a file to write. BadInput where it is a folder, or in none."""
+    path = pathlib.Path(destination)
+    if path.is_dir():
+        raise BadInput(f"{option}={destination} is a folder; name a file in it")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"{option}={destination}: there is no folder {str(path.parent)!r}")
+    return path
+
+
+def folder_path(text: str) -> pathlib.Path:
+    """argparse's type of a folder to make or go on with: refused where it, or what it would lie in, is a file."""
+    path = pathlib.Path(text)
+    if files := [each for each in (path, *path.parents) if each.exists() and not each.is_dir()]:
+        raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")
+    return path
 
 
 def emit(result: Any, destination: str | None) -> None:
@@ -47,6 +67,18 @@ def emit(result: Any, destination: str | None) -> None:
         print(text, flush=True)
     else:
         pathlib.Path(destination).write_text(text + "\n")
+
+
+def aligned(rows: Sequence[Sequence[str]], to: str = "left") -> list[str]:
+    """Rows of cells as lines whose columns stand below each other, cells to the left or right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    fill = str.ljust if to == "left" else str.rjust
+    return ["  ".join(map(fill, row, widths)).rstrip() for row in rows]
+
+
+def say(text: str) -> None:
+    """A line on standard error: standard output is the result's."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def add_weights(parser: Parser) -> None:

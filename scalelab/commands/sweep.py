@@ -3,6 +3,8 @@
 Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Trials that differ only in traced values
 (learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes. The
 same command again goes on where it was. --status prints the table, also while the sweep runs.
+
+Exit code: 0 all done (or --status), 1 some diverged or failed, 2 bad input, 75 stopped by a signal after saving.
 """
 
 import pathlib
@@ -12,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.config import split_overrides
 
 
@@ -21,7 +23,7 @@ def main(argv: list[str]) -> int:
     overrides, rest = split_overrides(argv)
     parser = Parser("sweep", __doc__)
     parser.add_argument("--config", metavar="FILE", help="a config file with get_config() and sweep(h)")
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the sweep's folder")
+    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--status", action="store_true", help="print the table of trials and do nothing else")
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="go on though this key (or group) changed"
@@ -30,15 +32,14 @@ def main(argv: list[str]) -> int:
         "--force", action="store_true", help="start trials that are predicted not to fit this device's memory"
     )
     options = parser.parse_args(rest)
-    folder = pathlib.Path(options.workdir)
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
-        _run(options.config, overrides, folder, options.allow_change, options.force)
+        _run(options.config, overrides, options.workdir, options.allow_change, options.force)
 
     from scalelab.sweep import status
 
-    rows = status.rows(folder)
+    rows = status.rows(options.workdir)
     if options.json != "-":
         _print(rows)
     emit({"trials": rows}, options.json)
@@ -85,10 +86,6 @@ def _print(rows: list[dict]) -> None:
 def _text(value: object) -> str:
     if value is None:
         return "-"
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and value < 1e4
-        else f"{value:,.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+    return str(value)

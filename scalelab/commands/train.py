@@ -28,7 +28,7 @@ from typing import Any
 from scalelab import records
 from scalelab.commands.progress import Bar
 from scalelab.commands.room import refuse
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.config import leaves, load, not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--config", metavar="FILE", help="a config file, e.g. configs/tiny.py (of a branch: the trunk's)"
     )
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's folder")
+    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the run's folder")
     parser.add_argument(
         "--init-from", metavar="RUN[@STEP]|hf:DIR", help="start on these weights (sets train.init_from)"
     )
@@ -85,7 +85,7 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
         raise BadInput("--branch-from takes all of a run's state, --init-from its weights alone: give one of them")
     from scalelab.train.branch import plan
 
-    return plan(options.branch_from, options.config, overrides, pathlib.Path(options.workdir))
+    return plan(options.branch_from, options.config, overrides, options.workdir)
 
 
 def _train(config: Any, options: Any, first: bool = True) -> int:
@@ -96,7 +96,7 @@ def _train(config: Any, options: Any, first: bool = True) -> int:
     cache_compilations()
     for text in not_reproduced(options.config) if first and options.config else ():
         print(f"note: {options.config} does not reproduce: {text}", file=sys.stderr)
-    folder = pathlib.Path(options.workdir)
+    folder = options.workdir
     if not options.force:
         refuse(config, folder)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
@@ -126,7 +126,7 @@ def _one_of(place: Any, config: Any, options: Any) -> int:
     """The same as one of several processes. A failure ends it on the spot: jax would wait for the others to part too."""
     from scalelab.parallel.processes import together
 
-    folder = pathlib.Path(options.workdir)
+    folder = options.workdir
 
     def end(code: int, why: str) -> None:
         _last_words(f"scalelab: {place.name()}: {why}\n")

@@ -58,9 +58,8 @@ class Windows:
         shard_of = np.searchsorted(self.ends, numbers, side="right")
         for shard in np.unique(shard_of):
             here = shard_of == shard
-            rows[here] = self.views[shard][
-                numbers[here] - self.ends[shard]
-            ]  # counted back from the shard's last window
+            # Counted back from the shard's last window.
+            rows[here] = self.views[shard][numbers[here] - self.ends[shard]]
         return rows
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
@@ -190,8 +189,7 @@ def val_batches(part: Part, seq_len: int, batch_size: int, n_batches: int, rows:
     n = max(1, min(n_batches, len(windows) // batch_size))
     wanted = min(n * batch_size, len(windows))
     numbers = np.full(n * batch_size, NONE)
-    numbers[:wanted] = (
-        (2 * np.arange(wanted) + 1) * len(windows) // (2 * wanted)
-    )  # the middle of each of `wanted` parts
+    # The middle of each of `wanted` parts.
+    numbers[:wanted] = (2 * np.arange(wanted) + 1) * len(windows) // (2 * wanted)
     mine = numbers.reshape(n, batch_size)[:, rows]
     return windows.read(mine.ravel()).reshape(*mine.shape, -1)

@@ -34,9 +34,7 @@ Progress = Callable[[dict[str, Any]], None]
 Stop = Callable[[], bool]
 
 
-def prepare(
-    request: Request, progress: Progress = lambda _: None, stop: Stop = lambda: False
-) -> dict[str, Any]:  # fmt: skip
+def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> dict[str, Any]:
     """Make the folder `request.out`, going on where an earlier call was stopped. Returns what the command prints as JSON.
 
     `progress` gets {"phase", "done", "of", "n_bytes", "n_tokens"} and {"note": text}. Raises BadInput, WorkFailed, and
@@ -68,6 +66,7 @@ def prepare(
         try:
             job = _job(request, given, work, progress, stop)
             _read(job, work, request.workers, progress, stop)
+            same_plan(out, plan_of(request, parts, given))  # a file may have changed while it was read
             index = _join(job, parts, work, request, progress, stop)
         except BadInput:
             _clear(out)
@@ -128,9 +127,7 @@ def _write_file(path: pathlib.Path, content: bytes) -> None:
     os.replace(draft, path)
 
 
-def _sample(
-    every: Sequence[specs.Unit], job: Job, reading: Reading, progress: Progress, stop: Stop
-) -> Iterator[str]:  # fmt: skip
+def _sample(every: Sequence[specs.Unit], job: Job, reading: Reading, progress: Progress, stop: Stop) -> Iterator[str]:
     """Training documents, SAMPLE_BYTES at most: the beginnings of units that are spread evenly over all of them."""
     n = min(len(every), SAMPLED_UNITS)
     chosen = [every[i * len(every) // n] for i in range(n)]
@@ -232,7 +229,7 @@ def _join(
     for entry in index["parts"].values():
         for split in SPLITS:
             entry["splits"][split] = [merge.finished(job, name) for name in entry["splits"][split]]
-    records.write_json(job.folder / "index.json", index)
+    records.write_json(job.folder / "index.json", index | {"sha256": prepared.seal(index)})
     records.sync(job.folder / "index.json")
     shutil.rmtree(job.units, ignore_errors=True)
     return index

@@ -67,7 +67,12 @@ def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
     end = _separator(vocabulary, vocab_size, path, separator)
 
     def encode(document: bytes | np.ndarray) -> np.ndarray:
-        (found,) = inner.encode_batch_fast([bytes(document).decode()], add_special_tokens=False)  # no offsets: faster
+        try:
+            (found,) = inner.encode_batch_fast(
+                [bytes(document).decode()], add_special_tokens=False
+            )  # no offsets: faster
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError(str(error)) from error
         return np.array(found.ids, np.uint32)
 
     def as_text(ids: Sequence[int] | np.ndarray) -> bytes:
@@ -81,19 +86,32 @@ def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
 
 def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, said: str) -> int:
     if said:
-        number = (
-            int(said) if said.isdigit() else vocabulary.get(said, -1)
-        )  # a number is an id, also where a token spells it
+        # A number is an id, also where a token spells it.
+        number = int(said) if said.isdecimal() else vocabulary.get(said, -1)
         if not 0 <= number < vocab_size:
             raise BadInput(f"--separator={said}: no token of {path}, and no id from 0 to {vocab_size - 1}")
         return number
     beside = path.with_name("tokenizer_config.json")
-    stated = json.loads(beside.read_text()).get("eos_token") if beside.is_file() else None
-    stated = stated["content"] if isinstance(stated, dict) else stated
-    for token in (stated, *ENDS):
+    stated = _stated(beside)
+    for token in stated or ENDS:
         if token in vocabulary:
             return vocabulary[token]
+    if stated:
+        raise BadInput(f"{beside}: its eos_token {stated[0]!r} is no token of {path}: --separator=TOKEN or ID")
     raise BadInput(f"{path} has none of {', '.join(ENDS)}: say which token ends a document, --separator=TOKEN or ID")
+
+
+def _stated(path: pathlib.Path) -> list[str]:
+    """The eos_token of a tokenizer_config.json, if there is such a file and it says one."""
+    if not path.is_file():
+        return []
+    try:
+        said = json.loads(path.read_bytes()).get("eos_token")
+        return [] if said is None else [str(said["content"] if isinstance(said, dict) else said)]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise BadInput(
+            f"{path} can't be read ({error}), so it doesn't say which token ends a document: --separator=TOKEN or ID"
+        ) from error
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:
@@ -106,9 +124,9 @@ def _byte_table(inner: Any, vocabulary: dict[str, int], vocab_size: int) -> list
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
     byte_of = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
-    added = {str(token): number for number, token in inner.get_added_tokens_decoder().items()}
+    added = set(inner.get_added_tokens_decoder())
     table = [b""] * vocab_size
     for token, number in vocabulary.items():
-        whole = number not in added.values() and all(letter in byte_of for letter in token)
+        whole = number not in added and all(letter in byte_of for letter in token)
         table[number] = bytes(byte_of[letter] for letter in token) if whole else token.encode()
     return table

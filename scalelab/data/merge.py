@@ -61,7 +61,7 @@ def write(shard: Shard, job: Job, dtype: np.dtype) -> dict[str, Any]:
     width = dtype.itemsize
     assert tokens["bytes"] == width * sum(n for _, n, _ in shard.units), shard.name
     entry = {"tokens": tokens, "offsets": offsets}
-    shards.sync_folder(job.folder)
+    records.fsync(job.folder)
     records.write_json(job.units / f"{shard.name}.json", entry)
     for name, _, _ in shard.units:
         for kind in ("tokens", "offsets"):

@@ -20,9 +20,7 @@ from scalelab.data.order import permute, window_numbers
 from scalelab.errors import BadInput, nearest
 
 BLOCK = 1024  # rows; an even power of two, which `permute` needs no second try for
-MOST_KEPT = (
-    2**22
-)  # windows in use of a capped source whose numbers are kept, 32 MB; of more they are computed at each read
+MOST_KEPT = 2**22  # windows in use of a capped source whose numbers are kept, 32 MB; of more they are computed anew
 # Streams of pseudo-random numbers beside (seed, epoch), which is that of a source that stands alone.
 NAMED, PATTERN, UNIQUE = 1, 2, 3
 

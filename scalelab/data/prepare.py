@@ -182,9 +182,8 @@ def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed:
 
 
 def _describe(index: dict[str, Any], splits: dict[str, Split], source: Source, tokenizer: Tokenizer) -> Dataset:
-    fingerprint = hashlib.sha256(json.dumps([tokenizer.name, index["splits"]], sort_keys=True).encode()).hexdigest()[
-        :16
-    ]
+    made_of = json.dumps([tokenizer.name, index["splits"]], sort_keys=True)
+    fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     train, val = splits["train"], splits["val"]
     bytes_per_token = 1.0 if source.vocab_size else index["val_text_bytes"] / val.n_tokens
     description = source.description | {

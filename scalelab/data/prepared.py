@@ -29,7 +29,17 @@ def read_index(folder: pathlib.Path) -> dict[str, Any]:
         raise BadInput(f"{path} is no index that `scalelab prepare` wrote ({error}); {_again(folder)}") from error
     if not known:
         raise BadInput(f"{path} has format {index['format']}, this code reads {FORMAT}; {_again(folder)}")
+    if index.get("sha256", seal(index)) != seal(index):  # folders of before 2026-11-22 have none
+        raise BadInput(
+            f"{path} was changed after `scalelab prepare` wrote it (its own SHA-256 differs); {_again(folder)}"
+        )
     return index
+
+
+def seal(index: dict[str, Any]) -> str:
+    """SHA-256 of all of an index but this."""
+    rest = {key: value for key, value in index.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _again(folder: pathlib.Path) -> str:

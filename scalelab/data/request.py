@@ -9,6 +9,7 @@ from typing import Any
 
 from scalelab import records
 from scalelab.data import jsontokens, specs, tokenizers
+from scalelab.data.read.megatron import index_of
 from scalelab.data.tokenizers import Tokenizer
 from scalelab.errors import BadInput
 
@@ -57,7 +58,7 @@ def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer 
     n, end = vocab_size(said), request.separator
     if not end and GPT2_VOCAB <= n <= GPT2_PADDED:
         end = str(GPT2_END)
-    if not (end.isdigit() and int(end) < n):
+    if not (end.isdecimal() and int(end) < n):
         raise BadInput(
             f"--tokenizer={said} needs --separator=ID, the id that ends a document, from 0 to {n - 1}; it is {end!r}"
         )
@@ -67,7 +68,7 @@ def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer 
 def vocab_size(said: str) -> int:
     """The V of bpe:V or ids:V. Raises BadInput."""
     text = said.partition(":")[2].replace("_", "")
-    if not text.isdigit() or not 2 <= int(text) <= 2**31:
+    if not text.isdecimal() or not 2 <= int(text) <= 2**31:
         raise BadInput(f"--tokenizer={said}: {text!r} is no vocabulary size; e.g. {said.partition(':')[0]}:32768")
     return int(text)
 
@@ -75,18 +76,20 @@ def vocab_size(said: str) -> int:
 def plan_of(request: Request, parts: Sequence[specs.Part], given: Tokenizer | None) -> dict[str, Any]:
     """All that decides a byte of the result. `skip_bad` may be said later: what has been read so far had nothing bad."""
 
-    def facts(path: str) -> list[Any]:
-        if not os.path.isfile(path):
-            return [path]  # of tfds: a folder and a split
-        status = os.stat(path)
-        return [path, status.st_size, status.st_mtime_ns]
+    def facts(kind: str, path: str) -> list[Any]:
+        names = [path, index_of(path)] if kind == "megatron" else [path]
+        found = [os.stat(name) for name in names if os.path.isfile(name)]  # of tfds none: a folder and a split
+        return [path, *(fact for status in found for fact in (status.st_size, status.st_mtime_ns))]
+
+    def files(part: specs.Part) -> list[Any]:
+        return [facts(*file) for file in zip(part.kinds, part.paths, strict=True)]
 
     return {
         "tokenizer": given.name if given else request.tokenizer,
         "text_key": request.text_key,
         "val_fraction": request.val_fraction,
         "split_seed": request.split_seed,
-        "sources": {part.name: {"spec": part.spec, "files": [facts(path) for path in part.paths]} for part in parts},
+        "sources": {part.name: {"spec": part.spec, "files": files(part)} for part in parts},
     }
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from scalelab.data.tokenizers import SEPARATOR
 from scalelab.errors import BadInput
+from scalelab.records import fsync
 
 FORMAT = 1
 SHARD_TOKENS = 2**25  # a shard ends with the document that reaches this; a document is never cut
@@ -113,7 +114,7 @@ def write_folder(
         splits = {split: writer.close() for split, writer in writers.items()}
         index = {"format": FORMAT, "dtype": dtype.str, "splits": splits, **facts}
         _write(building / "index.json", np.frombuffer(json.dumps(index, indent=1).encode(), np.uint8))
-        sync_folder(building)
+        fsync(building)
         _publish(building, final)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -125,16 +126,7 @@ def _publish(building: pathlib.Path, final: pathlib.Path) -> None:
     except OSError:
         if not (final / "index.json").exists():  # anything but a finished folder in the way is a real error
             raise
-    sync_folder(final.parent)
-
-
-def sync_folder(folder: pathlib.Path) -> None:
-    """Put a folder's entries on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    fsync(final.parent)
 
 
 def _sweep(cache: pathlib.Path) -> None:

@@ -33,7 +33,6 @@ class DataConfig:
     cache_dir: str = ""  # where token shards are kept; "": $SCALELAB_CACHE, else ~/.cache/scalelab
     vocab_size: int = 256  # the model's vocabulary; synthetic: also the language's
     language_seed: int = 0  # synthetic: which language (and the sample of it)
-    documents: str = "cross"  # how a model reads them: the trainer's business, not this room's
     n_tokens: int = 4_000_000  # synthetic: tokens of the corpus, both splits and separators together
 
 

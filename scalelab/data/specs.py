@@ -120,7 +120,7 @@ def kind_of(path: str) -> str:
     if inner.endswith(archives.JSON):
         return "jsonl"
     if path.endswith(".bin"):
-        return "megatron" if os.path.isfile(path.removesuffix(".bin") + ".idx") else "tokens"
+        return "megatron" if os.path.isfile(megatron.index_of(path)) else "tokens"
     if inner != path and inner.endswith((".parquet", ".zip", ".bin")):
         raise BadInput(f"{path}: unpack it first; of packed files text, JSON lines and tar are read")
     return next((kind for kind in ("parquet", "zip") if path.endswith(f".{kind}")), "text")

@@ -23,6 +23,9 @@ FILES = {"json": "tokenizer.json", "ranks": "tokenizer.tiktoken"}  # how a prepa
 class Tokenizer:
     """`encode` maps one document to a 1-D array of ids below `vocab_size`, without the separator; `decode` any ids to bytes.
 
+    `encode` raises ValueError where the library behind it gives up: tiktoken on half a million spaces in a row, a tokenizer.json
+    without an unknown token on a letter that it lacks.
+
     `name` is part of the cache key and of a prepared folder's fingerprint: it holds a hash of all that decides the ids.
     Separators, and ids that stand for nothing, decode to nothing. `kind` and `content` are how a folder keeps it.
     """
@@ -103,7 +106,9 @@ def from_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
 
     if not path.is_file():
         beside = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise BadInput(f"--tokenizer={path}: no such file{nearest(str(path), beside)}; or bytes, bpe:V, ids:V")
+        raise BadInput(
+            f"--tokenizer={path}: no such file{nearest(str(path), ['bytes', *beside])}; or bytes, bpe:V, ids:V"
+        )
     content = path.read_bytes()
     if content.lstrip()[:1] == b"{":
         return jsontokens.load(content, path, separator)

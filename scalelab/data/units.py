@@ -20,9 +20,9 @@ import numpy as np
 
 from scalelab.data import specs, tokenizers
 from scalelab.data.read.reading import Reading
-from scalelab.data.shards import sync_folder
 from scalelab.data.tokenizers import Tokenizer
 from scalelab.errors import WorkFailed
+from scalelab.records import fsync
 
 SPLITS = ("train", "val")
 BUFFERED = 2**20  # tokens held before they are written
@@ -51,9 +51,7 @@ class Job:
     def reading(self) -> Reading:
         """What the readers are told."""
         entry = self.tokenizer
-        return Reading(
-            self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes"
-        )  # fmt: skip
+        return Reading(self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes")
 
 
 class Stream:
@@ -120,8 +118,8 @@ def write(unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], b
     try:
         record = _fill(draft, unit, job, tokenizer, stop)
         (draft / "record.json").write_text(json.dumps(record, indent=1))
-        _sync(draft / "record.json")
-        sync_folder(draft)
+        fsync(draft / "record.json")
+        fsync(draft)
         os.rename(draft, final)
     except OSError as error:
         raise WorkFailed(
@@ -142,7 +140,7 @@ def _fill(
             if stop():
                 raise Stopped
             if isinstance(document, bytes):
-                content, ids, n_bytes = document, tokenizer.encode(document), len(document)
+                content, ids, n_bytes = document, _encoded(document, unit, reading, tokenizer), len(document)
             else:
                 content, ids, n_bytes = document.astype("<u4").tobytes(), document, _n_bytes(document, tokenizer)
             if not len(ids):
@@ -156,20 +154,19 @@ def _fill(
     return record | {"n_bad": reading.n_bad, "bad": reading.named}
 
 
+def _encoded(document: bytes, unit: specs.Unit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
+    """The ids of a text; none, and counted as bad, where the tokenizer's library gives up on it."""
+    try:
+        return tokenizer.encode(document)
+    except ValueError as error:
+        places = " to ".join(dict.fromkeys([unit.pieces[0].path, unit.pieces[-1].path]))
+        reading.bad(f"{places}: the document of {len(document)} bytes that begins with {document[:32]!r}", str(error))
+        return np.empty(0, np.uint32)
+
+
 def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:
     """Bytes of the text that ready-made ids stand for; of ids without a tokenizer, one each."""
     return len(ids) if tokenizer.kind == "ids" else len(tokenizer.decode(ids))
-
-
-def _sync(path: pathlib.Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def finished(job: Job, name: str) -> dict[str, Any] | None:
-    """The record of a unit that is there, else None."""
-    path = job.units / name / "record.json"
-    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def open_tokenizer(job: Job) -> Tokenizer:

@@ -20,7 +20,7 @@ def compare(a: str, b: str) -> dict[str, Any]:
     """Everything that `scalelab compare` says, as plain JSON; A and B are runs, or folders of runs but for their seeds."""
     sides = [noise.side(source) for source in (a, b)]
     one, two = (each.folder for each in sides)
-    records_of = [_record(folder) for folder in (one, two)]
+    records_of = [records.read_record(folder) for folder in (one, two)]
     metrics = first_difference(*(records.read_metrics(folder) for folder in (one, two)))
     weights = same_weights(one, two) if metrics["lines"] and metrics["first"] is None else None
     gap = noise.gap(*sides)
@@ -29,8 +29,8 @@ def compare(a: str, b: str) -> dict[str, Any]:
         "b": str(two),
         "runs": [[str(path) for path in each.meant] for each in sides],
         "config": config_differences(one, two),
-        "data": _apart(*(_flat(record.get("data", {})) for record in records_of)),
-        "environment": _apart(*(_flat({k: r.get(k) for k in ENVIRONMENT}) for r in records_of)),
+        "data": _apart(*(records.flat(record.get("data", {})) for record in records_of)),
+        "environment": _apart(*(records.flat({k: r.get(k) for k in ENVIRONMENT}) for r in records_of)),
         "metrics": metrics,
         "weights": weights,
         "same_bits": bool(
@@ -40,10 +40,6 @@ def compare(a: str, b: str) -> dict[str, Any]:
     }
 
 
-def _record(folder: pathlib.Path) -> dict[str, Any]:
-    return records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
-
-
 def config_differences(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any]:
     """`{key: {"a", "b", "computes"}}`: what differs, and whether what is computed depends on it."""
     aside = config_lib.UNIDENTIFYING
@@ -51,13 +47,6 @@ def config_differences(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any]:
         key: {"a": x, "b": y, "computes": key not in aside and key.split(".")[0] not in aside}
         for key, (x, y) in _apart(noise.settings(a), noise.settings(b)).items()
     }
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:

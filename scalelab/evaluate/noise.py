@@ -51,8 +51,8 @@ def side(source: str) -> Side:
     found = records.run_folders(source)
     if (pathlib.Path(source) / "config.json").exists():
         (run,) = found
-        beside = [path.parent for path in sorted(run.absolute().parent.glob("*/config.json"))]
-        alike = [path for path in beside if _but_the_seed(path) == _but_the_seed(run)]
+        mine, beside = _but_the_seed(run), sorted(run.absolute().parent.glob("*/config.json"))
+        alike = [path.parent for path in beside if _readable(path) and _but_the_seed(path.parent) == mine]
         return Side(run, [run], _one_a_seed([run, *alike]))
     for other in found[1:]:
         apart = {k for k, v in _but_the_seed(other).items() if _but_the_seed(found[0]).get(k) != v}
@@ -67,6 +67,14 @@ def settings(folder: pathlib.Path) -> dict[str, Any]:
     """A run's config by dotted keys; one that an older scalelab did not know had what is now its default."""
     defaults = config_lib.leaves(config_lib.default_tree())
     return defaults | config_lib.leaves(ConfigDict(records.read_json(folder / "config.json")))
+
+
+def _readable(path: pathlib.Path) -> bool:
+    """Whether this is a config at all: a broken one beside a run is not that run's affair."""
+    try:
+        return isinstance(records.read_json(path), dict)
+    except BadInput:
+        return False
 
 
 def _but_the_seed(folder: pathlib.Path) -> dict[str, Any]:

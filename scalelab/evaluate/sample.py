@@ -50,7 +50,7 @@ def sample(
     """
     _check(choice, most, count)
     before = [] if of.static.documents == "mask" else [tokenizer.separator]
-    begun = np.array([*before, *tokenizer.encode(prompt.encode())], np.int32)
+    begun = np.array([*before, *encoded(tokenizer, prompt)], np.int32)
     room = of.seq_len - len(begun)
     if not len(begun):
         raise BadInput("--prompt is empty, and a document's first token is never predicted in this run's data")
@@ -73,6 +73,14 @@ def sample(
             break
         logits_BV, state = follow(chosen_B, state)
     return [_cut(*row, tokenizer.separator, i + 1) for row in zip(ids, nats, strict=True)]
+
+
+def encoded(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
+    """The prompt's ids. BadInput where it is no text, or none that the tokenizer takes."""
+    try:
+        return tokenizer.encode(prompt.encode())
+    except ValueError as error:
+        raise BadInput(f"--prompt={prompt[:40]!r} can't be encoded: {error}") from error
 
 
 def _check(choice: Choice, most: int, count: int) -> None:

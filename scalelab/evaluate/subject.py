@@ -19,7 +19,7 @@ from scalelab.errors import BadInput
 from scalelab.model import documents, transformer
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
-from scalelab.train.step import ends
+from scalelab.train.gradients import ends
 from scalelab.train.weights import Weights, of_run
 
 PADDING = -1

@@ -8,13 +8,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from scalelab.config import ModelShape
 from scalelab.data.tokenizers import SEPARATOR
 from scalelab.errors import BadInput
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
 
 Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
@@ -116,15 +115,9 @@ def _flat(declaration: Declaration) -> tuple[int, ...]:
     return (declaration.fan_in, outs) if declaration.ins else (outs,)
 
 
-def flatten(tree: Any) -> Leaves:
-    """Nested dict -> `{"blocks.attention.q.w": leaf}`, in the tree's order."""
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in pairs}
-
-
 def places(form: Format, shape: ModelShape) -> dict[str, Place]:
     """Every tensor that a file of this model holds, by its name there."""
-    declared: dict[str, Declaration] = flatten(declarations(shape))
+    declared: dict[str, Declaration] = named(declarations(shape))
     found = {}
     for row in form.tensors:
         if row.ours[0] not in declared:  # a head of its own, biases: this model has none

@@ -17,8 +17,9 @@ from scalelab import config as config_lib
 from scalelab.errors import BadInput, nearest
 from scalelab.hf import FORMATS, files
 from scalelab.hf.files import CONFIG, Header
-from scalelab.hf.formats import Format, Place, flatten, from_config, places
+from scalelab.hf.formats import Format, Place, from_config, places
 from scalelab.hf.options import BY_ORIGINAL
+from scalelab.model.declare import named
 from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params, declarations
 
@@ -128,7 +129,7 @@ def _refuse_others(folder: pathlib.Path, expected: Mapping[str, Place], found: M
 def load(source: Source) -> Params:
     """The parameters, as numpy arrays in fp32. BadInput where a number is not finite, or a tied head isn't the embedding."""
     shape = config_lib.static(source.config).model
-    leaves = {name: np.empty(d.shape, np.float32) for name, d in flatten(declarations(shape)).items()}
+    leaves = {name: np.empty(d.shape, np.float32) for name, d in named(declarations(shape)).items()}
     by_file: dict[pathlib.Path, dict[str, Place]] = {}
     for name, header in source.headers.items():
         by_file.setdefault(header.file, {})[header.name] = source.places[name]

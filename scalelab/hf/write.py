@@ -18,7 +18,8 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG, INDEX, LINEAGE, WHOLE, sha256
-from scalelab.hf.formats import Format, flatten, places, refusals, to_config
+from scalelab.hf.formats import Format, places, refusals, to_config
+from scalelab.model.declare import named
 from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params
 
@@ -100,7 +101,7 @@ def _write_tensors(
     largest_file_bytes: int,
 ) -> dict[str, int]:  # fmt: skip
     """Write every tensor, a file at a time; returns their sizes in bytes."""
-    where, leaves, kind = places(form, shape), flatten(params), np.dtype(DTYPES[dtype])
+    where, leaves, kind = places(form, shape), named(params), np.dtype(DTYPES[dtype])
     sizes = {name: int(np.prod(place.shape)) * kind.itemsize for name, place in where.items()}
     # "format": transformers looks for it; the rest is ours, and text, as metadata must be
     metadata = {"format": "pt"} | {f"scalelab.{key}": str(value) for key, value in lineage.items()}

@@ -66,6 +66,4 @@ def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective
             np.broadcast_arrays(E, A * np.exp(-alpha * n_mean), B * np.exp(-beta * d_mean), alpha, beta), -1
         )
 
-    return Problem(
-        law, objective, columns, target, *bounds(law), value, derivatives, basis, to_params, from_params
-    )  # fmt: skip
+    return Problem(law, objective, columns, target, *bounds(law), value, derivatives, basis, to_params, from_params)

@@ -73,9 +73,9 @@ def optimal_size(
 
 
 def _lowest(log_n: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """The place of each row's minimum [R], by a parabola through the lowest of evenly spaced log_n [R, S] and its two
+    """The place of each row's minimum [R], by a parabola through the lowest of evenly spaced log_n [R, S] and its neighbours.
 
-    neighbours; -inf or inf where the lowest is the first or the last.
+    -inf or inf where the lowest is the first or the last.
     """
     last = loss.shape[1] - 1
     at = np.where(np.isfinite(loss), loss, np.inf).argmin(axis=1)
@@ -111,10 +111,9 @@ def decide(
     law = problem.law
     if not (np.isfinite(C) and C > 0):
         raise BadInput(f"C = {C:g}: a budget is a positive number of FLOPs")
-    if not {"N", "D"} <= {"C": {"C"}, "M": {"N", "D"}}.get("M" if "M" in law.columns else "", set()) | set(law.columns):
+    if "M" not in law.columns and not {"N", "D"} <= set(law.columns):
         raise BadInput(f"law {law.name!r} has no N and D to split a budget between")
-    if missing := [name for name in law.columns if name not in {"N", "D", "C", "M", *held}]:
-        raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
+    refuse_open(law, held)
     point = float(optimal_size(law, best.params, C, k, held)[0])
     if not (np.isfinite(point) and point > 0):
         raise FitError(
@@ -140,6 +139,12 @@ def decide(
         waste=Interval(float(np.mean(wasted)), *quantiles(wasted, level)),
         level=level,
     )
+
+
+def refuse_open(law: Law, held: Mapping[str, float]) -> None:
+    """BadInput where the law has a column that neither follows from the budget's split nor is held."""
+    if missing := [name for name in law.columns if name not in {"N", "D", "C", "M", *held}]:
+        raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
 
 
 def waste(

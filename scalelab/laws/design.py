@@ -44,7 +44,7 @@ class Finding:
 
 def check(
     law: Law, columns: Columns, target: np.ndarray, flops: ArrayLike | None = None, log: bool = True
-) -> list[Finding]:  # fmt: skip
+) -> list[Finding]:
     """Findings about the rows alone; BadInput (see `identifiable.refuse`) where they can't identify the law.
 
     `flops` [P]: what each run cost, where it is known to differ from 6 N D.
@@ -65,9 +65,14 @@ def review(
 
 def left_out(excluded: Iterable[Mapping[str, str]]) -> list[Finding]:
     """What was not fitted, of rows {"name", "reason"}: diverged or unfinished runs above all."""
+    said = reasons(excluded)
+    return [Finding("excluded", f"not fitted: {said}")] if said else []
+
+
+def reasons(excluded: Iterable[Mapping[str, str]]) -> str:
+    """How many of these rows were left out for which reason, in words."""
     counts = Counter(entry["reason"] for entry in excluded)
-    said = ", ".join(f"{number} {reason}" for reason, number in counts.items())
-    return [Finding("excluded", f"not fitted: {said}")] if counts else []
+    return ", ".join(f"{number} {reason}" for reason, number in counts.items())
 
 
 def _cost(columns: Columns, flops: ArrayLike | None) -> np.ndarray | None:

@@ -90,7 +90,7 @@ def hull(run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, loss: np.
 
 def envelope(
     run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, loss: np.ndarray, budgets: int = BUDGETS
-) -> Frontier:  # fmt: skip
+) -> Frontier:
     """At each of `budgets` computes, evenly in logs, the run of least loss; curves interpolated in log C.
 
     A run counts only between its own first and last checkpoint.

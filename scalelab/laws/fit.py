@@ -73,9 +73,7 @@ class Fitted:
 
     def predict(self, N: float, D: float, **others: float) -> Prediction:
         """The loss of one new run with its interval. N by the fit's own convention."""
-        return uncertainty.predict(
-            self.problem, self.best, self._resamples(), _point(N, D, self.k, others), self.level
-        )  # fmt: skip
+        return uncertainty.predict(self.problem, self.best, self._resamples(), _point(N, D, self.k, others), self.level)
 
     def decide(self, C: float, **held: float) -> Decision:
         """How to spend C FLOPs, counted as the fitted runs count theirs. N by the fit's own convention."""
@@ -141,7 +139,7 @@ def _point(N: float, D: float, k: float, others: Mapping[str, float]) -> dict[st
 
 def _exponents(
     params: Mapping[str, float], boot: Bootstrap | None, level: float
-) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:  # fmt: skip
+) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     """a, b of N_opt ~ C^a, D_opt ~ C^b (Hoffmann et al. 2022, eq. 4), and their percentile intervals."""
 
     def split(alpha: Any, beta: Any) -> dict[str, Any]:

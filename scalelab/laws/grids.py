@@ -23,9 +23,10 @@ SHARE = 0.5  # of the rows that must stand in budgets of three sizes or more to 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """One budget of a grid and its `rows`. By Akima interpolation, as parabolas are off on wide grids: `place` of the
+    """One budget of a grid and its `rows`.
 
-    minimum in the range of log N (0 to 1), `interior` where it is inside, `rise` of the loss from there to its lower end.
+    By Akima interpolation, as parabolas are off on wide grids: `place` of the minimum in the range of log N (0 to 1),
+    `interior` where it is inside, `rise` of the loss from there to its lower end.
     """
 
     C: float

@@ -60,7 +60,7 @@ class Holdout:
 
 def hold_out(
     law: Law, columns: Columns, target: np.ndarray, objective: Objective, count: int, scale: ArrayLike | None = None
-) -> Holdout:  # fmt: skip
+) -> Holdout:
     """Fit the law without the `count` largest rows and predict these.
 
     Largest by `scale` [P] (default: the law's C, or N D, or its leading column; of losses, the lowest). The rest is fitted

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erf
 
 from scalelab.laws import solve
 from scalelab.laws.law import Law
@@ -12,24 +11,18 @@ from scalelab.laws.objective import Objective
 from scalelab.laws.optimum import FitError, Optimum, certify, minimise
 from scalelab.laws.problem import Columns, Problem, problem
 
-SHRINK = 10.0 ** -np.arange(
-    0.0, 8.0
-)  # the threshold in r, delta x sigma, is reached step by step: tiny ones have kinks
+# The threshold in r, delta x sigma, is reached step by step: tiny ones have kinks.
+SHRINK = 10.0 ** -np.arange(0.0, 8.0)
 STARTS, JITTER = 15, 0.05  # of the certificate: around the optimum, this share off
 ROUNDS = 20  # of sigma given the law, the law given sigma
 SETTLED = 1e-9
 
 
-def log_normaliser(delta: float) -> float:
-    """log of the integral of exp(-huber(z, delta)) over z."""
-    inside = np.sqrt(2 * np.pi) * erf(delta / np.sqrt(2))
-    return float(np.log(inside + 2 / delta * np.exp(-0.5 * delta**2)))
-
-
 def negative_log_likelihood(residuals: np.ndarray, sigma: float, delta: float) -> float:
     """-log p of residuals r whose z = r / sigma has density exp(-huber(z, delta)) / Z(delta)."""
-    penalty = Objective("mle", delta).penalty(residuals / sigma)
-    return float(penalty.sum() + len(residuals) * (np.log(sigma) + log_normaliser(delta)))
+    density = Objective("mle", delta)
+    penalty = density.penalty(residuals / sigma)
+    return float(penalty.sum() + len(residuals) * (np.log(sigma) + density.log_normaliser()))
 
 
 def best_sigma(residuals: np.ndarray, delta: float) -> float:
@@ -77,7 +70,7 @@ def fit_scale(law: Law, columns: Columns, target: np.ndarray, objective: Objecti
 
 def _follow(
     law: Law, columns: Columns, target: np.ndarray, objective: Objective, end: float, x: np.ndarray
-) -> tuple[Problem, solve.Solutions]:  # fmt: skip
+) -> tuple[Problem, solve.Solutions]:
     """From laws x [R, K] to those at threshold `end`, through thresholds ten times apart: (the last problem, its fits)."""
     weights = np.ones((len(x), len(target)))
     levels = [objective.delta * shrink for shrink in SHRINK if objective.delta * shrink > end]

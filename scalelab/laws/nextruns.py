@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput, nearest
 from scalelab.laws import decision, information
-from scalelab.laws.fit import Fitted, columns_of
+from scalelab.laws.fit import Fitted
 from scalelab.laws.optimum import FitError, Optimum
+from scalelab.laws.points import columns_of
 from scalelab.laws.problem import Problem
 
 AHEAD = 10.0  # the budget a proposal aims at by default, over the largest fitted run's
@@ -32,9 +33,10 @@ class Proposed:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The runs to do next, the greatest gain per FLOP first. `sd_before` and `sd_after` are linearised, of `target`:
+    """The runs to do next, the greatest gain per FLOP first.
 
-    a parameter (the log of a scale), "N" (log of the best size at `at_flops`) or "loss" (log of the best loss there).
+    `sd_before` and `sd_after` are linearised, of `target`: a parameter (the log of a scale), "N" (log of the best size at
+    `at_flops`) or "loss" (log of the best loss there).
     """
 
     target: str
@@ -146,7 +148,7 @@ def _best(
 
 def _in_order(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int]
-) -> list[int]:  # fmt: skip
+) -> list[int]:
     """The same rows, the greatest gain per FLOP first."""
     order: list[int] = []
     left = list(chosen)
@@ -195,8 +197,7 @@ def gradient_at(
     if target not in ("N", "loss"):
         known = [*law.params, "N", "loss"]
         raise BadInput(f"target {target!r}: unknown{nearest(target, known)}; one of {', '.join(known)}")
-    if missing := [name for name in law.columns if name not in {"N", "D", "C", "M", *held}]:
-        raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
+    decision.refuse_open(law, held)
 
     def of(params: Mapping[str, np.ndarray]) -> np.ndarray:
         N = decision.optimal_size(law, {name: value[:, 0] for name, value in params.items()}, at, k, held)[:, None]

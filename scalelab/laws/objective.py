@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from scipy.special import erf
 
 from scalelab.errors import BadInput, nearest
 
@@ -46,6 +47,15 @@ class Objective:
     def weight(self, r: np.ndarray) -> np.ndarray:
         """slope / r: the weight of iteratively reweighted least squares, whose quadratic lies above the penalty."""
         return self.side(r) * np.minimum(1.0, self.delta / np.maximum(np.abs(r), min(self.delta, 1e300)))
+
+    def log_normaliser(self, s: float = 1.0) -> float:
+        """log of the integral of exp(-penalty(r) / s) over r: Gaussian inside delta, exponential tails outside."""
+        delta, total = self.delta, 0.0
+        for side in (1.0, self.overestimate):
+            t = s / side
+            inside = np.sqrt(np.pi * t / 2) * (erf(delta / np.sqrt(2 * t)) if np.isfinite(delta) else 1.0)
+            total += inside + (t / delta * np.exp(-(delta**2) / (2 * t)) if np.isfinite(delta) else 0.0)
+        return float(np.log(total))
 
     def target(self, values: np.ndarray) -> np.ndarray:
         """What residuals are differences of."""

@@ -62,27 +62,21 @@ def start_points(problem: Problem, per_axis: int = GRID, spread: int = SPREAD) -
     if not kinds:  # a linear law: variable projection alone solves it
         return np.zeros((1, 0))
     if len(kinds) <= 2:
-        axes = [_axis(kind, per_axis) for kind in kinds]
+        axes = [stretch(kind, np.linspace(0.0, 1.0, per_axis)) for kind in kinds]
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(kinds))
     unit = qmc.Sobol(len(kinds), seed=0).random(spread)
-    return np.stack([_stretch(kind, unit[:, i]) for i, kind in enumerate(kinds)], axis=-1)
+    return np.stack([stretch(kind, unit[:, i]) for i, kind in enumerate(kinds)], axis=-1)
 
 
-def _axis(kind: Kind, count: int) -> np.ndarray:
-    return _stretch(kind, np.linspace(0.0, 1.0, count))
-
-
-def _stretch(kind: Kind, unit: np.ndarray) -> np.ndarray:
-    """[0, 1] -> the kind's range of starts, evenly in logs where it is positive."""
+def stretch(kind: Kind, unit: np.ndarray) -> np.ndarray:
+    """[0, 1] -> the range of starts of a searched parameter's coordinate, evenly in logs where it is positive."""
     low, high = kind.starts
     if kind.how == "log":
         return np.log(low) + unit * np.log(high / low)
     return low * (high / low) ** unit if low > 0 else low + unit * (high - low)
 
 
-def minimise(
-    problem: Problem, weights: np.ndarray | None = None, also: Mapping[str, float] | None = None
-) -> Optimum:  # fmt: skip
+def minimise(problem: Problem, weights: np.ndarray | None = None, also: Mapping[str, float] | None = None) -> Optimum:
     """The global minimum of the objective with weights [P] (one each by default): seeds, then exact polish.
 
     `also` is a further start, a published optimum say. FitError where the best start didn't reach a stationary point.

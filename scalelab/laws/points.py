@@ -26,9 +26,8 @@ def columns_of(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.nd
         raise BadInput(
             f"law {law.name!r} ({law.equation}) needs {', '.join(wanted)}; the table has no {', '.join(missing)}"
         )
-    return {n: v for n, v in zip(law.columns, positive(**{n: given[n] for n in wanted}), strict=False)}, given[
-        law.target
-    ]
+    *columns, target = positive(**{name: given[name] for name in wanted})
+    return dict(zip(law.columns, columns, strict=True)), target
 
 
 def numeric(values: ArrayLike) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import erf
 from scipy.stats import f as f_distribution
 
 from scalelab.laws import information, solve
@@ -50,22 +49,12 @@ class Profile:
         }  # fmt: skip
 
 
-def log_normaliser(s: float, objective: Objective) -> float:
-    """log of the integral of exp(-penalty(r) / s): Gaussian inside delta, exponential tails outside; one-sided weights."""
-    delta, total = objective.delta, 0.0
-    for side in (1.0, objective.overestimate):
-        t = s / side
-        inside = np.sqrt(np.pi * t / 2) * (erf(delta / np.sqrt(2 * t)) if np.isfinite(delta) else 1.0)
-        total += inside + (t / delta * np.exp(-(delta**2) / (2 * t)) if np.isfinite(delta) else 0.0)
-    return float(np.log(total))
-
-
 def likeliest_scale(value: float, count: float, objective: Objective) -> float:
     """The s at which -value / s - count log Z(s) is highest."""
 
     def slope(log_s: float) -> float:  # of the likelihood in log s; falls from + to -
         step = 1e-5
-        z = log_normaliser(np.exp(log_s + step), objective) - log_normaliser(np.exp(log_s - step), objective)
+        z = objective.log_normaliser(np.exp(log_s + step)) - objective.log_normaliser(np.exp(log_s - step))
         return value / np.exp(log_s) - count * z / (2 * step)
 
     value = max(value, 1e-300)  # of a fit without an error: as small a scale as there is
@@ -76,7 +65,7 @@ def likeliest_scale(value: float, count: float, objective: Objective) -> float:
 def log_likelihood(value: float, count: float, objective: Objective) -> float:
     """The likelihood of an objective's value, its scale profiled out."""
     s = likeliest_scale(value, count, objective)
-    return -value / s - count * log_normaliser(s, objective)
+    return -value / s - count * objective.log_normaliser(s)
 
 
 def inflation(residuals: np.ndarray, params: int, objective: Objective) -> float:
@@ -98,7 +87,7 @@ def inflation(residuals: np.ndarray, params: int, objective: Objective) -> float
 
 def threshold(
     value: float, points: int, params: int, objective: Objective, level: float, inflated: float = 1.0
-) -> float:  # fmt: skip
+) -> float:
     """The objective at which the interval of one parameter ends.
 
     2 x the fall of the log likelihood there is n log(1 + F / n), n = P - K and F the `level` quantile of F(1, n), times
@@ -121,7 +110,7 @@ def threshold(
 
 def identify(
     fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN
-) -> dict[str, Profile]:  # fmt: skip
+) -> dict[str, Profile]:
     """The profile of every parameter of the law, at the `level` of its interval; C = k N D."""
     least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
     spare = fitted.points > len(best.params) and least > 0
@@ -149,7 +138,7 @@ def _profile(fitted: Problem, best: Optimum, name: str, least: float, end: float
     interval = (None if low is None else float(to_param(low)), None if high is None else float(to_param(high)))
     return Profile(
         _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values), objective, end
-    )  # fmt: skip
+    )
 
 
 def _verdict(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
@@ -164,7 +153,7 @@ def _verdict(how: str, value: float, interval: tuple[float | None, float | None]
 
 def _side(
     own: Problem, x: np.ndarray, place: int, end: float, up: bool, least_size: float
-) -> tuple[float | None, np.ndarray, np.ndarray]:  # fmt: skip
+) -> tuple[float | None, np.ndarray, np.ndarray]:
     """(where the profile crosses `end` on this side, None where it never does; held values [R], objectives [R])."""
     how = list(own.law.params.values())[place].how
     held = _held(x[place], own.lower[place], own.upper[place], how, up, least_size)

@@ -11,9 +11,9 @@ import numpy as np
 from scalelab.laws.problem import Problem
 
 TOLERANCE = 1e-10  # converged: no step can lower the objective by more than this share of it
+ROUNDING = 1e-28  # ... or by more than this a point (noise-free data: the objective itself goes to zero)
 SINGULAR = 1e-14  # curvature below this, relative to the parameter's own, is none
 HUGE = 1e100  # a law this many times the data is nowhere near them, and its square may overflow
-ROUNDING = 1e-28  # ... or by more than this a point (noise-free data: the objective itself goes to zero)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,10 +50,8 @@ def project(problem: Problem, weights: np.ndarray, searched: np.ndarray) -> np.n
     for chosen in itertools.islice(itertools.product((False, True), repeat=count), 1, None):
         on = np.array(chosen)
         keep = np.outer(on, on)
-        ridge = (
-            np.eye(count)
-            * np.where(on, 1e-12 * np.trace(gram, axis1=2, axis2=3)[..., None] + 1e-300, 1.0)[..., None, :]
-        )
+        size = 1e-12 * np.trace(gram, axis1=2, axis2=3)[..., None] + 1e-300
+        ridge = np.eye(count) * np.where(on, size, 1.0)[..., None, :]
         coefs = np.linalg.solve(np.where(keep, gram, 0.0) + ridge, (target * on)[..., None])[..., 0]
         misfit = np.einsum("rgi,rgij,rgj->rg", coefs, gram, coefs) - 2 * np.sum(coefs * target, axis=-1)
         better = (coefs >= 0).all(axis=-1) & (misfit < best)

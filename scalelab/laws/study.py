@@ -41,7 +41,7 @@ def fit_study(
     needed = [column for column in needed if column not in absent]
     kept, excluded = select(rows, needed, names.get(law.target, law.target), drop_top_loss)
     if not kept:
-        raise BadInput(f"none of {len(rows)} runs can be fitted: {_reasons(excluded)}")
+        raise BadInput(f"none of {len(rows)} runs can be fitted: {design.reasons(excluded) or 'there are none'}")
     table = {column: np.array([float(row[column]) for row in kept]) for column in needed}
     for field, column in names.items():
         if column in table:
@@ -58,7 +58,7 @@ def fit_study(
 
 def select(
     rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0
-) -> tuple[list[Row], list[dict[str, str]]]:  # fmt: skip
+) -> tuple[list[Row], list[dict[str, str]]]:
     """(rows to fit, in an order that depends on their values only; {"name", "reason"} of the others)."""
     if drop_top_loss < 0:
         raise BadInput(f"drop_top_loss = {drop_top_loss}: a number of runs, 0 or more")
@@ -90,10 +90,3 @@ def _refusal(row: Row, needed: Sequence[str], only_fit: bool) -> str:
         if not (math.isfinite(value) and value > 0):
             return f"{key} is {value:g}"
     return ""
-
-
-def _reasons(excluded: Sequence[Mapping[str, str]]) -> str:
-    counts: dict[str, int] = {}
-    for entry in excluded:
-        counts[entry["reason"]] = counts.get(entry["reason"], 0) + 1
-    return ", ".join(f"{number} {reason}" for reason, number in counts.items()) or "there are none"

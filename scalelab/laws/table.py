@@ -86,7 +86,7 @@ def read_table(
 
 def _resolve(
     columns: Mapping[str, str], needed: Sequence[str], header: list[str], path: pathlib.Path
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Field -> column of this table; BadInput where a named column is absent or too few are known."""
     for column in columns.values():
         if column not in header:
@@ -128,7 +128,7 @@ def _rules(names: Mapping[str, str]) -> list[Rule]:
 
 def _row(
     line: Mapping[str, Any], names: Mapping[str, str], rules: Sequence[Rule], name: str, table: str
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     row = {key: _cell(value) for key, value in line.items()}
     row |= {field: _number(line.get(column), f"{table}, {name}, {plain(column)!r}") for field, column in names.items()}
     for field, sources, _, rule in rules:

@@ -70,9 +70,7 @@ def scale_of(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
     return numbers["N"] * numbers["D"] if {"N", "D"} <= set(numbers) else None
 
 
-def _enter(
-    table: Mapping[str, ArrayLike], law: Law, chosen: Objective, count: int, scale: np.ndarray | None
-) -> Entry:  # fmt: skip
+def _enter(table: Mapping[str, ArrayLike], law: Law, chosen: Objective, count: int, scale: np.ndarray | None) -> Entry:
     try:
         columns, target = columns_of(table, law)
         return Entry(law, hold_out(law, columns, target, chosen, count, scale))

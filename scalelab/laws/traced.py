@@ -77,9 +77,9 @@ def _compiled(spec: Law, log: bool) -> tuple[Callable, ...]:
         values = dict(zip(spec.params, params_K, strict=True))
         sizes = _sizes(spec, values, rows)
         kinds = spec.params.items()
-        return jnp.stack([
-            jnp.log(values[n]) if kind.how == "log" else values[n] * sizes.get(n, 1.0) for n, kind in kinds
-        ])  # fmt: skip
+        return jnp.stack(
+            [jnp.log(values[n]) if kind.how == "log" else values[n] * sizes.get(n, 1.0) for n, kind in kinds]
+        )
 
     def forward(x_K: Any, rows: Rows) -> Any:
         given = _params(spec, x_K, rows)

@@ -167,7 +167,7 @@ def left_out(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.nd
 
 def bootstrap(
     problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, groups: ArrayLike | None = None
-) -> Bootstrap:  # fmt: skip
+) -> Bootstrap:
     """Refit `count` resamples of the runs that `best` was fitted to, drawn with replacement.
 
     Runs that share a label in `groups` [P] (checkpoints of one run, say) are drawn together. A resample that determines
@@ -182,9 +182,7 @@ def bootstrap(
     return resampled(problem, best, draws[:, labels].astype(float), labels, seed)
 
 
-def resampled(
-    problem: Problem, best: Optimum, weights: np.ndarray, labels: np.ndarray, seed: int = 0
-) -> Bootstrap:  # fmt: skip
+def resampled(problem: Problem, best: Optimum, weights: np.ndarray, labels: np.ndarray, seed: int = 0) -> Bootstrap:
     """`bootstrap` for given multiplicities: weights [R, P] say how often each resample holds each point."""
     reasons = unfit(weights, problem.columns, len(problem.law.params))
     usable = np.flatnonzero(reasons == "")
@@ -257,7 +255,7 @@ class Prediction:
 
 def predict(
     problem: Problem, best: Optimum, boot: Bootstrap, columns: Mapping[str, float], level: float = 0.9
-) -> Prediction:  # fmt: skip
+) -> Prediction:
     """The target of a single new run at `columns`, with an interval meant to hold it.
 
     The interval is the central part of every resampled law's value times every left-out residual: the uncertainty of the

@@ -85,9 +85,8 @@ class Attention(nn.Module):
         queries = (("heads", s.n_heads), ("head_dim", s.d_head))
         vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
         u_NH, v_NH = (use(declare(self, name, vector), *vector.outs) for name in ("content_bias", "position_bias"))
-        r_TD = as_varying(
-            sinusoids(distances, s.d_model), q_BSNH
-        )  # in a pipeline's stage no constant may meet a weight
+        # In a pipeline's stage no constant may meet a weight.
+        r_TD = as_varying(sinusoids(distances, s.d_model), q_BSNH)
         by_head = (None, "heads", None)
         to_heads = Einsum((("embed", s.d_model),), queries, False, self.policy, by_head, role="position", name="r")
         return add(q_BSNH, u_NH), Relative(add(q_BSNH, v_NH), to_heads(r_TD))

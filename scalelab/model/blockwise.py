@@ -76,7 +76,7 @@ def _backward(
     dq, dk, dv = (x[..., :length, :] for x in (dq, dk, dv))
     by_distance = None if relative is None else far_gradients(dr, relative, scale, block)
     dq = (scale * ungrouped(dq)).astype(q.dtype)
-    return dq, _by_token(dk).astype(k.dtype), _by_token(dv).astype(v.dtype), None, by_distance
+    return dq, by_head(dk).astype(k.dtype), by_head(dv).astype(v.dtype), None, by_distance
 
 
 blockwise_attention.defvjp(_forward, _backward)
@@ -215,8 +215,5 @@ def ungrouped(x_BKGSH: jax.Array) -> jax.Array:
 
 
 def by_head(x_BTKH: jax.Array) -> jax.Array:
-    """[B, T, K, H] -> [B, K, T, H]."""
+    """[B, T, K, H] -> [B, K, T, H], and back."""
     return x_BTKH.transpose(0, 2, 1, 3)
-
-
-_by_token = by_head  # its own inverse

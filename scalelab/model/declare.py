@@ -108,6 +108,12 @@ def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array
     return value
 
 
+def named(tree: Any) -> dict[str, Any]:
+    """A tree's leaves by their dotted names (`blocks.attention.q.w`), in its order."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
 def split(boxed: Any) -> tuple[Any, Any]:
     """A tree of `Declared` -> (tree of values, tree of declarations), both plain nested dicts."""
 

@@ -20,9 +20,8 @@ from scalelab.model.ring import ring_attention
 from scalelab.model.sight import UNLIMITED, Sight, sees
 from scalelab.precision.products import einsum
 
-CPU_LONG = (
-    512  # tokens from which on blockwise is faster than plain, 1.7 times there, and smaller (experiments/attention.py)
-)
+# Tokens from which on blockwise is faster than plain, 1.7 times there, and smaller (experiments/attention.py).
+CPU_LONG = 512
 LONG = 2048  # elsewhere, for its memory alone: its speed was not measured
 LANES = 128  # of a TPU: the splash kernel wants whole ones
 

@@ -32,7 +32,7 @@ def _chunk_sums(
     x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     logits_TV = checkpoint_name(matmul(x_TD, head_DV, form), "logits")  # found again by precision/found.py
-    logits_TV = _capped(logits_TV, softcap)
+    logits_TV = capped(logits_TV, softcap)
     counts_T = targets_T >= 0
     log_z_T, correct_T = (_split_vocabulary if on_mesh() else _whole_vocabulary)(logits_TV, jnp.maximum(targets_T, 0))
     nll = jnp.sum(jnp.where(counts_T, log_z_T - correct_T, 0.0))
@@ -83,7 +83,7 @@ def token_losses(
     """Per target: its loss in nats [B, S], 0 where it is negative, and whether it was the likeliest of all. On one device."""
 
     def body(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        logits_TV = _capped(matmul(part[0], head_DV, x_BSD.dtype), softcap)
+        logits_TV = capped(matmul(part[0], head_DV, x_BSD.dtype), softcap)
         log_z_T, correct_T = _whole_vocabulary(logits_TV, jnp.maximum(part[1], 0))
         return None, (jnp.where(part[1] >= 0, log_z_T - correct_T, 0.0), logits_TV.argmax(axis=-1) == part[1])
 
@@ -92,7 +92,8 @@ def token_losses(
     return nll_BS, best_BS
 
 
-def _capped(logits_TV: jax.Array, softcap: float) -> jax.Array:
+def capped(logits_TV: jax.Array, softcap: float) -> jax.Array:
+    """Logits within ±softcap by a tanh; 0: as they are."""
     return softcap * jnp.tanh(logits_TV / softcap) if softcap else logits_TV
 
 

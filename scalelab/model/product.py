@@ -88,9 +88,7 @@ def _backward(ins, names, where, policy, kept, dy):
 product.defvjp(_forward, _backward)
 
 
-def _dot(
-    a: jax.Array, b: jax.Array, of_a: tuple[int, int], of_b: tuple[int, int], out: PartitionSpec
-) -> jax.Array:  # fmt: skip
+def _dot(a: jax.Array, b: jax.Array, of_a: tuple[int, int], of_b: tuple[int, int], out: PartitionSpec) -> jax.Array:
     """Contract axes of_a[0] to of_a[1] of a with those of b, in fp32; on a mesh the result lies as `out` says."""
     if on_mesh():  # in fp32 first: where the contraction is split, it is the devices' parts that are added
         return _dot_general(a, b, tuple(range(*of_a)), tuple(range(*of_b)), out)

@@ -17,7 +17,7 @@ from scalelab.model.declare import Declaration, split
 from scalelab.model.documents import Packed
 from scalelab.model.layerkinds import ALIKE, Layer, layers
 from scalelab.model.layers import MLP, Norm, Table, init_of
-from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy
+from scalelab.model.loss import LossSums, capped, cross_entropy, smooth_cross_entropy
 from scalelab.model.loss import token_losses as token_losses_of
 from scalelab.model.placement import TENSOR, local, off_mesh, on_mesh, place, platform, residual, spec, use
 from scalelab.precision.policy import FP32, Policy, dtype
@@ -29,8 +29,6 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-
-
 MOST_UNROLLED = 12  # blocks; beyond, compiling takes longer than a CPU run gains
 
 
@@ -204,8 +202,7 @@ def extended_logits(
 
 def _logits(shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array) -> jax.Array:
     logits_BSV = jnp.dot(x_BSD, head_DV.astype(x_BSD.dtype), preferred_element_type=jnp.float32)
-    cap = shape.logit_softcap
-    return cap * jnp.tanh(logits_BSV / cap) if cap else logits_BSV
+    return capped(logits_BSV, shape.logit_softcap)
 
 
 def enter(

@@ -68,6 +68,13 @@ def decode(coded: Coded, shape: tuple[int, ...], signed: bool) -> jax.Array:
     return rows.reshape(*lead, -1)[..., : math.prod(shape[len(lead) :])].reshape(shape)
 
 
+def _zeros(d: Declaration, signed: bool) -> Coded:
+    """What `encode` makes of zeros, without coding them: XLA does that when it compiles, and takes seconds for millions."""
+    lead, size = d.shape[: len(d.stack)], math.prod(d.shape[len(d.stack) :])
+    blocks, code = (*lead, -(-size // BLOCK)), int(np.argmin(np.abs(values(signed))))
+    return Coded(jnp.full((*blocks, BLOCK), code, jnp.uint8), jnp.zeros(blocks))
+
+
 def _is_coded(d: Declaration) -> bool:
     return math.prod(d.shape[len(d.stack) :]) >= LEAST
 
@@ -76,6 +83,9 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     del o, lr
     adam = optax.scale_by_adam(h["beta1"], h["beta2"], h["eps"])
 
+    def nothing(params: Tree, signed: bool) -> Tree:
+        return jax.tree.map(lambda d, x: _zeros(d, signed) if _is_coded(d) else jnp.zeros_like(x), declared, params)
+
     def coded(moment: Tree, signed: bool) -> Tree:
         return jax.tree.map(lambda d, x: encode(x, len(d.stack), signed) if _is_coded(d) else x, declared, moment)
 
@@ -83,8 +93,7 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
         return jax.tree.map(lambda d, x: decode(x, d.shape, signed) if _is_coded(d) else x, declared, moment)
 
     def init(params: Tree) -> Moments:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return Moments(jnp.zeros((), jnp.int32), coded(zeros, True), coded(zeros, False))
+        return Moments(jnp.zeros((), jnp.int32), nothing(params, True), nothing(params, False))
 
     def update(grads: Tree, state: Moments, params: Tree = None) -> tuple[Tree, Moments]:
         del params

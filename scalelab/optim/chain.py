@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim, Static
+from scalelab.model.declare import named
 from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
 from scalelab.optim import adam, groups, members
@@ -118,12 +119,6 @@ def _both(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def named(tree: Tree) -> dict[str, Any]:
-    """The leaves of a nested dict by their dotted names, in the tree's order."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def clip(most: jax.Array) -> optax.GradientTransformation:

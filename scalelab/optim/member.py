@@ -12,9 +12,8 @@ from scalelab.model.declare import Declaration
 from scalelab.model.parametrization import Like
 from scalelab.optim.schedules import Hparams
 
-Tree = (
-    Any  # like the parameters: a nested dict, or a flat one {"blocks.mlp.up.w": …} where the optimizer takes only some
-)
+# Like the parameters: a nested dict, or a flat one {"blocks.mlp.up.w": …} where the optimizer takes only some.
+Tree = Any
 Build = Callable[
     [Tree, Optim, Hparams, jax.Array], optax.GradientTransformationExtraArgs | optax.GradientTransformation
 ]

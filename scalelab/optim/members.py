@@ -1,6 +1,11 @@
 """`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
 
+import jax
+import jax.numpy as jnp
+
+from scalelab.config import TRACED, Optim
 from scalelab.errors import BadInput
+from scalelab.model.declare import Declaration
 from scalelab.optim import (
     adafactor,
     adalayer,
@@ -19,7 +24,7 @@ from scalelab.optim import (
     soap,
     sophia,
 )
-from scalelab.optim.member import Member
+from scalelab.optim.member import Build, Member
 from scalelab.own import user_object
 
 MEMBERS = {
@@ -57,4 +62,12 @@ def find(name: str) -> Member:
         raise BadInput(
             f"optim.name={name!r} is {found!r}: neither a Member nor a function (declared, o, h, lr) -> transform"
         )
-    return Member(found, lambda declaration, o: float("nan"))
+    return Member(found, lambda declaration, o: _counted(found, declaration, o))
+
+
+def _counted(build: Build, declaration: Declaration, o: Optim) -> float:
+    """What a bare function's transform keeps of one parameter, scalars aside: from shapes, so nothing is computed."""
+    scalar, param = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), declaration.shape))
+    h = {key.split(".")[1]: scalar for key in TRACED}
+    state = jax.eval_shape(lambda h, lr, p: build({"p": declaration}, o, h, lr).init({"p": p}), h, scalar, param)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if leaf.ndim)

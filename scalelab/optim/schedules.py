@@ -50,7 +50,7 @@ def cosine_restarts(step: jax.Array, h: Hparams) -> jax.Array:
     # In units of the first cycle, cycle i starts at 1 + g + … + g^(i-1).
     lengths = h["cycle_growth"] ** jnp.arange(MOST_CYCLES, dtype=jnp.float32)
     starts = jnp.cumsum(lengths) - lengths
-    count = h["cycles"].astype(jnp.int32)
+    count = jnp.int32(h["cycles"])
     first = jnp.maximum(h["steps"] - h["warmup_steps"], 1.0) / jnp.sum(
         jnp.where(jnp.arange(MOST_CYCLES) < count, lengths, 0.0)
     )

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.config import Optim, Static
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
 from scalelab.optim import groups
-from scalelab.optim.chain import named, rest_ratio, weight_decays
+from scalelab.optim.chain import rest_ratio, weight_decays
 from scalelab.optim.member import Member
 from scalelab.optim.members import find
 from scalelab.validate import GROUPS
@@ -36,7 +36,7 @@ class Row:
 
 
 def state_bytes(member: Member, declaration: Declaration, o: Optim) -> float:
-    """What is kept of a parameter between steps, by whichever optimizer has it; NaN where a user's own doesn't say."""
+    """What is kept of a parameter between steps, by whichever optimizer has it."""
     return member.state_bytes(declaration, o) if member.claims(declaration) else ADAMW_BYTES * declaration.size
 
 

@@ -67,9 +67,7 @@ def over(layout: Layout, devices: Sequence[Any]) -> Mesh:
     if slices == 1:
         try:
             return jax.make_mesh(tuple(sizes), AXES, axis_types=kinds, devices=devices)
-        except (
-            NotImplementedError
-        ):  # a torus whose sides are no products of these sizes: an axis of ours gets part of a side
+        except NotImplementedError:  # a torus whose sides are no products of these sizes: an axis gets part of a side
             laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
             return Mesh(laid_out, AXES, axis_types=kinds)
     left, outer = slices, [1] * len(AXES)

@@ -2,7 +2,9 @@
 
 Each stage holds its own blocks and, of the micro-batches under way, only the input of each: the backward of a chunk runs
 its forward once more. What lies outside the blocks (embedding, final norm, head) is on every stage and used by the first
-and the last. Along the other mesh axes the model places itself as ever.
+and the last. Along the other mesh axes the model places itself as ever: they are Auto where a stage's arrays are handed
+in and out, and Explicit within it. A shard_map over some of a mesh's Explicit axes gathers its arguments along all others
+(jax 0.10.2): every device held its stage's whole parameters and gradients in fp32.
 
 Shapes: p stages, m micro-batches, v rounds, b sequences in a micro-batch, S sequence, D d_model.
 """
@@ -14,15 +16,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec, reshard
+from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 
 from scalelab.config import Layout, Static
 from scalelab.model import documents, layerkinds, transformer
 from scalelab.model.documents import Ends
 from scalelab.model.loss import LossSums
 from scalelab.model.placement import STAGE, on_mesh, place, residual
+from scalelab.parallel.mesh import AXES
 from scalelab.parallel.ticks import Ticks, table
 from scalelab.precision.policy import POLICIES, dtype
+
+FREE = tuple(axis for axis in AXES if axis != STAGE)
 
 
 def reorder(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
@@ -67,20 +72,26 @@ def _run(
 ) -> tuple:
     layout = static.layout
     ticks = table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
-    rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see step.gradients
+    rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/gradients.py`
     rest = {name: part for name, part in params.items() if name != "blocks"}
-    stages = jax.device_put(np.arange(layout.stage, dtype=np.int32), PartitionSpec(STAGE))
+    stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE))
     by_stage, whole = PartitionSpec(STAGE), PartitionSpec()
+    arguments = stages, params["blocks"], rest, rows.swapaxes(0, 1), jnp.asarray(z_weight, jnp.float32), counted, ends
+    lying = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
     run = jax.shard_map(
-        functools.partial(_stage, static, ticks),
+        explicit_axes(functools.partial(_stage, static, ticks), axes=FREE, in_sharding=jax.tree.map(_within, lying)),
         in_specs=(by_stage, by_stage, whole, whole, whole, whole, whole),
         out_specs=(whole, by_stage, whole) if counted is not None else (whole, None, None),
         axis_names={STAGE},
     )
-    sums, blocks, others = run(
-        stages, params["blocks"], rest, rows.swapaxes(0, 1), jnp.asarray(z_weight, jnp.float32), counted, ends
-    )
+    out = (whole, *(lying[1:3] if counted is not None else (None, None)))
+    sums, blocks, others = auto_axes(run, axes=FREE, out_sharding=out)(*arguments)
     return sums, None if counted is None else {**others, "blocks": blocks}
+
+
+def _within(spec: PartitionSpec) -> PartitionSpec:
+    """How a stage's own part of an array lies: the mesh's other axes split it as they did."""
+    return PartitionSpec(*[None if entry == STAGE else entry for entry in spec])
 
 
 class _Work(NamedTuple):
@@ -126,22 +137,23 @@ def _stage(
         held = held.at[store, 0].set(y)
         todo = work(chunk, rows[microbatch])
 
-        def idle(held: jax.Array, sums: LossSums, grads: Any) -> tuple:
-            return y, gradient, held, sums, grads
+        # What the slot holds afterwards is written here, not within the choice: that would copy all slots at every tick.
+        def idle(sums: LossSums, grads: Any) -> tuple:
+            return y, gradient, held[slot], sums, grads
 
-        def forward(held: jax.Array, sums: LossSums, grads: Any) -> tuple:
+        def forward(sums: LossSums, grads: Any) -> tuple:
             y, inputs = _forward(todo, held[slot, 0])
             if differ:
-                return y, gradient, held.at[slot].set(inputs), sums, grads
+                return y, gradient, inputs, sums, grads
             more = jax.lax.cond(todo.last, todo.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), rest, y)
-            return y, gradient, held, jax.tree.map(jnp.add, sums, more), grads
+            return y, gradient, held[slot], jax.tree.map(jnp.add, sums, more), grads
 
-        def back(held: jax.Array, sums: LossSums, grads: Any) -> tuple:
+        def back(sums: LossSums, grads: Any) -> tuple:
             dx, own, others, sums = _backward(todo, held[slot], gradient, counted, grads[1], sums)
-            return y, dx, held, sums, (jax.tree.map(lambda g, d: g.at[chunk].add(d), grads[0], own), others)
+            return y, dx, held[slot], sums, (jax.tree.map(lambda g, d: g.at[chunk].add(d), grads[0], own), others)
 
-        ops = [idle, forward, back][: 3 if differ else 2]
-        y, dx, held, sums, grads = jax.lax.switch(op, ops, held, sums, grads)
+        y, dx, inputs, sums, grads = jax.lax.switch(op, [idle, forward, back][: 3 if differ else 2], sums, grads)
+        held = held.at[slot].set(inputs)
         return (_send(y, 1, layout.stage), _send(dx, -1, layout.stage), held, sums, grads), None
 
     b, length = rows.shape[1], rows.shape[2] - 1

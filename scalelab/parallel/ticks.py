@@ -64,9 +64,7 @@ def table(schedule: str, stages: int, microbatches: int, rounds: int = 1, backwa
     at = _when(lists, stages * rounds)
     shape = (max(at.values()) + 1, stages)
     op, chunk, microbatch = (np.zeros(shape, np.int32) for _ in range(3))
-    spans: list[list[tuple[int, int]]] = [
-        [] for _ in range(stages)
-    ]  # an input is held from its arrival to its last use
+    spans: list[list[tuple[int, int]]] = [[] for _ in range(stages)]  # an input is held from arrival to last use
 
     def arrival(u: int, i: int) -> int:
         return at[FORWARD, u - 1, i] + 1 if u else at[FORWARD, u, i]

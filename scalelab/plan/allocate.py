@@ -159,9 +159,8 @@ def _answer(
     loss = book.loss(N[0], D[0])  # of the law and its draws at one and the same run
     with np.errstate(invalid="ignore"):  # infinite in rows whose law no budget answers
         facts: dict[str, Any] = {"n": N, "d": D, "loss": loss, "flops": book.k * N * D, "tokens_per_parameter": D / N}
-    found = intervals(book, **facts) | (
-        {"loss": None} if book.split else {}
-    )  # a power law says nothing of the loss's error
+    # A power law says nothing of the loss's error.
+    found = intervals(book, **facts) | ({"loss": None} if book.split else {})
     return Allocation(
         question=question,
         law=book.name,

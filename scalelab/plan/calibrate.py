@@ -107,7 +107,7 @@ def _settled(base: Efficiency, measured: Range) -> Efficiency:
 
 def _unfit(folder: pathlib.Path, machine: Machine) -> str:
     """Why a run says nothing about the machine; "" where it does."""
-    record = records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+    record = records.read_record(folder)
     if "device" not in record:
         return "no record of what it ran on"
     chip, found = machine.chip, hardware.chip(record["device"])

@@ -19,9 +19,8 @@ from scalelab.plan.machine import Machine
 # Llama 3 405B (Meta 2024, section 3.3.4): 419 unexpected interruptions of 16,384 H100 in 54 days.
 DEVICE_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419
 RESTART_S = 600.0  # 10 minutes, as in Daly's examples (2006, figures 3 to 5); an assumption, and often the largest loss
-PERIODS = (
-    300  # failures of a simulated run at most: a longer one is simulated in its first part, where the share is the same
-)
+# Failures of a simulated run at most: a longer one is simulated in its first part, where the share is the same.
+PERIODS = 300
 RUNS = 200  # simulated runs
 
 

@@ -68,10 +68,10 @@ KNOWN: dict[str, tuple[str, int, float, str]] = {
 CHIP = ("name", "flops", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "links")
 REST = ("devices_per_node", "node_bytes_per_s", "price_per_hour", "source")
 HOW = (
-    "your own: FILE.json with name, flops (FLOP/s by precision: {\"bfloat16\": 1e15, \"float32\": …}), hbm_bytes, "
+    'your own: FILE.json with name, flops (FLOP/s by precision: {"bfloat16": 1e15, "float32": …}), hbm_bytes, '
     "hbm_bytes_per_s, link_bytes_per_s (one link, one direction), links, devices_per_node, node_bytes_per_s (network, a device) "
     "and, if you like, price_per_hour and source; or with base (a known name) and what differs from it"
-)  # fmt: skip
+)
 
 
 def machine(name: str) -> Machine:

@@ -26,7 +26,7 @@ from scalelab.parallel.mesh import AXES
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, dtype
 from scalelab.precision.products import arithmetic
-from scalelab.train.step import objective
+from scalelab.train.gradients import objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
 

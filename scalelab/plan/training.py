@@ -43,7 +43,7 @@ def training(
         **{f"days{end}": h / 24 for end, h in hours.items()},
         **{f"device_hours{end}": h * devices for end, h in hours.items()},
         **{f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()},  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def _full_steps(static: Static, steps: int) -> float:

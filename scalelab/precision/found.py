@@ -46,10 +46,7 @@ def walk(
             _note_product(found, equation, ins, times)
         elif name in SUMS and _is_float(equation.outvars[0]):
             found.sums.add(outs[0])
-        elif name == "reduce_precision" and (equation.params["exponent_bits"], equation.params["mantissa_bits"]) == (
-            8,
-            10,
-        ):
+        elif name == "reduce_precision" and _bits(equation) == (8, 10):
             outs = [TF32]
         elif name in MOVES and outs and ins:
             outs = [ins[i] if i < len(ins) and ins[i] == TF32 else out for i, out in enumerate(outs)]
@@ -76,6 +73,10 @@ def _called(equation: Any) -> list[Any]:
     if equation.primitive.name == "cond":
         return [branch.jaxpr for branch in equation.params["branches"]]
     return list(jax.extend.core.jaxprs_in_params(equation.params))
+
+
+def _bits(equation: Any) -> tuple[int, int]:
+    return equation.params["exponent_bits"], equation.params["mantissa_bits"]
 
 
 def _note_product(found: Found, equation: Any, ins: list[str], times: int) -> None:

@@ -42,7 +42,7 @@ def write_figures(folder: str | os.PathLike[str], fitted: Fitted, held: Mapping[
 
 def write_isoflops(
     folder: str | os.PathLike[str], found: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray, n_label: str
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Draw approach 2 into the folder: the rows [P] and the curve and minimum of each budget; returns the paths."""
     budget = budgets_of(C)
     rows = [{"kind": "row", "budget": b, "N": n, "loss": y} for b, n, y in zip(budget, N, loss, strict=True)]
@@ -119,7 +119,7 @@ def fit_figure(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
 
 def _curve(
     fitted: Fitted, held: Mapping[str, float], x_name: str, x: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:  # fmt: skip
+) -> tuple[np.ndarray, np.ndarray] | None:
     """The law over x: at the best N of each budget, or of its only column; None for a law of several others."""
     at = np.geomspace(x.min(), x.max(), CURVE)
     if fitted.law.columns == (x_name,):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalelab import records
-from scalelab.report.html import flatten
 
 # Columns of `records.read_runs` that are results or names, not configuration: never "what was swept".
 RESULTS = (
@@ -33,12 +32,6 @@ SHAREABLE = ("d_model", "n_layers", "N", "D", "C", "steps", "peak_lr", "seed")  
 ORIGIN = ("data", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
 
-def record_of(folder: pathlib.Path) -> dict:
-    """The run's record, {} where it has none yet."""
-    path = folder / "record.json"
-    return records.read_json(path) if path.exists() else {}
-
-
 def curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     """One row a logged line of every run: `run`, `step`, `tokens`, `flops`, and its `train_loss` or `val_loss`, `bpb`.
 
@@ -47,7 +40,7 @@ def curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     """
     rows = []
     for folder in folders:
-        record = record_of(folder)
+        record = records.read_record(folder)
         per_token = record.get("flops_per_token", {}).get("exact")
         for line in records.read_metrics(folder):
             row = {"run": folder.name, "N": record.get("params", {}).get("total"), "step": line["step"]}
@@ -86,9 +79,8 @@ def swept(rows: Sequence[dict]) -> list[str]:
     groupings, names = [], []
     for name in dict.fromkeys(key for row in rows for key in row):
         values = [row.get(name) for row in rows]
-        if (
-            name in RESULTS or "/" in name or len(set(values)) < 2
-        ):  # what has a slash was measured: of a source, on a task
+        # What has a slash was measured: of a source, on a task.
+        if name in RESULTS or "/" in name or len(set(values)) < 2:
             continue
         firsts = [values.index(value) for value in values]  # which runs share a value, whatever the value is
         if firsts not in groupings:
@@ -99,10 +91,10 @@ def swept(rows: Sequence[dict]) -> list[str]:
 
 def provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
     """What `ORIGIN` says of the runs: data, versions, machine; where runs differ, every value with the number of its runs."""
-    kept = [{key: record_of(f).get(key) for key in ORIGIN} for f in folders]
+    kept = [{key: records.read_record(f).get(key) for key in ORIGIN} for f in folders]
     flat: dict[str, dict[str, int]] = {}
     for record in kept:
-        for key, value in flatten({k: v for k, v in record.items() if v is not None}).items():
+        for key, value in records.flat({k: v for k, v in record.items() if v is not None}).items():
             counts = flat.setdefault(key, {})
             counts[str(value)] = counts.get(str(value), 0) + 1
     return {
@@ -113,7 +105,7 @@ def provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
 
 def entropy_rate(folders: Sequence[pathlib.Path]) -> float | None:
     """The entropy rate that all runs' corpora share (nats/token), None where it isn't known."""
-    rates = {record_of(folder).get("data", {}).get("entropy_rate") for folder in folders}
+    rates = {records.read_record(folder).get("data", {}).get("entropy_rate") for folder in folders}
     return rates.pop() if len(rates) == 1 else None
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scalelab.records import flat
 from scalelab.report.style import scientific, short
 
 CSS = """
@@ -98,17 +99,9 @@ def _css(key: str, numeric: set[str]) -> str:
 def facts(content: Mapping[str, Any]) -> str:
     """Keys and values, nested ones as `outer.inner`."""
     rows = "".join(
-        f"<tr><th>{esc(key)}</th><td>{esc(say(value, key))}</td></tr>" for key, value in flatten(content).items()
+        f"<tr><th>{esc(key)}</th><td>{esc(say(value, key))}</td></tr>" for key, value in flat(content).items()
     )
     return f'<div class="scroll"><table>{rows}</table></div>'
-
-
-def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one level of dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def numbers(values: Mapping[str, str]) -> str:

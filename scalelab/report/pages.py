@@ -74,7 +74,7 @@ def _key_numbers(row: dict) -> str:
 
 
 def _conventions(folder: pathlib.Path) -> dict:
-    record = gather.record_of(folder)
+    record = records.read_record(folder)
     return {
         key: record[key]
         for key in ("params", "params_by_group", "flops_per_token", "flops", "tokens", "steps")

@@ -166,5 +166,6 @@ def lr_checks(rows: Sequence[dict], title: str = "") -> Figure:
             ylabel=LOSS,
             title=f"N = {size if isinstance(size, str) else short(size)}",
         )
-    fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold") if title else None
+    if title:
+        fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold")
     return fig

@@ -70,7 +70,7 @@ def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: Profile) -> lis
 
 def _window(
     values: np.ndarray, rise: np.ndarray, top: float, resamples: np.ndarray, level: float
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """The part of the axis worth showing: where the profile is below `top`, and where the resamples' interval lies."""
     below = np.flatnonzero(rise <= top)
     first, last = (below[0], below[-1]) if len(below) else (0, len(values) - 1)

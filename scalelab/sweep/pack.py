@@ -10,7 +10,7 @@ from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.train import branch, determinism, loop
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.lineage import Start, begin, furthest, initial, resume
+from scalelab.train.lineage import begin, furthest, initial, resume
 from scalelab.train.program import packing
 from scalelab.train.run import Run, open_run
 from scalelab.train.single import continued, dataset
@@ -66,7 +66,7 @@ def train_pack(
         return {run.name: run.status for run in runs}
 
 
-def _resume_former(runs: list[Run], allow: Collection[str], progress: loop.Progress, mode: str) -> Start | None:
+def _resume_former(runs: list[Run], allow: Collection[str], progress: loop.Progress, mode: str) -> loop.Start | None:
     """Where the trials stood under another pack's name: it changes with every shared value, as an allowed change does."""
     found = [pair for pair in (furthest(run.folder) for run in runs) if pair]
     if not found:

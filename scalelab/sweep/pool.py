@@ -76,11 +76,7 @@ def _cores() -> list[int]:
 def _shares(workers: int) -> list[list[int]]:
     """The cores of each worker; all of them where there are more workers than cores."""
     cores = _cores()
-    return (
-        [cores[i :: min(workers, len(cores))] or cores for i in range(workers)]
-        if workers <= len(cores)
-        else [cores] * workers
-    )
+    return [cores[i::workers] for i in range(workers)] if workers <= len(cores) else [cores] * workers
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -55,10 +54,7 @@ def run_sweep(
 def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) -> bool:
     """Done or diverged under this very config (log values aside); anything else is for the pack to judge."""
     place = folder / "runs" / name
-    if not (place / "record.json").exists():
+    if records.read_record(place).get("status") not in ("done", "diverged"):
         return False
-    old: dict[str, Any] = records.read_json(place / "config.json")
-    same = {k: v for k, v in old.items() if k != "log"} == {
-        k: v for k, v in trials[name].to_dict().items() if k != "log"
-    }
-    return same and records.read_json(place / "record.json")["status"] in ("done", "diverged")
+    old, new = records.read_json(place / "config.json"), trials[name].to_dict()
+    return {k: v for k, v in old.items() if k != "log"} == {k: v for k, v in new.items() if k != "log"}

@@ -14,7 +14,7 @@ from scipy.stats import qmc
 from scalelab.errors import BadInput
 from scalelab.laws.law import Kind, Law, law_of
 from scalelab.laws.objective import Objective, huber_log
-from scalelab.laws.optimum import FitError, minimise
+from scalelab.laws.optimum import FitError, minimise, stretch
 from scalelab.laws.problem import Columns, problem
 
 ROWS = 48  # points that a law is checked on
@@ -131,9 +131,7 @@ def _candidates(law: Law, columns: Columns, truth: Params | None) -> list[dict[s
 
 def _spread(kind: Kind, unit: np.ndarray) -> np.ndarray:
     """[0, 1] -> coordinates of `problem`: a linear term is .3 to 1 at the centre, the others lie in their `starts`."""
-    low, high = (0.3, 1.0) if kind.how == "linear" else kind.starts
-    values = low * (high / low) ** unit if low > 0 else low + (high - low) * unit
-    return np.log(values) if kind.how == "log" else values
+    return 0.3 ** (1 - unit) if kind.how == "linear" else stretch(kind, unit)
 
 
 def _check_rows(law: Law, columns: Columns, candidates: list[dict[str, float]]) -> None:

@@ -50,9 +50,9 @@ def plan(source: str, file: str | None, overrides: Mapping[str, Any], workdir: p
     base = config_lib.read(file) if file else trunk.copy_and_resolve_references()
     if not file and longer:
         lengths.forget(base)
-    config = config_lib.override(
-        _without_decay(base) if set(DECAY) & set(overrides) or not (file or longer) else base, overrides
-    )
+    if set(DECAY) & set(overrides) or not (file or longer):
+        _forget_decay(base)
+    config = config_lib.override(base, overrides)
     with config.unlocked(), config.ignore_type():
         config.train.branch_from = f"{folder}@{step}"
         if config.schedule.name == "constant":
@@ -83,11 +83,10 @@ def _origin(source: str, workdir: pathlib.Path) -> tuple[str, int, ConfigDict]:
     return str(folder), step, past.planned(manifest.read(place / str(step))["facts"][name])
 
 
-def _without_decay(config: ConfigDict) -> ConfigDict:
+def _forget_decay(config: ConfigDict) -> None:
     with config.unlocked(), config.ignore_type():
         for key in DECAY:
             config.schedule[key.split(".")[1]] = None
-    return config
 
 
 def _decay(config: ConfigDict, step: int) -> int:
@@ -164,6 +163,11 @@ def _fits(
                 f"a decay of {config.schedule.decay_steps} steps would begin at step {past.decay_start(config)} already"
             )
         raise BadInput(f"{asked}: {apart}")
+    if planned := past.of_optimizer(old, config):
+        raise BadInput(
+            f"{asked}: {planned}; nearest: a decay that ends there too (--config.train.steps={old.train.steps}), or begin anew on "
+            f"the weights with --init-from={folder}@{step}"
+        )
 
 
 def begin(run: Run, trunk: Trunk, progress: Progress) -> state.TrainState:

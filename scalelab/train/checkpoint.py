@@ -23,6 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.model.declare import named
 from scalelab.parallel.processes import from_first
 from scalelab.train import manifest
 from scalelab.train.manifest import Damaged
@@ -105,7 +106,7 @@ class Checkpoints:
                 for log in self.logs:
                     records.sync(log)
                 draft.rename(self.folder / str(step))
-                manifest.sync_folder(self.folder)
+                manifest.fsync(self.folder)
                 self.shares["hash"] = time.perf_counter() - begun
                 manifest.retain(self.folder, self.keep_last, self.keep_every)
         except BaseException as error:  # whatever it is, the thread that saves next has to hear of it
@@ -238,11 +239,7 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def describe(states: Any) -> dict[str, str]:
     """`{"run.params.embed.w": "float32[256,16]"}`: every leaf's name, dtype and shape."""
-    leaves = jax.tree_util.tree_leaves_with_path(states)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]"
-        for path, leaf in leaves
-    }
+    return {name: f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]" for name, leaf in named(states).items()}
 
 
 def refuse_other_tree(where: str, saved: Mapping[str, str], like: Mapping[str, Any]) -> None:

@@ -19,11 +19,10 @@ from scalelab.parallel.processes import from_first
 from scalelab.precision.policy import POLICIES
 from scalelab.train import changes, determinism, past, program, state
 from scalelab.train.checkpoint import Checkpoints, Loaded
-from scalelab.train.loop import Progress
+from scalelab.train.loop import Progress, Start
 from scalelab.train.manifest import places, saved, strays
 from scalelab.train.run import Run, guarantee
 
-Start = tuple[int, list[state.TrainState]]
 HF = "hf:"  # before a folder in the format of Hugging Face's transformers
 Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from
 
@@ -42,9 +41,7 @@ def resume(
 ) -> Start | None:  # fmt: skip
     """(step, states) of the runs from the last step in `checkpoints`, whose names there are the keys; None: none saved.
 
-    Each array is restored straight onto the place that the program of this `mode` wants it in.
-
-    BadInput where a step was saved under facts that may not change, Damaged where it is damaged and `fallback` is false.
+    Each array is restored straight onto the place that the program of this `mode` wants it in. BadInput where a step was saved under facts that may not change, Damaged where it is damaged and `fallback` is false.
     What was let through is an event of each run.
     """
 

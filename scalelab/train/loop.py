@@ -24,6 +24,7 @@ from scalelab.train.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.step import LOSS_SCALE, METRICS
 
 Progress = Callable[[dict[str, Any]], None]
+Start = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
 
 @dataclasses.dataclass
@@ -111,7 +112,7 @@ def train(
     checkpoints: Checkpoints,
     names: Sequence[str],
     mode: str = "turn",
-    start: tuple[int, list[state_lib.TrainState]] | None = None,
+    start: Start | None = None,
     progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     params: Sequence[Any] | None = None,
@@ -125,10 +126,7 @@ def train(
     config = runs[0].config
     program = PACKINGS[mode](static(config), [hparams(run.config) | dataset.hparams for run in runs])
     stop = agreed(stop)
-    step, states = (start[0], program.join(start[1])) if start else (0, program.init())
-    if params and not start:
-        drawn = program.separate(states)
-        states = program.join([s._replace(params=_as_drawn(s.params, p)) for s, p in zip(drawn, params, strict=True)])
+    step, states = _begun(program, start, params)
     alive = [run for run in runs if run.status == "running"]
     for run in alive:
         run.event("resume" if start else "start", step)
@@ -163,6 +161,17 @@ def train(
     digests = [state_lib.digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
     return Outcome(step, start[0] if start else None, rate, digests, stopped)
+
+
+def _begun(program: Program, start: Start | None, params: Sequence[Any] | None) -> tuple[int, Any]:
+    """(step, states) to go on from."""
+    if start:
+        return start[0], program.join(start[1])
+    states = program.init()
+    if params:
+        drawn = program.separate(states)
+        states = program.join([s._replace(params=_as_drawn(s.params, p)) for s, p in zip(drawn, params, strict=True)])
+    return 0, states
 
 
 def _evaluate(program: Program, states: Any, feed: Feed) -> list[tuple[Any, ...]]:

@@ -6,7 +6,7 @@
     checkpoints/120.damaged          set aside by a fallback
 
 A folder gets its number by a rename, after everything in it is on disk. So a numbered folder that its manifest
-contradicts was damaged later, never cut short by a crash. Only the standard library here: verifying needs no jax.
+contradicts was damaged later, never cut short by a crash. Nothing here imports jax: verifying needs none.
 """
 
 import concurrent.futures
@@ -18,6 +18,7 @@ import shutil
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.records import fsync, read_record
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -110,17 +111,8 @@ def write(draft: pathlib.Path, step: int, tree: dict[str, str], facts: dict[str,
         file.flush()
         os.fsync(file.fileno())
     for place, _, _ in os.walk(draft):
-        sync_folder(pathlib.Path(place))
+        fsync(place)
     return content
-
-
-def sync_folder(folder: pathlib.Path) -> None:
-    """Put a folder's entries (a rename in it, say) on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _canonical(content: Any) -> str:
@@ -210,14 +202,13 @@ def set_aside(step_folder: pathlib.Path) -> pathlib.Path:
     if os.path.lexists(goal):
         shutil.rmtree(goal)
     step_folder.rename(goal)
-    sync_folder(step_folder.parent)
+    fsync(step_folder.parent)
     return goal
 
 
 def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
     """(checkpoints folder, name in it) of a run: its own, and its pack's where it has one."""
-    record = json.loads((folder / "record.json").read_text()) if (folder / "record.json").exists() else {}
-    pack = record.get("pack")
+    pack = read_record(folder).get("pack")
     return [(folder / "checkpoints", "run")] + ([(folder / pack["checkpoints"], pack["trial"])] if pack else [])
 
 
@@ -229,9 +220,8 @@ def saved(folder: pathlib.Path) -> dict[int, tuple[pathlib.Path, str]]:
 def checkpoint_folders(folder: pathlib.Path) -> list[pathlib.Path]:
     """Every checkpoints folder of a run, pack, sweep or study, or the folder itself. BadInput where there is none."""
     candidates = [folder / "checkpoints", *folder.glob("packs/*/checkpoints"), *folder.glob("runs/*/checkpoints")]
-    if (folder / "record.json").exists():
-        pack = json.loads((folder / "record.json").read_text()).get("pack")
-        candidates += [folder / pack["checkpoints"]] if pack else []
+    if pack := read_record(folder).get("pack"):
+        candidates.append(folder / pack["checkpoints"])
     found = [path.resolve() if ".." in path.parts else path for path in candidates if path.is_dir()]
     if not found and folder.is_dir() and (folder.name == "checkpoints" or steps(folder)):
         found = [folder]

@@ -1,16 +1,24 @@
 """More steps for a run that has begun: allowed where its past stays what it would have been, planned so from the start."""
 
+import dataclasses
 import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import lengths
+from scalelab.config import TRACED, Layout, Static, static
 from scalelab.errors import BadInput
+from scalelab.model.count import used
 from scalelab.optim import schedules
+from scalelab.optim.members import find
 from scalelab.train import changes, manifest
+from scalelab.train import state as state_lib
+from scalelab.train.step import updates
 
 STEPS = "train.steps"  # what --allow-change names to go on nevertheless
 
@@ -53,12 +61,15 @@ def refuse(
     with new.unlocked(), new.ignore_type():
         new.train.steps = config.train.steps
         new.schedule.warmup_steps, new.schedule.decay_steps = config.schedule.warmup_steps, config.schedule.decay_steps
+    at = f"{folder} is at step {step} of {old.train.steps}; with train.steps={new.train.steps}"
     if not (found := first_difference(old, new, step)):
+        if step and (found := of_optimizer(old, new)):
+            raise BadInput(
+                f"{at} {found}: begin anew in another --workdir, there on these weights with --init-from={folder}, or jump with "
+                f"--allow-change={STEPS}"
+            )
         return
-    raise BadInput(
-        f"{folder} is at step {step} of {old.train.steps}; with train.steps={new.train.steps} {found}: "
-        f"{_way_out(folder, old, new)}, or jump to the new curve with --allow-change={STEPS}"
-    )
+    raise BadInput(f"{at} {found}: {_way_out(folder, old, new)}, or jump to the new curve with --allow-change={STEPS}")
 
 
 def first_difference(old: ConfigDict, new: ConfigDict, step: int) -> str:
@@ -71,6 +82,30 @@ def first_difference(old: ConfigDict, new: ConfigDict, step: int) -> str:
     at = int(apart[key][0])
     was, would = (float(curve[key][at]) for curve in curves)
     return f"the {key} of its step {at} would have been {would:.6g}, and was {was:.6g}"
+
+
+def of_optimizer(old: ConfigDict, new: ConfigDict) -> str:
+    """Why an optimizer's steps follow from `train.steps` (AdEMAMix's alpha and beta3 do), where that differs; "" if they don't.
+
+    Read off the jaxpr of its update, so that a user's own is known too.
+    """
+    if old.train.steps == new.train.steps or not _reads_steps(dataclasses.replace(static(new), layout=Layout())):
+        return ""
+    return f"optim.name={new.optim.name!r} plans its own numbers for train.steps, and was at work for {old.train.steps}"
+
+
+def _reads_steps(of: Static) -> bool:
+    """Of one device; what its LR is doesn't count."""
+    state, scalar = state_lib.shapes(of), jax.ShapeDtypeStruct((), jnp.float32)
+    h = {key.split(".")[1]: scalar for key in TRACED}
+    estimate = (state.params, jax.ShapeDtypeStruct((), bool))
+    extra = {"curvature": estimate} if find(of.optim.name).curvature else {}
+
+    def update(steps: jax.Array, h: Any, lr: jax.Array, state: Any, extra: Any) -> Any:
+        return updates(of, state.params, state.opt_state, state.params, h | {"steps": steps}, lr, **extra)
+
+    traced = jax.make_jaxpr(update)(scalar, h, scalar, state, extra).jaxpr
+    return any(v is traced.invars[0] for equation in used(traced) for v in equation.invars)
 
 
 def decay_start(config: ConfigDict) -> int:

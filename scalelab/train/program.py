@@ -82,12 +82,8 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
         return rows.assemble(by_row, batches_KRS, mine, axis=1, size=static.global_batch)
 
     def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
-        states, logs = list(states), [None] * len(states)
         with jax.set_mesh(mesh):
-            for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
-                if batch is not None:
-                    states[i], logs[i] = advance(states[i], whole(batch), np.int32(n), h)
-        return states, logs
+            return _one_by_one(advance, states, batches, n, traced, whole)
 
     def evaluate_all(states: list, val: np.ndarray) -> list[jax.Array]:
         with jax.set_mesh(mesh):
@@ -121,6 +117,17 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
     )
 
 
+def _one_by_one(
+    advance: Callable, states: list, batches: Batches, n: int, traced: list, place: Callable = lambda batch: batch
+) -> tuple[list, list]:
+    """Each trial n steps on, its batches placed just before; one without batches stays where it is and has no metrics."""
+    states, logs = list(states), [None] * len(states)
+    for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
+        if batch is not None:
+            states[i], logs[i] = advance(states[i], place(batch), np.int32(n), h)
+    return states, logs
+
+
 def in_turn(static: Static, hparams: Trees) -> Program:
     """One compiled program of one trial, called for each: the fastest on CPU, and bit for bit each trial alone."""
     static = dataclasses.replace(static, layout=mesh_lib.resolved(static.layout, jax.device_count()))
@@ -129,16 +136,9 @@ def in_turn(static: Static, hparams: Trees) -> Program:
     init, advance, evaluated = _compiled(static, False)
     traced = [_traced(h) for h in hparams]
 
-    def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
-        states, logs = list(states), [None] * len(states)
-        for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
-            if batch is not None:
-                states[i], logs[i] = advance(states[i], batch, np.int32(n), h)
-        return states, logs
-
     return Program(
         init=lambda: [init(h) for h in traced],
-        advance=advance_all,
+        advance=lambda states, batches, n: _one_by_one(advance, states, batches, n, traced),
         evaluate=lambda states, val: [evaluated(s, val, h) for s, h in zip(states, traced, strict=True)],
         separate=lambda states: list(states),
         join=lambda states: list(states),

@@ -152,18 +152,18 @@ def open_run(
 
 
 def _enter(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str], said: Sequence[tuple[str, str]]) -> Any:
-    """Make the folder this config's, or check that it is; returns the record in it, None where there is none."""
+    """Make the folder this config's, or check that it is; returns the record in it, {} where there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "config.json").exists():
         _accept_changes(folder, new, allow)
     for kind, text in said:
         records.event(folder, kind, None, text)
     records.write_json(folder / "config.json", new["config"])
-    return records.read_json(folder / "record.json") if (folder / "record.json").exists() else None
+    return records.read_record(folder)
 
 
 def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str]) -> None:
-    record = records.read_json(folder / "record.json") if (folder / "record.json").exists() else {}
+    record = records.read_record(folder)
     if record.get("status") == IMPORTED:
         raise BadInput(f"{folder} holds imported weights and no run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"]} if "data" in record else {}

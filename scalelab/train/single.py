@@ -92,7 +92,7 @@ def continued(folder: pathlib.Path, config: ConfigDict, allow: Collection[str]) 
     return config, [f"{folder}: {said}"] if said else []
 
 
-def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> lineage.Start | None:
+def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> loop.Start | None:
     """At the run's own last checkpoint or its pack's, whichever is further; None: at the beginning."""
     found = lineage.furthest(run.folder)
     if found is None:

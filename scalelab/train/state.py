@@ -12,8 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
 
 from scalelab.config import TRACED, Layout, Static
 from scalelab.model import transformer
+from scalelab.model.declare import named
 from scalelab.model.transformer import declarations
-from scalelab.optim.chain import chain, named
+from scalelab.optim.chain import chain
 from scalelab.optim.members import find
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules

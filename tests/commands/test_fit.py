@@ -203,9 +203,8 @@ def test_two_gigabytes_are_refused_at_once(tmp_path):
 
 def test_help_and_page_list_every_law_and_help_imports_none():
     code = (
-        "import sys; from scalelab.__main__ import main\n"
-        "try: main(['fit', '--help'])\n"
-        "except SystemExit: print(sorted({'jax', 'scipy', 'numpy'} & set(sys.modules)))"
+        "import sys; from scalelab.__main__ import main\ntry: main(['fit', '--help'])\nexcept SystemExit: "
+        "print(sorted({'jax', 'scipy', 'numpy'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.endswith("[]\n")

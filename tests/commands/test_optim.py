@@ -2,6 +2,9 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
 
 from scalelab.__main__ import main
@@ -40,6 +43,21 @@ def test_multipliers_of_mup_and_of_groups_are_shown_multiplied(capsys):
     found = groups(capsys, *mup, "--config.optim.groups=hidden=2,head=0.5")
     assert [found[g]["lr"] for g in ("embed", "head", "hidden", "vector")] == [1, 0.5, 2 / 4, 1]
     assert found["hidden"]["weight_decay"] == pytest.approx(2 * 0.1)  # of the scheduled LR: mup leaves LR x decay alone
+
+
+def factored(declared, o, h, lr):
+    """A user's own, as a bare function that states no bytes: rows alone, of matrices."""
+
+    def init(params):
+        return jax.tree.map(lambda p: jnp.zeros(p.shape[:-1] if p.ndim > 1 else p.shape), params)
+
+    return optax.GradientTransformation(init, lambda g, s, p=None: (g, s))
+
+
+def test_the_state_of_a_users_own_is_counted(capsys):
+    found = groups(capsys, f"--config.optim.name={__name__}:factored")
+    assert (found["embed"]["optimizer"], found["embed"]["state_bytes"]) == (f"{__name__}:factored", 4 * 256)
+    assert found["vector"]["state_bytes"] == 4 * (3 + 3 + 32)  # two gains a layer, stacked; the final norm's
 
 
 def test_the_table_says_where_values_come_from(capsys):

@@ -54,7 +54,7 @@ def test_imported_weights_read_text_by_the_tokenizer_beside_them(tmp_path, capsy
 
 @pytest.mark.parametrize("arguments, said", [
     (["{run}@3"], "nearest: {run}@"), (["{run}", "--tokens=90"], "--tokens=31"), (["{run}", "--top-p=2"], "--top-p=2.0"),
-    (["{run}", "--prompt=" + "x" * 40], "tokens shorter"), ([], "required"), (["{run}", "--temprature=1"], "'--temperature'"),
+    (["{run}", "--prompt=" + "x" * 40], "tokens shorter"), (["{run}", "--prompt=\udcff"], "--prompt='\\udcff' can't be encoded"), ([], "required"), (["{run}", "--temprature=1"], "'--temperature'"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line_and_2(capsys, arguments, said):
     assert main(["sample", *(a.format(run=trained()) for a in arguments)]) == 2

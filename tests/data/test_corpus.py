@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 
 import numpy as np
@@ -207,6 +208,14 @@ def test_damaged_shards_are_refused_by_name(tmp_path, source, name, damage, mess
             call()
 
 
+def test_a_changed_index_is_refused(tmp_path, source):
+    prepare(tmp_path / "out", source)
+    path = tmp_path / "out" / "index.json"
+    path.write_text(path.read_text().replace('"separator": 0', '"separator": 1'))
+    with pytest.raises(BadInput, match=r"index.json was changed after `scalelab prepare` wrote it"):
+        opened(tmp_path / "out")
+
+
 def test_a_shard_deleted_under_a_reader_stays_readable(tmp_path, source):
     """The file is mapped: a run under way reads on, and whoever opens the folder next is told."""
     prepare(tmp_path / "out", source)
@@ -231,6 +240,39 @@ def test_a_changed_file_or_request_is_refused(tmp_path, source):
     corpora.write(source, corpora.json_lines(DOCUMENTS[1:]))
     with pytest.raises(BadInput, match=r"was begun before .*web.jsonl was changed, added or gone"):
         prepare(tmp_path / "out", source)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, source):
+    def change():
+        os.utime(source, ns=(0, 0))
+        return False
+
+    with pytest.raises(BadInput, match=r"was begun before .*web.jsonl was changed"):
+        prepare(tmp_path / "out", source, stop=change)
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_a_changed_megatron_index_is_refused(tmp_path):
+    path = corpora.write_megatron(tmp_path / "a.bin", corpora.ids(300))
+    prepare(tmp_path / "out", path, tokenizer="ids:50257")
+    os.utime(tmp_path / "a.idx", ns=(0, 0))
+    with pytest.raises(BadInput, match=r"was begun before .*a.bin was changed"):
+        prepare(tmp_path / "out", path, tokenizer="ids:50257")
+
+
+def test_a_text_that_its_tokenizer_gives_up_on_is_bad(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"</s>": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    texts = ["a " * n + "b" for n in range(1, 60)]
+    path = corpora.write(tmp_path / "web.jsonl", corpora.json_lines([*texts, "a c"]))
+    tokenizer = str(tmp_path / "tokenizer.json")
+    with pytest.raises(BadInput, match=r"web.jsonl: the document of 3 bytes that begins with b'a c': WordLevel error"):
+        prepare(tmp_path / "out", path, tokenizer=tokenizer)
+    (part,) = prepare(tmp_path / "out", path, tokenizer=tokenizer, skip_bad=True)["parts"]
+    assert part["n_bad"] == 1 and part["train_documents"] + part["val_documents"] == len(texts)
 
 
 def test_skip_bad_may_be_said_later_but_not_taken_back(tmp_path):

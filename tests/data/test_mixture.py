@@ -169,9 +169,8 @@ def test_a_cap_keeps_whole_windows_and_a_smaller_one_is_part_of_a_larger(data):
         assert all(len(set(epoch)) == n and set(epoch) == set(epochs[0]) for epoch in epochs) and epochs[0] != epochs[1]
         kept[cap] = set(epochs[0])
         other = read(data, "web=1", seed=5, unique_tokens=f"web={cap}").chunk(0, n // BATCH)
-        assert {tuple(row) for row in other.reshape(-1, SEQ_LEN + 1).tolist()} == kept[
-            cap
-        ]  # the choice is not the seed's
+        # The choice is not the seed's.
+        assert {tuple(row) for row in other.reshape(-1, SEQ_LEN + 1).tolist()} == kept[cap]
     assert kept[640] < kept[1280] < kept[3200]
     # Not the first windows of the file: spread over it.
     first = {tuple(data.parts[0].train.shards[0][16 * i : 16 * i + 17].tolist()) for i in range(200)}

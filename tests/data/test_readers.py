@@ -2,6 +2,7 @@
 
 import itertools
 import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -202,6 +203,53 @@ def test_links_that_escape_are_refused_and_others_left_out(tmp_path):
     assert "which leads out" in refused(outside)
 
 
+MEMBERS = [(f"{i}.txt", b"x" * 600) for i in range(9)]  # a header of 512 bytes and 1024 of content each
+
+
+@pytest.mark.parametrize(
+    "damage, why",
+    [
+        (lambda tar: tar[: 3 * 1536], "empty header where a member or the end mark should be"),
+        (lambda tar: tar[: 3 * 1536 + 100], "truncated header where"),
+        (lambda tar: tar[: 3 * 1536] + b"\xff" * 50 + tar[3 * 1536 + 50 :], "bad checksum where"),
+        (lambda tar: tar[: 3 * 1536] + bytes(512) + tar[3 * 1536 + 512 :], "its end mark at byte 4608 is followed by more"),
+        (lambda tar: tar + tar, "its end mark at byte 13824 is followed by more than zeros"),
+        (lambda tar: tar[:124] + b"\xff" * 12 + tar[136:148] + _checksum(tar, b"\xff" * 12) + tar[156:], "a member of -1 bytes"),
+    ],
+)  # fmt: skip
+def test_a_tar_that_is_damaged_after_its_first_member_is_not_taken_for_its_end(tmp_path, damage, why):
+    path = corpora.write(tmp_path / "a.tar", corpora.tar(MEMBERS))
+    assert len(read(path)[0]) == 9
+    corpora.write(path, damage(corpora.tar(MEMBERS)))
+    assert refused(path).startswith(f"{path} is no whole tar file: {why}")
+
+
+def _checksum(tar, size):
+    """Of the first header, with another size."""
+    return b"%06o\0 " % sum(tar[:124] + size + tar[136:148] + b" " * 8 + tar[156:512])
+
+
+def test_links_in_a_zip_are_left_out_or_refused(tmp_path):
+    def made(target):
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            link = zipfile.ZipInfo("d/l.txt")
+            link.create_system, link.external_attr = 3, 0o120777 << 16
+            archive.writestr(link, target)
+            archive.writestr("d/x.txt", "x")
+        return f"{tmp_path}/a.zip"
+
+    assert read(made("x.txt"))[0] == [b"x"]
+    assert "'d/../../x.txt', which leads out" in refused(made("../../x.txt"))
+
+
+def test_a_zip_that_declares_more_than_a_member_has_is_refused(tmp_path):
+    content = bytearray(corpora.zipped([("a.txt", b"x" * 600)]))
+    at = content.rfind(b"PK\1\2") + 24
+    content[at : at + 4] = struct.pack("<I", 2**31 - 1)
+    path = corpora.write(tmp_path / "a.zip", bytes(content))
+    assert refused(path).endswith(f"is damaged: {2**31 - 1} bytes are declared, 600 are there")
+
+
 @pytest.mark.parametrize("kind", ["tar", "zip", "parquet"])
 def test_cut_containers_are_named(tmp_path, kind):
     name = f"a.{kind}"
@@ -225,6 +273,33 @@ def test_parquet_columns(tmp_path):
     assert refused(path).startswith(f"{path}, row 1: column 'text' is null")
 
 
+@pytest.mark.parametrize("kind", ["large_string", "string_view", "binary", "binary_view", "dictionary"])
+def test_every_kind_of_text_in_parquet(tmp_path, kind):
+    import pyarrow as pa
+
+    types = {"dictionary": pa.dictionary(pa.int32(), pa.string())}
+    column = pa.array(["é", "b", "é"]).cast(types.get(kind) or getattr(pa, kind)())
+    path = corpora.write_parquet(tmp_path / "a.parquet", column, **{"text.x": ["1", "2", "3"]})
+    assert read(path)[0] == ["é".encode(), b"b", "é".encode()]
+
+
+def test_invalid_utf8_in_parquet_is_named_or_skipped(tmp_path):
+    import pyarrow as pa
+
+    strings = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"b\xffc", b"d"]).buffers())
+    path = corpora.write_parquet(tmp_path / "a.parquet", strings)
+    assert refused(path).startswith(f"{path}, row 1, byte 1: 0xff is not valid UTF-8")
+    assert read(path, Reading(skip_bad=True))[0] == [b"a", b"d"]
+
+
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
+    assert "has 2 columns 'text'" in refused(f"{tmp_path}/a.parquet")
+
+
 def test_ids_outside_the_vocabulary_are_named_with_their_byte(tmp_path):
     documents = [np.array([1, 2]), np.array([3, 50257, 4])]
     path = corpora.write_nanogpt(tmp_path / "a.bin", documents)
@@ -241,6 +316,17 @@ def test_ids_outside_the_vocabulary_are_named_with_their_byte(tmp_path):
 def test_wider_ids_are_not_read_as_uint16(tmp_path, dtype, bits):
     path = corpora.write_nanogpt(tmp_path / "a.bin", IDS, dtype)
     assert refused(path, GPT2).startswith(f"{path} holds {bits}-bit numbers, not 16-bit ones: from byte 2 on")
+
+
+def test_wider_ids_behind_a_stretch_of_zeros_are_found(tmp_path):
+    path = corpora.write_nanogpt(tmp_path / "a.bin", [np.zeros(2**14, int), *IDS], np.int64)
+    assert "holds 64-bit numbers" in refused(path, GPT2)
+
+
+def test_a_numpy_file_is_no_flat_one(tmp_path):
+    np.save(tmp_path / "a.npy", np.concatenate(IDS).astype(np.uint16))
+    (tmp_path / "a.npy").rename(tmp_path / "a.bin")
+    assert "numpy.save wrote it" in refused(f"{tmp_path}/a.bin", GPT2)
 
 
 def test_an_odd_length_is_refused(tmp_path):
@@ -266,6 +352,25 @@ def test_an_absurd_megatron_header_is_refused(tmp_path, at, value):
     (tmp_path / "a.idx").write_bytes(index)
     said = refused(path, GPT2)
     assert said.startswith(f"{tmp_path}/a.idx") and (str(value) in said or at == 0)
+
+
+@pytest.mark.parametrize("place", [2**63 - 2, 3, -2])
+def test_a_place_that_is_none_is_refused(tmp_path, place):
+    path = corpora.write_megatron(tmp_path / "a.bin", IDS)
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    struct.pack_into("<q", index, 34 + 4 * 300 + 8 * 7, place)
+    (tmp_path / "a.idx").write_bytes(index)
+    assert f"a.idx: sequence 7 is said to be {len(IDS[7]) + 1} tokens of 2 bytes at byte {place} of" in refused(
+        path, GPT2
+    )
+
+
+def test_an_index_of_other_tokens_is_refused(tmp_path):
+    path = corpora.write_megatron(tmp_path / "a.bin", IDS)
+    with open(path, "ab") as file:
+        file.write(b"\1\0")
+    size = (tmp_path / "a.bin").stat().st_size
+    assert refused(path, GPT2).endswith(f"end at byte {size - 2} of {path}, which has {size} bytes: are they a pair?")
 
 
 @pytest.mark.parametrize("what", ["lengths", "places", "bounds"])

@@ -1,6 +1,7 @@
 """Tokenizers: ids against the libraries' own and by hand, bytes back again, and where a document ends."""
 
 import base64
+import dataclasses
 import json
 
 import numpy as np
@@ -97,10 +98,64 @@ def test_published_splits_and_ends_are_tiktokens_own(monkeypatch):
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *args, **kwargs: {})
     names = {50_256: "r50k_base", 50_280: "p50k_base", 100_256: "cl100k_base", 199_998: "o200k_base"}
     for n_ranks, name in names.items():
-        theirs, ours = getattr(openai_public, name)(), ranktokens.published(n_ranks)
+        ranks = {i.to_bytes(4, "big"): i for i in range(n_ranks)}
+        theirs, ours = getattr(openai_public, name)(), ranktokens.published(ranks)
         assert ours.name.startswith(name) and ours.split == theirs["pat_str"]
         assert ours.end == theirs["special_tokens"]["<|endoftext|>"]
         assert ours.vocab_size == theirs.get("explicit_n_vocab", max(theirs["special_tokens"].values()) + 1)
+
+
+# By hand: Qwen takes digits one by one and, until 3.5, marks for no letters; Llama 4, as GPT-4o, cuts where a capital begins.
+@pytest.mark.parametrize(
+    "n_ranks, pieces",
+    [
+        (128_000, ["in", " ", "202", "4", " नमस", "्त", "े", " aB"]),
+        (151_643, ["in", " ", "2", "0", "2", "4", " नमस", "्त", "े", " aB"]),
+        (200_000, ["in", " ", "202", "4", " नमस्ते", " a", "B"]),
+        (248_044, ["in", " ", "2", "0", "2", "4", " नमस्ते", " aB"]),
+    ],
+)
+def test_other_published_splits(n_ranks, pieces):
+    import regex
+
+    assert regex.findall(ranktokens.PUBLISHED[n_ranks].split, "".join(pieces)) == pieces
+
+
+def test_qwen_composes_letters_first(ranks, monkeypatch):
+    qwen = dataclasses.replace(ranktokens.PUBLISHED[151_643], end=259, vocab_size=260)
+    monkeypatch.setitem(ranktokens.PUBLISHED, 259, qwen)
+    assert tokenizers.from_file(ranks).encode("e\u0301".encode()).tolist() == list("é".encode())
+
+
+def test_an_unknown_files_separator_comes_after_its_last_rank(ranks):
+    ranks.write_bytes(ranks.read_bytes().replace(b" 258\n", b" 259\n") + b"\n")
+    tokenizer = tokenizers.from_file(ranks)
+    assert (tokenizer.separator, tokenizer.vocab_size) == (260, 261) and tokenizer.decode([259, 260]) == b"th"
+
+
+@pytest.mark.parametrize("line", [b"dGg= 256\n", b"YQ== 259\n", b"dGhl -1\n"])
+def test_a_rank_or_token_that_stands_twice_is_named(ranks, line):
+    ranks.write_bytes(ranks.read_bytes() + line)
+    with pytest.raises(BadInput, match=r"own.tiktoken, line 260: token b'\w+' and rank -?\d+: each is to stand once"):
+        tokenizers.from_file(ranks)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "can't be read"),
+        ("[]", "can't be read"),
+        ('{"eos_token": {}}', "can't be read"),
+        ('{"eos_token": "</s>"}', "its eos_token '</s>' is no token of"),
+        ('{"eos_token": ["x"]}', "is no token of"),
+    ],
+)
+def test_a_config_that_tells_no_separator_is_refused(trained, tmp_path, content, message):
+    (tmp_path / "tokenizer.json").write_bytes(trained)
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(BadInput, match=rf"tokenizer_config.json.*{message}.*--separator=TOKEN"):
+        tokenizers.from_file(tmp_path / "tokenizer.json")
+    assert tokenizers.from_file(tmp_path / "tokenizer.json", "5").separator == 5
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,12 @@ def test_a_token_across_the_border_is_asked_of_every_choice():
     assert two.tokens.tolist() == [0, ord("x"), ord("a"), ord("c")] and two.start == 2
 
 
+def test_what_cannot_be_encoded_is_named(tmp_path):
+    half = task(tmp_path, {"context": "a", "completion": "b"}, {"context": "\ud800", "completion": "b"})
+    with pytest.raises(BadInput, match=r"task.jsonl, line 2: .*surrogates not allowed"):
+        choices.read(loaded(), half)
+
+
 def test_metrics_by_hand():
     """Two items: the first is right by any measure; the second a byte, but not a token, and not in all."""
     first = [Score(2.0, 2, 2, True), Score(4.0, 2, 2, False)]

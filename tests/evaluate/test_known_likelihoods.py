@@ -16,10 +16,8 @@ from scalelab.model.transformer import declarations
 from tests.evaluate.runs import loaded
 
 V = 256
-RULES, FREQUENCIES = (
-    0.993,
-    0.227,
-)  # accuracy on bigrams of who knows the language's rules, and its words' frequencies only
+# Accuracy on bigrams of who knows the language's rules, and its words' frequencies only.
+RULES, FREQUENCIES = 0.993, 0.227
 
 
 def subject(chain, synthetic=False):

@@ -11,8 +11,8 @@ from scalelab.data.prepare import Part
 from scalelab.evaluate import losses, subject
 from scalelab.evaluate.losses import ALL
 from scalelab.model.documents import Ends
+from scalelab.train.gradients import loss_sums
 from scalelab.train.single import dataset
-from scalelab.train.step import loss_sums
 from tests.evaluate.runs import loaded, log_softmax, plain, settings, trained
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from configs import base
 from scalelab.config import ModelShape, resolve, static
-from scalelab.hf.formats import flatten
 from scalelab.model import transformer
+from scalelab.model.declare import named
 from scalelab.model.transformer import declarations
 
 SMALL = {"vocab_size": 48, "seq_len": 16}
@@ -49,7 +49,7 @@ def shape(name: str, **changes) -> ModelShape:
 def params(shape: ModelShape, seed: int = 0) -> dict:
     """Weights with which every parameter matters: matrices ~ 1/sqrt(fan_in), tables ~ 1/2, gains about 1, biases not 0."""
     rng, tree = np.random.default_rng(seed), {}
-    for name, declared in flatten(declarations(shape)).items():
+    for name, declared in named(declarations(shape)).items():
         std = 0.5 if declared.is_table else declared.fan_in**-0.5 if declared.ins else 0.3
         leaf = rng.normal(1.0 if declared.role == "gain" else 0.0, std, declared.shape).astype(np.float32)
         *path, last = name.split(".")

@@ -14,8 +14,9 @@ from configs import base
 from scalelab.config import ModelShape, resolve, static
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS, read
-from scalelab.hf.formats import IRRELEVANT, flatten, places
+from scalelab.hf.formats import IRRELEVANT, places
 from scalelab.hf.write import fold, format_of, write
+from scalelab.model.declare import named
 from scalelab.model.transformer import declarations
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, digest
@@ -78,7 +79,7 @@ def test_the_answers_would_notice_another_rope_window_or_norm(name, change):
 def test_written_and_read_again_every_bit_is_the_same(tmp_path, name):
     written(tmp_path, name)
     source = read.examine(tmp_path / name)
-    before, after = flatten(examples.params(examples.shape(name))), flatten(read.load(source))
+    before, after = named(examples.params(examples.shape(name))), named(read.load(source))
     assert list(before) == list(after)
     assert all(np.array_equal(before[leaf], after[leaf]) and after[leaf].dtype == np.float32 for leaf in before)
     theirs, ours = source.config.model, examples.config(name).model
@@ -229,7 +230,7 @@ def test_the_table_names_every_parameter_once(name):
     shape = examples.shape(name)
     taken = [(leaf, place.layer) for place in places(format_of(shape), shape).values() for leaf in place.ours]
     assert len(taken) == len(set(taken))
-    assert {leaf for leaf, _ in taken} == set(flatten(declarations(shape)))
+    assert {leaf for leaf, _ in taken} == set(named(declarations(shape)))
 
 
 def test_a_real_size_has_the_names_and_shapes_of_llama_2_7b():

@@ -45,9 +45,7 @@ def test_the_exponents_are_the_slopes_of_the_optimum(params, log10_budget):
 def test_hoffmanns_coefficients_give_hoffmanns_exponents():
     """Table 2 prints a = .46 [.454, .455], b = .54 [.542, .543] for approach 3."""
     raw = published("chinchilla_paper", "approach3", "unrounded_from_latex")
-    params = Params(
-        np.exp(raw["logE"]), np.exp(raw["logA"]), np.exp(raw["logB"]), raw["alpha"], raw["beta"]
-    )  # fmt: skip
+    params = Params(np.exp(raw["logE"]), np.exp(raw["logA"]), np.exp(raw["logB"]), raw["alpha"], raw["beta"])
     a, b = exponents(params)
     table = published("chinchilla_paper", "table2", "approach3")
     assert abs(a - table["a"][0]) < 0.005 and abs(b - table["b"][0]) < 0.005

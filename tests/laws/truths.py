@@ -11,10 +11,11 @@ TRUTHS = {
     "chinchilla_gamma": {"E": 1.6, "A": 900.0, "B": 1200.0, "alpha": 0.42, "beta": 0.4, "gamma": 0.7},
     "kaplan": {"N_c": 6.4e13, "D_c": 1.8e13, "alpha_N": 0.076, "alpha_D": 0.103},  # Kaplan et al. 2020, Table 2
     "saturating": {"E": 1.5, "A": 1500.0, "alpha": 0.155},
+    # Muennighoff et al. 2023.
     "data_constrained": {
         "E": float(np.exp(0.6254804)), "A": float(np.exp(6.255414)), "B": float(np.exp(7.3049974)), "alpha": 0.3526596,
         "beta": 0.3526596, "R_D_star": 15.387756, "R_N_star": 5.309743,
-    },  # Muennighoff et al. 2023
+    },
     "overtraining": {"E": 1.51, "a": 141.3, "b": 189.5, "eta": 0.1212},  # Gadre et al. 2024, C4
     "downstream": {"epsilon": 0.85, "k": 2.08, "gamma": 0.756},  # Gadre et al. 2024, C4
     "farseer": {

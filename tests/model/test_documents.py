@@ -14,7 +14,7 @@ from scalelab.model import blockwise, documents, transformer
 from scalelab.model.documents import Ends, segments
 from scalelab.model.layerkinds import layers
 from scalelab.precision.policy import FP32
-from scalelab.train.step import ends, gradients
+from scalelab.train.gradients import ends, gradients
 from tests.model.shapes import distance, random_params, shape
 
 SEPARATOR = 7

@@ -12,9 +12,10 @@ import optax
 
 from configs import tiny
 from scalelab import config as config_lib
+from scalelab.model.declare import named
 from scalelab.model.transformer import declarations
 from scalelab.optim import members
-from scalelab.optim.chain import chain, named
+from scalelab.optim.chain import chain
 
 STEPS = 30
 SMALL = {"model.d_model": 16, "model.n_layers": 2, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16}

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from scalelab.config import Optim
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.optim import groups
 from scalelab.optim.adafactor import ADAFACTOR
-from scalelab.optim.chain import named
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, kept_bytes, problem, rates, setting
 
 
@@ -59,9 +58,8 @@ def test_thirty_steps_of_adafactor(decay, more):
         g | {"blocks.mlp.up.w": g["blocks.mlp.up.w"] * (1 + 9 * (i % 5 == 4))} for i, g in enumerate(gradients)
     ]
     form = {"factored": False, "beta1": 0.9} if more else {}
-    expected = by_adafactor(
-        h, declared, params, gradients, rates(0.02), **form
-    )  # some updates are clipped, most aren't
+    # Some updates are clipped, most aren't.
+    expected = by_adafactor(h, declared, params, gradients, rates(0.02), **form)
     assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params)
 
 

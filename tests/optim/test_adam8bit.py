@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalelab.model.declare import Declaration
 from scalelab.optim import adam8bit
 from tests.optim.frame import by_chain, clipped, decays, kept_bytes, problem, rates, setting
 
@@ -57,9 +58,8 @@ def oracle(h, declared, params, gradients, lrs, small):
 def test_steps_are_the_recurrence_with_coded_moments(monkeypatch):
     """A value on the border of two codes may fall either way in fp32, so single numbers may differ by a code: most don't."""
     monkeypatch.setattr(adam8bit, "LEAST", 200)
-    static, h = setting(
-        "adam8bit", optim__eps=1e-3, optim__clip_norm=0.99
-    )  # its own program: LEAST is no part of `static`
+    # Its own program: LEAST is no part of `static`.
+    static, h = setting("adam8bit", optim__eps=1e-3, optim__clip_norm=0.99)
     declared, params, gradients = problem(0.3)
     gradients = gradients[:12]
     small = {k for k, d in declared.items() if d.size // (d.shape[0] if d.stack else 1) < 200}
@@ -89,6 +89,15 @@ def test_coding_is_as_fine_as_the_map_and_a_block_minds_itself_only():
     again = adam8bit.decode(adam8bit.encode(outlier, 1, False), y.shape, False)
     assert np.array_equal(again[:, 256:], back[:, 256:]) and np.array_equal(again[1:], back[1:])
     assert np.all(np.asarray(adam8bit.decode(adam8bit.encode(0 * y, 1, False), y.shape, False)) == 0)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_it_begins_with_the_codes_of_zero(signed):
+    d = Declaration((2, 3, 1500), ("embed",), ("mlp",), stack=("layers",))
+    begun, made = adam8bit._zeros(d, signed), adam8bit.encode(jnp.zeros(d.shape), 1, signed)
+    jax.tree.map(np.testing.assert_array_equal, begun, made)
+    assert jax.tree.map(lambda x: x.dtype, begun) == jax.tree.map(lambda x: x.dtype, made)
+    assert not adam8bit.decode(begun, d.shape, signed).any()
 
 
 def test_it_keeps_two_bytes_a_number_and_small_tensors_in_full():

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.optim.chain import chain, named
+from scalelab.model.declare import named
+from scalelab.optim.chain import chain
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
 
 

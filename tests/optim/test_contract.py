@@ -11,16 +11,13 @@ import optax
 import pytest
 
 from scalelab.defaults import DEFAULTS
+from scalelab.errors import BadInput
 from scalelab.optim.member import Member, per_scalar
 from scalelab.optim.members import MEMBERS
 from scalelab.testing import check_optimizer
 
-BYTES = {
-    "sgd": 0,
-    "momentum": 4,
-    "adam": 8,
-    "adamw": 8,
-}  # a parameter, of those for which it doesn't depend on the shape
+# Of state a parameter, of those for which it doesn't depend on the shape.
+BYTES = {"sgd": 0, "momentum": 4, "adam": 8, "adamw": 8}
 
 
 def test_every_optimizer_has_values_and_every_value_a_source():
@@ -91,17 +88,53 @@ def divides_by_the_norm(declared, o, h, lr):
     return optax.stateless(lambda updates, _: jax.tree.map(lambda g: g / jnp.linalg.norm(g), updates))
 
 
+def sums(declared, o, h, lr):
+    return optax.stateless(lambda updates, _: jax.tree.map(jnp.sum, updates))
+
+
+CALLS: list[int] = []
+
+
+def counts_for_itself(declared, o, h, lr):
+    def update(updates, state, params=None):
+        CALLS.append(1)
+        return jax.tree.map(lambda g: g * len(CALLS), updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 UNDERSTATES = Member(lambda declared, o, h, lr: optax.trace(h["beta1"]), per_scalar(2))
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "said"),
+    ("optimizer", "said"),
     [
-        ("branches_on_a_number", jax.errors.TracerBoolConversionError, "bool"),
-        pytest.param("divides_by_the_norm", AssertionError, "not finite", marks=pytest.mark.slow),
-        pytest.param("UNDERSTATES", AssertionError, "it states", marks=pytest.mark.slow),
+        (branches_on_a_number, "'tests.optim.test_contract:branches_on_a_number': TracerBoolConversionError"),
+        (lambda declared, o, h, lr: optax.adamw(lr), "must not be negative .optax.adamw"),
+        (lambda declared, o, h, lr: optax.set_to_zero(), "must not be negative"),
+        (lambda declared, o, h, lr: 3, "'int' object has no attribute"),
+        (lambda declared, o: optax.identity(), "takes 2 positional arguments"),
+        (sums, "odd leaves come out as"),
+        (divides_by_the_norm, "not finite"),
+        pytest.param(counts_for_itself, "packed and alone", marks=pytest.mark.slow),
+        pytest.param(UNDERSTATES, "it states", marks=pytest.mark.slow),
+        pytest.param(f"{__name__}:UNDERSTATES", "it states", marks=pytest.mark.slow),
     ],
 )
-def test_what_breaks_the_contract_is_named(name, error, said):
-    with pytest.raises(error, match=said):
-        check_optimizer(f"{__name__}:{name}", peak_lr=1e-3)
+def test_what_breaks_the_contract_is_named(optimizer, said):
+    with pytest.raises(AssertionError, match=said) as failure:
+        check_optimizer(optimizer, peak_lr=1e-3)
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (3, "neither a Member nor a function"),
+        (f"{__name__}:lione", "did you mean 'lion'"),
+        ("muom", "did you mean 'muon'.*soap"),
+    ],
+)
+def test_what_is_no_optimizer_is_bad_input(optimizer, said):
+    with pytest.raises(BadInput, match=said):
+        check_optimizer(optimizer, peak_lr=1e-3)

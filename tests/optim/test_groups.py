@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
 from scalelab.optim import groups
-from scalelab.optim.chain import named
 from scalelab.validate import group_multipliers
 from tests.model.shapes import shape
 from tests.optim.frame import setting

@@ -27,9 +27,8 @@ def test_one_matrix_a_call_and_numpys_numbers(function, packed):
     ]
     assert shapes and all(np.prod(shape[:-2]) == 1 for shape in shapes), shapes
     found, wanted = whole(x), getattr(np.linalg, function.__name__)(x.astype(np.float64))
-    values = [
-        i for i, leaf in enumerate(wanted) if leaf.ndim == 3
-    ]  # eigenvalues, singular values: vectors have a sign to choose
+    # Eigenvalues, singular values: vectors have a sign to choose.
+    values = [i for i, leaf in enumerate(wanted) if leaf.ndim == 3]
     for i in values:
         np.testing.assert_allclose(found[i], wanted[i], rtol=1e-4, atol=1e-5)
     if not values:

@@ -7,9 +7,8 @@ import pytest
 from configs import base
 from scalelab import config as config_lib
 from scalelab import defaults
-from scalelab.model.declare import Declaration
+from scalelab.model.declare import Declaration, named
 from scalelab.optim import groups
-from scalelab.optim.chain import named
 from scalelab.optim.members import find
 from scalelab.optim.muon import factor, newton_schulz
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting

@@ -9,7 +9,7 @@ from scalelab.config import hparams, static
 from scalelab.data.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.optim.chain import named
+from scalelab.model.declare import named
 from scalelab.optim.members import MEMBERS
 from scalelab.train.single import dataset, train_single
 from scalelab.train.weights import of_run

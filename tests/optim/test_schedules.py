@@ -109,6 +109,12 @@ def test_restarts_fill_what_the_warmup_leaves_and_one_cycle_is_a_cosine():
     np.testing.assert_array_equal(curve("cosine_restarts"), curve("cosine"))
 
 
+@pytest.mark.parametrize("name", ["cosine_restarts", "multi_step"])
+def test_hparams_may_be_plain_numbers(name):
+    h = config_lib.hparams(CONFIG)
+    assert 0 < float(schedules.SCHEDULES[name](7, h)) <= h["peak_lr"] * (1 + 1e-6)
+
+
 def test_wsd_piece_by_piece():
     lr = curve("wsd", final_share=0.0)
     np.testing.assert_allclose(lr[9:81], 0.2, rtol=1e-6)
@@ -171,9 +177,8 @@ def test_weight_decay_stays_follows_or_is_independent():
     constant = curves("cosine")["weight_decay"]
     assert set(constant) == {np.float64(np.float32(0.1))}
     rising = curves("cosine", wd_shape="cosine", weight_decay=0.04, wd_final_share=10)["weight_decay"]
-    np.testing.assert_allclose(
-        rising[[0, 50, 100, 129]], [0.04, 0.22, 0.4, 0.4], rtol=1e-5
-    )  # Caron et al. 2021, 0.04 to 0.4
+    # Caron et al. 2021, 0.04 to 0.4.
+    np.testing.assert_allclose(rising[[0, 50, 100, 129]], [0.04, 0.22, 0.4, 0.4], rtol=1e-5)
     loose = curves("cosine", wd_shape="independent", weight_decay=1e-4)
     np.testing.assert_allclose(loose["weight_decay"] * loose["lr"], 1e-4 * loose["lr"] / 0.2, rtol=1e-6)
     still = curves("cosine", wd_shape="independent", peak_lr=0.0)
@@ -236,9 +241,8 @@ def test_one_compile_serves_all_and_packs_under_vmap(name, wd_shape):
 def test_a_users_own_schedule_is_asked_and_one_that_gives_no_number_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_curves.py").write_text(
-        "from scalelab.optim.schedules import warmup\n"
-        "def half(step, h): return 0.5 * h['peak_lr'] * warmup(step, h)\n"
-        "def pair(step, h): return [1.0, 2.0]\n"
+        "from scalelab.optim.schedules import warmup\ndef half(step, h): return 0.5 * h['peak_lr'] * warmup(step, "
+        "h)\ndef pair(step, h): return [1.0, 2.0]\n"
     )
     np.testing.assert_allclose(curve("own_curves:half"), curve("constant") / 2, rtol=1e-6)
     with pytest.raises(BadInput, match=r"'own_curves:pair' gave an array of shape \(2,\)"):

@@ -17,7 +17,8 @@ from configs import tiny
 from scalelab.config import hparams, override, resolve, static
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.optim.chain import chain, named
+from scalelab.model.declare import named
+from scalelab.optim.chain import chain
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import resolved
 from scalelab.train import curvature, state

@@ -16,7 +16,7 @@ from scalelab.config import Layout
 from scalelab.model import transformer
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
-from scalelab.train.step import objective
+from scalelab.train.gradients import objective
 
 
 def static_of(layout=None, batch=8, model=None, **values):

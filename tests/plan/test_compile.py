@@ -20,9 +20,8 @@ from scalelab.plan.memory import memory
 from scalelab.train import state
 
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 4, "model.seq_len": 32, "train.global_batch": 8}
-CPU = dataclasses.replace(
-    machine("h100"), chip=dataclasses.replace(machine("h100").chip, name="CPU")
-)  # this one is measured
+# This one is measured.
+CPU = dataclasses.replace(machine("h100"), chip=dataclasses.replace(machine("h100").chip, name="CPU"))
 LAYOUTS = {"data": {"data": 8}, "fsdp": {"fsdp": 8}, "fsdp x tensor": {"fsdp": 4, "tensor": 2}}
 
 

@@ -104,9 +104,8 @@ def test_llama_3():
 def test_bytes_of_a_save_are_those_on_the_disk(tmp_path):
     static = tiny(**{"train.ema": 0.9, "model.d_model": 128, "precision.name": "fp8_delayed"})
     planned = save(static, machine("h100"))
-    random = np.random.default_rng(
-        0
-    )  # of other numbers Orbax would pack the small arrays, which it keeps among the names
+    # Of other numbers Orbax would pack the small arrays, which it keeps among the names.
+    random = np.random.default_rng(0)
     whole = jax.tree.map(lambda x: jnp.asarray(random.uniform(1, 2**30, x.shape), x.dtype), state.shapes(static))
     with Checkpoints(tmp_path / "c") as checkpoints:
         checkpoints.save(1, {"run": whole})

@@ -68,9 +68,8 @@ def test_part_2_gathering_a_matrix_from_hosts():
     """Question 6: int8[128 k, 128 k] over a v5e 4x4."""
     size = (128 * 1024) ** 2
     assert size / 16 / 1.5e10 == near(66e-3, 0.1)  # PCIe
-    assert size * 15 / 16 / (2 * V5E.chip.link_bytes_per_s) == near(
-        167e-3, 0.08
-    )  # ICI; 150 ms at the 50 GB/s of later editions
+    # ICI; 150 ms at the 50 GB/s of later editions.
+    assert size * 15 / 16 / (2 * V5E.chip.link_bytes_per_s) == near(167e-3, 0.08)
     assert roofline.load_s(size, V5E, 1) == near(19e-3, 0.12)
 
 
@@ -184,9 +183,8 @@ def test_part_6_how_to_split_it():
     assert roofline.least_tokens(d_ff, ALPHA) == near(453, 0.002)
     _, high = roofline.fsdp_range(tokens, chips, d_ff, ALPHA)
     assert high == near(1927, 0.01)
-    assert roofline.best_fsdp(tokens, chips, d_ff) == near(
-        1618, 0.002
-    )  # the first edition's answer: where least is sent
+    # The first edition's answer: where least is sent.
+    assert roofline.best_fsdp(tokens, chips, d_ff) == near(1618, 0.002)
 
 
 def test_part_6_how_many_chips_hold_it():

@@ -121,9 +121,8 @@ def test_the_forecast_is_what_simulated_studies_show():
     scatter = dict(zip(("E", "alpha", "beta", "N"), np.std(fits, axis=0), strict=True))
     for name, sd in scatter.items():
         assert found[name].sd == pytest.approx(sd, rel=0.3), name
-    amid = forecast(book, noise, runs, 5e11).expected[
-        -1
-    ]  # among the runs the law is sure, and one run is as noisy as any
+    # Among the runs the law is sure, and one run is as noisy as any.
+    amid = forecast(book, noise, runs, 5e11).expected[-1]
     assert amid.name == "loss" and noise < amid.sd < 1.2 * noise
     decided = fit(runs | {"loss": losses}, bootstrap=200, identify=False, target_flops=[at]).decisions[0]
     own = np.log([decided.N.high / decided.N.low, decided.loss.high / decided.loss.low])

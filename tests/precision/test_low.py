@@ -13,7 +13,8 @@ from scalelab.precision.exponents import zero_shares
 from scalelab.precision.policy import POLICIES, dtype
 from scalelab.precision.products import arithmetic
 from scalelab.train import state as state_lib
-from scalelab.train.step import gradients, many_steps
+from scalelab.train.gradients import gradients
+from scalelab.train.step import many_steps
 from tests.train.test_step import batches, setting
 
 

@@ -27,7 +27,8 @@ from scalelab.model.placement import BATCH
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.policy import POLICIES
 from scalelab.train import state as state_lib
-from scalelab.train.step import gradients, train_step
+from scalelab.train.gradients import gradients
+from scalelab.train.step import train_step
 from tests.train.test_step import setting
 
 # Parts are whole tiles and blocks of 128: 4 devices x 2 sequences x 64 tokens, 2 devices x 128 of d_ff, and as much of heads.

@@ -21,9 +21,8 @@ from tests.train.test_changes import SMALL, config
 from tests.train.test_step import BATCH, STATIC, H, assert_same, batches, init, relative, step, steps, trained
 
 PARTS = 4
-GROWING = dataclasses.replace(
-    STATIC, accumulate=PARTS, batch_ramp=(5, 5, 7)
-)  # one micro-batch, three from step 5, four from 7
+# One micro-batch, three from step 5, four from 7.
+GROWING = dataclasses.replace(STATIC, accumulate=PARTS, batch_ramp=(5, 5, 7))
 
 
 def first(tokens, k):

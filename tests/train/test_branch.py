@@ -1,9 +1,12 @@
 """Branches of a trunk and runs that get more steps: the bits of the run that was planned so from the start, or a refusal."""
 
 import itertools
+import pathlib
 import shutil
+from contextlib import nullcontext
 
 import numpy as np
+import optax
 import pytest
 
 from scalelab import records
@@ -11,7 +14,7 @@ from scalelab.config import identity
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import SCHEDULES
 from scalelab.sweep.run import run_sweep
-from scalelab.train import past
+from scalelab.train import branch, past
 from scalelab.train.branch import plan
 from scalelab.train.single import train_single
 from tests.train.runs import command, finish, untimed, wait_for
@@ -221,6 +224,31 @@ def test_more_steps_are_as_if_planned_so(tmp_path, schedule):
     planned = train_single(made(**given, train__steps=9), tmp_path / "planned")
     assert (longer["resumed_from"], longer["params_digest"]) == (4, planned["params_digest"])
     assert untimed(tmp_path / "run") == untimed(tmp_path / "planned")
+
+
+def with_its_own_horizon(declared, o, h, lr):
+    return optax.scale(1.0 + h["steps"])
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [("ademamix", True), (f"{__name__}:with_its_own_horizon", True), ("sophia_g", False)],
+)
+def test_an_optimizer_that_plans_for_the_end_has_another_past_too(name, reads):
+    """AdEMAMix's alpha and beta3 grow over the whole run: other steps before, though LR, decay and momentum are the same."""
+    short, long, decayed = (
+        made(**{"schedule__name": kind, "train__steps": steps, "optim__name": name, "schedule__decay_steps": 2})
+        for kind, steps in (("constant", 8), ("constant", 12), ("wsd", 12))
+    )
+    facts = [{"config": run.to_dict(), "data": {}} for run in (short, decayed)]
+    folder = pathlib.Path("trunk")
+    for refused in (
+        lambda: past.refuse(folder, 8, facts[0], long, ()),
+        lambda: branch._fits(folder, 8, facts[0], facts[1], decayed),
+    ):
+        with pytest.raises(BadInput, match="plans its own numbers for train") if reads else nullcontext():
+            refused()
+    past.refuse(folder, 8, facts[0], long, ["train.steps"])  # asked for, it jumps
 
 
 def test_of_a_cosine_they_are_refused_with_the_reason_and_what_to_do(tmp_path, trunks):

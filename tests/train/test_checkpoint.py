@@ -186,7 +186,7 @@ def test_a_folder_that_became_a_file_is_an_error_and_the_last_good_step_is_named
     assert float(last(tmp_path / "c", {"run": SHAPES})["run"].params["w"][0]) == 5.0
 
 
-@pytest.mark.parametrize("call", ["write", "sync_folder", "retain"])
+@pytest.mark.parametrize("call", ["write", "fsync", "retain"])
 def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path, monkeypatch, call):
     checkpoints = saved(tmp_path, 1)
 

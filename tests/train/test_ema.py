@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.optim.chain import named
+from scalelab.model.declare import named
 from scalelab.sweep.run import run_sweep
 from scalelab.train import state as state_lib
 from scalelab.train.single import train_single

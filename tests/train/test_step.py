@@ -12,7 +12,8 @@ from configs import tiny
 from scalelab import config as config_lib
 from scalelab.model import transformer
 from scalelab.train import state as state_lib
-from scalelab.train.step import METRICS, evaluate, gradients, loss_sums, many_steps, train_step
+from scalelab.train.gradients import gradients, loss_sums
+from scalelab.train.step import METRICS, evaluate, many_steps, train_step
 
 SEQ_LEN, BATCH, K = 16, 8, 4
 

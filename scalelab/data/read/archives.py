@@ -6,11 +6,12 @@ that the archive is unpacked into is no accident, so the archive is refused.
 
 import os
 import posixpath
+import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 from scalelab.data.read import text
 from scalelab.data.read.files import CHUNK, PACKED, Stream, chunks, inner_name
@@ -42,7 +43,7 @@ def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The documents of every regular file in a tar."""
     source: Any = Stream(chunks(piece.path))
     try:
-        archive: Any = tarfile.open(fileobj=source, mode="r|")  # noqa: SIM115 - the stream is closed where it is read
+        archive: Any = tarfile.open(fileobj=source, mode="r|", tarinfo=_Header)  # noqa: SIM115 - closed where it is read
         while member := archive.next():
             archive.members = []  # or it would remember all of them
             _check(piece.path, member.name, member.offset)
@@ -51,10 +52,29 @@ def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
                 _check(piece.path, posixpath.join(base, member.linkname), member.offset)
             if member.isreg():
                 yield from _member(archive.extractfile(member), f"{piece.path}:{member.name}", reading)
+        while rest := archive.fileobj.read(CHUNK):
+            if rest.strip(b"\0"):
+                raise tarfile.ReadError(f"its end mark at byte {archive.offset} is followed by more than zeros")
     except tarfile.TarError as error:
         raise BadInput(
             f"{piece.path} is no whole tar file: {error} (at byte {source.at} of its unpacked content)"
         ) from error
+
+
+class _Header(tarfile.TarInfo):
+    """A member's header. tarfile takes one that is damaged, or not there, for the archive's end, unless it is the first."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            found = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not buf.strip(b"\0"):
+                raise  # the end mark
+            raise tarfile.ReadError(f"{error} where a member or the end mark should be") from error
+        if found.size < 0:
+            raise tarfile.ReadError(f"a member of {found.size} bytes")
+        return found
 
 
 def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
@@ -62,14 +82,26 @@ def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     with _open_zip(piece.path) as archive:
         for member in archive.infolist()[piece.start : piece.stop]:
             _check(piece.path, member.filename, member.header_offset)
-            if member.is_dir():
+            if member.is_dir() or _is_link(piece.path, member, archive):
                 continue
             where = f"{piece.path}:{member.filename}"
             try:
                 with archive.open(member) as content:
                     yield from _member(content, where, reading)
+                    if content.tell() != member.file_size:
+                        raise zipfile.BadZipFile(f"{member.file_size} bytes are declared, {content.tell()} are there")
             except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
                 raise BadInput(f"{where} (at byte {member.header_offset}) is damaged: {error}") from error
+
+
+def _is_link(path: str, member: zipfile.ZipInfo, archive: zipfile.ZipFile) -> bool:
+    """Whether a member is a symbolic link, as Unix's zip keeps them: its content is where it leads. BadInput: out of the folder."""
+    if not stat.S_ISLNK(member.external_attr >> 16):
+        return False
+    with archive.open(member) as content:
+        target = content.read(CHUNK).decode(errors="replace")
+    _check(path, posixpath.join(posixpath.dirname(member.filename), target), member.header_offset)
+    return True
 
 
 def _open_zip(path: str) -> zipfile.ZipFile:

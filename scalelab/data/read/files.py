@@ -73,6 +73,10 @@ def _zstd(file: Any, path: str) -> Iterator[bytes]:
             try:
                 chunk = frame.decompress(packed)
             except zstandard.ZstdError as error:
+                if "memory" in str(error):
+                    raise BadInput(
+                        f"{path} needs a window above 128 MiB to be unpacked: zstd -d --long=31 first"
+                    ) from error
                 raise _damaged(path, "zstandard", file.tell() - len(packed), error) from error
             yield from (chunk[i : i + CHUNK] for i in range(0, len(chunk), CHUNK))
             packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)

@@ -43,9 +43,14 @@ def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]
         yield Piece("megatron", path, start, stop), n_bytes * (stop - start) // n_documents
 
 
+def index_of(path: str) -> str:
+    """The name of the index that belongs to a .bin."""
+    return path.removesuffix(".bin") + ".idx"
+
+
 def look(path: str) -> Index:
     """The index beside a .bin, mapped. Raises BadInput where its header and its size don't agree."""
-    name = path.removesuffix(".bin") + ".idx"
+    name = index_of(path)
     size = os.path.getsize(name)
     with open(name, "rb") as file:
         head = file.read(HEAD.size)
@@ -74,16 +79,21 @@ def look(path: str) -> Index:
 
 def _check(path: str, index: Index) -> None:
     """BadInput where the index leads out of its tokens, looked at a block at a time."""
-    width, size, name = np.dtype(index.dtype).itemsize, os.path.getsize(path), path.removesuffix(".bin") + ".idx"
+    width, size, name = np.dtype(index.dtype).itemsize, os.path.getsize(path), index_of(path)
+    end = 0
     for start in range(0, len(index.lengths), CHECKED):
         lengths, places = index.lengths[start : start + CHECKED], index.places[start : start + CHECKED]
-        wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places + lengths * np.int64(width) > size))
+        room = size - lengths * np.int64(width)  # of a place, which may itself be near 2^63
+        wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places > room) | (places % width > 0))
         if len(wrong):
             i = int(wrong[0])
             raise BadInput(
-                f"{name}: sequence {start + i} is said to be {lengths[i]} tokens at byte {places[i]} of {path}, "
-                f"which has {size} bytes"
+                f"{name}: sequence {start + i} is said to be {lengths[i]} tokens of {width} bytes at byte {places[i]} of "
+                f"{path}, which has {size} bytes"
             )
+        end = max(end, int((places + size - room).max()))
+    if end != size:
+        raise BadInput(f"{name}: its sequences end at byte {end} of {path}, which has {size} bytes: are they a pair?")
     falls = any((np.diff(index.first[i : i + CHECKED + 1]) < 0).any() for i in range(0, len(index.first), CHECKED))
     if index.first[0] != 0 or index.first[-1] != len(index.lengths) or falls:
         raise BadInput(

@@ -31,17 +31,24 @@ def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
     try:
         for batch in file.iter_batches(ROWS, list(range(piece.start, piece.stop)), [reading.text_key]):
-            for row, value in enumerate(batch.column(0).to_pylist(), row):  # noqa: B020 - it goes on from there
+            for row, value in enumerate(_values(batch.column(reading.text_key)), row):  # noqa: B020 - it goes on from there
                 if value is None:
                     reading.bad(_row(piece.path, row), f"column {reading.text_key!r} is null")
-                elif value:
-                    document = value.encode() if isinstance(value, str) else value
-                    if reading.is_text(document, functools.partial(_row, piece.path, row)):
-                        yield document
+                elif value and reading.is_text(value, functools.partial(_row, piece.path, row)):
+                    yield value
             row += 1 if len(batch) else 0
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0]
         raise BadInput(f"{piece.path}: damaged parquet after row {row}: {reason}") from error
+
+
+def _values(column: Any) -> list[bytes | None]:
+    """As bytes: what a file calls a string may be no UTF-8."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.large_binary()).to_pylist()
 
 
 def _row(path: str, row: int) -> str:
@@ -64,8 +71,11 @@ def _check_column(file: Any, path: str, key: str) -> None:
     schema = file.schema_arrow
     if key not in schema.names:
         raise BadInput(f"{path} has no column {key!r} (--text-key){nearest(key, schema.names)}")
+    if (n := schema.names.count(key)) > 1:
+        raise BadInput(f"{path} has {n} columns {key!r} (--text-key): which one?")
     kind = schema.field(key).type
-    text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
     inner = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not any(is_kind(inner) for is_kind in text):
+    is_string, is_large, is_view = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
+    is_bytes = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    if not any(is_kind(inner) for is_kind in (is_string, is_large, is_view, *is_bytes)):
         raise BadInput(f"{path}: column {key!r} holds {kind}, not text (--text-key)")

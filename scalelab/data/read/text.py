@@ -40,9 +40,7 @@ def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     return text(chunks(piece.path, piece.start), piece.path, reading, piece.start, piece.stop)
 
 
-def text(
-    pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
-) -> Iterator[bytes]:  # fmt: skip
+def text(pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1) -> Iterator[bytes]:
     """The documents of a stream of text whose first byte is byte `start` of a file."""
     for offset, document in _cut(pieces, start, stop):
         if document and reading.is_text(document, lambda: where, offset):
@@ -83,7 +81,7 @@ def json_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
 
 def json_lines(
     pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
-) -> Iterator[bytes]:  # fmt: skip
+) -> Iterator[bytes]:
     """The text under `reading.text_key` of each line of a stream that begins with byte `start - 1` of a file (0: with 0)."""
     for number, (offset, line) in enumerate(_lines(pieces, where, start), 1):
         if stop >= 0 and offset >= stop:

@@ -18,7 +18,8 @@ from scalelab.errors import BadInput
 DOCUMENT = 2**20  # tokens
 HEADER = 256  # int32
 MAGIC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # llm.c: GPT-2 and Llama 3 ids; magic -> version, type
-LOOKED_AT = 2**14  # numbers at the beginning, to tell wider ones apart
+LOOKED_AT, WINDOWS = 2**14, 8  # numbers at each of so many places, to tell wider ones apart: one place may be all zeros
+NUMPY = b"\x93NUMPY"  # what numpy.save begins a file with
 
 
 class Layout(NamedTuple):
@@ -50,6 +51,10 @@ def look(path: str, vocab_size: int) -> Layout:
     if len(head) and int(head[0]) in MAGIC:
         return _declared(path, head, size)
     layout = Layout("<u2" if vocab_size <= 2**16 else "<u4", 0, size // (2 if vocab_size <= 2**16 else 4))
+    if head.tobytes().startswith(NUMPY):
+        raise BadInput(
+            f"{path} begins with {NUMPY!r}: numpy.save wrote it; array.tofile(path) writes the numbers alone"
+        )
     if size % np.dtype(layout.dtype).itemsize:
         raise BadInput(
             f"{path} has {size} bytes, which is no whole number of {np.dtype(layout.dtype).name} ids (vocabulary {vocab_size})"
@@ -76,7 +81,11 @@ def _declared(path: str, head: np.ndarray, size: int) -> Layout:
 def _refuse_wider(path: str, layout: Layout) -> None:
     """BadInput where all high halves are zero: int64 or int32 ids read as narrower ones."""
     width = np.dtype(layout.dtype).itemsize
-    words = np.fromfile(path, layout.dtype, LOOKED_AT)
+    if not layout.n_tokens:
+        return
+    every = np.memmap(path, layout.dtype, "r")
+    steps = range(0, layout.n_tokens, max(LOOKED_AT, layout.n_tokens // WINDOWS // 4 * 4))
+    words = np.concatenate([every[at : at + LOOKED_AT] for at in steps])
     for wide in (8, 4):
         columns = words[: len(words) // (wide // width) * (wide // width)].reshape(-1, wide // width)
         if wide > width and len(columns) >= 4 and columns[:, 0].any() and not columns[:, 1:].any():

@@ -205,12 +205,9 @@ def _findings(best: Optimum, likely: Optimum, used: int, resamples: int) -> tupl
     certificate = best.certificate
     return (
         f"The Huber minimum is {best.value:.13e} ({certificate.agree} of {certificate.starts} starts agree); the "
-        "notebook's "
-        f"best of 4,500 starts stopped {float(GRID_HUBER) / best.value - 1:.1e} above it.",
+        f"notebook's best of 4,500 starts stopped {float(GRID_HUBER) / best.value - 1:.1e} above it.",
         f"Equation 4 prints E = {PAPER['E']}, the E of the Huber minimum ({best.params['E']:.4f}), among the "
-        "maximum-likelihood "
-        f"values of the others, whose own E is {likely.params['E']:.4f}.",
-        "The published standard errors are those of the Huber minimum over resamples, not of the likelihood that "
-        "gave the "
-        f"point estimates; {used} of {resamples} resamples converged.",
+        f"maximum-likelihood values of the others, whose own E is {likely.params['E']:.4f}.",
+        "The published standard errors are those of the Huber minimum over resamples, not of the likelihood that gave "
+        f"the point estimates; {used} of {resamples} resamples converged.",
     )

@@ -179,12 +179,10 @@ def _findings(rows: Sequence[Row], wrong: Sequence[str]) -> tuple[str, ...]:
     return (
         "Table A3, approach 3, 175B: 1.26e+24 is a misprint of 1.26e+25 (6ND, and its neighbours).",
         f"Rows whose C is not 6ND within rounding: {'; '.join(six_nd)}.",
-        "Table A3's approach-3 columns do not follow from the published law: 0.4B is best at C = "
-        f"{small[0].ours:.3g} and "
-        f"D = {small[1].ours:.3g}, not {small[0].published:.3g} and {small[1].published:.3g}.",
+        f"Table A3's approach-3 columns do not follow from the published law: 0.4B is best at C = {small[0].ours:.3g} "
+        f"and D = {small[1].ours:.3g}, not {small[0].published:.3g} and {small[1].published:.3g}.",
         "Table 2's interval of approach 3's a, 0.454 to 0.455, does not hold the 0.4565 of its own law; and of a fit "
-        "to 240 points "
-        "it is some twenty times too narrow (Besiroglu et al. 2024: standard error 0.02).",
+        "to 240 points it is some twenty times too narrow (Besiroglu et al. 2024: standard error 0.02).",
         "Table A4's ratios leave out the embedding and final-logit terms that appendix F lists: with them the first "
         f"is {with_ends:.2f}.",
         f"Table A9: {len(wrong)} sizes are rounded up past the nearest million: {', '.join(wrong)}.",

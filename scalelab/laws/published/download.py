@@ -15,9 +15,8 @@ from collections.abc import Callable
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 60.0
 _RAW = "https://raw.githubusercontent.com"
-_BESIROGLU = (
-    f"{_RAW}/Besiroglu/data/02783aeb768463ef2635c061a961068ff3e93949"  # the one that the paper's notebook reads
-)
+# The one that the paper's notebook reads.
+_BESIROGLU = f"{_RAW}/Besiroglu/data/02783aeb768463ef2635c061a961068ff3e93949"
 _GEMSTONES = f"{_RAW}/mcleish7/gemstone-scaling-laws/1fb97a26b3a4ee647475ee3b46d67413b1844405/wandb_dfs"
 
 

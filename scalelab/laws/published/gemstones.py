@@ -94,8 +94,7 @@ def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
 def _finding(name: str, stored: Stored, ours: closed.Params, lower: float) -> str:
     said, found = ((closed.exponents(p)[0], closed.optimum(p, TARGET_FLOPS).N) for p in (stored.params, ours))
     return (
-        f"{name}: the published optimum is not global: an objective {lower:.2%} lower exists, with a = "
-        f"{found[0]:.3f} instead "
-        f"of {said[0]:.3f}, and {found[1] / 1e9:.3g}B instead of {said[1] / 1e9:.3g}B parameters at "
+        f"{name}: the published optimum is not global: an objective {lower:.2%} lower exists, with a = {found[0]:.3f} "
+        f"instead of {said[0]:.3f}, and {found[1] / 1e9:.3g}B instead of {said[1] / 1e9:.3g}B parameters at "
         f"{TARGET_FLOPS:.0e} FLOPs"
     )

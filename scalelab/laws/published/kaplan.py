@@ -88,9 +88,8 @@ def _conventions() -> list[Row]:
     C = as_kaplan_counts(law, SIZES)
     slope = float(np.polyfit(np.log(C), np.log(SIZES), 1)[0])
     recipe = (
-        "Chinchilla's law, N and C = 6ND without embeddings, N_total = N + 47,491 N^(1/3); power law through the "
-        "best sizes "
-        "from 768 to 1.5e9; within .03"
+        "Chinchilla's law, N and C = 6ND without embeddings, N_total = N + 47,491 N^(1/3); power law through the best "
+        "sizes from 768 to 1.5e9; within .03"
     )
     return [
         row("N_opt ~ C^p: p by Chinchilla's law, counted as Kaplan counts", slope, OPTIMAL["N"], recipe, tolerance=NEAR)
@@ -105,10 +104,8 @@ def _findings(rows: list[Row]) -> tuple[str, ...]:
         f"p = 0.73 of N is a trend of its own: the printed alphas give {of['N_opt ~ C^p: p'].ours:.2f}, L(N, D) gives "
         f"{of['N_opt ~ C^p: p by L(N, D)'].ours:.3f}.",
         "Kaplan against Chinchilla is a matter of counting: without embeddings, Chinchilla's own law has p = "
-        f"{rows[-1].ours:.2f} "
-        f"over Kaplan's sizes, locally from {local.max():.2f} to {local.min():.2f} at the largest; with N the total "
-        "it has "
-        f"a = {float(closed.exponents(law)[0]):.2f} everywhere.",
+        f"{rows[-1].ours:.2f} over Kaplan's sizes, locally from {local.max():.2f} to {local.min():.2f} at the largest; "
+        f"with N the total it has a = {float(closed.exponents(law)[0]):.2f} everywhere.",
         f"Trained again by Porian et al. with N as Kaplan counts: {of[rows[-4].name].ours:.3f} in Kaplan's setting "
         "on RefinedWeb, "
         f"{of[rows[-2].name].ours:.3f} on OpenWebText2, and {of[rows[-3].name].ours:.3f} with tuned optimiser.",

@@ -146,15 +146,13 @@ def _findings(
     worst = int(np.argmax([abs(a - float(e.unweighted)) for a, e in zip(parabola, EXPERIMENTS, strict=True)]))
     return (
         f"Nine of the fifteen stored weighted L(C) fits are A = {STUCK_A:.2f} = e^5, E = {STUCK_E[0]} or "
-        f"{STUCK_E[1]:.4f}, "
-        f"alpha = {STUCK_ALPHA}: the start of the search. Whichever nine they are, the minimum lies elsewhere: there "
-        "the objective "
-        f"is {min(times):.0f} to {max(times):.0f} times that of the minimum, whose alpha is {min(exponents):.3f} to "
-        f"{max(exponents):.3f}. (1/std^2 was given where a standard deviation belongs.)",
+        f"{STUCK_E[1]:.4f}, alpha = {STUCK_ALPHA}: the start of the search. Whichever nine they are, the minimum lies "
+        f"elsewhere: there the objective is {min(times):.0f} to {max(times):.0f} times that of the minimum, whose "
+        f"alpha is {min(exponents):.3f} to {max(exponents):.3f}. (1/std^2 was given where a standard deviation "
+        "belongs.)",
         "The stored spreads and intervals are those of a constant seed noise of .002 nats (RefinedWeb) and .01 "
-        "(OpenWebText2): the "
-        "code compares the logarithm of the loss with thresholds of 3 and 6 nats, which none reaches, so the rise to "
-        ".1 never acts.",
+        "(OpenWebText2): the code compares the logarithm of the loss with thresholds of 3 and 6 nats, which none "
+        "reaches, so the rise to .1 never acts.",
         f"On these wide profiles a parabola finds a = {parabola[worst]:.3f} where Akima's interpolant finds "
         f"{EXPERIMENTS[worst].unweighted} ({EXPERIMENTS[worst].name}).",
     )
