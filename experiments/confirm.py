@@ -9,7 +9,6 @@ study at a tenth of its size and writes beside the runs instead. Again to resume
 """
 
 import dataclasses
-import datetime
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -18,15 +17,14 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from experiments import isoflop
-from experiments.benchmarks.timing import machine
+from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import emit, folder_path
 from scalelab.errors import BadInput
 from scalelab.plan.sweep import Planned
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were for development
 
 
@@ -88,8 +86,7 @@ def page(result: dict[str, Any]) -> str:
 
 
 def _options(argv: Sequence[str]) -> Any:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.confirm"
+    parser = command_line("confirm", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the studies go")
     parser.add_argument("--quick", action="store_true", help="a tenth of the size: does it work at all")
     options = parser.parse_args(argv)
@@ -118,18 +115,14 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput("--workdir=DIR is needed: where the studies go")
     folder, scale = options.workdir, options.scale
     chosen = isoflop.parse(["--quick", f"--workdir={folder}"])[0]
-    result = {
-        "command": " ".join(["python -m experiments.confirm", *argv]),
-        "date": str(datetime.date.today()),
-        "machine": machine(),
+    result = facts("confirm", argv) | {
         "rule": chosen.rule.text(),
         "rule_values": dataclasses.asdict(chosen.rule),
         "base_identity": config_lib.identity(chosen.base),
         "studies": [study(folder, seed, split, scale) for seed, split in STUDIES],
     }
     place = folder if options.quick else RESULTS
-    records.write_json(place / "quickstart.json", result)
-    (place / "quickstart.md").write_text(page(result))
+    keep(place, "quickstart", result, page(result))
     print(page(result))
     emit(result, options.json)
     return 0

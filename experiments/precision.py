@@ -8,7 +8,6 @@ have ended are not run again. Writes precision.json, precision.md, precision.png
 without --quick the first three into `results/` beside this file.
 """
 
-import datetime
 import functools
 import pathlib
 import statistics
@@ -22,11 +21,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import tiny
-from experiments.benchmarks.timing import interleaved, machine
+from experiments.benchmarks.timing import interleaved
+from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import emit, folder_path
 from scalelab.data.batches import train_batches
 from scalelab.plan.sweep import Planned
 from scalelab.precision import exponents
@@ -38,7 +38,6 @@ from scalelab.train import state as state_lib
 from scalelab.train.gradients import gradients
 from scalelab.train.step import train_step
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 TIMED = 4  # steps of a timed dispatch
 
 
@@ -185,8 +184,7 @@ def page(result: dict[str, Any]) -> str:
 
 
 def _options(argv: Sequence[str]) -> Any:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.precision"
+    parser = command_line("precision", __doc__)
     parser.add_argument(
         "--workdir", default="runs/precision", type=folder_path, metavar="DIR", help="where runs and figures go"
     )
@@ -214,14 +212,12 @@ def _main(argv: Sequence[str]) -> int:
     folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
     seeds, steps, rounds = options.seeds, options.steps, options.rounds
-    facts = {"command": " ".join(["python -m experiments.precision", *argv]), "date": str(datetime.date.today())}
-    result = facts | {"machine": machine(), "seeds": seeds, "steps": steps} | study(folder, seeds, steps, rounds)
+    result = facts("precision", argv) | {"seeds": seeds, "steps": steps} | study(folder, seeds, steps, rounds)
     figure, rows = exponent_figure(result["exponents"])
     save(folder, "exponents", figure, rows)
     for place in [folder] if options.quick else [folder, RESULTS]:
         figure.savefig(place / "precision.png", dpi=110)
-        records.write_json(place / "precision.json", result)
-        (place / "precision.md").write_text(page(result))
+        keep(place, "precision", result, page(result))
     print(page(result))
     emit(result, options.json)
     return 0

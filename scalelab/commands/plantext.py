@@ -52,12 +52,17 @@ def unit(total_bytes: int) -> tuple[str, int]:
 def lasts(seconds: float) -> str:
     """ "3.2 days", "14 min", "24.8 ms": in the largest unit of which there are two."""
     name, unit = next((pair for pair in LENGTHS if seconds >= 2 * pair[1]), LENGTHS[-1])
-    return f"{seconds / unit:.3g} {name}"
+    return f"{figures(seconds / unit)} {name}"
+
+
+def figures(value: float) -> str:
+    """Three figures, and all of those before the point: 0.468, 36.2, 3,467."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def fit(fits: bool, margin_bytes: int) -> str:
     """ "fits, 3.2 GiB to spare" or "does not fit, 1.1 GiB too much"."""
-    size = f"{abs(margin_bytes) / GIB:.3g} GiB"
+    size = f"{figures(abs(margin_bytes) / GIB)} GiB"
     return f"fits, {size} to spare" if fits else f"does not fit, {size} too much"
 
 

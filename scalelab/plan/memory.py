@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
-from scalelab.model.kernels import implementation
+from scalelab.model.kernels import chosen
 from scalelab.model.loss import CHUNK_LOGITS
 from scalelab.model.placement import STAGE
 from scalelab.parallel import rules, ticks
@@ -78,11 +78,9 @@ def needed(
 
 def _as_on(static: Static, backend: str) -> tuple[Static, tuple[str, ...]]:
     """`static` with the attention that this backend takes, as far as it can be traced here."""
-    form = dtype(POLICIES[static.precision].compute)
-    if static.layout.context > 1:
+    how = chosen(static, backend)
+    if how == "ring":
         return static, ()
-    packed = static.documents == "mask" or static.seq_warmup
-    how = implementation(static.model, form, packed, backend, static.layout.stage > 1)
     traced = "blockwise" if how in ("cudnn", "splash") else how
     static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=traced))
     said = f"attention by {how} is counted as blockwise, which keeps its output in fp32"

@@ -32,9 +32,9 @@ AHEAD = 10.0  # the budget that intervals are expected at where the study names 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Planned:
-    """What a study is going to run: `{name: resolved config}`, `log.role` of each said, the budget that it aims at, and the law
+    """What a study is going to run: `{name: resolved config}`, `log.role` of each said; the budget that it aims at.
 
-    and relative noise that it expects (from an earlier study of its kind).
+    `expects`, `noise`: the law and the relative noise that it expects, from an earlier study of its kind.
     """
 
     runs: dict[str, ConfigDict]

@@ -29,15 +29,15 @@ p { margin:.45rem 0; max-width:78ch; }
 .numbers div { min-width:7.5rem; }
 .numbers b { display:block; font-size:1.5rem; font-weight:650; line-height:1.25; font-variant-numeric:tabular-nums; }
 .numbers span { color:var(--soft); font-size:.82rem; }
-figure { margin:14px 0; padding:12px; background:#ffffff; border:1px solid var(--line); border-radius:10px; }
-figure img { display:block; width:100%; height:auto; margin:0 auto; }
+figure { margin:14px 0; padding:12px; overflow-x:auto; background:#ffffff; border:1px solid var(--line); border-radius:10px; }
+figure img { display:block; width:100%; min-width:36rem; height:auto; margin:0 auto; }
 figcaption { color:#5c6370; padding:8px 4px 0; } figcaption a { color:#2455a4; }
 summary { cursor:pointer; color:var(--soft); }
 .scroll { overflow-x:auto; }
 table { border-collapse:collapse; font-size:.86rem; font-variant-numeric:tabular-nums; margin:.5rem 0; }
 th, td { text-align:left; padding:4px 14px 4px 0; border-bottom:1px solid var(--line); vertical-align:top; }
 th { color:var(--soft); font-weight:600; white-space:nowrap; } td.number, th.number { text-align:right; }
-td { max-width:34rem; overflow-wrap:anywhere; } td.number { white-space:nowrap; } td.name { min-width:11rem; }
+td { min-width:5.5rem; max-width:34rem; overflow-wrap:anywhere; } td.number { white-space:nowrap; } td.name { min-width:11rem; }
 code { font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; background:var(--back); padding:2px 5px; border-radius:4px; overflow-wrap:anywhere; }
 .card code { background:none; padding:0; }
 """
@@ -61,8 +61,8 @@ def say(value: Any, name: str = "") -> str:
         return f"{value:.4f}"  # losses are compared digit by digit
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and abs(value) < 100_000:
-        return str(value)
+    if isinstance(value, int) and abs(value) < 10_000_000:
+        return f"{value:,}"  # whole, so that a column of them reads alike
     if isinstance(value, float) and math.isfinite(value) and 1e-2 <= abs(value) < 1e3:
         return f"{value:.4g}"
     if isinstance(value, int | float):

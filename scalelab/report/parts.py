@@ -80,7 +80,13 @@ def logbook(folders: Sequence[pathlib.Path]) -> str:
     rows = [row | {"at": gather.clock(row["time"])} for row in gather.event_rows(folders) if row["kind"] not in plain]
     if not rows:
         return html.paragraph("Nothing happened: no skip, resume, divergence, change or note.")
-    return html.table(rows, {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"})
+    columns = {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"}
+    chosen = [row for row in rows if len(folders) > 1 and row["kind"] == "chosen"]  # three lines a run: told on demand
+    happened = [row for row in rows if row not in chosen]
+    told = html.table(happened, columns) if happened else html.paragraph("Nothing else happened.") if chosen else ""
+    return told + (
+        html.folded(f"what was chosen for the runs: {len(chosen)}", html.table(chosen, columns)) if chosen else ""
+    )
 
 
 def origin(folders: Sequence[pathlib.Path], commands: Sequence[str]) -> str:

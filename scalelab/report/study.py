@@ -6,6 +6,7 @@ absent while the study runs) and the run folders. It fits nothing itself.
 
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def report_study(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     page, summary = Page(folder, "study"), records.read_json(folder / "summary.json")
     folders = records.run_folders(folder)
     rows = sorted(records.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
-    first = _first_metric(summary)
+    first = _first_metric(summary, folders)
     page.parts.append(html.card(*verdict.summary_lines(summary, first)))
     page.parts.append(
         html.section(
@@ -46,10 +47,10 @@ def report_study(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     return page, page.write(f"Scaling study: {folder.resolve().name}", subtitle)
 
 
-def _first_metric(summary: dict) -> float | None:
-    """When the held-out run logged for the first time; None where it hasn't."""
-    where = (summary.get("held_out") or {}).get("folder")
-    lines = records.read_metrics(where) if where else []
+def _first_metric(summary: dict, folders: Sequence[pathlib.Path]) -> float | None:
+    """When the held-out run logged for the first time; None where it hasn't. By its name: a study may have been moved."""
+    mine = [folder for folder in folders if folder.name == _held_name(summary)]
+    lines = records.read_metrics(mine[0]) if mine else []
     return lines[0]["time"] if lines else None
 
 

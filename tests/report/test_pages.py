@@ -38,9 +38,10 @@ class Elements(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """A finished study, reported: (folder, summary, what write_report returned, its page)."""
-    folder = tmp_path_factory.mktemp("report") / "study"
-    summary = synthetic.write_study(folder, lines=60)
+    """A finished study, moved and then reported: (folder, summary, what write_report returned, its page)."""
+    place = tmp_path_factory.mktemp("report")
+    summary, folder = synthetic.write_study(place / "where it ran", lines=60), place / "study"
+    (place / "where it ran").rename(folder)
     report = write_report(folder)
     return folder, summary, report, Elements((folder / "report.html").read_text())
 
@@ -141,7 +142,9 @@ def test_bad_news_is_told(study, tmp_path, change, said):
 
     summary = json.loads((study[0] / "summary.json").read_text())
     summary["held_out"] |= change
-    assert said in " ".join(verdict.summary_lines(summary, studies._first_metric(summary)))
+    assert said in " ".join(
+        verdict.summary_lines(summary, studies._first_metric(summary, records.run_folders(study[0])))
+    )
 
 
 def test_a_fit_that_did_not_converge_is_told(study):

@@ -1,0 +1,29 @@
+"""An optimizer, a schedule and a scaling law of one's own, each named on the command line: docs/extending.md runs them."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from scalelab.laws.law import Coefficient, Exponent
+
+
+def signs(declared, o, h, lr):
+    """signSGD with momentum (Bernstein et al. 2018): an optax transform of gradients into directions.
+
+    `declared`: the parameters' declarations, `o`: options that are compiled in, `h`: numbers that are traced (beta1, …), `lr`:
+    the step's LR. Weight decay, clipping, multipliers and -LR are the chain's.
+    """
+    return optax.chain(optax.trace(h["beta1"]), optax.stateless(lambda g, _: jax.tree.map(jnp.sign, g)))
+
+
+def triangle(step, h):
+    """Up to the peak at half of the run, and down to 0 at its end. `step` and `h` are traced: no Python `if` on them."""
+    return h["peak_lr"] * (1.0 - jnp.abs(2.0 * (step + 1.0) / h["steps"] - 1.0))
+
+
+def of_tokens(D, *, E: Coefficient, B: Coefficient, beta: Exponent):
+    """L = E + B/D^beta
+
+    Columns come first; parameters after the `*`, annotated with their kind (scalelab/laws/law.py).
+    """
+    return E + B / D**beta

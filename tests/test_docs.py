@@ -1,0 +1,69 @@
+"""README and docs/: links that lead somewhere, commands with options that exist, and functions of one's own that work."""
+
+import pathlib
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from docs import own
+from scalelab import config as config_lib
+from scalelab.__main__ import COMMANDS, main
+from scalelab.laws.law import law_of
+from scalelab.optim import schedules, table
+from scalelab.tree import default_tree, leaves
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "scalelab/laws/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TINY = ROOT / "configs" / "tiny.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_every_page_is_reached_from_the_readme():
+    said = (ROOT / "README.md").read_text()
+    assert [page.name for page in PAGES[2:] if f"docs/{page.name}" not in said] == []
+
+
+def commands(page):
+    """The indented lines of a page that call scalelab or a study, comments off, as words."""
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(r"^    +((?:scalelab |python -m experiments\.).*)$", text, re.MULTILINE):
+        yield shlex.split(line.replace("…", ""), comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_options_that_they_are_shown_with(page, capsys):
+    for words in commands(page):
+        options = {word.split("=")[0] for word in words if word.startswith("--") and len(word) > 2}
+        keys = {option.removeprefix("--config.") for option in options if option.startswith("--config.")}
+        assert keys <= set(leaves(default_tree())), words
+        if words[0] == "scalelab":
+            assert words[1] in COMMANDS, words
+            with pytest.raises(SystemExit):
+                main([words[1], "--help"])
+            known = capsys.readouterr().out
+        else:
+            file = ROOT / (words[2].replace(".", "/") + ".py")
+            known = (file if file.exists() else file.with_suffix("") / "__main__.py").read_text()
+        assert [o for o in options if not o.startswith("--config.") and o not in known] == [], words
+
+
+def test_an_optimizer_and_a_schedule_of_ones_own():
+    values = {"optim.name": "docs.own:signs", "optim.peak_lr": 1e-3, "optim.beta1": 0.9}
+    config = config_lib.load(TINY, values | {"schedule.name": "docs.own:triangle"})
+    rows = table.rows(config_lib.static(config), config_lib.hparams(config))
+    assert {(row.optimizer, row.bytes_per_parameter) for row in rows} == {("docs.own:signs", 4.0)}  # the momentum
+    lr = schedules.curves(config, [0, 149, 299])["lr"]
+    np.testing.assert_allclose(lr, [1e-3 * 2 / 300, 1e-3, 0.0], atol=1e-9)
+
+
+def test_a_law_of_ones_own():
+    law = law_of(own.of_tokens)
+    assert (law.columns, law.linear, law.searched) == (("D",), ["E", "B"], ["beta"])
+    assert law({"D": [1e4]}, {"E": 1.0, "B": 100.0, "beta": 0.5}) == pytest.approx(2.0)
