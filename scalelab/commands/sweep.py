@@ -10,11 +10,8 @@ Exit code: 0 all done (or --status), 1 some diverged or failed, 2 bad input, 75 
 import pathlib
 import sys
 
-from rich.console import Console
-from rich.table import Table
-
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import Parser, emit, folder_path, print_table
 from scalelab.config import split_overrides
 
 
@@ -77,10 +74,7 @@ def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: li
 
 def _print(rows: list[dict]) -> None:
     columns = ("name", "status", "step", "steps", "train_loss", "val_loss", "tokens_per_s")
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*[_text(row.get(column)) for column in columns])
-    Console().print(table)
+    print_table(columns, [[_text(row.get(column)) for column in columns] for row in rows])
 
 
 def _text(value: object) -> str:
