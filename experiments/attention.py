@@ -18,8 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from experiments.shared import command_line
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import emit
 from scalelab.errors import BadInput, nearest
 from scalelab.model import kernels
 from scalelab.model.blockwise import blockwise_attention
@@ -136,8 +137,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.attention"
+    parser = command_line("attention", __doc__)
     parser.add_argument("--quick", action="store_true", help="lengths up to 1k, one round")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="timed rounds (default: 5)")
     parser.add_argument("--only", default="; ".join(KINDS), metavar="A; B", help=f"kinds: {'; '.join(KINDS)}")

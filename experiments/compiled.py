@@ -7,20 +7,19 @@ said); ten minutes on two CPU cores. Writes results/compiled.json and .md beside
 
 import datetime
 import importlib.metadata
-import json
 import pathlib
 import sys
 from typing import Any
 
+from experiments.shared import RESULTS, command_line, keep
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import emit
 from scalelab.errors import BadInput, nearest
 from scalelab.plan.compile import compiled, side_by_side
 from scalelab.plan.machine import machine
 from scalelab.plan.memory import memory
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 RECIPES = pathlib.Path(__file__).parent.parent / "configs" / "recipes"
 # Name -> (recipe, hardware, slices or 0, what differs from the recipe).
 ROWS: dict[str, tuple[str, str, int, str]] = {
@@ -96,8 +95,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.compiled"
+    parser = command_line("compiled", __doc__)
     parser.add_argument("--only", default="; ".join(ROWS), metavar="A; B", help=f"rows: {'; '.join(ROWS)}")
     parser.add_argument("--quick", action="store_true", help="the first row alone")
     options = parser.parse_args(argv)
@@ -114,8 +112,7 @@ def _main(argv: list[str]) -> int:
     if options.json != "-":
         print(table(rows))
     if len(rows) == len(ROWS):
-        (RESULTS / "compiled.json").write_text(json.dumps(rows, indent=1) + "\n")
-        (RESULTS / "compiled.md").write_text(f"{head()}\n\n{table(rows)}\n")
+        keep(RESULTS, "compiled", rows, f"{head()}\n\n{table(rows)}\n")
     emit({"rows": rows}, options.json)
     return 0
 

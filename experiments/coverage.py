@@ -8,7 +8,6 @@ and writes into the workdir instead. About twenty minutes on one core. Again to 
 """
 
 import dataclasses
-import datetime
 import json
 import pathlib
 import sys
@@ -18,17 +17,15 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom, qmc
 
-from experiments.benchmarks.timing import machine
-from scalelab import records
+from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import emit, folder_path
 from scalelab.laws import closed, decision, optimum, profile, uncertainty
 from scalelab.laws import law as law_lib
 from scalelab.laws.objective import huber_log
 from scalelab.laws.problem import problem
 from scalelab.testing.law import RANGES
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9
 BAND = (0.85, 0.95)
 SMALL = {"E": 1.1, "A": 250.0, "B": 350.0, "alpha": 0.6, "beta": 0.47}  # as the quickstart's: bytes, N below 1e6
@@ -167,8 +164,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.coverage"
+    parser = command_line("coverage", __doc__)
     parser.add_argument(
         "--workdir", default="runs/coverage", type=folder_path, metavar="DIR", help="where finished studies are kept"
     )
@@ -177,18 +173,14 @@ def _main(argv: Sequence[str]) -> int:
     folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
     studies = QUICK_STUDIES if options.quick else STUDIES
-    result = {
-        "command": " ".join(["python -m experiments.coverage", *argv]),
-        "date": str(datetime.date.today()),
-        "machine": machine(),
+    result = facts("coverage", argv) | {
         "studies": studies,
         "resamples": RESAMPLES,
         "arms": [dataclasses.asdict(arm) for arm in ARMS],
         "coverage": {arm.name: count(arm, studies, folder) for arm in ARMS},
     }
     place = folder if options.quick else RESULTS
-    records.write_json(place / "coverage.json", result)
-    (place / "coverage.md").write_text(page(result))
+    keep(place, "coverage", result, page(result))
     print(page(result))
     emit(result, options.json)
     return 0

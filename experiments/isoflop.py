@@ -22,11 +22,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from experiments.shared import command_line
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit, folder_path, say
+from scalelab.commands.shared import emit, folder_path, say
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.laws import FitError, Fitted, forms
 from scalelab.laws.isoflop import fit_isoflop
@@ -242,8 +243,7 @@ def earlier_s(folder: pathlib.Path, begun: float) -> float:
 def parse(argv: Sequence[str]) -> tuple[Study, Any]:
     """Arguments -> (study, options). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.isoflop"
+    parser = command_line("isoflop", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="the study's folder; again to resume")
     parser.add_argument("--quick", action="store_true", help="the study of the README: minutes on two cores")
     parser.add_argument(

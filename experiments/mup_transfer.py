@@ -9,7 +9,6 @@ is placed lower at larger widths, so that its minimum lies inside. Writes result
 file with --quick and the default config, else into the workdir. Again to resume.
 """
 
-import datetime
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.benchmarks.timing import machine
+from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.commands.progress import Board
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import emit, folder_path
 from scalelab.errors import BadInput
 from scalelab.model.resize import resized
 from scalelab.plan.sweep import Planned
@@ -31,7 +30,6 @@ from scalelab.report.lrplots import transfer, write
 from scalelab.sweep.best import best
 
 ROOT = pathlib.Path(__file__).parent.parent
-RESULTS = pathlib.Path(__file__).parent / "results"
 FALL = {"mup": 0.0, "standard": 0.8}  # octaves a doubling by which the grid is placed lower
 MOST = {"mup": 0.75}  # octaves over 8 times the width, as is promised
 LEAST = {"standard": 2.0}
@@ -139,8 +137,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
 def parse(argv: Sequence[str]) -> tuple[ConfigDict, Sequence[int], float, Any, dict[str, str]]:
     """Arguments -> (family, widths, octaves between LRs, options, overrides). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.mup_transfer"
+    parser = command_line("mup_transfer", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
     parser.add_argument("--quick", action="store_true", help="LRs an octave apart: 4 minutes on two cores (else: half)")
     parser.add_argument("--config", metavar="FILE", help="the family of models (default: configs/mup_transfer.py)")
@@ -189,10 +186,7 @@ def _main(argv: Sequence[str]) -> int:
         print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
         return 75
     rows = measured(folder, widths, step)
-    result = {
-        "command": " ".join(["python -m experiments.mup_transfer", *argv]),
-        "date": str(datetime.date.today()),
-        "machine": machine(),
+    result = facts("mup_transfer", argv) | {
         "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of {base.train.global_batch} x {base.model.seq_len} "
         f"bytes, {base.schedule.name} LR, {base.optim.name}, mup's base width {base.parametrization.base_width}, seeds "
         f"{', '.join(map(str, SEEDS))}; validation loss in nats/byte.",
@@ -203,9 +197,8 @@ def _main(argv: Sequence[str]) -> int:
         "verdicts": verdicts(rows),
     }
     place = RESULTS if options.quick and not (options.config or overrides or options.widths) else folder
-    records.write_json(place / "mup_transfer.json", result)
     write(str(place / "mup_transfer.png"), transfer(rows), rows)
-    (place / "mup_transfer.md").write_text(page(result))
+    keep(place, "mup_transfer", result, page(result))
     if options.json != "-":
         print(page(result))
     emit(result, options.json)

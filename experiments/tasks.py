@@ -18,69 +18,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiments.shared import command_line
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import emit, folder_path
 from scalelab.data.language import Language, make_language
 from scalelab.errors import BadInput
 
 HERE = pathlib.Path(__file__).parent / "tasks"
 
 NAMES = [
-    "value",
-    "index",
-    "count",
-    "total",
-    "name",
-    "path",
-    "item",
-    "size",
-    "key",
-    "data",
-    "line",
-    "node",
-    "text",
-    "start",
-    "end",
-    "width",
-    "depth",
-    "result",
-    "width",
-    "level",
-]
+    "value", "index", "count", "total", "name", "path", "item", "size", "key", "data", "line", "node", "text",
+    "start", "end", "width", "depth", "result", "width", "level",
+]  # fmt: skip
 CALLS = [
-    "len",
-    "max",
-    "min",
-    "sum",
-    "sorted",
-    "list",
-    "dict",
-    "set",
-    "tuple",
-    "str",
-    "int",
-    "abs",
-    "open",
-    "print",
+    "len", "max", "min", "sum", "sorted", "list", "dict", "set", "tuple", "str", "int", "abs", "open", "print",
     "range",
-]
+]  # fmt: skip
 KEYWORDS = {
     "ret": "urn", "imp": "ort", "fro": "m", "cla": "ss", "whi": "le", "rai": "se", "exce": "pt", "asse": "rt",
     "yie": "ld", "lamb": "da", "brea": "k", "cont": "inue", "fina": "lly", "glob": "al", "eli": "f",
 }  # fmt: skip
 WANTING = (0, 1, 2, 4)  # spaces
 SPELLED = [
-    "self.",
-    "None",
-    "True",
-    "False",
-    "return ",
-    "import ",
-    "isinstance(",
-    "ValueError",
-    "__init__(self",
-    "raise ",
-]
+    "self.", "None", "True", "False", "return ", "import ", "isinstance(", "ValueError", "__init__(self", "raise ",
+]  # fmt: skip
 
 
 def brackets(chance: random.Random) -> dict:
@@ -176,8 +137,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.tasks"
+    parser = command_line("tasks", __doc__)
     parser.add_argument("--items", type=int, default=150, metavar="N", help="items of each task (default: 150)")
     parser.add_argument(
         "--out", type=folder_path, default=HERE, metavar="DIR", help="where to (default: experiments/tasks)"

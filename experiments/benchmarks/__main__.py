@@ -1,28 +1,31 @@
 """python -m experiments.benchmarks [--only=step|optimizers|packing|startup|laws|checkpoints|compile|data] [--rounds=N] [--keep] [--json[=PATH]]
 
 How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
-does the same arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a warm start over a cold one, compilation under FSDP x tensor
-parallelism over that on one device, a checkpoint over the raw disk; fits and
-their resamples over scipy's, in CPU seconds of one core; batches read over a bare memmap, and `scalelab prepare` on all cores over one. About a quarter of an hour on two
-CPU cores; leave the machine alone meanwhile. --keep puts what was measured into experiments/results/benchmarks.json, each part
-with its machine and date; parts that were not measured stay there as they were.
+does the same arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a warm start
+over a cold one, compilation under FSDP x tensor parallelism over that on one device, a checkpoint over the raw disk; fits and
+their resamples over scipy's, in CPU seconds of one core; batches read over a bare memmap, and `scalelab prepare` on all cores
+over one. About a quarter of an hour on two CPU cores; leave the machine alone meanwhile. --keep puts what was measured into
+experiments/results/benchmarks.json, each part with its machine and date; parts that were not measured stay there as they were.
 """
 
 import datetime
-import json
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from experiments.shared import command_line, machine
+from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import emit
 from scalelab.errors import BadInput, nearest
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "benchmarks.json"
 PARTS = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile", "data")
+Cells = tuple[str, str, str, str, str]
 
 
 def main(argv: list[str]) -> int:
@@ -31,8 +34,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.benchmarks"
+    parser = command_line("benchmarks", __doc__)
     parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PARTS)}")
     parser.add_argument(
         "--keep", action="store_true", help="into experiments/results/benchmarks.json; other parts stay"
@@ -45,9 +47,9 @@ def _main(argv: list[str]) -> int:
         raise BadInput(f"--only={options.only}: no such part{nearest(options.only, PARTS)}")
     if options.rounds < 1:
         raise BadInput(f"--rounds={options.rounds}: at least 1")
-    from experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step, timing
+    from experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step
 
-    result: dict[str, Any] = {"machine": timing.machine(), "date": str(datetime.date.today())}
+    result: dict[str, Any] = {"machine": machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # of what takes half a minute a round
     parts = {
         "step": lambda: step.rows(options.rounds),
@@ -72,74 +74,60 @@ def _main(argv: list[str]) -> int:
 
 def keep(name: str, result: dict[str, Any], rounds: int) -> None:
     """Put one part into RESULTS, and beside all parts on what machine and when it was measured."""
-    kept = json.loads(RESULTS.read_text())
+    kept = records.read_json(RESULTS)
     measured = {"machine": result["machine"], "date": result["date"], "rounds": rounds}
     kept["measured"] = kept.get("measured", {}) | {name: measured}
-    RESULTS.write_text(json.dumps(kept | {name: result[name]}, indent=1) + "\n")
+    records.write_json(RESULTS, kept | {name: result[name]})
 
 
 def show(result: dict[str, Any]) -> None:
     """The table."""
-    table = Table(
-        "what",
-        "scalelab",
-        "against",
-        "ratio (lowest to highest)",
-        "goal",
-        title=result["machine"],
-        caption=result["date"],
-    )
-    for row in result.get("step", []):
-        share = f"bare step: {row['bare_tokens_per_s']:,.0f} tokens/s, {row['bare_share_of_peak']:.0%} of {row['peak_gflops']:.0f} GFLOP/s"
-        value = _ratio(row) if row["ratio"] is not None else "none: the bare step is under a quarter of the peak"
-        table.add_row(
-            f"step, vocab {row['vocab']:,}",
-            f"{row['scalelab_tokens_per_s']:,.0f} tokens/s",
-            share,
-            value,
-            "at least 0.97",
-        )
-    for row in result.get("optimizers", []):
-        goal = f"at most {row['goal']}" if row["goal"] else ""
-        said = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
-        by_flops = f"by added FLOPs {row['predicted']:.2f}"
-        table.add_row(f"step under {row['optimizer']}", f"{row['ms_a_step']:.0f} ms", f"adamw; {by_flops}", said, goal)
-    if row := result.get("packing"):
-        table.add_row(
-            "8 trials packed",
-            f"{row['packed_s']:.1f} s",
-            f"bare loop: {row['bare_s']:.1f} s",
-            _ratio(row),
-            "at most 1.15",
-        )
-        against = f"8 processes: {row['processes_s']:.1f} s"
-        table.add_row("", f"{row['packed_s']:.1f} s", against, f"{row['over_processes']:.2f}", "")
-    if row := result.get("startup"):
-        table.add_row(
-            "first step, warm cache",
-            f"{row['warm_s']:.1f} s",
-            f"cold: {row['cold_s']:.1f} s",
-            _ratio(row),
-            "at most 0.60",
-        )
-    if row := result.get("compile"):
-        table.add_row(
-            "compilation, FSDP x tensor",
-            f"{row['mesh_s']:.1f} s (XLA {row['mesh_xla_s']:.1f})",
-            f"one device: {row['one_s']:.1f} s (XLA {row['one_xla_s']:.1f})",
-            _ratio(row),
-            "at most 1.50",
-        )
-    for what, ours, against, value, goal in laws_rows(result["laws"]) if "laws" in result else ():
-        table.add_row(what, ours, against, value, goal)
-    for cells in _checkpoint_rows(result["checkpoints"]) if "checkpoints" in result else ():
-        table.add_row(*cells)
-    for cells in _data_rows(result["data"]) if "data" in result else ():
-        table.add_row(*cells)
+    columns = ("what", "scalelab", "against", "ratio (lowest to highest)", "goal")
+    table = Table(*columns, title=result["machine"], caption=result["date"])
+    for name, rows in SHOWN.items():
+        for cells in rows(result[name]) if name in result else ():
+            table.add_row(*cells)
     Console(width=160).print(table)
 
 
-def laws_rows(row: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
+def _step_rows(rows: list[dict[str, Any]]) -> list[Cells]:
+    found = []
+    for row in rows:
+        ours, bare = (f"{row[f'{whose}_tokens_per_s']:,.0f} tokens/s" for whose in ("scalelab", "bare"))
+        against = f"bare step: {bare}, {row['bare_share_of_peak']:.0%} of {row['peak_gflops']:.0f} GFLOP/s"
+        value = _ratio(row) if row["ratio"] is not None else "none: the bare step is under a quarter of the peak"
+        found.append((f"step, vocab {row['vocab']:,}", ours, against, value, "at least 0.97"))
+    return found
+
+
+def _optimizer_rows(rows: list[dict[str, Any]]) -> list[Cells]:
+    return [
+        (f"step under {row['optimizer']}", f"{row['ms_a_step']:.0f} ms", f"adamw; by added FLOPs {row['predicted']:.2f}",
+         f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})", f"at most {row['goal']}" if row["goal"] else "")
+        for row in rows
+    ]  # fmt: skip
+
+
+def _packing_rows(row: dict[str, Any]) -> list[Cells]:
+    packed, processes = f"{row['packed_s']:.1f} s", f"8 processes: {row['processes_s']:.1f} s"
+    return [
+        ("8 trials packed", packed, f"bare loop: {row['bare_s']:.1f} s", _ratio(row), "at most 1.15"),
+        ("", packed, processes, f"{row['over_processes']:.2f}", ""),
+    ]
+
+
+def _startup_rows(row: dict[str, Any]) -> list[Cells]:
+    cold, warm = f"cold: {row['cold_s']:.1f} s", f"{row['warm_s']:.1f} s"
+    return [("first step, warm cache", warm, cold, _ratio(row), "at most 0.60")]
+
+
+def _compile_rows(row: dict[str, Any]) -> list[Cells]:
+    mesh = f"{row['mesh_s']:.1f} s (XLA {row['mesh_xla_s']:.1f})"
+    one = f"one device: {row['one_s']:.1f} s (XLA {row['one_xla_s']:.1f})"
+    return [("compilation, FSDP x tensor", mesh, one, _ratio(row), "at most 1.50")]
+
+
+def _laws_rows(row: dict[str, Any]) -> list[Cells]:
     """CPU seconds; the references are samples, extrapolated."""
     grown, starts, draws = row["growth"], row["sampled_starts"], row["sampled_resamples"]
     above = row["scipy_median_excess"]
@@ -155,22 +143,15 @@ def laws_rows(row: dict[str, Any]) -> list[tuple[str, str, str, str, str]]:
     ]  # fmt: skip
 
 
-def _checkpoint_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = []
+def _checkpoint_rows(row: dict[str, Any]) -> list[Cells]:
+    rows: list[Cells] = []
     for what, raw in (("save", "write"), ("restore", "read")):
         low, high = row[f"{what}_ratio_range"]
         shares = f"Orbax {row[f'{what}_orbax_share']:.0%}, hashing and commit {row[f'{what}_hash_share']:.0%}"
         rate, disk = row["bytes"] / row[f"{what}_s"] / 1e6, row["bytes"] / row[f"raw_{raw}_s"] / 1e6
         ratio = f"{row[f'{what}_ratio']:.2f} ({low:.2f} to {high:.2f})"
-        rows.append(
-            (
-                f"{what} 100 M fp32 numbers",
-                f"{rate:,.0f} MB/s ({shares})",
-                f"raw {raw}: {disk:,.0f} MB/s",
-                ratio,
-                "at least 0.25",
-            )
-        )
+        ours, against = f"{rate:,.0f} MB/s ({shares})", f"raw {raw}: {disk:,.0f} MB/s"
+        rows.append((f"{what} 100 M fp32 numbers", ours, against, ratio, "at least 0.25"))
     blocked = f"{row['blocked_share']:.1%} of the save"
     return [
         *rows,
@@ -178,7 +159,7 @@ def _checkpoint_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
-def _data_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
+def _data_rows(row: dict[str, Any]) -> list[Cells]:
     (low, high), (slow, fast) = row["read_ratio_range"], row["speedup_range"]
     least, most = row["mixed_ratio_range"]
     cores = row["cores"]
@@ -210,6 +191,12 @@ def _data_rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
 def _ratio(row: dict[str, Any]) -> str:
     low, high = row["ratio_range"]
     return f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
+
+
+SHOWN: dict[str, Callable[[Any], list[Cells]]] = {
+    "step": _step_rows, "optimizers": _optimizer_rows, "packing": _packing_rows, "startup": _startup_rows,
+    "compile": _compile_rows, "laws": _laws_rows, "checkpoints": _checkpoint_rows, "data": _data_rows,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -4,13 +4,9 @@ Every contender is a function that does one unit of work; it may return arrays, 
 in an order that reverses each round, so a drift of the machine and a neighbour's cache fall on all alike.
 """
 
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,23 +41,3 @@ def peak_matmul() -> tuple[Callable[[], jax.Array], float]:
     a = jax.random.normal(jax.random.key(0), (PEAK_SIZE, PEAK_SIZE))
     multiply = jax.jit(jnp.dot)
     return lambda: multiply(a, a), 2.0 * PEAK_SIZE**3
-
-
-def machine() -> str:
-    """One line: processor, cores, load, and the versions that decide speed."""
-    versions = " ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "flax", "optax", "numpy"))
-    load = os.getloadavg()[0]
-    return f"{_processor()}, {_cores()} cores (load {load:.1f}), Python {platform.python_version()}, {versions}"
-
-
-def _processor() -> str:
-    """The name Linux gives the processor, else Python's."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

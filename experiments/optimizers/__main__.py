@@ -10,7 +10,6 @@ a validation loss. Run the same command again to resume. --quick: 6 trials and 3
 most 6 minutes on two cores; without it 24 trials, and the tables go to experiments/results/ too.
 """
 
-import datetime
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,17 +18,16 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import tiny
-from experiments.benchmarks.timing import machine
 from experiments.optimizers import race, ranking
+from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
-from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.commands.progress import Board
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import emit, folder_path
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, WorkFailed, nearest
+from scalelab.plan.sweep import Planned
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
 QUICK = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
     "eval.batches": 4, "eval.every_steps": 20, "checkpoint.every_steps": 100, "train.steps_per_dispatch": 20,
@@ -43,11 +41,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     overrides, rest = config_lib.split_overrides(list(argv))
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.optimizers"
-    parser.add_argument(
-        "--workdir", required=True, type=folder_path, metavar="DIR", help="where the runs go; again to resume"
-    )
+    parser = command_line("optimizers", __doc__)
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
     parser.add_argument("--quick", action="store_true", help="a small model, 6 trials, 3 seeds")
     parser.add_argument(
         "--config", metavar="FILE", help="the model and run to compare on (default: configs/tiny.py, small)"
@@ -73,6 +68,16 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     return options, config_lib.override(base, sizes | overrides), names
 
 
+def plan(arguments: Sequence[str]) -> Planned:
+    """What this study would run (default: --quick), before any of it: `scalelab plan --sweep` asks.
+
+    Which tuning trial is an optimizer's best isn't known yet: its last runs are listed with the first one's values, and cost as much.
+    """
+    options, base, names = _options(arguments or ["--quick"])
+    values = {name: race.points(name, options.trials, base.train.seed)[0] for name in names}
+    return Planned(race.tuning(base, names, options.trials) | race.finals(base, values, options.seeds))
+
+
 def _run(folder: pathlib.Path, made: Mapping[str, ConfigDict], stop: Any) -> None:
     from scalelab.sweep.run import run_sweep
 
@@ -88,6 +93,8 @@ def _main(argv: Sequence[str]) -> int:
     from scalelab.train.single import dataset
 
     options, base, names = _options(argv)
+    if options.workdir is None:
+        raise BadInput("--workdir=DIR is needed: where the runs go")
     folder = options.workdir
     made = race.tuning(base, names, options.trials)
     cache_compilations()
@@ -128,10 +135,7 @@ def _result(
         kept[name] = sum(row.state_bytes for row in rows) / sum(row.parameters for row in rows)
     tokens = config.train.global_batch * config.model.seq_len
     size = count.parameters(config_lib.static(config).model)["total"]
-    return {
-        "command": " ".join(["python -m experiments.optimizers", *argv]),
-        "date": str(datetime.date.today()),
-        "machine": machine(),
+    return facts("optimizers", argv) | {
         "what": f"{size:,} parameters, {config.train.steps} steps of {tokens:,} bytes, {config.schedule.name} LR; {options.trials} "
         f"tuning trials and {options.seeds} fresh seeds of each",
         "target_loss": options.target_loss,
@@ -148,8 +152,7 @@ def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any)
          "tuned": [run["loss"] for run in tuned[row["name"]]]}
         for row in result["rows"]
     ]  # fmt: skip
-    records.write_json(folder / "optimizers.json", result)
-    (folder / "optimizers.md").write_text(page(result))
+    keep(folder, "optimizers", result, page(result))
     drawn(shown).savefig(folder / "optimizers.png", dpi=110)
 
 

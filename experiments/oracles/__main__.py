@@ -10,7 +10,6 @@ experiments/results/oracles.*. The papers' recurrences in numpy are another test
 
 import datetime
 import importlib.metadata
-import json
 import os
 import pathlib
 import sys
@@ -24,12 +23,12 @@ from rich.table import Table
 
 from experiments.oracles import beyond, problem
 from experiments.oracles.cases import CASES, Case
+from experiments.shared import RESULTS, command_line, keep, markdown
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import emit
 from scalelab.errors import BadInput, nearest
 from scalelab.train.changes import versions
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
 REQUIREMENTS = pathlib.Path(__file__).parents[2] / "requirements-oracles.txt"
 COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")
 
@@ -40,8 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.oracles"
+    parser = command_line("oracles", __doc__)
     known = [*dict.fromkeys(case.optimizer for case in CASES), "mup", "loss scale"]
     parser.add_argument("--only", default=",".join(known), metavar="A,B", help=f"of {', '.join(known)}")
     options = parser.parse_args(argv)
@@ -59,7 +57,7 @@ def _main(argv: list[str]) -> int:
             table.add_row(*line)
         Console(width=200).print(table)
     if chosen == known:
-        keep(result)
+        write(result)
     emit(result, options.json)
     return 0 if all(r["tolerance"] is None or r["difference"] <= r["tolerance"] for r in rows) else 1
 
@@ -89,15 +87,11 @@ def cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return found
 
 
-def keep(result: dict[str, Any]) -> None:
+def write(result: dict[str, Any]) -> None:
     """Write results/oracles.json and .md."""
-    (RESULTS / "oracles.json").write_text(json.dumps(result, indent=1) + "\n")
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = ["# Oracles", "", __doc__.partition("    make")[0].strip(), "", f"`make test-oracles` on {result['date']} ({packages}):", ""]  # fmt: skip
-    lines += [
-        " | ".join(("", *line, "")).strip() for line in (COLUMNS, ("---",) * len(COLUMNS), *cells(result["rows"]))
-    ]
-    (RESULTS / "oracles.md").write_text("\n".join(lines) + "\n")
+    keep(RESULTS, "oracles", result, "\n".join([*lines, *markdown(COLUMNS, cells(result["rows"]))]) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ nothing is counted. The whole (`make test-parallel`) is written to experiments/r
 
 import datetime
 import itertools
-import json
 import os
-import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -27,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.parallelism.rows import LAYOUTS, OPTIONS, row, temporaries, variants
+from experiments.shared import RESULTS, command_line, keep, markdown
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import emit
 from scalelab.errors import BadInput, nearest
 from scalelab.train.changes import versions
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "bubble", "by formula", "KiB a device")
 COLUMNS += ("by formula", "KiB moved a step")
 
@@ -43,8 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.parallelism"
+    parser = command_line("parallelism", __doc__)
     parser.add_argument("--quick", action="store_true", help="each layout with one variant of the model")
     parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
     parser.add_argument("--options", default="", metavar="A,B", help=f"options: {', '.join(OPTIONS)}")
@@ -72,7 +69,7 @@ def _main(argv: list[str]) -> int:
     if options.json != "-":
         show(result)
     if not options.quick and len(chosen) == len(LAYOUTS):
-        keep(result)
+        write(result)
     emit(result, options.json)
     return 0 if agrees(result) else 1
 
@@ -121,18 +118,17 @@ def show(result: dict[str, list]) -> None:
     print("\n".join(temporaries_lines(result)))
 
 
-def keep(result: dict[str, list]) -> None:
+def write(result: dict[str, list]) -> None:
     """Write results/parallelism.json and .md."""
     facts = {"command": "make test-parallel", "date": str(datetime.date.today()), "versions": versions()}
-    (RESULTS / "parallelism.json").write_text(json.dumps(facts | result, indent=1) + "\n")
     installed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines = [f"`make test-parallel`, {facts['date']}; {installed}; eight fake CPU devices.", ""]
     lines += [
         "Two variants of the model a layout, opposite in family, key heads, tied head, remat and accumulation.",
         "",
     ]
-    lines += [" | ".join(("", *row, "")).strip() for row in (COLUMNS, ("---",) * len(COLUMNS), *cells(result))]
-    (RESULTS / "parallelism.md").write_text("\n".join([*lines, "", *temporaries_lines(result)]) + "\n")
+    lines += [*markdown(COLUMNS, cells(result)), "", *temporaries_lines(result)]
+    keep(RESULTS, "parallelism", facts | result, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ Korthikanti; all others are held out. Writes experiments/results/step_times.*. T
 """
 
 import datetime
-import json
-import pathlib
 import statistics
 import sys
 from typing import Any
@@ -15,13 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from experiments.shared import RESULTS, command_line, keep, markdown
 from experiments.step_times.rows import CALIBRATED, HELD_OUT, MISSED
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import emit
 from scalelab.plan.time import step_time
 from scalelab.train.changes import versions
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
 COLUMNS = ("run", "devices", "published s", "predicted s", "range s", "off by", "MFU", "rows")
 
 
@@ -31,8 +29,7 @@ def main(argv: list[str]) -> int:
 
 
 def _main(argv: list[str]) -> int:
-    parser = Parser("", __doc__)
-    parser.prog = "python -m experiments.step_times"
+    parser = command_line("step_times", __doc__)
     options = parser.parse_args(argv)
     groups = {"calibrated": CALIBRATED, "held out": HELD_OUT, "missed": MISSED}
     rows = [row(name, kind, make()) for kind, group in groups.items() for name, make in group.items()]
@@ -40,7 +37,7 @@ def _main(argv: list[str]) -> int:
     result = facts | {"rows": rows, "error": {kind: errors(rows, kind) for kind in groups}}
     if options.json != "-":
         show(rows)
-    keep(result)
+    write(result)
     emit(result, options.json)
     return 0 if all(r["in_range"] or r["kind"] == "missed" for r in rows) else 1
 
@@ -82,18 +79,14 @@ def show(rows: list[dict[str, Any]]) -> None:
     Console(width=150).print(table)
 
 
-def keep(result: dict[str, Any]) -> None:
+def write(result: dict[str, Any]) -> None:
     """Write results/step_times.json and .md."""
-    (RESULTS / "step_times.json").write_text(json.dumps(result, indent=1) + "\n")
     said = ", ".join(
         f"{kind}: median {e['median']:+.1%}, mean of absolute {e['mean_absolute']:.1%}, largest {e['largest']:.0%}"
         for kind, e in result["error"].items()
     )
     lines = [f"`{result['command']}`, {result['date']}. Expected over published, less one. {said}.", ""]
-    lines += [
-        " | ".join(("", *each, "")).strip() for each in (COLUMNS, ("---",) * len(COLUMNS), *cells(result["rows"]))
-    ]
-    (RESULTS / "step_times.md").write_text("\n".join(lines) + "\n")
+    keep(RESULTS, "step_times", result, "\n".join([*lines, *markdown(COLUMNS, cells(result["rows"]))]) + "\n")
 
 
 if __name__ == "__main__":

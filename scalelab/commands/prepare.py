@@ -16,7 +16,8 @@ Parts stand in the order of their names, files in that of their resolved paths, 
 
 T is  bytes      256 ids, no training; 0 ends a document
       bpe:V      byte-level BPE of V ids, trained on up to 32 MiB of training text from all over the corpus
-      FILE       a tokenizer.json (Hugging Face), or a tiktoken ranks file (GPT-2, GPT-4, Llama 3, …)
+      FILE       a tokenizer.json (Hugging Face), or a tiktoken ranks file (GPT-2 to GPT-4o, Llama 3 and 4, Qwen; of others, GPT-4's
+                 split into words and an id after the last for the end of a document)
       ids:V      none, for ready-made tokens below V: bits per byte are then bits per token
 A document is held out where a hash of (--split-seed, its content) falls into --val-fraction of all hashes.
 

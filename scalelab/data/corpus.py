@@ -259,7 +259,8 @@ def _facts(
         if not n[split]:
             raise BadInput(
                 f"none of the {sum(n.values())} documents of --source={part.spec} falls to the {split} split at "
-                f"--val-fraction={request.val_fraction}: use more documents, another fraction or another --split-seed"
+                f"--val-fraction={request.val_fraction}: use more documents, another fraction or another --split-seed, "
+                f"and delete {request.out}"
             )
     return {
         "source": part.spec,

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from scalelab.config import ModelShape
+from scalelab.config import ModelShape, Static
 from scalelab.errors import BadInput
 from scalelab.model.blockwise import block_size, blockwise_attention
 from scalelab.model.placement import CONTEXT, as_varying, in_stage, local, platform, size, spec
 from scalelab.model.relative import Relative, scores
 from scalelab.model.ring import ring_attention
 from scalelab.model.sight import UNLIMITED, Sight, sees
+from scalelab.precision.policy import POLICIES, dtype
 from scalelab.precision.products import einsum
 
 # Tokens from which on blockwise is faster than plain, 1.7 times there, and smaller (experiments/attention.py).
@@ -51,6 +52,14 @@ def implementation(
     if long and not why["blockwise"]:
         return "blockwise"
     return "plain" if backend == "cpu" else "xla"
+
+
+def chosen(static: Static, backend: str = "") -> str:
+    """`implementation` of a step with a resolved layout; `ring` where devices share a sequence."""
+    if static.layout.context > 1:
+        return "ring"
+    compute, packed = dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
+    return implementation(static.model, compute, packed, backend, static.layout.stage > 1)
 
 
 def reason(kind: str, shape: ModelShape, compute: jnp.dtype, backend: str, staged: bool = False) -> str:

@@ -95,7 +95,7 @@ def allocation(
     if serve_tokens is not None:
         N, D, served = serving.cheapest(book, N, D, serve_tokens)
     if unique_tokens is not None:
-        repeated = repetition.describe(book, N, D, unique_tokens)
+        repeated = repetition.describe(book, D, unique_tokens)
     return _answer(book, question, N, D, served, repeated, notes)
 
 

@@ -16,12 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from scalelab.config import TRACED, WAYS, Layout, ModelShape, Optim, Static
 from scalelab.errors import BadInput
 from scalelab.hardware import Chip
-from scalelab.model.kernels import implementation
+from scalelab.model.kernels import chosen
 from scalelab.model.placement import BATCH, traced_for
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan import target
 from scalelab.plan.machine import Machine
-from scalelab.precision.policy import POLICIES, dtype
 from scalelab.train import state as state_lib
 from scalelab.train.step import many_steps
 
@@ -81,10 +80,7 @@ def measure(static: Static, machine: Machine, slices: int, steps: int) -> dict[s
 
 def _without_cudnn(static: Static) -> tuple[Static, list[str]]:
     """cuDNN's attention is a library's, which can't be asked without a device: ours in blocks holds the same, and O in fp32."""
-    if static.layout.context > 1:
-        return static, ["attention: ring"]
-    compute, packed = dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
-    how = implementation(static.model, compute, packed, staged=static.layout.stage > 1)
+    how = chosen(static)
     if how != "cudnn":
         return static, [f"attention: {how}"]
     instead = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))

@@ -34,9 +34,8 @@ class Inference:
     capacity: int
     fits: bool
     margin_bytes: int
-    kv_bytes_per_token: (
-        int  # what one more token adds to its sequence's cache while it is in every window, all devices together
-    )
+    # What one more token adds to its sequence's cache while it is in every window, all devices together.
+    kv_bytes_per_token: int
     decode_bytes: int  # activations of a step that adds a token to each sequence
     prefill_bytes: int  # of reading one sequence of `context` tokens; activations are the larger of the two
     most_sequences: int  # of that length that the device has room for; 0: not one

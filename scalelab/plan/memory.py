@@ -7,6 +7,7 @@ within 25 % of the compiler's peak (tests/plan/test_compiled_memory.py).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from scalelab.config import Layout, Static
+from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
-from scalelab.model.kernels import implementation
+from scalelab.model.kernels import chosen
 from scalelab.model.loss import CHUNK_LOGITS
 from scalelab.model.placement import STAGE
 from scalelab.parallel import rules, ticks
@@ -62,7 +63,7 @@ def needed(
     """The same on a device of `backend` (cpu, gpu, tpu) with so many bytes; of `trials` that share it, one steps at a time."""
     static, notes = _as_on(static, backend)
     grown, fixed = _saved(static, kept)
-    components = {name: trials * size for name, size in _state(static).items()} | {
+    components = {name: trials * size for name, size in _state(_at_rest(static)).items()} | {
         "gradients": gradients(static),
         "activations": grown + fixed,
         "logits": _logits(static),
@@ -77,11 +78,9 @@ def needed(
 
 def _as_on(static: Static, backend: str) -> tuple[Static, tuple[str, ...]]:
     """`static` with the attention that this backend takes, as far as it can be traced here."""
-    form = dtype(POLICIES[static.precision].compute)
-    if static.layout.context > 1:
+    how = chosen(static, backend)
+    if how == "ring":
         return static, ()
-    packed = static.documents == "mask" or static.seq_warmup
-    how = implementation(static.model, form, packed, backend, static.layout.stage > 1)
     traced = "blockwise" if how in ("cudnn", "splash") else how
     static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=traced))
     said = f"attention by {how} is counted as blockwise, which keeps its output in fp32"
@@ -92,8 +91,14 @@ def _rows_split(layout: Layout) -> int:
     return layout.data * layout.fsdp
 
 
+def _at_rest(static: Static) -> Static:
+    """With all that changes nothing about the state at its default: many ways of computing a step share one."""
+    return dataclasses.replace(static, model=static.model.plain, global_batch=1, accumulate=1, batch_ramp=())
+
+
+@functools.cache
 def _state(static: Static) -> dict[str, int]:
-    """Bytes of a state's parts, as `state.specs` lays them out."""
+    """Bytes of a state's parts, as `state.specs` lays them out. To be read only: it is kept."""
     like, specs = state_lib.shapes(static), state_lib.specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
@@ -123,10 +128,13 @@ def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout:
 
 def _parameter_bytes(static: Static, rule: Any) -> int:
     """Four bytes of every parameter, split as `rule` says."""
-    plain = static.model.plain
-    declared, specs = transformer.declarations(plain), rule(plain, static.layout)
-    like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
-    return _tree_bytes(like, specs, static.layout)
+    return _split_bytes(static.model.plain, static.layout, rule)
+
+
+@functools.cache
+def _split_bytes(shape: ModelShape, layout: Layout, rule: Any) -> int:
+    like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(shape))
+    return _tree_bytes(like, rule(shape, layout), layout)
 
 
 def gradients(static: Static) -> int:

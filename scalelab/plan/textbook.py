@@ -99,23 +99,17 @@ def _arithmetic() -> list[Row]:
     moments = adam.transform(jnp.float32(0.9), jnp.float32(0.999), jnp.float32(1e-8))
     direction, state = moments.update(jnp.ones(1), moments.init(jnp.ones(1)))
     first = optax.tree.get(state, "mu")
-    clipping, stepping = (
-        "optim/chain.py: min(1, most / norm) of all gradients",
-        "optim/adam.py: one step on a gradient of 1",
-    )
+    clipping = "optim/chain.py: min(1, most / norm) of all gradients"
+    stepping = "optim/adam.py: one step on a gradient of 1"
     formats = "largest finite number of the format (ml_dtypes)"
+    lost = 180_000 / 45_000 * 1000
     return [
         _row("gradient 3.0 of norm 4.0, clipped at 1.0", float(clipped[0]), "0.75", clipping, 1e-6),
         _row("Adam's first moment after one step", float(first[0]), "0.1", stepping, 1e-6),
         _row("the same, bias corrected", float(direction[0]), "1", stepping, 1e-6),
         _row("largest number of fp8 e4m3", reach("float8_e4m3fn")[2], "448", formats),
         _row("largest number of fp8 e5m2", reach("float8_e5m2")[2], "57344", formats),
-        _row(
-            "1,000 lost steps of 45,000 that cost $180,000, $",
-            180_000 / 45_000 * 1000,
-            "3600",
-            "cost / steps x lost steps",
-        ),
+        _row("1,000 lost steps of 45,000 that cost $180,000, $", lost, "3600", "cost / steps x lost steps"),
     ]
 
 

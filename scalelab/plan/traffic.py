@@ -54,9 +54,8 @@ def _tensor(static: Static, habits: Habits) -> list[Transfer]:
     ends = [Transfer("tensor", "all-reduce", summed * elements, 2 * edges, False, "embedding, head")]
     if not static.model.sequence_parallel:
         return [Transfer("tensor", "all-reduce", summed * elements, sum(sums) * runs, False, "products' sums"), *ends]
-    gathers = (
-        outs * (1 + again) + outs
-    ) * runs + 2 * edges  # forward and of gradients; before the head, after the embedding
+    # Forward and of gradients; before the head and after the embedding.
+    gathers = (outs * (1 + again) + outs) * runs + 2 * edges
     return [
         Transfer("tensor", "all-gather", width * elements, gathers, False, "sequences"),
         Transfer("tensor", "reduce-scatter", summed * elements, sum(sums) * runs, False, "products' sums"),

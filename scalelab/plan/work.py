@@ -10,9 +10,8 @@ import dataclasses
 import math
 
 from scalelab.config import Layout, ModelShape, Static
-from scalelab.model.kernels import implementation
+from scalelab.model.kernels import chosen
 from scalelab.model.layerkinds import n_local
-from scalelab.model.placement import traced_for
 from scalelab.plan import update
 from scalelab.plan.efficiency import platform
 from scalelab.plan.habits import OURS, Habits
@@ -37,11 +36,8 @@ def operations(static: Static, machine: Machine, habits: Habits = OURS) -> tuple
 
 def attention_kind(static: Static, machine: Machine) -> str:
     """How attention is computed there, as the trainer would choose; a sequence that is split goes round a ring of blocks."""
-    if static.layout.context > 1:
-        return "blockwise"
-    compute = dtype(POLICIES[static.precision].compute)
-    with traced_for(platform(machine)):
-        return implementation(static.model, compute, static.documents == "mask", staged=static.layout.stage > 1)
+    how = chosen(static, platform(machine))
+    return "blockwise" if how == "ring" else how
 
 
 def matrices(shape: ModelShape, layout: Layout) -> dict[str, tuple[float, float]]:

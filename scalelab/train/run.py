@@ -13,11 +13,10 @@ from scalelab import config as config_lib
 from scalelab import defaults, hardware, lengths, records
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
-from scalelab.model import count
-from scalelab.model.kernels import implementation
+from scalelab.model import count, kernels
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
-from scalelab.precision.policy import POLICIES, dtype, words
+from scalelab.precision.policy import POLICIES, words
 from scalelab.train import changes, determinism, dtypes, sources
 from scalelab.train.metrics import Sink, sinks, write_lines
 
@@ -94,14 +93,6 @@ class Run:
             records.write_json(self.folder / "record.json", self.record)
 
 
-def attention(config: ConfigDict, layout: config_lib.Layout) -> str:
-    """How attention is computed (`kernels.implementation`), or that the devices that share a sequence do it in a ring."""
-    static = config_lib.static(config)
-    form = dtype(POLICIES[static.precision].compute)
-    packed = static.documents == "mask" or static.seq_warmup
-    return "ring" if layout.context > 1 else implementation(static.model, form, packed, staged=layout.stage > 1)
-
-
 def guarantee(run: Run) -> dict[str, str]:
     """What the record promises of the run's bits."""
     layout = mesh.resolved(config_lib.static(run.config).layout, jax.device_count())
@@ -126,19 +117,16 @@ def open_run(
     chosen = [defaults.words(config.optim), lengths.describe(config), mixed]
     said = [("chosen", word) for word in filter(None, chosen)]
     said += [("schedule", word) for word in lengths.doubts(config)]
-    said += [("layout", word) for word in rules.check(config_lib.static(config), layout)]
+    static = dataclasses.replace(config_lib.static(config), layout=layout)
+    said += [("layout", word) for word in rules.check(static, layout)]
     if config.model.attention == "auto":
-        said += [
-            (
-                "chosen",
-                f"attention: {attention(config, layout)} ({jax.default_backend()}, {config.model.seq_len:,} tokens)",
-            )
-        ]
+        where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
+        said += [("chosen", f"attention: {kernels.chosen(static)} ({where})")]
     said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
     known = changes.facts(config, dataset)
     old = from_first(lambda: _enter(folder, known, allow, said))
     mirrors = sinks(folder, config.log) if is_first() else []
-    run = Run(name, folder, config, _describe(name, config, dataset, layout), mirrors, known)
+    run = Run(name, folder, config, _describe(name, config, dataset, static), mirrors, known)
     if old:
         facts = {key: old[key] for key in ("pack", "init_from", "branch_from") if key in old} | facts
         run.scored({"val_loss": old["val_loss"]} | old.get("by_source", {}))
@@ -175,10 +163,10 @@ def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection
         records.event(folder, "config_change", None, text, allowed=sorted(filter(changes.is_frozen, noted)))
 
 
-def _describe(name: str, config: ConfigDict, dataset: Dataset, layout: config_lib.Layout) -> dict[str, Any]:
-    shape = config_lib.static(config).model
-    policy = POLICIES[config.precision.name]
-    peak_flops, peak_source = hardware.peak_flops(jax.devices()[0], policy.unit)
+def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_lib.Static) -> dict[str, Any]:
+    """What is known of a run before its first step; `static` has the layout resolved."""
+    shape, layout = static.model, static.layout
+    peak_flops, peak_source = hardware.peak_flops(jax.devices()[0], POLICIES[static.precision].unit)
     return {
         "name": name,
         "identity": config_lib.identity(config),
@@ -193,11 +181,9 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, layout: config_li
         },
         "versions": changes.versions(),
         "device": jax.devices()[0].device_kind,
-        "dtypes": dtypes.of_step(
-            dataclasses.replace(config_lib.static(config), layout=layout), config_lib.hparams(config) | dataset.hparams
-        ),
+        "dtypes": dtypes.of_step(static, config_lib.hparams(config) | dataset.hparams),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
-        "attention": attention(config, layout),
+        "attention": kernels.chosen(static),
         "peak_flops": peak_flops,
         "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
     }

@@ -1,0 +1,58 @@
+"""What experiments share: their command line, the facts beside a result, its two files, and tables in Markdown."""
+
+import datetime
+import os
+import pathlib
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from scalelab import records
+from scalelab.commands.shared import Parser
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def command_line(name: str, doc: str | None) -> Parser:
+    """Of `python -m experiments.NAME`."""
+    found = Parser("", doc)
+    found.prog = f"python -m experiments.{name}"
+    return found
+
+
+def facts(name: str, argv: Sequence[str]) -> dict[str, Any]:
+    """What a result begins with: command, date and machine."""
+    command = " ".join([f"python -m experiments.{name}", *argv])
+    return {"command": command, "date": str(datetime.date.today()), "machine": machine()}
+
+
+def keep(folder: pathlib.Path, name: str, result: Any, page: str) -> None:
+    """Write a result as NAME.json, for people as NAME.md."""
+    records.write_json(folder / f"{name}.json", result)
+    (folder / f"{name}.md").write_text(page)
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table's lines."""
+    return [" | ".join(("", *cells, "")).strip() for cells in (columns, ("---",) * len(columns), *rows)]
+
+
+def machine() -> str:
+    """One line: processor, cores, load, and the versions that decide speed."""
+    versions = " ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "flax", "optax", "numpy"))
+    load = os.getloadavg()[0]
+    return f"{_processor()}, {_cores()} cores (load {load:.1f}), Python {platform.python_version()}, {versions}"
+
+
+def _processor() -> str:
+    """The name Linux gives the processor, else Python's."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
