@@ -82,6 +82,7 @@ class Transformer(nn.Module):
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0, "cache": 0}, split_rngs={"params": True}, length=s.n_layers,
             in_axes=(0, nn.broadcast),
+            check_constancy_invariants=self.is_initializing(),  # traces the block once more; init has always drawn in it
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
