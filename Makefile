@@ -21,7 +21,7 @@ jax_build := $(if $(filter-out cpu,$(accel)),'jax[$(accel)]')
 uv := $(shell command -v uv)
 supported := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 check_python = $(python) -c '$(supported)' 2>/dev/null || \
-	{ echo "PYTHON=$(python) is not Python 3.11 to 3.13; try make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
+	{ echo "PYTHON=$(python) is not there, or not Python 3.11 to 3.13; try make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 make_venv = $(check_python); rm -rf $(1); \
 	$(if $(uv),uv venv -q --python "$$($(python) -c 'import sys; print(sys.executable)')" $(1),$(python) -m venv $(1))
 pip = $(1)/bin/python -m pip --disable-pip-version-check install -q

@@ -5,10 +5,9 @@ One table of many runs; --csv and --parquet give every column of every run.
 At their last steps, what `scalelab eval` scored stands in columns SET_METRIC; see docs/tasks.md."""
 
 import sys
-from collections.abc import Sequence
 
 from scalelab import records
-from scalelab.commands.shared import Parser, aligned, emit, file_path
+from scalelab.commands.shared import Parser, emit, file_path, print_table
 from scalelab.errors import BadInput, nearest
 from scalelab.report.tables import csv_text
 
@@ -40,7 +39,8 @@ def main(argv: list[str]) -> int:
     if arguments.csv:
         _write(csv_text(rows, columns or known), arguments.csv)
     elif not arguments.parquet and arguments.json != "-":
-        _print(rows, columns or [column for column in COLUMNS if column in known])
+        shown = columns or [column for column in COLUMNS if column in known]
+        print_table(shown, [[_cell(row.get(column)) for column in shown] for row in rows])
     emit([{key: row.get(key) for key in columns or known} for row in rows], arguments.json)
     return 0
 
@@ -56,19 +56,3 @@ def _cell(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _print(rows: Sequence[dict], columns: Sequence[str]) -> None:
-    """A rich table on a terminal; aligned plain text otherwise, so that it can be cut, sorted and compared."""
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*columns)
-        for line in cells:
-            table.add_row(*map(Text, line))  # Text: a name in brackets is a name, not markup
-        Console().print(table)
-        return
-    print("\n".join(aligned([columns, *cells])))

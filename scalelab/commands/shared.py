@@ -94,3 +94,22 @@ def headline(origin: dict) -> str:
         origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
     )
     return f"{origin['run']} at step {origin['step']}{what}"
+
+
+def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """A rich table on a terminal; aligned plain text otherwise, of any width, so that it can be cut, sorted and compared."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table()
+        for column in columns:
+            table.add_column(column, overflow="fold")  # names that begin alike are told apart by their ends
+        for line in cells:
+            table.add_row(*map(Text, line))  # Text: a name in brackets is a name, not markup
+        Console().print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    for line in [list(columns), *cells]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

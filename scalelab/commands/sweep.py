@@ -10,11 +10,8 @@ Exit code: 0 all done (or --status), 1 some diverged or failed, 2 bad input, 75 
 import pathlib
 import sys
 
-from rich.console import Console
-from rich.table import Table
-
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import Parser, emit, folder_path, print_table
 from scalelab.config import split_overrides
 
 
@@ -50,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: list[str], force: bool) -> None:
-    from scalelab.commands.room import refuse
+    from scalelab.commands.room import refuse, refuse_any
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
     from scalelab.sweep.trials import from_file, packs
@@ -58,12 +55,14 @@ def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: li
 
     trials = from_file(config, overrides)
     steps = {name: c.train.steps for name, c in trials.items()}
-    one = len(packs(trials)) == 1
-    print(f"{len(trials)} trials in {len(packs(trials))} pack(s)", file=sys.stderr)
+    grouped = {pack: [trials[name] for name in names] for pack, names in packs(trials).items()}
+    one = len(grouped) == 1
+    print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
     cache_compilations()
-    if one and not force:  # several programs run in processes of their own, and this one leaves the devices to them
-        name, first = next(iter(packs(trials))), next(iter(trials.values()))
-        refuse(first, folder / "packs" / name, len(trials))
+    if one and not force:
+        refuse(next(iter(trials.values())), folder / "packs" / next(iter(grouped)), len(trials))
+    elif not force:
+        refuse_any(grouped)
     with stop_on_signals() as stop:
         if one:
             with Bar(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
@@ -75,10 +74,7 @@ def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: li
 
 def _print(rows: list[dict]) -> None:
     columns = ("name", "status", "step", "steps", "train_loss", "val_loss", "tokens_per_s")
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*[_text(row.get(column)) for column in columns])
-    Console().print(table)
+    print_table(columns, [[_text(row.get(column)) for column in columns] for row in rows])
 
 
 def _text(value: object) -> str:

@@ -7,6 +7,7 @@ TPUs and H100s stands in experiments/results/compiled.md.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from scalelab.config import Layout, Static
+from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
 from scalelab.model.kernels import chosen
 from scalelab.model.loss import CHUNK_LOGITS
@@ -62,7 +63,7 @@ def needed(
     """The same on a device of `backend` (cpu, gpu, tpu) with so many bytes; of `trials` that share it, one steps at a time."""
     static, notes = _as_on(static, backend)
     grown, fixed = _saved(static, kept)
-    components = {name: trials * size for name, size in _state(static).items()} | {
+    components = {name: trials * size for name, size in _state(_at_rest(static)).items()} | {
         "gradients": gradients(static),
         "activations": grown + fixed,
         "logits": _logits(static),
@@ -90,8 +91,14 @@ def _rows_split(layout: Layout) -> int:
     return layout.data * layout.fsdp
 
 
+def _at_rest(static: Static) -> Static:
+    """With all that changes nothing about the state at its default: many ways of computing a step share one."""
+    return dataclasses.replace(static, model=static.model.plain, global_batch=1, accumulate=1, batch_ramp=())
+
+
+@functools.cache
 def _state(static: Static) -> dict[str, int]:
-    """Bytes of a state's parts, as `state.specs` lays them out."""
+    """Bytes of a state's parts, as `state.specs` lays them out. To be read only: it is kept."""
     like, specs = state_lib.shapes(static), state_lib.specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
@@ -121,11 +128,15 @@ def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout:
 
 def _parameter_bytes(static: Static, rule: Any, blocks: bool = False) -> int:
     """Four bytes of every parameter, or of those of the `blocks`, split as `rule` says."""
-    plain = static.model.plain
-    declared, specs = transformer.declarations(plain), rule(plain, static.layout)
+    return _split_bytes(static.model.plain, static.layout, rule, blocks)
+
+
+@functools.cache
+def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> int:
+    declared, specs = transformer.declarations(shape), rule(shape, layout)
     declared, specs = (declared["blocks"], specs["blocks"]) if blocks else (declared, specs)
     like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
-    return _tree_bytes(like, specs, static.layout)
+    return _tree_bytes(like, specs, layout)
 
 
 def gradients(static: Static) -> int:
@@ -162,7 +173,7 @@ def _stream_bytes(static: Static) -> int:
     """Of the residual stream of one sequence."""
     layout, shape = static.layout, static.model
     split = layout.context * (layout.tensor if shape.sequence_parallel else 1)
-    return math.ceil(shape.seq_len / split) * shape.d_model * dtype(POLICIES[static.precision].compute).itemsize
+    return math.ceil(shape.seq_len / split) * shape.d_model * dtype(POLICIES[static.precision].residual).itemsize
 
 
 def _vocabulary(static: Static) -> int:

@@ -114,3 +114,12 @@ def test_bad_input_is_one_line_and_exit_2(sweep, capsys, arguments, said):
     assert main(["runs", *(a.format(sweep=sweep) for a in arguments)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_a_sweeps_status_tells_long_names_apart_in_a_pipe(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    names = [f"00{i}-peak_lr=0.003162277660168-warmup_share=0.05-seed={i}" for i in range(2)]
+    records.write_json(tmp_path / "sweep.json", {"trials": dict.fromkeys(names, 10)})
+    assert main(["sweep", f"--workdir={tmp_path}", "--status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["name", "status"], *([name, "waiting"] for name in names)]
