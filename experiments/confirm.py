@@ -14,23 +14,30 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from experiments import isoflop
 from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.commands.shared import emit, folder_path
+from scalelab.errors import BadInput
+from scalelab.plan.sweep import Planned
 
 STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were for development
+
+
+def _arguments(seed: int, split: int, scale: float) -> list[str]:
+    """Of the quickstart."""
+    return ["--quick", f"--scale={scale}", f"--config.train.seed={seed}", f"--config.data.split_seed={split}"]
 
 
 def study(folder: pathlib.Path, seed: int, split: int, scale: float) -> dict[str, Any]:
     """One quickstart; the row of the table."""
     place = folder / f"seed{seed}-split{split}"
     if not (place / "summary.json").exists():
-        argv = ["--quick", f"--scale={scale}", f"--workdir={place}"]
-        argv += [f"--config.train.seed={seed}", f"--config.data.split_seed={split}"]
-        code = isoflop.main(argv)
+        code = isoflop.main([*_arguments(seed, split, scale), f"--workdir={place}"])
         if code:
             sys.exit(code)
     summary = records.read_json(place / "summary.json")
@@ -78,17 +85,35 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _options(argv: Sequence[str]) -> Any:
+    parser = command_line("confirm", __doc__)
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the studies go")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the size: does it work at all")
+    options = parser.parse_args(argv)
+    options.scale = 0.1 if options.quick else 1.0
+    return options
+
+
+def plan(arguments: Sequence[str]) -> Planned:
+    """What these studies would run, before any of it: `scalelab plan --sweep` asks."""
+    scale = _options(arguments).scale
+    runs: dict[str, ConfigDict] = {}
+    for seed, split in STUDIES:
+        of = isoflop.plan(_arguments(seed, split, scale))
+        runs |= {f"seed{seed}-split{split}/{name}": config for name, config in of.runs.items()}
+    return dataclasses.replace(of, runs=runs)
+
+
 def main(argv: Sequence[str]) -> int:
     """Exit code 0, or that of the study that did not end."""
     return guarded("confirm", _main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
-    parser = command_line("confirm", __doc__)
-    parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="where the studies go")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the size: does it work at all")
-    options = parser.parse_args(argv)
-    folder, scale = options.workdir, 0.1 if options.quick else 1.0
+    options = _options(argv)
+    if options.workdir is None:
+        raise BadInput("--workdir=DIR is needed: where the studies go")
+    folder, scale = options.workdir, options.scale
     chosen = isoflop.parse(["--quick", f"--workdir={folder}"])[0]
     result = facts("confirm", argv) | {
         "rule": chosen.rule.text(),

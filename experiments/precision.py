@@ -28,6 +28,7 @@ from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.commands.shared import emit, folder_path
 from scalelab.data.batches import train_batches
+from scalelab.plan.sweep import Planned
 from scalelab.precision import exponents
 from scalelab.precision.policy import POLICIES
 from scalelab.report.precisionplot import exponent_figure
@@ -46,6 +47,11 @@ def config_of(policy: str, seed: int, steps: int) -> ConfigDict:
     return config_lib.resolve(
         config_lib.override(tiny.get_config(), sizes | {"precision.name": policy, "train.seed": seed})
     )
+
+
+def runs_of(seeds: int) -> list[tuple[str, int]]:
+    """(policy, seed) of every run: at least two of fp32, for the spread of seeds."""
+    return [(policy, seed) for policy in POLICIES for seed in range(max(seeds, 2 if policy == "fp32" else 1))]
 
 
 def trained(folder: pathlib.Path, policy: str, seed: int, steps: int) -> dict[str, Any]:
@@ -117,8 +123,7 @@ def spread(folder: pathlib.Path, steps: int, batches: np.ndarray) -> tuple[list[
 
 def study(folder: pathlib.Path, seeds: int, steps: int, rounds: int) -> dict[str, Any]:
     """Everything that is measured."""
-    runs = [trained(folder, policy, seed, steps)
-            for policy in POLICIES for seed in range(max(seeds, 2 if policy == "fp32" else 1))]  # fmt: skip
+    runs = [trained(folder, policy, seed, steps) for policy, seed in runs_of(seeds)]
     config = config_of("fp32", 0, steps)
     data = single.dataset(config)
     shape = config.model
@@ -151,7 +156,8 @@ def page(result: dict[str, Any]) -> str:
         f"configs/tiny.py, {result['steps']} steps, {result['seeds']} seed(s), the same first weights and batches for all. Ranked by "
         f"validation loss; another seed moves fp32's by {result['seed_deviation']:.2%} (standard deviation), so smaller differences "
         "are no ranking. A CPU has units for fp32 alone: time there is the cost of emulation, not what a chip with "
-        "such units takes. Temporaries are XLA's for one step; it widens narrow operands on a CPU.", "",
+        "such units takes. Temporaries are XLA's for one step; it widens narrow operands on a CPU."
+        + (f" {result['remark']}" if "remark" in result else ""), "",
         "| policy | val loss | over fp32 | skipped | ms a step | time over fp32 | weights | optimizer | temporaries | operands found in the step, share of its FLOPs |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -178,22 +184,35 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def main(argv: Sequence[str]) -> int:
-    """Exit code 0, or 2 for bad input."""
-    return guarded("precision", _main, argv)
-
-
-def _main(argv: Sequence[str]) -> int:
+def _options(argv: Sequence[str]) -> Any:
     parser = command_line("precision", __doc__)
     parser.add_argument(
         "--workdir", default="runs/precision", type=folder_path, metavar="DIR", help="where runs and figures go"
     )
     parser.add_argument("--quick", action="store_true", help="one seed, 80 steps")
     options = parser.parse_args(argv)
+    options.seeds, options.steps, options.rounds = (1, 80, 3) if options.quick else (3, 150, 9)
+    return options
+
+
+def plan(arguments: Sequence[str]) -> Planned:
+    """What this study would train with these arguments, before any of it: `scalelab plan --sweep` asks."""
+    options = _options(arguments)
+    runs = runs_of(options.seeds)
+    return Planned({f"{policy}-{seed}": config_of(policy, seed, options.steps) for policy, seed in runs})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code 0, or 2 for bad input."""
+    return guarded("precision", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    options = _options(argv)
     program.cache_compilations()
     folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
-    seeds, steps, rounds = (1, 80, 3) if options.quick else (3, 150, 9)
+    seeds, steps, rounds = options.seeds, options.steps, options.rounds
     result = facts("precision", argv) | {"seeds": seeds, "steps": steps} | study(folder, seeds, steps, rounds)
     figure, rows = exponent_figure(result["exponents"])
     save(folder, "exponents", figure, rows)

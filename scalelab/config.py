@@ -4,6 +4,7 @@ Files and overrides are read in `tree.py`, whose functions are also had from her
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -88,7 +89,7 @@ class ModelShape:
     base_d_head: float
     sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
 
-    @property
+    @functools.cached_property
     def plain(self) -> "ModelShape":
         """The shape with all that changes neither its parameters nor its FLOPs at the default: fewer shapes to trace."""
         return dataclasses.replace(self, remat="none", attention="plain", sequence_parallel=False)

@@ -139,7 +139,7 @@ import sys, time
 from scalelab import records
 with records.lock(sys.argv[1]) as warning:
     print("held", warning, flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 

@@ -26,6 +26,7 @@ from scalelab.commands.progress import Board
 from scalelab.commands.shared import emit, folder_path
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, WorkFailed, nearest
+from scalelab.plan.sweep import Planned
 
 QUICK = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
@@ -41,9 +42,7 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = command_line("optimizers", __doc__)
-    parser.add_argument(
-        "--workdir", required=True, type=folder_path, metavar="DIR", help="where the runs go; again to resume"
-    )
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
     parser.add_argument("--quick", action="store_true", help="a small model, 6 trials, 3 seeds")
     parser.add_argument(
         "--config", metavar="FILE", help="the model and run to compare on (default: configs/tiny.py, small)"
@@ -69,6 +68,16 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     return options, config_lib.override(base, sizes | overrides), names
 
 
+def plan(arguments: Sequence[str]) -> Planned:
+    """What this study would run (default: --quick), before any of it: `scalelab plan --sweep` asks.
+
+    Which tuning trial is an optimizer's best isn't known yet: its last runs are listed with the first one's values, and cost as much.
+    """
+    options, base, names = _options(arguments or ["--quick"])
+    values = {name: race.points(name, options.trials, base.train.seed)[0] for name in names}
+    return Planned(race.tuning(base, names, options.trials) | race.finals(base, values, options.seeds))
+
+
 def _run(folder: pathlib.Path, made: Mapping[str, ConfigDict], stop: Any) -> None:
     from scalelab.sweep.run import run_sweep
 
@@ -84,6 +93,8 @@ def _main(argv: Sequence[str]) -> int:
     from scalelab.train.single import dataset
 
     options, base, names = _options(argv)
+    if options.workdir is None:
+        raise BadInput("--workdir=DIR is needed: where the runs go")
     folder = options.workdir
     made = race.tuning(base, names, options.trials)
     cache_compilations()

@@ -202,7 +202,7 @@ def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
         raise BadInput(
             f"--{unused[0]} goes with --gpu-hours: FLOPs, tokens and parameters are split alike on any machine"
         )
-    law = options.law or DEFAULT
+    law = DEFAULT if options.law is None else options.law
     if set(asked) == {"params", "tokens"}:
         if options.serve_tokens or options.unique_tokens:
             raise BadInput(

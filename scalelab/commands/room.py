@@ -1,14 +1,19 @@
 """What a run would need, as a table on standard error, and the refusal of one that this device can't hold."""
 
+import multiprocessing
 import pathlib
 import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+from ml_collections import ConfigDict
 from rich.console import Console
 from rich.table import Table
 
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
+from scalelab.hardware import accelerated
 
 GIB = 2**30
 
@@ -18,11 +23,31 @@ def refuse(config: Any, place: pathlib.Path, trials: int = 1) -> None:
 
     `place`: where the run (or a pack of so many trials) keeps what makes it deterministic.
     """
-    from scalelab.plan.room import too_large, way_out
     from scalelab.train import determinism
 
     determinism.arrange(config, place)  # before jax is asked for its devices
-    static = config_lib.static(config)
+    _refuse(config.to_dict(), trials)
+
+
+def refuse_any(packs: Mapping[str, list[ConfigDict]]) -> None:
+    """The same for each of a sweep's packs (the trials that share a program), whose processes are still to come.
+
+    Where there may be an accelerator it is asked from a process that ends before them: this one leaves the devices to them.
+    """
+    asked = [(trials[0].to_dict(), len(trials)) for trials in packs.values()]
+    if not accelerated():
+        for config, many in asked:
+            _refuse(config, many)
+        return
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+        for answer in [apart.submit(_refuse, config, many) for config, many in asked]:
+            answer.result()
+
+
+def _refuse(config: dict[str, Any], trials: int) -> None:
+    from scalelab.plan.room import too_large, way_out
+
+    static = config_lib.static(ConfigDict(config))
     found = too_large(static, trials)
     if found is None:
         return

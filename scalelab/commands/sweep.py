@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: list[str], force: bool) -> None:
-    from scalelab.commands.room import refuse
+    from scalelab.commands.room import refuse, refuse_any
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
     from scalelab.sweep.trials import from_file, packs
@@ -55,12 +55,14 @@ def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: li
 
     trials = from_file(config, overrides)
     steps = {name: c.train.steps for name, c in trials.items()}
-    one = len(packs(trials)) == 1
-    print(f"{len(trials)} trials in {len(packs(trials))} pack(s)", file=sys.stderr)
+    grouped = {pack: [trials[name] for name in names] for pack, names in packs(trials).items()}
+    one = len(grouped) == 1
+    print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
     cache_compilations()
-    if one and not force:  # several programs run in processes of their own, and this one leaves the devices to them
-        name, first = next(iter(packs(trials))), next(iter(trials.values()))
-        refuse(first, folder / "packs" / name, len(trials))
+    if one and not force:
+        refuse(next(iter(trials.values())), folder / "packs" / next(iter(grouped)), len(trials))
+    elif not force:
+        refuse_any(grouped)
     with stop_on_signals() as stop:
         if one:
             with Bar(f"{len(trials)} trials", next(iter(steps.values()))) as bar:

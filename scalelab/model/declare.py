@@ -100,7 +100,12 @@ def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array
             value = declaration.std * jax.random.normal(key, declaration.shape, jnp.float32)
         return Declared(value, declaration)
 
-    return cast(jax.Array, module.param(name, create))
+    if module.is_initializing():
+        return cast(jax.Array, module.param(name, create))
+    # `param` would trace `create` again, for its shape.
+    value: jax.Array = nn.meta.unbox(module.get_variable("params", name))
+    assert value.shape == declaration.shape, f"{name} has shape {value.shape}, declared {declaration.shape}"
+    return value
 
 
 def named(tree: Any) -> dict[str, Any]:

@@ -82,6 +82,7 @@ class Transformer(nn.Module):
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0, "cache": 0}, split_rngs={"params": True}, length=s.n_layers,
             in_axes=(0, nn.broadcast),
+            check_constancy_invariants=self.is_initializing(),  # traces the block once more; init has always drawn in it
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
@@ -99,7 +100,7 @@ class Transformer(nn.Module):
                 x_BSD = x_BSD + place(positions_SD[: tokens_BS.shape[1]], "context", None)[None]
             else:
                 x_BSD = x_BSD + rows(positions_SD, packed.position_BS)
-        return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(dtype(self.policy.compute))
+        return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(dtype(self.policy.residual))
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BSD after the last block -> (x_BSD, head_DV)."""

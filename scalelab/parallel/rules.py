@@ -66,8 +66,7 @@ def check(static: Static, layout: Layout) -> list[str]:
         raise BadInput(
             f"a mesh of one device for {jax.process_count()} processes; nearest: parallel.data={jax.device_count()}"
         )
-    if layout.zero not in range(4):
-        raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
+    check_options(layout)
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
         _divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
@@ -84,6 +83,19 @@ def check(static: Static, layout: Layout) -> list[str]:
     return check_pipeline(static, layout) + whole(declarations(model), layout)
 
 
+def check_options(layout: Layout) -> None:
+    """Refuse what is no option of any mesh (BadInput)."""
+    if layout.zero not in range(4):
+        raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
+    if layout.schedule not in SCHEDULES:
+        raise BadInput(
+            f"parallel.schedule={layout.schedule!r} is none of {', '.join(SCHEDULES)}{nearest(layout.schedule, SCHEDULES)}"
+        )
+    for name in ("microbatches", "rounds"):
+        if getattr(layout, name) < 1:
+            raise BadInput(f"parallel.{name}={getattr(layout, name)} is not a count; 1 or more")
+
+
 def _check_curvature(name: str, layout: Layout) -> None:
     """Refuse meshes on which an optimizer's curvature can't be measured."""
     kind = find(name).curvature
@@ -97,13 +109,6 @@ def _check_curvature(name: str, layout: Layout) -> None:
 
 def check_pipeline(static: Static, layout: Layout) -> list[str]:
     """The same for what has to do with stages; says what the pipeline costs."""
-    if layout.schedule not in SCHEDULES:
-        raise BadInput(
-            f"parallel.schedule={layout.schedule!r} is none of {', '.join(SCHEDULES)}{nearest(layout.schedule, SCHEDULES)}"
-        )
-    for name in ("microbatches", "rounds"):
-        if getattr(layout, name) < 1:
-            raise BadInput(f"parallel.{name}={getattr(layout, name)} is not a count; 1 or more")
     if layout.stage == 1:
         return []
     if static.precision == "fp8_delayed":

@@ -63,7 +63,7 @@ def advice(static: Static, machine: Machine, efficiency: Efficiency | None = Non
         accepted, words = _asked(way)
         if not kinds or kinds in best or not accepted:
             continue
-        needed, exact = memory(way, machine, saved.estimate), way.layout.stage > 1
+        needed, exact = looked_at.get(way) or memory(way, machine, saved.estimate), way.layout.stage > 1
         spare = 0.0 if exact else SPARE[way.model.remat] * needed.components["activations"]
         if 0 <= needed.margin_bytes < spare and counted < COUNTED:  # a count is a trace of the whole model
             needed, exact, spare, counted = memory(way, machine), True, 0.0, counted + 1

@@ -9,6 +9,7 @@ import dataclasses
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
+from scalelab.model import count
 
 ZHANG_TOKENS = (1.7e9, 24.6e9)  # tokens seen by their runs, of 85 M to 1.2 B parameters
 
@@ -47,6 +48,14 @@ def kaplan(loss: float) -> float:
     return 2.1e8 / loss ** (1 / 0.21)
 
 
+def kaplan_loss(parameters: float, tokens: float) -> float:
+    """Nats a token after `tokens` of a model of so many `kaplan` parameters, by their own L(N, D) (equation 1.5, table 2).
+
+    As in `laws/`, whose import alone would take longer than a plan.
+    """
+    return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
+
+
 def zhang(tokens: float) -> float:
     """Critical batch in tokens of a run that sees `tokens` (Zhang et al. 2024, 20 % overhead): 22.91 (D / 1e6)^0.47 sequences of 512.
 
@@ -60,7 +69,7 @@ def batch(
 ) -> Batch:
     """The batch of a resolved layout, against what is known: `tokens` of the run, its last `loss`, the user's own critical batch.
 
-    BadInput for one that is not above 0.
+    Without a loss Kaplan's law says one from the run's tokens. BadInput for one that is not above 0.
     """
     for name, value in {"tokens": tokens, "loss": loss, "critical batch": critical_tokens}.items():
         if value is not None and not value > 0:
@@ -76,6 +85,14 @@ def batch(
         stands("yours", critical_tokens, 1.0, "as stated, in the sense of McCandlish et al. 2018")
     if loss is not None:
         stands("kaplan", kaplan(loss), 1.0, f"Kaplan et al. 2020 at {loss:g} nats a token, if they are WebText2's")
+    elif tokens is not None:
+        theirs = kaplan_loss(count.parameters(static.model)["kaplan"], tokens)
+        stands(
+            "kaplan",
+            kaplan(theirs),
+            1.0,
+            f"Kaplan et al. 2020 at the {theirs:.3f} nats that their L(N, D) ends this run with",
+        )
     if tokens is not None:
         stands("zhang", zhang(tokens), 0.2, f"Zhang et al. 2024 at {tokens:.3g} tokens (C4, 20 % overhead)")
         if not ZHANG_TOKENS[0] <= tokens <= ZHANG_TOKENS[1]:

@@ -109,8 +109,7 @@ def open_book(name: str) -> Book:
         from scalelab.plan import lawfile
 
         return lawfile.read(pathlib.Path(name))
-    close = nearest(name, PUBLISHED)
-    raise BadInput(f"--law={name}: neither a file nor one of {', '.join(PUBLISHED)}{close}")
+    raise BadInput(f"--law={name}: neither a file nor a published law{nearest(name, PUBLISHED)}")
 
 
 def fixed(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:

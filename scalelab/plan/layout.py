@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,46 +10,57 @@ from scalelab.config import Layout, Static
 from scalelab.errors import BadInput, nearest
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
-from scalelab.parallel.ticks import SCHEDULES
 
+SHORTEST = 2048  # tokens of a part of a sequence, of a mesh that is chosen: shorter ones wait for the ring of attention
 NAMES = tuple(field.name for field in dataclasses.fields(Layout))
 
 
-def parse(text: str) -> dict[str, Any]:
-    """ "fsdp=8,tensor=8,sequence=true" -> {"fsdp": 8, "tensor": 8, "sequence": True}. BadInput for what is no key of `parallel`."""
+def asked(mesh: str | Mapping[str, Any] | Layout) -> dict[str, Any]:
+    """ "fsdp=8,tensor=8,sequence=true", or a mapping -> {"fsdp": 8, "tensor": 8, "sequence": True}. BadInput for what is no key of `parallel`."""
+    if isinstance(mesh, Layout):
+        return dataclasses.asdict(mesh)
+    return {key: _value(mesh, key, value) for key, value in (_pairs(mesh) if isinstance(mesh, str) else mesh).items()}
+
+
+def _pairs(text: str) -> dict[str, Any]:
+    """Whole numbers and truth values as such, other words as they are."""
     found: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        key, _, value = part.partition("=")
-        if key not in NAMES:
-            raise BadInput(f"--mesh={text}: {key!r} is no axis or option of `parallel`{nearest(key, NAMES)}")
-        if key == "schedule":
-            if value not in SCHEDULES:
-                raise BadInput(f"--mesh={text}: schedule={value!r}{nearest(value, SCHEDULES)}")
-            found[key] = value
-        elif key == "sequence":
-            if value not in ("true", "false"):
-                raise BadInput(f"--mesh={text}: sequence={value!r} is not true or false")
-            found[key] = value == "true"
-        elif value.removeprefix("-").isdigit():
-            found[key] = int(value)
-        else:
-            raise BadInput(f"--mesh={text}: {key}={value!r} is no whole number")
+        key, _, word = part.partition("=")
+        number = int(word) if word.removeprefix("-").isdigit() else word
+        found[key] = {"true": True, "false": False}.get(word, number)
     return found
 
 
+def _value(mesh: Any, key: str, value: Any) -> Any:
+    if key not in NAMES:
+        raise BadInput(f"--mesh={mesh}: {key!r} is no axis or option of `parallel`{nearest(key, NAMES)}")
+    if key == "schedule":
+        return value
+    if key == "sequence":
+        if not isinstance(value, bool):
+            raise BadInput(f"--mesh={mesh}: sequence={value!r} is not true or false")
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise BadInput(f"--mesh={mesh}: {key}={value!r} is no whole number")
+    return int(value)
+
+
 def laid_out(
-    static: Static, devices: int | None = None, mesh: str | Mapping[str, Any] | None = None
+    static: Static, devices: int | None = None, mesh: str | Mapping[str, Any] | Layout | None = None
 ) -> tuple[Static, list[str]]:
     """`static` on a mesh of `devices` (None: as many as the mesh has), and what was chosen or would be refused by the trainer.
 
     Without `mesh` the config's `parallel`; where that is one device and there are more, they go to `fsdp` as far as width and
-    batch can be divided, then to `tensor` as far as heads can, the rest to `data`. BadInput for sizes that don't make up the devices.
+    batch can be divided, then to `tensor` as far as heads can, then to `context` as far as parts of a sequence stay long, the
+    rest to `data`. BadInput for sizes that don't make up the devices, and for options that no mesh has.
     """
     said: list[str] = []
     layout = static.layout
     if mesh is not None:
-        asked = parse(mesh) if isinstance(mesh, str) else dict(mesh)
-        layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.AXES, 1) | asked)
+        layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.AXES, 1) | asked(mesh))
+        if devices is None and -1 in dataclasses.astuple(layout):
+            raise BadInput(f"--mesh={mesh}: -1 is the rest of the devices; say how many there are, e.g. --devices=8")
     if devices is not None and devices < 1:
         raise BadInput(f"--devices={devices} is no number of devices; 1 or more")
     sizes = [getattr(layout, axis) for axis in mesh_lib.AXES]
@@ -62,6 +74,7 @@ def laid_out(
             f"--mesh={mesh} is a mesh of one, and there are {devices} devices; nearest: --mesh=fsdp={devices}"
         )
     layout = mesh_lib.resolved(layout, devices)
+    rules.check_options(layout)
     model = dataclasses.replace(static.model, sequence_parallel=layout.sequence and layout.tensor != 1)
     static = dataclasses.replace(static, model=model, layout=layout)
     return static, said + refusals(static)
@@ -71,7 +84,9 @@ def _chosen(static: Static, layout: Layout, devices: int) -> tuple[Layout, str]:
     shape = static.model
     fsdp = math.gcd(devices, shape.d_model, static.global_batch // static.accumulate)
     tensor = math.gcd(devices // fsdp, shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size)
-    sizes: dict[str, Any] = {"data": devices // (fsdp * tensor), "fsdp": fsdp, "tensor": tensor}
+    context = math.gcd(devices // (fsdp * tensor), max(1, shape.seq_len // SHORTEST))
+    data = devices // (fsdp * tensor * context)
+    sizes: dict[str, Any] = {"data": data, "fsdp": fsdp, "tensor": tensor, "context": context}
     said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
     return dataclasses.replace(layout, **sizes), f"mesh: {said}, chosen as the config has none"
 

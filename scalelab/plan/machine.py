@@ -33,6 +33,12 @@ DGX = "{}: 8 GPUs, {} Gb/s InfiniBand a GPU (NVIDIA's user guide)"
 TPU = "Google Cloud TPU documentation, {}: {} Gb/s of data center network a chip"
 ASSUMED = "NVIDIA names no node of these: {} that share {} Gb/s are our assumption"
 
+
+def _assumed(chip: str, devices: int, gbits: int) -> tuple[str, int, float, str]:
+    """A row of `KNOWN` for a chip of which NVIDIA names no node."""
+    return chip, devices, gbits / devices, ASSUMED.format(devices, gbits)
+
+
 # Short name -> (the chip's name, devices a node, Gb/s of network a device, source).
 KNOWN: dict[str, tuple[str, int, float, str]] = {
     "v4": ("TPU v4", 4096, 50, "TPU v4 has no published figure: 50 Gb/s a chip, as v5p, is our assumption"),
@@ -46,22 +52,18 @@ KNOWN: dict[str, tuple[str, int, float, str]] = {
     "a100-40gb": ("A100 40GB", 8, 200, DGX.format("DGX A100", 200)),
     "v100": ("V100 SXM2 32GB", 8, 50, DGX.format("DGX-1", "four ports of 100, so 50")),
     "v100-16gb": ("V100 SXM2 16GB", 8, 50, DGX.format("DGX-1", "four ports of 100, so 50")),
-} | {
-    short: (chip, devices, gbits / devices, ASSUMED.format(devices, gbits))
-    for short, chip, devices, gbits in (
-        ("h100-nvl", "H100 NVL", 2, 200),
-        ("h100-pcie", "H100 PCIe", 2, 200),
-        ("a100-pcie", "A100 80GB PCIe", 2, 200),
-        ("v100-pcie", "V100 PCIe 32GB", 4, 100),
-        ("v100-pcie-16gb", "V100 PCIe 16GB", 4, 100),
-        ("l40s", "L40S", 4, 100),
-        ("l4", "L4", 4, 100),
-        ("a10", "A10", 4, 100),
-        ("t4", "T4", 4, 100),
-        ("a6000", "RTX A6000", 4, 10),
-        ("rtx4090", "RTX 4090", 4, 10),
-        ("rtx3090", "RTX 3090", 4, 10),
-    )
+    "h100-nvl": _assumed("H100 NVL", 2, 200),
+    "h100-pcie": _assumed("H100 PCIe", 2, 200),
+    "a100-pcie": _assumed("A100 80GB PCIe", 2, 200),
+    "v100-pcie": _assumed("V100 PCIe 32GB", 4, 100),
+    "v100-pcie-16gb": _assumed("V100 PCIe 16GB", 4, 100),
+    "l40s": _assumed("L40S", 4, 100),
+    "l4": _assumed("L4", 4, 100),
+    "a10": _assumed("A10", 4, 100),
+    "t4": _assumed("T4", 4, 100),
+    "a6000": _assumed("RTX A6000", 4, 10),
+    "rtx4090": _assumed("RTX 4090", 4, 10),
+    "rtx3090": _assumed("RTX 3090", 4, 10),
 }
 CHIP = ("name", "flops", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "links")
 REST = ("devices_per_node", "node_bytes_per_s", "price_per_hour", "source")

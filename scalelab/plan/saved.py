@@ -52,17 +52,20 @@ def block(static: Static) -> Saved:
     """What a single block keeps without remat: the working set of a backward that has computed it once more.
 
     Traced for as few devices along `tensor` and `context` as do, for many layouts ask; what they split, more split further.
+    Where two can divide the block, one along `tensor` asks two as well: what they split, it holds whole.
     """
-    layout, canonical = static.layout, _canonical(static)
+    layout, canonical, shape = static.layout, _canonical(static), static.model
     canonical = dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none"))
     if canonical.layout.devices == 1:
         return _saved(canonical, whole=False)
-    few = dataclasses.replace(canonical.layout, tensor=_fewest(layout.tensor), context=_fewest(layout.context))
+    halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))
+    tensor = 2 if halved else _fewest(layout.tensor)
+    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_fewest(layout.context))
     sums = {True: 0, False: 0}
     for grows, size, axes in _parts(dataclasses.replace(canonical, layout=few)):
-        sums[grows] += size // math.prod(
-            getattr(layout, a) // getattr(few, a) for a in axes if a in ("tensor", "context")
-        )
+        split = [axis for axis in axes if axis in ("tensor", "context")]
+        whole = size * math.prod(getattr(few, axis) for axis in split)
+        sums[grows] += whole // math.prod(getattr(layout, axis) for axis in split)
     return Saved(sums[True] // ROWS, sums[False])
 
 
@@ -70,9 +73,9 @@ def estimate(static: Static) -> Saved:
     """`saved` within some 15 %, for who compares many layouts: nothing is traced but a block.
 
     Layers under `full` keep the stream, under `dots` besides the fp32 outputs of all their products but the last, under `none`
-    what a block keeps; outside are the look-up's mask and rows, three streams of the final norm, and the head's gradient.
+    what a block keeps; besides what lies outside, and the head's gradient.
     """
-    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].compute).itemsize
+    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].residual).itemsize
     tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
     stream = tokens * shape.d_model // (tensor if shape.sequence_parallel else 1)
     wide = shape.n_heads * shape.d_head + 2 * shape.n_kv_heads * shape.d_head
@@ -80,8 +83,16 @@ def estimate(static: Static) -> Saved:
     layer = {"full": width * stream, "dots": (width + 4) * stream + 4 * tokens * wide // tensor}
     if shape.remat == "none":
         layer["none"] = block(static).row_bytes
-    outside = 5 * tokens * shape.d_model + (8 + width) * stream
-    return Saved(shape.n_layers * layer[shape.remat] + outside, 4 * shape.d_model * shape.vocab_size // tensor)
+    kept = shape.n_layers * layer[shape.remat] + outside(static)
+    return Saved(kept, 4 * shape.d_model * shape.vocab_size // tensor)
+
+
+def outside(static: Static) -> int:
+    """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, three streams of the final norm."""
+    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].compute).itemsize
+    tokens = math.ceil(shape.seq_len / layout.context)
+    stream = tokens * shape.d_model // (layout.tensor if shape.sequence_parallel else 1)
+    return 5 * tokens * shape.d_model + (8 + width) * stream
 
 
 def _fewest(devices: int) -> int:
@@ -199,7 +210,7 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
         lambda w: like(w.shape[1:], w.dtype, PartitionSpec(*(w.sharding.spec[1:] if w.sharding else ()))), stacked
     )
     sizes = (static.global_batch, shape.seq_len, shape.d_model)
-    x_BSD = like(sizes, dtype(policy.compute), transformer.spec(*residual(shape.sequence_parallel)))
+    x_BSD = like(sizes, dtype(policy.residual), transformer.spec(*residual(shape.sequence_parallel)))
     tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
     ends, first = _ends(static, like), layerkinds.at(layerkinds.layers(shape), 0)
 

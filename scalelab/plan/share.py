@@ -29,6 +29,7 @@ class Share:
     ends: int
 
 
+@functools.cache
 def share(static: Static) -> Share:
     """Rows that don't divide count as fractions; layers that don't are the fullest stage's."""
     shape, layout = static.model, static.layout

@@ -21,7 +21,8 @@ from scalelab.plan.forecast import Forecast, forecast
 from scalelab.plan.lawbook import Book
 from scalelab.plan.machine import Machine
 from scalelab.plan.memory import Memory, memory
-from scalelab.plan.time import StepTime, step_time, training
+from scalelab.plan.time import StepTime, step_time
+from scalelab.plan.training import training
 from scalelab.sweep import forks, trials
 from scalelab.tree import run_file
 
@@ -92,7 +93,8 @@ class SweepPlan:
 
 def planned(path: str | pathlib.Path, arguments: Sequence[str] = ()) -> Planned:
     """The runs of a study or of a config's sweep, with the arguments that its own command would take. BadInput where it tells none."""
-    module = run_file(path)
+    path = pathlib.Path(path)
+    module = run_file(path / "__main__.py" if path.is_dir() else path)
     if hasattr(module, "plan"):
         return module.plan(list(arguments))
     overrides, rest = config_lib.split_overrides(list(arguments))

@@ -1,4 +1,4 @@
-"""How long a step takes: a roofline of its operations, its collectives, its pipeline; then days, device-hours and money.
+"""How long a step takes: a roofline of its operations, its collectives, its pipeline.
 
 An operation takes the longer of its FLOPs and its bytes, each at the share of the datasheet that `efficiency.py` states; a
 collective what a ring takes. Of the traffic that nothing waits for, a stated share goes on behind computing.
@@ -7,9 +7,6 @@ collective what a ring takes. Of the traffic that nothing waits for, a stated sh
 import dataclasses
 import math
 
-import numpy as np
-
-from scalelab import ramp
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.hardware import unit_flops
@@ -56,22 +53,6 @@ class StepTime:
     flops_per_token: float
     peak_flops: float  # FLOP/s of one device
     assumptions: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """A whole run: expected, and at the ends of the step's range. `cost`: in the money of the price; None without one."""
-
-    tokens: float
-    days: float
-    days_low: float
-    days_high: float
-    device_hours: float
-    device_hours_low: float
-    device_hours_high: float
-    cost: float | None
-    cost_low: float | None
-    cost_high: float | None
 
 
 def step_time(
@@ -175,9 +156,10 @@ def _computed(
 ) -> tuple[Bound, Bound]:
     """(seconds bound by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update."""
     found = {part: [0.0, 0.0] for part in ("block", "head", "update")}
+    peak = {unit: rate(machine, unit)[0] for unit in {op.unit for op in ops if op.flops}}
     for op in ops:
         share_of_peak = at["attention" if op.name.startswith("attention") else "matmul"]
-        flops_s = op.flops / (rate(machine, op.unit)[0] * share_of_peak) if op.flops else 0.0
+        flops_s = op.flops / (peak[op.unit] * share_of_peak) if op.flops else 0.0
         bytes_s = op.bytes / (machine.chip.hbm_bytes_per_s * at["hbm"])
         if flops_s or bytes_s:
             found[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s, LEAST_S)
@@ -221,28 +203,3 @@ def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits
     if static.batch_ramp:
         lines.append("a step with the full batch")
     return tuple(lines)
-
-
-def training(
-    static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None
-) -> Training:
-    """A run of `steps` steps, each as `step` says, without interruptions; `price_per_hour` of one device, else the machine's.
-
-    Under a batch warm-up steps count as long as they have micro-batches.
-    """
-    full = _full_steps(static, steps)
-    price = machine.price_per_hour if price_per_hour is None else price_per_hour
-    hours = {"": step.total_s, "_low": step.low_s, "_high": step.high_s}
-    hours = {end: full * seconds / 3600 for end, seconds in hours.items()}
-    devices = static.layout.devices
-    return Training(
-        tokens=full * static.global_batch * static.model.seq_len,
-        **{f"days{end}": h / 24 for end, h in hours.items()},
-        **{f"device_hours{end}": h * devices for end, h in hours.items()},
-        **{f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()},  # type: ignore[arg-type]
-    )
-
-
-def _full_steps(static: Static, steps: int) -> float:
-    """Steps with the full batch that hold as many micro-batches as `steps` do under the batch's warm-up."""
-    return int(ramp.before(static.batch_ramp, static.accumulate, np.array([steps]))[0]) / static.accumulate

@@ -1,6 +1,7 @@
 """A whole plan: parameters, FLOPs, memory, time, batch, checkpoints and advice of one config on one machine."""
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import lengths
 from scalelab.config import Layout
+from scalelab.parallel.mesh import AXES
 from scalelab.plan.advice import Advice, advice
 from scalelab.plan.batch import Batch, batch
 from scalelab.plan.compile import Compiled, compiled
@@ -20,7 +22,8 @@ from scalelab.plan.layout import laid_out
 from scalelab.plan.machine import Machine, machine
 from scalelab.plan.memory import Memory, memory
 from scalelab.plan.savings import savings
-from scalelab.plan.time import StepTime, Training, step_time, training
+from scalelab.plan.time import StepTime, step_time
+from scalelab.plan.training import Training, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Plan:
             "memory_bytes": self.memory.components
             | {name: getattr(self.memory, name) for name in ("total", "fits", "capacity", "margin_bytes", "formula_bytes")},
             "time_s": {"compute": t.compute_s, "hbm": t.hbm_s}
+            | dict.fromkeys(AXES, 0.0)
             | t.axes
             | {"exposed": t.exposed, "bubble": t.bubble_s, "total": t.total_s, "low": t.low_s, "high": t.high_s},
             "mfu": t.mfu,
@@ -86,10 +90,10 @@ class Plan:
 
 
 def plan(
-    config: ConfigDict | str,
-    hardware: Machine | str,
+    config: ConfigDict | str | os.PathLike,
+    hardware: Machine | str | os.PathLike,
     devices: int | None = None,
-    mesh: str | Mapping[str, Any] | None = None,
+    mesh: str | Mapping[str, Any] | Layout | None = None,
     *,
     efficiency: Efficiency | None = None,
     price_per_hour: float | None = None,
@@ -100,14 +104,14 @@ def plan(
     compile: bool = False,
     serve: tuple[int, int] = (1, 0),
 ) -> Plan:
-    """A plan of `config` (resolved, or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
+    """A plan of `config` (a tree, or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
 
-    `mesh`: sizes by axis ("fsdp=8,tensor=8" or a mapping) instead of the config's. `efficiency`: shares of the datasheet, else
+    `mesh`: sizes by axis ("fsdp=8,tensor=8", a mapping or a `Layout`) instead of the config's. `efficiency`: shares of the datasheet, else
     published ones. `compile`: the real step is also compiled for the machine. `serve`: sequences served at once and their tokens
     (0: model.seq_len). Nothing is allocated. BadInput as the parts say.
     """
-    config = config_lib.load(config) if isinstance(config, str) else config
-    on = machine(hardware) if isinstance(hardware, str) else hardware
+    config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
+    on = hardware if isinstance(hardware, Machine) else machine(os.fspath(hardware))
     static, notes = laid_out(config_lib.static(config), devices, mesh)
     efficiency, steps = efficiency or default(on), config.train.steps
     tokens = lengths.tokens_before(config, steps)

@@ -1,11 +1,15 @@
 """`scalelab plan` as scripts see it: its JSON, its text, its refusals. The figures themselves are held in tests/plan."""
 
 import json
+import pathlib
 
 import pytest
 
 import scalelab.plan
+from configs import tiny
 from scalelab.__main__ import main
+from scalelab.config import Layout
+from scalelab.errors import BadInput
 from scalelab.plan.machine import machine
 
 TINY = "--config=configs/tiny.py"
@@ -41,6 +45,15 @@ def test_the_keys_that_others_script_against(capsys):
     )
 
 
+def test_from_python_with_whatever_stands_for_a_config_and_a_mesh():
+    given = scalelab.plan.plan("configs/tiny.py", "h100", 4, "fsdp=2,tensor=2").to_json()
+    sizes = {"fsdp": 2, "tensor": 2}
+    for config, mesh in ((tiny.get_config(), sizes), (pathlib.Path("configs/tiny.py"), Layout(**sizes))):
+        assert scalelab.plan.plan(config, "h100", 4, mesh).to_json() == given
+    with pytest.raises(BadInput, match="'fdsp' is no axis"):
+        scalelab.plan.plan("configs/tiny.py", "h100", 4, {"fdsp": 4})
+
+
 def test_the_text_names_mesh_components_and_what_was_assumed(capsys):
     assert main(["plan", TINY, "--hardware=h100", "--devices=4"]) == 0
     said = capsys.readouterr().out
@@ -73,6 +86,12 @@ def test_a_budget_and_a_run_beside_the_best_one(capsys):
         ([TINY, "--hardware=h100", "--mesh=fdsp=2"], "did you mean 'fsdp'"),
         ([TINY, "--hardware=h100", "--devices=4", "--mesh=fsdp=3"], "nearest product"),
         ([TINY, "--hardware=h100", "--devices=2.5"], "nearest: 2"),
+        ([TINY, "--hardware=h100", "--mesh=fsdp=-1"], "say how many there are"),
+        ([TINY, "--hardware=h100", "--mesh=fsdp=8,zero=7"], "parallel.zero=7 is not a stage of ZeRO"),
+        ([TINY, "--hardware=h100", "--mesh=stage=2,microbatches=0"], "parallel.microbatches=0"),
+        ([TINY, "--hardware=h100", "--mesh=stage=2,schedule=1f1"], "did you mean '1f1b'"),
+        (["--flops=1e20", "--hardware=h100"], "--hardware goes with --gpu-hours"),
+        (["--flops=1e20", "--law="], "neither a file nor a published law"),
         ([TINY, "--flops=1e20"], "together"),
         (["--flops=0"], "no number above zero"),
         (["--flops=1e20", "--tokens=1e9"], "give one of them"),

@@ -287,7 +287,7 @@ def test_every_answer_is_plain_json():
         ({"tokens": float("nan")}, "a positive number"),
         ({"flops": 1e20, "serve_tokens": 0.0}, "serve_tokens=0: a positive number"),
         ({"flops": 1e20, "law": "chinchila_3"}, "did you mean 'chinchilla_3'"),
-        ({"flops": 1e20, "law": "/no/such.json"}, "neither a file nor one of kaplan, "),
+        ({"flops": 1e20, "law": "/no/such.json"}, "neither a file nor a published law; known: besiroglu, "),
         ({"target_loss": 1.5}, "its loss is never below 1.817"),
         ({"target_loss": 2.0, "unique_tokens": 1e9}, "its loss is never below"),
         ({"gpu_hours": 1e3}, "need a machine and an MFU"),

@@ -8,7 +8,10 @@ import pytest
 from configs import base
 from scalelab import config as configs
 from scalelab.errors import BadInput
-from scalelab.plan.batch import batch, kaplan, zhang
+from scalelab.laws import forms
+from scalelab.laws.published.kaplan import L_OF_N_D
+from scalelab.model import count
+from scalelab.plan.batch import batch, kaplan, kaplan_loss, zhang
 
 # Steps to a fixed validation loss by batch size, 64 to 16,384 sequences of 512 tokens of C4; the tokens of each size's
 # full run. Zhang et al. 2024: github.com/hlzhang109/critical-batch-size, plots/chinchilla.ipynb, commit c5b509d.
@@ -44,6 +47,16 @@ def test_kaplan_at_his_own_scale():
     assert kaplan(1.0) == 2.1e8
     # 1 to 2 million tokens at the losses that his larger models reached (2001.08361, summary of results)
     assert 1e6 < kaplan(3.0) < kaplan(2.7) < 2e6
+
+
+def test_kaplans_law_says_the_loss_where_none_is_known():
+    columns = {"N": np.array([1e9, 1.75e11]), "D": np.array([1e10, 3e11])}
+    losses = forms.LAWS["kaplan"](columns, L_OF_N_D)
+    assert [kaplan_loss(*sizes) for sizes in zip(*columns.values(), strict=True)] == pytest.approx(losses)
+    (found, _) = batch(static(), tokens=1e10).critical
+    assert found.name == "kaplan" and found.tokens == kaplan(
+        kaplan_loss(count.parameters(static().model)["kaplan"], 1e10)
+    )
 
 
 def test_the_parts_multiply_to_the_batch():

@@ -19,6 +19,7 @@ from scalelab.plan.forecast import forecast
 from scalelab.plan.lawbook import Book, fixed
 from scalelab.plan.machine import machine
 from scalelab.plan.sweep import Run, planned, sweep_plan, wall_hours
+from scalelab.precision.policy import POLICIES
 from scalelab.sweep import trials
 from tests.laws.examples import QUICKSTART_LIKE
 
@@ -83,6 +84,16 @@ def test_a_configs_sweep():
 def test_a_study_of_learning_rates_tells_its_runs_too():
     runs = planned(ROOT / "experiments" / "mup_transfer.py", ["--quick", "--widths=32,64"]).runs
     assert len(runs) == 2 * 2 * 5 * 3 and len(trials.packs(runs)) == 4
+    each = planned(ROOT / "experiments" / "precision.py", ["--quick"]).runs
+    assert len(each) == len(POLICIES) + 1 and {config.train.steps for config in each.values()} == {80}
+
+
+@pytest.mark.slow
+def test_the_other_studies_that_train_tell_their_runs():
+    runs = planned(ROOT / "experiments" / "optimizers", ["--only=adamw,lion", "--trials=3", "--quick"]).runs
+    assert len(runs) == 2 * (3 + 3) and len(trials.packs(runs)) == 2
+    five = planned(ROOT / "experiments" / "confirm.py", ["--quick"]).runs
+    assert len(five) == 5 * (26 + 4 + 1) and len({config.data.split_seed for config in five.values()}) == 3
 
 
 def grid_of(law, budgets, sizes=5):

@@ -22,8 +22,9 @@ from scalelab.plan.efficiency import Range
 from scalelab.plan.habits import MEGATRON, OURS
 from scalelab.plan.machine import machine
 from scalelab.plan.savings import WORDS, savings
-from scalelab.plan.time import idle, rate, step_time, training
+from scalelab.plan.time import idle, rate, step_time
 from scalelab.plan.traffic import transfers
+from scalelab.plan.training import training
 from scalelab.plan.work import operations
 
 QUICK = {"Llama 3 405B, 16384 x 8192", "MaxText GPT-3 175B", "Korthikanti 96 x 12288 selective"}  # in `make test`
