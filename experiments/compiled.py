@@ -15,9 +15,10 @@ from experiments.shared import RESULTS, command_line, keep
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
 from scalelab.commands.shared import emit
+from scalelab.config import Static
 from scalelab.errors import BadInput, nearest
 from scalelab.plan.compile import compiled, side_by_side
-from scalelab.plan.machine import machine
+from scalelab.plan.machine import Machine, machine
 from scalelab.plan.memory import memory
 
 RECIPES = pathlib.Path(__file__).parent.parent / "configs" / "recipes"
@@ -46,13 +47,17 @@ ROWS: dict[str, tuple[str, str, int, str]] = {
 }  # fmt: skip
 
 
-def measure(name: str) -> dict[str, Any]:
-    """One row: predicted and compiled bytes of a device. BadInput where its compiler isn't installed."""
-    recipe, hardware, slices, changes = ROWS[name]
+def case(name: str) -> tuple[Static, Machine]:
+    """What a row compiles, and for which machine."""
+    recipe, hardware, _, changes = ROWS[name]
     overrides = dict(change.split("=", 1) for change in changes.split())
     overrides |= {} if "accumulate" in changes else {"train.accumulate": 1}
-    static = config_lib.static(config_lib.load(RECIPES / f"{recipe}.py", overrides))
-    on = machine(hardware)
+    return config_lib.static(config_lib.load(RECIPES / f"{recipe}.py", overrides)), machine(hardware)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """One row: predicted and compiled bytes of a device. BadInput where its compiler isn't installed."""
+    (static, on), (recipe, _, slices, changes) = case(name), ROWS[name]
     predicted, found = memory(static, on), compiled(static, on, slices)
     rows = {row.component: row for row in side_by_side(predicted, found)}
     return {
@@ -84,8 +89,9 @@ def head() -> str:
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu", "jax-cuda12-pjrt"))
     return (
         f"`python -m experiments.compiled`, {datetime.date.today()}, {versions}: a device's memory as `scalelab plan` predicts "
-        "it and as XLA compiles the step, on no device. Arguments are exact; the peak is the sum of all components, which XLA "
-        "partly shares. Pipelines come out too low, on H100 by far: why XLA takes that much there was not found out."
+        "it and as XLA compiles the step, on no device. Arguments are exact, and so is what the forward saves in the step's own "
+        "terms; the peak adds estimates of what comes and goes (scalelab/plan/memory.py), read off the buffers that XLA "
+        "assigns."
     )
 
 

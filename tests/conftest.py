@@ -1,21 +1,29 @@
 """What every test runs under, set before jax is imported and inherited by xdist's workers and by commands that tests start."""
 
+import gc
 import os
 import shutil
 import tempfile
+
+import hypothesis
 
 if "SCALELAB_TEST_FOLDER" not in os.environ:  # the first process of the session; workers find it set
     folder = os.environ["SCALELAB_TEST_FOLDER"] = tempfile.mkdtemp(prefix="scalelab-tests-")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"  # [B, S] + [S] must say so
     # bf16 results are rounded where the program says so, not where XLA finds it convenient. And most of the time here is the
-    # compiler's: models are too small for what its later passes gain (tests/train/test_step.py: 37 s of CPU instead of 58).
-    flags = " --xla_allow_excess_precision=false --xla_backend_optimization_level=0"
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + flags
+    # compiler's: models are too small for what its later passes gain (tests/train/test_step.py: 37 s of CPU instead of 58),
+    # and its older generator of loops writes code that is no worse here, sooner (tests/train/test_branch.py: 52 s instead of 73).
+    # XLA_FLAGS of your own come after and win.
+    flags = "--xla_allow_excess_precision=false --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
     # Workers and commands share what was compiled and the token shards, for this session only.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(folder, "jax")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
     os.environ["SCALELAB_CACHE"] = os.path.join(folder, "shards")
+
+gc.set_threshold(20_000, 20, 20)  # tracing makes many small objects: the collector's 5 % of the time become 1
+hypothesis.settings.load_profile("ci")  # the same examples each time, and none too slow on a busy machine
 
 
 def pytest_unconfigure(config):

@@ -15,9 +15,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 
 def scalelab(*arguments, python=()):
-    return subprocess.run(
-        [sys.executable, *python, "-m", "scalelab", *arguments], capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run([sys.executable, *python, "-m", "scalelab", *arguments], capture_output=True, text=True)
 
 
 def imported(stderr):
@@ -82,7 +80,7 @@ def test_a_reader_that_goes_away_is_no_error(unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
     command, environment = [sys.executable, "-m", "scalelab", "--help"], os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    answer = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
+    answer = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(writer)
     assert (answer.returncode, answer.stderr) == (0, "")
 

@@ -100,7 +100,7 @@ class Transformer(nn.Module):
                 x_BSD = x_BSD + place(positions_SD[: tokens_BS.shape[1]], "context", None)[None]
             else:
                 x_BSD = x_BSD + rows(positions_SD, packed.position_BS)
-        return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(dtype(self.policy.compute))
+        return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(dtype(self.policy.residual))
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BSD after the last block -> (x_BSD, head_DV)."""

@@ -158,7 +158,7 @@ def _stage(
 
     b, length = rows.shape[1], rows.shape[2] - 1
     nothing = vary(
-        place(jnp.zeros((b, length, shape.d_model), dtype(policy.compute)), *residual(shape.sequence_parallel))
+        place(jnp.zeros((b, length, shape.d_model), dtype(policy.residual)), *residual(shape.sequence_parallel))
     )
     kept = depth if differ else 1
     held = jnp.stack([jnp.stack([nothing] * kept)] * (ticks.slots + 1))

@@ -2,8 +2,8 @@
 
 Between steps it holds parameters, optimizer state and averages; the optimizer counts itself, by `eval_shape` of its real state.
 At the height of a backward it also holds gradients and what the forward saved. `logits` and `temporary` are estimates, the rest
-is exact in the program's own terms; XLA may share or drop some of it. Of seven steps compiled for TPUs and H100s the total is
-within 25 % of the compiler's peak (tests/plan/test_compiled_memory.py).
+is exact in the program's own terms; XLA may share or drop some of it. How far the total is off the peaks of steps compiled for
+TPUs and H100s stands in experiments/results/compiled.md.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ def needed(
         "gradients": gradients(static),
         "activations": grown + fixed,
         "logits": _logits(static),
-        "temporary": _temporary(static),
+        "temporary": _temporary(static, backend),
         "batch": 4 * math.ceil(static.global_batch / _rows_split(static.layout)) * (static.model.seq_len + 1),
     }
     total = sum(components.values())
@@ -126,15 +126,17 @@ def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout:
     return number * jnp.dtype(kind).itemsize
 
 
-def _parameter_bytes(static: Static, rule: Any) -> int:
-    """Four bytes of every parameter, split as `rule` says."""
-    return _split_bytes(static.model.plain, static.layout, rule)
+def _parameter_bytes(static: Static, rule: Any, blocks: bool = False) -> int:
+    """Four bytes of every parameter, or of those of the `blocks`, split as `rule` says."""
+    return _split_bytes(static.model.plain, static.layout, rule, blocks)
 
 
 @functools.cache
-def _split_bytes(shape: ModelShape, layout: Layout, rule: Any) -> int:
-    like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(shape))
-    return _tree_bytes(like, rule(shape, layout), layout)
+def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> int:
+    declared, specs = transformer.declarations(shape), rule(shape, layout)
+    declared, specs = (declared["blocks"], specs["blocks"]) if blocks else (declared, specs)
+    like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
+    return _tree_bytes(like, specs, layout)
 
 
 def gradients(static: Static) -> int:
@@ -153,9 +155,13 @@ def _saved(static: Static, kept: Callable[[Static], saved.Saved] = saved.saved) 
         whole = kept(static)
         return rows * whole.row_bytes, whole.fixed_bytes
     # parallel/pipeline.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and the
-    # two that are under way between stages.
-    depth = math.ceil(static.model.n_layers / (layout.stage * layout.rounds))
-    return ((slots(layout) + 1) * depth + 2) * rows * _stream_bytes(static), 0
+    # two that are under way between stages; whatever model.remat says.
+    return ((slots(layout) + 1) * _depth(static) + 2) * rows * _stream_bytes(static), 0
+
+
+def _depth(static: Static) -> int:
+    """Blocks of a stage's chunk."""
+    return math.ceil(static.model.n_layers / (static.layout.stage * static.layout.rounds))
 
 
 def slots(layout: Layout) -> int:
@@ -167,7 +173,7 @@ def _stream_bytes(static: Static) -> int:
     """Of the residual stream of one sequence."""
     layout, shape = static.layout, static.model
     split = layout.context * (layout.tensor if shape.sequence_parallel else 1)
-    return math.ceil(shape.seq_len / split) * shape.d_model * dtype(POLICIES[static.precision].compute).itemsize
+    return math.ceil(shape.seq_len / split) * shape.d_model * dtype(POLICIES[static.precision].residual).itemsize
 
 
 def _vocabulary(static: Static) -> int:
@@ -182,28 +188,35 @@ def _logits(static: Static) -> int:
     return 2 * 4 * math.ceil(tokens / math.ceil(tokens / chunk)) * _vocabulary(static)
 
 
-def _temporary(static: Static) -> int:
-    """An estimate of what comes and goes: the larger of a block's backward and the head's product, and copies.
+def _temporary(static: Static, backend: str) -> int:
+    """An estimate of what comes and goes beside the rest: at the height of a block's backward, or of the head.
 
-    A block's backward holds what the block keeps once more, its weights as they are multiplied, gathered, and their gradients
-    before they are scattered. The head's holds the head gathered, in fp32 and as it is multiplied, and its gradient of a chunk.
-    Copies, as XLA:CPU is seen to make them: under ZeRO 1 and 2 the new parameters are gathered beside the old; a pipeline's choice of forward or backward
-    copies what it holds and the gradients.
+    As compilers are seen to place it (experiments/compiled.py). A block's backward holds what the block keeps once more, and
+    one weight at a time: as it is multiplied, and its gradient before that is scattered. What the forward left outside the
+    blocks is gone or not yet computed by then. The head holds itself gathered, in fp32 and as it is multiplied. In a pipeline
+    a chunk's inputs are taken out of their slot, and the gradients of its blocks are stacked before they are added to the others. A GPU keeps the zeros that the head's
+    gradient began with; under ZeRO 1 and 2 the new parameters are gathered beside the old.
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
-    width = dtype(policy.compute).itemsize
-    blocks = jax.tree.leaves(transformer.declarations(static.model.plain)["blocks"])
-    layer = sum(d.size for d in blocks if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
+    width, rows = dtype(policy.compute).itemsize, saved.rows(static)
+    stacked = transformer.declarations(static.model.plain)["blocks"]
+    weight = max(d.size for d in jax.tree.leaves(stacked) if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
     gathered = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if gathered or width < 4 else 0
-    block = saved.block(static).bytes(saved.rows(static)) + layer * (multiplied + 4)
-    head = shape.d_model * _vocabulary(static) * ((4 if gathered else 0) + (width if width < 4 else 0) + 4)
-    copies = 0
+    block = saved.block(static).bytes(rows) + weight * (multiplied + 4)
+    table = 4 * shape.d_model * _vocabulary(static)
+    head = (table if gathered else 0) + (table * width // 4 if width < 4 else 0)
+    kept = table if backend == "gpu" else 0
     if layout.stage > 1:
-        copies = gradients(static) + _saved(static)[0]
-    elif layout.zero in (1, 2) and layout.fsdp > 1:
-        copies = _parameter_bytes(static, rules.parameters)
-    return copies + max(block, head)
+        chunk = _parameter_bytes(static, rules.parameters, blocks=True) // layout.rounds
+        return max(block, head) + chunk + _depth(static) * rows * _stream_bytes(static)
+    block -= min(block, saved.outside(static) * rows)
+    if (
+        backend != "gpu" and static.accumulate == 1
+    ):  # the blocks' gradients aren't there yet; a GPU has filled them with zeros
+        head -= min(head, _parameter_bytes(static, rules.parameters, blocks=True))
+    copies = _parameter_bytes(static, rules.parameters) if layout.zero in (1, 2) and layout.fsdp > 1 else 0
+    return kept + copies + max(block, head)
 
 
 def _formula(static: Static) -> int:

@@ -73,9 +73,9 @@ def estimate(static: Static) -> Saved:
     """`saved` within some 15 %, for who compares many layouts: nothing is traced but a block.
 
     Layers under `full` keep the stream, under `dots` besides the fp32 outputs of all their products but the last, under `none`
-    what a block keeps; outside are the look-up's mask and rows, three streams of the final norm, and the head's gradient.
+    what a block keeps; besides what lies outside, and the head's gradient.
     """
-    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].compute).itemsize
+    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].residual).itemsize
     tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
     stream = tokens * shape.d_model // (tensor if shape.sequence_parallel else 1)
     wide = shape.n_heads * shape.d_head + 2 * shape.n_kv_heads * shape.d_head
@@ -83,8 +83,16 @@ def estimate(static: Static) -> Saved:
     layer = {"full": width * stream, "dots": (width + 4) * stream + 4 * tokens * wide // tensor}
     if shape.remat == "none":
         layer["none"] = block(static).row_bytes
-    outside = 5 * tokens * shape.d_model + (8 + width) * stream
-    return Saved(shape.n_layers * layer[shape.remat] + outside, 4 * shape.d_model * shape.vocab_size // tensor)
+    kept = shape.n_layers * layer[shape.remat] + outside(static)
+    return Saved(kept, 4 * shape.d_model * shape.vocab_size // tensor)
+
+
+def outside(static: Static) -> int:
+    """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, three streams of the final norm."""
+    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].compute).itemsize
+    tokens = math.ceil(shape.seq_len / layout.context)
+    stream = tokens * shape.d_model // (layout.tensor if shape.sequence_parallel else 1)
+    return 5 * tokens * shape.d_model + (8 + width) * stream
 
 
 def _fewest(devices: int) -> int:
@@ -202,7 +210,7 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
         lambda w: like(w.shape[1:], w.dtype, PartitionSpec(*(w.sharding.spec[1:] if w.sharding else ()))), stacked
     )
     sizes = (static.global_batch, shape.seq_len, shape.d_model)
-    x_BSD = like(sizes, dtype(policy.compute), transformer.spec(*residual(shape.sequence_parallel)))
+    x_BSD = like(sizes, dtype(policy.residual), transformer.spec(*residual(shape.sequence_parallel)))
     tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
     ends, first = _ends(static, like), layerkinds.at(layerkinds.layers(shape), 0)
 

@@ -102,7 +102,7 @@ def _ring(static: Static, habits: Habits) -> list[Transfer]:
 def _stages(static: Static, habits: Habits) -> list[Transfer]:
     """Each micro-batch's activations to the next stage and gradients back, once a round; in lockstep both after every tick."""
     shape, layout, of = static.model, static.layout, share(static)
-    width = dtype(POLICIES[static.precision].compute).itemsize
+    width = dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     times = layout.microbatches * layout.rounds + (layout.stage - 1 if habits.lockstep else 0)
     each = static.accumulate * times * (4 if habits.lockstep else 2)

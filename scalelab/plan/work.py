@@ -134,13 +134,14 @@ def _attention(static: Static, machine: Machine, habits: Habits) -> list[Operati
 def _elementwise(static: Static, habits: Habits) -> list[Operation]:
     """Norms with residual sums, rotations and the activation, in passes over memory; backward what derivatives read besides."""
     shape, layout, of, policy = static.model, static.layout, share(static), POLICIES[static.precision]
-    a, again = dtype(policy.compute).itemsize, recomputed(static, habits)
+    a, r, again = dtype(policy.compute).itemsize, dtype(policy.residual).itemsize, recomputed(static, habits)
     streams = of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     turned = of.tokens * (of.heads + of.key_heads) * shape.d_head if shape.position == "rope" else 0.0
     inner, gated = of.tokens * shape.d_ff / layout.tensor, shape.mlp == "swiglu"
-    # A sum with its norm reads two streams and writes two, twice a block; backward it reads three and writes two.
-    forward = a * (8 * streams + 2 * turned + (3 if gated else 2) * inner)
-    backward = a * (10 * streams + 2 * turned + (5 if gated else 3) * inner)
+    # A sum with its norm reads two streams and writes two, twice a block; backward it reads three and writes two. Half of
+    # them are the residual stream, half what layers take and give.
+    forward = a * (4 * streams + 2 * turned + (3 if gated else 2) * inner) + r * 4 * streams
+    backward = a * (5 * streams + 2 * turned + (5 if gated else 3) * inner) + r * 5 * streams
     passes = 1 + (again != "none")
     return [
         Operation("norms, rotations, activation", "block", "", 0.0, forward, passes),

@@ -16,13 +16,14 @@ class Policy:
 
     `forward` and `backward` are the operands of the layers' products: activations and weights, and the gradients that flow
     back; all other products (attention, head) take `compute`. Embedding, norms, softmax, biases and loss are fp32 under
-    every policy, and residual sums are in `compute`.
+    every policy; the residual stream is added up in `residual`, so fp8's sums lose nothing.
     """
 
     name: str
     forward: str = "float32"  # operands of a layer's product
     backward: str = "float32"  # of the products of its backward: the gradient that flows back
-    compute: str = "float32"  # what layers hand on, residual sums, operands of attention and head
+    compute: str = "float32"  # what layers hand on, operands of attention and head
+    residual: str = "float32"  # the stream that every block adds to
     accumulation: str = "float32"  # of every product, and of parts of one that devices add up
     gradients: str = "float32"  # of the parameters
     reductions: str = "float32"  # sums over tokens and features: norms, softmax, loss, gradients of biases
@@ -47,7 +48,7 @@ class Policy:
 
 
 def _half(name: str, dtype: str, **others: object) -> Policy:
-    return Policy(name, forward=dtype, backward=dtype, compute=dtype, **others)  # type: ignore[arg-type]
+    return Policy(name, forward=dtype, backward=dtype, compute=dtype, residual=dtype, **others)  # type: ignore[arg-type]
 
 
 POLICIES = {

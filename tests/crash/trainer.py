@@ -25,7 +25,7 @@ from collections.abc import Callable
 from scalelab import records
 from scalelab.sweep.pool import PRELOAD, _main_is_not_imported_again
 from scalelab.train import manifest
-from tests.train.runs import untimed
+from tests.train.runs import PATIENCE_S, untimed
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([*PRELOAD, "scalelab.commands.train", "scalelab.train.single"])
@@ -132,9 +132,9 @@ def _path(event: str, arguments: tuple, kind: str) -> str | None:
     return path
 
 
-def end(process, timeout_s: float = 240) -> int:
+def end(process) -> int:
     """Wait for a process; its exit code, negative for a signal."""
-    process.join(timeout_s)
+    process.join(PATIENCE_S)
     if process.exitcode is None:
         process.kill()
         raise AssertionError("it hangs")
@@ -239,8 +239,14 @@ def flip(path: pathlib.Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-def wait_for(condition: Callable[[], bool], process, timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert process.is_alive() and time.monotonic() < deadline, "ended early or waited too long"
+def wait_for(condition: Callable[[], bool], process) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        # Before the question is asked: it may come true with the end.
+        gone = not process.is_alive() or time.monotonic() > deadline
+        if condition():
+            return
+        if gone:
+            process.kill()
+            raise AssertionError("ended early or waited too long")
         time.sleep(0.002)

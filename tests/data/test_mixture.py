@@ -132,7 +132,7 @@ def test_natural_proportions_see_everything_equally_often(data):
     assert tokens + more == steps * BATCH * SEQ_LEN
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     weights=st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4).filter(any), min_size=1, max_size=3),
     gaps=st.lists(st.integers(1, 2500), min_size=3, max_size=3),

@@ -85,7 +85,7 @@ def test_a_copy_of_a_document_falls_on_the_same_side(corpus):
     assert dataset.bytes_per_token == sum(map(len, val)) / dataset.parts[0].val.n_tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     lengths=st.lists(st.integers(1, 10_000), min_size=2, max_size=60),
     fraction=st.floats(0.01, 0.99),

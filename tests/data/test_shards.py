@@ -27,7 +27,7 @@ def stop(handle):
     calls.append(fsync(handle))
     if len(calls) == int(sys.argv[3]):
         print("here", flush=True)
-        time.sleep(60)
+        time.sleep(3600)
 os.fsync = stop
 prepare(DataConfig(source="text", path=sys.argv[1], cache_dir=sys.argv[2]))
 """

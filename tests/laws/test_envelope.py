@@ -60,7 +60,7 @@ def test_the_frontier_is_never_above_any_checkpoint():
         np.testing.assert_allclose(6 * frontier.N * frontier.D, frontier.C, rtol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(5, 60))
 def test_lower_hull_is_scipys(seed, count):
     x, y = np.random.default_rng(seed).random((2, count))

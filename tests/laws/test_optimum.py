@@ -48,7 +48,7 @@ def test_never_above_gemstones_published_objectives(fit_set, delta):
         assert best.value < 0.975 * golden
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.builds(
         Params,
@@ -86,7 +86,7 @@ def test_no_other_optimiser_finds_a_lower_objective(seed, delta):
     assert best.value == pytest.approx(huber_sum([*np.log(np.array(params[:3])), *params[3:]]), rel=1e-12)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 1000), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.floats(0.1, 10), st.randoms())
 def test_units_and_order_change_nothing_but_units(seed, of_n, of_d, of_loss, shuffler):
     """Counting N, D or the loss in other units rescales A, B or E; the order of runs is no information."""

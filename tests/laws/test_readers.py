@@ -14,7 +14,7 @@ from scalelab.errors import BadInput
 from scalelab.laws import readers
 from scalelab.laws.readers import read_lines
 
-QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 POSITIVE = st.floats(1e-300, 1e300)
 LINES = st.lists(st.fixed_dictionaries({"N": POSITIVE, "D": POSITIVE, "loss": POSITIVE}), min_size=1, max_size=8)
 

@@ -13,7 +13,7 @@ from scalelab.errors import BadInput
 from scalelab.laws.forms import LAWS
 from scalelab.laws.table import fields_of, parse_columns, read_table
 
-QUIET = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def written(tmp_path, text, name="runs.csv"):

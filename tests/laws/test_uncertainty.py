@@ -79,7 +79,7 @@ def test_every_resample_is_at_its_optimum():
         assert (reached <= solve.descend(points, start, draws).objective * (1 + 1e-6)).all()
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.integers(0, 10**6))
 def test_intervals_nest_by_level(seed):
     points, best, boot = fitted(0.004, seed, count=60)

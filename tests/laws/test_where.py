@@ -49,14 +49,14 @@ TERMS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(expression=TERMS, N=st.floats(0.1, 1e4), D=st.floats(0.1, 1e4))
 def test_they_mean_what_python_means(expression, N, D):
     kept = subset([{"N": N, "D": D}], [expression])
     assert bool(kept) == eval(expression, {"__builtins__": {}}, {"N": N, "D": D})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(expression=st.text(alphabet="ND123.()<>=!+-*/%'\" andornt_[]{}:,@", max_size=40))
 def test_any_text_is_a_subset_or_one_line_of_refusal(expression):
     try:

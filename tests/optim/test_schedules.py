@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from configs import base
@@ -197,7 +197,6 @@ share = some.floats(0, 1, width=32)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None, derandomize=True)
 @given(
     steps=steps, warmup=some.integers(0, LENGTH), decay=share, final=share, shape=some.sampled_from([*schedules.DECAYS])
 )

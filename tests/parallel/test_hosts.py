@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ from scalelab import records
 from scalelab.config import load, split_overrides, static
 from scalelab.train import manifest, state
 from scalelab.train.checkpoint import Checkpoints
-from tests.train.runs import ROOT, command, finish, train, untimed, wait_for
+from tests.train.runs import ROOT, command, ended, finish, free_port, train, untimed, wait_for
 
 STEPS, EVERY = 18, 6
 SETTINGS = [
@@ -35,12 +34,6 @@ def devices(n):
     return {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flags}"}
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
-
-
 def pair(folder, *more, own=((), ())):
     """Both processes of a run, started; `own`: what only one of them is told."""
     together = (*SETTINGS, *more, f"--coordinator=localhost:{free_port()}", "--processes=2")
@@ -51,7 +44,7 @@ def pair(folder, *more, own=((), ())):
 def finish_pair(processes, code=0):
     """Process 0's result; process 1 ends with the same code and says nothing."""
     result = finish(processes[0], code)
-    out, err = processes[1].communicate(timeout=60)
+    out, err = ended(processes[1])
     assert (processes[1].returncode, out, err) == (code, "", "")
     return result
 
@@ -74,7 +67,7 @@ def last_logged(folder):
 
 def check_gone(processes, victim, folder):
     """The other one ends at once, and its last line says who is gone and from which step the same commands go on."""
-    _, err = processes[1 - victim].communicate(timeout=20)
+    _, err = ended(processes[1 - victim])
     processes[victim].communicate()
     last = err.strip().splitlines()[-1]
     assert processes[1 - victim].returncode == 1 and "Traceback" not in err, err
@@ -136,7 +129,7 @@ def test_a_signal_to_one_and_the_death_of_either_stop_both_and_the_pair_goes_on_
 def test_processes_told_different_things_refuse_in_one_line_each(tmp_path):
     processes = pair(tmp_path / "run", own=((), ("--config.train.seed=5",)))
     for i, process in enumerate(processes):
-        out, err = process.communicate(timeout=60)
+        out, err = ended(process)
         assert (process.returncode, out) == (2, "")
         assert err.splitlines() == [
             f"scalelab: process {i} of 2: processes 0 and 1 were not told the same: train.seed: '0' and '5'; "
@@ -209,7 +202,7 @@ def test_each_process_reads_its_own_rows_only_and_they_agree_on_what_they_must()
         )
         for i in range(2)
     ]  # fmt: skip
-    errs = [process.communicate(timeout=120)[1] for process in started]
+    errs = [ended(process)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], errs
     said = [json.loads(err.splitlines()[-1]) for err in errs]
     assert [s["held"]["neighbours"] for s in said] == [[0, 1, 2, 3], [4, 5, 6, 7]]

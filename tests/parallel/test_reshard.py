@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scalelab.parallel.mesh import AXES
-from tests.train.runs import ROOT
+from tests.train.runs import ROOT, ended
 
 SAVED = {"fsdp": 8}
 # Devices of a process -> layouts that take the run up there. A layout uses all devices of its process, or one.
@@ -105,7 +105,7 @@ def launch(place, layouts: dict[int, list], devices: int, *more: str) -> subproc
 
 
 def rows(process: subprocess.Popen) -> list[dict]:
-    out, err = process.communicate(timeout=240)
+    out, err = ended(process)
     assert process.returncode == 0, err[-3000:]
     return [json.loads(line) for line in out.splitlines()]
 

@@ -1,6 +1,7 @@
 """A tiny config's compiled half for tests of the planner, and the arrays that a backward really keeps."""
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -9,11 +10,15 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Layout
 from scalelab.model import transformer
+from scalelab.model.placement import BATCH
+from scalelab.parallel import pipeline, rules
+from scalelab.parallel.mesh import AXES
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
 from scalelab.train.gradients import objective
@@ -53,6 +58,23 @@ def drawn(static):
     params = jax.tree.map(lambda d: rng.normal(size=d.shape).astype(np.float32), transformer.declarations(static.model))
     shape = static.global_batch, static.model.seq_len + 1
     return params, rng.integers(0, static.model.vocab_size, shape).astype(np.int32)
+
+
+def pipelined(static):
+    """`pipeline.gradients` of a layout with stages, traced for a mesh that isn't here."""
+    sizes = tuple(getattr(static.layout, axis) for axis in AXES)
+    mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+
+    def like(shape, kind, spec):
+        return jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, spec))
+
+    specs = rules.parameters(static.model, static.layout)
+    declared = transformer.declarations(static.model)
+    params = jax.tree.map(lambda d, spec: like(d.shape, jnp.float32, spec), declared, specs)
+    tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    with jax.sharding.use_abstract_mesh(mesh):
+        return jax.jit(functools.partial(pipeline.gradients, static)).trace(params, tokens, number, number)
 
 
 def on_eight(layout, *remats):

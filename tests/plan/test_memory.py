@@ -4,16 +4,18 @@ import dataclasses
 
 import jax
 import pytest
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout
 from scalelab.model.transformer import declarations
 from scalelab.optim.members import find
 from scalelab.plan import memory as memory_lib
+from scalelab.plan import saved
 from scalelab.plan.machine import machine
 from scalelab.plan.memory import memory
 from scalelab.plan.zero import state_bytes
-from tests.plan.small import on_eight, static_of
+from tests.plan.small import on_eight, pipelined, static_of
 
 H100 = machine("h100")
 LLAMA_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_ff": 11008, "vocab_size": 32000, "seq_len": 2048}
@@ -68,18 +70,39 @@ def test_405b_on_16384_devices_stages_may_be_uneven():
     assert found.components["parameters"] == pytest.approx((8 * layer + rest) / 8 / 16, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "microbatches", "rounds", "slots"),
+SCHEDULES = [
     # GPipe holds every micro-batch, 1F1B as many as there are stages, interleaving with all forwards first every one a chunk.
-    [("gpipe", 8, 1, 8), ("1f1b", 8, 1, 4), ("1f1b", 2, 1, 2), ("circular", 8, 2, 16)],
-)
-def test_micro_batches_in_flight(schedule, microbatches, rounds, slots):
-    layout = Layout(stage=4, schedule=schedule, microbatches=microbatches, rounds=rounds)
+    ("1f1b", 8, 1, 4, "dots"),
+    *(pytest.param("gpipe", 8, 1, 8, remat, marks=pytest.mark.slow) for remat in ("none", "full")),
+    *(pytest.param("1f1b", 2, 1, 2, remat, marks=pytest.mark.slow) for remat in ("none", "dots", "full")),
+    pytest.param("circular", 8, 2, 16, "none", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("schedule", "microbatches", "rounds", "slots", "remat"), SCHEDULES)
+def test_a_pipeline_keeps_what_its_loop_over_ticks_carries(schedule, microbatches, rounds, slots, remat):
+    """Activations are exact: what the traced step hands from tick to tick in bf16, split over devices as it lies."""
+    layout = Layout(
+        stage=4, fsdp=2, tensor=2, sequence=True, schedule=schedule, microbatches=microbatches, rounds=rounds
+    )
     assert memory_lib.slots(layout) == slots
-    static = static_of(layout, batch=8, model={"n_layers": 8})
-    kept = memory(static, H100).components["activations"]
-    stream = 4 * 16 * 32 * (8 // microbatches)
-    assert kept == ((slots + 1) * 8 // (4 * rounds) + 2) * stream
+    static = static_of(layout, batch=16, model={"n_layers": 8}, precision__name="bf16", model__remat=remat)
+    loops = [loop for loop in scans(pipelined(static).jaxpr.jaxpr) if loop.params["num_carry"] > 3]
+    most = max(loops, key=lambda loop: loop.params["length"])
+    carried = [v.aval for v in most.params["jaxpr"].jaxpr.invars[most.params["num_consts"] :]][
+        : most.params["num_carry"]
+    ]
+    kept = sum(saved._bytes(x) for x in carried if x.dtype == "bfloat16")
+    assert memory(static, H100).components["activations"] == kept
+
+
+def scans(jaxpr):
+    """Every loop of a jaxpr and of what it calls."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for part in jaxprs_in_params(equation.params):
+            yield from scans(part)
 
 
 @pytest.mark.parametrize(("layers", "rounds", "held"), [(8, 1, 4), (8, 2, 4), (9, 1, 5), (9, 2, 6), (10, 2, 6)])

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from scalelab.model.activations import activations
 from scalelab.precision import policy as policy_lib
 from scalelab.precision.found import walk
 from scalelab.precision.policy import POLICIES
+from scalelab.train import state as state_lib
 from scalelab.train import step as step_lib
 from scalelab.train.dtypes import of_step
 from tests.train.test_step import setting
@@ -30,6 +32,22 @@ def test_what_a_policy_states_is_what_is_found(name):
     hidden = " x ".join(sorted({policy.forward, policy.backward}))
     share = sum(v for form, v in dtypes["compute"].items() if form in (policy.forward, hidden))
     assert share > 0.7  # the layers' products; the rest is attention's and the head's
+
+
+@pytest.mark.parametrize("changes", [{}, {"model.norm_place": "after"}, {"model.block": "parallel"}], ids=str)
+def test_the_residual_stream_is_added_up_in_the_stated_format(changes):
+    """fp32 under every fp8 policy, though layers take and give bf16; narrow under the policies that are narrow throughout."""
+    assert {name for name, policy in POLICIES.items() if policy.residual != policy.compute} == {
+        "tf32", "fp8", "fp8_delayed", "fp8_block",
+    }  # fmt: skip
+    static, _ = setting(**changes)
+    shape, params = static.model, state_lib.shapes(static).params
+    tokens = jax.ShapeDtypeStruct((2, shape.seq_len), jnp.int32)
+    for name, policy in POLICIES.items():
+        assert policy.residual == ("float32" if "fp8" in name else str(policy_lib.dtype(policy.compute)))
+        seen = jax.eval_shape(functools.partial(activations, shape, policy=policy), params, tokens)
+        assert {str(seen[x].dtype) for x in ("embedding", "stream")} == {policy.residual}, name
+        assert str(seen["final_norm"].dtype) == str(policy_lib.dtype(policy.compute)), name
 
 
 @pytest.mark.parametrize("changes", [{"model__n_layers": 13}, {"train__accumulate": 2}, {"model__remat": "full"},

@@ -11,7 +11,7 @@ from scalelab.config import override, resolve
 from scalelab.sweep import status
 from scalelab.sweep.run import run_sweep
 from scalelab.train.single import train_single
-from tests.train.runs import command, finish, untimed
+from tests.train.runs import command, ended, finish, untimed
 
 TINY = {
     "model.d_model": 16, "model.seq_len": 32, "train.global_batch": 4, "train.steps": 30, "eval.batches": 2,
@@ -88,7 +88,7 @@ def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     for name, twin in zip(names, POINTS, strict=True):
         assert untimed(folder / "runs" / name) == untimed(alone[twin])
     table = command(f"--workdir={folder}", "--status", name="sweep")
-    out, _ = table.communicate(timeout=60)
+    out, _ = ended(table)
     assert table.returncode == 0 and out.count("done") == 3
     # One of them goes on alone from the pack's checkpoint, under its own config and more steps, on another cosine.
     longer = command(

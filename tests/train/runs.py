@@ -3,11 +3,14 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import time
 
 ROOT = pathlib.Path(__file__).parents[2]
+PATIENCE_S = 600  # for what takes seconds on a quiet machine: only a hang lasts longer on a busy one
+HELD: list[socket.socket] = []  # ports that were given out
 TIMED = ("tokens_per_s", "mfu", "time")
 SMALL = [
     f"--config.{key}" for key in ("model.d_model=16", "model.seq_len=32", "train.global_batch=4", "eval.batches=2")
@@ -27,20 +30,44 @@ def train(workdir: pathlib.Path, *overrides: str) -> list[str]:
     return ["--config=configs/tiny.py", f"--workdir={workdir}", *SMALL, *overrides, "--json"]
 
 
+def ended(process: subprocess.Popen) -> tuple[str, str]:
+    """What a process said on stdout and stderr, once it has ended; one that hangs is killed."""
+    try:
+        return process.communicate(timeout=PATIENCE_S)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+
+
 def finish(process: subprocess.Popen, code: int = 0) -> dict:
     """Wait for a command, insist on its exit code, return the JSON of its last line (or {})."""
-    out, err = process.communicate(timeout=300)
+    out, err = ended(process)
     assert process.returncode == code, (process.returncode, err[-2000:])
     return json.loads(out.splitlines()[-1]) if out.strip() else {}
 
 
-def wait_for(condition, process: subprocess.Popen, timeout_s: float = 120) -> None:
-    """Poll until `condition()`; the process must still be running."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert process.poll() is None, f"ended early: {process.communicate()}"
-        assert time.monotonic() < deadline, "waited too long"
+def wait_for(condition, process: subprocess.Popen) -> None:
+    """Poll until `condition()`, which must come true before the process ends."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        # Before the question is asked: it may come true with the end.
+        gone = process.poll() is not None or time.monotonic() > deadline
+        if condition():
+            return
+        if gone:
+            process.kill()
+            raise AssertionError(f"ended early or waited too long: {process.communicate()}")
         time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port to listen on, which nobody else is given while these tests run: it stays bound, and allows to be bound again."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    HELD.append(held)
+    return held.getsockname()[1]
 
 
 def untimed(folder: pathlib.Path) -> list[dict]:

@@ -65,7 +65,9 @@ def test_without_it_nothing_is_kept_and_with_it_the_weights_are_the_same():
     plain = init(setting()[0], off)
     for tokens in batches(2):
         plain = step(setting()[0], plain, tokens, off)[0]
-    jax.tree.map(np.testing.assert_array_equal, plain.params, followed("fp32")[2].params)
+    # To a rounding: in another program XLA may contract a product and a sum where it did not in this one.
+    same = functools.partial(np.testing.assert_allclose, rtol=2e-7, atol=1e-7)
+    jax.tree.map(same, plain.params, followed("fp32")[2].params)
     other = step(static, init(static, h), batches(6)[0], h | {"ema": jnp.float32(0.5)})[0]
     assert jax.tree.structure(other) == jax.tree.structure(followed("fp32")[1])  # another decay, the same program
 

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from scalelab import records
-from tests.train.runs import command, finish, train, untimed, wait_for
+from tests.train.runs import command, ended, finish, train, untimed, wait_for
 
 STEPS = ["--config.train.steps=120", "--config.eval.every_steps=40", "--config.train.steps_per_dispatch=5"]
 
@@ -64,9 +64,11 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
     first = command(*train(folder, "--config.train.steps=100000"))
     wait_for(lambda: len(records.read_metrics(folder)) > 0, first)
     second = command(*train(folder, "--config.train.steps=100000"))
-    _, err = second.communicate(timeout=120)
-    first.kill()
-    first.communicate()
+    try:
+        _, err = ended(second)
+    finally:
+        first.kill()
+        first.communicate()
     assert second.returncode == 2
     assert f"process {first.pid}" in err and len(err.strip().splitlines()) == 1
 
@@ -77,7 +79,7 @@ def test_what_would_make_it_another_run_is_refused_and_what_would_not_is_noted(t
     constant = "--config.schedule.name=constant"  # whose past doesn't depend on its end
     finish(command(*train(folder, constant, "--config.train.steps=10")))
     refused = command(*train(folder, constant, "--config.train.steps=10", "--config.train.seed=1"))
-    _, err = refused.communicate(timeout=120)
+    _, err = ended(refused)
     assert refused.returncode == 2 and "train.seed=0" in err and "now it is 1" in err
     longer = finish(command(*train(folder, constant, "--config.train.steps=20")))
     assert (longer["resumed_from"], longer["final_step"], longer["status"]) == (10, 20, "done")

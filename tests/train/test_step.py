@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ from scalelab.model import transformer
 from scalelab.train import state as state_lib
 from scalelab.train.gradients import gradients, loss_sums
 from scalelab.train.step import METRICS, evaluate, many_steps, train_step
+from tests.train.runs import ROOT
 
 SEQ_LEN, BATCH, K = 16, 8, 4
 
@@ -251,3 +255,12 @@ def test_golden_metrics_of_two_steps():
         f"loss, optimizer, schedule, or a default in configs/), say so in the commit and set GOLDEN to {found}. "
         "A refactoring or a faster kernel must leave these numbers alone.",
     )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_golden_metrics_of_the_code_that_a_user_runs():
+    """Without what tests/conftest.py tells XLA in order to compile sooner."""
+    code = "from tests.train import test_step; test_step.test_golden_metrics_of_two_steps()"
+    environment = os.environ | {"XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -2,11 +2,10 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
-from tests.train.runs import ROOT
+from tests.train.runs import ROOT, ended, free_port
 
 PROGRAM = """
 import json, pathlib, sys
@@ -48,9 +47,7 @@ print(json.dumps(said))
 
 
 def test_both_processes_get_the_same_arrays_the_same_refusal_and_the_same_fallback(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(
@@ -59,7 +56,7 @@ def test_both_processes_get_the_same_arrays_the_same_refusal_and_the_same_fallba
         )
         for rank in range(2)
     ]  # fmt: skip
-    outputs = [process.communicate(timeout=240) for process in processes]
+    outputs = [ended(process) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     said = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
     assert said[0] == said[1]
