@@ -156,7 +156,8 @@ def page(result: dict[str, Any]) -> str:
         f"configs/tiny.py, {result['steps']} steps, {result['seeds']} seed(s), the same first weights and batches for all. Ranked by "
         f"validation loss; another seed moves fp32's by {result['seed_deviation']:.2%} (standard deviation), so smaller differences "
         "are no ranking. A CPU has units for fp32 alone: time there is the cost of emulation, not what a chip with "
-        "such units takes. Temporaries are XLA's for one step; it widens narrow operands on a CPU.", "",
+        "such units takes. Temporaries are XLA's for one step; it widens narrow operands on a CPU."
+        + (f" {result['remark']}" if "remark" in result else ""), "",
         "| policy | val loss | over fp32 | skipped | ms a step | time over fp32 | weights | optimizer | temporaries | operands found in the step, share of its FLOPs |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -218,13 +218,26 @@ def run_folders(folder: Folder) -> list[pathlib.Path]:
     """The folder itself if it is a run, else every run in its `runs/` (a sweep's), else every run in it. BadInput where there is none."""
     folder = pathlib.Path(folder)
     if (folder / "config.json").exists():
+        if not is_config(folder / "config.json"):
+            raise BadInput(
+                f"{str(folder / 'config.json')!r} is not a run's: values in groups, as configs/base.py has them"
+            )
         return [folder]
-    below = (sorted(path.parent for path in place.glob("*/config.json")) for place in (folder / "runs", folder))
+    below = (
+        sorted(path.parent for path in place.glob("*/config.json") if is_config(path))
+        for place in (folder / "runs", folder)
+    )
     found = next(filter(None, below), [])
     if not found:
         what = "no such folder" if not folder.exists() else "no config.json, */config.json or runs/*/config.json in it"
         raise BadInput(f"{str(folder)!r} holds no run: {what}")
     return found
+
+
+def is_config(path: Folder) -> bool:
+    """Whether this config.json is a run's: a model of Hugging Face's has one too, and may lie beside runs. BadInput: broken."""
+    content = read_json(path)
+    return isinstance(content, dict) and all(isinstance(part, dict) for part in content.values())
 
 
 def read_runs(folder: Folder) -> list[dict]:

@@ -15,6 +15,7 @@ from configs import base
 from scalelab import config as configs
 from scalelab import records
 from scalelab.errors import BadInput
+from tests.report import synthetic
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 
@@ -229,3 +230,12 @@ def test_a_folder_without_runs_is_one_line(tmp_path, there, message):
     with pytest.raises(BadInput, match=message) as caught:
         records.read_runs(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_an_exported_model_beside_runs_is_none_of_them(tmp_path):
+    synthetic.write_run(tmp_path / "mine", lines=2)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    assert [row["name"] for row in records.read_runs(tmp_path)] == ["mine"]
+    with pytest.raises(BadInput, match="is not a run's"):
+        records.read_runs(tmp_path / "hf")

@@ -70,9 +70,9 @@ def settings(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _readable(path: pathlib.Path) -> bool:
-    """Whether this is a config at all: a broken one beside a run is not that run's affair."""
+    """Whether this is a run's config: a broken one beside a run, or a model's, is not that run's affair."""
     try:
-        return isinstance(records.read_json(path), dict)
+        return records.is_config(path)
     except BadInput:
         return False
 

@@ -90,7 +90,7 @@ def rate(machine: Machine, unit: str) -> tuple[float, str]:
 
     A CPU multiplies everything as fp32. BadInput where the chip has no unit for it.
     """
-    wider = ("bfloat16",) if unit.startswith("float8") else ("float32",) if platform(machine) == "cpu" else ()
+    wider = ("float32",) if platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
     found = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
     if found is None:
         known = ", ".join(machine.chip.flops)

@@ -117,6 +117,8 @@ def test_without_seeds_it_says_how_to_have_some(studies, tmp_path, capsys):
         shutil.copytree(studies / name / "runs/0", tmp_path / name)
     (tmp_path / "c").mkdir()
     (tmp_path / "c/config.json").write_text('{"model": ')  # broken, and no affair of theirs
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')  # what `scalelab export` wrote
     found, text = asked(capsys, tmp_path / "a", tmp_path / "b")
     assert found["gap"]["floor"] is None and found["gap"]["half_width"] is None
     assert "noise floor: unknown" in text and f"--config.train.seed=1 --workdir={tmp_path}/a-seed1" in text

@@ -329,6 +329,8 @@ def test_a_chip_without_the_unit_is_refused():
         step_time(small(), machine("v100"))
     assert rate(machine("a100"), "float8_e4m3fn")[0] == 312e12  # rounded, and multiplied wider
     assert rate(machine("h100"), "float8_e4m3fn")[0] == pytest.approx(1978.9e12)
+    cpu = dataclasses.replace(machine("h100").chip, name="CPU", flops={"float32": 1e11})
+    assert rate(dataclasses.replace(machine("h100"), chip=cpu), "float8_e4m3fn")[0] == 1e11
 
 
 def test_work_does_not_grow_with_devices():
