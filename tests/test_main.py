@@ -130,7 +130,8 @@ def test_ctrl_c_and_a_failure_end_in_one_line(capsys):
     assert capsys.readouterr().err == "a study: [Errno 28] No space left on device: 'runs/x'\n"
 
 
-STUDIES = [path.stem for path in sorted((ROOT / "experiments").glob("*.py")) if path.stem != "__init__"]
+RUN_BY_NAME = [path for path in sorted((ROOT / "experiments").glob("*.py")) if "__main__" in path.read_text()]
+STUDIES = [path.stem for path in RUN_BY_NAME]
 STUDIES += [path.parent.name for path in sorted((ROOT / "experiments").glob("*/__main__.py"))]
 
 
