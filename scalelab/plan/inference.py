@@ -59,9 +59,8 @@ def inference(
     split = Layout(tensor=tensor)
     each = _token_bytes(shape, cache, split)
     held = each * (shape.n_layers - n_local(shape)) * context + each * n_local(shape) * min(context, shape.window)
-    wide = dtype(POLICIES[static.precision].compute).itemsize
-    decoded = _activations(shape, batch, batch, wide, split)
-    prefilled = _activations(shape, context, 1, wide, split)
+    decoded = _activations(shape, batch, batch, static.precision, split)
+    prefilled = _activations(shape, context, 1, static.precision, split)
     components = {
         "weights": math.ceil(_numbers(shape, split) * _width(weights)),
         "kv_cache": math.ceil(batch * held),
@@ -104,7 +103,7 @@ def _numbers(shape: ModelShape, split: Layout) -> int:
     return sum(device_bytes(d.shape, "int8", rules.spec(d, False, False), split) for d in declared)
 
 
-def _activations(shape: ModelShape, tokens: int, sequences: int, wide: int, split: Layout) -> int:
+def _activations(shape: ModelShape, tokens: int, sequences: int, precision: str, split: Layout) -> int:
     """The most that `tokens` at once hold, of `sequences` that want their next token's logits, in fp32.
 
     The residual stream and its norm, and the largest of: queries, keys, values and what attention gives; the units of the
@@ -114,7 +113,8 @@ def _activations(shape: ModelShape, tokens: int, sequences: int, wide: int, spli
     attention = 2 * (heads + keys) * shape.d_head
     units = (3 if shape.mlp == "swiglu" else 2) * math.ceil(shape.d_ff / split.tensor)
     logits = 4 * sequences * math.ceil(shape.vocab_size / split.tensor)
-    return 2 * tokens * shape.d_model * wide + max(tokens * max(attention, units) * wide, logits)
+    wide, stream = (dtype(format).itemsize for format in (POLICIES[precision].compute, POLICIES[precision].residual))
+    return tokens * shape.d_model * (stream + wide) + max(tokens * max(attention, units) * wide, logits)
 
 
 def _notes(shape: ModelShape, context: int, tensor: int) -> tuple[str, ...]:
