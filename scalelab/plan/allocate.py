@@ -132,6 +132,10 @@ def budget(book: Book, name: str, value: float) -> np.ndarray:
             least = min(_best_loss(book, C) for C in far if np.isfinite(_best_loss(book, C)))
             why += f"; its loss is never below {least:.4g}"
         raise BadInput(why)
+    if found[0] < LEAST_FLOPS * (1 + 1e-9):
+        raise BadInput(
+            f"{name}={value:g}: by law {book.name} less than {LEAST_FLOPS:g} FLOPs, the least that is looked at, do"
+        )
     return found
 
 

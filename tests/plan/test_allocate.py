@@ -132,6 +132,9 @@ def test_a_budget_without_a_best_size_is_refused(tmp_path, capsys):
         overtraining(1e9, 2e10, str(path))
     with pytest.raises(BadInput, match="1000 to 1e\\+40 are looked at"):
         allocation(flops=1e-5)
+    for easy in ({"target_loss": 1e6}, {"params": 1e-3}, {"tokens": 1e-3}):
+        with pytest.raises(BadInput, match="less than 1000 FLOPs"):
+            allocation(**easy)
 
 
 @pytest.mark.slow
