@@ -40,6 +40,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
 # Of these a function of the user's own may take the place, as pkg.mod:fn.
 OWN = ("optim.name", "schedule.name")
 GROUPS = ("embed", "head", "position", "hidden", "vector")  # of parameters; `optim/groups.py` says which is which
+LEAST_EPS = 1e-36  # smaller ones, times a share of them, are zero in fp32: 0 / 0 wherever a gradient is zero
 # key: (lowest, highest, is the lowest itself allowed)
 RANGES = {
     "data.val_fraction": (0, 1, False),
@@ -53,8 +54,8 @@ RANGES = {
     "optim.rest_lr": (0, 1e3, True),
     "optim.rest_beta1": (0, 0.999999, True),
     "optim.rest_beta2": (0, 0.999999, True),
-    "optim.rest_eps": (0, 1, False),
-    "optim.eps": (0, 1, False),
+    "optim.rest_eps": (LEAST_EPS, 1, True),
+    "optim.eps": (LEAST_EPS, 1, True),
     "optim.weight_decay": (0, 1e3, True),
     "optim.clip_norm": (0, 1e9, False),
     "optim.peak_lr": (0, 1e3, True),
@@ -228,6 +229,16 @@ def _check_layers(model: ConfigDict) -> None:
         raise BadInput(
             f"model.rope_factor={model.rope_factor:g} with model.rope_scaling={model.rope_scaling!r}: a factor other than 1 and a "
             "way to scale go together; nearest: rope_factor=1, rope_scaling=none"
+        )
+    if model.rope_scaling == "ntk" and model.d_head < 4:
+        raise BadInput(
+            f"model.rope_scaling='ntk' slows the slowest pair and keeps the fastest, and model.d_head={model.d_head} has "
+            "one pair; nearest: model.d_head=4"
+        )
+    if model.rope_scaling == "yarn" and model.rope_theta <= 1:
+        raise BadInput(
+            f"model.rope_scaling='yarn' goes by wavelengths that grow from pair to pair, and with model.rope_theta="
+            f"{model.rope_theta:g} they don't; nearest: a model.rope_theta above 1"
         )
     if model.global_every and not model.window:
         raise BadInput(

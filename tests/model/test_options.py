@@ -193,6 +193,8 @@ def test_a_window_lowers_the_flops_of_its_layers():
         ({"nope_every": 2, "position": "learned"}, "for model.position='rope'"),
         ({"rope_scaling": "llama3"}, "go together"),
         ({"rope_factor": 8.0}, "go together"),
+        ({"rope_scaling": "ntk", "rope_factor": 8.0, "d_head": 2}, "has one pair"),
+        ({"rope_scaling": "yarn", "rope_factor": 8.0, "rope_theta": 1.0}, "a model.rope_theta above 1"),
         ({"rope_local_theta": 1e4, "window": 4}, "all layers are alike"),
         ({"rope_local_theta": 1e4, "position": "learned"}, "for model.position='rope'"),
         ({"block": "parallel", "norm_place": "after"}, "one norm"),
