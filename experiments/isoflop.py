@@ -253,7 +253,7 @@ def parse(argv: Sequence[str]) -> tuple[Study, Any]:
     parser.add_argument("--budgets", type=_numbers, metavar="C,C,…", help="fitted budgets in FLOPs")
     parser.add_argument("--sizes", type=_numbers, metavar="D,D,…", help="values of d_model, for every budget")
     parser.add_argument(
-        "--holdout", type=float, metavar="C", help="FLOPs of the predicted run (default: 4 x the largest)"
+        "--holdout", type=_number, metavar="C", help="FLOPs of the predicted run (default: 4 x the largest)"
     )
     parser.add_argument(
         "--rule", default="small-bytes", help="the ladder's rule: how LR and steps follow from size and budget"
@@ -273,8 +273,8 @@ def _grid(options: Any) -> dict[float, tuple[int, ...]]:
     if options.quick:
         if options.budgets or options.sizes:
             raise BadInput("--quick has its own budgets and sizes: use --scale, or leave --quick out")
-        if not options.scale > 0:
-            raise BadInput(f"--scale={options.scale:g} must be above zero; 1 is the README's study")
+        if not 0 < options.scale < math.inf:
+            raise BadInput(f"--scale={options.scale:g} must be finite and above zero; 1 is the README's study")
         return {options.scale * budget: sizes for budget, sizes in QUICK_GRID.items()}
     if not options.budgets or not options.sizes:
         raise BadInput(
@@ -282,6 +282,9 @@ def _grid(options: Any) -> dict[float, tuple[int, ...]]:
         )
     if len(set(options.sizes)) < 3 or len(set(options.budgets)) < 3:
         raise BadInput("a law of two variables needs at least 3 budgets and 3 sizes")
+    for size in options.sizes:
+        if size != int(size):
+            raise BadInput(f"--sizes: {size:g} is no whole number; nearest: {max(1, round(size))}")
     return {budget: tuple(int(size) for size in options.sizes) for budget in options.budgets}
 
 
@@ -293,6 +296,13 @@ def _numbers(text: str) -> list[float]:
     if not values or not all(0 < value < math.inf for value in values):
         raise argparse.ArgumentTypeError(f"{text!r} is not numbers above zero with commas between them")
     return values
+
+
+def _number(text: str) -> float:
+    first, *more = _numbers(text)
+    if more:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than one number")
+    return first
 
 
 def main(argv: Sequence[str]) -> int:

@@ -51,7 +51,7 @@ def run_file(path: str | pathlib.Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file may raise
+    except (Exception, SystemExit) as error:  # whatever a user's file may raise
         raise BadInput(_blame(path, error)) from error
     return module
 
@@ -69,7 +69,7 @@ def read(path: str | pathlib.Path) -> ConfigDict:
     module = load_module(path)
     try:
         config = module.get_config()
-    except Exception as error:  # whatever a user's file may raise
+    except (Exception, SystemExit) as error:  # whatever a user's file may raise
         raise BadInput(_blame(pathlib.Path(path), error)) from error
     if not isinstance(config, ConfigDict):
         raise BadInput(

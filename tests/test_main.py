@@ -144,7 +144,13 @@ MISTAKES = {
     "schedule --config=configs/tiny.py --config.model.seq_len=1e300": "seq_len=1e+300 is more than can be counted; nearest: 2147",
     "schedule --config=configs/tiny.py --config.data.mixture=a=1e400": "'a=1e400' is not a name and a number from 0 to 2^63",
     "schedule --config=configs/tiny.py --config.data.mixture=a=1;1__0:b=1,a=1": "sum to 2, not 1",
-    "plan --config=configs/tiny.py --hardware=h100 --batch=1e300": "is no whole number up to 1000000000000000",
+    "plan --config=configs/tiny.py --hardware=h100 --batch=1e20": "is no whole number up to 1000000000000000",
+    "train --config=configs/tiny.py --workdir=": "'' names no folder; the one you are in is .",
+    "plan --params=1e-320 --tokens=1e9": "'1e-320' is not between 1e-60 and 1e+60",
+    "fit README.md --law=os:path": "--law=os:path is <module",
+    "fit README.md --hold=E=inf": "E = inf can't be held",
+    "export hf runs/none --out=README.md/mine": "README.md is a file; name a folder",
+    "import hf runs/none --out=README.md/mine": "README.md is a file; name a folder",
     f"runs {'x' * 300}": "File name too long",
 }
 

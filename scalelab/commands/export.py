@@ -6,9 +6,8 @@ LlamaForCausalLM (MistralForCausalLM with a window), a GPT-2 GPT2LMHeadModel; a 
 """
 
 import dataclasses
-import pathlib
 
-from scalelab.commands.shared import Parser, add_weights, emit, headline
+from scalelab.commands.shared import Parser, add_weights, emit, folder_path, headline
 
 
 def main(argv: list[str]) -> int:
@@ -16,7 +15,9 @@ def main(argv: list[str]) -> int:
     parser = Parser("export", __doc__)
     parser.add_argument("format", choices=["hf"], help="hf: the files of Hugging Face's transformers")
     add_weights(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write; must not exist, or be empty")
+    parser.add_argument(
+        "--out", required=True, type=folder_path, metavar="DIR", help="the folder to write; must not exist, or be empty"
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the tensors written")
     options = parser.parse_args(argv)
 
@@ -24,7 +25,7 @@ def main(argv: list[str]) -> int:
     from scalelab.train.weights import of_run
 
     weights = of_run(options.run, options.ema, options.average)
-    written = write(pathlib.Path(options.out), weights.shape, weights.params, weights.origin, options.dtype)
+    written = write(options.out, weights.shape, weights.params, weights.origin, options.dtype)
     if options.json != "-":
         print("\n".join(lines(written, weights.origin)))
     emit(dataclasses.asdict(written) | {"folder": str(written.folder), "origin": weights.origin}, options.json)

@@ -9,7 +9,7 @@ tokenizer.json, if that fits, so that `scalelab eval --tasks` and `scalelab samp
 
 import pathlib
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, emit, folder_path
 
 
 def main(argv: list[str]) -> int:
@@ -19,7 +19,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "folder", metavar="DIR", help="holds config.json and model.safetensors (or an index of its parts)"
     )
-    parser.add_argument("--out", metavar="FOLDER", help="where to keep the weights; must not exist, or be empty")
+    parser.add_argument(
+        "--out", type=folder_path, metavar="FOLDER", help="where to keep the weights; must not exist, or be empty"
+    )
     options = parser.parse_args(argv)
 
     from scalelab.hf.formats import IRRELEVANT
@@ -28,12 +30,13 @@ def main(argv: list[str]) -> int:
     weights = of_hf(pathlib.Path(options.folder))
     tokenizer, why = tokenizer_of_hf(pathlib.Path(options.folder), weights.shape.vocab_size)
     if options.out:
-        keep(pathlib.Path(options.out), weights, tokenizer)
+        keep(options.out, weights, tokenizer)
     values = {key: value for key, value in weights.config.model.items() if key not in IRRELEVANT}
+    out = options.out and str(options.out)
     if options.json != "-":
-        print("\n".join(lines(values, weights.origin, options.out)))
+        print("\n".join(lines(values, weights.origin, out)))
         print(f"  tokenizer: {tokenizer.name}" if tokenizer else f"  no tokenizer: {why}")
-    facts = {"model": values, "origin": weights.origin, "folder": options.out}
+    facts = {"model": values, "origin": weights.origin, "folder": out}
     emit(facts | {"tokenizer": tokenizer and tokenizer.name}, options.json)
     return 0
 

@@ -44,6 +44,7 @@ OF_A_RUN = (
     "context",
 )
 OF_A_BUDGET = ("serve_tokens", "unique_tokens", "mfu")
+LARGEST = 1e60  # products of several such numbers, and of their inverses, are floats yet
 MOST = 10**15  # of whatever is counted: far above any plan, and exact as a float
 FOREIGN = {  # what says nothing about each of the three
     "--config": (*OF_A_BUDGET, "law", "noise"),
@@ -118,6 +119,8 @@ def _positive(text: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
+    if not 1 / LARGEST <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST:g} and {LARGEST:g}")
     return value
 
 

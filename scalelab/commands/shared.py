@@ -53,6 +53,8 @@ def file_path(option: str, destination: str) -> pathlib.Path:
 
 def folder_path(text: str) -> pathlib.Path:
     """argparse's type of a folder to make or go on with: refused where it, or what it would lie in, is a file."""
+    if not text:  # of a shell's variable that is not set, say
+        raise argparse.ArgumentTypeError("'' names no folder; the one you are in is .")
     path = pathlib.Path(os.path.expanduser(text))
     if files := [each for each in (path, *path.parents) if each.exists() and not each.is_dir()]:
         raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")

@@ -122,7 +122,7 @@ def hold(law: Law, **values: float) -> Law:
         raise BadInput(f"law {law.name!r} has no free parameter {unknown[0]!r}{nearest(unknown[0], law.params)}")
     for name, value in values.items():
         low, high = law.params[name].low, law.params[name].high
-        if not low <= value <= high:
+        if not (np.isfinite(value) and low <= value <= high):
             raise BadInput(f"{name} = {value:g} can't be held: law {law.name!r} has it in {low:g} to {high:g}")
     if set(values) == set(law.params):
         raise BadInput(f"law {law.name!r}: every parameter is held; leave at least one free")
@@ -154,6 +154,8 @@ def load(name: str) -> Law:
         )
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(f"--law={name}: {error}") from None
+    if not callable(function):
+        raise BadInput(f"--law={name} is {function!r}, not a function of columns and parameters")
     return function if isinstance(function, Law) else law_of(function, attribute)
