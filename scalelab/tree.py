@@ -6,7 +6,7 @@ Its keys and their meaning stand in `configs/base.py`. A config file is Python t
 import importlib.util
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -66,11 +66,12 @@ def not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
 
 def read(path: str | pathlib.Path) -> ConfigDict:
     """The tree that a config file gives, not resolved yet. Raises BadInput."""
-    module = load_module(path)
-    try:
-        config = module.get_config()
-    except (Exception, SystemExit) as error:  # whatever a user's file may raise
-        raise BadInput(_blame(pathlib.Path(path), error)) from error
+    return given(path, load_module(path))
+
+
+def given(path: str | pathlib.Path, module: ModuleType) -> ConfigDict:
+    """The tree that the config file at `path`, loaded as `module`, gives. Raises BadInput."""
+    config = call(path, module.get_config)
     if not isinstance(config, ConfigDict):
         raise BadInput(
             f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
@@ -78,7 +79,15 @@ def read(path: str | pathlib.Path) -> ConfigDict:
     return config
 
 
-def _blame(path: pathlib.Path, error: Exception) -> str:
+def call(path: str | pathlib.Path, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of the user's file at `path` returns; errors in it become one line with its line number."""
+    try:
+        return function(*arguments)
+    except (Exception, SystemExit) as error:  # whatever a user's file may raise
+        raise BadInput(_blame(pathlib.Path(path), error)) from error
+
+
+def _blame(path: pathlib.Path, error: BaseException) -> str:
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace:

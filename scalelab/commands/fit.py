@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, emit, folder_path
 from scalelab.errors import BadInput
 
 LAW_ONLY = ("law", "hold", "objective", "delta", "holdout", "tournament", "next", "at", "level")
@@ -27,7 +27,6 @@ def main(argv: list[str]) -> int:
     """Fit, print what was found (or its JSON), and return 0; 1 where the optimiser can't vouch for its optimum."""
     arguments = _parser().parse_args(argv)
     _refuse_idle(arguments)
-    _refuse_places(arguments)
     from scalelab.commands import fitlaw, fitsplit
     from scalelab.laws.optimum import FitError
 
@@ -97,7 +96,12 @@ def _uses(add: Callable[..., Any]) -> None:
     add("--at", type=pairs, metavar="U=X,…", help="values of the law's other columns at the target")
     add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score")
     add("--tournament", action="store_true", help="... by every law that has its columns (K: a fifth by default)")
-    add("--plot", metavar="DIR", help="draw the fit, profiles and decision (approach 2: IsoFLOPs): PNG, PDF, CSV")
+    add(
+        "--plot",
+        type=folder_path,
+        metavar="DIR",
+        help="draw the fit, profiles and decision (approach 2: IsoFLOPs): PNG, PDF, CSV",
+    )
     add("--next", type=int, metavar="K", help="propose the K runs of --grid that narrow --target most for their FLOPs")
     add(
         "--grid",
@@ -106,7 +110,13 @@ def _uses(add: Callable[..., Any]) -> None:
     )
     add("--budget-flops", type=float, metavar="C", help="what all proposed runs may cost together")
     add("--target", default="N", metavar="NAME", help="N (default) or loss at the first target budget, or a parameter")
-    add("--forks", default="next", metavar="DIR", help="where proposals from a config are written (default: next)")
+    add(
+        "--forks",
+        type=folder_path,
+        default="next",
+        metavar="DIR",
+        help="where proposals from a config are written (default: next)",
+    )
 
 
 def known_laws() -> str:
@@ -141,13 +151,3 @@ def _refuse_idle(arguments: Any) -> None:
     for name in IDLE[arguments.approach]:
         if getattr(arguments, name):
             raise BadInput(f"--{name.replace('_', '-')} means nothing to --approach={arguments.approach}: leave it out")
-
-
-def _refuse_places(arguments: Any) -> None:
-    """BadInput where results could not be written, before anything is computed."""
-    if arguments.json not in (None, "-") and not pathlib.Path(arguments.json).absolute().parent.is_dir():
-        raise BadInput(f"--json={arguments.json}: there is no folder {str(pathlib.Path(arguments.json).parent)!r}")
-    for option in ("plot", "forks"):
-        folder = getattr(arguments, option)
-        if folder and os.path.exists(folder) and not os.path.isdir(folder):
-            raise BadInput(f"--{option}={folder} is a file; it must be a folder, or a name for a new one")

@@ -54,7 +54,7 @@ class Objective:
         for side in (1.0, self.overestimate):
             t = s / side
             inside = np.sqrt(np.pi * t / 2) * (erf(delta / np.sqrt(2 * t)) if np.isfinite(delta) else 1.0)
-            total += inside + (t / delta * np.exp(-(delta**2) / (2 * t)) if np.isfinite(delta) else 0.0)
+            total += inside + (t / delta * np.exp(-delta * delta / (2 * t)) if np.isfinite(delta) else 0.0)
         return float(np.log(total))
 
     def target(self, values: np.ndarray) -> np.ndarray:

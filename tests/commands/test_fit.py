@@ -161,7 +161,7 @@ def test_besiroglus_law_from_the_command_line(capsys):
         (["{table}", "{folder}/nothing.csv"], "no file or folder"),
         (["x" * 5000], "no file or folder"),
         (["{table}", "--json={folder}/no/such.json"], "there is no folder"),
-        (["{table}", "--plot={table}"], "is a file; it must be a folder"),
+        (["{table}", "--plot={table}"], "is a file; name a folder"),
     ],
 )
 def test_mistakes_end_with_2_and_one_line(capsys, table, study_folder, argv, said):

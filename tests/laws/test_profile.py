@@ -164,6 +164,9 @@ def test_the_likelihood_is_that_of_a_density(delta):
     for s in (1e-6, 1e-5):
         area = np.trapezoid(np.exp(-by.penalty(r) / s), r)
         assert by.log_normaliser(s) == pytest.approx(np.log(area), abs=1e-4)
+    assert objective("huber_log", 1e308).log_normaliser() == pytest.approx(
+        np.log(np.sqrt(2 * np.pi))
+    )  # all inside: Gauss's
 
 
 def test_the_run_that_tightens_most_is_found_by_trying_them_all():
