@@ -149,11 +149,16 @@ def _parts(static: Static) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
 
 
 def _grows(x: jax.ShapeDtypeStruct) -> bool:
-    """Whether an axis of it is split by `data` and holds rows: a number that each device has of its own is split too."""
-    return any(
-        "data" in axes and size // math.prod(x.sharding.mesh.shape[axis] for axis in axes) % ROWS == 0
-        for size, axes in zip(x.shape, _axes(x), strict=True)
-    )
+    """Whether an axis of it is split by `data` and holds rows; or, of what each device has of its own, one behind that.
+
+    A function of a device's own part (attention's) keeps arrays that stand one behind the other along their first axis, which
+    may be heads; a number of each device's is one of these.
+    """
+    split = [math.prod(x.sharding.mesh.shape[axis] for axis in axes) if "data" in axes else 0 for axes in _axes(x)]
+    if not any(split):
+        return False
+    at = split.index(max(split))
+    return x.shape[at] // split[at] % ROWS == 0 or ROWS in x.shape[at + 1 :]
 
 
 def residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStruct]:

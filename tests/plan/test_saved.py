@@ -47,6 +47,16 @@ def test_what_is_saved_is_linear_in_rows_and_blind_to_fsdp_and_optimizer():
     assert saved.saved(static_of(batch=2, optim__name="muon", optim__peak_lr=1e-3)) == saved.saved(few)
 
 
+def test_all_logits_at_once_grow_with_the_rows_on_a_mesh_as_on_one_device():
+    """Attention that a device computes of its own part keeps them heads first, and its parts stand one behind the other."""
+    model = {"n_kv_heads": 2, "seq_len": 64}
+    one, two = (
+        saved.block(static_of(layout, model=model, model__attention="xla")) for layout in (Layout(), Layout(data=2))
+    )
+    assert one.row_bytes > 3 * 4 * 4 * 64 * 64 / 2
+    assert two.row_bytes == one.row_bytes
+
+
 def test_sequence_parallelism_splits_the_stream():
     """A layer's input under full remat: whole beside tensor parallelism alone (Korthikanti et al. 2022, section 4.2.2)."""
 
