@@ -202,7 +202,7 @@ def test_trials_of_a_pack_branch_off_like_runs_alone(tmp_path, trunks):
 GOES_ON = {"constant", "inverse_sqrt", "wsd"}
 
 
-@pytest.mark.parametrize("name", [*SCHEDULES, "wsd"])
+@pytest.mark.parametrize("name", [*SCHEDULES, "constant", "wsd"])
 def test_which_schedules_have_the_same_past_whatever_their_end(name):
     """At step 46 of 50, against 100 steps, both with a decay of 5; with a weight decay that follows the run none has."""
     short, long = (made(schedule__name=name, train__steps=n, schedule__decay_steps=5) for n in (50, 100))
