@@ -95,5 +95,7 @@ def test_the_estimate_is_near_the_count_and_a_block_is_counted_for_fewer_devices
     for remat in REMAT:
         static = static_of(layout, model=sizes, model__remat=remat, precision__name="bf16")
         assert saved.estimate(static).bytes(4) == pytest.approx(saved.saved(static).bytes(4), rel=0.07), remat
+    wide = static_of(layout, model=sizes, model__attention="blockwise", precision__name="fp8")  # a stream in fp32
+    assert saved.estimate(wide).bytes(4) == pytest.approx(saved.saved(wide).bytes(4), rel=0.015)
     plain = dataclasses.replace(saved._canonical(static), model=dataclasses.replace(static.model, remat="none"))
     assert saved.block(static) == saved._saved(plain, whole=False)
