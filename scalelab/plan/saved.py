@@ -114,7 +114,7 @@ def _canonical(static: Static) -> Static:
     layout, static = static.layout, dataclasses.replace(static, model=_filled(static.model, static.layout))
     mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
     return dataclasses.replace(
-        static, optim=Optim(), schedule="constant", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
+        static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
         global_batch=2 * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
     )  # fmt: skip
 
