@@ -5,7 +5,9 @@ Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after
 to save.
 """
 
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     """The exit code of `work(argv)`, a command or a study: what goes wrong becomes one line that begins with `name`."""
+    _streams()
     try:
         code = work(argv)
         sys.stdout.flush()
@@ -68,7 +71,16 @@ def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]
         return 0
     except OSError as trouble:  # a disk that is full, a folder that is read-only: it names the file
         print(f"{name}: {trouble}", file=sys.stderr)
-        return 1
+        return 2 if trouble.errno == errno.ENAMETOOLONG else 1
+
+
+def _streams() -> None:
+    """A standard stream that was closed leads nowhere, and a letter that standard output can't write stands as its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _run(argv: Sequence[str]) -> int:

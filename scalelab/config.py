@@ -172,9 +172,11 @@ def static(config: ConfigDict) -> Static:
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
     )
     train, schedule = config.train, config.schedule
+    # A trunk runs the very program of the run planned with its end: that the bits are the same is not the compiler's luck.
+    shape_of_lr = "wsd" if schedule.name == "constant" else schedule.name
     optim = Optim(**{field.name: config.optim[field.name] for field in dataclasses.fields(Optim)})
     return Static(
-        shape, optim, schedule.name, schedule.decay_shape, schedule.wd_shape, config.precision.name,
+        shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, ramp.of(config),
         config.data.documents, schedule.seq_start is not None,
     )  # fmt: skip
@@ -186,6 +188,7 @@ def hparams(config: ConfigDict) -> dict[str, float]:
     traced = {key.split(".")[1]: values[key] for key in TRACED if key not in WAYS}
     # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
     given = {key: 0.0 if value is None else value for key, value in traced.items()}
+    given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}
     return given | {"log_every": config.log.every_steps}
 
 

@@ -15,7 +15,7 @@ import os
 import pathlib
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
@@ -42,8 +42,9 @@ def read_json(path: Folder) -> Any:
         return json.loads(pathlib.Path(path).read_text())
     except FileNotFoundError:
         raise BadInput(f"no file {str(path)!r}: is this a finished run's folder?") from None
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path} is not JSON (line {error.lineno}: {error.msg}): was it edited or cut?") from None
+    except (ValueError, RecursionError) as error:  # also what is no UTF-8, and a number of 5,000 digits
+        place = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
+        raise BadInput(f"{path} is not JSON ({place}): was it edited or cut?") from None
 
 
 def append(path: Folder, lines: list[dict]) -> None:
@@ -72,37 +73,44 @@ def fsync(place: Folder) -> None:
         os.close(descriptor)
 
 
-def read_lines(path: Folder) -> list[dict]:
-    """All whole lines of a JSON-lines file ([] where it is absent). Only the last line may be torn."""
+def read_lines(path: Folder, keys: Sequence[str] = ()) -> list[dict]:
+    """All whole lines of a JSON-lines file ([] where it is absent), objects that have `keys`. Only the last line may be torn."""
     path = pathlib.Path(path)
     if not path.exists():
         return []
-    rows, texts = [], path.read_text().split("\n")
+    rows, texts = [], path.read_bytes().split(b"\n")
     for number, text in enumerate(texts, 1):
         if not text:
             continue
         try:
-            rows.append(json.loads(text))
-        except json.JSONDecodeError:
-            if number < len(texts):  # a newline follows: it was written whole, so it was damaged later
-                raise BadInput(f"{path}, line {number}: damaged: {text[:60]!r}") from None
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            if number == len(texts):  # no newline follows: it was not written whole
+                continue
+            row = None
+        if not isinstance(row, dict) or not row.keys() >= set(keys):
+            raise BadInput(f"{path}, line {number}: damaged: {text[:60].decode(errors='replace')!r}")
+        rows.append(row)
     return rows
 
 
 def read_metrics(folder: Folder) -> list[dict]:
     """Training and evaluation lines of a run, in order of writing."""
-    return read_lines(pathlib.Path(folder) / "metrics.jsonl")
+    return read_lines(pathlib.Path(folder) / "metrics.jsonl", ("step",))
 
 
 def read_record(folder: Folder) -> dict[str, Any]:
     """The run's record; {} where it has none yet."""
     path = pathlib.Path(folder) / "record.json"
-    return read_json(path) if path.exists() else {}
+    record = read_json(path) if path.exists() else {}
+    if not isinstance(record, dict):
+        raise BadInput(f"{path} is no record of a run, but {str(record)[:40]!r}: was it edited or cut?")
+    return record
 
 
 def read_events(folder: Folder) -> list[dict]:
     """The run's logbook."""
-    return read_lines(pathlib.Path(folder) / "events.jsonl")
+    return read_lines(pathlib.Path(folder) / "events.jsonl", ("time", "step", "kind"))
 
 
 def rewind_metrics(folder: Folder, step: int) -> None:
@@ -133,7 +141,7 @@ def keep_evaluations(folder: Folder, rows: list[dict]) -> list[str]:
     path = pathlib.Path(folder) / "evaluations.jsonl"
     with open(path.with_name(".evaluations.lock"), "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        old, new = {_key(row): row for row in read_lines(path)}, {_key(row): row for row in rows}
+        old, new = {_key(row): row for row in read_evaluations(folder)}, {_key(row): row for row in rows}
         draft = path.with_suffix(".tmp")
         draft.unlink(missing_ok=True)
         append(draft, [*(row for key, row in old.items() if key not in new), *new.values()])
@@ -149,7 +157,9 @@ def _key(row: dict) -> tuple[int, str, str]:
 
 def read_evaluations(folder: Folder) -> list[dict]:
     """What `scalelab eval` scored of a run, in order of writing."""
-    return read_lines(pathlib.Path(folder) / "evaluations.jsonl")
+    return read_lines(
+        pathlib.Path(folder) / "evaluations.jsonl", ("step", "weights", "set", "fingerprint", "kind", "metrics")
+    )
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -236,7 +246,10 @@ def run_folders(folder: Folder) -> list[pathlib.Path]:
 
 def is_config(path: Folder) -> bool:
     """Whether this config.json is a run's: a model of Hugging Face's has one too, and may lie beside runs. BadInput: broken."""
-    content = read_json(path)
+    return _in_groups(read_json(path))
+
+
+def _in_groups(content: Any) -> bool:
     return isinstance(content, dict) and all(isinstance(part, dict) for part in content.values())
 
 
@@ -249,6 +262,8 @@ def read_run(folder: pathlib.Path) -> dict:
     """The row of one run; what an unfinished run doesn't know yet is None."""
     config = read_json(folder / "config.json")
     record = read_record(folder)
+    if not _in_groups(config) or "role" not in config.get("log", {}):
+        raise BadInput(f"{folder / 'config.json'} has no log.role, which every run's has: was it edited?")
     flat = {key: value for part in config.values() for key, value in part.items() if key != "name"}
     names = {group: part["name"] for group, part in config.items() if "name" in part}
     params, flops = record.get("params", {}), record.get("flops", {})

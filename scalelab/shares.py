@@ -49,7 +49,7 @@ def same_before(old: str, new: str, step: int) -> bool:
 def _step(text: str) -> int:
     if not text.replace("_", "").isdecimal():
         raise BadInput(f"data.mixture: {text!r} is not a step; e.g. web=0.7,code=0.3; 8000: web=0.2,code=0.8")
-    return int(text)
+    return int(text.replace("_", ""))
 
 
 def _shares(text: str) -> dict[str, Fraction]:
@@ -87,8 +87,8 @@ def numbers(key: str, text: str, example: str) -> dict[str, Fraction]:
             number = Fraction(value)
         except (ValueError, ZeroDivisionError):
             number = Fraction(-1)
-        if not sign or number < 0:
-            raise BadInput(f"{key}: {part.strip()!r} is not a name and a number from 0 on; e.g. {example}")
+        if not sign or not 0 <= number < 2**63:
+            raise BadInput(f"{key}: {part.strip()!r} is not a name and a number from 0 to 2^63; e.g. {example}")
         if name in found:
             raise BadInput(f"{key}: {name!r} is named twice in {text.strip()!r}")
         found[name] = number

@@ -137,6 +137,9 @@ def check(config: ConfigDict, derived: bool) -> None:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:
             raise BadInput(f"{key}={value} must be finite and above zero; the nearest good value is 1")
+        most = 10**18 if key.endswith("_tokens") else 2**31 - 1  # of steps and sizes: XLA counts in int32
+        if isinstance(value, int) and value > most:
+            raise BadInput(f"{key}={value:.6g} is more than can be counted; nearest: {most}")
     for key, (low, high, closed) in RANGES.items():
         value = _get(config, key)
         if value is not None and not ((low <= value if closed else low < value) and value <= high):

@@ -1,15 +1,20 @@
 """The door: help without jax, mistakes in one line, and every command behind it."""
 
 import importlib
+import json
+import math
 import os
 import pathlib
 import resource
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from scalelab.__main__ import COMMANDS, guarded, main
+from scalelab.commands.shared import emit
+from tests.report import synthetic
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -85,6 +90,35 @@ def test_a_reader_that_goes_away_is_no_error(unbuffered):
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "arguments, code, err", [("--help >&-", 0, ""), ("trian >&-", 2, "unknown command"), ("trian 2>&-", 2, "")]
+)
+def test_a_stream_that_is_closed_is_no_error(arguments, code, err):
+    answer = subprocess.run(
+        f"{sys.executable} -m scalelab {arguments}", shell=True, capture_output=True, text=True, cwd=ROOT
+    )
+    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (code, "", bool(err))
+    assert err in answer.stderr
+
+
+def test_what_standard_output_cannot_write_stands_as_its_number(tmp_path):
+    synthetic.write_run(tmp_path / "é", lines=1)
+    latin = os.environ | {"PYTHONIOENCODING": "ascii"}
+    answer = subprocess.run(
+        [sys.executable, "-m", "scalelab", "runs", tmp_path, "--columns=name"], capture_output=True, env=latin
+    )
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, b"name\n\\xe9\n", b"")
+
+
+def test_what_is_not_finite_is_null_in_json(capsys):
+    emit({"a": [1.5, math.nan], "b": {"c": math.inf}, "d": np.float32("nan")}, "-")
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [1.5, None],
+        "b": {"c": None},
+        "d": None,
+    }
+
+
 def test_json_without_a_value_does_not_swallow_the_folder_after_it(tmp_path, capsys):
     assert main(["report", "--json", str(tmp_path)]) == 2
     assert f"'{tmp_path}' holds no run" in capsys.readouterr().err
@@ -104,6 +138,14 @@ MISTAKES = {
     "coordcheck --config=configs/tiny.py --widths=64,wide": "'64,wide' is not two whole sizes or more",
     "recipe llama3_8b --steps=10": "--steps is for --shrink",
     "prepare --source=README.md --tokenizer=byte --out=new": "did you mean 'bytes'?",
+    "prepare --source=README.md --tokenizer=bytes --out=README.md/mine": "README.md is a file; name a folder",
+    "prepare --source=README.md --tokenizer=~nosuchuser/t.json --out=new": "--tokenizer=~nosuchuser/t.json: no such file",
+    "prepare --source=README.md --tokenizer=bpe:300 --separator=5 --out=new": "bpe:300 has 0 for that",
+    "schedule --config=configs/tiny.py --config.model.seq_len=1e300": "seq_len=1e+300 is more than can be counted; nearest: 2147",
+    "schedule --config=configs/tiny.py --config.data.mixture=a=1e400": "'a=1e400' is not a name and a number from 0 to 2^63",
+    "schedule --config=configs/tiny.py --config.data.mixture=a=1;1__0:b=1,a=1": "sum to 2, not 1",
+    "plan --config=configs/tiny.py --hardware=h100 --batch=1e300": "is no whole number up to 1000000000000000",
+    f"runs {'x' * 300}": "File name too long",
 }
 
 

@@ -1,6 +1,7 @@
 """The run folder: what a crash may leave behind, who may write, and reading many runs into one table."""
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -50,6 +51,27 @@ def test_a_damaged_middle_line_is_refused_with_its_number(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+WRONG = {
+    "no UTF-8": b"\xff\xfe\0",
+    "no object": b"5",
+    "too deep": b"[" * 100_000,
+    "too long": b"1" * 5000,
+    "no keys": b"{}",
+}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "evaluations.jsonl", "record.json", "config.json"])
+@pytest.mark.parametrize("what", WRONG)
+def test_whatever_stands_in_a_file_of_a_run_is_one_line(tmp_path, name, what):
+    folder = run_folder(tmp_path)
+    (folder / name).write_bytes(WRONG[what] + b"\n")
+    if (name, what) == ("record.json", "no keys"):
+        return
+    with pytest.raises(BadInput, match=name) as caught:
+        records.read_run(folder), records.read_metrics(folder), records.read_events(folder)
+    assert "\n" not in str(caught.value)
+
+
 def test_no_file_is_no_lines(tmp_path):
     assert records.read_metrics(tmp_path) == [] and records.read_events(tmp_path) == []
 
@@ -63,7 +85,7 @@ def test_appended_lines_come_back_in_order(tmp_path):
 
 
 def test_not_a_number_survives(tmp_path):
-    records.append(tmp_path / "metrics.jsonl", [{"train_loss": float("nan")}, {"train_loss": float("inf")}])
+    records.append(tmp_path / "metrics.jsonl", [{"step": 1, "train_loss": x} for x in (math.nan, math.inf)])
     first, second = records.read_metrics(tmp_path)
     assert first["train_loss"] != first["train_loss"] and second["train_loss"] == float("inf")
 

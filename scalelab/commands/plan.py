@@ -44,6 +44,7 @@ OF_A_RUN = (
     "context",
 )
 OF_A_BUDGET = ("serve_tokens", "unique_tokens", "mfu")
+MOST = 10**15  # of whatever is counted: far above any plan, and exact as a float
 FOREIGN = {  # what says nothing about each of the three
     "--config": (*OF_A_BUDGET, "law", "noise"),
     "--sweep": (*OF_A_RUN, *OF_A_BUDGET),
@@ -122,8 +123,10 @@ def _positive(text: str) -> float:
 
 def _count(text: str) -> int:
     value = _positive(text)
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number; nearest: {max(1, round(value))}")
+    if value != int(value) or value > MOST:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number up to {MOST}; nearest: {min(max(1, round(value)), MOST)}"
+        )
     return int(value)
 
 

@@ -25,7 +25,6 @@ Exit code: 0 done, 1 failed, 2 bad input (file, place and value), 75 stopped by 
 """
 
 import os
-import pathlib
 import sys
 import time
 from typing import Any
@@ -35,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from scalelab.commands.progress import PLAIN_EVERY_S
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, emit, folder_path
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> int:
     add = parser.add_argument
     add("--source", action="append", required=True, metavar="[NAME=]SPEC", help="documents; again for another part")
     add("--tokenizer", required=True, metavar="T", help="bytes, bpe:V, ids:V or a file")
-    add("--out", required=True, metavar="DIR", help="the folder to make, or to go on with")
+    add("--out", required=True, type=folder_path, metavar="DIR", help="the folder to make, or to go on with")
     add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="K", help="processes; default: the cores")
     add("--text-key", default="text", metavar="KEY", help="of JSON lines, parquet and tfds; default: text")
     add(
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
     from scalelab.data.units import Stopped
     from scalelab.signals import stop_on_signals
 
-    out = pathlib.Path(options.out).expanduser()
+    out = options.out
     request = Request(
         options.source, options.tokenizer, out, options.separator, options.text_key, options.val_fraction,
         options.split_seed, options.skip_bad, options.workers,

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -52,17 +53,20 @@ def file_path(option: str, destination: str) -> pathlib.Path:
 
 def folder_path(text: str) -> pathlib.Path:
     """argparse's type of a folder to make or go on with: refused where it, or what it would lie in, is a file."""
-    path = pathlib.Path(text)
+    path = pathlib.Path(os.path.expanduser(text))
     if files := [each for each in (path, *path.parents) if each.exists() and not each.is_dir()]:
         raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")
     return path
 
 
 def emit(result: Any, destination: str | None) -> None:
-    """Write `result` as one line of JSON to stdout (`-`) or to a file; do nothing without `--json`."""
+    """Write `result` as one line of JSON to stdout (`-`) or to a file; do nothing without `--json`.
+
+    What is not finite is null: JSON (RFC 8259) has no NaN, and most readers but Python's refuse it.
+    """
     if destination is None:
         return
-    text = json.dumps(result, default=float)
+    text = json.dumps(json.loads(json.dumps(result, default=float), parse_constant=lambda _: None))
     if destination == "-":
         print(text, flush=True)
     else:

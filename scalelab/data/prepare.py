@@ -78,7 +78,7 @@ def prepare(config: DataConfig) -> Dataset:
 
 def _open_prepared(config: DataConfig) -> Dataset:
     """A folder of `scalelab prepare`: its own split, tokenizer and parts."""
-    folder = pathlib.Path(config.path).expanduser()
+    folder = pathlib.Path(os.path.expanduser(config.path))
     index, splits = prepared.read(folder)
     tokenizer, fingerprint = index["tokenizer"], prepared.fingerprint(index)
     if tokenizer["vocab_size"] > config.vocab_size:
@@ -121,7 +121,7 @@ def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> p
     root = config.cache_dir or os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
     made_from = [FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
     key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
-    return pathlib.Path(root).expanduser() / f"{config.source}-{key[:16]}"
+    return pathlib.Path(os.path.expanduser(root)) / f"{config.source}-{key[:16]}"
 
 
 def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:

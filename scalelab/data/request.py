@@ -44,17 +44,17 @@ def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer 
         raise BadInput(
             f"--source={texts[0].spec} is text, and --tokenizer={said} can't encode any: use bytes, bpe:V or a file"
         )
+    if request.separator and (said == "bytes" or said.startswith("bpe:")):
+        raise BadInput(
+            f"--separator={request.separator}: {said} has 0 for that; it is for a tokenizer's file and ids:V"
+        )
     if said.startswith("bpe:"):
         jsontokens.check_size(vocab_size(said))
         return None
-    if request.separator and said == "bytes":
-        raise BadInput(
-            f"--separator={request.separator}: bytes have 0 for that; it is for a tokenizer's file and ids:V"
-        )
     if said == "bytes":
         return tokenizers.byte_tokens()
     if not said.startswith("ids:"):
-        return tokenizers.from_file(pathlib.Path(said).expanduser(), request.separator)
+        return tokenizers.from_file(pathlib.Path(os.path.expanduser(said)), request.separator)
     n, end = vocab_size(said), request.separator
     if not end and GPT2_VOCAB <= n <= GPT2_PADDED:
         end = str(GPT2_END)

@@ -84,7 +84,7 @@ def text(config: DataConfig) -> Source:
 
 
 def _expand(pattern: str) -> list[pathlib.Path]:
-    expanded = pathlib.Path(pattern).expanduser()
+    expanded = pathlib.Path(os.path.expanduser(pattern))
     if expanded.is_dir():
         raise BadInput(f"data.path={pattern!r} is a folder; did you mean {pattern.rstrip('/')}/**/*.txt?")
     if expanded.is_file():

@@ -7,6 +7,7 @@ documents over the tokens of the stream, separators included: the cost of ending
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -135,7 +136,7 @@ def of(data: Any) -> Tokenizer:
     from scalelab.data.prepared import read_index
 
     if data.source == "prepared":
-        folder = pathlib.Path(data.path).expanduser()
+        folder = pathlib.Path(os.path.expanduser(data.path))
         return kept(read_index(folder)["tokenizer"], folder)
     if data.source == "synthetic":
         raise BadInput("data.source='synthetic' is a language of numbers: there is no text to encode or decode")

@@ -18,6 +18,7 @@ from scalelab.laws.problem import Problem
 from scalelab.laws.uncertainty import Bootstrap, predict, quantiles
 
 SIZES = 400  # of log N, where no closed form is known
+CLOSER = np.linspace(-1.5, 1.5, 100)  # the same again about the lowest of these, in their steps
 BELOW = (-10.0, 1.0, 60)  # of log N about the best size of a larger budget
 SPAN = 1e4  # times around sqrt(C / k): D/N from 1e-8 to 1e8
 
@@ -61,15 +62,24 @@ def optimal_size(
 ) -> np.ndarray:
     """The N [R] of least loss where C = k N D, for parameters [R], C one or [R]; 0 or infinite at the edge of what is tried.
 
-    Chinchilla's is in closed form; any other law of N and D is minimised over a grid with a parabola at its lowest point.
+    Chinchilla's is in closed form; any other law of N and D is minimised over a grid, then over a finer one about its lowest
+    point, with a parabola there: data_constrained has a kink in its slope where N and D are best without repetition.
     """
     arrays = {name: np.atleast_1d(np.asarray(value, float)) for name, value in params.items()}
     if law.function is forms.chinchilla:
         return closed.optimum(closed.Params(**arrays), C, k).N
     C = np.asarray(C, float).reshape(-1, 1)
-    log_n = 0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES)
-    loss = losses(law, {name: value[:, None] for name, value in arrays.items()}, np.exp(log_n), C, k, held)
-    return np.exp(_lowest(np.broadcast_to(log_n, loss.shape), loss))
+    columns = {name: value[:, None] for name, value in arrays.items()}
+
+    def lowest(log_n: np.ndarray) -> np.ndarray:
+        loss = losses(law, columns, np.exp(log_n), C, k, held)
+        return _lowest(np.broadcast_to(log_n, loss.shape), loss)
+
+    found = lowest(0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES))
+    inner = np.isfinite(found)
+    step = 2 * np.log(SPAN) / (SIZES - 1)
+    closer = lowest(np.where(inner, found, 0.0)[:, None] + step * CLOSER)
+    return np.exp(np.where(inner & np.isfinite(closer), closer, found))
 
 
 def _lowest(log_n: np.ndarray, loss: np.ndarray) -> np.ndarray:

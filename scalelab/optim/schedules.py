@@ -27,11 +27,6 @@ def warmup(step: jax.Array, h: Hparams) -> jax.Array:
     return jnp.minimum(1.0, (step + 1.0) / jnp.maximum(h["warmup_steps"], 1.0))
 
 
-def constant(step: jax.Array, h: Hparams) -> jax.Array:
-    """Warm-up, then the peak: the trunk that decays branch off from."""
-    return h["peak_lr"] * warmup(step, h)
-
-
 def linear(step: jax.Array, h: Hparams) -> jax.Array:
     """Warm-up, then linearly to final_share of the peak at fall_share of `steps` (Devlin et al. 2019; to 0: Bergsma et al. 2025)."""
     return _fall(step, h, 1.0 - _progress(step, h))
@@ -62,10 +57,11 @@ def cosine_restarts(step: jax.Array, h: Hparams) -> jax.Array:
 def wsd(step: jax.Array, h: Hparams, shape: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Warm-up, constant, then over the last decay_steps of `steps` down to final_share (Hu et al. 2024, eq. 2).
 
-    `shape` is one of DECAYS. Before the decay the value doesn't depend on `steps`, to the last bit.
+    `shape` is one of DECAYS. Before the decay the value doesn't depend on `steps`, to the last bit. A `constant`
+    config is this without a decay (`config.static`, `config.hparams`).
     """
     left = jnp.clip((h["steps"] - step) / jnp.maximum(h["decay_steps"], 1.0), 0.0, 1.0)
-    return _fall(step, h, shape(left))
+    return _fall(step, h, shape(jnp.where(h["decay_steps"] > 0, left, 1.0)))
 
 
 def multi_step(step: jax.Array, h: Hparams) -> jax.Array:
@@ -105,7 +101,7 @@ DECAYS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "sqrt": lambda left: 1.0 - jnp.sqrt(1.0 - left),  # Hägele et al. 2024, eq. 1
 }
 SCHEDULES: dict[str, Schedule] = {
-    "constant": constant, "linear": linear, "cosine": cosine, "cosine_restarts": cosine_restarts,
+    "linear": linear, "cosine": cosine, "cosine_restarts": cosine_restarts,
     "multi_step": multi_step, "inverse_sqrt": inverse_sqrt,
 }  # fmt: skip
 # weight_decay of a step, which the optimizer multiplies by that step's LR: (step, h, LR) -> decay.

@@ -88,8 +88,8 @@ def allocation(
         value, said = flops_of(value, machine, mfu)
         notes.append(said)
     C = budget(book, name, value)
-    N = np.full(book.rows, value) if name == "params" else book.best_size(C)
-    with np.errstate(invalid="ignore"):  # a row whose law no budget answers
+    N = np.full(book.rows, value) if name == "params" else sized(book, C)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a row whose law no budget answers
         D = np.full(book.rows, value) if name == "tokens" else np.where(np.isfinite(C), C / (book.k * N), np.inf)
     served = repeated = None
     if serve_tokens is not None:
@@ -99,9 +99,22 @@ def allocation(
     return _answer(book, question, N, D, served, repeated, notes)
 
 
+def sized(book: Book, C: np.ndarray) -> np.ndarray:
+    """The best N [R] for C [R] FLOPs. BadInput where the law itself has none: N and D both without effect, or one of them."""
+    N = book.best_size(C)
+    if 0 < N[0] < np.inf:
+        return N
+    few = f" with {book.held['U']:g} unique tokens" if "U" in book.held else ""
+    raise BadInput(
+        f"law {book.name}{few} has no best size for {C[0]:.3g} FLOPs: its loss is the same, or falls, to the edge of what is tried"
+    )
+
+
 def budget(book: Book, name: str, value: float) -> np.ndarray:
     """The FLOPs [R] that a question comes to; infinite in rows that no budget answers, BadInput where the law itself has none."""
     if name in ("flops", "gpu_hours"):
+        if not LEAST_FLOPS <= value <= MOST_FLOPS:
+            raise BadInput(f"a budget of {value:.3g} FLOPs: {LEAST_FLOPS:g} to {MOST_FLOPS:g} are looked at")
         return np.full(book.rows, value)
 
     def enough(C: np.ndarray) -> np.ndarray:
@@ -119,6 +132,10 @@ def budget(book: Book, name: str, value: float) -> np.ndarray:
             least = min(_best_loss(book, C) for C in far if np.isfinite(_best_loss(book, C)))
             why += f"; its loss is never below {least:.4g}"
         raise BadInput(why)
+    if found[0] < LEAST_FLOPS * (1 + 1e-9):
+        raise BadInput(
+            f"{name}={value:g}: by law {book.name} less than {LEAST_FLOPS:g} FLOPs, the least that is looked at, do"
+        )
     return found
 
 
@@ -157,7 +174,7 @@ def _answer(
     notes: list[str],
 ) -> Allocation:  # fmt: skip
     loss = book.loss(N[0], D[0])  # of the law and its draws at one and the same run
-    with np.errstate(invalid="ignore"):  # infinite in rows whose law no budget answers
+    with np.errstate(divide="ignore", invalid="ignore"):  # infinite in rows whose law no budget answers
         facts: dict[str, Any] = {"n": N, "d": D, "loss": loss, "flops": book.k * N * D, "tokens_per_parameter": D / N}
     # A power law says nothing of the loss's error.
     found = intervals(book, **facts) | ({"loss": None} if book.split else {})

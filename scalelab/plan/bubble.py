@@ -24,7 +24,7 @@ def bubble(layout: Layout, n_layers: int) -> Bubble:
     """
     stages, rounds = layout.stage, layout.rounds
     of_total = predicted_bubble(stages, layout.microbatches, rounds)
-    fullest = rounds * -(-n_layers // (stages * rounds))
+    fullest, _ = stage_layers(n_layers, stages, rounds)
     return Bubble(of_total / (1 - of_total), of_total, fullest, fullest * stages / n_layers - 1)
 
 
@@ -47,6 +47,8 @@ def stage_layers(n_layers: int, stages: int, rounds: int = 1) -> tuple[int, int]
     Dubey et al. 2024, section 3.3.2: 126 layers over 16 stages are 8 each, and 7 on the first and the last, which hold embedding
     and head.
     """
+    if stages == 1:  # `rounds` means nothing then
+        return n_layers, n_layers
     fullest = rounds * -(-n_layers // (stages * rounds))
     missing = fullest * stages - n_layers
-    return fullest, max(fullest - -(-missing // 2), 0) if stages > 1 else n_layers
+    return fullest, max(fullest - -(-missing // 2), 0)

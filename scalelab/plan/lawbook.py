@@ -77,8 +77,9 @@ class Book:
         if self.largest_flops is None or flops <= EXTRAPOLATED * self.largest_flops:
             return ()
         times = flops / self.largest_flops
+        many = f"{times:,.0f}" if times < 1e9 else f"{times:.3g}"
         return (
-            f"extrapolated: {flops:.3g} FLOPs are {times:,.0f} times the dearest run behind this law ({self.largest_flops:.2g})",
+            f"extrapolated: {flops:.3g} FLOPs are {many} times the dearest run behind this law ({self.largest_flops:.2g})",
         )
 
     def best_size(self, C: np.ndarray) -> np.ndarray:

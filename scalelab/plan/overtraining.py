@@ -7,7 +7,7 @@ import numpy as np
 from scalelab.errors import BadInput
 from scalelab.laws import decision
 from scalelab.plan import lawbook
-from scalelab.plan.allocate import Interval, intervals, plain
+from scalelab.plan.allocate import Interval, intervals, plain, sized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ def overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT) -> Ov
             raise BadInput(f"{what}={amount:g}: a positive number is needed")
     book = lawbook.open_book(law)
     C = book.k * params * tokens
-    N = book.best_size(np.full(book.rows, C))
+    N = sized(book, np.full(book.rows, C))
     D = C / (book.k * N)
     loss, best_loss = book.loss(params, tokens), book.loss(N, D)
     nothing = np.full(book.rows, np.nan)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 
 from scalelab.errors import BadInput
@@ -60,7 +61,8 @@ def limited(book: Book, unique_tokens: float) -> Book:
 def describe(book: Book, D: np.ndarray, unique_tokens: float) -> Repetition:
     """What D [R] come to over these tokens."""
     r_d, r_n = (float(book.params[name][0]) for name in (R_D, R_N))
-    worth = float(forms.effective_data(D[0], unique_tokens, r_d))
+    with jax.enable_x64(True):
+        worth = float(forms.effective_data(D[0], unique_tokens, r_d))
     return Repetition(unique_tokens, float(D[0] / unique_tokens), worth, r_d, r_n, NOT_IDENTIFIED)
 
 

@@ -82,9 +82,11 @@ def estimate(static: Static) -> Saved:
     wide += shape.d_ff * (2 if shape.mlp == "swiglu" else 1)
     layer = {"full": width * stream, "dots": (width + 4) * stream + 4 * tokens * wide // tensor}
     if shape.remat == "none":
-        layer["none"] = block(static).row_bytes
-    kept = shape.n_layers * layer[shape.remat] + outside(static)
-    return Saved(kept, 4 * shape.d_model * shape.vocab_size // tensor)
+        # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen it.
+        kept = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4
+        layer["none"] = block(static).row_bytes + kept * width * stream
+    grown = shape.n_layers * layer[shape.remat] + outside(static)
+    return Saved(grown, 4 * shape.d_model * shape.vocab_size // tensor)
 
 
 def outside(static: Static) -> int:
@@ -112,7 +114,7 @@ def _canonical(static: Static) -> Static:
     layout, static = static.layout, dataclasses.replace(static, model=_filled(static.model, static.layout))
     mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
     return dataclasses.replace(
-        static, optim=Optim(), schedule="constant", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
+        static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
         global_batch=2 * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
     )  # fmt: skip
 
@@ -149,11 +151,16 @@ def _parts(static: Static) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
 
 
 def _grows(x: jax.ShapeDtypeStruct) -> bool:
-    """Whether an axis of it is split by `data` and holds rows: a number that each device has of its own is split too."""
-    return any(
-        "data" in axes and size // math.prod(x.sharding.mesh.shape[axis] for axis in axes) % ROWS == 0
-        for size, axes in zip(x.shape, _axes(x), strict=True)
-    )
+    """Whether an axis of it is split by `data` and holds rows; or, of what each device has of its own, one behind that.
+
+    A function of a device's own part (attention's) keeps arrays that stand one behind the other along their first axis, which
+    may be heads; a number of each device's is one of these.
+    """
+    split = [math.prod(x.sharding.mesh.shape[axis] for axis in axes) if "data" in axes else 0 for axes in _axes(x)]
+    if not any(split):
+        return False
+    at = split.index(max(split))
+    return x.shape[at] // split[at] % ROWS == 0 or ROWS in x.shape[at + 1 :]
 
 
 def residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStruct]:

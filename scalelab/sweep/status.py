@@ -12,6 +12,8 @@ def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     if not (folder / "sweep.json").exists():
         raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not begun there")
     manifest = records.read_json(folder / "sweep.json")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("trials"), dict):
+        raise BadInput(f"{folder / 'sweep.json'} names no trials: was it edited?")
     return [trial_row(folder / "runs" / name, steps) for name, steps in manifest["trials"].items()]
 
 

@@ -24,18 +24,23 @@ H = {
     "hold_steps": 0, "fall_share": 1, "weight_decay": 0.1, "wd_final_share": 1, "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
 }  # fmt: skip
 NAMES = validate.CHOICES["schedule.name"]
+ONE = {"constant": "wsd"}  # the program that it is, where its decay has no step
 LENGTH = 130  # of every curve, so that each schedule compiles once
+
+
+def hparams(name, changes):
+    return H | changes | ({"decay_steps": 0} if name in ONE else {})
 
 
 @functools.cache
 def compiled(name, shape="linear", wd_shape="constant"):
-    static = dataclasses.replace(STATIC, schedule=name, decay_shape=shape, wd_shape=wd_shape)
+    static = dataclasses.replace(STATIC, schedule=ONE.get(name, name), decay_shape=shape, wd_shape=wd_shape)
     return jax.jit(jax.vmap(functools.partial(schedules.at, static), in_axes=(0, None)))
 
 
 def curves(name, shape="linear", wd_shape="constant", **changes):
     """lr, weight_decay and beta1 of steps 0 … LENGTH - 1, float64."""
-    h = {key: jnp.float32(value) for key, value in (H | changes).items()}
+    h = {key: jnp.float32(value) for key, value in hparams(name, changes).items()}
     found = compiled(name, shape, wd_shape)(jnp.arange(LENGTH), h)
     return {key: np.asarray(value, np.float64) for key, value in found.items()}
 
@@ -45,7 +50,7 @@ def curve(name, shape="linear", **changes):
 
 
 def test_every_choice_is_there_and_no_other():
-    assert set(NAMES) == {*schedules.SCHEDULES, "wsd"}
+    assert set(NAMES) == {*schedules.SCHEDULES, "wsd", *ONE}
     assert set(validate.CHOICES["schedule.decay_shape"]) == set(schedules.DECAYS)
     assert set(validate.CHOICES["schedule.wd_shape"]) == set(schedules.WEIGHT_DECAYS)
 
@@ -56,8 +61,13 @@ def test_warmup_is_linear_from_its_first_step(name):
     np.testing.assert_allclose(curve(name)[:10], 0.2 * np.arange(1, 11) / 10, rtol=1e-6)
 
 
-def test_constant_is_the_peak_for_ever():
+def test_constant_is_the_peak_for_ever_and_the_program_of_what_is_planned_with_a_decay():
     assert set(curve("constant")[9:]) == {np.float64(np.float32(0.2))}
+    trunk, planned = (config_lib.resolve(base.get_config()) for _ in range(2))
+    trunk.schedule.name, planned.schedule.name = "constant", "wsd"
+    assert config_lib.static(trunk) == config_lib.static(planned)
+    given, decayed = config_lib.hparams(trunk), config_lib.hparams(planned)
+    assert {key for key in given if given[key] != decayed[key]} == {"decay_steps"} and given["decay_steps"] == 0
 
 
 def test_linear_falls_evenly():
@@ -213,7 +223,7 @@ def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, de
     assert (np.diff(lr[: top + 1]) >= -1e-6).all()
     if name != "multi_step" or warmup <= 0.8 * steps:
         assert (np.diff(lr[top:]) <= 1e-6).all()
-    if warmup < steps and name in ("linear", "cosine", "cosine_restarts", "wsd"):
+    if warmup < steps and (name in ("linear", "cosine", "cosine_restarts") or (name == "wsd" and decay)):
         np.testing.assert_allclose(lr[steps:], final, atol=1e-5)
     if name != "wsd" or apart:
         assert lr.max() > 1 - 1e-5 or warmup == steps or name == "multi_step"
@@ -230,7 +240,7 @@ def test_one_compile_serves_all_and_packs_under_vmap(name, wd_shape):
     ]
     alone = [curves(name, wd_shape=wd_shape, **trial) for trial in trials]
     assert function._cache_size() == 1
-    stacked = {key: jnp.float32([(H | trial)[key] for trial in trials]) for key in H}
+    stacked = {key: jnp.float32([hparams(name, trial)[key] for trial in trials]) for key in H}
     packed = jax.vmap(function, in_axes=(None, 0))(jnp.arange(LENGTH), stacked)
     for i, one in enumerate(alone):
         for key, value in one.items():

@@ -48,4 +48,4 @@ def test_layers_that_do_not_divide():
     assert stage_layers(126, 16) == (8, 7)
     assert stage_layers(126, 16, 8) == (8, 7)
     assert stage_layers(96, 8) == (12, 12)
-    assert stage_layers(13, 1) == (13, 13)
+    assert stage_layers(13, 1) == stage_layers(13, 1, 3) == (13, 13)  # rounds of no pipeline

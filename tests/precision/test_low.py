@@ -116,7 +116,8 @@ def test_a_short_run_has_the_loss_of_fp32(name):
         assert not log["skipped"][-1]
     assert losses["fp32"][-1] < losses["fp32"][0] - 1
     most = 0.01 if name == "fp16" else 0.03
-    assert np.abs(losses[name] / losses["fp32"] - 1).max() < most
+    short, wide = (losses[policy].reshape(-1, 8).mean(1) for policy in (name, "fp32"))  # one batch of two is noise
+    assert np.abs(short / wide - 1).max() < most
 
 
 @pytest.mark.slow

@@ -132,8 +132,8 @@ def _text(line: bytes, key: str) -> bytes | str:
         return f"no key {key!r} (--text-key); {known}"
     except UnicodeEncodeError as error:
         return f"{key!r} holds half a surrogate pair, \\u{ord(error.object[error.start]):04x}"
-    except RecursionError:
-        return "bad JSON, nested too deep"
+    except (RecursionError, ValueError):
+        return "bad JSON, nested too deep or with a number of thousands of digits"
 
 
 def _line(where: str, number: int, start: int) -> str:
