@@ -177,6 +177,7 @@ def _check_combinations(config: ConfigDict) -> None:
         )
     _check_layers(model)
     _check_parts(model)
+    _check_groups(config.optim.groups, model)
     _check_schedule(config)
     for stage in shares.mixture(config.data.mixture)[1:]:
         if stage.step >= train.steps:
@@ -205,6 +206,10 @@ def _check_schedule(config: ConfigDict) -> None:
     if config.schedule.fall_share != 1 and config.schedule.name not in ("linear", "cosine"):
         raise BadInput(
             f"schedule.fall_share={config.schedule.fall_share:g} is for linear and cosine, not {config.schedule.name!r}; nearest: 1"
+        )
+    if config.schedule.beta1_steps and config.optim.beta1 is None:
+        raise BadInput(
+            f"schedule.beta1_steps={config.schedule.beta1_steps}: optim.name={config.optim.name!r} has no beta1 to change; nearest: 0"
         )
     if config.optim.name == "schedule_free_adamw":
         if train.ema:
@@ -268,6 +273,19 @@ def _check_parts(model: ConfigDict) -> None:
         raise BadInput(
             f"model.logit_scale={model.logit_scale!r} is for an embedding that is also the head; nearest: 'none'"
         )
+
+
+def _check_groups(text: str, model: ConfigDict) -> None:
+    """LR multipliers of groups that this model has no parameter in."""
+    for name in group_multipliers(text):
+        if name == "head" and model.tied_head:
+            raise BadInput(
+                f"optim.groups={text!r}: with model.tied_head the head is in the group embed; leave head out"
+            )
+        if name == "position" and model.position != "learned":
+            raise BadInput(
+                f"optim.groups={text!r}: model.position={model.position!r} has no table of positions; leave position out"
+            )
 
 
 def _near(value: int):

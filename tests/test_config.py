@@ -95,6 +95,9 @@ def test_every_key_of_the_default_tree_has_a_comment():
         ({"optim__peak_lr": "nan"}, ["optim.peak_lr=nan", "outside"]),
         ({"optim__beta2": 1}, ["optim.beta2=1.0", "outside", "0.999999"]),  # the bias correction would be 0 / 0
         ({"optim__eps": 1e-40}, ["optim.eps=1e-40", "outside [1e-36", "nearest bound: 1e-36"]),
+        ({"optim__groups": "embed=0.1,head=0.5", "model__tied_head": True}, ["head=0.5", "in the group embed"]),
+        ({"optim__groups": "position=2"}, ["position=2", "model.position='rope'"]),
+        ({"optim__name": "sgd", "schedule__beta1_steps": 300}, ["schedule.beta1_steps=300", "'sgd' has no beta1"]),
         ({"schedule__decay_share": 1.5}, ["schedule.decay_share=1.5", "outside [0, 1]", "nearest bound: 1"]),
         ({"train__seed": 2**31}, [f"train.seed={2**31}", "outside"]),
         ({"model__n_heads": 6}, ["model.d_model=64", "divisible", "model.n_heads=6", "60, 66", "model.d_head"]),

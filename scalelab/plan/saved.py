@@ -82,9 +82,11 @@ def estimate(static: Static) -> Saved:
     wide += shape.d_ff * (2 if shape.mlp == "swiglu" else 1)
     layer = {"full": width * stream, "dots": (width + 4) * stream + 4 * tokens * wide // tensor}
     if shape.remat == "none":
-        layer["none"] = block(static).row_bytes
-    kept = shape.n_layers * layer[shape.remat] + outside(static)
-    return Saved(kept, 4 * shape.d_model * shape.vocab_size // tensor)
+        # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen it.
+        kept = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4
+        layer["none"] = block(static).row_bytes + kept * width * stream
+    grown = shape.n_layers * layer[shape.remat] + outside(static)
+    return Saved(grown, 4 * shape.d_model * shape.vocab_size // tensor)
 
 
 def outside(static: Static) -> int:

@@ -83,11 +83,7 @@ def derivatives(position, kind, n_kv_heads):
     return np.asarray(found), np.abs(np.asarray(jacobian)).max(axis=-1)
 
 
-CASES = [("rope", kind, 2) for kind in KINDS] + [(position, "plain", 4) for position in POSITIONS if position != "rope"]
-CASES += [("relative", "blockwise", 4)]  # whose scores by distance reach over the borders of blocks
-# Every position scheme under every kind, by `make test-slow`: what is masked doesn't depend on the scheme.
-MORE = [(position, kind, 4) for position in POSITIONS for kind in KINDS]
-CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in MORE if case not in CASES]
+CASES = [("rope", kind, 2) for kind in KINDS] + [(position, kind, 4) for position in POSITIONS for kind in KINDS]
 
 
 @pytest.mark.parametrize(("position", "kind", "n_kv_heads"), CASES)
@@ -140,7 +136,6 @@ def step_gradients(static, h, params, tokens):
     return of_step(static, params, jnp.asarray(tokens), jnp.float32(0.1), ends=ends(static, h))
 
 
-@pytest.mark.slow
 def test_micro_batches_and_padding_don_t_change_the_step():
     static, h = setting()
     params, tokens = random_params(static.model), batch()

@@ -54,7 +54,7 @@ def by_soap(h, declared, params, gradients, lrs, bases, every):
     return by_matrix(h, declared, params, gradients, lrs, direction)
 
 
-@pytest.mark.parametrize("every", [pytest.param(10, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("every", [10, 3])
 def test_thirty_steps_of_soap(every):
     static, h = setting("soap", optim__every=every)
     declared, params, gradients = problem()

@@ -16,11 +16,10 @@ from scalelab.plan.memory import memory
 from tests.plan.small import static_of
 
 OFF = 0.15  # of the peak: compilers choose what to keep, and two choose differently
-FAST = ("7B, two slices", "70B, pipeline")
 FOUND = {row["name"]: row for row in json.loads((compiled.RESULTS / "compiled.json").read_text()) if not row["oom"]}
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in FOUND])
+@pytest.mark.parametrize("name", FOUND)
 def test_total_against_the_peak_of_the_compiled_step(name):
     found, row = memory(*compiled.case(name)), FOUND[name]
     held = sum(found.components.get(part, 0) for part in ARGUMENTS)

@@ -45,7 +45,6 @@ def test_every_convention_of_llama3_8b_by_hand():
     assert got.remat_per_token == got.per_token
 
 
-@pytest.mark.slow
 def test_llama3_405b_took_the_flops_its_report_states():
     """3.8e25 on 15.6 T tokens (Llama 3, 2024, section 3.2): two digits, by 6N."""
     of = static(d_model=16_384, n_layers=126, n_heads=128, n_kv_heads=8, d_ff=53_248, vocab_size=128_256, seq_len=8192)
@@ -54,8 +53,7 @@ def test_llama3_405b_took_the_flops_its_report_states():
 
 CASES = [
     ("none", {}), ("dots", {}), ("full", {"block": "parallel"}),
-    pytest.param("dots", {"n_kv_heads": 2}, marks=pytest.mark.slow),
-    pytest.param("full", {"mlp": "gelu"}, marks=pytest.mark.slow),
+    ("dots", {"n_kv_heads": 2}), ("full", {"mlp": "gelu"}),
 ]  # fmt: skip
 
 
@@ -102,7 +100,7 @@ def test_windows_count_the_keys_they_hold():
     assert more == 2 * (4 * (weights - last) + 2 * d * (2 * 64 + 2 * 16))
 
 
-@pytest.mark.parametrize("remat", [pytest.param("none", marks=pytest.mark.slow), "full"])
+@pytest.mark.parametrize("remat", ["none", "full"])
 def test_xla_counts_the_same_in_an_unrolled_step(remat):
     """XLA counts a loop's body once, so the step is one without loops: few blocks, one chunk of the loss. It adds what is
     no product (norms, softmax, activations), and may merge what is computed again: within 3 %."""

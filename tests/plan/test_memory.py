@@ -25,7 +25,6 @@ LLAMA_405B = {
 LAYOUTS = ["data=8", "fsdp=8,zero=1", "fsdp=8", "fsdp=4,tensor=2", "data=2,fsdp=4", "stage=2,data=4,microbatches=2"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_argument_bytes_of_the_real_step(layout):
     """XLA's own count of what the compiled train step is given, on eight fake devices: exact."""
@@ -73,9 +72,9 @@ def test_405b_on_16384_devices_stages_may_be_uneven():
 SCHEDULES = [
     # GPipe holds every micro-batch, 1F1B as many as there are stages, interleaving with all forwards first every one a chunk.
     ("1f1b", 8, 1, 4, "dots"),
-    *(pytest.param("gpipe", 8, 1, 8, remat, marks=pytest.mark.slow) for remat in ("none", "full")),
-    *(pytest.param("1f1b", 2, 1, 2, remat, marks=pytest.mark.slow) for remat in ("none", "dots", "full")),
-    pytest.param("circular", 8, 2, 16, "none", marks=pytest.mark.slow),
+    *(("gpipe", 8, 1, 8, remat) for remat in ("none", "full")),
+    *(("1f1b", 2, 1, 2, remat) for remat in ("none", "dots", "full")),
+    ("circular", 8, 2, 16, "none"),
 ]
 
 
@@ -113,11 +112,24 @@ def test_layers_on_the_fullest_of_two_stages(layers, rounds, held):
     assert memory_lib.device_bytes((layers, 6, 10), "float32", spec, layout) == 4 * held * 6 * 5
 
 
-COUNTED = ("adamw", "adam8bit", "muon", "galore")
-OTHERS = ("sgd", "momentum", "lion", "adafactor", "soap", "shampoo", "apollo_mini", "ademamix", "schedule_free_adamw")
+COUNTED = (
+    "adamw",
+    "adam8bit",
+    "muon",
+    "galore",
+    "sgd",
+    "momentum",
+    "lion",
+    "adafactor",
+    "soap",
+    "shampoo",
+    "apollo_mini",
+    "ademamix",
+    "schedule_free_adamw",
+)
 
 
-@pytest.mark.parametrize("name", [*COUNTED, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize("name", COUNTED)
 def test_every_optimizer_counts_itself(name):
     """Beside what its record says of each parameter (`state_bytes`), there are scalars only."""
     static = static_of(optim__name=name, optim__peak_lr=1e-3)

@@ -37,7 +37,6 @@ def test_palm():
     assert utilisation(known["6N"], 238.3e3, 6144, V4) == pytest.approx(0.457, abs=5e-4)
 
 
-@pytest.mark.slow
 def test_palm_hardware_utilisation_is_not_reproduced():
     """57.8 % (ibid.): nothing recomputed gives 46.2 %, all that our blocks would recompute 56 %, a whole forward more 61.6 %.
 
@@ -72,7 +71,6 @@ def test_llama3_405b_over_the_whole_run():
     assert run_utilisation(figures["6N"], 30.84e6, H100) == pytest.approx(0.346, abs=1e-3)
 
 
-@pytest.mark.slow
 def test_llama2_70b_over_the_whole_run():
     """1,720,320 A100 hours (Touvron et al. 2023, table 2) for 2e12 tokens."""
     of = static("llama", 80, 8192, 64, 1, 4096, 32_000, model={"n_kv_heads": 8, "d_ff": 28_672})
@@ -109,7 +107,6 @@ TABLE_A4 = [(10, 640, 10, 1.03), (20, 1024, 16, 1.10), (24, 1280, 10, 1.08), (26
             (40, 3584, 28, 0.99)]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "width", "heads", "published"), TABLE_A4)
 def test_chinchillas_table_a4(layers, width, heads, published):
     """To half a percent: reproduced without the embedding's and the logits' terms, which the appendix lists."""
@@ -118,7 +115,6 @@ def test_chinchillas_table_a4(layers, width, heads, published):
     assert figures["chinchilla"] / figures["6N"] > published
 
 
-@pytest.mark.slow
 def test_chinchilla():
     """Hoffmann et al. 2022: 1.4e12 tokens; 6 N D with the nominal 70e9 is 5.88e23. The shape itself has 71e9 with its relative positions."""
     of = gopher(80, 8192, 64)
@@ -127,7 +123,6 @@ def test_chinchilla():
     assert reproducing(figures, 5.76e23) == []
 
 
-@pytest.mark.slow
 def test_korthikantis_table_by_their_own_count():
     """Korthikanti et al. 2022, table 5: MFU and HFU from iteration times; their count and `exact` agree to 1 %."""
     peak = machine("a100").chip.flops["float16"]

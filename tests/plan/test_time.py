@@ -27,7 +27,6 @@ from scalelab.plan.traffic import transfers
 from scalelab.plan.training import training
 from scalelab.plan.work import operations
 
-QUICK = {"Llama 3 405B, 16384 x 8192", "MaxText GPT-3 175B", "Korthikanti 96 x 12288 selective"}  # in `make test`
 ROWS = published.CALIBRATED | published.HELD_OUT
 COMPILED = pathlib.Path(__file__).parents[2] / "experiments/results/parallelism.json"
 
@@ -37,9 +36,7 @@ def small(**changes):
     return static("llama", 4, 512, 8, 64, 1024, 4096, model=changes, **layout)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
-)
+@pytest.mark.parametrize("name", ROWS)
 def test_published_times_lie_in_the_predicted_range(name):
     row = ROWS[name]()
     found = step_time(row.static, row.machine, habits=row.habits)
@@ -54,7 +51,6 @@ def errors(rows):
     ]
 
 
-@pytest.mark.slow
 def test_expected_times_are_near_the_published_ones():
     """Set on the A100 rows; eleven others (H100, TPU v4 and v6e, other code) had no part in it."""
     assert abs(statistics.median(errors(published.CALIBRATED))) < 0.01
@@ -64,7 +60,6 @@ def test_expected_times_are_near_the_published_ones():
     assert max(map(abs, held_out)) < 0.17
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", published.MISSED)
 def test_chips_below_their_datasheet_fall_outside(name):
     """So that they come in again where somebody states their peak: slower than predicted, by less than half."""
@@ -84,12 +79,9 @@ PRESETS = {
 
 
 CASES = [(preset, remat) for preset in PRESETS for remat in ("none", "dots", "full")]
-SOME = {("llama", "dots"), ("relative", "full"), ("parallel", "full"), ("gpt2", "none")}  # in `make test`
 
 
-@pytest.mark.parametrize(
-    ("case", "remat"), [c if c in SOME else pytest.param(*c, marks=pytest.mark.slow) for c in CASES]
-)
+@pytest.mark.parametrize(("case", "remat"), CASES)
 def test_operations_hold_the_flops_of_the_walked_step(case, remat):
     """The sum of the operations is that of the step's own jaxpr, what is computed again included."""
     preset, model = PRESETS[case]
@@ -102,7 +94,6 @@ def test_operations_hold_the_flops_of_the_walked_step(case, remat):
 RECIPES = sorted(path for path in (COMPILED.parents[2] / "configs/recipes").glob("[a-z]*.py"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_operations_hold_the_flops_of_every_recipe(path):
     of = config_lib.static(config_lib.load(path))
@@ -127,9 +118,7 @@ def compiled_rows():
     return json.loads(COMPILED.read_text())["rows"]
 
 
-@pytest.mark.parametrize(
-    "axis", ["context", *(pytest.param(a, marks=pytest.mark.slow) for a in ("tensor", "data", "stage", "fsdp"))]
-)
+@pytest.mark.parametrize("axis", ["context", "tensor", "data", "stage", "fsdp"])
 def test_bytes_moved_are_those_of_the_compiled_step(axis):
     """experiments/results/parallelism.json: what XLA's text of the real step moves, eight CPU devices, fp32, 23 layouts.
 

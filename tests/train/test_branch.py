@@ -58,10 +58,10 @@ def branched(trunk, step, folder, **overrides):
 @pytest.mark.parametrize(
     ("kind", "step", "decay"),
     [
-        pytest.param("constant", 4, 4, marks=pytest.mark.slow),
-        pytest.param("constant", 8, 3, marks=pytest.mark.slow),
+        ("constant", 4, 4),
+        ("constant", 8, 3),
         ("wsd", 4, 6),
-        pytest.param("wsd", 6, 1, marks=pytest.mark.slow),
+        ("wsd", 6, 1),
     ],
 )
 def test_a_branch_is_the_run_that_was_planned_with_its_end(tmp_path, trunks, kind, step, decay):
@@ -83,7 +83,6 @@ def test_a_branch_is_the_run_that_was_planned_with_its_end(tmp_path, trunks, kin
     assert events(tmp_path / "branch", "branch")[0]["digest"] == origin["digest"]
 
 
-@pytest.mark.slow
 def test_the_trunk_goes_on_as_if_nothing_had_branched_off_and_so_does_a_branch_of_a_branch(tmp_path, trunks):
     shutil.copytree(trunks("constant"), tmp_path / "trunk")
     before = (tmp_path / "trunk" / "metrics.jsonl").read_text()
@@ -180,7 +179,6 @@ def test_killed_it_goes_on_by_the_same_command_even_without_its_trunk(tmp_path, 
     assert records.read_json(tmp_path / "branch" / "record.json")["branch_from"]["step"] == 4
 
 
-@pytest.mark.slow
 def test_trials_of_a_pack_branch_off_like_runs_alone(tmp_path, trunks):
     shared = {
         "train__branch_from": f"{trunks('constant')}@4",
@@ -214,7 +212,6 @@ def test_which_schedules_have_the_same_past_whatever_their_end(name):
     assert past.first_difference(short, long, 46)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}])
 def test_more_steps_are_as_if_planned_so(tmp_path, schedule):
     given = {f"schedule__{key}": value for key, value in schedule.items()}
