@@ -17,7 +17,7 @@ def columns_of(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.nd
     BadInput names the first value that isn't finite and positive, or the column that is missing.
     """
     given = {name: np.asarray(values, float) for name, values in table.items() if numeric(values)}
-    if "N" in given and "D" in given:
+    if "N" in given and "D" in given and given["N"].shape == given["D"].shape:
         given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
         with np.errstate(all="ignore"):  # a zero is refused below, by name
             given.setdefault("M", given["D"] / given["N"])

@@ -5,6 +5,7 @@ ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing
 """
 
 import functools
+import os
 from typing import Any
 
 import jax
@@ -17,8 +18,10 @@ from scalelab.model.placement import SPLIT_BY_TENSOR, STAGE, TENSOR
 from scalelab.model.transformer import declarations
 from scalelab.optim.members import find
 from scalelab.parallel.ticks import SCHEDULES, predicted_bubble
+from scalelab.precision.policy import POLICIES
 
 FSDP_AXIS = "embed"
+WITHOUT_LIBRARY = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty
 MOST_UNSPLIT = 0.02  # of the parameters: more left whole under FSDP is worth a word
 
 
@@ -94,6 +97,20 @@ def check_options(layout: Layout) -> None:
     for name in ("microbatches", "rounds"):
         if getattr(layout, name) < 1:
             raise BadInput(f"parallel.{name}={getattr(layout, name)} is not a count; 1 or more")
+
+
+def check_runtime(static: Static, layout: Layout) -> None:
+    """Refuse what this machine's runtime would not finish (BadInput): known of jax 0.10.2 on a CPU that plays several devices.
+
+    A product that XLA hands to its library of kernels and an exchange between stages wait for the same threads, for ever.
+    """
+    bf16 = POLICIES[static.precision].forward == "bfloat16"
+    waits = jax.default_backend() == "cpu" and layout.stage > 1 and static.model.position == "relative" and bf16
+    if waits and WITHOUT_LIBRARY not in os.environ.get("XLA_FLAGS", ""):
+        raise BadInput(
+            f"precision.name={static.precision} with model.position=relative and parallel.stage={layout.stage}: on a CPU XLA never "
+            f"finishes that step; nearest: precision.name=fp32, or run it with XLA_FLAGS={WITHOUT_LIBRARY}"
+        )
 
 
 def _check_curvature(name: str, layout: Layout) -> None:

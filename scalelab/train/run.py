@@ -119,6 +119,7 @@ def open_run(
     said += [("schedule", word) for word in lengths.doubts(config)]
     static = dataclasses.replace(config_lib.static(config), layout=layout)
     said += [("layout", word) for word in rules.check(static, layout)]
+    rules.check_runtime(static, layout)
     if config.model.attention == "auto":
         where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
         said += [("chosen", f"attention: {kernels.chosen(static)} ({where})")]

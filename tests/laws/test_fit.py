@@ -22,6 +22,7 @@ NOISY = dict(zip(("N", "D", "loss"), study(QUICKSTART_LIKE, 0.005), strict=True)
         ({"D": [*GOOD["D"][:3], -1.0, *GOOD["D"][4:]]}, r"D\[3\] = -1"),
         ({"N": [*GOOD["N"][:3], 0.0, *GOOD["N"][4:]]}, r"N\[3\] = 0"),
         ({"loss": GOOD["loss"][:4]}, "one length"),
+        ({"D": GOOD["D"][:4]}, "one length"),
         ({key: value[:4] for key, value in GOOD.items()}, "5"),
         ({"N": np.where(GOOD["N"] > 5e4, 1e5, 1e4)}, "N has only two values"),
         ({"D": np.full(20, 1e6)}, "D has one value"),

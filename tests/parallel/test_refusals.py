@@ -35,6 +35,7 @@ REFUSED = {
     "stage=4 data=2 model.n_layers=4 microbatches=3": ("global_batch / train.accumulate=8 is not divisible by parallel.data x fsdp x microbatches=6", "6 or 12", "microbatches: 4"),
     "stage=4 data=2 model.n_layers=8 rounds=2 schedule=circular microbatches=2": ("parallel.microbatches=2 is not divisible by parallel.stage=4", "nearest parallel.microbatches: 4", "stage: 2"),
     "data=8 train.accumulate=2": ("global_batch / train.accumulate=4 is not divisible by parallel.data x parallel.fsdp=8", "accumulate: 8", "fsdp: 4"),
+    "stage=2 data=4 model.n_layers=2 model.position=relative precision.name=bf16": ("model.position=relative and parallel.stage=2", "precision.name=fp32", "ynn_fusion_type="),
 }  # fmt: skip
 TOLD = "fsdp=8 model.bias=true model.n_heads=16 model.d_head=16"  # whose biases are no small part
 PROGRAM = """
