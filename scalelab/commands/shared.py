@@ -116,6 +116,4 @@ def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
             table.add_row(*map(Text, line))  # Text: a name in brackets is a name, not markup
         Console().print(table)
         return
-    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    for line in [list(columns), *cells]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    print("\n".join(aligned([columns, *cells])))
