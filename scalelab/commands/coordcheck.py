@@ -1,4 +1,4 @@
-"""scalelab coordcheck --config=F [--widths=64,128,…] [--depths=2,4,…] [--steps=4] [--plot=FILE] [--config.group.key=value …]
+"""scalelab coordcheck --config=F [--widths=64,128,…] [--depths=2,4,…] [--check] [--plot=FILE] [--config.group.key=value …]
 
 Coordinate check: train a few steps at several widths (or depths) and see what grows with them. d_head stays and heads
 multiply, d_ff stays the same multiple of d_model; everything else, optimizer and learning rate included, is the config's,
@@ -7,9 +7,10 @@ since the initialisation, with their log-log slope over sizes, ± standard error
 
 Under mup nothing grows with width, under completep with depth either; under standard it does, so the learning rate of one
 size is not that of another. Activations: the residual stream after the embedding and after the last block (`stream`), each
-block's attention and MLP, the final norm, the logits.
+block's attention logits (RMS, and the largest magnitude as `max`), attention and MLP, the final norm, the logits.
 
-Exit code: 0 done (whatever the verdict), 1 a step was not finite, 2 bad input.
+Exit code: 0 done (without --check whatever the verdict), 1 a step was not finite or --check found growth,
+2 bad input.
 """
 
 import argparse
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--batch", type=int, default=4, metavar="N", help="sequences a step (default: 4)")
     parser.add_argument("--plot", metavar="FILE", help="draw it, as .png or .pdf")
+    parser.add_argument("--check", action="store_true", help="exit 1 where anything is growing, for scripts")
     options = parser.parse_args(rest)
     for name in ("steps", "seeds", "batch"):
         if getattr(options, name) < 1:
@@ -55,7 +57,7 @@ def main(argv: list[str]) -> int:
     if options.plot:
         _draw(result, options.plot)
     emit(result, options.json)
-    return 0
+    return int(options.check and any(check["verdict"] == "growing" for check in result["checks"]))
 
 
 def _whole(text: str) -> list[int]:

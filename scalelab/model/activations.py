@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
+from scalelab.model.attention import LOGITS
 from scalelab.model.layerkinds import at, layers
 from scalelab.model.transformer import Block, Params, Transformer, enter
 from scalelab.precision.policy import FP32, Policy
@@ -15,13 +16,14 @@ INSIDE = ("attention", "mlp")  # of a block, before its branch multiplier
 
 def activations(shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32) -> dict[str, jax.Array]:
     """`embedding` and `stream` (the residual stream before the first and after the last block), `final_norm` [B, S, D];
-    `attention` and `mlp`, each block's [L, B, S, D]; `logits` [B, S, V] in fp32, before a soft cap.
+    `attention` and `mlp`, each block's [L, B, S, D]; `attention_logits` [L, B, N, S, T], what each block's softmax takes, NaN
+    where the query does not see the key; `logits` [B, S, V] in fp32, before a soft cap.
 
     Block after block as written, so for models that compile that way in reasonable time. The final norm is as the norm
     gives it, before the head's multiplier.
     """
     x_BSD = enter(shape, params, tokens_BS, policy)
-    found: dict[str, Any] = {"embedding": x_BSD} | {name: [] for name in INSIDE}
+    found: dict[str, Any] = {"embedding": x_BSD} | {name: [] for name in (*INSIDE, LOGITS)}
     for layer in range(shape.n_layers):
         own = {"params": jax.tree.map(lambda w: w[layer], params["blocks"])}  # noqa: B023
         (x_BSD, _), seen = Block(shape, policy).apply(
@@ -29,10 +31,11 @@ def activations(shape: ModelShape, params: Params, tokens_BS: jax.Array, policy:
         )
         for name in INSIDE:
             found[name].append(seen["intermediates"][name]["__call__"][0])
+        found[LOGITS].append(seen["intermediates"]["attention"][LOGITS][0])
     (y_BSD, head_DV), seen = Transformer(shape, policy).apply(
         {"params": params}, x_BSD, method="leave", capture_intermediates=_named("final_norm"), mutable=["intermediates"]
     )
-    found |= {name: jnp.stack(found[name]) for name in INSIDE}
+    found |= {name: jnp.stack(found[name]) for name in (*INSIDE, LOGITS)}
     logits_BSV = jnp.dot(y_BSD, head_DV.astype(y_BSD.dtype), preferred_element_type=jnp.float32)
     return found | {
         "stream": x_BSD,

@@ -10,7 +10,7 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
 from scalelab.model.documents import Packed
-from scalelab.model.kernels import attend, implementation, seeing_attention
+from scalelab.model.kernels import attend, attention_logits, implementation, seeing_attention
 from scalelab.model.layerkinds import ALIKE, Layer, turned
 from scalelab.model.layers import Einsum, Norm, add, init_of
 from scalelab.model.placement import as_varying, residual, use
@@ -18,6 +18,8 @@ from scalelab.model.relative import Relative, scores, sinusoids
 from scalelab.model.rotary import of_layer, rope
 from scalelab.model.sight import Sight, sees
 from scalelab.precision.policy import Policy, dtype
+
+LOGITS = "attention_logits"  # under which name they are sown, where somebody looks inside
 
 
 class Attention(nn.Module):
@@ -57,6 +59,8 @@ class Attention(nn.Module):
         else:
             sight = Sight(packed and packed.segment_BS, layer.everywhere)
             how = implementation(s, compute, packed is not None)
+            if self.is_mutable_collection("intermediates"):  # kernels keep their logits to themselves
+                self.sow("intermediates", LOGITS, attention_logits(q_BSNH, k_BSKH, relative, scale, sight, s.window))
             y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, relative, scale, how, sight, s.window)
         place = residual(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")

@@ -144,6 +144,19 @@ def seeing_attention(
     return y.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
+def attention_logits(
+    q_BSNH: jax.Array, k_BTKH: jax.Array, relative: Relative | None, scale: float, sight: Sight, window: int
+) -> jax.Array:
+    """What the softmax takes, [B, N, S, T] in fp32; NaN where the query does not see the key. For looks inside, on one device."""
+    index_S = jnp.arange(q_BSNH.shape[1])
+    seen = sees(index_S, index_S, window, sight.everywhere, sight.segment_BS, sight.segment_BS)
+    k_BTNH = jnp.repeat(k_BTKH, q_BSNH.shape[2] // k_BTKH.shape[2], axis=2)
+    logits_BNST = einsum("bsnh,btnh->bnst", q_BSNH * scale, k_BTNH)
+    if relative is not None:
+        logits_BNST = logits_BNST + scores(relative, scale)
+    return jnp.where(seen if seen.ndim == 2 else seen[:, None], logits_BNST, jnp.nan)
+
+
 def _of_jax(how: str) -> Callable:
     """`jax.nn.dot_product_attention` by its kernel of that name."""
 

@@ -20,6 +20,7 @@ from scalelab.data.batches import train_batches
 from scalelab.data.prepare import Dataset
 from scalelab.errors import WorkFailed
 from scalelab.model.activations import INSIDE, activations
+from scalelab.model.attention import LOGITS
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
 from scalelab.train.program import in_turn
@@ -33,7 +34,7 @@ Sizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}
 class Row:
     """One activation over sizes: its RMS after the last step, that of its change, [seeds, sizes, steps + 1], and slopes.
 
-    A slope is of the logarithms over all sizes, the mean over seeds, with its standard error (None for one seed).
+    Rows named "… max" hold the largest magnitude in place of the RMS. A slope is of the logarithms over all sizes, the mean over seeds, with its standard error (None for one seed).
     """
 
     activation: str
@@ -122,15 +123,22 @@ def _look(of: Static) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
 
 
 def _sizes(now: Mapping[str, jax.Array], start: Mapping[str, jax.Array]) -> Sizes:
-    """In the order of the forward pass; of attention and mlp one a block."""
+    """In the order of the forward pass; of what lies in a block, one a block."""
     blocks = [*range(len(now[INSIDE[0]]) - 1), "last"]
-    names = [("embedding", ()), *((name, (i,)) for i in range(len(blocks)) for name in INSIDE)]
-    found: Sizes = {}
-    for name, at in [*names, ("stream", ()), ("final_norm", ()), ("logits", ())]:
-        label = f"{name} {blocks[at[0]]}" if at else name
-        found[label] = (_rms(now[name][at]), _rms(now[name][at] - start[name][at]))
-    return found
+    inside = [(name, (i,)) for i in range(len(blocks)) for name in (LOGITS, *INSIDE)]
+    sizes: Sizes = {}
+    for name, at in [("embedding", ()), *inside, ("stream", ()), ("final_norm", ()), ("logits", ())]:
+        label, end = (name.replace("_", " "), f" {blocks[at[0]]}") if at else (name, "")
+        pair = now[name][at], now[name][at] - start[name][at]
+        sizes[label + end] = (_rms(pair[0]), _rms(pair[1]))
+        if name == LOGITS:  # the largest decide whether the softmax saturates
+            sizes[f"{label} max{end}"] = (_largest(pair[0]), _largest(pair[1]))
+    return sizes
 
 
 def _rms(x: jax.Array) -> float:
-    return float(jnp.sqrt(jnp.mean(jnp.square(x))))
+    return float(jnp.sqrt(jnp.nanmean(jnp.square(x))))
+
+
+def _largest(x: jax.Array) -> float:
+    return float(jnp.nanmax(jnp.abs(x)))

@@ -33,6 +33,21 @@ def test_activations_are_those_of_the_model(preset, name):
     assert found["attention"].shape == found["mlp"].shape == (3, *found["stream"].shape)
 
 
+def test_attention_logits_are_what_the_first_block_computes():
+    of = shape("gpt2", "mup", base_width=8, window=5)
+    params, batch = random_params(of), tokens(of)[:, :-1]
+    logits = np.asarray(activations(of, params, batch)["attention_logits"][0])
+    block = jax.tree.map(lambda w: np.asarray(w[0], np.float64), params["blocks"])
+    x = np.asarray(params["embed"]["w"], np.float64)[batch] + np.asarray(params["positions"]["w"])[: batch.shape[1]]
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + of.norm_eps)
+    x = x * block["attention_norm"]["g"] + block["attention_norm"]["b"]
+    q, k = (np.einsum("bsd,dnh->bsnh", x, block["attention"][n]["w"]) + block["attention"][n]["b"] for n in "qk")
+    expected = np.einsum("bsnh,btnh->bnst", q, k) * of.base_d_head**0.5 / of.d_head
+    behind = np.subtract.outer(np.arange(batch.shape[1]), np.arange(batch.shape[1]))
+    expected = np.where((behind >= 0) & (behind < 5), expected, np.nan)
+    np.testing.assert_allclose(logits, expected, rtol=2e-5, atol=2e-5)
+
+
 def test_a_power_law_has_its_power_as_slope():
     sizes, factor = np.array([64, 128, 1024]), np.array([[1.0], [3.0]])
     assert coordcheck.slope(sizes, factor * sizes**0.5) == pytest.approx((0.5, 0))
@@ -71,10 +86,12 @@ def rows(name: str, **sizes):
 @pytest.mark.slow
 def test_with_width_standard_grows_and_mup_does_not():
     mup, standard = (rows(name, d_model=(32, 192)) for name in ("mup", "standard"))
-    assert list(mup) == ["embedding", "attention last", "mlp last", "stream", "final_norm", "logits"]
+    assert list(mup) == [
+        "embedding", "attention logits last", "attention logits max last", "attention last", "mlp last", "stream", "final_norm", "logits"
+    ]  # fmt: skip
     assert {name: row.verdict for name, row in mup.items()} == dict.fromkeys(mup, "flat")
     assert {name for name, row in standard.items() if row.verdict == "growing"} == {
-        "attention last", "mlp last", "stream", "logits"
+        "attention logits last", "attention logits max last", "attention last", "mlp last", "stream", "logits"
     }  # fmt: skip
     assert all(row.rms.shape == (2, 2, 5) and (row.change[..., 0] == 0).all() for row in mup.values())
 
