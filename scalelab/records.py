@@ -10,127 +10,104 @@ Lines are appended with one write each, so a crash can only leave the last one t
 
 import contextlib
 import fcntl
-import json
 import os
 import pathlib
+import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from scalelab.errors import BadInput, WorkFailed
+from scalelab.errors import BadInput
+from scalelab.jsonfiles import (
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Folder,
+    append,
+    fsync,
+    numbered_lines,
+    read_json,
+    read_lines,
+    retry,
+    sync,
+    write_json,
+)
 
-Folder = str | os.PathLike[str]
+__all__ = ("append", "fsync", "read_json", "read_lines", "sync", "write_json")  # from jsonfiles, for who reads records
 
-
-def write_json(path: Folder, content: Any) -> None:
-    """Replace `path` by `content` as JSON, atomically: a reader sees the old file or the new one."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with draft.open("w") as file:
-        json.dump(content, file, indent=1, default=float)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-
-
-def read_json(path: Folder) -> Any:
-    """The JSON in `path`; BadInput where it is absent or damaged."""
-    try:
-        return json.loads(pathlib.Path(path).read_text())
-    except FileNotFoundError:
-        raise BadInput(f"no file {str(path)!r}: is this a finished run's folder?") from None
-    except (ValueError, RecursionError) as error:  # also what is no UTF-8, and a number of 5,000 digits
-        place = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
-        raise BadInput(f"{path} is not JSON ({place}): was it edited or cut?") from None
-
-
-def append(path: Folder, lines: list[dict]) -> None:
-    """Append objects to a JSON-lines file with one write. WorkFailed where the disk takes no more."""
-    if lines:
-        try:
-            with open(path, "a") as file:
-                file.write("".join(json.dumps(line, default=float) + "\n" for line in lines))
-        except OSError as error:  # of a full disk Python doesn't say which file
-            raise WorkFailed(f"{path} could not be written ({error.strerror})") from error
-
-
-def sync(path: Folder) -> None:
-    """Put a file and its folder's entry on disk: until then a power cut may take what was written. Absent: nothing."""
-    path = pathlib.Path(path)
-    for place in (path, path.parent) if path.exists() else ():
-        fsync(place)
-
-
-def fsync(place: Folder) -> None:
-    """Put a file's content, or a folder's entries (a rename in it, say), on disk."""
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def read_lines(path: Folder, keys: Sequence[str] = ()) -> list[dict]:
-    """All whole lines of a JSON-lines file ([] where it is absent), objects that have `keys`. Only the last line may be torn."""
-    path = pathlib.Path(path)
-    if not path.exists():
-        return []
-    rows, texts = [], path.read_bytes().split(b"\n")
-    for number, text in enumerate(texts, 1):
-        if not text:
-            continue
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError):
-            if number == len(texts):  # no newline follows: it was not written whole
-                continue
-            row = None
-        if not isinstance(row, dict) or not row.keys() >= set(keys):
-            raise BadInput(f"{path}, line {number}: damaged: {text[:60].decode(errors='replace')!r}")
-        rows.append(row)
-    return rows
+# What is checked of a file whenever it is read: a hand-edited value is one line, never a traceback.
+METRICS = {"step": WHOLE, "*": (NUMBER, None)}
+EVENT = {"time": NUMBER, "step": (WHOLE, None), "kind": TEXT, "text?": TEXT}
+EVALUATION = {
+    "step": WHOLE,
+    "weights": TEXT,
+    "set": TEXT,
+    "fingerprint": TEXT,
+    "kind": TEXT,
+    "metrics": {"*": (NUMBER, None)},
+}
+_NUMBERS = {"*": (NUMBER, None)}
+RECORD = {
+    "name?": TEXT, "identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
+    "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS,
+    "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE}, "flops_per_token?": _NUMBERS, "flops?": _NUMBERS,
+    "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
+    "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "pack?": {"checkpoints": TEXT, "trial": TEXT},
+    "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
+}  # fmt: skip
 
 
 def read_metrics(folder: Folder) -> list[dict]:
     """Training and evaluation lines of a run, in order of writing."""
-    return read_lines(pathlib.Path(folder) / "metrics.jsonl", ("step",))
+    return read_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS)
 
 
 def read_record(folder: Folder) -> dict[str, Any]:
-    """The run's record; {} where it has none yet."""
+    """The run's record; {} where it has none yet. BadInput where it is damaged, or a value isn't of its kind."""
     path = pathlib.Path(folder) / "record.json"
-    record = read_json(path) if path.exists() else {}
-    if not isinstance(record, dict):
-        raise BadInput(f"{path} is no record of a run, but {str(record)[:40]!r}: was it edited or cut?")
-    return record
+    return read_json(path, RECORD) if path.exists() else {}
 
 
 def read_events(folder: Folder) -> list[dict]:
-    """The run's logbook."""
-    return read_lines(pathlib.Path(folder) / "events.jsonl", ("time", "step", "kind"))
+    """The run's logbook. A damaged line of it stands there as a warning, at the time of the line before."""
+    path, events, time_before = pathlib.Path(folder) / "events.jsonl", [], 0.0
+    for number, text, row in numbered_lines(path, EVENT):
+        what = f"line {number} of {path} is damaged: {text[:60].decode(errors='replace')!r}"
+        events.append(row or {"time": time_before, "step": None, "kind": "warning", "text": what})
+        time_before = events[-1]["time"]
+    return events
 
 
-def rewind_metrics(folder: Folder, step: int) -> None:
-    """Drop what was logged after `step` (and a torn last line): the resumed run will write it again."""
+def rewind_metrics(folder: Folder, step: int) -> list[str]:
+    """Drop what was logged after `step`, and damaged lines: the resumed run will write the former again.
+
+    The lines that stay keep their bytes. Returns what to warn of: the damaged lines; the file as it was is then kept beside it.
+    """
     path = pathlib.Path(folder) / "metrics.jsonl"
-    kept = [line for line in read_lines(path) if line["step"] <= step]
-    draft = path.with_suffix(".tmp")
-    draft.unlink(missing_ok=True)
-    append(draft, kept) if kept else draft.touch()
-    draft.replace(path)
+    lines = numbered_lines(path, METRICS)
+    damaged = [f"{path}, line {number} was damaged" for number, _, row in lines if row is None]
+    if damaged:
+        shutil.copyfile(path, path.with_name("metrics.jsonl.damaged"))
+        damaged[-1] += "; the file as it was: metrics.jsonl.damaged"
+    content = b"".join(text + b"\n" for _, text, row in lines if row is not None and row["step"] <= step)
+
+    def write() -> None:
+        draft = path.with_suffix(".tmp")
+        draft.write_bytes(content)
+        draft.replace(path)
+
+    retry(write)
+    return damaged
 
 
 def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
     """One line in the run's logbook. `kind` says what happened: start, resume, skip, diverged, failed, stopped, done; where the
     run comes from: init_from, branch, fallback, moved, config_change; what is worth a word: chosen, schedule, layout,
     precision, warning; or a note of the user's."""
-    append(
-        pathlib.Path(folder) / "events.jsonl",
-        [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields],
-    )
+    path = pathlib.Path(folder) / "events.jsonl"
+    if torn := append(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):
+        append(path, [{"time": time.time(), "step": step, "kind": "warning", "text": torn}])
 
 
 def keep_evaluations(folder: Folder, rows: list[dict]) -> list[str]:
@@ -157,9 +134,7 @@ def _key(row: dict) -> tuple[int, str, str]:
 
 def read_evaluations(folder: Folder) -> list[dict]:
     """What `scalelab eval` scored of a run, in order of writing."""
-    return read_lines(
-        pathlib.Path(folder) / "evaluations.jsonl", ("step", "weights", "set", "fingerprint", "kind", "metrics")
-    )
+    return read_lines(pathlib.Path(folder) / "evaluations.jsonl", EVALUATION)
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

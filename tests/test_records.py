@@ -1,5 +1,6 @@
 """The run folder: what a crash may leave behind, who may write, and reading many runs into one table."""
 
+import errno
 import json
 import math
 import os
@@ -14,8 +15,8 @@ import pytest
 
 from configs import base
 from scalelab import config as configs
-from scalelab import records
-from scalelab.errors import BadInput
+from scalelab import jsonfiles, records
+from scalelab.errors import BadInput, WorkFailed
 from tests.report import synthetic
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
@@ -67,6 +68,10 @@ def test_whatever_stands_in_a_file_of_a_run_is_one_line(tmp_path, name, what):
     (folder / name).write_bytes(WRONG[what] + b"\n")
     if (name, what) == ("record.json", "no keys"):
         return
+    if name == "events.jsonl":  # of the logbook a bad line is a warning
+        (event,) = records.read_events(folder)
+        assert event["kind"] == "warning" and "line 1" in event["text"] and "damaged" in event["text"]
+        return
     with pytest.raises(BadInput, match=name) as caught:
         records.read_run(folder), records.read_metrics(folder), records.read_events(folder)
     assert "\n" not in str(caught.value)
@@ -98,6 +103,104 @@ def test_rewind_drops_later_lines_and_the_torn_one(tmp_path, step, kept):
     assert path.read_text().count("\n") == len(kept) and os.listdir(tmp_path) == ["metrics.jsonl"]
     records.append(path, [{"step": step + 1}])  # what follows is not glued to a torn line
     assert [line["step"] for line in records.read_metrics(tmp_path)] == [*kept, step + 1]
+
+
+def test_rewind_keeps_the_bytes_of_good_lines_and_sets_damaged_ones_aside(tmp_path):
+    path = metrics_file(tmp_path, 3)
+    first, second, third, _ = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([first, b'{"step": "two"}', second, third, b""]))
+    before = path.read_bytes()
+    (warning,) = records.rewind_metrics(tmp_path, 2)
+    assert path.read_bytes() == first + b"\n" + second + b"\n"
+    assert "line 2 was damaged" in warning and (tmp_path / "metrics.jsonl.damaged").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "any.jsonl"])
+def test_a_torn_last_line_costs_itself_alone_and_is_told(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b'{"time": 1, "step": 1, "kind": "a"}\n{"time": 2, "st')
+    warning = records.append(path, [{"time": 3, "step": 3, "kind": "c"}])
+    assert str(path) in warning and "st" in warning and "\n" not in warning
+    assert records.append(path, [{"time": 4, "step": 4, "kind": "d"}]) == ""
+    damaged: list[str] = []
+    assert [row["step"] for row in records.read_lines(path, damaged=damaged)] == [1, 3, 4]
+    assert len(damaged) == 1 and "line 2" in damaged[0]
+
+
+def test_a_torn_logbook_goes_on_and_says_so(tmp_path):
+    records.event(tmp_path, "start", 0)
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write('{"time": 17, "step": 3, "ki')  # a disk that was full, a process killed
+    records.event(tmp_path, "note", 4, "on we go")
+    records.event(tmp_path, "done", 5)
+    kinds = [event["kind"] for event in records.read_events(tmp_path)]
+    assert kinds == ["start", "warning", "note", "warning", "done"]
+
+
+def test_a_line_that_lacks_only_its_newline_is_no_loss(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}')
+    assert records.append(path, [{"step": 2}]) == "" and [r["step"] for r in records.read_metrics(tmp_path)] == [1, 2]
+
+
+def fail_once(monkeypatch, name: str, number: int, times: int = 1) -> list[int]:
+    """Let the function `name` of os fail `times` times, as a network file system does; returns the list of calls."""
+    real, calls = getattr(os, name), []
+
+    def flaky(*args, **more):
+        calls.append(len(calls))
+        if len(calls) <= times:
+            raise OSError(number, os.strerror(number))
+        return real(*args, **more)
+
+    monkeypatch.setattr(os, name, flaky)
+    return calls
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(jsonfiles, "WAITS_S", (0, 0, 0))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("call", ["write", "fsync", "open"])
+def test_a_passing_error_of_the_file_system_is_tried_again(tmp_path, monkeypatch, impatient, call, number):
+    records.event(tmp_path, "start", 0)
+    calls = fail_once(monkeypatch, call, number, times=3)
+    if call == "fsync":
+        records.write_json(tmp_path / "record.json", {"a": 1})
+    records.event(tmp_path, "note", 1)
+    monkeypatch.undo()
+    assert len(calls) >= (3 if call == "fsync" else 4)
+    assert [event["kind"] for event in records.read_events(tmp_path)] == ["start", "note"]
+
+
+def test_one_that_stays_is_said_with_the_number_of_tries_and_leaves_nothing_torn(tmp_path, monkeypatch, impatient):
+    records.event(tmp_path, "start", 0)
+    before = (tmp_path / "events.jsonl").read_bytes()
+    fail_once(monkeypatch, "write", errno.EIO, 99)
+    with pytest.raises(WorkFailed, match=r"events.jsonl could not be written \(Input/output error, 4 times\)"):
+        records.event(tmp_path, "note", 1)
+    monkeypatch.undo()
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+
+
+def test_a_disk_that_fills_within_a_line_takes_the_part_back(tmp_path, monkeypatch):
+    """Of the bytes that a full disk still took none stay."""
+    records.event(tmp_path, "start", 0)
+    before, real, writes = (tmp_path / "events.jsonl").read_bytes(), os.write, []
+
+    def full(descriptor, data):
+        writes.append(len(data))
+        if len(writes) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[:9])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(WorkFailed, match="No space left"):
+        records.event(tmp_path, "note", 1)
+    monkeypatch.undo()
+    assert len(writes) == 2 and (tmp_path / "events.jsonl").read_bytes() == before
 
 
 def test_rewind_without_metrics_leaves_an_empty_file(tmp_path):

@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Lowest first. A room may import its own floor and those below.
 FLOORS = [
     {"errors", "defaults"},
+    {"jsonfiles"},
     {"own", "config", "tree", "validate", "lengths", "ramp", "shares", "hardware", "records", "signals"},
     {"model", "data", "precision", "laws"},
     {"optim", "parallel", "hf"},

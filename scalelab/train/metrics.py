@@ -47,9 +47,10 @@ def _wandb(folder: pathlib.Path, project: str) -> Sink:
     return Sink(lambda step, values: run.log(values, step=step), run.finish)
 
 
-def write_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[Sink]) -> None:
-    """Append lines to the run's metrics and mirror their numbers."""
-    records.append(folder / "metrics.jsonl", lines)
+def write_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[Sink]) -> str:
+    """Append lines to the run's metrics and mirror their numbers. Returns what to warn of, as `records.append`."""
+    warning = records.append(folder / "metrics.jsonl", lines)
     for line in lines:
         for mirror in mirrors:
             mirror.write(line["step"], {k: v for k, v in line.items() if k not in ("step", "time")})
+    return warning

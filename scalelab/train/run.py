@@ -48,8 +48,8 @@ class Run:
 
     def write(self, lines: list[dict]) -> None:
         """Append metric lines. Like all that writes here, only the first process does it."""
-        if is_first():
-            write_lines(self.folder, lines, self.mirrors)
+        if is_first() and (torn := write_lines(self.folder, lines, self.mirrors)):
+            records.event(self.folder, "warning", None, torn)
 
     def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
         """One line in the logbook."""
@@ -63,7 +63,8 @@ class Run:
         """
 
         def logged() -> dict[str, Any]:
-            records.rewind_metrics(self.folder, step)
+            for damaged in records.rewind_metrics(self.folder, step):
+                records.event(self.folder, "warning", step, damaged)
             lines = reversed(records.read_metrics(self.folder))
             return next((line for line in lines if "val_loss" in line), {})
 

@@ -1,0 +1,218 @@
+"""JSON and JSON-lines files of a run: replaced atomically, appended to safely, checked when read.
+
+An append is one write. One that fails is taken back where possible; a line that a crash tore is ended before the next one is
+written, so that it costs itself and no other. A network file system's passing EIO or ESTALE is tried again.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from scalelab.errors import BadInput, WorkFailed
+
+Folder = str | os.PathLike[str]
+T = TypeVar("T")
+TRANSIENT = (errno.EIO, errno.ESTALE)  # what a network file system may say once and not again
+WAITS_S = (0.1, 0.5, 2.5)
+
+WHOLE, NUMBER, TEXT, FLAG = "a whole number", "a number", "text", "true or false"
+KINDS: dict[str, tuple[type, ...]] = {WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), FLAG: (bool,)}
+Schema = Mapping[str, Any]  # key -> kind, (kind, None) or a Schema; "key?" may be absent, "*" stands for every key
+
+
+def retry(action: Callable[[], T]) -> T:
+    """What `action()` returns; EIO and ESTALE are tried again after WAITS_S. Raises the last OSError, with the number of tries."""
+    for wait in WAITS_S:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in TRANSIENT:
+                raise
+        time.sleep(wait)
+    try:
+        return action()
+    except OSError as error:
+        if error.errno not in TRANSIENT:
+            raise
+        raise OSError(error.errno, f"{error.strerror}, {len(WAITS_S) + 1} times", error.filename) from error
+
+
+def write_json(path: Folder, content: Any) -> None:
+    """Replace `path` by `content` as JSON, atomically: a reader sees the old file or the new one."""
+    path = pathlib.Path(path)
+    text = json.dumps(content, indent=1, default=float) + "\n"
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        with draft.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+
+    retry(write)
+
+
+def read_json(path: Folder, schema: Schema | None = None) -> Any:
+    """The JSON in `path`; BadInput where it is absent, damaged, or not as `schema` says."""
+    try:
+        content = json.loads(retry(pathlib.Path(path).read_bytes))
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadInput(f"no file {str(path)!r}: is this a finished run's folder?") from None
+    except OSError as error:  # a folder, or not ours to read
+        raise BadInput(f"{path} can't be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # also what is not UTF-8, and a number of 5,000 digits
+        place = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
+        raise BadInput(f"{path} is not JSON ({place}): was it edited or cut?") from None
+    if schema is not None and (wrong := mismatch(content, schema)):
+        raise BadInput(f"{path}: {wrong}; was it edited?")
+    return content
+
+
+def mismatch(content: Any, schema: Any, name: str = "") -> str:
+    """What in `content` is not as `schema` says, as text: `steps is 'ten', not a whole number`; "" where all is."""
+    if isinstance(schema, tuple):
+        return "" if content is None else mismatch(content, schema[0], name)
+    if isinstance(schema, str):
+        right = isinstance(content, KINDS[schema]) and (schema == FLAG or not isinstance(content, bool))
+        return "" if right else f"{name} is {_short(content)}, not {schema}"
+    if not isinstance(content, dict):
+        return f"{name or 'its content'} is {_short(content)}, not an object of keys and values"
+    for key, kind in schema.items():
+        plain = key.removesuffix("?")
+        keys = [k for k in content if k not in schema and f"{k}?" not in schema] if key == "*" else [plain]
+        for at in keys:
+            if at in content:
+                wrong = mismatch(content[at], kind, f"{name}.{at}" if name else at)
+            else:
+                wrong = "" if key.endswith("?") else f"{f'{name} has' if name else 'it has'} no {at!r}"
+            if wrong:
+                return wrong
+    return ""
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def append(path: Folder, lines: list[dict]) -> str:
+    """Append objects to a JSON-lines file with one write. WorkFailed where the disk takes no more.
+
+    Returns what to warn of: a last line that had been torn, and was ended; "" otherwise.
+    """
+    if not lines:
+        return ""
+    data = "".join(json.dumps(line, default=float) + "\n" for line in lines).encode()
+    try:
+        torn = retry(lambda: _append(path, data))
+    except OSError as error:  # of a full disk Python doesn't say which file
+        raise WorkFailed(f"{path} could not be written ({error.strerror})") from error
+    if not torn or _is_json(torn):  # whole but for its newline
+        return ""
+    return f"{path} ended within a line, which was ended before the next: {_excerpt(torn)}"
+
+
+def _append(path: Folder, data: bytes) -> bytes:
+    """Write `data` at the end; returns the torn line that stood there, b"" where none did."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        before = os.fstat(descriptor).st_size
+        torn = _torn_line(descriptor, before)
+        data = b"\n" * bool(torn) + data
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(descriptor, data[written:])
+        except OSError:
+            with contextlib.suppress(OSError):  # taken back, unless another process has written since
+                if os.fstat(descriptor).st_size == before + written:
+                    os.ftruncate(descriptor, before)
+            raise
+        return torn
+    finally:
+        os.close(descriptor)
+
+
+def _torn_line(descriptor: int, size: int) -> bytes:
+    if not size or os.pread(descriptor, 1, size - 1) == b"\n":
+        return b""
+    start = max(0, size - 2**16)
+    return os.pread(descriptor, size - start, start).rpartition(b"\n")[2]
+
+
+def sync(path: Folder) -> None:
+    """Put a file and its folder's entry on disk: until then a power cut may take what was written. Absent: nothing."""
+    path = pathlib.Path(path)
+    for place in (path, path.parent) if path.exists() else ():
+        fsync(place)
+
+
+def fsync(place: Folder) -> None:
+    """Put a file's content, or a folder's entries (a rename in it, say), on disk."""
+
+    def sync() -> None:
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    retry(sync)
+
+
+def read_lines(path: Folder, schema: Schema | None = None, damaged: list[str] | None = None) -> list[dict]:
+    """All whole lines of a JSON-lines file ([] where it is absent), objects as `schema` says.
+
+    A torn last line is left out. Any other damaged line is BadInput, or a text in the list `damaged` where one is given.
+    """
+    rows = []
+    for number, text, row in numbered_lines(path, schema or {}):
+        if row is not None:
+            rows.append(row)
+            continue
+        what = f"{path}, line {number}: damaged: {_excerpt(text)}"
+        if damaged is None:
+            raise BadInput(what)
+        damaged.append(what)
+    return rows
+
+
+def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:
+    """(number, bytes, object) of every line but empty ones and a torn last one; the object is None where it is damaged."""
+    try:
+        texts = retry(pathlib.Path(path).read_bytes).split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BadInput(f"{path} can't be read: {error.strerror}") from None
+    lines: list[tuple[int, bytes, dict | None]] = []
+    for number, text in enumerate(texts, 1):
+        if not text:
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
+            if number == len(texts):  # no newline follows: it was not written whole
+                continue
+            row = None
+        lines.append((number, text, row if row is not None and not mismatch(row, schema) else None))
+    return lines
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _excerpt(text: bytes) -> str:
+    return repr(text[:60].decode(errors="replace"))
