@@ -54,25 +54,31 @@ def nested(flat):
     return tree
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _run(static, params, gradients, h, rates, extra):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run(static, watch, params, gradients, h, rates, extra):
     def step(carry, at):
         params, state = carry
         gradient, lr, extra = at
         updates, state = chain(static, h, lr).update(gradient, state, params, **extra)
-        return (optax.apply_updates(params, updates), state), None
+        return (optax.apply_updates(params, updates), state), watch(state)
 
-    return jax.lax.scan(step, (params, chain(static, h, 0.0).init(params)), (gradients, rates, extra))[0]
+    return jax.lax.scan(step, (params, chain(static, h, 0.0).init(params)), (gradients, rates, extra))
 
 
-def by_chain(static, h, params, gradients, rates, extra=None):
+def by_chain(static, h, params, gradients, rates, extra=None, watch=None):
     """Parameters by name, and the state, after the chain was given these gradients one after the other.
 
     `extra`: keyword arguments of the updates, each a tree of arrays with a leading axis of steps.
+    `watch`: in place of the state, what this function returned of the state after each step, stacked.
     """
     stacked = nested({k: np.stack([g[k] for g in gradients]) for k in params})
-    after, state = _run(static, nested(params), stacked, h, jnp.asarray(rates, jnp.float32), extra or {})
-    return named(after), state
+    rates = jnp.asarray(rates, jnp.float32)
+    (after, state), watched = _run(static, watch or _nothing, nested(params), stacked, h, rates, extra or {})
+    return named(after), watched if watch else state
+
+
+def _nothing(state):
+    del state
 
 
 def assert_follows(expected, found, params, tolerance=1e-5, atol=2e-7):

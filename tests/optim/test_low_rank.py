@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.optim import apollo, groups
-from scalelab.optim.galore import leading
+from scalelab.optim.galore import GaloreState, leading
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
 from tests.optim.hidden import adam, by_matrix
 
@@ -14,7 +14,7 @@ KEYS = ("beta1", "beta2", "eps")
 
 
 def separated(declared, gradients):
-    """The same with singular values evenly from 1 to 2: fp32 finds singular vectors as well as they are apart."""
+    """Gradients whose singular values lie evenly from 1 to 2: a singular vector is known as well as they are apart."""
 
     def one(d, g):
         if not d.is_hidden_matrix:
@@ -25,20 +25,47 @@ def separated(declared, gradients):
     return [{k: one(declared[k], g) for k, g in gradient.items()} for gradient in gradients]
 
 
-def by_galore(h, declared, params, gradients, lrs, every, rank):
-    """Zhao et al. 2024, Alg. 2, which has rows <= columns; their sec. 4.2 projects the smaller side."""
+def assert_singular_vectors(p, g):
+    """p [small, rank] is what an fp32 SVD of g can give, by Wedin's bound: sin(angle) <= |error of g| / gap.
+
+    A backward stable SVD solves g + error exactly, |error| <= rows x eps x |g| (LAPACK Users' Guide, sec. 4.9.1).
+    """
+    u, s, _ = np.linalg.svd(g)
+    gaps = np.array([np.min(np.abs(s[i] - np.delete(s, i))) for i in range(p.shape[1])])
+    rounding = len(g) * np.finfo(np.float32).eps
+    cosines = np.sum(u[:, : p.shape[1]] * p, axis=0)
+    sines = np.linalg.norm(p - u[:, : p.shape[1]] * cosines, axis=0)
+    np.testing.assert_array_less(sines, rounding * s[0] / gaps)
+    np.testing.assert_allclose(np.abs(cosines), 1, atol=rounding)
+    assert np.all(np.take_along_axis(p, np.argmax(np.abs(p), axis=0)[None], 0) > 0)
+
+
+def by_galore(h, declared, params, gradients, lrs, every, rank, projections):
+    """Zhao et al. 2024, Alg. 2, which has rows <= columns; their sec. 4.2 projects the smaller side.
+
+    P is the chain's own, `projections[name][step, layer]`, once it is seen to be the leading singular vectors: fp32 knows them
+    to 1e-5 here, and Adam multiplies that near a zero of P^T G, by (size / 3 eps)^0.5 over a matrix.
+    """
     scale = float(h["low_rank_scale"])
 
     def direction(g, memory, t, place):
         if g.shape[0] > g.shape[1]:
             return direction(g.T, memory, t, place).T
+        p = np.float64(projections[place[0]][t - 1, place[1]])
         if (t - 1) % every == 0:
-            p = np.linalg.svd(g)[0][:, :rank]
-            memory["p"] = p * [np.sign(column[np.argmax(np.abs(column))]) for column in p.T]
-        p = memory["p"]
+            memory["p"] = p
+            assert p.shape == (len(g), min(rank, len(g)))
+            assert_singular_vectors(p, g)
+        np.testing.assert_array_equal(p, memory["p"])
         return scale * p @ adam(p.T @ g, memory, t, *(float(h[k]) for k in KEYS))
 
     return by_matrix(h, declared, params, gradients, lrs, direction)
+
+
+def projections(state):
+    """{name: P [layers, small, rank]} in a chain's state."""
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, GaloreState))
+    return next(part.projection for part in parts if isinstance(part, GaloreState))
 
 
 @pytest.mark.parametrize(("every", "rank"), [(200, 4), (8, 4), (200, 128)])
@@ -48,8 +75,9 @@ def test_thirty_steps_of_galore(every, rank):
     static, h = setting("galore", **changes)
     declared, params, gradients = problem()
     gradients = separated(declared, gradients)
-    expected = by_galore(h, declared, params, gradients, rates(0.02), every, rank)
-    assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params)
+    after, used = by_chain(static, h, params, gradients, rates(0.02), watch=projections)
+    expected = by_galore(h, declared, params, gradients, rates(0.02), every, rank, used)
+    assert_follows(expected, after, params)
 
 
 def test_leading_vectors_span_the_best_subspace():
