@@ -184,6 +184,7 @@ def frontier(fitted: Fitted, low_flops: float, high_flops: float) -> dict[str, l
 def conduct(study: Study, folder: pathlib.Path, command: str) -> dict[str, Any]:
     """Run (or resume) the whole study in `folder`; returns what summary.json holds. Says on standard error how far it is."""
     from scalelab.signals import stop_on_signals
+    from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import dataset, train_single
@@ -195,9 +196,10 @@ def conduct(study: Study, folder: pathlib.Path, command: str) -> dict[str, Any]:
     say(f"{len(trials)} runs, then one of {study.holdout_flops:.3g} FLOPs; {study.rule.text()}")
     with stop_on_signals() as stop:
         with Board(folder, {name: run.train.steps for name, run in trials.items()}) as board:
-            run_sweep(folder, trials, watch=board.update, stop=stop)
+            ended = run_sweep(folder, trials, watch=board.update, stop=stop)
         if stop():
             return {}
+        status.refuse_crashed(folder, ended)
         fitted = fit_study(records.read_runs(folder))
         held_out = predicted_best(study, fitted.loss)
         prediction = predict_once(folder, fitted, held_out)

@@ -169,6 +169,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     from scalelab.signals import stop_on_signals
+    from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import dataset
@@ -181,10 +182,11 @@ def _main(argv: Sequence[str]) -> int:
     dataset(base)
     print(f"{len(made)} trials: d_model {', '.join(map(str, widths))}, {len(SEEDS)} seeds", file=sys.stderr)
     with stop_on_signals() as stop, Board(folder, {key: run.train.steps for key, run in made.items()}) as board:
-        run_sweep(folder, made, watch=board.update, stop=stop)
+        ended = run_sweep(folder, made, watch=board.update, stop=stop)
     if stop():
         print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
         return 75
+    status.refuse_crashed(folder, ended)
     rows = measured(folder, widths, step)
     result = facts("mup_transfer", argv) | {
         "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of {base.train.global_batch} x {base.model.seq_len} "

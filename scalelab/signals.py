@@ -1,23 +1,58 @@
-"""SIGTERM and SIGINT as a flag: what has begun is finished or put away first."""
+"""Signals that ask for an end, as a flag: what has begun is finished or put away first.
+
+SIGTERM and SIGINT, and what batch systems send ahead of them: SIGUSR1 and SIGUSR2 (Slurm's --signal, SGE's -notify, LSF),
+SIGXCPU (a limit on CPU time) and SIGHUP (the terminal has gone).
+"""
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU)
+URGENT = (signal.SIGTERM, signal.SIGINT)  # the others are warnings, which kernels, shells and schedulers repeat
+
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGTERM or SIGINT into a flag; the second acts as if nobody listened."""
+    """Turn the first of STOPS into a flag; a second SIGTERM or SIGINT acts as if nobody listened.
+
+    A SIGHUP that was ignored before (nohup) stays ignored. What came while the signals were blocked is noticed at once.
+    """
     seen: list[int] = []
+    terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
     def notice(number: int, _: Any) -> None:
         seen.append(number)
-        signal.signal(number, old[number])
+        if number in URGENT:
+            signal.signal(number, old[number])
+        for descriptor in terminals:
+            if not os.isatty(descriptor):
+                _lead_nowhere(descriptor)
 
-    old: dict[int, Any] = {number: signal.signal(number, notice) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [n for n in STOPS if (n, signal.getsignal(n)) != (signal.SIGHUP, signal.SIG_IGN)]
+    old: dict[int, Any] = {number: signal.signal(number, notice) for number in numbers}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
         yield lambda: bool(seen)
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def blocked() -> Iterator[None]:
+    """Keep STOPS waiting: processes that are started meanwhile are deaf to them until they listen with `stop_on_signals`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    """Let it lead to /dev/null: writing to a terminal that has gone is an error, and a save comes first."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -25,7 +25,7 @@ from scalelab.__main__ import guarded
 from scalelab.commands.progress import Board
 from scalelab.commands.shared import emit, folder_path
 from scalelab.defaults import DEFAULTS
-from scalelab.errors import BadInput, WorkFailed, nearest
+from scalelab.errors import BadInput, nearest
 from scalelab.plan.sweep import Planned
 
 QUICK = {
@@ -79,12 +79,13 @@ def plan(arguments: Sequence[str]) -> Planned:
 
 
 def _run(folder: pathlib.Path, made: Mapping[str, ConfigDict], stop: Any) -> None:
+    from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
 
     with Board(folder, {name: config.train.steps for name, config in made.items()}) as board:
         ended = run_sweep(folder, made, watch=board.update, stop=stop)
-    if failed := [name for name, status in ended.items() if status == "failed"]:
-        raise WorkFailed(f"{len(failed)} of {len(made)} runs failed, {failed[0]} first: see {folder / 'packs'}")
+    if not stop():
+        status.refuse_crashed(folder, ended)
 
 
 def _main(argv: Sequence[str]) -> int:

@@ -45,10 +45,9 @@ def main(argv: list[str]) -> int:
 
 def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.sweep import proxy
+    from scalelab.sweep import proxy, status
     from scalelab.sweep.forks import write_forks
     from scalelab.sweep.run import run_sweep
-    from scalelab.sweep.status import rows
     from scalelab.train.program import cache_compilations
 
     folder, lrs = options.workdir, _lrs(options.lrs, config.optim.peak_lr)
@@ -60,9 +59,9 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     cache_compilations()
     with stop_on_signals() as stop, Bar(f"{len(runs)} trials", plan.twin.train.steps) as bar:
         verdicts = run_sweep(folder, runs, progress=bar.update, stop=stop)
-    if "stopped" in verdicts.values():
+    if status.exit_code(verdicts.values()) == 75:
         return 75
-    target, found = proxy.fill(plan, rows(folder), lrs, seeds)
+    target, found = proxy.fill(plan, status.rows(folder), lrs, seeds)
     result = _result(plan, target, found, verdicts, lrs)
     if not found.interior:
         say(f"the best of the twin's learning rates tried, {2**found.log2_lr:.4g}, is the first or last: shift --lrs")

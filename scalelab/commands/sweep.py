@@ -4,19 +4,19 @@ Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Tria
 (learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes. The
 same command again goes on where it was. --status prints the table, also while the sweep runs.
 
-Exit code: 0 all done (or --status), 1 some diverged or failed, 2 bad input, 75 stopped by a signal after saving.
+Exit code: 0 all ended, done or diverged (or --status), 1 some failed, 2 bad input, 75 stopped by a signal after saving.
 """
 
 import pathlib
 import sys
 
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit, folder_path, print_table
+from scalelab.commands.shared import Parser, emit, folder_path, print_table, say
 from scalelab.config import split_overrides
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 all done, 1 some diverged or failed, 2 bad input, 75 stopped by a signal after saving."""
+    """Exit code 0 all ended, 1 some failed, 2 bad input, 75 stopped by a signal after saving."""
     overrides, rest = split_overrides(argv)
     parser = Parser("sweep", __doc__)
     parser.add_argument("--config", metavar="FILE", help="a config file with get_config() and sweep(h)")
@@ -40,10 +40,9 @@ def main(argv: list[str]) -> int:
     if options.json != "-":
         _print(rows)
     emit({"trials": rows}, options.json)
-    verdicts = {row["status"] for row in rows}
-    if options.status:
-        return 0
-    return 75 if "stopped" in verdicts or "waiting" in verdicts else 0 if verdicts == {"done"} else 1
+    verdicts = [row["status"] for row in rows]
+    say(status.count_verdicts(verdicts))
+    return 0 if options.status else status.exit_code(verdicts)
 
 
 def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: list[str], force: bool) -> None:

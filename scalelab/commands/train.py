@@ -1,7 +1,8 @@
 """scalelab train --config=F --workdir=D [--config.group.key=value …]
 
 Train one run. The same command again resumes it from its last checkpoint, exactly. Every key of the config, with its
-meaning and unit, stands in configs/base.py. SIGTERM or ctrl-C: the step is finished and saved, and the exit code is 75.
+meaning and unit, stands in configs/base.py. SIGTERM, ctrl-C, SIGUSR1, SIGUSR2, SIGXCPU or SIGHUP (not under nohup): the step is
+finished and saved, and the exit code is 75.
 
   scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW
 starts a decay of N tokens from that checkpoint of a constant or wsd run: a run of its own with the bits of one that was

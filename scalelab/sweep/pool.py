@@ -8,14 +8,16 @@ import contextlib
 import multiprocessing
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import records
+from scalelab import records, signals
 from scalelab.hardware import accelerated
 
 POLL_S = 0.2
@@ -40,18 +42,18 @@ def run_packs(
 
     0 trained, 1 failed (its log says why; the others go on), 75 stopped. `watch` is called often, with the packs that run.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = _context()
     waiting, codes = list(jobs), {}
     running: dict[str, tuple[Any, list[int]]] = {}
     shares, told = _shares(workers), False
     with _main_is_not_imported_again():
         while waiting or running:
             if stop() and not told:
-                told = True  # once: a second signal ends a worker without saving
+                told = True
                 waiting.clear()
                 for process, _ in running.values():
-                    process.terminate()
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGUSR1)  # SIGTERM may have come to all: a second one is urgent
             while waiting and len(running) < workers:
                 pack = waiting.pop(0)
                 share = shares.pop()
@@ -63,10 +65,25 @@ def run_packs(
             time.sleep(POLL_S)
             for pack, (process, share) in list(running.items()):
                 if not process.is_alive():
-                    codes[pack] = process.exitcode or 0
+                    ended_by_signal = stop() and -process.exitcode in signals.STOPS
+                    codes[pack] = STOPPED if ended_by_signal else process.exitcode
                     shares.append(share)
                     del running[pack]
     return codes
+
+
+def _context() -> Any:
+    """multiprocessing with a fork server (and a tracker of resources) that no signal to the process group ends.
+
+    It would take the workers' exit codes with it. Workers inherit the deafness until they listen, so none dies as it starts.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    with signals.blocked():
+        resource_tracker.ensure_running()  # which unblocks SIGTERM and SIGINT when it has started
+        with signals.blocked():
+            forkserver.ensure_running()
+    return context
 
 
 def _cores() -> list[int]:

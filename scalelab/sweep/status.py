@@ -1,10 +1,14 @@
 """What a sweep's files say while it runs: one row a trial, whoever wrote them."""
 
 import pathlib
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from scalelab import records
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, WorkFailed
+
+ENDED = ("done", "diverged")  # a trial that diverged is a result of its grid
 
 
 def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -27,3 +31,24 @@ def trial_row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
     if events and events[-1]["kind"] == "failed":
         row["status"] = "failed"
     return row
+
+
+def exit_code(verdicts: Collection[str]) -> int:
+    """0: every trial ended, 75: some were stopped or not begun, 1: some crashed."""
+    unfinished = {"waiting", "starting", "running", "stopped"} & set(verdicts)
+    return 75 if unfinished else 0 if set(verdicts) <= set(ENDED) else 1
+
+
+def count_verdicts(verdicts: Collection[str]) -> str:
+    """`5 trials: 4 done, 1 diverged`."""
+    counts = Counter(verdicts)
+    return f"{counts.total()} trials: {', '.join(f'{number} {verdict}' for verdict, number in counts.most_common())}"
+
+
+def refuse_crashed(folder: pathlib.Path, verdicts: Mapping[str, str]) -> None:
+    """WorkFailed where trials of the sweep in `folder` crashed: a study needs all of them, or their divergence."""
+    if failed := [name for name, verdict in verdicts.items() if exit_code([verdict]) == 1]:
+        raise WorkFailed(
+            f"{len(failed)} of {len(verdicts)} runs failed, {failed[0]} first: see {folder / 'packs'}; "
+            "the same command tries them again"
+        )

@@ -1,5 +1,6 @@
 """The bounded pool: packs in processes of their own, crashes that stay there, signals that reach all."""
 
+import os
 import pathlib
 import signal
 
@@ -7,9 +8,11 @@ import pytest
 
 from configs import tiny
 from scalelab import records
+from scalelab.__main__ import main
 from scalelab.config import override, resolve
-from scalelab.sweep import pool
+from scalelab.sweep import pool, status
 from scalelab.sweep.run import run_sweep
+from scalelab.train import manifest
 from scalelab.train.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.runs import command, finish, untimed, wait_for
@@ -50,13 +53,38 @@ def test_cores_are_shared_out_without_overlap():
     assert pool._shares(len(cores) + 1) == [cores] * (len(cores) + 1)
 
 
-@pytest.mark.slow
-def test_sigterm_reaches_every_worker_and_the_sweep_goes_on_later(tmp_path):
-    file = pathlib.Path(tmp_path / "grid.py")
+def started(folder, more=None):
+    """`scalelab sweep` of both widths, far from its end, as the leader of a process group of its own; and its arguments."""
+    file = pathlib.Path(folder / "grid.py")
     file.write_text(GRID)
-    overrides = [f"--config.{k}={v}" for k, v in (TINY | {"train.steps": 400, "log.every_steps": 5}).items()]
-    arguments = [f"--config={file}", f"--workdir={tmp_path / 's'}", *overrides, "--config.sweep.workers=2", "--json"]
-    process = command(*arguments, name="sweep")
+    values = (
+        TINY | {"train.steps": 3000, "eval.every_steps": 3000, "log.every_steps": 5, "sweep.workers": 2} | (more or {})
+    )
+    overrides = [f"--config.{key}={value}" for key, value in values.items()]
+    arguments = [f"--config={file}", f"--workdir={folder / 's'}", *overrides, "--json"]
+    return command(*arguments, name="sweep", process_group=0), arguments
+
+
+def test_sigterm_to_the_process_group_stops_the_sweep_after_saving(tmp_path):
+    """As schedulers, shells and containers send it: to the sweep, its fork server and every worker at once."""
+    process, _ = started(tmp_path)
+    folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
+    wait_for(lambda: any(records.read_metrics(f) for f in folders), process)
+    os.killpg(process.pid, signal.SIGTERM)
+    rows = finish(process, code=75)["trials"]
+    assert {row["status"] for row in rows} <= {"stopped", "waiting"}, rows
+    for folder, row in zip(folders, rows, strict=True):
+        kinds = [event["kind"] for event in records.read_events(folder)]
+        assert "failed" not in kinds
+        if row["step"]:
+            assert kinds[-1] == "stopped"
+            saved = records.read_json(folder / "record.json")["pack"]["checkpoints"]
+            assert manifest.steps((folder / saved).resolve())[-1] >= row["step"]
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_parent_alone_reaches_every_worker_and_the_sweep_goes_on_later(tmp_path):
+    process, arguments = started(tmp_path, {"train.steps": 400})
     folders = [tmp_path / "s" / "runs" / name for name in ("000-d_model=16", "001-d_model=24")]
     wait_for(lambda: all(records.read_metrics(f) for f in folders), process)
     process.send_signal(signal.SIGTERM)
@@ -64,3 +92,13 @@ def test_sigterm_reaches_every_worker_and_the_sweep_goes_on_later(tmp_path):
     assert {row["status"] for row in rows} <= {"stopped", "done"} and "stopped" in {row["status"] for row in rows}
     rows = finish(command(*arguments, name="sweep"))["trials"]
     assert {row["status"] for row in rows} == {"done"} and {row["step"] for row in rows} == {400}
+
+
+def test_trials_that_diverge_are_results_and_crashed_ones_are_not(tmp_path, capsys):
+    (tmp_path / "grid.py").write_text(GRID.replace('"model.d_model", [16, 24]', '"optim.peak_lr", [1e-3, 1000.0]'))
+    overrides = [f"--config.{key}={value}" for key, value in (TINY | {"train.steps": 25}).items()]
+    arguments = ["sweep", f"--config={tmp_path / 'grid.py'}", f"--workdir={tmp_path / 's'}", *overrides]
+    assert main(arguments) == 0
+    assert "2 trials: 1 done, 1 diverged" in capsys.readouterr().err
+    records.event(tmp_path / "s" / "runs" / "000-peak_lr=0.001", "failed", None, "Bus error")
+    assert status.exit_code([row["status"] for row in status.rows(tmp_path / "s")]) == 1

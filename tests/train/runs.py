@@ -17,11 +17,11 @@ SMALL = [
 ]
 
 
-def command(*arguments: str, name: str = "train", env: dict[str, str] | None = None) -> subprocess.Popen:
-    """A `scalelab` command in a process of its own, its output captured."""
+def command(*arguments: str, name: str = "train", env: dict[str, str] | None = None, **more) -> subprocess.Popen:
+    """A `scalelab` command in a process of its own, its output captured; `more` as Popen takes it."""
     return subprocess.Popen(
         [sys.executable, "-m", "scalelab", name, *arguments],
-        cwd=ROOT, env=os.environ | (env or {}), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=ROOT, env=os.environ | (env or {}), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more,
     )  # fmt: skip
 
 

@@ -44,11 +44,12 @@ def test_a_second_start_is_a_no_op_with_the_same_answer(whole):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_the_step_and_exits_75_and_the_run_goes_on_from_there(tmp_path, whole):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU"])
+def test_a_signal_saves_the_step_and_exits_75_and_the_run_goes_on_from_there(tmp_path, whole, name):
     folder = tmp_path / "run"
     process = command(*train(folder, *STEPS))
     wait_for(lambda: len(records.read_metrics(folder)) > 0, process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(getattr(signal, name))
     stopped = finish(process, code=75)
     assert 0 < stopped["final_step"] < 120
     assert (folder / "checkpoints" / str(stopped["final_step"])).is_dir()
