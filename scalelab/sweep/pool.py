@@ -1,28 +1,34 @@
-"""A bounded pool on this machine: every pack in a fresh process, so that a crash takes nothing else down.
+"""A bounded pool on this machine: workers that live as long as the study, each taking one pack at a time.
 
-Processes come from a fork server that has imported jax but not started it: a fresh one costs a third of a second.
-What they tell is files (run folders, `packs/KEY/log.txt`); the parent only starts them, watches, and passes on signals.
+Workers come from a fork server that has imported jax but not started it. A program that a worker has compiled serves its
+later packs too, so a pack goes to the worker that holds its program. A pack that fails ends its worker, and a fresh one
+takes the rest: a crash costs its own trials only. What workers tell is files (run folders, `packs/KEY/log.txt`,
+`packs/KEY/spent.jsonl`); the parent hands packs out, watches, and asks for a stop.
 """
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import pathlib
-import signal
 import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from multiprocessing import forkserver, resource_tracker
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import config as config_lib
 from scalelab import records, signals
+from scalelab.errors import BadInput
 from scalelab.hardware import accelerated
+from scalelab.sweep.worker import STOPPED, live
 
 POLL_S = 0.2
 PRELOAD = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
-STOPPED = 75
+PROGRAMS_EACH = 16  # a worker that has compiled so many is replaced: it would hold them all to its end
+Jobs = Mapping[str, Mapping[str, ConfigDict]]  # {pack: {trial: config}}
+Watch = Callable[[Sequence[str]], None]
 
 
 def worker_count(wanted: int) -> int:
@@ -31,45 +37,164 @@ def worker_count(wanted: int) -> int:
 
 
 def run_packs(
-    folder: pathlib.Path,
-    jobs: Mapping[str, Mapping[str, ConfigDict]],
-    workers: int,
-    watch: Callable[[Sequence[str]], None] = lambda running: None,
-    stop: Callable[[], bool] = lambda: False,
-    allow: Collection[str] = (),
-) -> dict[str, int]:
-    """Train `{pack: {trial: config}}`, at most `workers` at once, in this order. Returns each pack's exit code.
+    folder: pathlib.Path, jobs: Jobs, workers: int, watch: Watch = lambda running: None,
+    stop: Callable[[], bool] = lambda: False, allow: Collection[str] = (),
+) -> dict[str, int]:  # fmt: skip
+    """Train `{pack: {trial: config}}` with workers of its own, as `Pool.run` does."""
+    with Pool(folder, workers, allow) as pool:
+        return pool.run(jobs, watch, stop)
 
-    0 trained, 1 failed (its log says why; the others go on), 75 stopped. `watch` is called often, with the packs that run.
+
+@dataclasses.dataclass
+class _Worker:
+    """A process, this end of its pipe, its cores, what it trains now, and the programs that it has compiled."""
+
+    process: Any
+    pipe: connection.Connection
+    cores: list[int]
+    pack: str | None = None
+    programs: set[Hashable] = dataclasses.field(default_factory=set)
+    asked: bool = False  # to stop
+
+
+class Pool:
+    """At most `workers` processes, started when there is work for them; on leaving the context they end.
+
+    A worker whose parent died saves what it trains and ends.
     """
-    context = _context()
-    waiting, codes = list(jobs), {}
-    running: dict[str, tuple[Any, list[int]]] = {}
-    shares, told = _shares(workers), False
-    with _main_is_not_imported_again():
-        while waiting or running:
-            if stop() and not told:
-                told = True
+
+    def __init__(self, folder: pathlib.Path, workers: int, allow: Collection[str] = ()) -> None:
+        self.folder, self.allow = folder, allow
+        self.context = _context()
+        self.free = _shares(workers)  # the cores of workers that are not running
+        self.workers: list[_Worker] = []
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for worker in self.workers:
+            worker.pipe.close()  # a worker that waits ends; one that trains saves first
+        for worker in self.workers:
+            worker.process.join()
+
+    def run(
+        self, jobs: Jobs, watch: Watch = lambda running: None, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, int]:
+        """Train `{pack: {trial: config}}`, roughly in this order. Returns each pack's exit code.
+
+        0 trained, 1 failed (its log says why; the others go on), 75 stopped. `watch` is called often, with the packs that
+        run. Packs that no worker has begun when `stop` turns true are not in the answer.
+        """
+        waiting = {pack: _program(configs) for pack, configs in jobs.items()}
+        codes: dict[str, int] = {}
+        while waiting or self._busy():
+            if stop():
                 waiting.clear()
-                for process, _ in running.values():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGUSR1)  # SIGTERM may have come to all: a second one is urgent
-            while waiting and len(running) < workers:
-                pack = waiting.pop(0)
-                share = shares.pop()
-                configs = {name: config.to_dict() for name, config in jobs[pack].items()}
-                process = context.Process(target=_work, args=(folder, pack, configs, share, allow), name=pack)
-                process.start()
-                running[pack] = (process, share)
-            watch(list(running))
-            time.sleep(POLL_S)
-            for pack, (process, share) in list(running.items()):
-                if not process.is_alive():
-                    ended_by_signal = stop() and -process.exitcode in signals.STOPS
-                    codes[pack] = STOPPED if ended_by_signal else process.exitcode
-                    shares.append(share)
-                    del running[pack]
-    return codes
+                self._ask_to_stop()
+            self._hand_out(jobs, waiting)
+            watch([worker.pack for worker in self._busy() if worker.pack])
+            ends = [end for worker in self._busy() for end in (worker.pipe, worker.process.sentinel)]
+            connection.wait(ends, POLL_S)
+            codes |= {
+                pack: STOPPED if stop() and -code in signals.STOPS else code for pack, code in self._ended().items()
+            }
+        return codes
+
+    def _ask_to_stop(self) -> None:
+        """Once, and by the pipe: a signal to the whole group has reached the workers too, and a second one is urgent."""
+        for worker in self._busy():
+            if not worker.asked:
+                worker.asked = True
+                with contextlib.suppress(OSError):  # it has just died
+                    worker.pipe.send(None)
+
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.pack]
+
+    def _hand_out(self, jobs: Jobs, waiting: dict[str, Hashable]) -> None:
+        """Give every idle worker a pack, and start workers while there are packs and cores for them."""
+        while waiting and (worker := self._idle()):
+            others = {program for other in self.workers if other is not worker for program in other.programs}
+            pack = choose(waiting, worker.programs, others)
+            if worker.programs and _wants_fresh_process(jobs[pack]):
+                self._retire(worker)
+                continue
+            worker.pack = pack
+            worker.programs.add(waiting.pop(pack))
+            with contextlib.suppress(OSError):  # it has died while it waited: `_ended` sees it
+                worker.pipe.send((pack, {name: config.to_dict() for name, config in jobs[pack].items()}))
+
+    def _idle(self) -> _Worker | None:
+        for worker in [worker for worker in self.workers if not worker.pack]:
+            if worker.process.is_alive():
+                return worker
+            self._retire(worker)
+        return self._start() if self.free else None
+
+    def _start(self) -> _Worker:
+        cores = self.free.pop()
+        here, there = self.context.Pipe()
+        process = self.context.Process(target=live, args=(self.folder, there, cores, tuple(self.allow)))
+        with _main_is_not_imported_again():
+            process.start()
+        there.close()
+        self.workers.append(_Worker(process, here, cores))
+        return self.workers[-1]
+
+    def _ended(self) -> dict[str, int]:
+        """The exit codes of the packs that have ended since the last look; what can't go on is replaced."""
+        codes = {}
+        for worker in self._busy():
+            pack, alive = worker.pack, worker.process.is_alive()
+            trained = _answered(worker)  # after `alive`: it may answer and end in between
+            if alive and not trained:
+                continue
+            assert pack
+            codes[pack], worker.pack = 0, None
+            if not trained:
+                worker.process.join()
+                codes[pack] = worker.process.exitcode or STOPPED  # it was told to go before it began
+            if not trained or len(worker.programs) >= PROGRAMS_EACH:
+                self._retire(worker)
+        return codes
+
+    def _retire(self, worker: _Worker) -> None:
+        worker.pipe.close()
+        worker.process.join()
+        self.workers.remove(worker)
+        self.free.append(worker.cores)
+
+
+def choose(waiting: Mapping[str, Hashable], compiled: Collection[Hashable], others: Collection[Hashable]) -> str:
+    """The pack that a worker takes of `{pack: its program}`: the first that it has compiled the program of, or nobody has.
+
+    Else the first of all: to compile once more is better than to wait.
+    """
+    mine = (pack for pack, program in waiting.items() if program in compiled or program not in others)
+    return next(mine, next(iter(waiting)))
+
+
+def _program(configs: Mapping[str, ConfigDict]) -> Hashable:
+    """What decides a pack's compiled programs. Where it can't be told, the pack shares none: it fails by itself."""
+    config = next(iter(configs.values()))
+    try:
+        return config_lib.static(config), min(config.train.steps_per_dispatch, config.train.steps), len(configs)
+    except (BadInput, LookupError, TypeError, ValueError):
+        return object()
+
+
+def _wants_fresh_process(configs: Mapping[str, ConfigDict]) -> bool:
+    """Whether XLA has to be told something for this pack before it starts (`determinism.flags`)."""
+    return bool(next(iter(configs.values())).train.deterministic)
+
+
+def _answered(worker: _Worker) -> bool:
+    """Whether the worker says that its pack is trained."""
+    try:
+        return worker.pipe.poll() and bool(worker.pipe.recv())
+    except (EOFError, OSError):
+        return False
 
 
 def _context() -> Any:
@@ -108,28 +233,6 @@ def _main_is_not_imported_again():
     finally:
         for attribute, value in kept.items():
             setattr(main, attribute, value)
-
-
-def _work(
-    folder: pathlib.Path, pack: str, configs: Mapping[str, dict[str, Any]], cores: list[int], allow: Collection[str]
-) -> None:
-    """A worker's life. Its output goes to the pack's log."""
-    place = folder / "packs" / pack
-    place.mkdir(parents=True, exist_ok=True)
-    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)  # before jax starts its threads: it makes one a core that it may use
-    from scalelab.signals import stop_on_signals
-    from scalelab.sweep.pack import train_pack
-    from scalelab.train.program import cache_compilations
-
-    cache_compilations()
-    trials = {name: ConfigDict(config) for name, config in configs.items()}
-    with stop_on_signals() as stop:
-        verdicts = train_pack(folder, pack, trials, stop=stop, allow=allow)
-    sys.exit(STOPPED if "stopped" in verdicts.values() else 0)
 
 
 def mark_failed(folder: pathlib.Path, pack: str, trials: Sequence[str], code: int) -> str:

@@ -1,5 +1,6 @@
 """The bounded pool: packs in processes of their own, crashes that stay there, signals that reach all."""
 
+import multiprocessing
 import os
 import pathlib
 import signal
@@ -37,13 +38,45 @@ def test_trials_of_different_shapes_run_in_processes_and_equal_themselves_alone(
     assert abs(packed[-1]["val_loss"] - single[-1]["val_loss"]) < 1e-4
 
 
-def test_a_crash_in_one_process_leaves_the_others_alone_and_says_why(tmp_path):
-    trials = widths()
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_crash_in_one_process_leaves_the_others_alone_and_says_why(tmp_path, workers):
+    trials = widths(**{"sweep.workers": workers})
     (tmp_path / "runs" / "d16").mkdir(parents=True)
     (tmp_path / "runs" / "d16" / "config.json").write_text("{ cut short")
     assert run_sweep(tmp_path, trials) == {"d16": "failed", "d24": "done"}
     event = records.read_events(tmp_path / "runs" / "d16")[-1]
     assert event["kind"] == "failed" and "is not JSON" in event["text"]
+
+
+def deadly(step, h):
+    """A schedule that kills the worker that asks for it."""
+    if multiprocessing.parent_process():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return h["peak_lr"] * (step >= 0)
+
+
+def test_a_worker_that_is_killed_costs_its_own_trial_and_the_next_ones_leave_no_trace_on_each_other(tmp_path):
+    """One worker for all: five packs of two programs, and one that kills it, in the middle."""
+    shape = {"model.d_model": 24, "sweep.workers": 1}
+    short, deaths = {"train.steps": 20}, {"schedule.name": "tests.sweep.test_pool:deadly", "train.steps": 25}
+    points = {"a": {}, "b": short, "deadly": deaths, "c": shape, "d": shape | short}
+    trials = {name: resolve(override(tiny.get_config(), TINY | {"sweep.workers": 1} | p)) for name, p in points.items()}
+    verdicts = run_sweep(tmp_path / "all", trials)
+    assert verdicts == {name: "failed" if name == "deadly" else "done" for name in points}
+    spent = {f.parent.name: records.read_lines(f) for f in (tmp_path / "all" / "packs").glob("*/spent.jsonl")}
+    assert sorted(len(lines) for lines in spent.values()) == [1, 1, 1, 1]
+    assert sum(line["start_s"] > 0 for lines in spent.values() for line in lines) == 2  # one process before, one after
+    run_sweep(tmp_path / "fresh", {name: trials[name] for name in ("d", "a")})  # as a worker's first and last
+    for name in ("a", "d"):
+        assert untimed(tmp_path / "all" / "runs" / name) == untimed(tmp_path / "fresh" / "runs" / name)
+
+
+def test_a_pack_goes_to_the_worker_that_has_its_program():
+    waiting = {"large": "A", "middle": "B", "small": "A"}
+    assert pool.choose(waiting, {"A"}, {"B"}) == "large"
+    assert pool.choose(waiting, {"B"}, {"A"}) == "middle"
+    assert pool.choose(waiting, (), {"A"}) == "middle"
+    assert pool.choose(waiting, (), {"A", "B"}) == "large"  # rather compiled twice than waited for
 
 
 def test_cores_are_shared_out_without_overlap():
