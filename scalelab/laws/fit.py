@@ -171,6 +171,8 @@ def fit(
     start = time.process_time()
     law = law_lib.hold(law_lib.load(law) if isinstance(law, str) else law, **(fixed or {}))
     columns, target = columns_of(table, law)
+    if bootstrap:
+        uncertainty.check_size(bootstrap, len(target))
     chosen = objective_lib.objective(objective, delta)
     flops = np.asarray(table["C"], float) if _knows_k(table, columns) else None
     findings = design.check(law, columns, target, flops, chosen.log)

@@ -21,6 +21,7 @@ RESTARTS, RESTART_SPREAD = 5, 64  # each resample also starts from its own best 
 FALL_STEPS = 4  # where on the way from that seed to the fit the objective is looked at
 BATCH = 60_000  # resamples x runs fitted at once: what a processor's cache holds
 MAX_FOLDS = 200  # left-out refits: beyond this many runs, folds of several runs
+MOST_POINTS = 30_000_000  # resamples x runs: some minutes and 1 GiB; 1e8 take half an hour in which nothing is shown
 FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
 HANDED_ON = 200  # resamples that a fit's JSON holds for later decisions
 MIN_SIZES = {"N": 3, "D": 3, "C": 3}  # a power law with an offset needs three values; of any other column, two
@@ -130,8 +131,9 @@ def unfit(weights: np.ndarray, columns: Columns, params: int) -> np.ndarray:
     drawn = weights > 0
     reasons = np.full(len(weights), "", dtype=object)
     for name, values in reversed(list(columns.items())):
-        labels, least = np.unique(values, return_inverse=True)[1], MIN_SIZES.get(name, 2)
-        different = (drawn.astype(int) @ np.eye(labels.max() + 1, dtype=int)[labels] > 0).sum(axis=1)
+        order, least = np.argsort(values, kind="stable"), MIN_SIZES.get(name, 2)
+        firsts = np.flatnonzero(np.diff(values[order], prepend=np.nan))  # of each run of equal values
+        different = np.logical_or.reduceat(drawn[:, order], firsts, axis=1).sum(axis=1)
         reasons[different < least] = f"fewer than {least} different {name}"
     reasons[drawn.sum(axis=1) <= params] = f"fewer than {params + 1} different runs"
     return reasons
@@ -165,6 +167,17 @@ def left_out(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.nd
     return residuals[out], params
 
 
+def check_size(count: int, points: int) -> None:
+    """BadInput unless there are at least 1 and, over all `points` runs, at most MOST_POINTS resampled runs."""
+    if count < 1:
+        raise BadInput(f"count = {count}: at least 1 resample is needed; 1000 is usual")
+    if count * points > MOST_POINTS:
+        raise BadInput(
+            f"bootstrap={count} of {points:,} rows: over {MOST_POINTS:,} rows to fit again, which takes too long; "
+            f"nearest: bootstrap={MOST_POINTS // points}, or 0 for no intervals"
+        )
+
+
 def bootstrap(
     problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, groups: ArrayLike | None = None
 ) -> Bootstrap:
@@ -172,10 +185,9 @@ def bootstrap(
 
     Runs that share a label in `groups` [P] (checkpoints of one run, say) are drawn together. A resample that determines
     no law, or whose fit did not converge, gives no number: it is counted under its reason in `failed`.
-    FitError where no resample or no left-out run gave a fit.
+    FitError where no resample or no left-out run gave a fit. BadInput as in `check_size`.
     """
-    if count < 1:
-        raise BadInput(f"count = {count}: at least 1 resample is needed; 1000 is usual")
+    check_size(count, problem.points)
     labels = labels_of(groups, problem.points)
     clusters = int(labels.max()) + 1
     draws = np.random.default_rng(seed).multinomial(clusters, np.full(clusters, 1 / clusters), size=count)

@@ -201,6 +201,15 @@ def test_two_gigabytes_are_refused_at_once(tmp_path):
     assert ended.returncode == 2 and "has 2.00 GiB" in ended.stderr and ended.stderr.count("\n") == 1
 
 
+def test_more_rows_than_can_be_resampled_end_in_one_line(tmp_path, capsys):
+    """1e5 rows ended in numpy's refusal of 74.5 GiB, after a minute."""
+    rows = "".join(f"{1e7 + i},1e9,{3 - 1e-6 * i}\n" for i in range(30_001))
+    (tmp_path / "large.csv").write_text(f"N,D,loss\n{rows}")
+    assert main(["fit", str(tmp_path / "large.csv")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "bootstrap=1000 of 30,001 rows: over 30,000,000" in line and "nearest: bootstrap=999, or 0" in line
+
+
 def test_help_and_page_list_every_law_and_help_imports_none():
     code = (
         "import sys; from scalelab.__main__ import main\ntry: main(['fit', '--help'])\nexcept SystemExit: "

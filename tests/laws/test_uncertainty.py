@@ -48,6 +48,14 @@ def test_besiroglus_standard_errors():
     assert (low, high) == pytest.approx(published("besiroglu", "ci95", "alpha"), abs=0.01)
 
 
+def test_different_values_of_each_resample_are_counted():
+    random = np.random.default_rng(3)
+    values, weights = random.integers(0, 4, 9).astype(float), random.multinomial(5, np.full(9, 1 / 9), 200)
+    few = [len({values[i] for i in np.flatnonzero(row)}) < 3 for row in weights]
+    assert 20 < sum(few) < 180
+    assert [reason == "fewer than 3 different N" for reason in uncertainty.unfit(weights, {"N": values}, 1)] == few
+
+
 @pytest.mark.slow
 def test_the_interval_of_one_new_run_covers_it():
     """80 studies as small as the quickstart's, one run each at 4x the compute: a 90 % interval covers 80 to 97 %."""
