@@ -9,15 +9,18 @@ import pytest
 
 from tests.train.runs import ROOT
 
-# Layout -> what its gradients may differ by from one device's, over the largest entry of a leaf: sums in another order move a
-# few activations to the neighbour in bf16, and of those a few to the neighbour in fp8, which is 1/8 (e4m3) or 1/4 (e5m2) away.
-CASES = {
-    "fp16": [({"fsdp": 4, "tensor": 2}, 2e-3)],
-    "fp8": [({"fsdp": 8}, 2e-3), ({"fsdp": 4, "tensor": 2, "sequence": True}, 2e-3)],
-    "fp8_delayed": [({"fsdp": 4, "tensor": 2}, 2e-3)],
-    "fp8_block": [({"fsdp": 4, "tensor": 2, "sequence": True}, 4e-3)],
-    "bf16_master": [({"fsdp": 4, "tensor": 2}, 8e-3)],
-}
+# (policy, layout, what gradients may differ by from one device's, over the largest entry of a leaf): sums in another order
+# move a few activations to the neighbour in bf16, and of those a few to the neighbour in fp8, which is 1/8 (e4m3) or
+# 1/4 (e5m2) away. The first runs in `make test`, the others in `make test-slow`.
+CASES = [
+    ("fp16", {"fsdp": 4, "tensor": 2}, 2e-3),
+    ("fp16", {"stage": 2, "fsdp": 2, "tensor": 2, "microbatches": 2}, 2e-3),
+    ("fp8", {"fsdp": 8}, 2e-3),
+    ("fp8", {"fsdp": 4, "tensor": 2, "sequence": True}, 2e-3),
+    ("fp8_delayed", {"fsdp": 4, "tensor": 2}, 2e-3),
+    ("fp8_block", {"fsdp": 4, "tensor": 2, "sequence": True}, 4e-3),
+    ("bf16_master", {"fsdp": 4, "tensor": 2}, 8e-3),
+]
 PROGRAM = """
 import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
@@ -53,14 +56,15 @@ def scaled(state, scale):
     has = hasattr(state.precision, "scale")
     return state._replace(precision=state.precision._replace(scale=jnp.float32(scale))) if has else state
 
-def alone(policy, batch, scale=2.0**10):
-    static, h = setting(**SIZES | {"precision.name": policy})
+def alone(policy, layout, batch, scale=2.0**10):
+    static, h = setting(**SIZES | {"precision.name": policy, "model.n_layers": layout.get("stage", 1)})
     state = jax.jit(state_lib.init, static_argnums=0)(static, h)
     (new, metrics), grads = both(static, scaled(state, scale), batch, h)
     return jax.device_get((state, new, metrics, grads))
 
 def on_mesh(policy, layout, state, batch):
-    static, h = setting(**SIZES | {"precision.name": policy} | {f"parallel.{k}": v for k, v in layout.items()})
+    shape = {"precision.name": policy, "model.n_layers": layout.get("stage", 1)}
+    static, h = setting(**SIZES | shape | {f"parallel.{k}": v for k, v in layout.items()})
     mesh = mesh_lib.make(static.layout)
     with jax.set_mesh(mesh):
         placed = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), state, state_lib.specs(static))
@@ -73,58 +77,49 @@ def kept(before, after):
     pairs = zip(*[jax.tree.leaves((s.params, s.opt_state, {} if hasattr(s.precision, "scale") else s.precision)) for s in (before, after)])
     return all(np.array_equal(a.data, b.data) for x, y in pairs for a, b in zip(x.addressable_shards, y.addressable_shards))
 
-for policy, cases in json.loads(sys.argv[1]).items():
-    batch = tokens()
-    state, new, metrics, grads = alone(policy, batch)
-    for layout, _ in cases:
-        found = {"policy": policy, "layout": layout}
-        placed, after, seen, mesh_grads = on_mesh(policy, layout, scaled(state, 2.0**10), batch)
-        found |= {"loss": float(seen["train_loss"] / metrics["train_loss"] - 1), "skipped": int(after.skipped),
-                  "grads": worst_leaf(grads, jax.device_get(mesh_grads), 1e-3)}
-        found["dtypes"] = sorted({str(x.dtype) for x in jax.tree.leaves((after.params, after.opt_state)) if x.ndim})
-        if policy == "fp8_delayed":  # what the first step remembers: the largest of all shards, not of one
-            pairs = zip(jax.tree.leaves(after.precision), jax.tree.leaves(new.precision), strict=True)
-            found["amax"] = max(float(np.max(np.abs(np.asarray(a) - b) / np.maximum(b, 1e-30))) for a, b in pairs)
-            found["shards"] = all(np.array_equal(s.data, x) for x in jax.tree.leaves(after.precision) for s in x.addressable_shards)
-        if policy == "fp16":
-            power = next(k for k in range(17, 60) if alone(policy, batch, 2.0**k)[1].skipped)
-            masked = [np.where(np.arange(ROWS)[:, None] == row, batch, -1) for row in range(ROWS)]
-            found["rows_that_overflow"] = sum(int(alone(policy, m, 2.0**power / ROWS)[1].skipped) for m in masked)
-            bad = scaled(state, 2.0**power)
-        else:
-            embed = state.params["embed"]["w"].copy()
-            embed[63, 5] = np.inf
-            bad = state._replace(params=state.params | {"embed": {"w": embed}})
-        placed, after, seen, _ = on_mesh(policy, layout, bad, batch)
-        found |= {"kept": kept(placed, after), "bad_skipped": sorted({int(s.data) for s in after.skipped.addressable_shards})}
-        if policy == "fp16":
-            found["halved"] = sorted({float(s.data) / 2.0**power for s in after.precision.scale.addressable_shards})
-            found["good"] = sorted({int(s.data) for s in after.precision.good.addressable_shards})
-        print(json.dumps(found), flush=True)
+policy, layout, batch = sys.argv[1], json.loads(sys.argv[2]), tokens()
+state, new, metrics, grads = alone(policy, layout, batch)
+found = {"policy": policy, "layout": layout}
+placed, after, seen, mesh_grads = on_mesh(policy, layout, scaled(state, 2.0**10), batch)
+found |= {"loss": float(seen["train_loss"] / metrics["train_loss"] - 1), "skipped": int(after.skipped),
+          "grads": worst_leaf(grads, jax.device_get(mesh_grads), 1e-3)}
+found["dtypes"] = sorted({str(x.dtype) for x in jax.tree.leaves((after.params, after.opt_state)) if x.ndim})
+if policy == "fp8_delayed":  # what the first step remembers: the largest of all shards, not of one
+    pairs = zip(jax.tree.leaves(after.precision), jax.tree.leaves(new.precision), strict=True)
+    found["amax"] = max(float(np.max(np.abs(np.asarray(a) - b) / np.maximum(b, 1e-30))) for a, b in pairs)
+    found["shards"] = all(np.array_equal(s.data, x) for x in jax.tree.leaves(after.precision) for s in x.addressable_shards)
+if policy == "fp16":
+    power = next(k for k in range(17, 60) if alone(policy, layout, batch, 2.0**k)[1].skipped)
+    masked = [np.where(np.arange(ROWS)[:, None] == row, batch, -1) for row in range(ROWS)]
+    found["rows_that_overflow"] = sum(int(alone(policy, layout, m, 2.0**power / ROWS)[1].skipped) for m in masked)
+    bad = scaled(state, 2.0**power)
+else:
+    embed = state.params["embed"]["w"].copy()
+    embed[63, 5] = np.inf
+    bad = state._replace(params=state.params | {"embed": {"w": embed}})
+placed, after, seen, _ = on_mesh(policy, layout, bad, batch)
+found |= {"kept": kept(placed, after), "bad_skipped": sorted({int(s.data) for s in after.skipped.addressable_shards})}
+if policy == "fp16":
+    found["halved"] = sorted({float(s.data) / 2.0**power for s in after.precision.scale.addressable_shards})
+    found["good"] = sorted({int(s.data) for s in after.precision.good.addressable_shards})
+print(json.dumps(found), flush=True)
 """
 
 
-LATER = ("fp8", "fp8_delayed", "fp8_block", "bf16_master")
-POLICIES = [pytest.param(policy, marks=[pytest.mark.slow] * (policy in LATER)) for policy in CASES]
-
-
-def measured(policy: str) -> list[tuple[dict, float]]:
-    """(what was found, how much gradients may differ) of each of the policy's layouts."""
+@pytest.mark.parametrize(
+    ("policy", "layout", "most"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case is not CASES[0])) for case in CASES],
+)
+def test_a_mesh_is_one_device_within_rounding_and_skips_as_one(policy, layout, most):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps({policy: CASES[policy]})], cwd=ROOT,
+        [sys.executable, "-c", PROGRAM, policy, json.dumps(layout)], cwd=ROOT,
         env=os.environ | {"XLA_FLAGS": flags}, text=True, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return list(zip(map(json.loads, done.stdout.splitlines()), [most for _, most in CASES[policy]], strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_mesh_is_one_device_within_rounding_and_skips_as_one(policy):
-    for row, most in measured(policy):
-        within_rounding(policy, row, most)
-        skips_everywhere(policy, row)
+    row = json.loads(done.stdout)
+    within_rounding(policy, row, most)
+    skips_everywhere(policy, row)
 
 
 def within_rounding(policy, row, most):
