@@ -13,7 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import defaults, lengths, ramp
+from scalelab import defaults, lengths, ramp, user_code
 from scalelab.errors import BadInput
 from scalelab.tree import check_tree, default_tree, leaves, load_module, not_reproduced, override, read, split_overrides
 from scalelab.validate import check
@@ -197,10 +197,15 @@ def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -
     return resolve(override(read(path), overrides or {}))
 
 
-def resolve(config: ConfigDict) -> ConfigDict:
-    """Check `config` against the default tree, fill in the derived values, check the combinations. Raises BadInput."""
+def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
+    """Check `config` against the default tree, fill in the derived values, check the combinations. Raises BadInput.
+
+    Code that it names (`pkg.mod:fn`) is from now on trusted as the user's own; not where a file of a run gave it (`stored`).
+    """
     config = config.copy_and_resolve_references()
     check_tree(config)
+    if not stored:
+        user_code.trust(config.optim.name, config.schedule.name)
     check(config, derived=False)
     model = config.model
     with config.unlocked(), config.ignore_type():

@@ -12,6 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from scalelab import user_code
 from scalelab.errors import BadInput, nearest
 
 OTHERWISE = re.compile(
@@ -50,7 +51,8 @@ def run_file(path: str | pathlib.Path) -> ModuleType:
         raise BadInput(f"{path} is no config file: it must be Python, with a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with user_code.beside(path):
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file may raise
         raise BadInput(_blame(path, error)) from error
     return module
@@ -82,7 +84,8 @@ def given(path: str | pathlib.Path, module: ModuleType) -> ConfigDict:
 def call(path: str | pathlib.Path, function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function of the user's file at `path` returns; errors in it become one line with its line number."""
     try:
-        return function(*arguments)
+        with user_code.beside(pathlib.Path(path)):
+            return function(*arguments)
     except (Exception, SystemExit) as error:  # whatever a user's file may raise
         raise BadInput(_blame(pathlib.Path(path), error)) from error
 

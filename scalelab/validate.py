@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from scalelab import shares
 from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
-from scalelab.own import user_object
+from scalelab.user_code import is_trusted, user_object
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.position": ("rope", "learned", "relative", "none"),
@@ -127,7 +127,8 @@ def check(config: ConfigDict, derived: bool) -> None:
     """Raise BadInput for the first impossible value; with `derived`, also for impossible combinations."""
     for key, options in CHOICES.items():
         if key in OWN and ":" in _get(config, key):
-            user_object(_get(config, key), key)
+            if is_trusted(_get(config, key)):  # else it is refused by what would run it
+                user_object(_get(config, key), key)
         elif _get(config, key) not in options:
             value, known = _get(config, key), list(filter(None, options))
             close = nearest(value, known)

@@ -12,7 +12,7 @@ Exit code: 0 done (whether or not they differ), 2 bad input.
 
 from typing import Any
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, add_trust, emit
 
 MOST = 12  # lines of one kind
 
@@ -22,6 +22,7 @@ def main(argv: list[str]) -> int:
     parser = Parser("compare", __doc__)
     parser.add_argument("a", metavar="A", help="a run's folder, or one with runs/*/ that differ in their seeds only")
     parser.add_argument("b", metavar="B", help="the other")
+    add_trust(parser)
     options = parser.parse_args(argv)
 
     from scalelab.evaluate.compare import compare

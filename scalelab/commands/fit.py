@@ -10,7 +10,6 @@ scalelab/laws/README.md tells how to read what is printed. Exit codes: 0 done, 1
 
 import argparse
 import ast
-import os
 import pathlib
 import sys
 from collections.abc import Callable
@@ -30,8 +29,6 @@ def main(argv: list[str]) -> int:
     from scalelab.commands import fitlaw, fitsplit
     from scalelab.laws.optimum import FitError
 
-    if ":" in (arguments.law or ""):
-        sys.path.insert(0, os.getcwd())  # a user's own law stands beside the user, not in the package
     try:
         lines, result = fitlaw.run(arguments) if arguments.approach == 3 else fitsplit.run(arguments)
     except FitError as failure:

@@ -26,7 +26,7 @@ import sys
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, add_trust, emit
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -109,6 +109,7 @@ def _parser() -> Parser:
     add(
         "--noise", type=_positive, metavar="X", help="relative scatter of a run's loss (default: the study's, or 0.005)"
     )
+    add_trust(parser)
     return parser
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from scalelab import config as config_lib
+from scalelab import user_code
 from scalelab.errors import BadInput
 from scalelab.hardware import accelerated
 
@@ -39,7 +40,8 @@ def refuse_any(packs: Mapping[str, list[ConfigDict]]) -> None:
         for config, many in asked:
             _refuse(config, many)
         return
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=user_code.permit, initargs=(user_code.permissions(),)) as apart:
         for answer in [apart.submit(_refuse, config, many) for config, many in asked]:
             answer.result()
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from scalelab import user_code
 from scalelab.errors import BadInput, nearest
 
 
@@ -36,6 +37,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             raise BadInput(f"unknown argument {unknown[0]!r}{nearest(unknown[0].split('=')[0], options)}")
+        user_code.trust(*getattr(parsed, "trust", None) or ())
         if parsed.json not in (None, "-"):  # before the work, not after it
             file_path("--json", parsed.json)
         return parsed
@@ -87,8 +89,23 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def add_trust(parser: Parser) -> None:
+    """--trust: for commands that read what a run's, a checkpoint's or a law's file names."""
+    parser.add_argument(
+        "--trust", action="append", type=_code, metavar="PKG.MOD:FN",
+        help="run this code of a user's own though only a stored file names it",
+    )  # fmt: skip
+
+
+def _code(text: str) -> str:
+    if not all(text.partition(":")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form pkg.mod:fn")
+    return text
+
+
 def add_weights(parser: Parser) -> None:
-    """Which weights: RUN[@STEP], --ema, --average."""
+    """Which weights: RUN[@STEP], --ema, --average; --trust."""
+    add_trust(parser)
     parser.add_argument("run", metavar="RUN[@STEP]", help="a run's folder, and a step other than its last")
     parser.add_argument("--ema", action="store_true", help="the average that the run keeps of its weights (train.ema)")
     parser.add_argument("--average", type=int, default=1, metavar="K", help="the mean of its last K checkpoints kept")

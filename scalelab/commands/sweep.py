@@ -11,7 +11,7 @@ import pathlib
 import sys
 
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, emit, folder_path, print_table, say
+from scalelab.commands.shared import Parser, add_trust, emit, folder_path, print_table, say
 from scalelab.config import split_overrides
 
 
@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="go on though this key (or group) changed"
     )
+    add_trust(parser)
     parser.add_argument(
         "--force", action="store_true", help="start trials that are predicted not to fit this device's memory"
     )

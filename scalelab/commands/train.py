@@ -29,7 +29,7 @@ from typing import Any
 from scalelab import records
 from scalelab.commands.progress import Bar
 from scalelab.commands.room import refuse
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import Parser, add_trust, emit, folder_path
 from scalelab.config import leaves, load, not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 
@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="resume though this key (or group) changed"
     )
+    add_trust(parser)
     parser.add_argument(
         "--force", action="store_true", help="start a run that is predicted not to fit this device's memory"
     )

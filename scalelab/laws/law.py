@@ -11,7 +11,6 @@ Write it with operators and `jax.numpy`; it must also take numpy arrays. It need
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import typing
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Annotated, Any, Literal
 import jax
 import numpy as np
 
+from scalelab import user_code
 from scalelab.errors import BadInput, nearest
 
 
@@ -141,21 +141,23 @@ def _held(law: Law, values: tuple[tuple[str, float], ...]) -> Law:
     return dataclasses.replace(law, function=function, params=rest, held=law.held + values)
 
 
-def load(name: str) -> Law:
-    """A law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither."""
+def load(name: str, stored: bool = False) -> Law:
+    """A law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither.
+
+    `stored`: a file gave the name and not the user, who then has to have named it elsewhere.
+    """
     from scalelab.laws.forms import LAWS
 
     if name in LAWS:
         return LAWS[name]
-    module, colon, attribute = name.partition(":")
+    _, colon, attribute = name.partition(":")
     if not colon:
         raise BadInput(
             f"--law={name}: unknown{nearest(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn"
         )
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"--law={name}: {error}") from None
+    if not stored:
+        user_code.trust(name)
+    function = user_code.user_object(name, "--law")
     if not callable(function):
         raise BadInput(f"--law={name} is {function!r}, not a function of columns and parameters")
     return function if isinstance(function, Law) else law_of(function, attribute)

@@ -25,7 +25,7 @@ from scalelab.optim import (
     sophia,
 )
 from scalelab.optim.member import Build, Member
-from scalelab.own import user_object
+from scalelab.user_code import user_object
 
 MEMBERS = {
     "sgd": sgd.SGD,

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.own import user_object
+from scalelab.user_code import user_object
 
 Hparams = Mapping[str, jax.Array]
 Schedule = Callable[[jax.Array, Hparams], jax.Array]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from scalelab import user_code
 from scalelab.config import TRACED, WAYS, Layout, ModelShape, Optim, Static
 from scalelab.errors import BadInput
 from scalelab.hardware import Chip
@@ -30,6 +31,7 @@ LEAST_EFFORT: Any = {"exec_time_optimization_effort": -1.0}  # of libtpu: a seve
 def answer() -> None:
     """Read a request from standard input, compile, write `Compiled`'s fields, or `refused`, to the file it names."""
     asked = json.load(sys.stdin)
+    user_code.permit(asked["permissions"])
     said = asked["static"]
     static = Static(
         **said | {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 
+from scalelab import user_code
 from scalelab.config import Static
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.parallel import rules
@@ -54,7 +55,7 @@ def compiled(static: Static, machine: Machine, slices: int = 0, steps: int = 1) 
         out = pathlib.Path(folder) / "answer.json"
         asked = {
             "static": dataclasses.asdict(static), "machine": dataclasses.asdict(machine), "slices": slices,
-            "steps": steps, "out": str(out),
+            "steps": steps, "out": str(out), "permissions": user_code.permissions(),
         }  # fmt: skip
         done = subprocess.run(
             [sys.executable, "-c", CHILD], input=json.dumps(asked), env=_environment(static, machine), text=True,

@@ -40,7 +40,7 @@ def read(path: pathlib.Path) -> Book:
 def _surface(path: pathlib.Path, found: Mapping[str, Any]) -> Book:
     """An approach-3 fit."""
     held = found.get("fixed") or {}
-    law = law_lib.hold(law_lib.load(found["law"]), **held)
+    law = law_lib.hold(law_lib.load(found["law"], stored=True), **held)
     if not ({"N", "D"} <= set(law.columns) or "M" in law.columns) or law.target != "loss":
         raise BadInput(f"--law={path}: law {law.name!r} ({law.equation}) splits no budget: it has no N and D")
     if missing := [name for name in law.params if name not in found["params"]]:

@@ -19,7 +19,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records, signals
+from scalelab import records, signals, user_code
 from scalelab.errors import BadInput
 from scalelab.hardware import accelerated
 from scalelab.sweep.worker import STOPPED, live
@@ -123,7 +123,8 @@ class Pool:
             worker.pack = pack
             worker.programs.add(waiting.pop(pack))
             with contextlib.suppress(OSError):  # it has died while it waited: `_ended` sees it
-                worker.pipe.send((pack, {name: config.to_dict() for name, config in jobs[pack].items()}))
+                configs = {name: config.to_dict() for name, config in jobs[pack].items()}
+                worker.pipe.send((pack, configs, user_code.permissions()))
 
     def _idle(self) -> _Worker | None:
         for worker in [worker for worker in self.workers if not worker.pack]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import records
+from scalelab import records, user_code
 
 POLL_S = 0.2
 STOPPED = 75
@@ -20,7 +20,7 @@ COMPILING = "/jax/core/compile/"  # what jax calls its own durations of tracing,
 
 
 def live(folder: pathlib.Path, pipe: connection.Connection, cores: list[int], allow: Collection[str]) -> None:
-    """Train the packs that come through the pipe, as (name, {trial: config}), until it closes; say True after each.
+    """Train the packs that come through the pipe, as (name, {trial: config}, `user_code.permissions`), until it closes; say True after each.
 
     Anything else that comes, its end too, means stop: the pack is saved and the exit code is 75. So does a signal. An
     exception ends the worker: whatever the pack had done to this process goes with it. Output goes to the pack's log.
@@ -35,7 +35,8 @@ def live(folder: pathlib.Path, pipe: connection.Connection, cores: list[int], al
     clock = Clock()
     with stop_on_signals() as signalled:
         while job := _next(pipe, signalled):
-            pack, configs = job
+            pack, configs, permissions = job
+            user_code.permit(permissions)
             place = folder / "packs" / pack
             _log_to(place)
             clock.start()

@@ -27,11 +27,11 @@ from scalelab.optim.groups import scales
 from scalelab.optim.member import Member
 from scalelab.optim.members import MEMBERS, find
 from scalelab.optim.table import state_bytes
-from scalelab.own import user_object
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.train import state as state_lib
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.step import many_steps, updates
+from scalelab.user_code import user_object
 
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
          "train.global_batch": 4, "train.accumulate": 2, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip

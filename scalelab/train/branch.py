@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lengths, records, shares
+from scalelab import lengths, records, shares, user_code
 from scalelab.config import static
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
@@ -62,7 +62,9 @@ def plan(source: str, file: str | None, overrides: Mapping[str, Any], workdir: p
             config.schedule.warmup_tokens = config.schedule.warmup_share = None
         if not longer:
             config.train.steps = step + _decay(config, step)
-    return config_lib.resolve(config)
+    # The trunk's own code is not trusted for standing in its files; what the user's file or command line names is.
+    user_code.trust(*(config_lib.leaves(base).values() if file else ()), *overrides.values())
+    return config_lib.resolve(config, stored=True)
 
 
 def _origin(source: str, workdir: pathlib.Path) -> tuple[str, int, ConfigDict]:
@@ -134,7 +136,7 @@ def _fits(
     folder: pathlib.Path, step: int, facts: Mapping[str, Any], mine: Mapping[str, Any], config: ConfigDict
 ) -> None:
     """BadInput where the trunk's steps before `step` aren't those of `config`."""
-    asked, old = f"train.branch_from={folder}@{step}", config_lib.resolve(changes.config_of(facts))
+    asked, old = f"train.branch_from={folder}@{step}", config_lib.resolve(changes.config_of(facts), stored=True)
     if old.schedule.name not in TRUNKS or config.schedule.name != "wsd":
         raise BadInput(
             f"{asked}: a branch is a wsd's decay from the stable part of a constant or wsd run; its trunk is "

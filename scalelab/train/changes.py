@@ -13,6 +13,7 @@ from scalelab import config as config_lib
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput, nearest
 from scalelab.model import transformer
+from scalelab.optim.members import find
 from scalelab.train.checkpoint import describe
 
 # A run that goes on under other values of these would be another run: its past no longer follows from its config.
@@ -54,6 +55,8 @@ def facts(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
         "config": config.to_dict(),
         "data": {"fingerprint": dataset.fingerprint, "tokenizer": dataset.description["tokenizer"]},
         "versions": versions(),
+        # So that weights of a run under somebody's own optimizer can be read without running it.
+        "evaluates_another_point": find(config.optim.name).evaluated is not None,
     }
 
 

@@ -3,14 +3,14 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from scalelab.config import Static, hparams, static
+from scalelab.config import Optim, Static, hparams, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.optim.members import find
@@ -115,8 +115,8 @@ def handed_on(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Stat
     layout = mesh.resolved(wanted.layout, jax.device_count())
     config = changes.config_of(checked.facts[name])
     form, kept_form = (POLICIES[precision].parameters for precision in (wanted.precision, config.precision.name))
-    (like,) = program.like(dataclasses.replace(wanted, precision=config.precision.name), 1, "turn")
-    if find(config.optim.name).evaluated is None:
+    (like,) = program.like(_without_optimizer(dataclasses.replace(wanted, precision=config.precision.name)), 1, "turn")
+    if not _evaluates_another_point(checked.facts[name], config):
         params = checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
         return params if form == kept_form else state.stored(state.wide(params, kept_form), form)
     saved = dataclasses.replace(static(config), layout=layout)
@@ -129,9 +129,20 @@ def handed_on(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Stat
         return state.stored(of(both), form)
 
 
+def _without_optimizer(wanted: Static) -> Static:
+    """The same parameters and their average, under an optimizer and a schedule that are never the user's own code."""
+    return dataclasses.replace(wanted, optim=Optim(), schedule="constant")
+
+
+def _evaluates_another_point(facts: Mapping[str, Any], config: ConfigDict) -> bool:
+    """Whether the run's optimizer evaluates another point than it trains; its code is asked only where no file says so."""
+    noted = facts.get("evaluates_another_point")
+    return noted if isinstance(noted, bool) else find(config.optim.name).evaluated is not None
+
+
 def averaged(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:
     """The mean that a run keeps of its weights (`ema.Ema`), of a checked step. BadInput before the first step that counts."""
-    (like,) = program.like(wanted, 1, "turn")
+    (like,) = program.like(_without_optimizer(wanted), 1, "turn")
     kept = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
     if not kept.steps:
         raise BadInput(f"{checkpoints.folder / str(checked.step)}: no step was averaged yet, as none was taken")

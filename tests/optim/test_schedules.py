@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab import validate
+from scalelab import user_code, validate
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 
@@ -253,6 +253,7 @@ def test_a_users_own_schedule_is_asked_and_one_that_gives_no_number_is_refused(t
         "from scalelab.optim.schedules import warmup\ndef half(step, h): return 0.5 * h['peak_lr'] * warmup(step, "
         "h)\ndef pair(step, h): return [1.0, 2.0]\n"
     )
+    user_code.trust("own_curves:half", "own_curves:pair")
     np.testing.assert_allclose(curve("own_curves:half"), curve("constant") / 2, rtol=1e-6)
     with pytest.raises(BadInput, match=r"'own_curves:pair' gave an array of shape \(2,\)"):
         curve("own_curves:pair")

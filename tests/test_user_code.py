@@ -1,0 +1,106 @@
+"""The user's own code: where it is looked for, what it can't hide, whose neighbour it is, and that it was named by the user."""
+
+import importlib
+import pathlib
+import sys
+
+import pytest
+
+from scalelab import config as config_lib
+from scalelab import user_code
+from scalelab.__main__ import main
+from scalelab.errors import BadInput
+from scalelab.sweep import pool, trials
+
+LAW = """
+import colorsys
+from scalelab.laws.law import Coefficient
+assert hasattr(colorsys, 'rgb_to_hsv'), 'a neighbour hid a module of the standard library'
+
+def rgb(N, *, E: Coefficient):
+    return E + 0 * N
+"""
+CONFIG = """
+import helper
+from configs import tiny
+
+def get_config():
+    import later
+    config = tiny.get_config()
+    config.train.steps = helper.STEPS
+    config.model.n_layers = later.LAYERS
+    return config
+
+def sweep(h):
+    import later
+    return h.sweep('optim.peak_lr', [1e-3] * later.LAYERS)
+"""
+
+
+def neighbours(folder, steps, layers):
+    folder.mkdir()
+    (folder / "c.py").write_text(CONFIG)
+    (folder / "helper.py").write_text(f"STEPS = {steps}\n")
+    (folder / "later").mkdir()
+    (folder / "later" / "__init__.py").write_text("from later.inner import LAYERS\n")
+    (folder / "later" / "inner.py").write_text(f"LAYERS = {layers}\n")
+    return folder / "c.py"
+
+
+def test_a_law_s_folder_hides_no_installed_module(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    (tmp_path / "colorsys.py").write_text("raise SystemError('imported')\n")
+    (tmp_path / "tints.py").write_text(LAW)
+    path = list(sys.path)
+    assert main(["fit", "none.csv", "--law=tints:rgbb"]) == 2
+    assert "tints has no 'rgbb'; did you mean 'rgb'?" in capsys.readouterr().err
+    assert main(["fit", "none.csv", "--law=tinst:rgb"]) == 2
+    assert "No module named 'tinst'; did you mean 'tints'?" in capsys.readouterr().err
+    assert main(["fit", "none.csv", "--law=tints:rgb"]) == 2
+    assert "none.csv" in capsys.readouterr().err  # the law is there: its source is not
+    assert sys.path == path and pathlib.Path(importlib.import_module("colorsys").__file__).parent != tmp_path
+
+
+def test_configs_import_their_neighbours_of_whatever_name(tmp_path):
+    one, two = neighbours(tmp_path / "one", 7, 1), neighbours(tmp_path / "two", 9, 2)
+    path, modules = list(sys.path), set(sys.modules)
+    for _ in range(2):
+        for file, steps, layers in ((one, 7, 1), (two, 9, 2)):
+            config = config_lib.load(file)
+            assert (config.train.steps, config.model.n_layers) == (steps, layers)
+            assert len(trials.from_file(file, {})) == layers
+    assert sys.path == path and not {"helper", "later", "later.inner"} & (set(sys.modules) - modules)
+
+
+def test_the_current_directory_hides_no_neighbour_either(tmp_path, monkeypatch):
+    one = neighbours(tmp_path / "one", 7, 1)
+    (tmp_path / "helper.py").write_text("STEPS = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")  # as `python -m scalelab` has it
+    helper = importlib.import_module("helper")
+    assert helper.STEPS == 1 and config_lib.load(one).train.steps == 7
+    assert importlib.import_module("helper") is helper
+    sys.modules.pop("helper")
+
+
+def test_a_config_may_name_code_that_lies_beside_it_and_workers_find_it_too(tmp_path):
+    one = neighbours(tmp_path / "one", 7, 1)
+    (tmp_path / "one" / "helper.py").write_text("STEPS = 2\ndef build(*_): raise RuntimeError('reached')\n")
+    config = config_lib.load(one, {"optim.name": "helper:build", "optim.peak_lr": "0.1", "data.source": "synthetic"})
+    jobs = {"pack": {"trial": config_lib.resolve(config)}}
+    assert pool.run_packs(tmp_path / "sweep", jobs, 1) == {"pack": 1}
+    assert "RuntimeError: reached" in (tmp_path / "sweep" / "packs" / "pack" / "log.txt").read_text()
+
+
+def test_what_only_a_file_names_is_refused_until_the_user_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "strange.py").write_text("value = 1\n")
+    tree = config_lib.default_tree()
+    tree.schedule.name = "strange:value"
+    config_lib.resolve(tree, stored=True)
+    with pytest.raises(BadInput, match=r"'strange:value' is code that a stored file names.*--trust=strange:value"):
+        user_code.user_object("strange:value", "schedule.name")
+    assert "strange" not in sys.modules
+    config_lib.resolve(tree)
+    assert user_code.user_object("strange:value", "schedule.name") == 1
