@@ -19,6 +19,7 @@ from scalelab.user_code import user_object
 Hparams = Mapping[str, jax.Array]
 Schedule = Callable[[jax.Array, Hparams], jax.Array]
 MOST_CYCLES = 64
+MOST_AT_ONCE = 2**20  # steps whose LR is worked out together
 MILESTONES = ((0.8, 10**-0.5), (0.9, 10**-0.5))  # (share of the run, factor from there on)
 
 
@@ -182,3 +183,21 @@ def curves(config: ConfigDict, steps: Sequence[int] | np.ndarray) -> dict[str, n
     h = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
     found: Any = jax.jit(jax.vmap(lambda step: at(static, step, h)))(jnp.asarray(steps, jnp.int32))
     return {key: np.asarray(value) for key, value in found.items()}
+
+
+def refuse_bad(config: ConfigDict) -> None:
+    """BadInput where the LR of the user's own schedule is below 0 or not finite at a step of the run, or what follows from it.
+
+    The package's own are right for every config that `validate` lets through, so these cost no time.
+    """
+    name, steps = config.schedule.name, config.train.steps
+    if ":" not in name:
+        return
+    for begin in range(0, steps, MOST_AT_ONCE):
+        for key, values in curves(config, np.arange(begin, min(begin + MOST_AT_ONCE, steps))).items():
+            bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
+            if len(bad):
+                raise BadInput(
+                    f"schedule.name={name!r}: its {key} at step {begin + bad[0]} is {values[bad[0]]:g}, and so at {len(bad):,} of "
+                    f"{steps:,} steps (they count from 0); it must be finite and at least 0, e.g. a function of step + 1"
+                )

@@ -36,6 +36,7 @@ from scalelab.user_code import user_object
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
          "train.global_batch": 4, "train.accumulate": 2, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip
 STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
+SIZES = tuple(map(np.float32, (1e12, 1e-20, 1e-30, 0.0, 1e6, 1.0)))  # of gradients, one after the other
 EQUAL = 1e-5  # relative difference of what is equal up to the order of sums
 ROOTS = {"shampoo": 5e-5, "galore": 5e-5}  # eigenvectors and roots make more of rounding: seen 3.3e-5 and 1.0e-5
 Numbers = Mapping[str, Any]  # hparams
@@ -159,9 +160,11 @@ def _check_trained(name: str, static: Static, h: Numbers) -> None:
         restored = jax.device_get(checkpoints.restore(2, {"run": state_lib.shapes(static)})["run"])
     _fail_unless(name, _same(restored, half), "its state is not what was saved")
     _fail_unless(name, _same(steps(static, restored, rest, np.int32(2), h)[0], whole), "resumed, it takes another way")
-    skipped, _ = steps(static, half, rest, np.int32(1), {**h} | {"z_loss": np.float32(np.inf)})
-    kept = _same((skipped.params, skipped.opt_state), (half.params, half.opt_state))
-    _fail_unless(name, kept and skipped.skipped == 1, "a gradient that is not finite changed its state")
+    for key, value in {"z_loss": np.inf, "peak_lr": np.nan}.items():
+        skipped, _ = steps(static, half, rest, np.int32(1), {**h} | {key: np.float32(value)})
+        kept = _same((skipped.params, skipped.opt_state), (half.params, half.opt_state))
+        what = "a gradient" if key == "z_loss" else "an LR"
+        _fail_unless(name, kept and skipped.skipped == 1, f"{what} that is not finite changed its state")
     others = {key: np.float32(0.9) * value for key, value in h.items()} | {"log_every": h["log_every"]}
     compiled = steps._cache_size()
     other, _ = steps(static, half, rest, np.int32(1), others)
@@ -243,6 +246,9 @@ def _check_odd_leaves(name: str, static: Static, member: Member, h: Numbers) -> 
     )
     moves, state = update(jax.tree.map(jnp.zeros_like, grads), state, h)
     _fail_unless(name, _finite((moves, state)), "scalars, narrow matrices or a large vocabulary make it not finite")
+    for size in SIZES:  # the step checks gradients and LR, and of the package's own optimizers not every update
+        moves, state = update(jax.tree.map(lambda g, size=size: size * g, grads), state, h)
+        _fail_unless(name, _finite((moves, state)), f"gradients that are {size:g} times as large make it not finite")
 
 
 def _check_state(name: str, static: Static, member: Member) -> float:

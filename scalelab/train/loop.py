@@ -23,6 +23,11 @@ from scalelab.train.program import PACKINGS, Program
 from scalelab.train.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.step import LOSS_SCALE, METRICS
 
+GUARDED = {
+    "loss": "train_loss",
+    "gradient norm": "grad_norm",
+    "LR": "lr",
+}  # what a step is skipped for: its name and metric
 Progress = Callable[[dict[str, Any]], None]
 Start = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
@@ -94,9 +99,11 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
 
 def _note_skips(run: Run, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:
     for i in np.flatnonzero(metrics["streak"][:n] > 0):
-        run.event("skip", step + int(i) + 1, f"loss or gradients not finite: loss {metrics['train_loss'][i]}")
+        values = {name: metrics[key][i] for name, key in GUARDED.items() if not np.isfinite(metrics[key][i])}
+        why = ", ".join(f"{name} {value}" for name, value in values.items())
+        run.event("skip", step + int(i) + 1, f"not finite: {why or 'weight decay, beta1 or the update'}")
     if metrics["streak"][:n].max() >= SKIPS_IN_A_ROW:
-        run.diverge(step + n, f"{SKIPS_IN_A_ROW} batches in a row without a finite gradient")
+        run.diverge(step + n, f"{SKIPS_IN_A_ROW} batches in a row without a finite update")
 
 
 def _stop_before(step: int, run: Run) -> int:

@@ -14,6 +14,7 @@ from scalelab import defaults, hardware, lengths, records
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count, kernels
+from scalelab.optim import schedules
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
 from scalelab.precision.policy import POLICIES, words
@@ -113,6 +114,7 @@ def open_run(
     A run that ended keeps its verdict, unless it now has steps left. BadInput where what the folder holds was made by
     another model, data, batch or seed, and `allow` doesn't name the key.
     """
+    schedules.refuse_bad(config)
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
     planned, mixed = sources.plan(config, dataset)
     chosen = [defaults.words(config.optim), lengths.describe(config), mixed]

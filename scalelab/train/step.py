@@ -32,8 +32,9 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimizer step on `tokens` [global_batch, S+1].
 
-    A step whose loss or gradient norm is not finite changes nothing but the counters: the decision is part of the
-    program, so every host and every packed trial takes its own. `update_norm` and `param_norm` are NaN on steps that
+    A step whose loss, gradient norm, LR, weight decay or beta1 is not finite changes nothing but the counters, and so does one
+    whose update by the user's own optimizer would make a parameter so: the decision is part of the program, so every host and
+    every packed trial takes its own. `update_norm` and `param_norm` are NaN on steps that
     `log_every` passes over: they read every parameter once more, 3 % of a step with a large vocabulary.
     """
     policy = POLICIES[static.precision]
@@ -69,7 +70,10 @@ def train_step(
 
         return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)
 
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    numbers = (loss, grad_norm, now["lr"], now["weight_decay"], now["beta1"])
+    finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
+    if ":" in static.optim.name:
+        finite &= _stays_finite(static, state, grads, finite, extra, {**h, **now})
     logged = (state.step + 1) % h["log_every"].astype(jnp.int32) == 0
     unmeasured = (jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan))
     carry = update(False, finite & ~logged, (state.params, state.opt_state, state.ema, unmeasured))
@@ -87,6 +91,26 @@ def train_step(
         "streak": new.streak
     }
     return new, metrics | ({LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {})
+
+
+def _stays_finite(
+    static: Static, state: TrainState, grads: Any, finite: jax.Array, extra: dict[str, Any], h: Hparams
+) -> jax.Array:
+    """Whether the update leaves all parameters finite, worked out before anything is written; not at all unless `finite`.
+
+    The optimizers of this package do so wherever LR, decay, gradients and state are finite (a test holds them to it); for
+    them a look at every update in advance would cost 5 to 23 % of a step (AdamW, d_model 128 and 256, vocabularies of 512
+    and 8,192, on a CPU; keeping the old state for a while instead: 3 to 26 %, and 10 bytes a parameter).
+    """
+    policy = POLICIES[static.precision]
+
+    def once(_: jax.Array, size: jax.Array) -> jax.Array:
+        params, opt_state = wide(state.params, policy.parameters), wide(state.opt_state, policy.moments)
+        params = split(static, rules.moments, params)
+        moves, _ = updates(static, grads, opt_state, params, h, h["lr"], **extra)
+        return size + optax.tree.norm(optax.apply_updates(params, moves))
+
+    return jnp.isfinite(jax.lax.fori_loop(0, finite.astype(jnp.int32), once, jnp.float32(0.0)))
 
 
 def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, h: Hparams) -> dict[str, Any]:

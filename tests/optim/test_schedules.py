@@ -14,6 +14,7 @@ from hypothesis import strategies as some
 from configs import base
 from scalelab import config as config_lib
 from scalelab import user_code, validate
+from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 
@@ -265,3 +266,46 @@ def test_a_config_s_curves_are_the_steps_of_its_run():
         found["lr"], [3e-3 / 25, 3e-3, 3e-3 * (0.1 + 0.9 * 0.5 * (1 - np.cos(np.pi / 475)))], rtol=1e-5
     )
     assert found["beta1"].tolist() == [np.float32(0.9)] * 3
+
+
+def by_root(step, h):
+    """What people write: peak / sqrt(step), infinite at step 0."""
+    return h["peak_lr"] / jnp.sqrt(step)
+
+
+def falls_below(step, h):
+    return h["peak_lr"] * (1 - step / 90)
+
+
+def not_a_number_late(step, h):
+    return jnp.where(step == 99, jnp.nan, h["peak_lr"])
+
+
+BAD = {
+    by_root: "lr at step 0 is inf, and so at 1 of 100 steps",
+    falls_below: "lr at step 90 is -",
+    not_a_number_late: "lr at step 99 is nan",
+}
+
+
+@pytest.mark.parametrize("function", BAD, ids=lambda f: f.__name__)
+def test_an_own_schedule_that_is_bad_at_any_step_is_refused_and_no_folder_made(tmp_path, capsys, function):
+    given = [f"--config.schedule.name={__name__}:{function.__name__}", "--config.train.steps=100"]
+    folder = tmp_path / "run"
+    assert main(["train", "--config=configs/tiny.py", f"--workdir={folder}", *given]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("scalelab: ")]
+    assert len(lines) == 1 and BAD[function] in lines[0], lines
+    assert not folder.exists() or not (folder / "config.json").exists()
+
+
+def test_bad_steps_are_seen_past_those_that_are_worked_out_together(monkeypatch):
+    monkeypatch.setattr(schedules, "MOST_AT_ONCE", 32)
+    changes = {"schedule.name": f"{__name__}:not_a_number_late", "train.steps": 100}
+    with pytest.raises(BadInput, match="lr at step 99 is nan, and so at 1 of 100"):
+        schedules.refuse_bad(config_lib.resolve(config_lib.override(base.get_config(), changes)))
+    good = changes | {"schedule.name": f"{__name__}:peak"}
+    schedules.refuse_bad(config_lib.resolve(config_lib.override(base.get_config(), good)))
+
+
+def peak(step, h):
+    return h["peak_lr"]

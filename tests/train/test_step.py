@@ -9,6 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from configs import tiny
@@ -114,9 +115,17 @@ def test_metrics_are_what_they_say():
     assert new.step == state.step + 1
 
 
-@pytest.mark.parametrize("poison", [{"z_loss": jnp.inf}, {"z_loss": jnp.nan}, {"z_loss": jnp.float32(3e38)}], ids=str)
+POISONS = [
+    *({"z_loss": value} for value in (np.inf, np.nan, 3e38)),
+    *({"peak_lr": value} for value in (np.inf, np.nan, -np.inf)),
+    {"weight_decay": np.nan},
+    {"beta1": np.inf, "beta1_start": np.inf},
+]
+
+
+@pytest.mark.parametrize("poison", POISONS, ids=str)
 def test_a_step_that_is_not_finite_changes_nothing_but_counters(poison):
-    """Inf, NaN, and a finite loss whose gradient overflows."""
+    """Inf, NaN, and a finite loss whose gradient overflows; an LR, decay or momentum that would poison every parameter."""
     state = trained()[0]
     after, metrics = step(STATIC, state, batches(seed=1)[0], H | {k: jnp.float32(v) for k, v in poison.items()})
     assert_same((after.params, after.opt_state), (state.params, state.opt_state))
@@ -129,6 +138,24 @@ def test_a_step_that_is_not_finite_changes_nothing_but_counters(poison):
     assert np.isfinite(metrics["train_loss"])
     assert metrics["update_norm"] > 0
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((good.params, good.opt_state)))
+
+
+def divides(declared, o, h, lr):
+    """A user's own optimizer, with an update that is infinite where beta2 is 0."""
+    return optax.stateless(lambda grads, _: jax.tree.map(lambda g: g / h["beta2"], grads))
+
+
+def test_an_own_optimizers_update_that_is_not_finite_is_skipped_by_the_packed_trial_that_made_it():
+    static, h = setting(**{"optim.name": f"{__name__}:divides", "optim.peak_lr": 1e-2, "optim.beta2": 0.9})
+    state = jax.jit(state_lib.init, static_argnums=0)(static, h)
+    both = {k: jnp.stack([v, v]) for k, v in h.items()} | {"beta2": jnp.float32([0.9, 0.0])}
+    packed = jax.jit(jax.vmap(functools.partial(train_step, static), in_axes=(None, None, 0)))
+    after, metrics = packed(state, batches()[0], both)
+    assert np.isfinite(metrics["train_loss"]).all() and np.isfinite(metrics["grad_norm"]).all()
+    assert after.skipped.tolist() == after.streak.tolist() == [0, 1]
+    first, second = (jax.tree.map(lambda leaf, i=i: leaf[i], after.params) for i in (0, 1))
+    assert_same(second, state.params)
+    assert relative(first, state.params) > 1e-6 and all(np.isfinite(x).all() for x in jax.tree.leaves(first))
 
 
 def test_broken_parameters_are_counted_not_spread():
