@@ -26,12 +26,15 @@ class Chip:
     link_bytes_per_s: float  # to other chips over one link, one direction: ICI or NVLink, PCIe where there is neither
     links: int  # ICI: links of a chip on the torus; an NVLink switch or PCIe counts as one
     source: str
+    given_bytes: int | None = (
+        None  # of memory, that a program was seen to get; None: as `device_memory.usable_bytes` says
+    )
 
 
-def _tpu(name: str, bf16: float, hbm_gib: int, hbm: float, ici: float, links: int) -> Chip:
+def _tpu(name: str, bf16: float, hbm_gib: int, hbm: float, ici: float, links: int, fp8: float | None = None) -> Chip:
     """TFLOP/s, GiB, GB/s, GB/s. ICI is the Scaling Book's figure (part 2): the documentation's raw rate less its overhead."""
-    source = "Google Cloud TPU documentation"
-    return Chip(name, {"bfloat16": bf16 * 1e12}, hbm_gib * GIB, hbm * 1e9, ici * 1e9, links, source)
+    rates = {"bfloat16": bf16 * 1e12} | ({"float8": fp8 * 1e12} if fp8 else {})
+    return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, ici * 1e9, links, "Google Cloud TPU documentation")
 
 
 def _gpu(name: str, flops: dict[str, float], hbm_gib: int, hbm: float, link: float) -> Chip:
@@ -53,6 +56,8 @@ CHIPS = {
     r"TPU v5( lite|e)$": _tpu("TPU v5e", 197, 16, 819, 45, 4),
     r"TPU v5p?$": _tpu("TPU v5p", 459, 95, 2765, 90, 6),
     r"TPU v6( lite|e)$": _tpu("TPU v6e", 918, 32, 1640, 90, 4),
+    # Two jax devices a chip of 2,307 TFLOP/s, 192 GiB, 7,380 GB/s and 1,200 GB/s of ICI both ways: each has half of all.
+    r"TPU ?(7x|v7x?)$": _tpu("TPU v7", 1153.5, 96, 3690, 50, 6, fp8=2307),
     # Blackwell: DGX B200 datasheet, an eighth of the machine's figures, sparse ones halved.
     r"B200": _gpu("B200", _tensor(2250, 1125, 75, 4500), 180, 8000, 900),
     # Hopper: H100 whitepaper (table 2) and datasheet, H200 datasheet; sparse figures halved.
@@ -126,6 +131,10 @@ def _copied(source: Any, target: Any) -> float:
 WIDER = {"float8": "bfloat16", "tensorfloat32": "float32"}  # what is measured where the table knows no unit for it
 
 
+# Passes of bf16 that a product takes on a TPU (documentation of jax.lax.Precision: HIGHEST, and HIGH, which tensorfloat32 names).
+PASSES = {"float32": 6, "tensorfloat32": 3}
+
+
 def table_flops(device_kind: str, dtype: Any) -> tuple[float, str] | None:
     """The same as `unit_flops` of jax's `device_kind`; None where the table has no such chip."""
     found = chip(device_kind)
@@ -136,16 +145,19 @@ def unit_flops(found: Chip, dtype: Any) -> tuple[float, str] | None:
     """FLOP/s of the unit that multiplies `dtype` (or "tensorfloat32"), and what the figure is; None where there is none.
 
     float32 is all 32 bits, as precision `fp32` asks for. XLA's own default is TF32 on NVIDIA's tensor cores since Ampere and
-    one bf16 pass on TPUs (JAX documentation, "Matmul precision"); TPUs have no unit for more and are rated by that one.
+    one bf16 pass on TPUs (JAX documentation, "Matmul precision"), which have no unit for more: `PASSES`.
     """
     name = _dtype_name(dtype)
-    fallback = {"float32": ("float32", "bfloat16"), "tensorfloat32": ("tensorfloat32", "float32", "bfloat16")}.get(
-        name, (name,)
-    )
-    unit = next((unit for unit in fallback if unit in found.flops), None)
-    if unit is None:
+    wider = {"tensorfloat32": ("tensorfloat32", "float32")}.get(name, (name,))
+    unit = next((unit for unit in wider if unit in found.flops), None)
+    if unit is not None:
+        return found.flops[unit], f"{found.name}, {unit}, dense: {found.source}"
+    if name not in PASSES or "bfloat16" not in found.flops:
         return None
-    return found.flops[unit], f"{found.name}, {unit}, dense: {found.source}"
+    passes = PASSES[name]
+    return found.flops[
+        "bfloat16"
+    ] / passes, f"{found.name}, {name} in {passes} passes of bfloat16, dense: {found.source}"
 
 
 def peak_flops(device: Any, dtype: Any = "float32") -> tuple[float, str]:

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = [
     {"errors", "defaults", "user_code"},
     {"jsonfiles"},
-    {"config", "tree", "validate", "lengths", "ramp", "shares", "hardware", "records", "signals"},
+    {"config", "tree", "validate", "lengths", "ramp", "shares", "hardware", "device_memory", "records", "signals"},
     {"model", "data", "precision", "laws"},
     {"optim", "parallel", "hf"},
     {"train"},

@@ -1,11 +1,14 @@
-"""python -m experiments.step_times [--json[=PATH]]
+"""python -m experiments.step_times [--data=DIR] [--json[=PATH]]
 
 Published times of a training step against what the planner predicts for the same config, mesh and machine, with the habits of
-the system that ran it (scalelab/plan/habits.py). The expected efficiency of products was set on the A100 rows of Narayanan and
-Korthikanti; all others are held out. Writes experiments/results/step_times.*. Ten seconds.
+the system that ran it (scalelab/plan/habits.py). The GPUs' expected share in products was set on the A100 rows of Narayanan and
+Korthikanti, a TPU's on MaxText's rows of DIR; all others are held out. --data: also the tables in DIR (llm_foundry.csv,
+others.csv), by chip, with the share that would fit each row and the error with the share of other systems alone; a minute and a
+half of CPU. Writes experiments/results/step_times.*. Ten seconds.
 """
 
 import datetime
+import pathlib
 import statistics
 import sys
 from typing import Any
@@ -14,12 +17,23 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.shared import RESULTS, command_line, keep, markdown
+from experiments.step_times import tables
 from experiments.step_times.rows import CALIBRATED, HELD_OUT, MISSED
 from scalelab.__main__ import guarded
 from scalelab.commands.shared import emit
 from scalelab.plan.time import step_time
 from scalelab.train.changes import versions
 
+CHIP_COLUMNS = (
+    "chip",
+    "rows",
+    "systems",
+    "median off",
+    "mean abs",
+    "in range",
+    "share that fits",
+    "off with others' share",
+)
 COLUMNS = ("run", "devices", "published s", "predicted s", "range s", "off by", "MFU", "rows")
 
 
@@ -30,13 +44,18 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     parser = command_line("step_times", __doc__)
+    parser.add_argument("--data", metavar="DIR", type=pathlib.Path, help="a folder of tables of published step times")
     options = parser.parse_args(argv)
+    more = tables.compared(tables.read(options.data)) if options.data else []
     groups = {"calibrated": CALIBRATED, "held out": HELD_OUT, "missed": MISSED}
     rows = [row(name, kind, make()) for kind, group in groups.items() for name, make in group.items()]
     facts = {"command": "python -m experiments.step_times", "date": str(datetime.date.today()), "versions": versions()}
     result = facts | {"rows": rows, "error": {kind: errors(rows, kind) for kind in groups}}
+    result |= {"tables": more, "chips": tables.by_chip(more)} if more else {}
     if options.json != "-":
-        show(rows)
+        show(COLUMNS, cells(rows))
+        if more:
+            show(CHIP_COLUMNS, chip_cells(result["chips"]))
     write(result)
     emit(result, options.json)
     return 0 if all(r["in_range"] or r["kind"] == "missed" for r in rows) else 1
@@ -71,10 +90,26 @@ def cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """The table, to a terminal."""
-    table = Table(*COLUMNS)
-    for line in cells(rows):
+def chip_cells(chips: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The tables' rows by chip, for people."""
+
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{value:+.0%}"
+
+    return [
+        (
+            c["chip"], str(c["rows"]), ", ".join(c["systems"]), percent(c["median_error"]), f"{c['mean_absolute_error']:.0%}",
+            str(c["in_range"]), f"{c['share']:.2f} ({c['shares'][0]:.2f} to {c['shares'][1]:.2f})" if c["share"] else "",
+            percent(c["left_out_error"]),
+        )
+        for c in chips
+    ]  # fmt: skip
+
+
+def show(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+    """A table, to a terminal."""
+    table = Table(*columns)
+    for line in lines:
         table.add_row(*line)
     Console(width=150).print(table)
 
@@ -86,7 +121,15 @@ def write(result: dict[str, Any]) -> None:
         for kind, e in result["error"].items()
     )
     lines = [f"`{result['command']}`, {result['date']}. Expected over published, less one. {said}.", ""]
-    keep(RESULTS, "step_times", result, "\n".join([*lines, *markdown(COLUMNS, cells(result["rows"]))]) + "\n")
+    lines += markdown(COLUMNS, cells(result["rows"]))
+    if "chips" in result:
+        lines += [
+            "",
+            f"{len(result['tables'])} rows of other tables (--data), by chip and unit. Share: of the peak in large products.",
+            "",
+        ]
+        lines += markdown(CHIP_COLUMNS, chip_cells(result["chips"]))
+    keep(RESULTS, "step_times", result, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

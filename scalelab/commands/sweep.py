@@ -10,6 +10,7 @@ Exit code: 0 all ended, done or diverged (or --status), 1 some failed, 2 bad inp
 import pathlib
 import sys
 
+from scalelab import device_memory
 from scalelab.commands.progress import Bar, Board
 from scalelab.commands.shared import Parser, add_trust, emit, folder_path, print_table, say
 from scalelab.config import split_overrides
@@ -53,6 +54,7 @@ def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: li
     from scalelab.sweep.trials import from_file, packs
     from scalelab.train.program import cache_compilations
 
+    device_memory.reserve()
     trials = from_file(config, overrides)
     steps = {name: c.train.steps for name, c in trials.items()}
     grouped = {pack: [trials[name] for name in names] for pack, names in packs(trials).items()}

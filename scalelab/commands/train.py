@@ -26,7 +26,7 @@ import sys
 import traceback
 from typing import Any
 
-from scalelab import records
+from scalelab import device_memory, records
 from scalelab.commands.progress import Bar
 from scalelab.commands.room import refuse
 from scalelab.commands.shared import Parser, add_trust, emit, folder_path
@@ -66,6 +66,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--processes", type=int, metavar="N", help="how many processes train this run together")
     parser.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0 on")
     options = parser.parse_args(rest)
+    device_memory.reserve()
     if options.init_from:
         overrides["train.init_from"] = options.init_from
     if options.fallback:

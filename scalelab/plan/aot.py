@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab import user_code
 from scalelab.config import TRACED, WAYS, Layout, ModelShape, Optim, Static
+from scalelab.device_memory import usable_bytes
 from scalelab.errors import BadInput
 from scalelab.hardware import Chip
 from scalelab.model.kernels import chosen
@@ -75,8 +76,9 @@ def measure(static: Static, machine: Machine, slices: int, steps: int) -> dict[s
         notes.append("compiled with the least effort (libtpu's exec_time_optimization_effort=-1)")
     if platform == "gpu":
         notes.append("without autotuning, which needs a device")
-        if peak > machine.chip.hbm_bytes:
-            oom = f"{peak / 2**30:.2f} GiB at the peak of {machine.chip.hbm_bytes / 2**30:.0f} GiB (XLA says nothing)"
+        usable = usable_bytes(machine.chip)
+        if peak > usable:
+            oom = f"{peak / 2**30:.2f} GiB at the peak of {usable / 2**30:.1f} GiB usable (XLA says nothing)"
     return sizes | {"peak_bytes": peak, "seconds": seconds, "oom": oom, "platform": where, "note": "; ".join(notes)}
 
 

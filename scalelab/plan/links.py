@@ -44,13 +44,16 @@ def dimensions(layout: Layout, machine: Machine, axis: str) -> int:
     return 1 + max(left, 0) if axis == largest else 1
 
 
-def bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = None) -> float:
-    """What a device sends a second in a ring along `axis`: peak, no efficiency in it.
+def bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = None, kind: str = "") -> float:
+    """What a device sends a second in a collective of this `kind` along `axis`: peak, no efficiency in it.
 
     A torus sends both ways where a dimension closes to a ring: from 4 chips on with 6 links (optical switches), 16 with 4
-    (Scaling Book, parts 2 and 3).
+    (Scaling Book, parts 2 and 3). A "send" to the neighbour goes one way over one link, or over the device's own port of the
+    network: only collectives are spread over all ports of a node.
     """
     chip, size = machine.chip, size or within(layout, machine, axis)
+    if kind == "send":
+        return machine.node_bytes_per_s if crosses(layout, machine, axis) else chip.link_bytes_per_s
     fast = chip.link_bytes_per_s
     if chip.links > SWITCHED:
         fast *= 2 if closes(machine, size) else 1

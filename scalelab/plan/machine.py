@@ -45,6 +45,7 @@ KNOWN: dict[str, tuple[str, int, float, str]] = {
     "v5e": ("TPU v5e", 256, 25, TPU.format("v5e", "6,400 / 256")),
     "v5p": ("TPU v5p", 6144, 50, TPU.format("v5p", 50)),
     "v6e": ("TPU v6e", 256, 100, TPU.format("v6e", "25,600 / 256")),
+    "v7": ("TPU v7", 18432, 50, TPU.format("TPU7x", "100 a chip of two devices")),
     "b200": ("B200", 8, 400, DGX.format("DGX B200", 400)),
     "h200": ("H200 SXM", 8, 400, DGX.format("DGX H200", 400)),
     "h100": ("H100 SXM", 8, 400, DGX.format("DGX H100", 400)),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
+from scalelab.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.kernels import chosen
 from scalelab.model.loss import CHUNK_LOGITS
@@ -54,7 +55,7 @@ def memory(static: Static, machine: Machine, kept: Callable[[Static], saved.Save
     """
     name = machine.chip.name
     backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
-    return needed(static, backend, machine.chip.hbm_bytes, kept=kept)
+    return needed(static, backend, usable_bytes(machine.chip), kept=kept)
 
 
 def needed(

@@ -44,7 +44,7 @@ def way_out(static: Static) -> "Advice | None":
     if jax.default_backend() != "cpu" and hardware.chip(kind) is None:
         return None
     on = machine("cpu" if jax.default_backend() == "cpu" else kind)
-    on = dataclasses.replace(on, chip=dataclasses.replace(on.chip, hbm_bytes=capacity))
+    on = dataclasses.replace(on, chip=dataclasses.replace(on.chip, given_bytes=capacity))
     return next((way for way in advice(static, on) if way.fits), None)
 
 

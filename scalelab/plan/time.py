@@ -132,7 +132,7 @@ def _parts(
     (compute, hbm), update = _computed(static, machine, ops, at)
     waited, hideable = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
     for move in moves:
-        speed = links.bytes_per_s(layout, machine, move.axis) * at["network"]
+        speed = links.bytes_per_s(layout, machine, move.axis, kind=move.kind) * at["network"]
         took = move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
         (hideable if move.hidden else waited)[move.axis] += took
     # Behind computing, as far as there is computing to hide behind.
@@ -184,7 +184,8 @@ def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits
     ]
     split = [axis for axis in AXES if getattr(layout, axis) > 1]
     for axis in split:
-        speed, wide = links.bytes_per_s(layout, machine, axis), links.crosses(layout, machine, axis)
+        kind = "send" if axis in ("context", "stage") else ""  # what they mostly do
+        speed, wide = links.bytes_per_s(layout, machine, axis, kind=kind), links.crosses(layout, machine, axis)
         place = "crosses nodes" if wide else "stays within a node"
         lines.append(f"{axis}={getattr(layout, axis)} {place}: {speed / 1e9:.3g} GB/s a device")
     if split:

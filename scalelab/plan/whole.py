@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lengths
+from scalelab import device_memory, lengths
 from scalelab.config import Layout
 from scalelab.parallel.mesh import AXES
 from scalelab.plan.advice import Advice, advice
@@ -117,6 +117,7 @@ def plan(
     tokens = lengths.tokens_before(config, steps)
     held, step = memory(static, on), step_time(static, on, efficiency)
     whole = training(static, on, steps, step, price_per_hour)
+    usable = device_memory.described(on.chip)
     return Plan(
         machine=on,
         layout=static.layout,
@@ -134,5 +135,5 @@ def plan(
         ),
         advice=advice(static, on, efficiency),
         compiled=compiled(static, on) if compile else None,
-        notes=(*notes, *held.notes),
+        notes=(*notes, *held.notes, *([usable] if usable else [])),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import defaults, hardware, lengths, records
+from scalelab import defaults, device_memory, hardware, lengths, records
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count, kernels
@@ -167,6 +167,13 @@ def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection
         records.event(folder, "config_change", None, text, allowed=sorted(filter(changes.is_frozen, noted)))
 
 
+def _device_memory() -> dict[str, Any]:
+    """Bytes of a device's memory that this program has, and of a GPU's the share that jax was given."""
+    device = jax.local_devices()[0]
+    share = {"share": device_memory.gpu_share(device_memory.JAX_DEFAULT)} if device.platform == "gpu" else {}
+    return {"bytes": hardware.capacity_bytes(device)} | share
+
+
 def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_lib.Static) -> dict[str, Any]:
     """What is known of a run before its first step; `static` has the layout resolved."""
     shape, layout = static.model, static.layout
@@ -185,6 +192,7 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_li
         },
         "versions": changes.versions(),
         "device": jax.devices()[0].device_kind,
+        "device_memory": _device_memory(),
         "dtypes": dtypes.of_step(static, config_lib.hparams(config) | dataset.hparams),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
         "attention": kernels.chosen(static),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import records
+from scalelab import device_memory, records
 from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
 from scalelab.errors import BadInput
@@ -42,6 +42,7 @@ def train_single(
     keys that differ. WorkFailed where its last checkpoint is damaged, or a save fails.
     """
     changes.check_allowed(allow)
+    device_memory.reserve()
     determinism.arrange(config, folder)
     data = dataset(config)
     with contextlib.ExitStack() as held:

@@ -9,6 +9,7 @@ import scalelab.plan
 from configs import tiny
 from scalelab.__main__ import main
 from scalelab.config import Layout
+from scalelab.device_memory import usable_bytes
 from scalelab.errors import BadInput
 from scalelab.plan.machine import machine
 
@@ -27,7 +28,7 @@ def test_the_keys_that_others_script_against(capsys):
     facts = {"total", "fits", "capacity", "margin_bytes", "formula_bytes"}
     assert memory["total"] == sum(size for name, size in memory.items() if name not in facts)
     assert memory["fits"] and memory["margin_bytes"] == memory["capacity"] - memory["total"]
-    assert memory["capacity"] == machine("h100").chip.hbm_bytes
+    assert memory["capacity"] == usable_bytes(machine("h100").chip)
     assert {"compute", "hbm", "fsdp", "tensor", "bubble", "total"} <= time.keys()
     assert time["low"] < time["total"] < time["high"]
     groups = {name for name in found["params"] if name not in ("total", "non_embedding", "kaplan", "chinchilla")}

@@ -44,7 +44,7 @@ def applied(tree, found):
 
 def with_memory(gib):
     known = machine("h100")
-    return dataclasses.replace(known, chip=dataclasses.replace(known.chip, hbm_bytes=int(gib * GIB)))
+    return dataclasses.replace(known, chip=dataclasses.replace(known.chip, given_bytes=int(gib * GIB)))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_each_way_is_a_config_the_trainer_takes_and_does_what_it_says(too_large)
         needed = memory(made, small)
         assert way.fits and needed.fits, way
         assert way.total_bytes == pytest.approx(needed.total, rel=0.0 if way.exact else 0.06)
-        assert way.margin_bytes == small.chip.hbm_bytes - way.total_bytes
+        assert way.margin_bytes == small.chip.given_bytes - way.total_bytes
         assert way.step_s == pytest.approx(step_time(made, small).total_s, rel=1e-9)
         assert way.of_plan == pytest.approx(way.step_s / own_s)
 

@@ -49,5 +49,5 @@ def test_galore_fits_at_a_low_rank_only_since_its_moments_are_fp32_here():
     """The paper's 24 GB are with 8-bit moments at rank 1024 (its README: 22.8 GB, 16 sequences, activation checkpointing)."""
     assert all(f.rows == 0 for f in ways("galore", 1024).values())
     low = ways("galore", 256)["bfloat16", True, "full"]
-    assert low.rows >= 16 and low.memory.fits
+    assert low.rows >= 8 and low.memory.fits  # of 24 GiB a program gets 21
     assert any("no such step" in note for note in low.memory.notes)

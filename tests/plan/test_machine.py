@@ -12,7 +12,7 @@ from scalelab.plan.machine import KNOWN, machine
 NAMES = {
     "h100": "H100 SXM", "H100": "H100 SXM", "h200": "H200 SXM", "b200": "B200", "h100-nvl": "H100 NVL",
     "h100_pcie": "H100 PCIe", "a100": "A100 80GB SXM", "a100-40gb": "A100 40GB", "a100-pcie": "A100 80GB PCIe",
-    "v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "l4": "L4", "l40s": "L40S", "a10": "A10", "t4": "T4",
+    "v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7": "TPU v7", "l4": "L4", "l40s": "L40S", "a10": "A10", "t4": "T4",
     "a6000": "RTX A6000", "rtx3090": "RTX 3090", "RTX 4090": "RTX 4090", "v100": "V100 SXM2 32GB",
     "v100-16gb": "V100 SXM2 16GB", "v100-pcie": "V100 PCIe 32GB", "v100-pcie-16gb": "V100 PCIe 16GB",
     "NVIDIA H100 80GB HBM3": "H100 SXM", "TPU v5 lite": "TPU v5e", "H100 SXM": "H100 SXM",
@@ -35,12 +35,12 @@ def test_every_chip_of_the_table_has_a_name():
 
 
 def test_networks_against_figures_of_whole_systems():
-    """DGX H100: eight ConnectX-7 of 400 Gb/s; DGX A100: eight of 200; v5e and v6e pods: 6.4 and 25.6 Tb/s (Google); v5p: the
+    """DGX H100: eight ConnectX-7 of 400 Gb/s; DGX A100: eight of 200; v5e and v6e pods: 6.4 and 25.6 Tb/s, 9,216 chips of TPU7x at 100 Gb/s (Google); v5p: the
     Scaling Book's 6.25e9 B/s a chip (part 5)."""
     for name, gbits in (("h100", 3200), ("h200", 3200), ("b200", 3200), ("a100", 1600), ("v100", 400)):
         found = machine(name)
         assert found.devices_per_node * found.node_bytes_per_s * 8 == pytest.approx(gbits * 1e9)
-    for name, tbits in (("v5e", 6.4), ("v6e", 25.6)):
+    for name, tbits in (("v5e", 6.4), ("v6e", 25.6), ("v7", 921.6)):
         found = machine(name)
         assert found.devices_per_node * found.node_bytes_per_s * 8 == pytest.approx(tbits * 1e12)
     assert machine("v5p").node_bytes_per_s == 6.25e9

@@ -52,12 +52,16 @@ def errors(rows):
 
 
 def test_expected_times_are_near_the_published_ones():
-    """Set on the A100 rows; eleven others (H100, TPU v4 and v6e, other code) had no part in it."""
+    """Set on the A100 rows and MaxText's on v4; eleven others (H100, PaLM on v4, v6e, other code) had no part in it."""
     assert abs(statistics.median(errors(published.CALIBRATED))) < 0.01
     held_out = errors(published.HELD_OUT)
     assert abs(statistics.median(held_out)) < 0.05
-    assert statistics.mean(map(abs, held_out)) < 0.08
+    assert statistics.mean(map(abs, held_out)) < 0.06
     assert max(map(abs, held_out)) < 0.17
+    palm = published.HELD_OUT["PaLM 540B"]()
+    assert (
+        abs(step_time(palm.static, palm.machine, habits=palm.habits).total_s / palm.seconds - 1) < 0.05
+    )  # at one share for all: .14
 
 
 @pytest.mark.parametrize("name", published.MISSED)
