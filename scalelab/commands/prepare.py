@@ -1,12 +1,13 @@
 """scalelab prepare --source=[NAME=]SPEC [--source=…] --tokenizer=T --out=DIR
 
 Turn documents into token shards that a config names: data.source="prepared", data.path=DIR. Run it again to go on after a
-kill or a signal; a folder that is finished is verified, every byte of it. The result doesn't depend on --workers.
+kill or a signal; a folder that is finished is verified, every byte of it, and a damaged tokenizer put back. The result doesn't depend on --workers.
 
 SPEC is files and globs, separated by commas, or a data set of TensorFlow Datasets. What a file is, its name says:
   .txt, .md, …            text: a document a file; above 1 MiB it is cut at line ends into documents of about 1 MiB
   .jsonl, .ndjson, .json  JSON lines: the text under --text-key of each
-  …both also as .gz or .zst, and inside .tar (.gz, .zst, .tgz) and .zip
+  .csv, .tsv              with a line of names: the cells of column --text-key
+  …these also as .gz or .zst, and inside .tar (.gz, .zst, .tgz) and .zip
   .parquet                the strings of column --text-key
   .bin                    ready-made tokens: nanoGPT's (uint16; uint32 where the vocabulary is larger) and llm.c's
   .bin with .idx          ready-made tokens: Megatron-LM's pairs
@@ -132,7 +133,10 @@ def _show(result: dict[str, Any]) -> None:
         )
     Console().print(table)
     tokenizer = result["tokenizer"]
-    done = "finished before, every file as it was" if result.get("finished_before") else f"{result['seconds']:.1f} s"
+    done = f"{result['seconds']:.1f} s"
+    if result.get("finished_before"):
+        mended = ", ".join(result["mended"])
+        done = f"finished before, {f'put back: {mended}; all else' if mended else 'every file'} as it was"
     print(
         f"{result['folder']}: {done}; tokenizer {tokenizer['name']}, {tokenizer['vocab_size']} ids, {tokenizer['separator']} ends "
         f"a document; fingerprint {result['fingerprint']}\n"

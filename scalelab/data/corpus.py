@@ -49,11 +49,8 @@ def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = 
     given = given_tokenizer(request, parts)
     plan = plan_of(request, parts, given)
     if (out / "index.json").exists():
-        return _again(out, plan)
-    reading = Job(out, given.entry if given else tokenizers.byte_tokens().entry, request.text_key, request.skip_bad,
-                  request.val_fraction, request.split_seed).reading()  # fmt: skip
-    total = sum(specs.size(part) for part in parts)
-    work = {part.name: list(specs.units(part, total, reading)) for part in parts}
+        return _again(request, parts, given, plan, progress, stop)
+    work = _units(request, parts, given)
     for part in parts:
         if not work[part.name]:
             raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
@@ -75,6 +72,14 @@ def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = 
     return result | {"seconds": time.perf_counter() - start}
 
 
+def _units(request: Request, parts: Sequence[specs.Part], given: Tokenizer | None) -> dict[str, list[specs.Unit]]:
+    """The units of work of every part."""
+    entry = (given or tokenizers.byte_tokens()).entry
+    job = Job(request.out, entry, request.text_key, request.skip_bad, request.val_fraction, request.split_seed)
+    reading, total = job.reading(), sum(specs.size(part) for part in parts)
+    return {part.name: list(specs.units(part, total, reading)) for part in parts}
+
+
 def _clear(out: pathlib.Path) -> None:
     """Remove a folder in which no unit holds a document: there is nothing to go on with."""
     made = [json.loads(path.read_text()) for path in (out / ".units").glob("*/record.json")]
@@ -82,12 +87,33 @@ def _clear(out: pathlib.Path) -> None:
         shutil.rmtree(out)
 
 
-def _again(out: pathlib.Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """A folder that is finished: is it this request's, and still whole?"""
+def _again(
+    request: Request, parts: Sequence[specs.Part], given: Tokenizer | None, plan: dict[str, Any], progress: Progress,
+    stop: Stop,
+) -> dict[str, Any]:  # fmt: skip
+    """A folder that is finished: is it this request's, and still whole? Its tokenizer is put back where it is damaged or gone."""
+    out, mended = request.out, []
     same_plan(out, plan)
     shutil.rmtree(out / ".units", ignore_errors=True)
-    index, _ = prepared.read(out, hashes=True)
-    return _summary(out, index) | {"seconds": 0.0, "finished_before": True}
+    index, _ = prepared.read(out, hashes=True, sealed=False)
+    entry = index["tokenizer"]
+    try:
+        tokenizers.kept(entry, out)
+    except BadInput as damage:
+        path = out / entry["file"]
+        path.unlink(missing_ok=True)
+        made = _job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
+        if made != entry:
+            path.unlink()
+            raise BadInput(
+                f"{damage}; made again it is {made['name']}: delete {out} and run the same command"
+            ) from None
+        mended.append(path.name)
+    if "sha256" not in index:
+        records.write_json(out / "index.json", index | {"sha256": prepared.seal(index)})
+        records.sync(out / "index.json")
+        mended.append("the seal of index.json")
+    return _summary(out, index) | {"seconds": 0.0, "finished_before": True, "mended": mended}
 
 
 def _job(

@@ -119,11 +119,16 @@ def _is_byte_level(content: dict[str, Any]) -> bool:
     return any(part["type"] == "ByteLevel" for part in [decoder, *decoder.get("decoders", [])] if part)
 
 
-def _byte_table(inner: Any, vocabulary: dict[str, int], vocab_size: int) -> list[bytes]:
-    """The bytes of every id of a byte-level vocabulary, whose letters stand for one byte each (GPT-2's encoder.py)."""
+def byte_letters() -> dict[int, str]:
+    """`{byte: letter}` of byte-level vocabularies (GPT-2's encoder.py): itself where it is printed, else one from 256 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
-    byte_of = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
+
+
+def _byte_table(inner: Any, vocabulary: dict[str, int], vocab_size: int) -> list[bytes]:
+    """The bytes of every id of a byte-level vocabulary, whose letters stand for one byte each."""
+    byte_of = {letter: byte for byte, letter in byte_letters().items()}
     added = set(inner.get_added_tokens_decoder())
     table = [b""] * vocab_size
     for token, number in vocabulary.items():

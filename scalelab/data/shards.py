@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import time
 import uuid
@@ -21,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.tokenizers import SEPARATOR
+from scalelab.data.tokenizers import SEPARATOR, id_type
 from scalelab.errors import BadInput
 from scalelab.records import fsync
 
 FORMAT = 1
+DTYPES = ("|u1", "<u2", "<u4")  # of token ids: all that `Tokenizer.dtype` gives
+FILE_NAME = re.compile(r"[\w-][\w.-]*")  # of a shard's file: in the folder itself
 SHARD_TOKENS = 2**25  # a shard ends with the document that reaches this; a document is never cut
 HASHED_ON_OPEN_BYTES = 2**28  # up to here opening checks SHA-256 too (about 1 s at worst); above, `verify` does
 STALE_S = 24 * 3600  # a temporary folder this old has lost its writer
@@ -139,6 +142,9 @@ def _sweep(cache: pathlib.Path) -> None:
 def read_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]:
     """The index and the splits of a finished folder, verified. Raises BadInput that names the file that is wrong."""
     index = read_index(folder)
+    check_entries(
+        folder / "index.json", index["dtype"], [shard for shards in index["splits"].values() for shard in shards]
+    )
     entries = [e for shards in index["splits"].values() for shard in shards for e in shard.values()]
     verify(folder, entries, hashes=sum(e["bytes"] for e in entries) <= HASHED_ON_OPEN_BYTES)
     return index, {name: map_split(folder, shards, index["dtype"]) for name, shards in index["splits"].items()}
@@ -151,9 +157,40 @@ def read_index(folder: pathlib.Path) -> dict[str, Any]:
         index = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} is missing or no JSON ({error}); {_rebuild(folder)}") from error
-    if index.get("format") != FORMAT:
-        raise BadInput(f"{path} has format {index.get('format')}, this code reads {FORMAT}; {_rebuild(folder)}")
+    known = isinstance(index, dict) and index.get("format")
+    if known != FORMAT:
+        raise BadInput(f"{path} has format {known}, this code reads {FORMAT}; {_rebuild(folder)}")
+    if not (isinstance(index.get("splits"), dict) and set(index["splits"]) == {"train", "val"} and "dtype" in index):
+        raise BadInput(f"{path} lacks its dtype or splits: was it edited? {_rebuild(folder)}")
     return index
+
+
+def check_entries(
+    path: pathlib.Path, dtype: Any, shards: Iterable[dict[str, Any]], tokenizer_ids: int | None = None
+) -> None:
+    """BadInput where the index at `path` names a type, a file or a size that no writer here has: nothing else is mapped.
+
+    An index is text that anybody may have edited: of objects numpy would take the bytes of a file for pointers.
+    """
+    if dtype not in DTYPES:
+        raise BadInput(
+            f"{path}: dtype={dtype!r} is not a type of token ids ({', '.join(DTYPES)}); {_rebuild(path.parent)}"
+        )
+    if tokenizer_ids is not None and np.dtype(dtype) != id_type(tokenizer_ids):
+        raise BadInput(f"{path}: dtype={dtype!r} is not what {tokenizer_ids} ids are kept in; {_rebuild(path.parent)}")
+    for shard in shards:
+        whole = isinstance(shard, dict) and shard.keys() == {"tokens", "offsets"}
+        pairs: list[tuple[str, Any]] = list(shard.items()) if whole else [("tokens", None)]
+        for kind, entry in pairs:
+            width = np.dtype(dtype if kind == "tokens" else "<i8").itemsize
+            known = isinstance(entry, dict) and entry.keys() >= {"file", "bytes", "sha256"}
+            name, size = (entry["file"], entry["bytes"]) if known else (None, None)
+            if not (isinstance(name, str) and FILE_NAME.fullmatch(name) and name.endswith(f".{kind}")):
+                raise BadInput(
+                    f"{path} names a file {name!r}: not the name of a shard's {kind} beside it; {_rebuild(path.parent)}"
+                )
+            if not (isinstance(size, int) and size > 0 and size % width == 0 and isinstance(entry["sha256"], str)):
+                raise BadInput(f"{path}: {name} has bytes={size!r}, not a multiple of {width}; {_rebuild(path.parent)}")
 
 
 def verify(folder: pathlib.Path, entries: Iterable[dict[str, Any]], hashes: bool) -> None:

@@ -15,11 +15,26 @@ from typing import Any
 import numpy as np
 
 from scalelab.data import language
+from scalelab.data.read import delimited, foreign
 from scalelab.errors import BadInput, nearest
 
 # Folders of the standard library that are no ordinary source text: tests, tables of code points, other people's packages.
 # config-* and _sysconfigdata* are written by each build: without them equal Python versions give equal corpora.
 STDLIB_LEFT_OUT = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__"}
+
+
+PREPARED = (
+    ".parquet",
+    ".jsonl",
+    ".ndjson",
+    ".gz",
+    ".zst",
+    ".tgz",
+    ".tar",
+    ".zip",
+    ".bin",
+    ".idx",
+)  # not text as they lie there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +95,14 @@ def text(config: DataConfig) -> Source:
     if not patterns:
         raise BadInput("data.source='text' needs data.path: files and globs, separated by commas")
     files = sorted({path for pattern in patterns for path in _expand(pattern)})
+    for path in files:
+        foreign.refuse(str(path))
+        if delimited.is_delimited(path.name) or path.name.lower().endswith(PREPARED):
+            raise BadInput(
+                f"data.source='text' would take the bytes of {path} for its text: `scalelab prepare --source={path} --text-key=NAME "
+                "--tokenizer=bytes --out=DIR` reads the texts in it, and data.source=prepared with data.path=DIR trains on that"
+            )
+        foreign.refuse_file(str(path))
     return _from_files(files, {"source": "text", "path": config.path})
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.data.read import archives, megatron, parquet, text, tfdsets, tokenfiles
+from scalelab.data.read import archives, delimited, foreign, megatron, parquet, text, tfdsets, tokenfiles
 from scalelab.data.read.files import PACKED, inner_name
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest
@@ -113,7 +113,7 @@ def _expand(pattern: str) -> list[str]:
 
 
 def kind_of(path: str) -> str:
-    """What a file is, by its name; `.bin` with an `.idx` beside it is Megatron's."""
+    """What a file is, by its name; `.bin` with an `.idx` beside it is Megatron's. BadInput for one that holds no text."""
     inner = inner_name(path)
     if archives.is_tar(path):
         return "tar"
@@ -123,7 +123,12 @@ def kind_of(path: str) -> str:
         return "megatron" if os.path.isfile(megatron.index_of(path)) else "tokens"
     if inner != path and inner.endswith((".parquet", ".zip", ".bin")):
         raise BadInput(f"{path}: unpack it first; of packed files text, JSON lines and tar are read")
-    return next((kind for kind in ("parquet", "zip") if path.endswith(f".{kind}")), "text")
+    if delimited.is_delimited(path):
+        return "csv"
+    kind = next((kind for kind in ("parquet", "zip") if path.endswith(f".{kind}")), "text")
+    if kind == "text":
+        foreign.refuse_file(path)
+    return kind
 
 
 def size(part: Part) -> int:
@@ -138,10 +143,12 @@ def notes(part: Part) -> Iterator[str]:
     long = sum(kind == "text" and os.path.getsize(path) > text.DOCUMENT for kind, path in files)
     if long:
         yield f"{part.name}: {long} text files above 1 MiB are cut at line ends into documents of about 1 MiB"
-    whole = [path for kind, path in files if kind == "tar" or (kind in ("text", "jsonl") and path.endswith(PACKED))]
+    whole = [
+        path for kind, path in files if kind in ("tar", "csv") or (kind in ("text", "jsonl") and path.endswith(PACKED))
+    ]
     large = [path for path in whole if os.path.getsize(path) > UNIT_BYTES[1]]
     if large:
-        yield f"{part.name}: {large[0]} is packed as a whole, so one worker reads it and a kill begins it anew; smaller files would share it"
+        yield f"{part.name}: {large[0]} can't be entered in the middle, so one worker reads it and a kill begins it anew; smaller files would share it"
 
 
 def units(part: Part, total_bytes: int, reading: Reading) -> Iterator[Unit]:
@@ -173,6 +180,7 @@ def documents(unit: Unit, reading: Reading) -> Iterator[bytes | np.ndarray]:
 KINDS: dict[str, tuple[Callable, Callable]] = {
     "text": (text.split, text.documents),
     "jsonl": (text.split_lines, text.json_documents),
+    "csv": (delimited.split, delimited.documents),
     "parquet": (parquet.split, parquet.documents),
     "tar": (archives.split_tar, archives.tar_documents),
     "zip": (archives.split_zip, archives.zip_documents),

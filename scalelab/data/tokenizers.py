@@ -17,6 +17,7 @@ import numpy as np
 from scalelab.errors import BadInput, nearest
 
 SEPARATOR = 0  # of bytes, of synthetic text, and of what is trained here
+KINDS = ("bytes", "ids", "json", "ranks")
 FILES = {"json": "tokenizer.json", "ranks": "tokenizer.tiktoken"}  # how a prepared folder keeps the two kinds
 
 
@@ -41,14 +42,19 @@ class Tokenizer:
 
     @property
     def dtype(self) -> np.dtype:
-        """The smallest little-endian unsigned type that holds every id: what a shard stores."""
-        return np.dtype("u1" if self.vocab_size <= 2**8 else "<u2" if self.vocab_size <= 2**16 else "<u4")
+        """What a shard stores its ids in."""
+        return id_type(self.vocab_size)
 
     @property
     def entry(self) -> dict[str, Any]:
         """What an index says of it, enough for `kept` to make it again."""
         facts = {"name": self.name, "kind": self.kind, "vocab_size": self.vocab_size, "separator": self.separator}
         return facts | ({"file": FILES[self.kind]} if self.kind in FILES else {})
+
+
+def id_type(vocab_size: int) -> np.dtype:
+    """The smallest little-endian unsigned type that holds every id."""
+    return np.dtype("u1" if vocab_size <= 2**8 else "<u2" if vocab_size <= 2**16 else "<u4")
 
 
 def byte_tokens() -> Tokenizer:
@@ -116,13 +122,31 @@ def from_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
     return ranktokens.load(content, path, separator)
 
 
+def check_entry(entry: Any, where: str) -> None:
+    """BadInput where what a file says of a tokenizer is not as `Tokenizer.entry` writes it."""
+    facts = entry if isinstance(entry, Mapping) else {}
+    kind, size, separator = (facts.get(key) for key in ("kind", "vocab_size", "separator"))
+    if kind not in KINDS or facts.get("file") != FILES.get(str(kind)) or not isinstance(facts.get("name"), str):
+        raise BadInput(
+            f"{where}: a tokenizer of kind {kind!r} in the file {facts.get('file')!r} is none that is kept here"
+        )
+    if not (type(size) is int and type(separator) is int and 0 <= separator < size <= 2**31):
+        raise BadInput(
+            f"{where}: a tokenizer of {size!r} ids with separator {separator!r}: not ids from 0 to its size - 1"
+        )
+
+
 def kept(entry: Mapping[str, Any], folder: pathlib.Path) -> Tokenizer:
     """The tokenizer that a folder's index describes. Raises BadInput where its file is missing or another."""
+    check_entry(entry, str(folder))
     if entry["kind"] == "bytes":
         return byte_tokens()
     if entry["kind"] == "ids":
         return given_tokens(entry["vocab_size"], entry["separator"])
-    tokenizer = from_file(folder / entry["file"], str(entry["separator"]))
+    path = folder / entry["file"]
+    if not path.is_file():
+        raise BadInput(f"{path}, the tokenizer that the tokens were made with, is missing: put it back")
+    tokenizer = from_file(path, str(entry["separator"]))
     if tokenizer.name != entry["name"]:
         raise BadInput(f"{folder / entry['file']} is {tokenizer.name}, but the tokens were made with {entry['name']}")
     return tokenizer

@@ -1,9 +1,10 @@
 """Members of tar (also .gz, .zst) and zip files, read in the archive's order and never unpacked to disk.
 
-A member's name says what it is, as a file's does: JSON lines, or else text. A name or link that would lead out of the folder
+A member's name says what it is, as a file's does: JSON lines, CSV, or else text. A name or link that would lead out of the folder
 that the archive is unpacked into is no accident, so the archive is refused.
 """
 
+import itertools
 import os
 import posixpath
 import stat
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, Self
 
-from scalelab.data.read import text
+from scalelab.data.read import delimited, foreign, text
 from scalelab.data.read.files import CHUNK, PACKED, Stream, chunks, inner_name
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput
@@ -123,8 +124,15 @@ def _check(path: str, name: str, offset: int) -> None:
 def _member(content: Any, where: str, reading: Reading) -> Iterator[bytes]:
     if where.endswith(NO_TEXT):
         raise BadInput(f"{where}: such a member can't be read inside an archive; unpack it first")
+    foreign.refuse(where)
     pieces = iter(lambda: content.read(CHUNK), b"")
-    return text.json_lines(pieces, where, reading) if where.endswith(JSON) else text.text(pieces, where, reading)
+    if delimited.is_delimited(where):
+        return delimited.cells(pieces, where, reading)
+    if where.endswith(JSON):
+        return text.json_lines(pieces, where, reading)
+    first = next(pieces, b"")
+    foreign.refuse(where, first[: foreign.LOOKED_AT])
+    return text.text(itertools.chain([first], pieces), where, reading)
 
 
 def is_tar(path: str) -> bool:

@@ -83,7 +83,7 @@ def json_lines(
     pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
 ) -> Iterator[bytes]:
     """The text under `reading.text_key` of each line of a stream that begins with byte `start - 1` of a file (0: with 0)."""
-    for number, (offset, line) in enumerate(_lines(pieces, where, start), 1):
+    for number, (offset, line) in enumerate(lines(pieces, where, start), 1):
         if stop >= 0 and offset >= stop:
             return
         if not line.strip():
@@ -96,8 +96,8 @@ def json_lines(
             yield found
 
 
-def _lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, line); of what comes before the first line end nothing where `start` > 0: it belongs to the range before."""
+def lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, line) without line ends; of what comes before the first line end nothing where `start` > 0: it belongs to the range before."""
     at, parts, size = max(0, start - 1), list[bytes](), 0
     skip = start > 0
     for piece in pieces:

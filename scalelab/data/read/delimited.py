@@ -1,0 +1,65 @@
+"""CSV and TSV (RFC 4180, with a line of names): the texts of one column. A quoted cell may hold line ends, so one worker reads a file."""
+
+import csv
+import functools
+import os
+from collections.abc import Iterator
+
+from scalelab.data.read.files import LONGEST, chunks, inner_name
+from scalelab.data.read.reading import Piece, Reading
+from scalelab.data.read.text import lines
+from scalelab.errors import BadInput, nearest
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+def is_delimited(path: str) -> bool:
+    """Whether a name is a CSV's or TSV's, packed or not."""
+    return inner_name(path.lower()).endswith(tuple(SEPARATORS))
+
+
+def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+    """One piece: where a row begins can't be told in the middle."""
+    yield Piece("csv", path), os.path.getsize(path)
+
+
+def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+    """The non-empty cells of column `reading.text_key`."""
+    return cells(chunks(piece.path), piece.path, reading)
+
+
+def cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator[bytes]:
+    """The non-empty cells of column `reading.text_key` of a stream; a row of another length than the header is bad.
+
+    BadInput where there is no such column, and where quotes are not closed or stand within a cell.
+    """
+    csv.field_size_limit(LONGEST)
+    # What is not UTF-8 becomes half surrogates and, cell by cell, the bytes that it was.
+    texts = (line.decode(errors="surrogateescape") + "\n" for _, line in lines(pieces, where, 0))
+    rows = csv.reader(texts, delimiter=SEPARATORS[inner_name(where.lower())[-4:]], strict=True)
+    try:
+        names = [name.removeprefix("\ufeff").strip() for name in next(rows, [])]
+        column = _column(names, where, reading.text_key) if names else 0
+        last = rows.line_num
+        for row in rows:
+            place = functools.partial("{}, line {}".format, where, last + 1)
+            last = rows.line_num
+            if not row:  # an empty line
+                continue
+            if len(row) != len(names):
+                reading.bad(place(), f"{len(row)} cells, and the header names {len(names)}")
+                continue
+            document = row[column].encode(errors="surrogateescape")
+            if document and reading.is_text(document, place):
+                yield document
+    except csv.Error as error:
+        raise BadInput(f"{where}, line {rows.line_num}: not CSV: {error}") from error
+
+
+def _column(names: list[str], where: str, key: str) -> int:
+    if key not in names:
+        known = [ascii(name[:40])[1:-1] for name in names[:24]]  # of what is no CSV a name may be anything
+        raise BadInput(f"{where} has no column {key!r} (--text-key){nearest(key, known)}")
+    if (n := names.count(key)) > 1:
+        raise BadInput(f"{where} has {n} columns {key!r} (--text-key): which one?")
+    return names.index(key)
