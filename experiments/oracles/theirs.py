@@ -171,13 +171,13 @@ def sophia(p: Problem) -> None:
 
 
 def schedule_free(p: Problem) -> None:
-    """The authors' for their published experiments: sqrt(1 - beta2^t) is a factor of the LR."""
-    _averaged(p, schedulefree.AdamWScheduleFreePaper)
-
-
-def schedule_free_released(p: Problem) -> None:
-    """The authors' since their release 1.3: it stands beside the second moment, and so not in the average's weights."""
+    """The authors' released form: a step weighs in the average by the square of the largest LR so far."""
     _averaged(p, schedulefree.AdamWScheduleFree)
+
+
+def schedule_free_paper(p: Problem) -> None:
+    """The authors' for their published experiments (Alg. 1): sqrt(1 - beta2^t) is a factor of the LR."""
+    _averaged(p, schedulefree.AdamWScheduleFreePaper)
 
 
 def _averaged(p: Problem, optimizer_class: Callable[..., Any]) -> None:

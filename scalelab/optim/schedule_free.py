@@ -1,8 +1,10 @@
-"""Schedule-Free AdamW (Defazio et al. 2024, Alg. 1), whose warm-up is in the LR.
+"""Schedule-Free AdamW as its authors release it (facebookresearch/schedule_free 1.4.1, AdamWScheduleFree), warm-up in the LR.
 
 Gradients are taken at y, which is what the parameters are here; z takes the steps, and x, the average of the z so far, is what
-is evaluated and handed on. With y = (1 - b1) z + b1 x only y and z are kept. optax's counts its warm-up one step off: after
-30 steps its update differs by a tenth.
+is evaluated and handed on. With y = (1 - b1) z + b1 x only y and z are kept. A step's weight in the average is the square of
+the largest LR so far (their weight_lr_power = 2, r = 0). Defazio et al. 2024, Alg. 1 differs: sqrt(1 - b2^t) is a factor of the
+LR there, decay and weights included, and the weight is the current LR squared. optax counts its warm-up one step off: after 30
+steps its update differs by a tenth.
 """
 
 from typing import Any, NamedTuple
@@ -17,45 +19,45 @@ from scalelab.optim.schedules import Hparams
 
 
 class Average(NamedTuple):
-    """`weight` is the sum of squared LRs; `beta1` is the one that mixed the parameters, so that x can be had back."""
+    """`weight` is the sum of weights; `beta1` is the one that mixed the parameters, so that x can be had back."""
 
     step: jax.Array
+    largest_lr: jax.Array
     weight: jax.Array
     beta1: jax.Array
     z: Any
 
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
-    """g / (sqrt(v) + eps): line 7; v's bias correction is a factor of the LR (line 6)."""
+    """g / (sqrt(v / (1 - b2^t)) + eps)."""
     del declared, o, lr
-    return optax.scale_by_rms(h["beta2"], h["eps"], eps_in_sqrt=False)
+    return optax.scale_by_rms(h["beta2"], h["eps"], eps_in_sqrt=False, bias_correction=True)
 
 
 def _last(h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
-    """From -LR x (direction + decay x y) to the step of y: lines 6 to 10."""
+    """From -LR x (direction + decay x y), the step of z, to the step of y."""
 
     def init(params: Tree) -> Average:
         zero, z = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
-        return Average(jnp.zeros((), jnp.int32), zero, zero + h["beta1"], z)
+        return Average(jnp.zeros((), jnp.int32), zero, zero, zero + h["beta1"], z)
 
     def update(updates: Tree, state: Average, params: Tree = None) -> tuple[Tree, Average]:
         step = optax.safe_increment(state.step)
-        correction = jnp.sqrt(-jnp.expm1(step * jnp.log(h["beta2"])))  # sqrt(1 - b2^t)
-        square = jnp.square(correction * lr)
-        weight = state.weight + square
-        kept = 1.0 - square / jnp.where(weight > 0, weight, 1.0)  # 1 - c
+        largest_lr = jnp.maximum(state.largest_lr, lr)
+        weight = state.weight + jnp.square(largest_lr)
+        kept = 1.0 - jnp.square(largest_lr) / jnp.where(weight > 0, weight, 1.0)  # 1 - c
 
         def z_step(u: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
-            return _started(state, y, z) + correction * u
+            return _started(state, y, z) + u
 
         def y_step(u: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
             """With x' - z' = (1 - c) (x - z'): y' - y = z' + b1 (x' - z') - y, in small differences."""
-            u, apart = correction * u, y - _started(state, y, z)
+            apart = y - _started(state, y, z)
             return u + h["beta1"] * kept * (apart / state.beta1 - u) - apart
 
         moves = jax.tree.map(y_step, updates, params, state.z)
         z = jax.tree.map(z_step, updates, params, state.z)
-        return moves, Average(step, weight, jnp.zeros(()) + h["beta1"], z)
+        return moves, Average(step, largest_lr, weight, jnp.zeros(()) + h["beta1"], z)
 
     return optax.GradientTransformation(init, update)
 

@@ -1,7 +1,8 @@
-"""Schedule-Free AdamW against Alg. 1 in float64; and that x, not y, is evaluated, exported and started on."""
+"""Schedule-Free AdamW against its authors' released form in float64, and against optax's; and that x, not y, is evaluated, exported and started on."""
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from scalelab import lengths, records
@@ -13,44 +14,70 @@ from scalelab.model.declare import named
 from scalelab.optim.members import MEMBERS
 from scalelab.train.single import dataset, train_single
 from scalelab.train.weights import of_run
-from tests.optim.frame import assert_follows, by_chain, clipped, decays, problem, setting
+from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, setting
 from tests.train.test_changes import config
 
 MADE = {"optim__name": "schedule_free_adamw", "optim__peak_lr": 0.03, "schedule__name": "constant"}
 
 
-def alg_1(h, declared, params, gradients, lrs):
-    """Defazio et al. 2024, Alg. 1, line by line: (y, x) after the last step, where y is what a next gradient is taken at."""
+def released(h, declared, params, gradients, lrs):
+    """facebookresearch/schedule_free 1.4.1: (y, x) after the last step, where y is what a next gradient is taken at."""
     b1, b2, eps = (float(h[k]) for k in ("beta1", "beta2", "eps"))
     z = x = y = params
-    v, total = dict.fromkeys(params, 0.0), 0.0
+    v, total, largest = dict.fromkeys(params, 0.0), 0.0, 0.0
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
         gradient = clipped(gradient, h)
-        rate = lr * np.sqrt(1 - b2**t)
-        total += rate**2
-        c = rate**2 / total
+        largest = max(largest, lr)
+        total += largest**2
+        c = largest**2 / total
         v = {k: b2 * v[k] + (1 - b2) * g**2 for k, g in gradient.items()}
         lam = {k: float(h["weight_decay"]) if k in decays(declared) else 0.0 for k in params}
-        z = {k: z[k] - rate * (gradient[k] / (np.sqrt(v[k]) + eps) + lam[k] * y[k]) for k in params}
+        z = {k: z[k] - lr * (gradient[k] / (np.sqrt(v[k] / (1 - b2**t)) + eps) + lam[k] * y[k]) for k in params}
         x = {k: (1 - c) * x[k] + c * z[k] for k in params}
         y = {k: (1 - b1) * z[k] + b1 * x[k] for k in params}
     return y, x
 
 
+UP = 0.02 * np.minimum(1.0, np.arange(1, 31) / 10)
+
+
 @pytest.mark.parametrize(
-    "changes", [{}, {"optim__beta2": 0.8, "optim__weight_decay": 1.0, "optim__beta1": 0.98}], ids=str
+    ("changes", "lrs"),
+    [
+        ({}, UP),
+        ({"optim__beta2": 0.8, "optim__weight_decay": 1.0, "optim__beta1": 0.98}, UP),
+        ({}, UP * np.linspace(1, 0.1, 30)),  # an LR that falls: the largest so far is what weighs a step
+    ],
+    ids=["defaults", "others", "falling"],
 )
-def test_thirty_steps_with_warm_up_are_the_papers(changes):
+def test_thirty_steps_with_warm_up_are_the_authors(changes, lrs):
     static, h = setting("schedule_free_adamw", **changes)
     declared, params, gradients = problem(0.3)
-    lrs = 0.02 * np.minimum(1.0, np.arange(1, 31) / 10)
-    y, x = alg_1(h, declared, params, gradients, lrs)
+    y, x = released(h, declared, params, gradients, lrs)
     found, state = by_chain(static, h, params, gradients, lrs)
     assert_follows(y, found, params)
     tree = jax.tree.unflatten(jax.tree.structure(state[-1].z), found.values())
     average = MEMBERS["schedule_free_adamw"].evaluated(tree, state, h)
     assert_follows(x, named(average), params)
     assert max(np.max(np.abs(x[k] - y[k])) for k in x) > 1e-3  # or the two could be mistaken for each other
+
+
+def test_optaxs_agrees_without_warm_up():
+    """An independent implementation, whose warm-up is one step off."""
+    static, h = setting("schedule_free_adamw", optim__weight_decay=0.0, optim__clip_norm=1e9)
+    _, params, gradients = problem(0.3)
+    theirs = optax.contrib.schedule_free_adamw(0.02, b1=float(h["beta1"]), b2=float(h["beta2"]), eps=float(h["eps"]))
+
+    def step(carry, gradient):
+        params, state = carry
+        updates, state = theirs.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    start = nested(params)
+    stacked = nested({k: np.stack([g[k] for g in gradients]) for k in params})
+    expected = named(jax.lax.scan(step, (start, theirs.init(start)), stacked)[0][0])
+    found = by_chain(static, h, params, gradients, [0.02] * 30)[0]
+    assert_follows({k: np.float64(x) for k, x in expected.items()}, found, params)
 
 
 @pytest.fixture(scope="module")
