@@ -116,21 +116,25 @@ def optim() -> dict:
 def schedule() -> dict:
     """What changes over the run: learning rate, weight decay, batch, sequence length, momentum."""
     return {
-        # constant | linear | cosine | cosine_restarts | wsd | multi_step | inverse_sqrt, or your own pkg.mod:fn
+        # constant | linear | cosine | cosine_restarts | wsd | wsd_s | power | multi_step | inverse_sqrt, or your own pkg.mod:fn
         "name": "cosine",  # of the LR; each with its source in optim/schedules.py; your own is (step, h) -> LR
         "warmup_steps": placeholder(int),  # [h] linear warm-up; None: as said below, else 5 %, at most 2000
         "warmup_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
         "warmup_share": placeholder(float),  # [h] the same as a share of train.steps
-        "decay_shape": "linear",  # wsd: linear | cosine | sqrt (1 - sqrt: Hägele et al. 2024, section 4)
-        "decay_steps": placeholder(int),  # [h] wsd: last steps, that decay; None: what is said below, else 20 %
+        # of wsd, wsd_s, power: linear | cosine | sqrt (1 - sqrt: Hägele et al. 2024, section 4) | exponential (final_share^progress:
+        "decay_shape": "linear",  # Hu et al. 2024) | inverse (1/LR rises evenly: Wen et al. 2024)
+        "decay_steps": placeholder(int),  # [h] of these: last steps, that decay; None: what is said below, else 20 %
         "decay_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
         "decay_share": placeholder(float),  # [h] the same as a share of train.steps (Hägele et al.: 10 to 20 %)
-        # final_share: of linear, cosine, cosine_restarts and wsd
+        # final_share: of linear, cosine, cosine_restarts, wsd, wsd_s and power
         "final_share": 0.1,  # [h] last LR / peak LR (Hoffmann et al. 2022: 0.1 for cosine; use 0 with wsd)
         # the LR then stays there (GPT-3: 260 of 300 billion tokens), or the run ends above it (OLMo 2 7B: 5 of 3.9 trillion)
         "fall_share": 1.0,  # [h] linear, cosine: where final_share is reached, as a share of train.steps
-        "cycles": 1,  # [h] cosine_restarts: falls from the peak between warm-up and the end
-        "cycle_growth": 1.0,  # [h] cosine_restarts: a fall's length / the one before's (Loshchilov's T_mult, 1 or 2)
+        "cycles": 1,  # [h] cosine_restarts: falls from the peak between warm-up and the end; wsd_s: decays, the last at the end
+        # of cosine_restarts: a fall's length / the one before's (Loshchilov's T_mult, 1 or 2);
+        "cycle_growth": 1.0,  # [h] of wsd_s: a decay's last step / the one before's (Wen et al. 2024: 2)
+        "power_scale": 4.6,  # [h] power: a of LR = sequences in a batch x a x tokens^b (Shen et al. 2024, section 4)
+        "power_exponent": -0.51,  # [h] power: b
         "hold_steps": 0,  # [h] inverse_sqrt: step from which it falls; 0: the warm-up's end (T5, PaLM: 10,000)
         # lr2: a step takes weight_decay x LR^2 (PaLM: 1.0); independent: weight_decay x LR / peak (Wortsman et al. 2023)
         "wd_shape": "constant",  # of optim.weight_decay: constant (times LR) | cosine (Caron et al. 2021) | lr2 | independent

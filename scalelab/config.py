@@ -32,6 +32,7 @@ TRACED = (
     *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
     *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
     *(f"schedule.{name}" for name in ("seq_start", "seq_warmup_tokens")),
+    *(f"schedule.{name}" for name in ("power_scale", "power_exponent")),
     *(f"train.{name}" for name in ("steps", "z_loss", "seed", "ema")),
 )
 # Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.

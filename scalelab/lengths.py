@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from scalelab import ramp
 from scalelab.errors import BadInput
+from scalelab.validate import DECAYING
 
 # Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
 DEFAULTS = {
@@ -66,7 +67,7 @@ def describe(config: ConfigDict) -> str:
     """A resolved config's schedule in one line, with what was derived said as such."""
     schedule, steps = config.schedule, config.train.steps
     text = f"{schedule.name} over {steps:,} steps of {_batch(config)}: {_phrase(config, 'warmup', 'warm-up')}"
-    if schedule.name == "wsd":
+    if schedule.name in DECAYING:
         text += (
             f", {_phrase(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
         )
@@ -122,8 +123,8 @@ def landmarks(config: ConfigDict) -> list[int]:
     """The steps worth looking at: the first, the warm-ups' last, every tenth of the run, the decay's first, the last."""
     steps, schedule = config.train.steps, config.schedule
     bends = (
-        [schedule.warmup_steps - 1, steps - schedule.decay_steps]
-        if schedule.name == "wsd"
+        [schedule.warmup_steps - 1, steps - schedule.decay_steps, *_earlier_decays(config)]
+        if schedule.name in DECAYING
         else [schedule.warmup_steps - 1]
     )
     bends += ramp.of(config)[:1] + ramp.of(config)[-1:]
@@ -131,6 +132,17 @@ def landmarks(config: ConfigDict) -> list[int]:
     bends += [_full_sequences(config)] if schedule.seq_start is not None else []
     tenths = [i * steps // 10 for i in range(10)]
     return sorted({step for step in [*tenths, *bends, steps - 1] if 0 <= step < steps})
+
+
+def _earlier_decays(config: ConfigDict) -> list[int]:
+    """First step of each decay of a wsd_s but the last, and the step after it."""
+    schedule, steps = config.schedule, config.train.steps
+    shares = [schedule.cycle_growth**-i for i in range(1, schedule.cycles)] if schedule.name == "wsd_s" else []
+    return [
+        step
+        for share in shares
+        for step in (round(steps * share) - round(schedule.decay_steps * share), round(steps * share))
+    ]
 
 
 def tokens_per_step(config: ConfigDict) -> int:

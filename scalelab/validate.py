@@ -26,8 +26,18 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "optim.name": tuple(DEFAULTS),
     "optim.scale": (None, "spectral", "rms"),
     "optim.newton_schulz": (None, "bf16", "fp32"),
-    "schedule.name": ("constant", "linear", "cosine", "cosine_restarts", "wsd", "multi_step", "inverse_sqrt"),
-    "schedule.decay_shape": ("linear", "cosine", "sqrt"),
+    "schedule.name": (
+        "constant",
+        "linear",
+        "cosine",
+        "cosine_restarts",
+        "wsd",
+        "wsd_s",
+        "power",
+        "multi_step",
+        "inverse_sqrt",
+    ),
+    "schedule.decay_shape": ("linear", "cosine", "sqrt", "exponential", "inverse"),
     "schedule.wd_shape": ("constant", "cosine", "lr2", "independent"),
     "parametrization.name": ("standard", "mup", "completep"),
     "precision.name": (
@@ -39,6 +49,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 # Of these a function of the user's own may take the place, as pkg.mod:fn.
 OWN = ("optim.name", "schedule.name")
+DECAYING = ("wsd", "wsd_s", "power")  # schedules that end in a decay of decay_steps, of decay_shape
 GROUPS = ("embed", "head", "position", "hidden", "vector")  # of parameters; `optim/groups.py` says which is which
 LEAST_EPS = 1e-36  # smaller ones, times a share of them, are zero in fp32: 0 / 0 wherever a gradient is zero
 # key: (lowest, highest, is the lowest itself allowed)
@@ -69,6 +80,8 @@ RANGES = {
     "schedule.fall_share": (0, 1e3, False),
     "schedule.cycles": (1, 64, True),
     "schedule.cycle_growth": (1, 4, True),
+    "schedule.power_scale": (0, 1e9, False),
+    "schedule.power_exponent": (-2, 0, True),
     "schedule.hold_steps": (0, 1e12, True),
     "schedule.wd_final_share": (0, 1e3, True),
     "schedule.beta1_start": (0, 0.999999, True),
@@ -199,10 +212,21 @@ def _check_schedule(config: ConfigDict) -> None:
             f"schedule.warmup_steps={config.schedule.warmup_steps} is longer than train.steps={train.steps}; "
             f"nearest: {train.steps} (or unset it: then warm-up is a share of the run)"
         )
-    if config.schedule.name == "wsd" and config.schedule.decay_steps > train.steps:
+    if config.schedule.name in DECAYING and config.schedule.decay_steps > train.steps:
         raise BadInput(
             f"schedule.decay_steps={config.schedule.decay_steps} is longer than train.steps={train.steps}; "
             f"nearest: {train.steps}"
+        )
+    schedule = config.schedule
+    if schedule.name in DECAYING and schedule.decay_shape in ("exponential", "inverse") and not schedule.final_share:
+        raise BadInput(
+            f"schedule.final_share=0 with schedule.decay_shape={schedule.decay_shape!r}, which never gets to 0; nearest: "
+            "schedule.final_share=0.01"
+        )
+    if schedule.name == "wsd_s" and (schedule.cycles < 2 or schedule.cycle_growth <= 1):
+        raise BadInput(
+            f"schedule.name='wsd_s' decays at least twice, each at a later step: schedule.cycles={schedule.cycles}, "
+            f"schedule.cycle_growth={schedule.cycle_growth:g}; nearest: cycles={max(2, schedule.cycles)}, cycle_growth=2 (or wsd)"
         )
     if config.schedule.fall_share != 1 and config.schedule.name not in ("linear", "cosine"):
         raise BadInput(

@@ -18,6 +18,7 @@ from scalelab.user_code import user_object
 
 Hparams = Mapping[str, jax.Array]
 Schedule = Callable[[jax.Array, Hparams], jax.Array]
+Shape = Callable[[jax.Array, jax.Array], jax.Array]  # (what is left of a decay, final_share) -> share of the peak
 MOST_CYCLES = 64
 MOST_AT_ONCE = 2**20  # steps whose LR is worked out together
 MILESTONES = ((0.8, 10**-0.5), (0.9, 10**-0.5))  # (share of the run, factor from there on)
@@ -55,14 +56,46 @@ def cosine_restarts(step: jax.Array, h: Hparams) -> jax.Array:
     return _fall(step, h, _half_cosine(jnp.clip((at - starts[cycle]) / lengths[cycle], 0.0, 1.0)))
 
 
-def wsd(step: jax.Array, h: Hparams, shape: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def wsd(step: jax.Array, h: Hparams, shape: Shape) -> jax.Array:
     """Warm-up, constant, then over the last decay_steps of `steps` down to final_share (Hu et al. 2024, eq. 2).
 
     `shape` is one of DECAYS. Before the decay the value doesn't depend on `steps`, to the last bit. A `constant`
     config is this without a decay (`config.static`, `config.hparams`).
     """
+    return h["peak_lr"] * warmup(step, h) * shape(_left(step, h), h["final_share"])
+
+
+def wsd_s(step: jax.Array, h: Hparams, shape: Shape) -> jax.Array:
+    """Like `wsd`, with `cycles` decays in one run, each followed by the peak at once (Wen et al. 2024, section 4: WSD-S).
+
+    The decays end at steps / cycle_growth^i, i = cycles - 1 … 0 (theirs: 12.5, 25 and 50 billion tokens), and each takes the
+    same share of the steps before its end: up to there the LR is that of a `wsd` of that length, earlier decays aside.
+    """
+    powers = h["cycle_growth"] ** -jnp.arange(MOST_CYCLES, dtype=jnp.float32)  # the last decay's first
+    ends = jnp.round(h["steps"] * powers)
+    ahead = jnp.sum((step < ends) & (jnp.arange(MOST_CYCLES) < h["cycles"]))  # decays that are not over
+    end = ends[jnp.maximum(ahead - 1, 0)]
+    decay_steps = jnp.round(h["decay_steps"] * powers[jnp.maximum(ahead - 1, 0)])
+    return wsd(step, {**h, "steps": end, "decay_steps": decay_steps}, shape)
+
+
+def power(step: jax.Array, h: Hparams, shape: Shape, seen: Callable[[jax.Array], jax.Array], batch: int) -> jax.Array:
+    """min(peak, batch x a x n^b) between warm-up and decay, n tokens (Shen et al. 2024, eq. 4 and 5: Power scheduler).
+
+    a = power_scale, b = power_exponent, `batch` in sequences, n = `seen(step + 1)`: the step's own count. The warm-up is a line
+    to the value at its last step, the decay `shape` goes on from the value at its first.
+    """
+    first = jnp.maximum(h["warmup_steps"] - 1.0, 0.0)
+    last = jnp.maximum(h["steps"] - h["decay_steps"], first)
+    n = jnp.maximum(seen(jnp.clip(step, first, last) + 1.0), 1.0)
+    height = jnp.minimum(h["peak_lr"], batch * h["power_scale"] * n ** h["power_exponent"])
+    return height * warmup(step, h) * shape(_left(step, h), h["final_share"])
+
+
+def _left(step: jax.Array, h: Hparams) -> jax.Array:
+    """What is left of the decay: 1 before it (and without one), 0 from `steps` on."""
     left = jnp.clip((h["steps"] - step) / jnp.maximum(h["decay_steps"], 1.0), 0.0, 1.0)
-    return _fall(step, h, shape(jnp.where(h["decay_steps"] > 0, left, 1.0)))
+    return jnp.where(h["decay_steps"] > 0, left, 1.0)
 
 
 def multi_step(step: jax.Array, h: Hparams) -> jax.Array:
@@ -91,16 +124,25 @@ def _half_cosine(progress: jax.Array) -> jax.Array:
 
 
 def _fall(step: jax.Array, h: Hparams, height: jax.Array) -> jax.Array:
-    """LR at `height`: at 1 the peak, to the last bit (f + (1 - f) rounds to 1 for every f in [0, 1]), at 0 final_share of it."""
-    return h["peak_lr"] * warmup(step, h) * (h["final_share"] + (1.0 - h["final_share"]) * height)
+    """LR at `height`: at 1 the peak, at 0 final_share of it."""
+    return h["peak_lr"] * warmup(step, h) * _share(height, h["final_share"])
 
 
-# What is left of the decay, 1 to 0, -> height above final_share, 1 to 0.
-DECAYS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "linear": lambda left: left,
-    "cosine": lambda left: _half_cosine(1.0 - left),
-    "sqrt": lambda left: 1.0 - jnp.sqrt(1.0 - left),  # Hägele et al. 2024, eq. 1
+def _share(height: jax.Array, final: jax.Array) -> jax.Array:
+    """Share of the peak: at height 1 it is 1, to the last bit (f + (1 - f) rounds to 1 for every f in [0, 1]), at 0 `final`."""
+    return final + (1.0 - final) * height
+
+
+# (What is left of the decay, 1 to 0; final_share) -> share of the peak, 1 to final_share.
+DECAYS: dict[str, Shape] = {
+    "linear": lambda left, final: _share(left, final),
+    "cosine": lambda left, final: _share(_half_cosine(1.0 - left), final),
+    "sqrt": lambda left, final: _share(1.0 - jnp.sqrt(1.0 - left), final),  # Hägele et al. 2024, eq. 1
+    # Hu et al. 2024, section 4.2: 0.5^(steps of the decay / half-life), so final_share = 0.5^(decay_steps / half-life)
+    "exponential": lambda left, final: final ** (1.0 - left),
+    "inverse": lambda left, final: 1.0 / (left + (1.0 - left) / final),  # 1/LR rises evenly: Wen et al. 2024, section 4
 }
+DECAYING: dict[str, Callable[..., jax.Array]] = {"wsd": wsd, "wsd_s": wsd_s}  # those that take a decay's shape
 SCHEDULES: dict[str, Schedule] = {
     "linear": linear, "cosine": cosine, "cosine_restarts": cosine_restarts,
     "multi_step": multi_step, "inverse_sqrt": inverse_sqrt,
@@ -128,6 +170,13 @@ def micro_batches(static: Static, step: jax.Array) -> jax.Array:
     return static.accumulate - len(static.batch_ramp) + jnp.sum(step >= jnp.asarray(static.batch_ramp, jnp.int32))
 
 
+def tokens_before(static: Static, step: jax.Array) -> jax.Array:
+    """Tokens of the steps before `step` (a scalar), float32: to 6e-8 of them."""
+    steps, ramp = jnp.float32(step), jnp.asarray(static.batch_ramp, jnp.float32)
+    parts = steps * (static.accumulate - len(ramp)) + jnp.sum(jnp.maximum(steps - ramp, 0.0))
+    return parts * (static.global_batch // static.accumulate * static.model.seq_len)
+
+
 def seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
     """How far apart attention is cut at a step (a scalar), in tokens, int32: under the warm-up of Li et al. 2022, section 3.
 
@@ -137,9 +186,7 @@ def seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
     full = static.model.seq_len
     if not static.seq_warmup:
         return jnp.int32(full)
-    steps, ramp = jnp.float32(step), jnp.asarray(static.batch_ramp, jnp.float32)
-    parts = steps * (static.accumulate - len(ramp)) + jnp.sum(jnp.maximum(steps - ramp, 0.0))
-    seen = parts * (static.global_batch // static.accumulate * full)
+    seen = tokens_before(static, step)
     grown = h["seq_start"] + (full - h["seq_start"]) * seen / h["seq_warmup_tokens"]
     rounded = jnp.maximum(8 * jnp.floor(grown / 8), h["seq_start"])
     return jnp.where(seen < h["seq_warmup_tokens"], rounded, full).astype(jnp.int32)
@@ -147,9 +194,11 @@ def seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
 
 def of(static: Static) -> Schedule:
     """The run's LR as a function of (step, hparams)."""
-    name = static.schedule
-    if name == "wsd":
-        return lambda step, h: wsd(step, h, DECAYS[static.decay_shape])
+    name, shape = static.schedule, DECAYS[static.decay_shape]
+    if name in DECAYING:
+        return lambda step, h: DECAYING[name](step, h, shape)
+    if name == "power":
+        return lambda step, h: power(step, h, shape, lambda s: tokens_before(static, s), static.global_batch)
     return _own(name) if ":" in name else SCHEDULES[name]
 
 

@@ -23,6 +23,7 @@ STATIC = config_lib.static(CONFIG)
 H = {
     "peak_lr": 0.2, "warmup_steps": 10, "steps": 100, "decay_steps": 20, "final_share": 0.1, "cycles": 1, "cycle_growth": 1,
     "hold_steps": 0, "fall_share": 1, "weight_decay": 0.1, "wd_final_share": 1, "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
+    "power_scale": 4.6, "power_exponent": -0.51,
 }  # fmt: skip
 NAMES = validate.CHOICES["schedule.name"]
 ONE = {"constant": "wsd"}  # the program that it is, where its decay has no step
@@ -34,8 +35,8 @@ def hparams(name, changes):
 
 
 @functools.cache
-def compiled(name, shape="linear", wd_shape="constant"):
-    static = dataclasses.replace(STATIC, schedule=ONE.get(name, name), decay_shape=shape, wd_shape=wd_shape)
+def compiled(name, shape="linear", wd_shape="constant", **changes):
+    static = dataclasses.replace(STATIC, schedule=ONE.get(name, name), decay_shape=shape, wd_shape=wd_shape, **changes)
     return jax.jit(jax.vmap(functools.partial(schedules.at, static), in_axes=(0, None)))
 
 
@@ -51,7 +52,7 @@ def curve(name, shape="linear", **changes):
 
 
 def test_every_choice_is_there_and_no_other():
-    assert set(NAMES) == {*schedules.SCHEDULES, "wsd", *ONE}
+    assert set(NAMES) == {*schedules.SCHEDULES, *validate.DECAYING, *ONE}
     assert set(validate.CHOICES["schedule.decay_shape"]) == set(schedules.DECAYS)
     assert set(validate.CHOICES["schedule.wd_shape"]) == set(schedules.WEIGHT_DECAYS)
 
@@ -149,7 +150,7 @@ def test_wsd_without_a_decay_is_constant_to_the_last_step():
     np.testing.assert_array_equal(curve("wsd", decay_steps=0)[:100], curve("constant")[:100])
 
 
-@pytest.mark.parametrize("final", [0.0, 0.1, 0.3, 0.7])
+@pytest.mark.parametrize("final", [1e-3, 0.1, 0.3, 0.7])
 @pytest.mark.parametrize("shape", schedules.DECAYS)
 def test_wsd_branches_share_their_trunk_to_the_last_bit(shape, final):
     """Hägele et al. 2024: a longer run is the same run until the shorter one's decay begins; so is a constant one."""
@@ -157,6 +158,68 @@ def test_wsd_branches_share_their_trunk_to_the_last_bit(shape, final):
     np.testing.assert_array_equal(short[:41], long[:41])
     np.testing.assert_array_equal(long[:91], curve("constant")[:91])
     assert short[41] < long[41]
+
+
+def test_exponential_decay_halves_as_minicpms():
+    """Hu et al. 2024, 4.2: LR = 0.5^(steps of the decay / T) x peak; over 20 steps with T = 5 that is 1/16 at the end."""
+    lr = curve("wsd", "exponential", final_share=0.5 ** (20 / 5))
+    np.testing.assert_allclose(lr[80:101], 0.2 * 0.5 ** (np.arange(21) / 5), rtol=1e-5)
+    theirs = optax.exponential_decay(0.2, transition_steps=5, decay_rate=0.5, transition_begin=80)
+    np.testing.assert_allclose(lr[9:101], jax.vmap(theirs)(jnp.arange(9, 101)), rtol=1e-5)
+
+
+def test_inverse_decay_is_even_in_one_over_lr():
+    """Wen et al. 2024: LR = 1 / (x / least + (1 - x) / peak), x from 0 to 1 over the decay."""
+    x = np.arange(21) / 20
+    lr = curve("wsd", "inverse", final_share=0.1)
+    np.testing.assert_allclose(lr[80:101], 1 / (x / 0.02 + (1 - x) / 0.2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["linear", "inverse"])
+def test_wsd_s_is_a_wsd_of_each_of_its_lengths_and_begins_again_at_the_peak(shape):
+    """Wen et al. 2024, WSD-S: one run decays at a quarter, at half and at its end; after a decay the LR is the peak's at once."""
+    lr = curve("wsd_s", shape, cycles=3, cycle_growth=2)
+    for start, end, decay in ((0, 25, 5), (25, 50, 10), (50, 130, 20)):
+        alone = curve("wsd", shape, steps=min(end, 100), decay_steps=decay)
+        np.testing.assert_allclose(lr[start:end], alone[start:end], rtol=1e-6)
+    assert lr[24] < lr[25] == lr[9] and lr[49] < lr[50] == lr[9]
+    np.testing.assert_allclose(curve("wsd_s", shape), curve("wsd", shape), rtol=1e-6)
+
+
+def test_power_is_shens():
+    """Shen et al. 2024: min(peak, batch a n^b) with n in tokens (b their -0.51, here steeper), a line before and a decay after it."""
+    found = compiled("power", "linear", global_batch=8, accumulate=1)
+    h = {
+        key: jnp.float32(x)
+        for key, x in hparams("power", {"peak_lr": 0.02, "power_exponent": -0.8, "final_share": 0.0}).items()
+    }
+    lr = np.asarray(found(jnp.arange(LENGTH), h)["lr"], np.float64)
+    n = np.arange(1, LENGTH + 1) * 8 * CONFIG.model.seq_len
+    wanted = np.minimum(0.02, 8 * 4.6 * n**-0.8)
+    assert wanted[9] == 0.02 > wanted[70]  # both branches are seen
+    np.testing.assert_allclose(lr[9:81], wanted[9:81], rtol=1e-5)
+    np.testing.assert_allclose(lr[:10], wanted[9] * np.arange(1, 11) / 10, rtol=1e-5)
+    np.testing.assert_allclose(lr[80:101], wanted[80] * np.arange(20, -1, -1) / 20, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (
+            {"name": "wsd", "decay_shape": "inverse", "final_share": 0.0},
+            "never gets to 0; nearest: schedule.final_share=0.01",
+        ),
+        ({"name": "power", "decay_shape": "exponential", "final_share": 0.0}, "never gets to 0"),
+        ({"name": "wsd_s"}, "decays at least twice.*nearest: cycles=2, cycle_growth=2"),
+        ({"name": "wsd_s", "cycles": 2}, "cycle_growth=1; nearest: cycles=2, cycle_growth=2"),
+        ({"name": "power", "decay_steps": 501}, "longer than train.steps=500"),
+    ],
+    ids=str,
+)
+def test_what_a_decay_cannot_do_is_refused(changes, match):
+    config = config_lib.override(base.get_config(), {f"schedule.{key}": value for key, value in changes.items()})
+    with pytest.raises(BadInput, match=match):
+        config_lib.resolve(config)
 
 
 def test_multi_step_is_deepseeks():
@@ -214,7 +277,8 @@ share = some.floats(0, 1, width=32)
 def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, decay, final, shape):
     warmup, decay = min(warmup, steps), round(decay * steps)
     apart = warmup <= steps - decay  # bends of two falls may make a dent where they meet; two lines don't
-    shape = shape if name == "wsd" and apart else "linear"
+    shape = shape if name in ("wsd", "wsd_s") and apart else "linear"
+    final = max(final, 0.01) if shape in ("exponential", "inverse") else final  # which never get to 0
     lr = curve(name, shape, steps=steps, warmup_steps=warmup, decay_steps=decay, final_share=final) / 0.2
     assert np.isfinite(lr).all()
     assert (lr >= -1e-6).all()
@@ -224,9 +288,9 @@ def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, de
     assert (np.diff(lr[: top + 1]) >= -1e-6).all()
     if name != "multi_step" or warmup <= 0.8 * steps:
         assert (np.diff(lr[top:]) <= 1e-6).all()
-    if warmup < steps and (name in ("linear", "cosine", "cosine_restarts") or (name == "wsd" and decay)):
+    if warmup < steps and (name in ("linear", "cosine", "cosine_restarts") or (name in ("wsd", "wsd_s") and decay)):
         np.testing.assert_allclose(lr[steps:], final, atol=1e-5)
-    if name != "wsd" or apart:
+    if name not in validate.DECAYING or (apart and name != "power"):
         assert lr.max() > 1 - 1e-5 or warmup == steps or name == "multi_step"
 
 
