@@ -42,6 +42,16 @@ def retry(action: Callable[[], T]) -> T:
         raise OSError(error.errno, f"{error.strerror}, {len(WAITS_S) + 1} times", error.filename) from error
 
 
+def is_transient(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is one that `retry` tries again; libraries may tell it as text alone."""
+    while error is not None:
+        texts = [os.strerror(number) for number in TRANSIENT]
+        if getattr(error, "errno", None) in TRANSIENT or any(text in str(error) for text in texts):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def write_json(path: Folder, content: Any) -> None:
     """Replace `path` by `content` as JSON, atomically: a reader sees the old file or the new one."""
     path = pathlib.Path(path)

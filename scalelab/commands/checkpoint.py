@@ -1,6 +1,7 @@
 """scalelab checkpoint verify|list|show DIR [--step=N]
 
-verify  every byte of every checkpoint against its manifest; exit code 1 where anything is damaged, and the file is named
+verify  every byte of every checkpoint against its manifest, and the metrics that were logged before it; exit code 1 where
+        anything is damaged, and the file is named
 list    the steps, their sizes and trials; looks at sizes, reads no data
 show    what one checkpoint (the last, or --step) says of itself: trials, config, data, versions, arrays
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from scalelab.commands.shared import Parser, emit
 from scalelab.errors import BadInput
-from scalelab.train import manifest
+from scalelab.train import logs, manifest
 
 
 def main(argv: list[str]) -> int:
@@ -45,6 +46,8 @@ def _verify(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any
     rows = []
     for folder, step in found:
         lines = manifest.problems(folder / str(step))
+        if not lines:
+            lines = [text for _, text in logs.lost_logs(folder, manifest.read(folder / str(step)))]
         rows.append({"folder": str(folder), "step": step, "ok": not lines, "problems": lines})
         if speak:
             print(
@@ -62,6 +65,7 @@ def _list(found: list[tuple[pathlib.Path, int]], speak: bool) -> list[dict[str, 
             content = manifest.read(folder / str(step))
             size = sum(file["bytes"] for file in content["files"].values())
             row |= {"bytes": size, "time": content["time"], "trials": sorted(content["facts"])}
+            row |= {"health": content.get("health", {})}
         rows.append(row)
         if speak:
             print(f"{folder / str(step)}  {_row(row) if not lines else lines[0]}")
@@ -70,7 +74,8 @@ def _list(found: list[tuple[pathlib.Path, int]], speak: bool) -> list[dict[str, 
 
 def _row(row: dict[str, Any]) -> str:
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
-    return f"{row['bytes'] / 1e6:.1f} MB  {saved}  {' '.join(row['trials'])}"
+    doubts = "".join(f"; {name}: {verdict}" for name, verdict in row["health"].items() if verdict != manifest.HEALTHY)
+    return f"{row['bytes'] / 1e6:.1f} MB  {saved}  {' '.join(row['trials'])}{doubts}"
 
 
 def _show(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any]:

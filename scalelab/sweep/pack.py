@@ -10,7 +10,7 @@ from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.train import branch, determinism, loop
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.lineage import begin, furthest, initial, resume
+from scalelab.train.lineage import begin, furthest, initial, resume, warner
 from scalelab.train.program import packing
 from scalelab.train.run import Run, open_run
 from scalelab.train.single import continued, dataset
@@ -56,7 +56,8 @@ def train_pack(
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
         known = {name: run.facts for name, run in by_name.items()}
         logs = [run.folder / "metrics.jsonl" for run in runs]
-        with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known, logs) as checkpoints:
+        warn = warner(runs, progress)
+        with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
             start = resume(by_name, checkpoints, allow, progress, c.fallback, mode)
             start = start or _resume_former(runs, allow, progress, mode)
             if trunks:

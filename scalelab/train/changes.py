@@ -14,7 +14,7 @@ from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput, nearest
 from scalelab.model import transformer
 from scalelab.optim.members import find
-from scalelab.train.checkpoint import describe
+from scalelab.train.leaves import describe
 
 # A run that goes on under other values of these would be another run: its past no longer follows from its config.
 FROZEN = (

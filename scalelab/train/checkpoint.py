@@ -9,8 +9,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
+import os
 import pathlib
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,11 @@ from jax.sharding import SingleDeviceSharding
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.model.declare import named
+from scalelab.jsonfiles import WAITS_S, is_transient, retry
 from scalelab.parallel.processes import from_first
-from scalelab.train import manifest
+from scalelab.train import health, manifest
+from scalelab.train import logs as log_lengths
+from scalelab.train.leaves import describe, refuse_other_tree
 from scalelab.train.manifest import Damaged
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax narrates every save; its errors reach us as exceptions
@@ -52,49 +54,74 @@ class Checkpoints:
     """The checkpoints of one run or pack, in `folder`; only committed ones are ever seen. One writer at a time.
 
     `facts`: trial -> what it is trained under, kept in every manifest. `logs`: files that a committed step relies on, as
-    a resumed run doesn't write its lines again; what they held when a save began is on disk before its commit.
+    a resumed run doesn't write its lines again; what they held when a save began is on disk before its commit, and its hash in
+    the manifest. `warn` is told of what a save got over.
     """
 
     def __init__(
         self, folder: pathlib.Path, keep_last: int = 2, keep_every: int = 0, facts: Mapping[str, Facts] | None = None,
-        logs: Sequence[pathlib.Path] = (),
+        logs: Sequence[pathlib.Path] = (), warn: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         self.folder = folder.absolute()
         self.keep_last, self.keep_every, self.facts = keep_last, keep_every, dict(facts or {})
-        self.logs = logs
+        self.logs, self.warn = logs, warn
         # Uncompressed: weights hardly shrink (to 92 %), and saves are three times as fast.
         self.orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self.commit: threading.Thread | None = None
         self.failure: tuple[int, BaseException] | None = None  # of the step that could not be saved
+        self.lost = False  # the last save, to a passing error
         self.shares: dict[str, float] = {}  # seconds of the last save: blocked, orbax, hash (for who asks how fast)
 
-    def save(self, step: int, states: Mapping[str, Any]) -> None:
+    def save(self, step: int, states: Mapping[str, Any], last: bool = False) -> None:
         """Start saving; the writer holds the values of now, whatever steps are dispatched next. Raises SaveFailed.
 
-        Waits for the save before, should that still be under way, and raises if it failed. No copy of the values is made
+        Waits for the save before, should that still be under way, and raises if it failed; a passing error (EIO, ESTALE) may
+        cost one save, not two in a row. The `last` one is waited for, and tried again. No copy of the values is made
         on CPU: the writer's view of a buffer keeps the runtime from giving that buffer to a donating step. Elsewhere the
         values are on their way to the host when this returns. A test holds both to it.
         """
         self.wait()
+        self._start(step, states)
+        for wait in WAITS_S if last else ():
+            self._join()
+            if not from_first(self._failed_in_passing):
+                return
+            time.sleep(wait)
+            self._start(step, states)
+
+    def _start(self, step: int, states: Mapping[str, Any]) -> None:
         begun, draft = time.perf_counter(), self.folder / f"{step}.tmp"
-        commit = threading.Thread(target=self._commit, args=(step, draft, describe(states)), name="commit")
-        try:
-            from_first(lambda: self._make_room(draft))
-            self.orbax.save(draft / "state", args=ocp.args.PyTreeSave(dict(states)))
-        except Exception as error:
-            self.failure = (step, error)
-            self._raise_failure()
+        self.failure = None
+        arguments = (step, draft, describe(states), health.look(states), log_lengths.log_sizes(self.logs))
+        commit = threading.Thread(target=self._commit, args=arguments, name="commit")
+        for wait in (*WAITS_S, None) if jax.process_count() == 1 else (None,):
+            try:
+                from_first(lambda: self._make_room(step, draft))
+                self.orbax.save(draft / "state", args=ocp.args.PyTreeSave(dict(states)))
+                break
+            except Exception as error:
+                if wait is None or not is_transient(error):
+                    self.failure = (step, error)
+                    self._raise_failure()
+                time.sleep(wait or 0)
         self.shares = {"blocked": time.perf_counter() - begun}
         self.commit = commit
         commit.start()
 
-    def _make_room(self, draft: pathlib.Path) -> None:
+    def _make_room(self, step: int, draft: pathlib.Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         for leftover in manifest.leftovers(self.folder):
-            shutil.rmtree(leftover)
-        draft.mkdir()
+            manifest.remove(leftover)
+        if os.path.lexists(stray := self.folder / str(step)):
+            aside = manifest.set_aside(stray, "stray")
+            self.warn(
+                f"{stray} stood where step {step} is to be saved and is not one of its run: renamed to {aside.name}"
+            )
+        retry(draft.mkdir)
 
-    def _commit(self, step: int, draft: pathlib.Path, tree: dict[str, str]) -> None:
+    def _commit(
+        self, step: int, draft: pathlib.Path, tree: dict[str, str], looks: Any, sizes: Mapping[pathlib.Path, int]
+    ) -> None:
         """The background half of a save: when it returns without a failure, the step is committed."""
         try:
             begun = time.perf_counter()
@@ -102,11 +129,17 @@ class Checkpoints:
             self.shares["orbax"] = time.perf_counter() - begun
             if jax.process_index() == 0:
                 begun = time.perf_counter()
-                manifest.write(draft, step, tree, self.facts, time=time.time())
+                facts = {
+                    "time": time.time(),
+                    "health": health.verdicts(looks),
+                    "logs": log_lengths.prefixes(self.folder, sizes),
+                }
+                manifest.write(draft, step, tree, self.facts, **facts)
                 for log in self.logs:
                     records.sync(log)
-                draft.rename(self.folder / str(step))
+                manifest.rename(draft, self.folder / str(step))
                 manifest.fsync(self.folder)
+                self.lost = False
                 self.shares["hash"] = time.perf_counter() - begun
                 manifest.retain(self.folder, self.keep_last, self.keep_every)
         except BaseException as error:  # whatever it is, the thread that saves next has to hear of it
@@ -114,17 +147,36 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until the save under way, if there is one, is committed. Raises SaveFailed."""
-        if self.commit is None:
-            return
-        self.commit.join()
+        if self.commit is not None:
+            self._join()
+            from_first(self._forgive_or_raise)
+
+    def _join(self) -> None:
+        if self.commit:
+            self.commit.join()
         self.commit = None
-        from_first(self._raise_failure)
+
+    def _failed_in_passing(self) -> bool:
+        return self.failure is not None and is_transient(self.failure[1])
+
+    def _forgive_or_raise(self) -> None:
+        if self.failure and self._failed_in_passing() and not self.lost:
+            self.lost = True
+            self.warn(
+                f"step {self.failure[0]} could not be saved ({self._reason()}); {self._last_good()}; training goes on"
+            )
+            self.failure = None
+        self._raise_failure()
+
+    def _reason(self) -> str:
+        error = self.failure[1] if self.failure else ""
+        return (str(error).strip() or type(error).__name__).split("\n")[0]
 
     def _raise_failure(self) -> None:
         if self.failure is None:
             return
+        reason = self._reason()
         (step, error), self.failure = self.failure, None
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise SaveFailed(f"{self.folder}: step {step} could not be saved ({reason}); {self._last_good()}") from error
 
     def _last_good(self) -> str:
@@ -210,7 +262,8 @@ class Checkpoints:
     def close(self) -> None:
         """Wait for the save under way; a failed one raises SaveFailed here at the latest."""
         try:
-            self.wait()
+            self._join()
+            from_first(self._raise_failure)
         except WorkFailed:
             self._abandon()
             raise
@@ -235,23 +288,3 @@ class Checkpoints:
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding)
-
-
-def describe(states: Any) -> dict[str, str]:
-    """`{"run.params.embed.w": "float32[256,16]"}`: every leaf's name, dtype and shape."""
-    return {name: f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]" for name, leaf in named(states).items()}
-
-
-def refuse_other_tree(where: str, saved: Mapping[str, str], like: Mapping[str, Any]) -> None:
-    """BadInput with every leaf that `like` has otherwise than `saved` (as `describe` gives it), old against new."""
-    wanted = describe(like)
-    # A dict of parts asks for these parts of a trial, anything else for all of it.
-    parts = [p for n, state in like.items() for p in ([f"{n}.{k}" for k in state] if isinstance(state, dict) else [n])]
-    kept = {name: kind for name, kind in saved.items() if any(f"{name}.".startswith(f"{p}.") for p in parts)}
-    lines = [
-        f"{name}: {kept.get(name, 'absent')}, now {wanted.get(name, 'absent')}"
-        for name in sorted(kept | wanted)
-        if kept.get(name) != wanted.get(name)
-    ]
-    if lines:
-        raise BadInput(f"{where} holds other arrays:\n  " + "\n  ".join(lines))

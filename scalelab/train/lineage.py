@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +17,10 @@ from scalelab.optim.members import find
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first
 from scalelab.precision.policy import POLICIES
-from scalelab.train import changes, determinism, past, program, state
+from scalelab.train import changes, determinism, logs, manifest, past, program, state
 from scalelab.train.checkpoint import Checkpoints, Loaded
 from scalelab.train.loop import Progress, Start
-from scalelab.train.manifest import places, saved, strays
+from scalelab.train.manifest import HEALTHY, places, saved, strays
 from scalelab.train.run import Run, guarantee
 
 HF = "hf:"  # before a folder in the format of Hugging Face's transformers
@@ -59,9 +59,37 @@ def resume(
     found = checkpoints.load(dict(zip(runs, like, strict=True)), accept, fallback)
     if found is None:
         return None
+    _note_doubts(runs, checkpoints.folder / str(found.step), progress)
     for name, run in runs.items():
         _note(run, found, found.facts[name], progress)
     return found.step, [found.states[name] for name in runs]
+
+
+def warner(runs: Sequence[Run], progress: Progress) -> Callable[[str], None]:
+    """A function that tells a warning to the user and to the logbooks of all `runs`."""
+
+    def warn(text: str) -> None:
+        progress({"warning": text})
+        for run in runs:
+            run.event("warning", None, text)
+
+    return warn
+
+
+def _note_doubts(runs: dict[str, Run], place: pathlib.Path, progress: Progress) -> None:
+    """Note which trials of a step were saved under suspicion, and which lost lines of their logs since then."""
+    content, lost = from_first(lambda: _doubts(place))
+    for name, run in runs.items():
+        texts = [text for path, text in lost if path.parent == run.folder.resolve()]
+        verdict = content.get(name, HEALTHY)
+        texts += [] if verdict == HEALTHY else [f"step {place.name} of {name} is {verdict}"]
+        for text in texts:
+            warner([run], progress)(f"{text}; the run goes on")
+
+
+def _doubts(place: pathlib.Path) -> tuple[dict[str, str], list[tuple[pathlib.Path, str]]]:
+    content = manifest.read(place)
+    return content.get("health", {}), [(path.resolve(), text) for path, text in logs.lost_logs(place.parent, content)]
 
 
 def _note(run: Run, found: Loaded, saved: dict[str, Any], progress: Progress) -> None:

@@ -141,6 +141,8 @@ def train(
         run.keep_record(step)
     feed = Feed(runs, dataset, program.rows)
     reader = _Reader(runs, feed, progress)
+    if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its lines were lost
+        reader.add("eval", step, 0, _evaluate(program, states, feed))
     if params and not start:  # what the given weights are worth on these data, before anything is learned
         reader.add("eval", 0, 0, _evaluate(program, states, feed))
     stopped = False
@@ -155,7 +157,7 @@ def train(
         stopped = stop()
         if last or stopped or step % config.checkpoint.every_steps == 0:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
-            checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)))
+            checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)), last or stopped)
     reader.read()
     checkpoints.close()
     stopped = stopped and step < config.train.steps

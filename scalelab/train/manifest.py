@@ -3,7 +3,7 @@
     checkpoints/120/state/…          what Orbax wrote
     checkpoints/120/manifest.json    written last: files, tree, facts of each trial, and a hash of itself
     checkpoints/120.tmp              being written or being deleted: worth nothing
-    checkpoints/120.damaged          set aside by a fallback
+    checkpoints/120.damaged          set aside by a fallback; 120.stray: a file or link that stood where a step was to go
 
 A folder gets its number by a rename, after everything in it is on disk. So a numbered folder that its manifest
 contradicts was damaged later, never cut short by a crash. Nothing here imports jax: verifying needs none.
@@ -18,9 +18,11 @@ import shutil
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.records import fsync, read_record
+from scalelab.jsonfiles import fsync, retry
+from scalelab.records import read_record
 
 FORMAT = 1
+HEALTHY = "healthy"
 NAME = "manifest.json"
 # What shows that a numbered folder was meant as a checkpoint: ours, and those written before there were manifests.
 SIGNS = (NAME, "state", "default", "_CHECKPOINT_METADATA")
@@ -45,7 +47,7 @@ def _entries(folder: pathlib.Path) -> list[pathlib.Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _is_leftover(path: pathlib.Path, kinds: tuple[str, ...] = (".tmp", ".damaged")) -> bool:
+def _is_leftover(path: pathlib.Path, kinds: tuple[str, ...] = (".tmp", ".damaged", ".stray")) -> bool:
     return path.stem.isdecimal() and path.suffix in kinds
 
 
@@ -75,12 +77,15 @@ def hash_files(step_folder: pathlib.Path, names: list[str], sync: bool = False) 
     """
 
     def one(name: str) -> dict[str, Any]:
-        try:
+        def digest() -> dict[str, Any]:
             with open(step_folder / name, "rb") as file:
                 if sync:
                     os.fsync(file.fileno())
                 sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
                 return {"bytes": file.tell(), "sha256": sha}
+
+        try:
+            return retry(digest)
         except OSError as error:
             if sync:
                 raise
@@ -106,10 +111,14 @@ def write(draft: pathlib.Path, step: int, tree: dict[str, str], facts: dict[str,
     }
     content = json.loads(_canonical(content))  # what a reader will see
     content["sha256"] = _sha256(content)
-    with open(draft / NAME, "w") as file:
-        file.write(_canonical(content))
-        file.flush()
-        os.fsync(file.fileno())
+
+    def put() -> None:
+        with open(draft / NAME, "w") as file:
+            file.write(_canonical(content))
+            file.flush()
+            os.fsync(file.fileno())
+
+    retry(put)
     for place, _, _ in os.walk(draft):
         fsync(place)
     return content
@@ -127,7 +136,7 @@ def read(step_folder: pathlib.Path) -> dict[str, Any]:
     """The manifest of a step, if it is what was written to the last bit. Raises Damaged."""
     path = step_folder / NAME
     try:
-        text = path.read_bytes().decode()
+        text = retry(path.read_bytes).decode()
         content = json.loads(text)
         claimed = content["sha256"]
         body = {key: value for key, value in content.items() if key != "sha256"}
@@ -182,28 +191,51 @@ def _size(path: pathlib.Path) -> int | None:
 
 
 def retain(folder: pathlib.Path, keep_last: int, keep_every: int) -> list[int]:
-    """Delete old steps: all but the newest `keep_last` and multiples of `keep_every`. Returns what was deleted.
+    """Delete old steps: all but the newest `keep_last`, multiples of `keep_every` and each trial's newest healthy one.
 
     Only steps that look intact count and only they are deleted: were damaged ones counted among the newest, the last
-    good one could be deleted for their sake.
+    good one could be deleted for their sake. Returns what was deleted.
     """
     sound = [step for step in steps(folder) if not problems(folder / str(step), contents=False)]
-    surplus = [step for step in sound[:-keep_last] if not (keep_every and step % keep_every == 0)]
+    newest = sound[-keep_last:]
+    rest = [step for step in sound if step not in newest and not (keep_every and step % keep_every == 0)]
+    surplus = sorted(set(rest) - (_newest_healthy(folder, sound) if rest else set()))
     for step in surplus:
         draft = folder / f"{step}.tmp"
-        (folder / str(step)).rename(draft)  # gone in one stroke: a crash in between leaves no half of a step
-        shutil.rmtree(draft)
+        rename(folder / str(step), draft)  # gone in one stroke: a crash in between leaves no half of a step
+        remove(draft)
     return surplus
 
 
-def set_aside(step_folder: pathlib.Path) -> pathlib.Path:
-    """Rename a damaged step so that its number is free again; its data stay for whoever wants to look."""
-    goal = step_folder.with_name(f"{step_folder.name}.damaged")
-    if os.path.lexists(goal):
-        shutil.rmtree(goal)
-    step_folder.rename(goal)
-    fsync(step_folder.parent)
+def _newest_healthy(folder: pathlib.Path, sound: list[int]) -> set[int]:
+    newest: dict[str, int] = {}
+    for step in sound:
+        content = read(folder / str(step))
+        health = content.get("health") or dict.fromkeys(content["facts"], HEALTHY)  # older ones don't say
+        newest |= {trial: step for trial, verdict in health.items() if verdict == HEALTHY}
+    return set(newest.values())
+
+
+def set_aside(path: pathlib.Path, suffix: str = "damaged") -> pathlib.Path:
+    """Rename what has a step's number, so that this is free again; it stays for whoever wants to look."""
+    goal = path.with_name(f"{path.name}.{suffix}")
+    remove(goal)
+    rename(path, goal)
+    fsync(path.parent)
     return goal
+
+
+def rename(old: pathlib.Path, new: pathlib.Path) -> None:
+    """Rename, again after a passing error: which may have come after it was done."""
+    retry(lambda: old.rename(new) if os.path.lexists(old) or not os.path.lexists(new) else new)
+
+
+def remove(path: pathlib.Path) -> None:
+    """Remove a folder with all in it, a file, or a link and not what it leads to; nothing where it is absent."""
+    if path.is_symlink() or path.is_file():
+        retry(path.unlink)
+    elif os.path.lexists(path):
+        retry(lambda: shutil.rmtree(path))
 
 
 def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:

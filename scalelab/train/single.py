@@ -62,7 +62,8 @@ def train_single(
         params = weights and [lineage.begin(run, weights)]
         c = config.checkpoint
         known, logs = {"run": run.facts}, [folder / "metrics.jsonl"]
-        with Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, known, logs) as checkpoints:
+        warn = lineage.warner([run], progress)
+        with Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
             outcome = loop.train([run], data, checkpoints, ["run"], "turn", start, progress, stop, params)
     return {
         "name": run.name,

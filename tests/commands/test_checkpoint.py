@@ -42,7 +42,9 @@ def test_every_folder_that_holds_checkpoints_will_do(run, capsys):
     sweep = run.parents[1]
     saved(sweep / "packs" / "p" / "checkpoints", 5).close()
     (sweep / "runs" / "b").mkdir()
-    records.write_json(sweep / "runs" / "b" / "record.json", {"pack": {"checkpoints": "../../packs/p/checkpoints"}})
+    records.write_json(
+        sweep / "runs" / "b" / "record.json", {"pack": {"checkpoints": "../../packs/p/checkpoints", "trial": "b"}}
+    )
     found = {}
     for folder in (run, run / "checkpoints", sweep, sweep / "packs" / "p", sweep / "runs" / "b"):
         assert main(["checkpoint", "list", str(folder), "--json"]) == 0

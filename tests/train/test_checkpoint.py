@@ -1,8 +1,10 @@
 """An asynchronous save holds the values of its own step; retention and restoring a part; a save that fails says so."""
 
+import errno
 import functools
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from scalelab import jsonfiles
 from scalelab.errors import BadInput
-from scalelab.train import manifest
+from scalelab.train import checkpoint, manifest
 from scalelab.train.checkpoint import Checkpoints, SaveFailed
 from scalelab.train.state import TrainState
 from tests.train.runs import ROOT
@@ -178,9 +181,16 @@ def test_a_folder_that_became_a_file_is_an_error_and_the_last_good_step_is_named
     assert "could not be saved" in fail(checkpoints, 3)
     (tmp_path / "c").unlink()
     (tmp_path / "elsewhere").rename(tmp_path / "c")
-    (tmp_path / "c" / "4.tmp").touch()  # a file where the draft should stand: it can't be removed as a folder
-    assert fail(checkpoints, 4).endswith("the last good one is step 2")
-    (tmp_path / "c" / "4.tmp").unlink()
+    os.chmod(tmp_path / "c", 0o555)
+    if os.access(tmp_path / "c", os.W_OK):  # root may do as it likes
+        (tmp_path / "c").rename(tmp_path / "elsewhere")
+        (tmp_path / "c").symlink_to(tmp_path / "gone")
+        assert "could not be saved" in fail(checkpoints, 4)
+        (tmp_path / "c").unlink()
+        (tmp_path / "elsewhere").rename(tmp_path / "c")
+    else:
+        assert fail(checkpoints, 4).endswith("the last good one is step 2")
+    os.chmod(tmp_path / "c", 0o755)
     checkpoints.save(5, {"run": small_state(5)})  # and once the disk is well again, saving goes on
     checkpoints.close()
     assert float(last(tmp_path / "c", {"run": SHAPES})["run"].params["w"][0]) == 5.0
@@ -244,3 +254,108 @@ def test_a_slow_disk_blocks_the_next_save_not_the_steps_and_no_queue_grows(tmp_p
     second.join()
     checkpoints.close()
     assert manifest.steps(tmp_path) == [1, 2] == hashed
+
+
+# --- what stands in the way, what passes, and what is not worth keeping ------------------------------------------------
+
+
+def junk(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Links and files under the very names that saves need."""
+    outside = folder.parent / "precious"
+    outside.mkdir(parents=True)
+    (outside / "manifest.json").touch()
+    folder.mkdir(exist_ok=True)
+    (folder / "1.tmp").symlink_to(outside)
+    (folder / "2.tmp").touch()
+    (folder / "2").write_text("a file of somebody's")
+    (folder / "3").symlink_to(outside)
+    (folder / "4").mkdir()
+    (folder / "4" / "notes.txt").touch()
+    (folder / "latest").symlink_to(folder / "gone")
+    return [outside / "manifest.json", folder / "2.stray", folder / "3.stray", folder / "4.stray" / "notes.txt"]
+
+
+def test_links_and_files_in_the_folder_are_stepped_around_and_lost_to_nobody(tmp_path):
+    folder, warnings = tmp_path / "c", []
+    kept = junk(folder)
+    checkpoints = saved(folder, 1, 2, 3, 4, 5, keep_last=2, warn=warnings.append)
+    checkpoints.close()
+    assert manifest.steps(folder) == [4, 5] and not manifest.problems(folder / "4")
+    assert all(path.exists() for path in kept) and not list(folder.glob("*.tmp"))
+    assert [text.split(" stood where step ")[0] for text in warnings] == [str(folder / step) for step in "234"]
+    (folder / "5.damaged").symlink_to(tmp_path / "precious")  # where a fallback wants to put the step
+    manifest.set_aside(folder / "5")
+    assert manifest.steps(folder) == [4] and kept[0].exists()
+
+
+def skipping(value: float, streak: int) -> TrainState:
+    return small_state(value)._replace(streak=jnp.int32(streak))
+
+
+def test_retention_keeps_each_trials_newest_healthy_step_whatever_came_after(tmp_path):
+    """a is poisoned after step 2, b skips batches from step 3 to 5, and after that a is still what it was."""
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    for step in range(1, 7):
+        a = small_state(np.nan if step > 2 else 1.0)
+        checkpoints.save(step, {"a": a, "b": skipping(1.0, step - 2 if 3 <= step <= 4 else 0)})
+        checkpoints.wait()
+        assert manifest.steps(tmp_path) == {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [2, 5], 6: [2, 6]}[step]
+    health = {step: manifest.read(tmp_path / str(step))["health"] for step in (2, 6)}
+    assert health[2] == {"a": "healthy", "b": "healthy"}
+    assert health[6] == {"a": "suspect: parameters or moments are not finite", "b": "healthy"}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_an_error_that_passes_is_tried_again_at_every_step_of_a_save(tmp_path, monkeypatch, number):
+    """Each of the calls of a save fails once: its hashes, manifest, rename and the removal of old steps."""
+    monkeypatch.setattr(jsonfiles, "WAITS_S", (0, 0, 0))
+    checkpoints, failed = saved(tmp_path, 1, keep_last=1), set()
+
+    def flaky(name, real):
+        def call(*arguments, **more):
+            place = name, str(arguments[0])
+            if place not in failed and (name != "fsync" or len(failed) < 12):
+                failed.add(place)
+                raise OSError(number, os.strerror(number))
+            return real(*arguments, **more)
+
+        return call
+
+    for owner, name in ((os, "fsync"), (pathlib.Path, "rename"), (shutil, "rmtree")):
+        monkeypatch.setattr(owner, name, flaky(name, getattr(owner, name)))
+    checkpoints.save(2, {"run": small_state(2)})
+    checkpoints.wait()
+    monkeypatch.undo()
+    assert {name for name, _ in failed} == {"fsync", "rename", "rmtree"}
+    assert manifest.steps(tmp_path) == [2] and not manifest.problems(tmp_path / "2")
+
+
+def test_a_save_lost_to_such_an_error_is_a_warning_two_in_a_row_are_the_end_and_the_last_is_tried_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpoint, "WAITS_S", (0, 0, 0))
+    warnings, bad = [], []
+    checkpoints = saved(tmp_path, 1, keep_last=9, warn=warnings.append)
+    real = checkpoints.orbax.wait_until_finished
+
+    def flaky():
+        real()
+        if bad and threading.current_thread().name == "commit":  # as Orbax tells it: text from tensorstore
+            bad.pop()
+            raise ValueError("UNKNOWN: Error writing file: Input/output error")
+
+    monkeypatch.setattr(checkpoints.orbax, "wait_until_finished", flaky)
+    for step in (2, 3, 4):
+        bad[:] = [step] if step == 2 else []
+        checkpoints.save(step, {"run": small_state(step)})
+        checkpoints.wait()
+    assert manifest.steps(tmp_path) == [1, 3, 4] and len(warnings) == 1
+    assert "step 2 could not be saved" in warnings[0] and "the last good one is step 1" in warnings[0]
+    bad[:] = [1, 1]
+    checkpoints.save(5, {"run": small_state(5)}, last=True)
+    assert manifest.steps(tmp_path)[-1] == 5 and not bad
+    bad[:] = [1, 1]
+    checkpoints.save(6, {"run": small_state(6)})
+    checkpoints.save(7, {"run": small_state(7)})
+    with pytest.raises(SaveFailed, match=r"step 7 could not be saved .*Input/output error"):
+        checkpoints.save(8, {"run": small_state(8)})

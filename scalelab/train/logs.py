@@ -1,0 +1,55 @@
+"""The log lines that a checkpoint relies on: their length and hash stand in its manifest. Nothing here imports jax."""
+
+import functools
+import hashlib
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelab.jsonfiles import retry
+
+
+def log_sizes(logs: Sequence[pathlib.Path]) -> dict[pathlib.Path, int]:
+    """How long each log is now; those that are absent are left out."""
+    return {log: log.stat().st_size for log in logs if log.exists()}
+
+
+def prefixes(folder: pathlib.Path, sizes: Mapping[pathlib.Path, int]) -> dict[str, dict[str, Any]]:
+    """`{log relative to the checkpoints folder: {"bytes", "sha256"}}` of what each held at its size in `sizes`."""
+    found = {}
+    for log, size in sizes.items():
+        sha = retry(functools.partial(_sha256, log, size))
+        found[os.path.relpath(log.absolute(), folder)] = {"bytes": size, "sha256": sha}
+    return found
+
+
+def _sha256(path: pathlib.Path, size: int) -> str:
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        while size and (part := file.read(min(size, 2**20))):
+            sha.update(part)
+            size -= len(part)
+    return sha.hexdigest()
+
+
+def lost_logs(folder: pathlib.Path, content: Mapping[str, Any]) -> list[tuple[pathlib.Path, str]]:
+    """(log, what became of it) of the logs that a step in `folder`, with the manifest `content`, relies on; [] where all is there.
+
+    A log whose run folder is gone, as where checkpoints were copied elsewhere alone, is passed over.
+    """
+    lost, step = [], content["step"]
+    for name, saved in content.get("logs", {}).items():
+        path, length = pathlib.Path(os.path.normpath(folder / name)), saved["bytes"]
+        if not (path.parent / "config.json").exists():
+            continue
+        size = path.stat().st_size if path.exists() else None
+        if size is None:
+            lost.append((path, f"{path} is missing, and had {length} bytes when step {step} was saved"))
+        elif size < length:
+            lost.append((path, f"{path} was cut to {size} bytes, and had {length} when step {step} was saved"))
+        elif _sha256(path, length) != saved["sha256"]:
+            lost.append(
+                (path, f"{path} was edited: its first {length} bytes are not those of when step {step} was saved")
+            )
+    return lost
