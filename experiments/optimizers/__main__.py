@@ -1,13 +1,13 @@
-"""Every optimizer on one model, each at its own tuned values: a ranked table with the spread of seeds, curves, explanations.
+"""Every optimizer on one model, each at its own tuned values: ranks, losses and differences with intervals, curves.
 
     python -m experiments.optimizers --quick --workdir=runs/optimizers
     python -m experiments.optimizers --config=configs/mine.py --trials=32 --seeds=5 --target-loss=2.4 --workdir=runs/mine
 
-Tuning is the same for all: as many trials, at the same points of the unit cube (scrambled Halton) over peak LR, weight decay,
-beta2 and warm-up around an optimizer's own values, packed into one program each. Its best then runs on seeds that tuning did
-not see. How often the order flips is a bootstrap over the tuning trials. --target-loss adds the steps, tokens and seconds to
-a validation loss. Run the same command again to resume. --quick: 6 trials and 3 seeds of a small model, meant to take at
-most 6 minutes on two cores; without it 24 trials, and the tables go to experiments/results/ too.
+Tuning is the same for all: a scan of the LR places the box, then as many trials, at the same points of the unit cube (scrambled
+Halton; Sobol for powers of two), over peak LR, weight decay, warm-up, beta1 and beta2; the second half in a box around the best of the first. The three
+best points run on seeds that tuning did not see: the first --choosing say which is taken, the next --seeds what its loss is.
+--target-loss adds the steps and tokens to a validation loss. Run the same command again to resume. --quick: 8 trials and
+3 seeds; without it 48 and 6 (some 1,600 runs of .6 CPU seconds, and compilation), and the tables go to experiments/results/ too.
 """
 
 import pathlib
@@ -18,7 +18,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from configs import tiny
-from experiments.optimizers import race, ranking
+from experiments.optimizers import limits, race, ranking, search
+from experiments.optimizers.page import page
 from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
@@ -28,10 +29,14 @@ from scalelab.defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
 from scalelab.plan.sweep import Planned
 
-QUICK = {
+SMALL = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
     "eval.batches": 4, "eval.every_steps": 20, "checkpoint.every_steps": 100, "train.steps_per_dispatch": 20,
 }  # fmt: skip
+
+
+class _Stopped(Exception):
+    """A signal: what ran is saved."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,49 +48,48 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = command_line("optimizers", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
-    parser.add_argument("--quick", action="store_true", help="a small model, 6 trials, 3 seeds")
+    parser.add_argument("--quick", action="store_true", help="8 trials, 3 seeds")
     parser.add_argument(
         "--config", metavar="FILE", help="the model and run to compare on (default: configs/tiny.py, small)"
     )
     parser.add_argument("--only", metavar="NAME,…", help="these optimizers (default: all)")
-    parser.add_argument("--trials", type=int, metavar="N", help="tuning trials of each (default: 24; quick: 6)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="fresh seeds of each one's best (default: 3)")
+    parser.add_argument("--trials", type=int, metavar="N", help="tuning trials of each (default: 48; quick: 8)")
+    parser.add_argument("--choosing", type=int, metavar="N", help="fresh seeds that choose a point (default: 2)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="fresh seeds of each one's loss (default: 6; quick: 3)")
     parser.add_argument("--target-loss", type=float, metavar="L", help="also say what it takes to reach this loss")
     options = parser.parse_args(rest)
     names = options.only.split(",") if options.only else list(DEFAULTS)
     for name in names:
         if name not in DEFAULTS:
             raise BadInput(f"--only: {name!r} is not an optimizer{nearest(name, DEFAULTS)}")
-    options.trials = (6 if options.quick else 24) if options.trials is None else options.trials
-    if options.trials < 2 or options.seeds < 2:
-        raise BadInput(
-            f"--trials={options.trials} --seeds={options.seeds}: two of each at least, or there is no spread"
-        )
+    for key, full, quick in (("trials", 48, 8), ("choosing", 2, 2), ("seeds", 6, 3)):
+        if getattr(options, key) is None:
+            setattr(options, key, quick if options.quick else full)
+    for key, least, why in (
+        ("trials", 2 * race.FINALISTS, f"each of {race.ROUNDS} rounds needs {race.FINALISTS}"),
+        ("choosing", 1, "a point is chosen on seeds that its loss is not taken from"),
+        ("seeds", 2, "with fewer there is no spread"),
+    ):
+        if getattr(options, key) < least:
+            raise BadInput(f"--{key}={getattr(options, key)}: {why}; at least {least}")
     base = config_lib.load_module(options.config).get_config() if options.config else tiny.get_config()
-    sizes = (
-        {} if options.config else {key: value for key, value in QUICK.items() if options.quick or key != "train.steps"}
-    )
-    return options, config_lib.override(base, sizes | overrides), names
+    return options, config_lib.override(base, ({} if options.config else SMALL) | overrides), names
 
 
 def plan(arguments: Sequence[str]) -> Planned:
     """What this study would run (default: --quick), before any of it: `scalelab plan --sweep` asks.
 
-    Which tuning trial is an optimizer's best isn't known yet: its last runs are listed with the first one's values, and cost as much.
+    Where its boxes will lie isn't known yet, nor its best points: all are listed around the sources' values, and cost as much.
     """
     options, base, names = _options(arguments or ["--quick"])
-    values = {name: race.points(name, options.trials, base.train.seed)[0] for name in names}
-    return Planned(race.tuning(base, names, options.trials) | race.finals(base, values, options.seeds))
-
-
-def _run(folder: pathlib.Path, made: Mapping[str, ConfigDict], stop: Any) -> None:
-    from scalelab.sweep import status
-    from scalelab.sweep.run import run_sweep
-
-    with Board(folder, {name: config.train.steps for name, config in made.items()}) as board:
-        ended = run_sweep(folder, made, watch=board.update, stop=stop)
-    if not stop():
-        status.refuse_crashed(folder, ended)
+    boxes = {name: search.first_box(DEFAULTS[name]["peak_lr"][0]) for name in names}
+    drawn = {name: search.points(box, options.trials, base.train.seed) for name, box in boxes.items()}
+    best = {
+        name: [search.values(name, point, base.train.steps) for point in points[: race.FINALISTS]]
+        for name, points in drawn.items()
+    }
+    scans = race.scans(base, dict.fromkeys(names, search.SCANNED))
+    return Planned(scans | race.tuning(base, drawn) | race.finals(base, best, options.choosing + options.seeds))
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -96,103 +100,75 @@ def _main(argv: Sequence[str]) -> int:
     options, base, names = _options(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    folder = options.workdir
-    made = race.tuning(base, names, options.trials)
     cache_compilations()
-    dataset(next(iter(made.values())))
-    print(f"tuning: {options.trials} trials of each of {len(names)} optimizers", file=sys.stderr)
-    with stop_on_signals() as stop:
-        _run(folder / "tuning", made, stop)
-        if not stop():
-            tuned = {name: race.results(folder / "tuning", f"{name}-tune") for name in names}
-            best = ranking.best(tuned)
-            values = {name: race.points(name, options.trials, base.train.seed)[best[name]] for name in names}
-            last = race.finals(base, values, options.seeds)
-            print(f"{options.seeds} fresh seeds of each one's best", file=sys.stderr)
-            _run(folder / "best", last, stop)
-    if stop():
-        print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
+    dataset(race.trial(base, names[0], {}, base.train.seed))
+    try:
+        with stop_on_signals() as stop:
+            train = _trainer(options.workdir, stop)
+            tuned = race.tune(base, names, options.trials, train)
+            ended = race.compete(base, tuned, options.choosing, options.seeds, train)
+    except _Stopped:
+        print(f"stopped; the same command goes on where it was ({options.workdir})", file=sys.stderr)
         return 75
-    ended = {name: race.results(folder / "best", f"{name}-seed") for name in names}
-    result = _result(argv, options, next(iter(last.values())), tuned, ended, values)
-    _write(folder, result, tuned, ended)
-    if not (options.quick or options.config or options.only):
-        _write(RESULTS, result, tuned, ended)
+    result = _result(argv, options, base, tuned, ended)
+    full = not (options.quick or options.config or options.only)
+    for folder in [options.workdir, *([RESULTS] if full else [])]:
+        _write(folder, result, tuned, ended)
     print(page(result))
     emit(result, options.json)
     return 0
 
 
-def _result(
-    argv: Sequence[str], options: Any, config: ConfigDict, tuned: Any, ended: Any, values: Any
-) -> dict[str, Any]:
+def _trainer(folder: pathlib.Path, stop: Any) -> race.Train:
+    """Trains a stage's runs in `folder/STAGE` and reads them; a stage that has ended is only read."""
+    from scalelab.sweep import status
+    from scalelab.sweep.run import run_sweep
+
+    def train(stage: str, made: Mapping[str, ConfigDict]) -> list[dict[str, Any]]:
+        print(f"{stage}: {len(made)} runs", file=sys.stderr, flush=True)
+        with Board(folder / stage, {name: config.train.steps for name, config in made.items()}) as board:
+            ended = run_sweep(folder / stage, made, watch=board.update, stop=stop)
+        if stop():
+            raise _Stopped
+        status.refuse_crashed(folder / stage, ended)
+        return [race.result(folder / stage / "runs" / name) for name in made]
+
+    return train
+
+
+def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, ended: Any) -> dict[str, Any]:
     from scalelab.model import count
     from scalelab.optim import table
 
-    kept = {}
+    state_bytes = {}
     for name in tuned:
-        of = race.trial(config, name, values[name], 0)
-        rows = table.rows(config_lib.static(of), config_lib.hparams(of))
-        kept[name] = sum(row.state_bytes for row in rows) / sum(row.parameters for row in rows)
-    tokens = config.train.global_batch * config.model.seq_len
+        config = race.trial(base, name, ended[name]["values"], 0)
+        rows = table.rows(config_lib.static(config), config_lib.hparams(config))
+        state_bytes[name] = sum(row.state_bytes for row in rows) / sum(row.parameters for row in rows)
+    tokens = base.train.global_batch * base.model.seq_len
     size = count.parameters(config_lib.static(config).model)["total"]
+    table_rows = ranking.table(tuned, ended, state_bytes, options.target_loss, tokens)
     return facts("optimizers", argv) | {
-        "what": f"{size:,} parameters, {config.train.steps} steps of {tokens:,} bytes, {config.schedule.name} LR; {options.trials} "
-        f"tuning trials and {options.seeds} fresh seeds of each",
-        "target_loss": options.target_loss,
-        "flips": ranking.flips(tuned),
-        "rows": ranking.table(tuned, ended, values, kept, options.target_loss, tokens),
-    }
+        "what": f"{size:,} parameters, {base.train.steps} steps of {tokens:,} bytes, {base.schedule.name} LR; {options.trials} "
+        f"tuning trials of each after the scan, {options.choosing} + {options.seeds} fresh seeds of three points",
+        "target_loss": options.target_loss, "choosing": options.choosing, "seeds": options.seeds,
+        "reference": next((row["name"] for row in table_rows if row["explained"] == "the reference"), ""),
+        "sides": sum(len(row["widened"]) for row in table_rows),
+        "rescanned": sum(len(row["scan"]) > len(search.SCANNED) for row in table_rows),
+        "rise": ranking.rise(table_rows), "limits": limits.limits(base, list(tuned)), "rows": table_rows,
+    }  # fmt: skip
 
 
 def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any) -> None:
     from scalelab.report.raceplot import race as drawn
 
     shown = [
-        {"name": row["name"], "losses": row["losses"], "curves": [run["curve"] for run in ended[row["name"]]],
-         "tuned": [run["loss"] for run in tuned[row["name"]]]}
+        {"name": row["name"], "losses": row["losses"], "curves": [run["curve"] for run in ended[row["name"]]["runs"]],
+         "tuned": [run["loss"] for run in tuned[row["name"]]["runs"]], "interval": row["interval"]}
         for row in result["rows"]
     ]  # fmt: skip
     keep(folder, "optimizers", result, page(result))
     drawn(shown).savefig(folder / "optimizers.png", dpi=110)
-
-
-def page(result: Mapping[str, Any]) -> str:
-    """The ranked table as Markdown."""
-    flips, target = result["flips"], result["target_loss"]
-    lines = [
-        "# Optimizers, each at its own tuned values", "",
-        f"`{result['command']}`, {result['date']}, {result['machine']}.", "",
-        f"{result['what']}. Losses in nats a byte on held-out text, mean and standard deviation over seeds. Over bootstraps of the "
-        f"tuning trials a pair of optimizers stands the other way round in {flips['pairs']:.0%} of draws, and the first is another "
-        f"in {flips['first']:.0%}; ranks are 5 % to 95 % of draws. tokens/s are those of trials that shared the machine.", "",
-        "| | optimizer | loss | ranks | peak LR | decay | beta | warm-up | state bytes | tokens/s |"
-        + (f" steps, tokens, seconds to {target} |" if target is not None else ""),
-        "|---" * (11 if target is not None else 10) + "|",
-    ]  # fmt: skip
-    for place, row in enumerate(result["rows"], 1):
-        values = row["values"]
-        beta = next((f"{key}={values[f'optim.{key}']:.3f}" for key in race.BETAS if f"optim.{key}" in values), "–")
-        low, high = flips["ranks90"][row["name"]]
-        line = (
-            f"| {place} | {row['name']} | {row['loss']:.4f} ± {row['deviation']:.4f} | {low}–{high} | {values['optim.peak_lr']:.2g} "
-            f"| {values['optim.weight_decay']:.2g} | {beta} | {values['schedule.warmup_share']:.0%} "
-            f"| {row['state_bytes_per_parameter']:.2f} | {row['tokens_per_s'] or 0:,.0f} |"
-        )
-        if target is not None:
-            reached = row["target"]
-            line += (
-                f" {reached['steps']:.0f}, {reached['tokens']:,.0f}, {reached['seconds']:.1f} |"
-                if reached
-                else " not reached |"
-            )
-        lines.append(line)
-    lines += (
-        ["", "Against adamw:", ""]
-        if any(row["name"] == "adamw" for row in result["rows"])
-        else ["", "Against the first:", ""]
-    )
-    return "\n".join([*lines, *(f"- **{row['name']}**: {row['explained']}" for row in result["rows"]), ""])
 
 
 if __name__ == "__main__":

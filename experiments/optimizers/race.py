@@ -1,95 +1,155 @@
-"""The runs: as many tuning trials for every optimizer, drawn alike, then its best on fresh seeds."""
+"""The runs: a scan of LRs, rounds of tuning trials, then each optimizer's best points on fresh seeds; each stage is a sweep."""
 
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from experiments.intervals import Finals
+from experiments.optimizers import search
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.defaults import DEFAULTS
-from scalelab.sweep import grid
 
-LR_FACTORS = (0.3, 40.0)  # around an optimizer's own peak LR: tiny models want more than their sources' large ones
-DECAY_FACTORS = (0.1, 10.0)  # around its own weight decay
-LEAST_DECAY = 1e-3  # where its own is zero
-ONE_MINUS_BETA = (0.003, 0.2)  # of the moment that its step is divided by; where it has none, of its momentum
-WARMUP_SHARES = (0.02, 0.3)
+ROUNDS = 2
+FINALISTS = 3
 SCHEDULES = {"schedule_free_adamw": "constant"}  # what it is made for; all others take the base's
-BETAS = ("beta2", "rest_beta2", "beta1")  # the first that an optimizer has is tuned
 
-
-def points(name: str, trials: int, seed: int) -> list[dict[str, Any]]:
-    """Scrambled Halton points over LR, decay, beta and warm-up: the same points of the unit cube for every optimizer."""
-    own = DEFAULTS[name]
-    decay = max(own["weight_decay"][0], LEAST_DECAY)
-    beta = next((key for key in BETAS if key in own), None)
-    unit = {
-        "optim.peak_lr": LR_FACTORS,
-        "optim.weight_decay": DECAY_FACTORS,
-        "beta": ONE_MINUS_BETA,
-        "warmup": WARMUP_SHARES,
-    }
-    drawn = grid.sample({key: (*ends, "log") for key, ends in unit.items()}, trials, seed=seed)
-    found = []
-    for point in drawn:
-        values = {
-            "optim.peak_lr": own["peak_lr"][0] * point["optim.peak_lr"],
-            "optim.weight_decay": decay * point["optim.weight_decay"],
-            "schedule.warmup_share": point["warmup"],
-        }
-        if "rest_lr" in own:  # the AdamW beside it moves along
-            values["optim.rest_lr"] = own["rest_lr"][0] * point["optim.peak_lr"]
-        found.append(values | ({f"optim.{beta}": 1 - point["beta"]} if beta else {}))
-    return found
+Train = Callable[[str, Mapping[str, ConfigDict]], list[dict[str, Any]]]  # (stage, runs) -> results, in their order
 
 
 def trial(base: ConfigDict, name: str, values: Mapping[str, Any], seed: int) -> ConfigDict:
     """One run of optimizer `name`; what `base` sets of `optim` is only kept where it isn't an optimizer's own."""
-    unset = dict.fromkeys((f"optim.{key}" for own in DEFAULTS.values() for key in own), "none")
-    told = dict.fromkeys(("schedule.warmup_steps", "schedule.warmup_tokens"), "none")
-    told |= {"schedule.name": SCHEDULES.get(name, base.schedule.name)}
+    unset = dict.fromkeys((f"optim.{key}" for defaults in DEFAULTS.values() for key in defaults), "none")
+    warmup = dict.fromkeys(("schedule.warmup_steps", "schedule.warmup_tokens"), "none")
+    schedule = {"schedule.name": SCHEDULES.get(name, base.schedule.name)}
     return config_lib.resolve(
-        config_lib.override(base, unset | told | {"optim.name": name, "train.seed": seed} | dict(values))
+        config_lib.override(base, unset | warmup | schedule | {"optim.name": name, "train.seed": seed} | dict(values))
     )
 
 
-def tuning(base: ConfigDict, names: Sequence[str], trials: int) -> dict[str, ConfigDict]:
-    """{run: config}: `trials` for each optimizer, all on the base's seed."""
-    seed = base.train.seed
+def scans(base: ConfigDict, octaves: Mapping[str, Sequence[int]]) -> dict[str, ConfigDict]:
+    """{run: config} of the scan: LRs by octaves from each one's own, all else as its source has it."""
+    made = {}
+    for name, each in octaves.items():
+        for octave in each:
+            lr = DEFAULTS[name]["peak_lr"][0] * 2.0**octave
+            values = {"optim.peak_lr": lr} | search.rest_lr(name, lr)
+            made[f"{name}-lr{octave:+03d}"] = trial(base, name, values, base.train.seed)
+    return made
+
+
+def tuning(
+    base: ConfigDict, points: Mapping[str, Sequence[Mapping[str, float]]], first: int = 0
+) -> dict[str, ConfigDict]:
+    """{run: config} of a round's trials, all on the base's seed, numbered from `first`."""
     return {
-        f"{name}-tune{i:02d}": trial(base, name, point, seed)
-        for name in names
-        for i, point in enumerate(points(name, trials, seed))
+        f"{name}-tune{first + i:03d}": trial(base, name, search.values(name, point, base.train.steps), base.train.seed)
+        for name, each in points.items()
+        for i, point in enumerate(each)
     }
 
 
-def finals(base: ConfigDict, best: Mapping[str, Mapping[str, Any]], seeds: int) -> dict[str, ConfigDict]:
-    """{run: config}: each optimizer's best values on `seeds` seeds that tuning didn't see."""
+def finals(base: ConfigDict, best: Mapping[str, Sequence[Mapping[str, Any]]], seeds: int) -> dict[str, ConfigDict]:
+    """{run: config}: each optimizer's best values on `seeds` seeds that tuning didn't see, the same for all."""
     return {
-        f"{name}-seed{seed}": trial(base, name, values, seed)
-        for name, values in best.items()
+        f"{name}-best{place + 1}-seed{seed:02d}": trial(base, name, values, seed)
+        for name, points in best.items()
+        for place, values in enumerate(points)
         for seed in range(base.train.seed + 1, base.train.seed + 1 + seeds)
     }
 
 
-def results(folder: pathlib.Path, prefix: str) -> list[dict[str, Any]]:
-    """Runs of `folder` whose name starts with `prefix`, in order: name, loss (inf: diverged) and curve [(step, validation loss)]."""
-    found = []
-    for place in sorted((folder / "runs").glob(f"{prefix}*")):
-        record = records.read_json(place / "record.json")
-        lines = records.read_metrics(place)
-        loss = record["val_loss"] if record["status"] == "done" and record["val_loss"] is not None else math.inf
-        curve = [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line]
-        rates = sorted(line["tokens_per_s"] for line in lines if "tokens_per_s" in line)
-        found.append(
-            {
-                "name": place.name,
-                "loss": loss,
-                "curve": curve,
-                "tokens_per_s": rates[len(rates) // 2] if rates else None,
-            }
-        )
+def tune(base: ConfigDict, names: Sequence[str], trials: int, train: Train) -> dict[str, dict[str, Any]]:
+    """Scan and rounds of every optimizer: {name: {scan, points, runs, boxes, widened, edge}}; `trials` each, the scan's aside.
+
+    Nothing but `train` runs anything: on what it returns all that follows depends, so stages that have ended are gone through again.
+    """
+    found: dict[str, dict[str, Any]] = {name: {"scan": {}, "points": [], "runs": [], "boxes": []} for name in names}
+    ahead: dict[str, Sequence[int]] = dict.fromkeys(names, search.SCANNED)
+    for number in range(search.MOST_SCANS):
+        for name, each in _by_name(train(f"scan{number}", scans(base, ahead)), ahead).items():
+            found[name]["scan"] |= {octave: run["loss"] for octave, run in zip(ahead[name], each, strict=True)}
+        further = {
+            name: search.scan(*map(list, zip(*sorted(found[name]["scan"].items()), strict=True))) for name in ahead
+        }
+        ahead = {name: octaves for name, octaves in further.items() if octaves}
+        if not ahead:
+            break
+    for name, each in found.items():
+        octave = min(each["scan"], key=lambda o, losses=each["scan"]: (losses[o], o))
+        each["boxes"].append(search.first_box(DEFAULTS[name]["peak_lr"][0] * 2.0**octave))
+    for number in range(ROUNDS):
+        share = trials * (number + 1) // ROUNDS - trials * number // ROUNDS
+        drawn = {
+            name: search.points(each["boxes"][-1], share, base.train.seed + number) for name, each in found.items()
+        }
+        made = tuning(base, drawn, first=trials * number // ROUNDS)
+        for name, runs in _by_name(train(f"round{number}", made), drawn).items():
+            found[name]["points"] += drawn[name]
+            found[name]["runs"] += runs
+            best = found[name]["points"][order(found[name]["runs"])[0]]
+            if number + 1 < ROUNDS:
+                found[name]["boxes"].append(search.next_box(found[name]["boxes"][-1], best))
+    for each in found.values():
+        best = each["points"][order(each["runs"])[0]]
+        each["widened"] = [
+            side for a, b in zip(each["boxes"], each["boxes"][1:], strict=False) for side in search.widened(a, b)
+        ]
+        each["edge"] = search.at_edge(each["boxes"], best)
     return found
+
+
+def order(runs: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Indices of the runs, least loss first; those that diverged last."""
+    return sorted(range(len(runs)), key=lambda i: runs[i]["loss"])
+
+
+def compete(
+    base: ConfigDict, tuned: Mapping[str, Mapping[str, Any]], choosing: int, seeds: int, train: Train
+) -> dict[str, dict[str, Any]]:
+    """Each one's best points on fresh seeds: {name: {finals, values, runs}}, `runs` those of the chosen point that are reported.
+
+    The first `choosing` seeds say which point is taken, the `seeds` after them what its loss is: what was chosen for being low
+    on some seeds is low by luck there too.
+    """
+    places = {name: order(each["runs"])[:FINALISTS] for name, each in tuned.items()}
+    best = {
+        name: [search.values(name, tuned[name]["points"][i], base.train.steps) for i in each]
+        for name, each in places.items()
+    }
+    by_name = _by_name(
+        train("finals", finals(base, best, choosing + seeds)),
+        {n: range(len(best[n]) * (choosing + seeds)) for n in best},
+    )
+    found = {}
+    for name, runs in by_name.items():
+        each = [runs[i : i + choosing + seeds] for i in range(0, len(runs), choosing + seeds)]
+        losses = [[run["loss"] for run in point] for point in each]
+        final = Finals(
+            [run["loss"] for run in tuned[name]["runs"]], places[name],
+            [point[:choosing] for point in losses], [point[choosing:] for point in losses],
+        )  # fmt: skip
+        found[name] = {"finals": final, "values": best[name][final.chosen], "runs": each[final.chosen][choosing:]}
+    return found
+
+
+def _by_name(results: Sequence[dict[str, Any]], counts: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Results in the order of `counts`, cut into each name's."""
+    rest = iter(results)
+    return {name: [next(rest) for _ in each] for name, each in counts.items()}
+
+
+def result(place: pathlib.Path) -> dict[str, Any]:
+    """A run's name, loss (inf: diverged), curve [(step, validation loss)] and median rate in tokens/s."""
+    record, lines = records.read_json(place / "record.json"), records.read_metrics(place)
+    ended = record["status"] == "done" and record["val_loss"] is not None
+    rates = sorted(line["tokens_per_s"] for line in lines if "tokens_per_s" in line)
+    return {
+        "name": place.name,
+        "loss": record["val_loss"] if ended else math.inf,
+        "curve": [(line["step"], line["val_loss"]) for line in lines if "val_loss" in line],
+        "tokens_per_s": rates[len(rates) // 2] if rates else None,
+    }

@@ -1,0 +1,100 @@
+"""Where values are searched: a scan of the LR places a box, the best of its trials the next, half as wide; alike for every optimizer.
+
+A box is {dimension: (low, high)}, all in logs. Its dimensions mean the same for all: the peak LR is centred by the scan, on no
+source; decay is the share of a weight that decays over the run at the peak LR; the others are absolute.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelab.defaults import DEFAULTS
+from scalelab.sweep import grid
+
+Box = dict[str, tuple[float, float]]
+
+SCANNED = range(-1, 8)  # octaves of LR from its source's: tiny models want more than their sources' large ones
+FURTHER = 3  # octaves that a scan goes on by where its end is the best, up to
+MOST_SCANS = 5  # times
+HALF_WIDTH = 2.5  # octaves of LR to each side of the scan's best
+# decay: peak LR x weight_decay x steps; adamw's 0.1 at 1e-2 over 100 steps is 0.1
+DIMENSIONS: Box = {"decay": (1e-3, 3.0), "warmup": (0.02, 0.3), "1-beta1": (0.02, 0.5), "1-beta2": (0.003, 0.3)}
+LIMITS: Box = {"decay": (1e-6, 100.0), "warmup": (0.01, 0.9), "1-beta1": (1e-3, 1.0), "1-beta2": (1e-4, 1.0)}
+# What each is of an optimizer; the AdamW beside one for hidden matrices takes the same betas, and its LR moves along.
+BETAS = {"1-beta1": ("optim.beta1", "optim.rest_beta1"), "1-beta2": ("optim.beta2", "optim.rest_beta2")}
+IDLE = {"adafactor": ("optim.beta1",), "shampoo": ("optim.beta2",)}  # read with averaged=true only
+
+
+def scan(octaves: Sequence[int], losses: Sequence[float]) -> list[int]:
+    """Octaves to scan next: further where an end is the best, none where the best has neighbours on both sides.
+
+    Where all diverged the way is down.
+    """
+    best = octaves[losses.index(min(losses))] if any(map(math.isfinite, losses)) else min(octaves)
+    if best == min(octaves):
+        return list(range(best - FURTHER, best))
+    if best == max(octaves):
+        return list(range(best + 1, best + 1 + FURTHER))
+    return []
+
+
+def first_box(peak_lr: float) -> Box:
+    """Around the scan's best LR, and as wide for all."""
+    return {"lr": (peak_lr * 2**-HALF_WIDTH, peak_lr * 2**HALF_WIDTH)} | DIMENSIONS
+
+
+def next_box(box: Box, best: Mapping[str, float]) -> Box:
+    """Half as wide in logs, centred on the best point: beyond an edge where that lies within a quarter of the width of it."""
+    found = {}
+    for key, (low, high) in box.items():
+        half = (high / low) ** 0.25
+        least, most = LIMITS.get(key, (0.0, math.inf))
+        found[key] = max(best[key] / half, least), min(best[key] * half, most)
+    return found
+
+
+def widened(before: Box, after: Box) -> list[str]:
+    """Sides by which a box leaves the one before it, e.g. `lr up`."""
+    ups = [f"{key} up" for key, (_, high) in after.items() if high > before[key][1] * (1 + 1e-9)]
+    return ups + [f"{key} down" for key, (low, _) in after.items() if low < before[key][0] * (1 - 1e-9)]
+
+
+def at_edge(boxes: Sequence[Box], best: Mapping[str, float], share: float = 0.1) -> list[str]:
+    """Sides where the best point lies within `share` of the width of all that was searched: it may have ended too early there.
+
+    A limit is not such a side.
+    """
+    found = []
+    for key in boxes[0]:
+        low, high = min(box[key][0] for box in boxes), max(box[key][1] for box in boxes)
+        least, most = LIMITS.get(key, (0.0, math.inf))
+        place = math.log(best[key] / low) / math.log(high / low)
+        found += [f"{key} up"] if place > 1 - share and high < most else []
+        found += [f"{key} down"] if place < share and low > least else []
+    return found
+
+
+def points(box: Box, count: int, seed: int) -> list[dict[str, float]]:
+    """`count` points of the box: scrambled Sobol where that is a power of two, else Halton. One seed, one set of the unit cube."""
+    method = "halton" if count & (count - 1) else "sobol"
+    return grid.sample({key: (*ends, "log") for key, ends in box.items()}, count, method, seed)
+
+
+def values(name: str, point: Mapping[str, float], steps: int) -> dict[str, Any]:
+    """A point as config values of optimizer `name`; what it does not have is left out."""
+    defaults = DEFAULTS[name]
+    found = {
+        "optim.peak_lr": point["lr"],
+        "optim.weight_decay": point["decay"] / (point["lr"] * steps),
+        "schedule.warmup_share": point["warmup"],
+    } | rest_lr(name, point["lr"])
+    for dimension, keys in BETAS.items():
+        tuned = [key for key in keys if key.split(".")[1] in defaults and key not in IDLE.get(name, ())]
+        found |= dict.fromkeys(tuned, 1 - point[dimension])
+    return found
+
+
+def rest_lr(name: str, peak_lr: float) -> dict[str, float]:
+    """The LR of the AdamW beside an optimizer for hidden matrices, in its source's ratio; {} where there is none."""
+    defaults = DEFAULTS[name]
+    return {"optim.rest_lr": defaults["rest_lr"][0] * peak_lr / defaults["peak_lr"][0]} if "rest_lr" in defaults else {}
