@@ -1,11 +1,12 @@
 """Every precision policy on one model: loss, speed and memory side by side; and where gradients, weights and updates lie.
 
-    python -m experiments.precision [--quick] [--workdir=runs/precision] [--json[=PATH]]
+    python -m experiments.precision [--quick] [--only=small] [--workdir=runs/precision] [--json[=PATH]]
 
-configs/tiny.py under each policy, on the same seeds (same first weights, same batches): three of them, 150 steps; --quick takes
-one seed and 80 steps (two for fp32, whose difference is the yardstick), meant to take 3 minutes on 2 cores. Runs in the workdir that
-have ended are not run again. Writes precision.json, precision.md, precision.png, exponents.pdf and .csv into the workdir, and
-without --quick the first three into `results/` beside this file.
+configs/tiny.py on the same seeds (same first weights, same batches) in three settings, five seeds each. `usual`: its own LR under each policy, 150
+steps. `small`: an LR of 1e-4, where a weight kept in 8 bits loses updates, 120 steps. `batch`: 65,536 tokens a step, where a
+token's gradient is small for fp16, 12 steps of a narrower model. --quick takes two seeds and 80 steps. Runs in the workdir that have ended are not run
+again; a setting that --only leaves out is kept as it was measured. Writes precision.json, precision.md, precision.png,
+exponents.pdf and .csv into the workdir, and without --quick the first three into `results/` beside this file.
 """
 
 import functools
@@ -13,7 +14,7 @@ import pathlib
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from ml_collections import ConfigDict
 
 from configs import tiny
 from experiments.benchmarks.timing import interleaved
+from experiments.precision_page import page
 from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
@@ -41,28 +43,47 @@ from scalelab.train.step import train_step
 TIMED = 4  # steps of a timed dispatch
 
 
-def config_of(policy: str, seed: int, steps: int) -> ConfigDict:
+class Setting(NamedTuple):
+    """What a setting changes of configs/tiny.py, its steps, and the policies that are held against fp32 there."""
+
+    title: str
+    values: dict[str, float]
+    steps: int
+    policies: list[str]
+
+
+SETTINGS = {
+    "small": Setting("Small updates", {"optim.peak_lr": 1e-4}, 120, ["fp32", "bf16", "fp16_unscaled", "bf16_moments", "bf16_master"]),
+    # 65,536 tokens: the gradient of one token is that much smaller than the batch's
+    "batch": Setting(
+        "Large batch",
+        {"train.global_batch": 1024, "model.seq_len": 64, "model.d_model": 32, "eval.batches": 1},
+        12, ["fp32", "fp16", "fp16_unscaled"],
+    ),
+    "usual": Setting("Usual updates", {}, 150, list(POLICIES)),
+}  # fmt: skip
+SEEDS = 5
+
+
+def config_of(policy: str, seed: int, steps: int, setting: str = "usual") -> ConfigDict:
     """The run of one policy and seed."""
     sizes = {"train.steps": steps, "checkpoint.every_steps": steps, "eval.every_steps": steps, "log.every_steps": 1}
     return config_lib.resolve(
-        config_lib.override(tiny.get_config(), sizes | {"precision.name": policy, "train.seed": seed})
+        config_lib.override(
+            tiny.get_config(), SETTINGS[setting].values | sizes | {"precision.name": policy, "train.seed": seed}
+        )
     )
 
 
-def runs_of(seeds: int) -> list[tuple[str, int]]:
-    """(policy, seed) of every run: at least two of fp32, for the spread of seeds."""
-    return [(policy, seed) for policy in POLICIES for seed in range(max(seeds, 2 if policy == "fp32" else 1))]
-
-
-def trained(folder: pathlib.Path, policy: str, seed: int, steps: int) -> dict[str, Any]:
+def trained(folder: pathlib.Path, setting: str, policy: str, seed: int, steps: int) -> dict[str, Any]:
     """The run's last validation loss, its curve, skipped steps and what its record says of formats."""
-    config = config_of(policy, seed, steps)
-    place = folder / f"{policy}-{steps}-{seed}"
+    config = config_of(policy, seed, steps, setting)
+    place = folder / f"{setting}-{policy}-{steps}-{seed}"
     print(f"training {place.name}", file=sys.stderr, flush=True)
-    found = single.train_single(config, place)
+    ended = single.train_single(config, place)
     lines = [line for line in records.read_metrics(place) if "train_loss" in line]
     return {
-        "policy": policy, "seed": seed, "status": found["status"], "val_loss": found["val_loss"],
+        "policy": policy, "seed": seed, "status": ended["status"], "val_loss": ended["val_loss"],
         "skipped": lines[-1]["skipped"], "loss_scale": lines[-1].get("loss_scale"),
         "curve": [line["train_loss"] for line in lines], "dtypes": records.read_json(place / "record.json")["dtypes"],
     }  # fmt: skip
@@ -106,7 +127,7 @@ def spread(folder: pathlib.Path, steps: int, batches: np.ndarray) -> tuple[list[
     """Rows of exponents at the end of the fp32 run, and each layer's share of zero gradients there, with and without a scale."""
     config = config_of("fp32", 0, steps)
     static, h = traced(config)
-    checkpoints, name = lineage.furthest(folder / f"fp32-{steps}-0")  # type: ignore[misc]
+    checkpoints, name = lineage.furthest(folder / f"usual-fp32-{steps}-0")  # type: ignore[misc]
     state = checkpoints.load({name: state_lib.shapes(static)}).states[name]  # type: ignore[union-attr]
     tokens = jnp.asarray(batches[0])
     new, _ = jax.jit(functools.partial(train_step, static))(state, tokens, h)
@@ -121,67 +142,39 @@ def spread(folder: pathlib.Path, steps: int, batches: np.ndarray) -> tuple[list[
     return rows, {policy: exponents.zero_shares(tree) for policy, tree in found.items()}
 
 
-def study(folder: pathlib.Path, seeds: int, steps: int, rounds: int) -> dict[str, Any]:
-    """Everything that is measured."""
-    runs = [trained(folder, policy, seed, steps) for policy, seed in runs_of(seeds)]
-    config = config_of("fp32", 0, steps)
-    data = single.dataset(config)
-    shape = config.model
-    batches = train_batches(data, shape.seq_len, config.train.global_batch, 7).chunk(0, config.train.steps_per_dispatch)
+def study(folder: pathlib.Path, setting: str, seeds: int, steps: int, rounds: int) -> dict[str, Any]:
+    """Everything that is measured in a setting."""
+    runs = [trained(folder, setting, p, seed, steps) for p in SETTINGS[setting].policies for seed in range(seeds)]
+    config = config_of("fp32", 0, steps, setting)
+    facts_of = {
+        "title": SETTINGS[setting].title,
+        "peak_lr": config.optim.peak_lr,
+        "batch": config.train.global_batch * config.model.seq_len,
+        "steps": steps,
+        "seeds": seeds,
+        "runs": runs,
+    }
+    return facts_of | (_sides(folder, config, runs, rounds) if setting == "usual" else {})
+
+
+def _sides(folder: pathlib.Path, config: ConfigDict, runs: Sequence[dict[str, Any]], rounds: int) -> dict[str, Any]:
+    """Beside the losses: time and memory of each policy, exponents, zero gradients."""
+    steps, shape = config.train.steps, config.model
+    chunk = config.train.steps_per_dispatch
+    batches = train_batches(single.dataset(config), shape.seq_len, config.train.global_batch, 7).chunk(0, chunk)
     timed = seconds(list(POLICIES), batches, rounds)
     rows, zeros = spread(folder, steps, batches)
-    alone = {(run["policy"], run["seed"]): run for run in runs}
-    reference = [run["val_loss"] for run in runs if run["policy"] == "fp32"]
     table = []
     for policy in POLICIES:
-        own = [alone[policy, seed] for seed in range(seeds)]
-        pairs = [(run["val_loss"], alone["fp32", run["seed"]]["val_loss"]) for run in own]
+        of_policy = [run for run in runs if run["policy"] == policy]
         ratios = [a / b for a, b in zip(timed[policy], timed["fp32"], strict=True)]
         table.append({
-            "policy": policy, "val_loss": statistics.mean(run["val_loss"] for run in own),
-            "over_fp32": statistics.mean(a / b - 1 for a, b in pairs), "skipped": sum(run["skipped"] for run in own),
+            "policy": policy, "val_loss": statistics.mean(run["val_loss"] for run in of_policy),
+            "skipped": sum(run["skipped"] for run in of_policy),
             "ms_a_step": 1e3 * statistics.median(timed[policy]), "time_over_fp32": statistics.median(ratios),
-            "bytes": bytes_of(config_of(policy, 0, steps)), "dtypes": own[0]["dtypes"],
+            "bytes": bytes_of(config_of(policy, 0, steps)), "dtypes": of_policy[0]["dtypes"],
         })  # fmt: skip
-    table.sort(key=lambda row: row["val_loss"])
-    deviation = statistics.stdev(reference) / statistics.mean(reference)
-    return {"table": table, "seed_deviation": deviation, "runs": runs, "exponents": rows, "zero_gradients": zeros}
-
-
-def page(result: dict[str, Any]) -> str:
-    """The tables as Markdown."""
-    lines = [
-        "# Precision policies", "",
-        f"`{result['command']}`, {result['date']}, {result['machine']}.", "",
-        f"configs/tiny.py, {result['steps']} steps, {result['seeds']} seed(s), the same first weights and batches for all. Ranked by "
-        f"validation loss; another seed moves fp32's by {result['seed_deviation']:.2%} (standard deviation), so smaller differences "
-        "are no ranking. A CPU has units for fp32 alone: time there is the cost of emulation, not what a chip with "
-        "such units takes. Temporaries are XLA's for one step; it widens narrow operands on a CPU."
-        + (f" {result['remark']}" if "remark" in result else ""), "",
-        "| policy | val loss | over fp32 | skipped | ms a step | time over fp32 | weights | optimizer | temporaries | operands found in the step, share of its FLOPs |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for row in result["table"]:
-        found = ", ".join(f"{form} {share:.0%}" for form, share in row["dtypes"]["compute"].items())
-        kib = [f"{row['bytes'][name] / 1024:,.0f} KiB" for name in ("weights", "optimizer", "temporaries")]
-        lines.append(f"| {row['policy']} | {row['val_loss']:.4f} | {row['over_fp32']:+.2%} | {row['skipped']} | {row['ms_a_step']:.0f} "
-                     f"| {row['time_over_fp32']:.2f} | {' | '.join(kib)} | {found} |")  # fmt: skip
-    layers = list(result["zero_gradients"]["fp32"])
-    lines += ["", "Share of gradients that are exactly zero at the end of the fp32 run, by layer:", "",
-              "| policy | " + " | ".join(layers) + " |", "|---" * (len(layers) + 1) + "|"]  # fmt: skip
-    for policy, shares in result["zero_gradients"].items():
-        lines.append(f"| {policy} | " + " | ".join(f"{shares[layer]:.2%}" for layer in layers) + " |")
-    lines += ["", "Share of non-zero numbers that a cast without a scale would lose (to zero, or by overflow), largest of all layers:",
-              "", "| | " + " | ".join(exponents.FORMATS) + " |", "|---" * (len(exponents.FORMATS) + 1) + "|"]  # fmt: skip
-    for kind in ("gradient", "weight", "update"):
-        rows = [row["lost"] for row in result["exponents"] if row["kind"] == kind]
-        worst = [max(sum(lost[form].values()) for lost in rows) for form in exponents.FORMATS]
-        lines.append(f"| {kind} | " + " | ".join(f"{share:.2%}" for share in worst) + " |")
-    lines += [
-        "",
-        "![Exponents of gradients, weights and updates, layer by layer, over what each format holds](precision.png)",
-    ]
-    return "\n".join([*lines, ""])
+    return {"table": table, "exponents": rows, "zero_gradients": zeros}
 
 
 def _options(argv: Sequence[str]) -> Any:
@@ -189,17 +182,27 @@ def _options(argv: Sequence[str]) -> Any:
     parser.add_argument(
         "--workdir", default="runs/precision", type=folder_path, metavar="DIR", help="where runs and figures go"
     )
-    parser.add_argument("--quick", action="store_true", help="one seed, 80 steps")
+    parser.add_argument("--quick", action="store_true", help="two seeds, 80 steps")
+    parser.add_argument("--only", choices=list(SETTINGS), help="this setting (default: both)")
     options = parser.parse_args(argv)
-    options.seeds, options.steps, options.rounds = (1, 80, 3) if options.quick else (3, 150, 9)
+    options.seeds, options.rounds = (2, 3) if options.quick else (SEEDS, 9)
+    options.settings = {
+        name: min(80, each.steps) if options.quick else each.steps
+        for name, each in SETTINGS.items()
+        if options.only in (None, name)
+    }
     return options
 
 
 def plan(arguments: Sequence[str]) -> Planned:
     """What this study would train with these arguments, before any of it: `scalelab plan --sweep` asks."""
     options = _options(arguments)
-    runs = runs_of(options.seeds)
-    return Planned({f"{policy}-{seed}": config_of(policy, seed, options.steps) for policy, seed in runs})
+    runs = {}
+    for setting, steps in options.settings.items():
+        for policy in SETTINGS[setting].policies:
+            for seed in range(options.seeds):
+                runs[f"{setting}-{policy}-{seed}"] = config_of(policy, seed, steps, setting)
+    return Planned(runs)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -212,12 +215,17 @@ def _main(argv: Sequence[str]) -> int:
     program.cache_compilations()
     folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
-    seeds, steps, rounds = options.seeds, options.steps, options.rounds
-    result = facts("precision", argv) | {"seeds": seeds, "steps": steps} | study(folder, seeds, steps, rounds)
-    figure, rows = exponent_figure(result["exponents"])
-    save(folder, "exponents", figure, rows)
+    parts = {
+        setting: facts("precision", argv) | study(folder, setting, options.seeds, steps, options.rounds)
+        for setting, steps in options.settings.items()
+    }
     for place in [folder] if options.quick else [folder, RESULTS]:
-        figure.savefig(place / "precision.png", dpi=110)
+        before = records.read_json(place / "precision.json") if (place / "precision.json").exists() else {}
+        result = {name: part for name in SETTINGS if (part := parts.get(name) or before.get(name))}
+        if "usual" in parts:
+            figure, rows = exponent_figure(parts["usual"]["exponents"])
+            figure.savefig(place / "precision.png", dpi=110)
+            save(folder, "exponents", figure, rows)
         keep(place, "precision", result, page(result))
     print(page(result))
     emit(result, options.json)

@@ -1,47 +1,145 @@
-"""The comparison of optimizers: fair draws, and what is made of results whose answer is known."""
+"""The comparison of optimizers: alike searches that follow the best beyond an edge, and what is made of results whose answer is known."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 
-from configs import tiny
-from experiments.optimizers import race, ranking
+from experiments.optimizers import __main__ as study
+from experiments.optimizers import limits, race, ranking, search
+from experiments.optimizers.page import page
+from experiments.shared import RESULTS
 from scalelab.defaults import DEFAULTS
 
-
-def runs(*losses):
-    return [{"loss": loss} for loss in losses]
+BASE = study._options(["--quick"])[1]
 
 
-def test_every_optimizer_gets_the_same_points_of_the_unit_cube():
-    for name, own in DEFAULTS.items():
-        drawn, reference = race.points(name, 7, 0), race.points("adamw", 7, 0)
-        for mine, theirs in zip(drawn, reference, strict=True):
-            factor = mine["optim.peak_lr"] / own["peak_lr"][0]
-            assert factor == pytest.approx(theirs["optim.peak_lr"] / DEFAULTS["adamw"]["peak_lr"][0])
-            assert race.LR_FACTORS[0] <= factor <= race.LR_FACTORS[1]
-            assert mine["schedule.warmup_share"] == theirs["schedule.warmup_share"]
-            betas = [value for key, value in mine.items() if "beta" in key]
-            assert [theirs["optim.beta2"]][: len(betas)] == betas and (betas or name in ("sgd", "adafactor"))
+def test_every_optimizer_gets_the_same_points_of_the_unit_cube_and_all_its_betas_are_tuned():
+    point = search.points(search.first_box(0.01), 8, 0)[3]
+    for name, defaults in DEFAULTS.items():
+        values = search.values(name, point, 100)
+        assert values["optim.peak_lr"] * values["optim.weight_decay"] * 100 == pytest.approx(point["decay"])
+        tuned = {key.split(".")[1] for key in values if "beta" in key}
+        unread = {"adafactor": {"beta1"}, "shampoo": {"beta2"}}.get(name, set())
+        assert tuned == {key for key in defaults if key in ("beta1", "beta2", "rest_beta1", "rest_beta2")} - unread
+        if "rest_lr" in defaults:
+            ratio = defaults["rest_lr"][0] / defaults["peak_lr"][0]
+            assert values["optim.rest_lr"] / values["optim.peak_lr"] == pytest.approx(ratio)
+        race.trial(BASE, name, values, 0)  # nothing that the optimizer has no use for
 
 
-def test_trials_are_resolved_and_seeds_of_the_best_are_fresh():
-    made = race.tuning(tiny.get_config(), ["muon", "sgd"], 2)
-    assert list(made) == ["muon-tune00", "muon-tune01", "sgd-tune00", "sgd-tune01"]
-    assert {config.train.seed for config in made.values()} == {0}
-    last = race.finals(tiny.get_config(), {"sgd": race.points("sgd", 2, 0)[1]}, 3)
-    assert [config.train.seed for config in last.values()] == [1, 2, 3]
-    assert {config.optim.peak_lr for config in last.values()} == {made["sgd-tune01"].optim.peak_lr}
+def test_a_scan_goes_on_at_its_ends_only():
+    assert search.scan([-1, 0, 1], [3.0, 2.0, 2.5]) == []
+    assert search.scan([-1, 0, 1], [3.0, 2.0, 1.5]) == [2, 3, 4]
+    assert search.scan([-1, 0, 1], [1.0, 2.0, math.inf]) == [-4, -3, -2]
+    assert search.scan([-1, 0, 1], [math.inf] * 3) == [-4, -3, -2]
 
 
-def test_flips_of_two_optimizers_are_the_closed_form():
-    """a has trials 1 and 4, b only 2s: b is first where both draws of a are 4, in a quarter of all."""
-    found = ranking.flips({"a": runs(1.0, 4.0), "b": runs(2.0, 2.0)})
-    assert found["pairs"] == pytest.approx(0.25, abs=0.03) == found["first"]
-    assert found["ranks90"] == {"a": [1, 2], "b": [1, 2]}
-    sure = ranking.flips({"a": runs(1.0, 1.1), "b": runs(2.0, math.inf), "c": runs(3.0, 3.0)})
-    assert sure["first"] == 0 and sure["ranks90"]["a"] == [1, 1]
+def test_the_next_box_is_half_as_wide_and_leaves_the_first_where_the_best_is_near_an_edge():
+    box = search.first_box(0.01)
+    best = {key: math.sqrt(low * high) for key, (low, high) in box.items()} | {"lr": box["lr"][1] * 0.99}
+    after = search.next_box(box, best)
+    for key, (low, high) in after.items():
+        assert math.log(high / low) == pytest.approx(math.log(box[key][1] / box[key][0]) / 2)
+        assert math.sqrt(low * high) == pytest.approx(best[key])
+    assert search.widened(box, after) == ["lr up"]
+    assert search.at_edge([box], best) == ["lr up"] and search.at_edge([box, after], best) == []
+    no_decay = best | {"1-beta1": 1.0}
+    assert search.next_box(box, no_decay)["1-beta1"][1] == 1.0 == search.LIMITS["1-beta1"][1]
+
+
+class Bowl:
+    """Stands for training where the answer is known: a loss quadratic in the logs of LR and momentum; no config is run.
+
+    `lowest`: {optimizer: (LR, 1 - beta1, least loss)}. Seeds move all losses by the same table.
+    """
+
+    def __init__(self, lowest):
+        self.lowest, self.stages, self.seeds = lowest, {}, np.random.default_rng(0).normal(0, 0.01, 50)
+
+    def __call__(self, stage, made):
+        self.stages[stage] = list(made)
+        return [{"name": name, "loss": self.loss(config), "curve": [(50, 3.0), (100, 2.0)], "tokens_per_s": 1e5} for name, config in made.items()]  # fmt: skip
+
+    def loss(self, config):
+        lr, momentum, least = self.lowest[config.optim.name]
+        away = math.log2(config.optim.peak_lr / lr)
+        if away > 6:
+            return math.inf
+        apart = 0.0 if momentum is None else math.log2((1 - config.optim.beta1) / momentum)
+        return least + 0.02 * away**2 + 0.02 * apart**2 + float(self.seeds[config.train.seed])
+
+
+LOWEST = {"adamw": (3e-3 * 2**4, 0.1, 2.4), "sgd": (0.1 * 2**9, None, 2.6), "lion": (3e-4 * 2**3, 0.45, 2.45)}
+
+
+@pytest.fixture(scope="module")
+def raced():
+    train = Bowl(LOWEST)
+    tuned = race.tune(BASE, list(LOWEST), 12, train)
+    ended = race.compete(BASE, tuned, 1, 2, train)
+    return train, tuned, ended
+
+
+def test_the_search_finds_a_known_best_even_beyond_every_edge(raced):
+    train, tuned, ended = raced
+    assert list(train.stages) == ["scan0", "scan1", "round0", "round1", "finals"]
+    assert {name.split("-")[0] for name in train.stages["scan1"]} == {"sgd"}  # 2^9 lies beyond the scan's 2^7
+    assert max(tuned["sgd"]["scan"]) == 10 and sorted(tuned["adamw"]["scan"]) == list(search.SCANNED)
+    for name, (lr, momentum, _) in LOWEST.items():
+        assert len(tuned[name]["runs"]) == 12 == len(tuned[name]["points"])
+        assert abs(math.log2(ended[name]["values"]["optim.peak_lr"] / lr)) < 1
+        if momentum:
+            assert abs(math.log2((1 - ended[name]["values"]["optim.beta1"]) / momentum)) < 1
+    assert "1-beta1 up" in tuned["lion"]["widened"]  # its best, .45, lies at the first box's edge of .5
+
+
+def test_finals_are_the_three_best_on_seeds_that_tuning_and_choice_did_not_see(raced):
+    train, tuned, ended = raced
+    assert len(train.stages["finals"]) == 3 * 3 * 3
+    made = race.finals(BASE, {"adamw": [ended["adamw"]["values"]]}, 3)
+    assert [config.train.seed for config in made.values()] == [1, 2, 3]
+    final = ended["adamw"]["finals"]
+    assert list(final.finalists) == sorted(range(12), key=lambda i: tuned["adamw"]["runs"][i]["loss"])[:3]
+    assert np.shape(final.choosing) == (3, 1) and np.shape(final.reported) == (3, 2)
+    assert final.loss == pytest.approx(np.mean([run["loss"] for run in ended["adamw"]["runs"]]))
+    assert {run["name"].split("-")[2] for run in ended["adamw"]["runs"]} == {"seed02", "seed03"}
+
+
+def test_a_second_pass_over_what_has_run_asks_for_the_same_runs(raced):
+    """What resuming rests on: a stage's runs follow from the results before it alone."""
+    once, again = Bowl(LOWEST), Bowl(LOWEST)
+    for train in (once, again):
+        race.tune(BASE, ["lion"], 12, train)
+    assert again.stages == once.stages and again.stages["round1"] == [f"lion-tune{i:03d}" for i in range(6, 12)]
+    assert once.stages["round0"] == [run for run in raced[0].stages["round0"] if run.startswith("lion")]
+
+
+def test_the_table_and_its_page(raced):
+    _, tuned, ended = raced
+    rows = ranking.table(tuned, ended, dict.fromkeys(LOWEST, 8.0), 2.5, 10)
+    assert [row["name"] for row in rows] == ["adamw", "lion", "sgd"] and [row["rank"] for row in rows] == [1, 2, 3]
+    assert all(row["rank_interval"][0] <= row["rank"] <= row["rank_interval"][1] for row in rows)
+    assert all(row["interval"][0] <= row["loss"] <= row["interval"][1] for row in rows)
+    assert rows[0]["explained"] == "the reference" and "behind; perhaps since one LR" in rows[2]["explained"]
+    result = {
+        "command": "c", "date": "d", "machine": "m", "what": "w", "sides": 1, "rescanned": 1, "choosing": 2, "seeds": 4,
+        "target_loss": 2.5, "reference": "adamw", "rise": ranking.rise(rows), "limits": ["x"], "rows": rows,
+    }  # fmt: skip
+    text = page(json.loads(json.dumps(result)))
+    assert "| 1 [1, " in text and "no difference shown" not in text and "75, 750" in text
+
+
+def test_words_follow_from_the_interval_not_from_the_seeds_spread():
+    close, far = {1: 2.5, 2: 2.6, 3: 2.7}, {1: 2.51, 2: 2.58, 3: 2.72}
+    assert "the interval holds 0, so which is better is open" in ranking.verdict(
+        ranking.intervals.difference(far, close), "lion"
+    )
+    # Seeds spread by .1, ten times the difference, but each pair says the same.
+    paired = {seed: loss + 0.01 + 0.001 * seed for seed, loss in close.items()}
+    assert "behind" in ranking.verdict(ranking.intervals.difference(paired, close), "lion")
+    assert "diverged" in ranking.verdict(None, "sgd")
 
 
 def test_target_is_interpolated_and_median_over_seeds():
@@ -55,18 +153,28 @@ def test_target_is_interpolated_and_median_over_seeds():
     assert ranking.to_target([*seeds, run((10, 3.0), (20, 2.6))], 2.5, 50) is None
 
 
-def test_the_table_ranks_and_explains():
-    tuned = {"adamw": runs(2.0, 2.1), "sgd": runs(2.9, math.inf), "lion": runs(2.0, 2.2)}
-    ended = {
-        name: [{"loss": loss, "curve": [], "tokens_per_s": 1.0} for loss in losses]
-        for name, losses in {"adamw": (2.0, 2.02), "sgd": (3.0, 3.02), "lion": (2.01, 2.03)}.items()
-    }
-    values = {name: race.points(name, 2, 0)[0] for name in tuned}
-    rows = ranking.table(tuned, ended, values, dict.fromkeys(tuned, 8.0), None, 1)
-    assert [row["name"] for row in rows] == ["adamw", "lion", "sgd"]
-    assert rows[0]["explained"].startswith("the reference")
-    assert "no difference shown" in rows[1]["explained"]
-    assert (
-        "+1.000, 50 times the seeds' spread" in rows[2]["explained"]
-        and "1 of 2 trials diverged" in rows[2]["explained"]
-    )
+def test_what_a_hundred_steps_cannot_tell_follows_from_the_optimizers_own_values():
+    lines = "\n".join(limits.limits(BASE, list(DEFAULTS)))
+    assert "galore, apollo, apollo_mini: a projection is drawn every 200 steps, so once in 100" in lines
+    assert "ademamix: the slow moment averages over 10,000 steps" in lines
+    assert "sophia_h, sophia_g, soap, shampoo: preconditioners or Hessians" in lines and "10 times in a run" in lines
+    assert "galore, apollo: rank 128" in lines and "apollo_mini: rank" not in lines
+    long = limits.limits(study._options(["--quick", "--config.train.steps=20000"])[1], ["galore", "ademamix"])
+    assert not any(line.startswith(("galore: a projection", "ademamix")) for line in long)
+
+
+def test_the_printed_ranks_of_the_committed_race_lie_inside_their_intervals():
+    result = json.loads((RESULTS / "optimizers.json").read_text())
+    for row in result["rows"]:
+        assert row["rank_interval"][0] <= row["rank"] <= row["rank_interval"][1], row["name"]
+        assert row["interval"][0] <= row["loss"] <= row["interval"][1], row["name"]
+    assert (RESULTS / "optimizers.md").read_text() == page(result)
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"), [("--trials=5", "at least 6"), ("--seeds=1", "no spread"), ("--choosing=0", "a point is chosen")]
+)
+def test_too_little_to_compare_is_refused(flag, why, tmp_path, capsys):
+    assert study.main([flag, f"--workdir={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert why in said and said.count("\n") == 1
