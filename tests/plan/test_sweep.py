@@ -85,13 +85,15 @@ def test_a_study_of_learning_rates_tells_its_runs_too():
     runs = planned(ROOT / "experiments" / "mup_transfer.py", ["--quick", "--widths=32,64"]).runs
     assert len(runs) == 2 * 2 * 5 * 3 and len(trials.packs(runs)) == 4
     each = planned(ROOT / "experiments" / "precision.py", ["--quick"]).runs
-    assert len(each) == len(POLICIES) + 1 and {config.train.steps for config in each.values()} == {80}
+    assert len(each) == 2 * (len(POLICIES) + 5 + 3) and {config.train.steps for config in each.values()} == {80, 12}
 
 
 @pytest.mark.slow
 def test_the_other_studies_that_train_tell_their_runs():
-    runs = planned(ROOT / "experiments" / "optimizers", ["--only=adamw,lion", "--trials=3", "--quick"]).runs
-    assert len(runs) == 2 * (3 + 3) and len(trials.packs(runs)) == 2
+    runs = planned(ROOT / "experiments" / "optimizers", ["--only=adamw,lion", "--trials=6", "--quick"]).runs
+    assert (
+        len(runs) == 2 * (9 + 6 + 3 * (2 + 3)) and len(trials.packs(runs)) == 2
+    )  # scan, tuning, three points on seeds
     five = planned(ROOT / "experiments" / "confirm.py", ["--quick"]).runs
     assert len(five) == 5 * (26 + 4 + 1) and len({config.data.split_seed for config in five.values()}) == 3
 
