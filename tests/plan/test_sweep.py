@@ -85,7 +85,7 @@ def test_a_study_of_learning_rates_tells_its_runs_too():
     runs = planned(ROOT / "experiments" / "mup_transfer.py", ["--quick", "--widths=32,64"]).runs
     assert len(runs) == 2 * 2 * 5 * 3 and len(trials.packs(runs)) == 4
     each = planned(ROOT / "experiments" / "precision.py", ["--quick"]).runs
-    assert len(each) == 2 * (len(POLICIES) + 5 + 3) and {config.train.steps for config in each.values()} == {80, 12}
+    assert len(each) == 2 * (len(POLICIES) + 5 + 3) and {config.train.steps for config in each.values()} == {80, 20}
 
 
 @pytest.mark.slow
