@@ -33,7 +33,7 @@ def get_config() -> ConfigDict:
             "precision": {
                 # fp32 | tf32 | bf16 | fp16 (dynamic loss scaling) | fp8 (e4m3, gradients e5m2, a scale a tensor) | fp8_delayed
                 # (the scale from the last 16 steps) | fp8_block (tiles of 128: DeepSeek-V3).
-                # Harmful, to show it: bf16_master | fp16_unscaled; warned of too: bf16_moments
+                # Harmful, to show it: bf16_master; warned of: fp16_unscaled | bf16_moments (results/precision.md)
                 "name": "fp32",  # formats of activations and products; every format of each stands in precision/policy.py
             },
             "parallel": parallel(),

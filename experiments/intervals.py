@@ -122,9 +122,9 @@ def percentiles(value: float, draws: ArrayLike, level: float = LEVEL) -> tuple[f
 def ranks(losses: ArrayLike) -> list[int]:
     """The rank of each, 1 for the least; equal ones in the order given, infinite ones last."""
     order = np.argsort(np.asarray(losses), kind="stable")
-    found = np.empty(len(order), int)
-    found[order] = np.arange(1, len(order) + 1)
-    return found.tolist()
+    places = np.empty(len(order), int)
+    places[order] = np.arange(1, len(order) + 1)
+    return places.tolist()
 
 
 def rank_intervals(losses: ArrayLike, draws: ArrayLike, level: float = LEVEL) -> list[tuple[int, int]]:
@@ -141,12 +141,12 @@ def rank_intervals(losses: ArrayLike, draws: ArrayLike, level: float = LEVEL) ->
         finite.max() + 1.0 if finite.size else 0.0
     )  # nats: a diverged run is behind all that ended, by a step that is finite
     observed, drawn = (np.where(np.isfinite(x), x, worst) for x in (observed, drawn))
-    found = []
+    intervals = []
     for j in range(len(observed)):
         apart = observed[j] - observed
         moved = (drawn[:, [j]] - drawn) - apart
         error = np.sqrt(np.mean(moved**2, axis=0))
         largest = np.max(np.abs(moved) / np.where(error > 0, error, 1.0), axis=1)
         reach = np.quantile(largest, level) * error
-        found.append((1 + int(np.sum(apart > reach)), len(observed) - int(np.sum(apart < -reach))))
-    return found
+        intervals.append((1 + int(np.sum(apart > reach)), len(observed) - int(np.sum(apart < -reach))))
+    return intervals

@@ -2,11 +2,12 @@
 
     python -m experiments.precision [--quick] [--only=small] [--workdir=runs/precision] [--json[=PATH]]
 
-configs/tiny.py on the same seeds (same first weights, same batches) in three settings, five seeds each. `usual`: its own LR under each policy, 150
-steps. `small`: an LR of 1e-4, where a weight kept in 8 bits loses updates, 120 steps. `batch`: 65,536 tokens a step, where a
-token's gradient is small for fp16, 20 steps of a smaller model. --quick takes two seeds and 80 steps. Runs in the workdir that have ended are not run
-again; a setting that --only leaves out is kept as it was measured. Writes precision.json, precision.md, precision.png,
-exponents.pdf and .csv into the workdir, and without --quick the first three into `results/` beside this file.
+configs/tiny.py on the same seeds (same first weights, same batches) in three settings, five seeds each. `usual`: its own LR under
+each policy, 150 steps. `small`: an LR of 1e-4, where a weight kept in 8 bits loses updates, 120 steps. `batch`: 65,536 tokens a
+step, where a token's gradient is small for fp16, 20 steps of a smaller model. --quick takes two seeds and 80 steps at most. Runs in
+the workdir that have ended are not run again; a setting that --only leaves out is kept as it was measured. Writes precision.json,
+precision.md, precision.png, exponents.pdf and .csv into the workdir, and without --quick the first three into `results/` beside
+this file.
 """
 
 import functools

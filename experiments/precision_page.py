@@ -54,8 +54,8 @@ def _losses(part: Mapping[str, Any]) -> list[str]:
     rows = []
     for policy in dict.fromkeys(run["policy"] for run in part["runs"]):
         losses = [run["val_loss"] for run in part["runs"] if run["policy"] == policy]
-        told = ["–", ""] if policy == "fp32" else [_shown(apart[policy]), verdict(apart[policy])]
-        rows.append([policy, f"{sum(losses) / len(losses):.4f}" if None not in losses else "diverged", *told])
+        gap = ["–", ""] if policy == "fp32" else [_shown(apart[policy]), verdict(apart[policy])]
+        rows.append([policy, f"{sum(losses) / len(losses):.4f}" if None not in losses else "diverged", *gap])
     return [*_head(part), *markdown(["policy", "val loss", "over fp32", "shows"], rows)]
 
 
@@ -82,9 +82,9 @@ def _sides(part: Mapping[str, Any]) -> list[str]:
     for row in sorted(part["table"], key=lambda row: order.index(row["policy"])):
         operands = ", ".join(f"{form} {share:.0%}" for form, share in row["dtypes"]["compute"].items())
         kib = [f"{row['bytes'][name] / 1024:,.0f} KiB" for name in ("weights", "optimizer", "temporaries")]
-        told = ["–", ""] if row["policy"] == "fp32" else [_shown(apart[row["policy"]]), verdict(apart[row["policy"]])]
+        gap = ["–", ""] if row["policy"] == "fp32" else [_shown(apart[row["policy"]]), verdict(apart[row["policy"]])]
         rows.append([
-            row["policy"], f"{row['val_loss']:.4f}", *told, str(row["skipped"]), f"{row['ms_a_step']:.0f}",
+            row["policy"], f"{row['val_loss']:.4f}", *gap, str(row["skipped"]), f"{row['ms_a_step']:.0f}",
             f"{row['time_over_fp32']:.2f}", *kib, operands,
         ])  # fmt: skip
     lines += markdown([*columns, "temporaries", "operands found in the step, share of its FLOPs"], rows)

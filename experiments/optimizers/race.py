@@ -67,39 +67,39 @@ def tune(base: ConfigDict, names: Sequence[str], trials: int, train: Train) -> d
 
     Nothing but `train` runs anything: on what it returns all that follows depends, so stages that have ended are gone through again.
     """
-    found: dict[str, dict[str, Any]] = {name: {"scan": {}, "points": [], "runs": [], "boxes": []} for name in names}
+    tuned: dict[str, dict[str, Any]] = {name: {"scan": {}, "points": [], "runs": [], "boxes": []} for name in names}
     ahead: dict[str, Sequence[int]] = dict.fromkeys(names, search.SCANNED)
     for number in range(search.MOST_SCANS):
         for name, each in _by_name(train(f"scan{number}", scans(base, ahead)), ahead).items():
-            found[name]["scan"] |= {octave: run["loss"] for octave, run in zip(ahead[name], each, strict=True)}
+            tuned[name]["scan"] |= {octave: run["loss"] for octave, run in zip(ahead[name], each, strict=True)}
         further = {
-            name: search.scan(*map(list, zip(*sorted(found[name]["scan"].items()), strict=True))) for name in ahead
+            name: search.scan(*map(list, zip(*sorted(tuned[name]["scan"].items()), strict=True))) for name in ahead
         }
         ahead = {name: octaves for name, octaves in further.items() if octaves}
         if not ahead:
             break
-    for name, each in found.items():
+    for name, each in tuned.items():
         octave = min(each["scan"], key=lambda o, losses=each["scan"]: (losses[o], o))
         each["boxes"].append(search.first_box(DEFAULTS[name]["peak_lr"][0] * 2.0**octave))
     for number in range(ROUNDS):
         share = trials * (number + 1) // ROUNDS - trials * number // ROUNDS
         drawn = {
-            name: search.points(each["boxes"][-1], share, base.train.seed + number) for name, each in found.items()
+            name: search.points(each["boxes"][-1], share, base.train.seed + number) for name, each in tuned.items()
         }
         made = tuning(base, drawn, first=trials * number // ROUNDS)
         for name, runs in _by_name(train(f"round{number}", made), drawn).items():
-            found[name]["points"] += drawn[name]
-            found[name]["runs"] += runs
-            best = found[name]["points"][order(found[name]["runs"])[0]]
+            tuned[name]["points"] += drawn[name]
+            tuned[name]["runs"] += runs
+            best = tuned[name]["points"][order(tuned[name]["runs"])[0]]
             if number + 1 < ROUNDS:
-                found[name]["boxes"].append(search.next_box(found[name]["boxes"][-1], best))
-    for each in found.values():
+                tuned[name]["boxes"].append(search.next_box(tuned[name]["boxes"][-1], best))
+    for each in tuned.values():
         best = each["points"][order(each["runs"])[0]]
         each["widened"] = [
             side for a, b in zip(each["boxes"], each["boxes"][1:], strict=False) for side in search.widened(a, b)
         ]
         each["edge"] = search.at_edge(each["boxes"], best)
-    return found
+    return tuned
 
 
 def order(runs: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -124,7 +124,7 @@ def compete(
         train("finals", finals(base, best, choosing + seeds)),
         {n: range(len(best[n]) * (choosing + seeds)) for n in best},
     )
-    found = {}
+    ended = {}
     for name, runs in by_name.items():
         each = [runs[i : i + choosing + seeds] for i in range(0, len(runs), choosing + seeds)]
         losses = [[run["loss"] for run in point] for point in each]
@@ -132,8 +132,8 @@ def compete(
             [run["loss"] for run in tuned[name]["runs"]], places[name],
             [point[:choosing] for point in losses], [point[choosing:] for point in losses],
         )  # fmt: skip
-        found[name] = {"finals": final, "values": best[name][final.chosen], "runs": each[final.chosen][choosing:]}
-    return found
+        ended[name] = {"finals": final, "values": best[name][final.chosen], "runs": each[final.chosen][choosing:]}
+    return ended
 
 
 def _by_name(results: Sequence[dict[str, Any]], counts: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:

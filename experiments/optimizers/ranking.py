@@ -12,13 +12,13 @@ from scalelab.defaults import DEFAULTS
 
 # Why an optimizer may stand where it does, by the side of the reference that it is on; said as a guess beside what was measured.
 BEHIND = {
-    "sgd": "one LR for gradients of very different size: embedding, norms and matrices (Zhao et al. 2024, section 4)",
-    "momentum": "as sgd: momentum averages gradients, and doesn't make their sizes alike",
+    "sgd": "embedding, norms and matrices have gradients of very different size, and share one LR (Zhao et al. 2024, section 4)",
+    "momentum": "it averages gradients, and doesn't make their sizes alike (sgd neither)",
     "lion": "signs want large batches (Chen et al. 2023, section 4.6)",
     "adam": "decay in the gradient is divided by the second moment as the gradient is (Loshchilov & Hutter 2019)",
     "ademamix": "its slow moment needs thousands of steps to be worth its weight (Pagliardini et al. 2024, figure 2)",
-    "apollo": "one scale a channel instead of an element's own second moment",
-    "apollo_mini": "one scale a matrix: SGD's memory with a norm that is followed",
+    "apollo": "a channel has one scale instead of an element's own second moment",
+    "apollo_mini": "a matrix has one scale: SGD's memory with a norm that is followed",
     "sophia_h": "its Hessian is fresh every few steps only; short runs see few of them",
     "sophia_g": "its Hessian is fresh every few steps only; short runs see few of them",
     "shampoo": "its statistics are sums, so a matrix's step falls as 1/sqrt(t) beside the schedule (Gupta et al. 2018, Alg. 1)",
@@ -26,7 +26,7 @@ BEHIND = {
 AHEAD = {
     "adafactor": "its step is a share of a parameter's own size, and its second moment has rank one",
     "muon": "every direction of a matrix moves alike, rare ones too",
-    "soap": "Adam in the eigenbasis of Shampoo's factors",
+    "soap": "Adam runs in the eigenbasis of Shampoo's factors",
     "schedule_free_adamw": "its average stands for a decay: it runs at a constant LR, the others along the cosine",
 }
 
@@ -54,12 +54,12 @@ def verdict(apart: intervals.Difference | None, name: str) -> str:
     """A difference to the reference in words: what its interval shows, and why that may be."""
     if apart is None:
         return "diverged on a fresh seed, so there is no mean difference"
-    said = f"{apart.mean:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}]"
+    interval = f"{apart.mean:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}]"
     if apart.low <= 0 <= apart.high:
-        return f"{said}: the interval holds 0, so which is better is open"
+        return f"{interval}: the interval holds 0, so which is better is open"
     side = "behind" if apart.low > 0 else "ahead"
     why = (BEHIND if side == "behind" else AHEAD).get(name)
-    return f"{said}: {side}" + (f"; perhaps since {why}" if why else "")
+    return f"{interval}: {side}" + (f"; perhaps because {why}" if why else "")
 
 
 def table(

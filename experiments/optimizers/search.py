@@ -45,12 +45,12 @@ def first_box(peak_lr: float) -> Box:
 
 def next_box(box: Box, best: Mapping[str, float]) -> Box:
     """Half as wide in logs, centred on the best point: beyond an edge where that lies within a quarter of the width of it."""
-    found = {}
+    after = {}
     for key, (low, high) in box.items():
         half = (high / low) ** 0.25
         least, most = LIMITS.get(key, (0.0, math.inf))
-        found[key] = max(best[key] / half, least), min(best[key] * half, most)
-    return found
+        after[key] = max(best[key] / half, least), min(best[key] * half, most)
+    return after
 
 
 def widened(before: Box, after: Box) -> list[str]:
@@ -64,14 +64,14 @@ def at_edge(boxes: Sequence[Box], best: Mapping[str, float], share: float = 0.1)
 
     A limit is not such a side.
     """
-    found = []
+    sides = []
     for key in boxes[0]:
         low, high = min(box[key][0] for box in boxes), max(box[key][1] for box in boxes)
         least, most = LIMITS.get(key, (0.0, math.inf))
         place = math.log(best[key] / low) / math.log(high / low)
-        found += [f"{key} up"] if place > 1 - share and high < most else []
-        found += [f"{key} down"] if place < share and low > least else []
-    return found
+        sides += [f"{key} up"] if place > 1 - share and high < most else []
+        sides += [f"{key} down"] if place < share and low > least else []
+    return sides
 
 
 def points(box: Box, count: int, seed: int) -> list[dict[str, float]]:
@@ -83,15 +83,15 @@ def points(box: Box, count: int, seed: int) -> list[dict[str, float]]:
 def values(name: str, point: Mapping[str, float], steps: int) -> dict[str, Any]:
     """A point as config values of optimizer `name`; what it does not have is left out."""
     defaults = DEFAULTS[name]
-    found = {
+    config = {
         "optim.peak_lr": point["lr"],
         "optim.weight_decay": point["decay"] / (point["lr"] * steps),
         "schedule.warmup_share": point["warmup"],
     } | rest_lr(name, point["lr"])
     for dimension, keys in BETAS.items():
         tuned = [key for key in keys if key.split(".")[1] in defaults and key not in IDLE.get(name, ())]
-        found |= dict.fromkeys(tuned, 1 - point[dimension])
-    return found
+        config |= dict.fromkeys(tuned, 1 - point[dimension])
+    return config
 
 
 def rest_lr(name: str, peak_lr: float) -> dict[str, float]:
