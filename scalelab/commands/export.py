@@ -1,13 +1,17 @@
 """scalelab export hf RUN[@STEP] --out=DIR [--dtype=float32|bfloat16] [--ema | --average=K]
 
 Write a run's weights (of its last step, or of STEP; or an average of them) as a folder that Hugging Face's `transformers` loads with equal logits:
-config.json, model.safetensors (in parts above 5 GB) and scalelab.json, which says where they come from. A Llama becomes
+config.json, model.safetensors (in parts above 5 GB), the tokenizer of its data (tokenizer.json, tokenizer_config.json,
+generation_config.json; not for bare ids) and scalelab.json, which says where they come from. A Llama becomes
 LlamaForCausalLM (MistralForCausalLM with a window), a GPT-2 GPT2LMHeadModel; a model that none can express is refused. RUN may hold imported weights.
 """
 
 import dataclasses
+import re
+from typing import Any
 
 from scalelab.commands.shared import Parser, add_weights, emit, folder_path, headline
+from scalelab.errors import BadInput
 
 
 def main(argv: list[str]) -> int:
@@ -25,15 +29,32 @@ def main(argv: list[str]) -> int:
     from scalelab.train.weights import of_run
 
     weights = of_run(options.run, options.ema, options.average)
-    written = write(options.out, weights.shape, weights.params, weights.origin, options.dtype)
+    tokenizer, why = _tokenizer(weights)
+    written = write(options.out, weights.shape, weights.params, weights.origin, options.dtype, tokenizer=tokenizer)
     if options.json != "-":
-        print("\n".join(lines(written, weights.origin)))
+        print("\n".join(lines(written, weights.origin, why)))
     emit(dataclasses.asdict(written) | {"folder": str(written.folder), "origin": weights.origin}, options.json)
     return 0
 
 
-def lines(written, origin: dict) -> list[str]:
-    """What was written, and what became of it on the way."""
+def _tokenizer(weights: Any) -> tuple[Any, str]:
+    """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
+    from scalelab.data.tokenizers import byte_tokens, given_tokens
+    from scalelab.evaluate.subject import tokenizer
+
+    name = weights.origin["data"]["tokenizer"] or ""
+    if ids := re.fullmatch(r"ids-(\d+)(?:-(\d+))?", name):
+        return given_tokens(int(ids[1]), int(ids[2] or 0)), "the data are token ids without one"
+    if name == "bytes":
+        return byte_tokens(), ""
+    try:
+        return tokenizer(weights), ""
+    except BadInput as reason:
+        return None, str(reason)
+
+
+def lines(written, origin: dict, why: str = "") -> list[str]:
+    """What was written, and what became of it on the way; `why` no tokenizer was."""
     weights = sum(name.endswith(".safetensors") for name in written.files)
     text = [
         f"{headline(origin)} -> {written.folder}: {written.format}, {written.tensors} tensors of "
@@ -44,6 +65,12 @@ def lines(written, origin: dict) -> list[str]:
     if written.folded:
         factors = ", ".join(f"{name} x {factor:g}" for name, factor in written.folded.items())
         text.append(f"  multipliers of the parametrization are now part of the weights: {factors}")
-    tokenizer = origin["data"]["tokenizer"]
-    text.append(f"  no tokenizer is written; the ids are those of {tokenizer or 'the model that was imported'}")
+    name, end = origin["data"]["tokenizer"], written.special_ids["eos_token_id"]
+    ends = "which id ends a document is not known" if end is None else f"id {end} begins and ends a document"
+    if why:
+        text.append(
+            f"  no tokenizer is written ({why}); the ids are those of {name or 'the model that was imported'}, {ends}"
+        )
+    else:
+        text.append(f"  with its tokenizer {name}; {ends}")
     return [*text, f"  params_digest {origin['digest']}"]

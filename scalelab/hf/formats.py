@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from scalelab.config import ModelShape
-from scalelab.data.tokenizers import SEPARATOR
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
@@ -128,11 +127,11 @@ def places(form: Format, shape: ModelShape) -> dict[str, Place]:
     return found
 
 
-def to_config(form: Format, shape: ModelShape, dtype: str) -> dict[str, Any]:
-    """The config.json of a model in this format. Token 0 begins and ends every document of ours."""
+def to_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str, int | None]) -> dict[str, Any]:
+    """The config.json of a model in this format, with its special ids (`tokenizer.Specials.of_model`)."""
     mapped = {theirs: getattr(shape, ours) for ours, names in form.keys.items() for theirs in names}
     content: dict[str, Any] = {"model_type": form.name, "architectures": [form.architecture], "torch_dtype": dtype}
-    content |= {"bos_token_id": SEPARATOR, "eos_token_id": SEPARATOR} | form.extra
+    content |= {**specials, **form.extra}
     for name, value in (mapped | form.theirs | form.write(shape)).items():
         group, _, key = name.rpartition(".")
         if value is not None:

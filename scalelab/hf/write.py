@@ -1,4 +1,4 @@
-"""Parameters -> a folder that `transformers` loads: config.json, model.safetensors (in parts where it is large), lineage."""
+"""Parameters -> a folder that `transformers` loads: config.json, model.safetensors (in parts where it is large), tokenizer, lineage."""
 
 import dataclasses
 import importlib.metadata
@@ -15,10 +15,12 @@ from safetensors.numpy import save_file
 
 from scalelab import records
 from scalelab.config import ModelShape
+from scalelab.data.tokenizers import Tokenizer
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG, INDEX, LINEAGE, WHOLE, sha256
 from scalelab.hf.formats import Format, places, refusals, to_config
+from scalelab.hf.tokenizer import GENERATION, Specials, files_of
 from scalelab.model.declare import named
 from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params
@@ -38,6 +40,7 @@ class Written:
     tensor_bytes: int
     files: dict[str, str]
     folded: dict[str, float]
+    special_ids: dict[str, int | None]
 
 
 def format_of(shape: ModelShape) -> Format:
@@ -69,10 +72,11 @@ def fold(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
 
 def write(
     folder: pathlib.Path, shape: ModelShape, params: Params, lineage: Mapping[str, Any], dtype: str = "float32",
-    largest_file_bytes: int = LARGEST_FILE_BYTES,
+    largest_file_bytes: int = LARGEST_FILE_BYTES, tokenizer: Tokenizer | None = None,
 ) -> Written:  # fmt: skip
     """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata.
 
+    With the `tokenizer` of its data the folder holds that too, and the special ids are its; without, they are not known.
     BadInput where no format can say the shape, or where the folder holds something already; WorkFailed where the disk
     does not take it.
     """
@@ -81,19 +85,23 @@ def write(
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
     params, folded = fold(shape, jax.device_get(params))
     lineage = {**lineage, "scalelab": importlib.metadata.version("scalelab"), "dtype": dtype, "folded": folded}
+    texts, specials = files_of(tokenizer, shape.seq_len) if tokenizer else ({}, Specials(None))
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
         sizes = _write_tensors(draft, form, shape, params, lineage, dtype, largest_file_bytes)
-        records.write_json(draft / CONFIG, to_config(form, shape, dtype))
+        records.write_json(draft / CONFIG, to_config(form, shape, dtype, specials.of_model()))
+        texts |= {GENERATION: specials.of_generation(shape.seq_len)} if tokenizer else {}
+        for name, content in texts.items():
+            records.write_json(draft / name, content)
         records.write_json(draft / LINEAGE, lineage)
         files = {path.name: sha256(path) for path in sorted(draft.iterdir())}
         draft.replace(folder)  # whole or not at all
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise WorkFailed(f"{folder} could not be written ({error}); nothing is left of it") from error
-    return Written(folder, form.name, dtype, len(sizes), sum(sizes.values()), files, folded)
+    return Written(folder, form.name, dtype, len(sizes), sum(sizes.values()), files, folded, specials.of_model())
 
 
 def _write_tensors(

@@ -3,14 +3,18 @@
 import json
 
 import pytest
+import tokenizers
 
 from scalelab.__main__ import main
 from scalelab.config import static
+from scalelab.data import ranktokens
 from scalelab.train.lineage import initial
 from scalelab.train.single import train_single
 from scalelab.train.weights import Weights, keep, of_run
+from tests.evaluate import runs
 from tests.hf import examples
 from tests.hf.oracle.make import HERE
+from tests.hf.test_tokenizer import small_ranks
 from tests.train.test_changes import SMALL, config
 
 
@@ -31,7 +35,8 @@ def test_out_in_and_on(tmp_path, run, capsys):
     assert main(["export", "hf", str(folder), f"--out={tmp_path}/hf"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{folder} at step 4 -> {tmp_path}/hf: llama, 12 tensors of float32, 0.0 MB in 1 file\n")
-    assert "no tokenizer is written; the ids are those of ids-256" in out and result["params_digest"] in out
+    assert "no tokenizer is written (the data are token ids without one)" in out
+    assert "the ids are those of ids-256, id 0 begins and ends a document" in out and result["params_digest"] in out
     assert main(["import", "hf", f"{tmp_path}/hf", f"--out={tmp_path}/kept"]) == 0
     out = capsys.readouterr().out
     assert "tensors: 12 of float32, already in float32" in out and result["params_digest"] in out
@@ -42,6 +47,32 @@ def test_out_in_and_on(tmp_path, run, capsys):
         assert main([*train, *options]) == 0
     digests = {json.loads(line)["params_digest"] for line in capsys.readouterr().out.splitlines()}
     assert len(digests) == 1  # the same weights on every way
+
+
+def test_the_data_s_tokenizer_and_its_ids_go_along(tmp_path, capsys):
+    assert main(["export", "hf", str(runs.trained()), f"--out={tmp_path}/bytes"]) == 0
+    assert "with its tokenizer bytes; id 0 begins and ends a document" in capsys.readouterr().out
+    assert tokenizers.Tokenizer.from_file(f"{tmp_path}/bytes/tokenizer.json").encode("aé").ids == [97, 195, 169]
+    ranks = ranktokens.load(small_ranks(300), tmp_path / "x.tiktoken")
+    made = config(model__vocab_size=320)
+    keep(tmp_path / "run", Weights(made, examples.params(static(made).model), {}), ranks)
+    assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/ranks", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["special_ids"] == {"bos_token_id": 300, "eos_token_id": 300}
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "ranks" / name).read_text())["eos_token_id"] == 300
+    # What goes out comes in again: another scalelab run may take the folder's tokenizer for its own.
+    assert main(["import", "hf", f"{tmp_path}/ranks", f"--out={tmp_path}/again"]) == 0
+    assert "  tokenizer: json-" in capsys.readouterr().out
+    assert main(["export", "hf", f"{tmp_path}/again", f"--out={tmp_path}/twice", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["special_ids"]["eos_token_id"] == 300
+
+
+def test_an_end_that_nobody_knows_is_said(tmp_path, capsys):
+    untrained(tmp_path / "run")
+    assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/hf"]) == 0
+    assert "the model that was imported, which id ends a document is not known" in capsys.readouterr().out
+    content = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert content["eos_token_id"] is None and not (tmp_path / "hf" / "generation_config.json").exists()
 
 
 def test_an_average_of_weights_goes_out_by_its_own_digest(tmp_path, run, capsys):

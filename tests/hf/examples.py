@@ -7,6 +7,7 @@ import numpy as np
 
 from configs import base
 from scalelab.config import ModelShape, resolve, static
+from scalelab.data.tokenizers import given_tokens
 from scalelab.model import transformer
 from scalelab.model.declare import named
 from scalelab.model.transformer import declarations
@@ -28,6 +29,9 @@ MODELS = {
     "gpt2": (base.gpt2(24, 3, 3), {}, 0),
     "gpt2_mup_untied": (base.gpt2(16, 2, 2), {"d_ff": 40, "tied_head": False, "norm_eps": 1e-3}, 10),
 }
+
+
+NONE = given_tokens(SMALL["vocab_size"])  # no tokenizer; 0 ends a document
 
 
 def config(name: str, **changes):

@@ -28,7 +28,7 @@ LINEAGE = {"run": "runs/a", "step": 7, "digest": "d"}
 
 def written(folder, name, **options):
     shape = examples.shape(name)
-    return write(folder / name, shape, examples.params(shape), LINEAGE, **options)
+    return write(folder / name, shape, examples.params(shape), LINEAGE, tokenizer=examples.NONE, **options)
 
 
 def largest_difference(a, b):

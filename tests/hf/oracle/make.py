@@ -7,6 +7,7 @@
 The first writes every model of tests/hf/examples.py. The second loads them, and writes beside this file: `answers.npz` (the
 tokens and everybody's logits), `answers.json` (versions, config.json and a hash of the tensors that were asked about, so that
 a changed export can't pass by old answers), and `their_llama/`, `their_gpt2/`: models that transformers drew and saved.
+`write_tokenizers` and `ask_tokenizers` (which needs no torch) do the same of every kind of tokenizer: `tokenizers.json`.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ def write(folder):
 
     for name in examples.MODELS:
         shape = examples.shape(name)
-        write(folder / name, shape, examples.params(shape), {"run": name, "step": 0})
+        write(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=examples.NONE)
     np.save(folder / "tokens.npy", examples.tokens())
 
 
@@ -67,6 +68,45 @@ def ask(folder):
     (HERE / "answers.json").write_text(json.dumps({"versions": versions, "exported": asked}, indent=1) + "\n")
 
 
+def write_tokenizers(folder):
+    """Our side: a model with a tokenizer of every kind, and the texts to ask about."""
+    from scalelab.hf.write import write
+    from tests.hf import examples, test_tokenizer
+
+    shape = examples.shape("llama_tied", vocab_size=1024)
+    for name, tokenizer in test_tokenizer.kinds():
+        write(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=tokenizer)
+    (folder / "texts.json").write_text(json.dumps(test_tokenizer.texts(12)))
+
+
+def ask_tokenizers(folder):
+    """Their side: ids of the texts, and every special id, from the files of each folder."""
+    import tokenizers
+    import transformers
+
+    asked, texts = {}, json.loads((folder / "texts.json").read_text())
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        config, generation = (
+            transformers.AutoConfig.from_pretrained(path),
+            transformers.GenerationConfig.from_pretrained(path),
+        )
+        asked[path.name] = {
+            "files": text_digest(path), "ids": [tokenizer(text)["input_ids"] for text in texts],
+            "tokenizer": [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.model_max_length],
+            "config": [config.bos_token_id, config.eos_token_id, config.pad_token_id],
+            "generation": [generation.bos_token_id, generation.eos_token_id, generation.pad_token_id, generation.max_length],
+        }  # fmt: skip
+    versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
+    (HERE / "tokenizers.json").write_text(json.dumps({"versions": versions, "asked": asked}) + "\n")
+
+
+def text_digest(folder):
+    """SHA-256 over what a folder says of its tokenizer."""
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in names)).hexdigest()
+
+
 def _own_models(torch, transformers):
     """A Llama in bf16 and in parts, a GPT-2 in fp32 in one file; none of their parameters is 0 or 1."""
     torch.manual_seed(0)
@@ -86,4 +126,5 @@ def _own_models(torch, transformers):
 
 
 if __name__ == "__main__":
-    {"write": write, "ask": ask}[sys.argv[1]](pathlib.Path(sys.argv[2]))
+    steps = {"write": write, "ask": ask, "write_tokenizers": write_tokenizers, "ask_tokenizers": ask_tokenizers}
+    steps[sys.argv[1]](pathlib.Path(sys.argv[2]))

@@ -1,0 +1,122 @@
+"""A tokenizer as the files that `transformers` and `tokenizers` load: tokenizer.json, tokenizer_config.json, generation_config.json.
+
+All of ours but bare ids can be expressed. A document of ours begins after the token that ended the one before, so that token is
+bos and eos; nothing is put in front of a text, as nothing is in training, and a special token that a text spells is only text.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from scalelab.data import ranktokens
+from scalelab.data.jsontokens import byte_letters
+from scalelab.data.tokenizers import FILES, Tokenizer
+
+TOKENIZER, TOKENIZER_CONFIG, GENERATION = FILES["json"], "tokenizer_config.json", "generation_config.json"
+PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")  # a vocabulary's own, where it has one
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+
+
+@dataclasses.dataclass(frozen=True)
+class Specials:
+    """Ids with a meaning; None: not known. `pad` is the vocabulary's own padding, which few have."""
+
+    end: int | None
+    pad: int | None = None
+
+    def of_model(self) -> dict[str, int | None]:
+        """What config.json says; without ids transformers would assume another model's. An end is not padding there: a
+        Llama's padding row gets no gradient."""
+        ids = {"bos_token_id": self.end, "eos_token_id": self.end}
+        return ids if self.pad is None else ids | {"pad_token_id": self.pad}
+
+    def of_generation(self, max_length: int) -> dict[str, Any]:
+        """What generation_config.json says: a batch's shorter texts are filled up with the end where nothing else is for it."""
+        pad = self.end if self.pad is None else self.pad
+        return self.of_model() | {"pad_token_id": pad, "max_length": max_length}
+
+
+def files_of(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, dict[str, Any]], Specials]:
+    """`{file name: its JSON}` of a tokenizer and its special ids; no file for ids without a tokenizer."""
+    if tokenizer.kind == "ids":
+        return {}, Specials(tokenizer.separator)
+    content = {"json": _given, "ranks": _from_ranks, "bytes": _from_bytes}[tokenizer.kind](tokenizer)
+    names = _names(content)
+    pad = next((number for number, name in sorted(names.items()) if name in PADS), None)
+    end = names.get(tokenizer.separator)
+    says = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end,
+        "pad_token": end if pad is None else names[pad], "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False, "split_special_tokens": True,
+    }  # fmt: skip
+    return {TOKENIZER: content, TOKENIZER_CONFIG: says}, Specials(tokenizer.separator, pad)
+
+
+def _given(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A tokenizer.json without what `jsontokens.load` leaves out: truncation, padding, tokens around a text."""
+    return json.loads(tokenizer.content) | {"truncation": None, "padding": None, "post_processor": None}
+
+
+def _from_bytes(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A token a byte, its id the byte; no text holds byte 0, which is the end's."""
+    letters = byte_letters()
+    vocabulary = {letters[byte]: byte for byte in range(256) if byte != tokenizer.separator}
+    return _byte_level(vocabulary, [], tokenizer.separator, "<|endoftext|>", [], None)
+
+
+def _from_ranks(tokenizer: Tokenizer) -> dict[str, Any]:
+    """A ranks file's merges: every pair of tokens whose join is a token, in the order of the joins' ranks.
+
+    A word that is a token is taken whole (`ignore_merges`), as tiktoken does.
+    """
+    ranks = ranktokens.parse(tokenizer.content, pathlib.Path(tokenizer.name))
+    known, letters = ranktokens.published(ranks), byte_letters()
+    spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
+        pairs = [(left, right) for left, right in pairs if left in ranks and right in ranks]
+        merges += [f"{spelled[a]} {spelled[b]}" for a, b in sorted(pairs, key=lambda p: (ranks[p[0]], ranks[p[1]]))]
+    split = [
+        {"type": "Split", "pattern": {"Regex": for_oniguruma(known.split)}, "behavior": "Isolated", "invert": False}
+    ]
+    vocabulary = {spelled[token]: rank for token, rank in ranks.items()}
+    end = "<|end_of_text|>" if known.name.startswith("Llama") else "<|endoftext|>"
+    return _byte_level(vocabulary, merges, tokenizer.separator, end, split, {"type": "NFC"} if known.nfc else None)
+
+
+def for_oniguruma(split: str) -> str:
+    r"""A split into words as `tokenizers` reads it: there {n,m}+ repeats instead of being possessive, and $ is any line's end."""
+    return split.replace(r"\p{N}{1,3}+", r"(?>\p{N}{1,3})").replace("$", r"\z")
+
+
+def _byte_level(
+    vocabulary: Mapping[str, int], merges: list[str], end: int, end_name: str, split: list[dict], normalizer: Any
+) -> dict[str, Any]:
+    """The tokenizer.json of a byte-level BPE; the end gets its name unless it is a token of the vocabulary."""
+    added = [] if end in vocabulary.values() else [_special(end, end_name)]
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
+        "vocab": {**vocabulary, **{token["content"]: token["id"] for token in added}}, "merges": merges,
+    }  # fmt: skip
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*split, BYTE_LEVEL]}, "post_processor": None,
+        "decoder": BYTE_LEVEL, "model": model,
+    }  # fmt: skip
+
+
+def _special(number: int, name: str) -> dict[str, Any]:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": name, **plain, "special": True}
+
+
+def _names(content: Mapping[str, Any]) -> dict[int, str]:
+    """`{id: token}` of a tokenizer.json."""
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_str(json.dumps(content))
+    return {number: token for token, number in inner.get_vocab(with_added_tokens=True).items()}
