@@ -20,6 +20,7 @@ from pyarrow import feather
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.data import prepared, sources, specs
+from scalelab.data.read import tfdsets
 from scalelab.data.read.reading import Reading
 from scalelab.data.sources import DataConfig
 from scalelab.data.tokenizers import kept
@@ -194,3 +195,18 @@ def test_a_table_is_no_text_for_a_config(tmp_path, name):
     corpora.write(tmp_path / name, b"id,text\n1,x\n")
     with pytest.raises(BadInput, match=r"`scalelab prepare --source=.*data.source=prepared"):
         sources.text(DataConfig(path=f"{tmp_path}/*"))
+
+
+def test_a_data_set_of_tfds_imports_no_module_that_its_files_name(tmp_path, monkeypatch):
+    spec, ran = corpora.make_tfds(tmp_path / "tfds", DOCUMENTS[:20]), tmp_path / "RAN"
+    (tmp_path / "evil_features.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert len(specs.parse([spec])) == 1
+    (path,) = (tmp_path / "tfds").rglob("features.json")
+    whole = path.read_text()
+    assert "tensorflow_datasets.core.features.text_feature.Text" in whole
+    path.write_text(whole.replace("tensorflow_datasets.core.features.text_feature.Text", "evil_features.Text"))
+    tfdsets._open.cache_clear()
+    with pytest.raises(BadInput, match=r"features.json names the class 'evil_features.Text'"):
+        specs.parse([spec])
+    assert not ran.exists()
