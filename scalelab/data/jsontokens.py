@@ -7,7 +7,7 @@ padding and post-processing (a <s> in front) are for its own model's prompts and
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,14 @@ def _stated(path: pathlib.Path) -> list[str]:
 def _is_byte_level(content: dict[str, Any]) -> bool:
     decoder = content.get("decoder") or {}
     return any(part["type"] == "ByteLevel" for part in [decoder, *decoder.get("decoders", [])] if part)
+
+
+def token_names(content: Mapping[str, Any]) -> dict[int, str]:
+    """`{id: token}` of a tokenizer.json."""
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_str(json.dumps(content))
+    return {number: token for token, number in inner.get_vocab(with_added_tokens=True).items()}
 
 
 def byte_letters() -> dict[int, str]:

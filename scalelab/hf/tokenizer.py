@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.data import ranktokens
-from scalelab.data.jsontokens import byte_letters
+from scalelab.data.jsontokens import byte_letters, token_names
 from scalelab.data.tokenizers import FILES, Tokenizer
 
 TOKENIZER, TOKENIZER_CONFIG, GENERATION = FILES["json"], "tokenizer_config.json", "generation_config.json"
@@ -43,7 +43,7 @@ def files_of(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, dict[str,
     if tokenizer.kind == "ids":
         return {}, Specials(tokenizer.separator)
     content = {"json": _given, "ranks": _from_ranks, "bytes": _from_bytes}[tokenizer.kind](tokenizer)
-    names = _names(content)
+    names = token_names(content)
     pad = next((number for number, name in sorted(names.items()) if name in PADS), None)
     end = names.get(tokenizer.separator)
     says = {
@@ -112,11 +112,3 @@ def _byte_level(
 def _special(number: int, name: str) -> dict[str, Any]:
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": name, **plain, "special": True}
-
-
-def _names(content: Mapping[str, Any]) -> dict[int, str]:
-    """`{id: token}` of a tokenizer.json."""
-    import tokenizers
-
-    inner = tokenizers.Tokenizer.from_str(json.dumps(content))
-    return {number: token for token, number in inner.get_vocab(with_added_tokens=True).items()}
