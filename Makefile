@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-slow test-crash test-parallel test-latest test-oracles confirm coverage bench clean FORCE
+.PHONY: help setup quickstart test test-slow test-crash test-parallel gpu test-latest test-oracles confirm coverage bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -70,6 +70,9 @@ test-latest:  ## the newest jax and friends, in a .venv-latest of its own: does 
 
 test-oracles: .venv-oracles/made  ## every optimizer against others' own, in a .venv-oracles with torch (CPU); writes experiments/results/oracles.*
 	.venv-oracles/bin/python -m experiments.oracles
+
+gpu: .venv/dev  ## what to measure first on one GPU, in ten minutes at most; again for what is missing; writes experiments/results/
+	.venv/bin/python -m experiments.gpu
 
 bench: .venv/base  ## the table of speed ratios on this machine
 	.venv/bin/python -m experiments.benchmarks

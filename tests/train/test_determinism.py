@@ -127,6 +127,7 @@ def test_a_run_that_goes_on_with_other_cores_says_so_for_good(tmp_path, monkeypa
         return records.read_json(folder / "record.json")["determinism"]
 
     assert promised()["guarantee"] == "bit-exact" == promised(train__steps=5)["guarantee"]
+    assert records.read_json(folder / "record.json")["device_memory"]["bytes"] > 2**28
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores + 3))
     assert promised(train__steps=6)["guarantee"] == "statistical"
     (event,) = [e for e in records.read_events(folder) if e["kind"] == "moved"]

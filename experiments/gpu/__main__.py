@@ -1,0 +1,173 @@
+"""python -m experiments.gpu [--workdir=DIR] [--only=A,B] [--tiny] [--compile[=CHIP]] [--json[=PATH]]
+
+What to measure first on one GPU, at most ten minutes on an H200: doctor; the tests that make sense there; MFU of a 124M and a 1B
+model in bf16 against the plan written before; attention by kernel with and without document masks; a kill and resume under
+train.deterministic; 16 trials packed by vmap against one after another; the quickstart. Each part is a process of its own and
+is kept as soon as it is done, in DIR (runs/gpu) and in experiments/results/gpu.*: a second call does what is missing.
+
+--tiny tries every part with tiny models on whatever device is here and writes to DIR alone. --compile lowers and compiles the
+programs for a chip that isn't here (h100; needs the extra plan-cuda). Exit code: 0 all parts done, 1 some failed or are still to
+do, 2 no GPU here (or bad input), 75 stopped by a signal: what is done is kept.
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from experiments.gpu import attention, commands, compiled, packing, page, resume, settings, utilisation
+from experiments.shared import RESULTS, command_line, keep, machine
+from scalelab import device_memory, hardware, records
+from scalelab.__main__ import guarded
+from scalelab.commands.shared import emit, folder_path
+from scalelab.errors import BadInput, nearest
+from scalelab.train.changes import versions
+
+Part = Callable[[settings.Settings, pathlib.Path], dict[str, Any]]
+# In this order: what decides whether the rest means anything, then what nobody has measured; (function, seconds at most).
+PARTS: dict[str, tuple[Part, float]] = {
+    "doctor": (commands.doctor, 60), "mfu": (utilisation.run, 180), "attention": (attention.run, 60), "packing": (packing.run, 60),
+    "resume": (resume.run, 120), "tests": (commands.tests, 100), "quickstart": (commands.quickstart, 240),
+}  # fmt: skip
+TOTAL_S = 600.0
+PATIENCE = 5  # times as long with --tiny, whose seconds are of busy cores
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit code as the module says."""
+    return guarded("gpu", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
+    parser = command_line("gpu", __doc__)
+    parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where parts are kept (default: runs/gpu)")
+    parser.add_argument("--only", default=",".join(PARTS), metavar="A,B", help=f"parts: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny models on any device: tries the code, measures nothing"
+    )
+    parser.add_argument(
+        "--compile", nargs="?", const="h100", metavar="CHIP", help="compile the programs for CHIP, here"
+    )
+    parser.add_argument("--part", choices=PARTS, help="this part in this process (what the others are started as)")
+    options = parser.parse_args(argv)
+    size, folder = settings.TINY if options.tiny else settings.FULL, options.workdir or pathlib.Path("runs/gpu")
+    names = options.only.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise BadInput(f"--only={unknown[0]}: no such part{nearest(unknown[0], PARTS)}")
+    if options.compile:
+        rows = compiled.rows(size, options.compile)
+        head = f"`python -m experiments.gpu --compile={options.compile}`, {datetime.date.today()}, jax {versions()['jax']}; run on none."
+        text = "\n".join([head, "", *page.compiled(rows)])
+        if not options.tiny:
+            keep(RESULTS, "gpu_compiled", rows, f"{text}\n")
+        print(text)
+        emit({"rows": rows}, options.json)
+        return 0
+    if not options.tiny:
+        refuse_without_gpu()
+    device_memory.reserve()
+    if options.part:
+        alone(options.part, size, folder)
+        return 0
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # the part under way ends too
+    try:
+        found = all_parts(names, folder, options.tiny)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if not options.tiny:
+        keep(RESULTS, "gpu", found, page.text(found))
+    if options.json != "-":
+        print(page.text(found))
+    emit(found, options.json)
+    return 0 if all(part["status"] == "done" for part in found["parts"].values()) else 1
+
+
+def refuse_without_gpu() -> None:
+    """BadInput where jax sees no GPU: asked in a process that ends before the parts begin, which need its memory."""
+    why = "this jax has no build for one (`make setup ACCEL=cuda12` installs it)"
+    if hardware.accelerated():
+        asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+        done = subprocess.run(asked, capture_output=True, text=True)
+        if done.stdout.strip() == "gpu":
+            return
+        why = f"jax sees {done.stdout.strip() or (done.stderr.strip().splitlines() or ['nothing'])[-1]}"
+    raise BadInput(f"no GPU is here: {why}; --tiny tries the code on any device, --compile compiles it for an H100")
+
+
+def alone(name: str, size: settings.Settings, folder: pathlib.Path) -> None:
+    """One part in this process; its file says what it found, on what and when."""
+    begun = time.monotonic()
+    try:
+        found: dict[str, Any] = {"status": "done", "result": PARTS[name][0](size, folder / name)}
+    except RuntimeError as failure:
+        found = {"status": "failed", "why": str(failure)}
+    found |= {"seconds": time.monotonic() - begun, "date": str(datetime.date.today())}
+    records.write_json(file(folder, name), found)
+
+
+def file(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """Where a part's result is kept."""
+    return folder / f"{name}.json"
+
+
+def all_parts(names: list[str], folder: pathlib.Path, tiny: bool) -> dict[str, Any]:
+    """Every part that isn't done yet, each in a process of its own, within ten minutes; all that is known then."""
+    begun = time.monotonic()
+    for name in names:
+        patience = PATIENCE if tiny else 1
+        left = patience * TOTAL_S - (time.monotonic() - begun)
+        if finished(folder, name) or left < 1:
+            continue
+        print(f"{name} …", file=sys.stderr, flush=True)
+        _started(name, folder, tiny, min(left, patience * PARTS[name][1]))
+    parts = {name: records.read_json(file(folder, name)) for name in PARTS if file(folder, name).exists()}
+    missing = {name: {"status": "not started"} for name in names if name not in parts}
+    doctor = parts.get("doctor", {}).get("result") or {}
+    chips = [device["kind"] for device in doctor.get("devices", [])]
+    return {
+        "command": "make gpu", "date": str(datetime.date.today()), "machine": machine(), "chip": chips[0] if chips else None,
+        "devices": len(chips), "versions": versions(), "parts": parts | missing,
+    }  # fmt: skip
+
+
+def finished(folder: pathlib.Path, name: str) -> bool:
+    """Whether the part was done before; what failed or ran out of time is tried again."""
+    return file(folder, name).exists() and json.loads(file(folder, name).read_text())["status"] == "done"
+
+
+def _started(name: str, folder: pathlib.Path, tiny: bool, most_s: float) -> None:
+    """Run one part as a process, its words in NAME.log; where it ends without a result of its own, say how."""
+    before = file(folder, name).stat().st_mtime_ns if file(folder, name).exists() else 0
+    argv = [sys.executable, "-m", "experiments.gpu", f"--part={name}", f"--workdir={folder}", *["--tiny"] * tiny]
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{name}.log"
+    with log.open("w") as told:
+        running = subprocess.Popen(argv, stdout=told, stderr=told, start_new_session=True)
+    try:
+        running.wait(timeout=most_s)
+        why = f"exit {running.returncode}: {(log.read_text().strip().splitlines() or [''])[-1]}"
+    except subprocess.TimeoutExpired:
+        why = f"stopped after {most_s:.0f} s"
+    finally:
+        end(running)
+    if not file(folder, name).exists() or file(folder, name).stat().st_mtime_ns == before:
+        records.write_json(file(folder, name), {"status": "failed", "why": why, "date": str(datetime.date.today())})
+
+
+def end(running: subprocess.Popen) -> None:
+    """The part and whatever it started."""
+    try:
+        os.killpg(running.pid, 9)
+    except ProcessLookupError:
+        return
+    running.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

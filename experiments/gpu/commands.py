@@ -1,0 +1,66 @@
+"""Parts that are commands of their own: doctor, the tests that make sense on a GPU, the quickstart."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from typing import Any
+
+from experiments.gpu.settings import TINY, Settings
+from scalelab import device_memory, hardware
+
+# Kernels against attention written out, formats of products, the update rules in float64, and what a device says of itself.
+TESTS = (
+    "tests/test_hardware.py",
+    "tests/model/test_kernels.py",
+    "tests/precision/test_formats.py",
+    "tests/train/test_step.py",
+)
+
+
+def doctor(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+    """`scalelab doctor`'s own report."""
+    return _json(["-m", "scalelab", "doctor"], folder / "doctor.json")
+
+
+def tests(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+    """How many pass there, and which do not."""
+    wanted, report = TESTS[: 1 if settings == TINY else None], folder / "tests.xml"
+    # The device is what is tested; XLA's own effort; room for what tests start beside them.
+    env = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    env |= {"JAX_PLATFORMS": "cuda" if hardware.accelerated() else "cpu", device_memory.SHARE: "0.5"}
+    env["XLA_FLAGS"] = "--xla_backend_optimization_level=3"
+    folder.mkdir(parents=True, exist_ok=True)
+    argv = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *wanted]
+    done = subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True)
+    if not report.exists():
+        raise RuntimeError(f"pytest: exit {done.returncode}: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+    return counted(report.read_text()) | {"files": list(wanted)}
+
+
+def counted(junit: str) -> dict[str, Any]:
+    """{passed, failed, skipped, failures} of a JUnit report."""
+    cases = list(ET.fromstring(junit).iter("testcase"))
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    names = [f"{case.get('classname')}::{case.get('name')}" for case in failed]
+    return {"passed": len(cases) - len(failed) - skipped, "failed": len(failed), "skipped": skipped, "failures": names}
+
+
+def quickstart(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+    """The study's exit code and seconds; stopped, it goes on where it was at the next call."""
+    begun = time.monotonic()
+    argv = ["-m", "experiments.isoflop", "--quick", f"--workdir={folder / 'study'}"]
+    report = _json(argv, folder / "quickstart.json")
+    return {"seconds": time.monotonic() - begun, "report": report}
+
+
+def _json(argv: list[str], path: pathlib.Path) -> dict[str, Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run([sys.executable, *argv, f"--json={path}"], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    return json.loads(path.read_text())

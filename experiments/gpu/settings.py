@@ -1,0 +1,51 @@
+"""Sizes of every part: what a GPU is measured with, and the tiny ones that try the same code on any device."""
+
+import dataclasses
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs import base
+from scalelab import config as config_lib
+
+GPT2_124M = {  # Radford et al. 2019, the vocabulary rounded up to a multiple of 64
+    "preset": "gpt2", "d_model": 768, "n_layers": 12, "n_heads": 12, "vocab_size": 50_304, "seq_len": 1024,
+}  # fmt: skip
+LLAMA_1B = {"preset": "llama", "d_model": 2048, "n_layers": 18, "n_heads": 16, "vocab_size": 32_000, "seq_len": 2048}
+SMALL = {"preset": "llama", "d_model": 256, "n_layers": 4, "n_heads": 4, "vocab_size": 256, "seq_len": 256}
+LEAST = {"preset": "llama", "d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 256, "seq_len": 16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """`models`: those whose MFU is measured; `rows`: sequences a step that the plan may choose among; the rest by part."""
+
+    models: dict[str, dict[str, Any]]
+    rows: tuple[int, ...]
+    attention: tuple[int, int, int, int]  # sequences, tokens, heads, width of one
+    exact_tokens: int  # at which attention is compared with float32 written out
+    trial: dict[str, Any]  # the model of packed trials, and of the run that is killed
+    trials: int
+    trial_rows: int
+    steps: int  # of packed trials, timed
+    run_steps: int  # of the run that is killed
+    budget_s: float  # a model's MFU
+
+
+FULL = Settings(
+    models={"124M": GPT2_124M, "1B": LLAMA_1B}, rows=(1, 2, 4, 8, 16, 32, 64), attention=(4, 4096, 16, 128), exact_tokens=512,
+    trial=SMALL, trials=16, trial_rows=16, steps=60, run_steps=400, budget_s=60.0,
+)  # fmt: skip
+TINY = Settings(
+    models={"least": LEAST}, rows=(1, 2), attention=(1, 32, 2, 8), exact_tokens=32, trial=LEAST, trials=3, trial_rows=2,
+    steps=3, run_steps=60, budget_s=1.0,
+)  # fmt: skip
+
+
+def config(model: dict[str, Any], **changes: Any) -> ConfigDict:
+    """A resolved config of one of these models; `changes`: keys with "__" for the point. Precision bf16."""
+    tree = base.get_config()
+    tree.model = getattr(base, model["preset"])(model["d_model"], model["n_layers"], model["n_heads"])
+    values = {"model.vocab_size": model["vocab_size"], "model.seq_len": model["seq_len"], "precision.name": "bf16"}
+    named = {key.replace("__", "."): value for key, value in changes.items()}
+    return config_lib.resolve(config_lib.override(tree, values | {"optim.peak_lr": 3e-4} | named))
