@@ -8,16 +8,13 @@
 Lines are appended with one write each, so a crash can only leave the last one torn; a torn last line is ignored.
 """
 
-import contextlib
-import fcntl
-import os
 import pathlib
 import shutil
-import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from scalelab import lock
 from scalelab.errors import BadInput
 from scalelab.jsonfiles import (
     NUMBER,
@@ -116,8 +113,7 @@ def keep_evaluations(folder: Folder, rows: list[dict]) -> list[str]:
     Returns the sets whose row was of other content (another fingerprint). Any number of processes may do this at once.
     """
     path = pathlib.Path(folder) / "evaluations.jsonl"
-    with open(path.with_name(".evaluations.lock"), "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock.wait_for(path.with_name(".evaluations.lock")):
         old, new = {_key(row): row for row in read_evaluations(folder)}, {_key(row): row for row in rows}
         draft = path.with_suffix(".tmp")
         draft.unlink(missing_ok=True)
@@ -160,43 +156,6 @@ def _scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
         if row["step"] == step
         for metric, value in row["metrics"].items()
     }
-
-
-@contextlib.contextmanager
-def lock(folder: Folder, option: str = "--workdir") -> Iterator[str | None]:
-    """Hold a run folder (the value of a command's `option`) for this process. Yields a warning where a dead owner's lock was taken over.
-
-    The kernel's lock on `.lock` decides, and falls with its owner; the file's text (host, pid, start) says whose it is.
-    BadInput where a living process holds it, or where the last owner was on another host and did not release it:
-    whether that one still lives can't be seen from here.
-    """
-    path = pathlib.Path(folder) / ".lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
-        file.seek(0)
-        owner, host = file.read().strip(), socket.gethostname()
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(
-                f"{path.parent} is held by {owner or 'another process'}: stop it, or use another {option}"
-            ) from None
-        if owner and not owner.startswith(f"host {host},"):
-            raise BadInput(f"{path.parent} was not released by {owner}; if that process is gone, delete {path}")
-        file.truncate(0)
-        file.write(f"host {host}, process {os.getpid()}, started {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        file.flush()
-        try:
-            yield f"took over {path.parent}: {owner} died without releasing it" if owner else None
-        finally:  # not reached by a SIGKILL: then the owner's name stays for the next one to read
-            file.truncate(0)
-
-
-def release(folder: Folder) -> None:
-    """Take this process's name off a lock that it holds: for who ends without leaving `lock`. Another's name stays."""
-    path = pathlib.Path(folder) / ".lock"
-    if path.exists() and path.read_text().startswith(f"host {socket.gethostname()}, process {os.getpid()}, "):
-        path.write_text("")
 
 
 def run_folders(folder: Folder) -> list[pathlib.Path]:

@@ -5,10 +5,6 @@ import json
 import math
 import os
 import pathlib
-import re
-import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -255,68 +251,6 @@ def test_unreadable_json_is_one_line(tmp_path, text, message):
     with pytest.raises(BadInput, match=message) as caught:
         records.read_json(path)
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
-
-
-# the lock
-
-HOLD = """
-import sys, time
-from scalelab import records
-with records.lock(sys.argv[1]) as warning:
-    print("held", warning, flush=True)
-    time.sleep(3600)
-"""
-
-
-def hold(folder: pathlib.Path) -> subprocess.Popen:
-    """Another process that holds the folder; returns once it does."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=REPO, stdout=subprocess.PIPE, text=True)
-    assert process.stdout and process.stdout.readline().startswith("held")
-    return process
-
-
-def kill(process: subprocess.Popen) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.stdout
-    process.stdout.close()
-
-
-def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path):
-    other = hold(tmp_path)
-    try:
-        with pytest.raises(BadInput) as caught, records.lock(tmp_path):
-            pytest.fail("two processes held one folder")
-        message = str(caught.value)
-        assert (
-            str(tmp_path) in message and f"process {other.pid}" in message and f"host {os.uname().nodename}" in message
-        )
-        assert re.search(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", message) and "\n" not in message
-    finally:
-        kill(other)
-
-
-def test_the_lock_of_a_killed_process_is_taken_over_with_a_warning(tmp_path):
-    other = hold(tmp_path)
-    kill(other)
-    with records.lock(tmp_path) as warning:
-        assert warning and f"process {other.pid}" in warning and "took over" in warning
-        assert f"process {os.getpid()}" in (tmp_path / ".lock").read_text()
-    with records.lock(tmp_path) as warning:
-        assert warning is None  # released in order: nobody died
-
-
-def test_a_failure_inside_releases_the_lock(tmp_path):
-    with pytest.raises(RuntimeError), records.lock(tmp_path):
-        raise RuntimeError
-    with records.lock(tmp_path) as warning:
-        assert warning is None
-
-
-def test_an_owner_on_another_host_is_not_presumed_dead(tmp_path):
-    (tmp_path / ".lock").write_text("host elsewhere, process 1, started 2026-01-01 00:00:00\n")
-    with pytest.raises(BadInput, match=r"not released by host elsewhere, process 1.*delete"), records.lock(tmp_path):
-        pytest.fail("took the lock of a host that can't be seen")
 
 
 # reading runs

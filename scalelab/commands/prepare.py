@@ -35,7 +35,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from scalelab.commands.progress import PLAIN_EVERY_S
-from scalelab.commands.shared import Parser, emit, folder_path
+from scalelab.commands.shared import Parser, add_take_over, emit, folder_path
 
 
 def main(argv: list[str]) -> int:
@@ -53,6 +53,7 @@ def main(argv: list[str]) -> int:
     add("--val-fraction", type=float, default=0.1, metavar="F", help="share of the documents held out; default: 0.1")
     add("--split-seed", type=int, default=0, metavar="N", help="which documents are held out; default: 0")
     add("--skip-bad", action="store_true", help="leave out documents that can't be read, and count them")
+    add_take_over(parser)
     options = parser.parse_args(argv)
 
     from scalelab.data.corpus import prepare
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> int:
     out = options.out
     request = Request(
         options.source, options.tokenizer, out, options.separator, options.text_key, options.val_fraction,
-        options.split_seed, options.skip_bad, options.workers,
+        options.split_seed, options.skip_bad, options.workers, options.take_over,
     )  # fmt: skip
     with _Bar(out.name) as bar, stop_on_signals() as stop:
         try:

@@ -103,6 +103,13 @@ def _code(text: str) -> str:
     return text
 
 
+def add_take_over(parser: Parser) -> None:
+    """--take-over."""
+    parser.add_argument(
+        "--take-over", action="store_true", help="the process on another host that holds the folder is gone: go on"
+    )
+
+
 def add_weights(parser: Parser) -> None:
     """Which weights: RUN[@STEP], --ema, --average; --trust."""
     add_trust(parser)

@@ -7,12 +7,12 @@ same command again goes on where it was. --status prints the table, also while t
 Exit code: 0 all ended, done or diverged (or --status), 1 some failed, 2 bad input, 75 stopped by a signal after saving.
 """
 
-import pathlib
 import sys
+from typing import Any
 
 from scalelab import device_memory
 from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, add_trust, emit, folder_path, print_table, say
+from scalelab.commands.shared import Parser, add_take_over, add_trust, emit, folder_path, print_table, say
 from scalelab.config import split_overrides
 
 
@@ -30,11 +30,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--force", action="store_true", help="start trials that are predicted not to fit this device's memory"
     )
+    add_take_over(parser)
     options = parser.parse_args(rest)
     if not options.status:
         if options.config is None:
             parser.error("--config is needed (or --status)")
-        _run(options.config, overrides, options.workdir, options.allow_change, options.force)
+        _run(options.config, overrides, options)
 
     from scalelab.sweep import status
 
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
     return 0 if options.status else status.exit_code(verdicts)
 
 
-def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: list[str], force: bool) -> None:
+def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     from scalelab.commands.room import refuse, refuse_any
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
@@ -55,23 +56,24 @@ def _run(config: str, overrides: dict[str, str], folder: pathlib.Path, allow: li
     from scalelab.train.program import cache_compilations
 
     device_memory.reserve()
+    folder, allow, take_over = options.workdir, options.allow_change, options.take_over
     trials = from_file(config, overrides)
     steps = {name: c.train.steps for name, c in trials.items()}
     grouped = {pack: [trials[name] for name in names] for pack, names in packs(trials).items()}
     one = len(grouped) == 1
     print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
     cache_compilations()
-    if one and not force:
+    if one and not options.force:
         refuse(next(iter(trials.values())), folder / "packs" / next(iter(grouped)), len(trials))
-    elif not force:
+    elif not options.force:
         refuse_any(grouped)
     with stop_on_signals() as stop:
         if one:
             with Bar(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
-                run_sweep(folder, trials, progress=bar.update, stop=stop, allow=allow)
+                run_sweep(folder, trials, progress=bar.update, stop=stop, allow=allow, take_over=take_over)
         else:
             with Board(folder, steps) as board:
-                run_sweep(folder, trials, watch=board.update, stop=stop, allow=allow)
+                run_sweep(folder, trials, watch=board.update, stop=stop, allow=allow, take_over=take_over)
 
 
 def _print(rows: list[dict]) -> None:

@@ -26,10 +26,10 @@ import sys
 import traceback
 from typing import Any
 
-from scalelab import device_memory, records
+from scalelab import device_memory, lock, records
 from scalelab.commands.progress import Bar
 from scalelab.commands.room import refuse
-from scalelab.commands.shared import Parser, add_trust, emit, folder_path
+from scalelab.commands.shared import Parser, add_take_over, add_trust, emit, folder_path
 from scalelab.config import leaves, load, not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 
@@ -65,6 +65,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--processes", type=int, metavar="N", help="how many processes train this run together")
     parser.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0 on")
+    add_take_over(parser)
     options = parser.parse_args(rest)
     device_memory.reserve()
     if options.init_from:
@@ -104,7 +105,7 @@ def _train(config: Any, options: Any, first: bool = True) -> int:
         refuse(config, folder)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
         progress = bar.update if first else lambda _: None
-        result = train_single(config, folder, progress, stop, options.allow_change)
+        result = train_single(config, folder, progress, stop, options.allow_change, options.take_over)
     if first:
         _report(result, options.json)
     return {"done": 0, "stopped": 75}.get(result["status"], 1)
@@ -133,7 +134,7 @@ def _one_of(place: Any, config: Any, options: Any) -> int:
 
     def end(code: int, why: str) -> None:
         _last_words(f"scalelab: {place.name()}: {why}\n")
-        records.release(folder)
+        lock.release_all()
         os._exit(code)
 
     def lost(code: int, why: str) -> None:

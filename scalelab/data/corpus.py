@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from scalelab import records
+from scalelab import lock, records
 from scalelab.data import jsontokens, merge, pool, prepared, ranktokens, specs, tokenizers, units
 from scalelab.data.read.reading import Reading
 from scalelab.data.request import Request, check_free, enter, given_tokenizer, plan_of, same_plan, vocab_size
@@ -55,7 +55,7 @@ def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = 
         if not work[part.name]:
             raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
     check_free(out)
-    with records.lock(out, "--out") as warning:
+    with lock.hold(out, "--out", request.take_over) as warning:
         enter(out, plan)
         for note in [warning, *(note for part in parts for note in specs.notes(part))]:
             if note:

@@ -29,6 +29,7 @@ class Request:
     split_seed: int = 0
     skip_bad: bool = False
     workers: int = 1
+    take_over: bool = False
 
 
 def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 import jax
 from ml_collections import ConfigDict
 
-from scalelab import records
+from scalelab import lock
 from scalelab.errors import BadInput
 from scalelab.train import branch, determinism, loop
 from scalelab.train.checkpoint import Checkpoints
@@ -23,6 +23,7 @@ def train_pack(
     progress: loop.Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
+    take_over: bool = False,
 ) -> dict[str, str]:
     """Train (or resume) the trials in `folder/runs/NAME`; checkpoints go to `folder/packs/PACK`. Returns the verdicts.
 
@@ -32,7 +33,9 @@ def train_pack(
     place = folder / "packs" / pack
     determinism.arrange(config, place)
     data, mode = dataset(config), packing(config.sweep.pack)
-    with records.lock(place):
+    with lock.hold(place, take_over=take_over) as warning:
+        if warning:
+            progress({"warning": warning})
         saved = Checkpoints(place / "checkpoints").latest() is not None
         saved = saved or any(furthest(folder / "runs" / name) for name in names)
         goes_on = {name: continued(folder / "runs" / name, trial, allow) for name, trial in trials.items()}

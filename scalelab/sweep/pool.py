@@ -38,10 +38,10 @@ def worker_count(wanted: int) -> int:
 
 def run_packs(
     folder: pathlib.Path, jobs: Jobs, workers: int, watch: Watch = lambda running: None,
-    stop: Callable[[], bool] = lambda: False, allow: Collection[str] = (),
+    stop: Callable[[], bool] = lambda: False, allow: Collection[str] = (), take_over: bool = False,
 ) -> dict[str, int]:  # fmt: skip
     """Train `{pack: {trial: config}}` with workers of its own, as `Pool.run` does."""
-    with Pool(folder, workers, allow) as pool:
+    with Pool(folder, workers, allow, take_over) as pool:
         return pool.run(jobs, watch, stop)
 
 
@@ -63,8 +63,10 @@ class Pool:
     A worker whose parent died saves what it trains and ends.
     """
 
-    def __init__(self, folder: pathlib.Path, workers: int, allow: Collection[str] = ()) -> None:
-        self.folder, self.allow = folder, allow
+    def __init__(
+        self, folder: pathlib.Path, workers: int, allow: Collection[str] = (), take_over: bool = False
+    ) -> None:
+        self.folder, self.options = folder, (tuple(allow), take_over)
         self.context = _context()
         self.free = _shares(workers)  # the cores of workers that are not running
         self.workers: list[_Worker] = []
@@ -136,7 +138,7 @@ class Pool:
     def _start(self) -> _Worker:
         cores = self.free.pop()
         here, there = self.context.Pipe()
-        process = self.context.Process(target=live, args=(self.folder, there, cores, tuple(self.allow)))
+        process = self.context.Process(target=live, args=(self.folder, there, cores, *self.options))
         with _main_is_not_imported_again():
             process.start()
         there.close()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from scalelab import records
+from scalelab import lock, records
 from scalelab.sweep import pool, status
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import packs
@@ -20,15 +20,18 @@ def run_sweep(
     watch: Callable[[Sequence[str]], None] = lambda running: None,
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
+    take_over: bool = False,
 ) -> dict[str, str]:
-    """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`. `allow` as for `train_single`.
+    """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`. `allow` and `take_over` as for `train_single`.
 
     A single pack is trained in this process and reports to `progress`; several go to the pool, in the order of their
     first trials, and `watch` is called with the names of the trials that run. What is finished is not run again.
     """
     changes.check_allowed(allow)
     grouped = packs(trials)
-    with records.lock(folder):
+    with lock.hold(folder, take_over=take_over) as warning:
+        if warning:
+            progress({"warning": warning})
         records.write_json(
             folder / "sweep.json",
             {"trials": {name: config.train.steps for name, config in trials.items()}, "packs": grouped},
@@ -38,12 +41,12 @@ def run_sweep(
         }
         if len(grouped) == 1 and unfinished:
             pack, names = next(iter(unfinished.items()))
-            train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop, allow)
+            train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over)
         elif unfinished:
             workers = pool.worker_count(next(iter(trials.values())).sweep.workers)
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
             codes = pool.run_packs(
-                folder, jobs, workers, lambda live: watch([n for p in live for n in grouped[p]]), stop, allow
+                folder, jobs, workers, lambda live: watch([n for p in live for n in grouped[p]]), stop, allow, take_over
             )
             for pack, code in codes.items():
                 if code not in (0, pool.STOPPED):

@@ -19,7 +19,9 @@ SPENT = "spent.jsonl"
 COMPILING = "/jax/core/compile/"  # what jax calls its own durations of tracing, lowering and compiling
 
 
-def live(folder: pathlib.Path, pipe: connection.Connection, cores: list[int], allow: Collection[str]) -> None:
+def live(
+    folder: pathlib.Path, pipe: connection.Connection, cores: list[int], allow: Collection[str], take_over: bool
+) -> None:
     """Train the packs that come through the pipe, as (name, {trial: config}, `user_code.permissions`), until it closes; say True after each.
 
     Anything else that comes, its end too, means stop: the pack is saved and the exit code is 75. So does a signal. An
@@ -41,7 +43,9 @@ def live(folder: pathlib.Path, pipe: connection.Connection, cores: list[int], al
             _log_to(place)
             clock.start()
             trials = {name: ConfigDict(config) for name, config in configs.items()}
-            verdicts = train_pack(folder, pack, trials, stop=lambda: signalled() or pipe.poll(), allow=allow)
+            verdicts = train_pack(
+                folder, pack, trials, stop=lambda: signalled() or pipe.poll(), allow=allow, take_over=take_over
+            )
             records.append(place / SPENT, [clock.read()])
             if "stopped" in verdicts.values():
                 sys.exit(STOPPED)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import device_memory, records
+from scalelab import device_memory, lock
 from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
 from scalelab.errors import BadInput
@@ -35,10 +35,11 @@ def train_single(
     progress: loop.Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
+    take_over: bool = False,
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
-    BadInput where another process holds the folder, or where it belongs to another config and `allow` doesn't name the
+    BadInput where another process holds the folder (see `lock.hold` for `take_over`), or where it belongs to another config and `allow` doesn't name the
     keys that differ. WorkFailed where its last checkpoint is damaged, or a save fails.
     """
     changes.check_allowed(allow)
@@ -46,7 +47,7 @@ def train_single(
     determinism.arrange(config, folder)
     data = dataset(config)
     with contextlib.ExitStack() as held:
-        if warning := from_first(lambda: held.enter_context(records.lock(folder))):
+        if warning := from_first(lambda: held.enter_context(lock.hold(folder, take_over=take_over))):
             progress({"warning": warning})
         config, said = continued(folder, config, allow)
         new = not lineage.furthest(folder)  # then what it starts from comes before the folder becomes this run's
