@@ -181,6 +181,9 @@ def train() -> dict:
         "deterministic": False,  # the same bits again at some speed: on a GPU, ops of fixed order, and kernels chosen once a run
         "init_from": "",  # start on weights of RUN, RUN@STEP or hf:DIR (safetensors); optimizer and schedule begin anew; "": drawn
         "branch_from": "",  # go on from RUN@STEP, all state included: `scalelab train --branch-from` sets it; "": none
+        # no new step for so long, nor for ten dispatches: the stacks of all threads go into stacks.txt, exit 1. Megatron-LM's
+        # --distributed-timeout-minutes is 10; compiling, evaluating, saving and restoring may take what they take
+        "stall_s": 300.0,  # seconds; 0: never
         "steps_per_dispatch": 20,  # steps that run on the device before the host looks again
     }
 

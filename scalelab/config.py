@@ -42,7 +42,14 @@ WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit 
 UNIDENTIFYING = (
     *("log", "sweep", "checkpoint", "parallel"),
     *WAYS,
-    *("model.attention", "data.cache_dir", "train.steps_per_dispatch", "train.deterministic", "train.branch_from"),
+    *(
+        "model.attention",
+        "data.cache_dir",
+        "train.steps_per_dispatch",
+        "train.stall_s",
+        "train.deterministic",
+        "train.branch_from",
+    ),
 )
 
 

@@ -99,7 +99,7 @@ def rewind_metrics(folder: Folder, step: int) -> list[str]:
 
 
 def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
-    """One line in the run's logbook. `kind` says what happened: start, resume, skip, diverged, failed, stopped, done; where the
+    """One line in the run's logbook. `kind` says what happened: start, resume, skip, stalled, diverged, failed, stopped, done; where the
     run comes from: init_from, branch, fallback, moved, config_change; what is worth a word: chosen, schedule, layout,
     precision, warning; or a note of the user's."""
     path = pathlib.Path(folder) / "events.jsonl"

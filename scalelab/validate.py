@@ -89,6 +89,7 @@ RANGES = {
     "train.seed": (0, 2**31 - 1, True),
     "train.z_loss": (0, 1e3, True),
     "train.ema": (0, 0.9999999, True),
+    "train.stall_s": (0, 1e9, True),
     "data.split_seed": (0, 2**31 - 1, True),
     "data.language_seed": (0, 2**31 - 1, True),
     "model.logit_softcap": (0, 1e6, True),

@@ -11,8 +11,8 @@ planned with this end. Its config is the trunk's, or --config's; with --config.t
 Several processes, on one host or many, that share DIR: under Slurm `srun scalelab train …` as it is; elsewhere start each with
   --coordinator=HOST:PORT --processes=N --process-id=I   HOST is process 0's; I is 0 to N-1
 and a mesh (--config.parallel.data=-1, …) over the devices of all. Process 0 writes and prints. A signal to one stops all,
-after the same step. Where one is killed the others end with exit code 1: at once, or 20 s after a host's last word; the
-same commands resume.
+after the same step. Where one is killed the others end with exit code 1: at once, or 20 s after a host's last word; where
+one stands still (train.stall_s), with the stacks of all threads in DIR/stacks-I.txt. The same commands resume.
 
 A run whose step can't fit the memory of the devices is refused before anything is compiled, with a table of what it would
 hold; --force starts it.
@@ -92,7 +92,7 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
     return plan(options.branch_from, options.config, overrides, options.workdir)
 
 
-def _train(config: Any, options: Any, first: bool = True) -> int:
+def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> int:
     from scalelab.signals import stop_on_signals
     from scalelab.train.program import cache_compilations
     from scalelab.train.single import train_single
@@ -105,7 +105,7 @@ def _train(config: Any, options: Any, first: bool = True) -> int:
         refuse(config, folder)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
         progress = bar.update if first else lambda _: None
-        result = train_single(config, folder, progress, stop, options.allow_change, options.take_over)
+        result = train_single(config, folder, progress, stop, options.allow_change, options.take_over, pulse)
     if first:
         _report(result, options.json)
     return {"done": 0, "stopped": 75}.get(result["status"], 1)
@@ -129,12 +129,13 @@ def _report(result: dict[str, Any], destination: str | None) -> None:
 def _one_of(place: Any, config: Any, options: Any) -> int:
     """The same as one of several processes. A failure ends it on the spot: jax would wait for the others to part too."""
     from scalelab.parallel.processes import together
+    from scalelab.parallel.pulse import Pulse, within
 
-    folder = options.workdir
+    folder, pulse = options.workdir, Pulse()
 
     def end(code: int, why: str) -> None:
         _last_words(f"scalelab: {place.name()}: {why}\n")
-        lock.release_all()
+        within(10.0, lock.release_all)
         os._exit(code)
 
     def lost(code: int, why: str) -> None:
@@ -144,8 +145,8 @@ def _one_of(place: Any, config: Any, options: Any) -> int:
     facts |= {"--workdir": str(folder.absolute()), "--allow-change": " ".join(sorted(options.allow_change))}
     _native_output_aside()
     try:
-        with together(place, facts, lost):
-            return _train(config, options, first=place.index == 0)
+        with together(place, facts, folder, lost, pulse):
+            return _train(config, options, place.index == 0, pulse)
     except (BadInput, WorkFailed) as error:
         end(2 if isinstance(error, BadInput) else 1, str(error))
     except BaseException:

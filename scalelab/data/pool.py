@@ -43,6 +43,8 @@ def run(
         yield from _collect(executor, work, iter(tasks), 2 * workers, stop)
         executor.shutdown()
     except futures.BrokenExecutor as error:
+        if stop():  # the signal went to the whole process group, as schedulers send it
+            raise Stopped from error
         raise WorkFailed(
             "a worker was killed, by the system for memory or by hand; the same command goes on, with --workers=1 on less"
         ) from error

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import pathlib
 import re
 import signal
 import time
@@ -21,7 +22,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.parallel.peers import MEET_S, Facts, Lost, Place, Watch, meet
+from scalelab.parallel.meeting import MEET_S, Facts, meet, service_address
+from scalelab.parallel.peers import Lost, Place, Watch
+from scalelab.parallel.pulse import Pulse
 
 VERDICT_S = 3.0  # a computation that fails because a peer is gone waits this long for the watch to say so
 
@@ -58,13 +61,16 @@ def _slurm(environment: Mapping[str, str]) -> Place | None:
 
 
 @contextlib.contextmanager
-def together(place: Place, facts: Facts, lost: Lost) -> Iterator[None]:
+def together(
+    place: Place, facts: Facts, folder: pathlib.Path, lost: Lost, pulse: Pulse | None = None
+) -> Iterator[None]:
     """Meet the other processes and start jax among them; part after the work, or tell the others why this one fails.
 
-    `lost(exit code, why)` is called in another thread where a peer ends: it must end this process, whose main thread may
-    hang in a collective for ever. BadInput where the processes don't find each other or differ in `facts`.
+    `folder` is one that all of them see. `lost(exit code, why)` is called in another thread where a peer ends, or where one
+    stands still as its `pulse` says: it must end this process, whose main thread may hang in a collective for ever. BadInput
+    where the processes don't find each other or differ in `facts`.
     """
-    watch = Watch(place, meet(place, facts), lost)
+    watch = Watch(place, meet(place, facts, folder), lost, pulse)
     with _aborting(watch):
         try:
             _start(place)
@@ -88,8 +94,10 @@ def _start(place: Place) -> None:
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the loop's
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # on CPU two programs' collectives could get mixed up
+    address = service_address(place) if place.index == 0 else place.coordinator
+    bind = None if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ else address
     jax.distributed.initialize(
-        place.coordinator, place.processes, place.index, initialization_timeout=int(MEET_S),
+        address, place.processes, place.index, initialization_timeout=int(MEET_S), coordinator_bind_address=bind,
         cluster_detection_method=None if SlurmCluster.is_env_present() else "deactivate",
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy as np
 from scalelab.config import hparams, static
 from scalelab.data.prepare import Dataset
 from scalelab.parallel.processes import agreed
+from scalelab.parallel.pulse import Pulse
 from scalelab.train import state as state_lib
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.feed import Feed
@@ -46,11 +47,15 @@ class Outcome:
 class _Reader:
     """Reads metrics one dispatch behind and turns them into lines; knows how fast the process is."""
 
-    def __init__(self, runs: Sequence[Run], feed: Feed, progress: Progress) -> None:
-        self.runs, self.feed, self.progress = runs, feed, progress
+    def __init__(self, runs: Sequence[Run], feed: Feed, progress: Progress, pulse: Pulse) -> None:
+        self.runs, self.feed, self.progress, self.pulse = runs, feed, progress, pulse
         self.pending: list[tuple[str, int, int, list[Any]]] = []
         self.clock = time.perf_counter()
         self.rates: list[float] = []
+
+    def waits_for(self) -> str:
+        """What a dispatch may have to wait for, as a phase: the first is compiled, and an evaluation comes before what follows."""
+        return "eval" if any(kind == "eval" for kind, *_ in self.pending) else "train" if self.rates else "compile"
 
     def add(self, kind: str, step: int, n: int, values: list[Any], leave: int = 1) -> None:
         """Queue what was just dispatched and read all but the newest `leave` entries."""
@@ -61,8 +66,11 @@ class _Reader:
         """Wait for all but the newest `leave` entries and write their lines."""
         while len(self.pending) > leave:
             kind, step, n, values = self.pending.pop(0)
+            self.pulse.enter(kind, step + n)
             values = jax.device_get(values)
             elapsed, self.clock = time.perf_counter() - self.clock, time.perf_counter()
+            if kind == "train":
+                self.pulse.dispatches.append(elapsed)
             (self._train if kind == "train" else self._eval)(step, n, values, elapsed)
 
     def _train(self, step: int, n: int, values: list[Any], elapsed: float) -> None:
@@ -123,13 +131,29 @@ def train(
     progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     params: Sequence[Any] | None = None,
+    pulse: Pulse | None = None,
 ) -> Outcome:
     """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
 
     Where there is no `start`, `params` are the runs' first parameters in place of drawn ones. `names` are the keys of the
     runs in the checkpoints. Returns after the last save is on disk. The runs' records hold the verdicts: a run that
-    diverged is out, and its neighbours go on.
+    diverged is out, and its neighbours go on. Where no step comes for longer than `train.stall_s`, the `pulse` ends it all.
     """
+    pulse, folder = pulse or Pulse(), checkpoints.folder.parent
+
+    def note(why: str) -> None:
+        for run in runs:
+            run.event("stalled", pulse.step, why)
+
+    with pulse.watched(runs[0].config.train.stall_s, folder, note):
+        return _train(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse)
+
+
+def _train(
+    runs: Sequence[Run], dataset: Dataset, checkpoints: Checkpoints, names: Sequence[str], mode: str, start: Start | None,
+    progress: Progress, stop: Callable[[], bool], params: Sequence[Any] | None, pulse: Pulse,
+) -> Outcome:  # fmt: skip
+    """Take the steps; the arguments are those of `train`."""
     config = runs[0].config
     program = PACKINGS[mode](static(config), [hparams(run.config) | dataset.hparams for run in runs])
     stop = agreed(stop)
@@ -140,25 +164,32 @@ def train(
         run.rewind(step if start else -1)
         run.keep_record(step)
     feed = Feed(runs, dataset, program.rows)
-    reader = _Reader(runs, feed, progress)
+    reader = _Reader(runs, feed, progress, pulse)
     if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its lines were lost
         reader.add("eval", step, 0, _evaluate(program, states, feed))
     if params and not start:  # what the given weights are worth on these data, before anything is learned
         reader.add("eval", 0, 0, _evaluate(program, states, feed))
     stopped = False
     while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
-        n = _stop_before(step, runs[0]) - step
-        states, metrics = program.advance(states, feed.take(step, n), n)
+        n = pulse.steps_at_once = _stop_before(step, runs[0]) - step
+        pulse.enter("train", step)
+        batches = feed.take(step, n)
+        pulse.enter(reader.waits_for(), step + n)
+        states, metrics = program.advance(states, batches, n)
+        pulse.enter("train", step)
         feed.prepare(step + n)
         reader.add("train", step, n, metrics)
         step, last = step + n, step + n == config.train.steps
         if last or step % config.eval.every_steps == 0:
+            pulse.enter("eval", step)
             reader.add("eval", step, 0, _evaluate(program, states, feed))
         stopped = stop()
         if last or stopped or step % config.checkpoint.every_steps == 0:
             reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
+            pulse.enter("save", step)
             checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)), last or stopped)
     reader.read()
+    pulse.enter("save", step)
     checkpoints.close()
     stopped = stopped and step < config.train.steps
     for run in alive:

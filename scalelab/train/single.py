@@ -13,6 +13,7 @@ from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.parallel.processes import from_first
+from scalelab.parallel.pulse import Pulse
 from scalelab.train import branch, changes, determinism, lineage, loop, past
 from scalelab.train.checkpoint import Checkpoints
 from scalelab.train.run import Run, open_run
@@ -36,11 +37,12 @@ def train_single(
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
     take_over: bool = False,
+    pulse: Pulse | None = None,
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
     BadInput where another process holds the folder (see `lock.hold` for `take_over`), or where it belongs to another config and `allow` doesn't name the
-    keys that differ. WorkFailed where its last checkpoint is damaged, or a save fails.
+    keys that differ. `pulse` is told how far it is. WorkFailed where its last checkpoint is damaged, or a save fails.
     """
     changes.check_allowed(allow)
     device_memory.reserve()
@@ -65,7 +67,7 @@ def train_single(
         known, logs = {"run": run.facts}, [folder / "metrics.jsonl"]
         warn = lineage.warner([run], progress)
         with Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
-            outcome = loop.train([run], data, checkpoints, ["run"], "turn", start, progress, stop, params)
+            outcome = loop.train([run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse)
     return {
         "name": run.name,
         "status": run.status,

@@ -115,7 +115,7 @@ def test_a_signal_stops_it_with_75_and_it_goes_on(command, whole, workers):
     while not list(out.glob(".units/*/record.json")):
         assert process.poll() is None
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGTERM)  # its workers get it too
     stderr = process.communicate()[1]
     assert process.returncode == 75 and "the same command goes on" in stderr
     process = start(command, out, workers)

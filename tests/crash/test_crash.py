@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import socket
+import time
 
 import pytest
 
@@ -90,6 +91,17 @@ def test_a_full_disk_ends_the_run_with_an_error_and_the_last_good_step(tmp_path,
     (line,) = [line for line in said(folder).splitlines() if line.startswith("scalelab: ")]
     assert "File too large" in line and line.endswith("the last good one is step 4")
     assert check_steps(folder) == [4]
+    check_resumed(folder, whole)
+
+
+def test_a_disk_that_hangs_ends_the_run_with_its_stacks_and_nothing_is_lost(tmp_path, whole):
+    folder = tmp_path / "run"
+    hang = Cue(r"open .*/metrics\.jsonl$", 4, act=functools.partial(time.sleep, 1e6))
+    assert end(start(folder, hang, **{"train.stall_s": 5})) == 1
+    (line,) = [line for line in said(folder).splitlines() if line.startswith("scalelab: ")]
+    assert "no new step for" in line and f"the stacks of all threads are in {folder / 'stacks.txt'}" in line
+    assert " in append" in (folder / "stacks.txt").read_text()
+    assert (folder / ".lock").read_text() == ""
     check_resumed(folder, whole)
 
 

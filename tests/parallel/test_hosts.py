@@ -126,6 +126,40 @@ def test_a_signal_to_one_and_the_death_of_either_stop_both_and_the_pair_goes_on_
     assert kinds == ["start", "stopped", "resume", "resume", "resume", "done"]
 
 
+HANGS = """
+import sys, time
+from scalelab.__main__ import main
+from scalelab.train.feed import Feed
+prepare = Feed.prepare
+def read_from_a_dead_disk(feed, step):
+    if step >= 8 and "--process-id=1" in sys.argv:
+        time.sleep(1e6)
+    prepare(feed, step)
+Feed.prepare = read_from_a_dead_disk
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_peer_that_lives_but_does_not_step_ends_both_with_their_stacks(tmp_path):
+    folder, address = tmp_path / "run", f"--coordinator=localhost:{free_port()}"
+    more = ("--config.train.stall_s=3", "--config.parallel.schedule=1f1b", address, "--processes=2")
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", HANGS, "train", *train(folder, *SETTINGS, *more, f"--process-id={i}")],
+            cwd=ROOT, env=os.environ | devices(4), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    errs = [ended(process)[1] for process in started]
+    assert [process.returncode for process in started] == [1, 1], errs
+    for err in errs:
+        last = err.strip().splitlines()[-1]
+        assert "no new step for" in last and "train.stall_s" in last and "resume from step 6" in last, err
+    assert "read_from_a_dead_disk" in (folder / "stacks-1.txt").read_text()
+    assert "loop.py" in (folder / "stacks-0.txt").read_text()
+
+
 def test_processes_told_different_things_refuse_in_one_line_each(tmp_path):
     processes = pair(tmp_path / "run", own=((), ("--config.train.seed=5",)))
     for i, process in enumerate(processes):
@@ -139,7 +173,7 @@ def test_processes_told_different_things_refuse_in_one_line_each(tmp_path):
 
 
 ROWS = """
-import json, sys
+import json, pathlib, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scalelab.data.batches import Windows, train_batches, val_batches
@@ -175,7 +209,7 @@ def refused():
         return str(error)
 
 index = int(sys.argv[2])
-with processes.together(Place(sys.argv[1], 2, index), {}, lambda code, why: None):
+with processes.together(Place(sys.argv[1], 2, index), {}, pathlib.Path(sys.argv[3]), lambda code, why: None):
     data = prepare(DataConfig(source="synthetic", n_tokens=50000, val_fraction=0.1, vocab_size=256))
     asked, original = [], Windows.__getitem__
     Windows.__getitem__ = lambda self, numbers: (asked.extend(np.asarray(numbers).tolist()), original(self, numbers))[1]
@@ -193,11 +227,11 @@ print(json.dumps(said), file=sys.stderr)
 """
 
 
-def test_each_process_reads_its_own_rows_only_and_they_agree_on_what_they_must():
+def test_each_process_reads_its_own_rows_only_and_they_agree_on_what_they_must(tmp_path):
     address = f"localhost:{free_port()}"
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", ROWS, address, str(i)], cwd=ROOT, env=os.environ | devices(4), text=True,
+            [sys.executable, "-c", ROWS, address, str(i), str(tmp_path)], cwd=ROOT, env=os.environ | devices(4), text=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )
         for i in range(2)

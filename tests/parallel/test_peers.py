@@ -2,7 +2,11 @@
 
 import concurrent.futures
 import contextlib
+import json
+import pathlib
+import re
 import socket
+import stat
 import threading
 import time
 
@@ -10,23 +14,27 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.parallel import peers, processes
-from scalelab.parallel.peers import Place, Watch, meet
+from scalelab.parallel import meeting, peers, processes
+from scalelab.parallel.meeting import meet
+from scalelab.parallel.peers import Place, Watch
+from scalelab.parallel.pulse import Pulse
 from tests.train.runs import PATIENCE_S, free_port
 
 
 @pytest.fixture
-def address():
-    return f"localhost:{free_port()}"
+def address(tmp_path):
+    """Where the processes meet, and the folder that they share."""
+    return f"localhost:{free_port()}", tmp_path
 
 
 def gather(address, hellos, within_s=PATIENCE_S):
     """What `meet` gives or raises for each (index, processes, facts), all at once."""
+    coordinator, folder = address
 
     def one(hello):
         index, count, facts = hello
         try:
-            return meet(Place(address, count, index), facts, within_s)
+            return meet(Place(coordinator, count, index), facts, folder, within_s)
         except BadInput as refusal:
             return str(refusal)
 
@@ -42,12 +50,12 @@ class Heard:
         self.told = [[] for _ in range(3)]
         self.event = [threading.Event() for _ in range(3)]
 
-    def watch(self, index):
+    def watch(self, index, pulse=None):
         def lost(code, why):
             self.told[index].append((code, why))
             self.event[index].set()
 
-        return Watch(Place("localhost:1", 3, index), self.lines[index], lost)
+        return Watch(Place("localhost:1", 3, index), self.lines[index], lost, pulse)
 
     def close(self, index):
         """What the kernel does for a killed process."""
@@ -80,7 +88,7 @@ def connected(address):
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return socket.create_connection(("localhost", int(address.split(":")[1])))
+            return socket.create_connection(("localhost", int(address[0].split(":")[1])))
         except ConnectionRefusedError:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -89,14 +97,79 @@ def connected(address):
 def test_all_meet_whatever_else_knocks(address):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(gather, address, [(0, 2, {})])
-        for text in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", b'{"index": "x"}\n', b""):
+        ours = json.dumps({"index": 1, "processes": 2, "facts": {"train.seed": "5"}}).encode() + b"\n"
+        for text in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n", ours, b"x " + b"0" * 64 + b"\n" + ours, b"\xff\n", b""):
             with connected(address) as stranger:
                 stranger.sendall(text)
-        (late,) = gather(address, [(1, 2, {})])
+                stranger.shutdown(socket.SHUT_WR)
+                heard = b""
+                with contextlib.suppress(ConnectionResetError):
+                    while more := stranger.recv(1000):
+                        heard += more
+                assert re.fullmatch(rb"([0-9a-f]{64}\n)?", heard)  # a random number, and nothing of the run
+        silent = [connected(address) for _ in range(30)]  # who says nothing keeps nobody waiting
+        begun = time.monotonic()
+        (late,) = gather(address, [(1, 2, {})], within_s=100.0)
+        assert time.monotonic() - begun < 100.0
     (lines,) = first.result()
     assert list(lines) == [1] and list(late) == [0]
-    lines[1].link.close()
+    for link in (lines[1].link, late[0].link, *silent):
+        link.close()
+
+
+def test_it_is_met_at_the_coordinators_address_only_with_a_secret_of_its_users(address):
+    """The kernel's list of who listens where: 127.0.0.1 as it writes it, or ::1."""
+    port, tables = int(address[0].split(":")[1]), [pathlib.Path("/proc/net/tcp"), pathlib.Path("/proc/net/tcp6")]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(gather, address, [(0, 2, {})])
+        connected(address).close()
+        token = address[1] / ".token"
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()]
+        listening = {row[1].split(":")[0] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+        (late,) = gather(address, [(1, 2, {})])
+    first.result()[0][1].link.close()
     late[0].link.close()
+    assert listening and listening <= {"0100007F", "00000000000000000000000001000000"}
+    assert not token.exists()
+
+
+def test_who_is_not_process_0_is_told_nothing(address):
+    """Whoever sits at the coordinator's address without the secret hears a proof that is of no use to it."""
+    (address[1] / ".token").write_text("the secret\n")
+    heard = []
+    with socket.create_server(("127.0.0.1", int(address[0].split(":")[1]))) as door:
+
+        def imposter():
+            with contextlib.suppress(OSError):
+                while True:
+                    with door.accept()[0] as link, contextlib.suppress(OSError):
+                        link.settimeout(0.5)
+                        link.sendall(b"1" * 64 + b"\n" + b"2" * 64 + b"\ngo\n")
+                        while more := link.recv(1000):
+                            heard.append(more)
+
+        threading.Thread(target=imposter, daemon=True).start()
+        (refusal,) = gather(address, [(1, 2, {"data.path": "private"})], within_s=1.0)
+        door.shutdown(socket.SHUT_RDWR)
+    assert "process 0 did not answer there" in refusal
+    assert heard and b"private" not in b"".join(heard)
+
+
+def test_a_name_that_leads_home_only_is_listened_at_in_the_network_too(monkeypatch):
+    """As Debian's /etc/hosts has it for the machine's own name; a number and localhost mean themselves."""
+    known = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 80))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
+    for name in ("localhost", "127.0.1.1"):
+        assert meeting.addresses(Place(f"{name}:80", 2, 0)) == [(socket.AF_INET, ("127.0.1.1", 80))]
+    more = meeting.addresses(Place("node7:80", 2, 0))
+    assert more[-1] == (socket.AF_INET, ("127.0.1.1", 80)) and len(more) <= 2
+    assert meeting.service_address(Place("localhost:80", 2, 0)) == "localhost:80"
+
+
+def test_a_coordinator_elsewhere_is_said(address):
+    with pytest.raises(BadInput, match=r"is not this machine .*start process 0 there"):
+        meet(Place("192.0.2.1:80", 2, 0), {}, address[1], 1.0)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -167,6 +240,52 @@ def test_a_failure_reaches_all_with_its_reason_and_code(three):
     assert three.told[2] == []
 
 
+def test_malformed_lines_do_not_blind_a_watch(three):
+    three.watch(0)
+    for text in (
+        "stop",
+        "stop x y",
+        "stop -1",
+        "beat",
+        "beat x",
+        "beat 1 train x y z",
+        "beat 1 train 2 3",
+        "",
+        "\xff",
+        "?",
+    ):
+        three.lines[1][0].send(text)
+    three.close(2)
+    assert three.event[0].wait(PATIENCE_S)
+    assert three.told[0] == [(1, "process 2 of 3 is gone: its connection is closed")]
+
+
+def test_who_stands_still_ends_all_and_one_that_waits_for_a_save_does_not_stand_still(quick, three, tmp_path):
+    """Process 2 saves while the others wait for it: they know from its beats, process 1 by way of process 0."""
+    pulses = [Pulse() for _ in range(3)]
+    for i, pulse in enumerate(pulses):
+        pulse.enter("save" if i == 2 else "train", 7 if i == 2 else 8)
+        pulse.stacks = tmp_path / f"{i}.txt"
+        three.watch(i, pulse)
+    until = time.monotonic() + PATIENCE_S
+    while not (pulses[0].excused() and pulses[1].excused()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    pulses[0].enter("train", 7)  # the save of one that is no longer behind is no excuse: it waits itself
+    assert not pulses[0].excused()
+    pulses[0].enter("train", 8)
+    pulses[2].enter("train", 7)
+    while pulses[0].excused() or pulses[1].excused():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert pulses[1].hindmost() == "; process 2 of 3 is at step 7"
+    pulses[1].stalled("no new step")
+    for i in range(3):
+        assert three.event[i].wait(PATIENCE_S)
+        assert three.told[i] == [(1, "no new step" if i == 1 else "process 1 of 3: no new step")]
+    assert [(tmp_path / f"{i}.txt").exists() for i in range(3)] == [True, False, True]  # its own it writes before
+
+
 def test_what_the_processes_were_not_told_alike_is_named_to_both(address):
     told = [(0, 2, {"train.steps": "20", "seed": "0"}), (1, 2, {"train.steps": "30", "seed": "0"})]
     for refusal in gather(address, told):
@@ -184,15 +303,16 @@ def test_who_does_not_come_is_named_within_the_time(address):
     refusals = gather(address, [(0, 3, {}), (2, 3, {})], within_s=2.0)
     assert all("of 3 processes, 1 did not come within 2 s" in refusal for refusal in refusals)
     (refusal,) = gather(address, [(1, 2, {})], within_s=1.0)
-    assert f"--coordinator={address}: process 0 did not answer there within 1 s" in refusal
-    with pytest.raises(BadInput, match="no such host"):
-        meet(Place("nowhere.invalid:1234", 2, 1), {}, 5.0)
+    assert f"--coordinator={address[0]}: process 0 did not answer there within 1 s" in refusal
+    for index in (0, 1):
+        with pytest.raises(BadInput, match="no such host"):
+            meet(Place("nowhere.invalid:1234", 2, index), {}, address[1], 5.0)
 
 
 def test_a_taken_port_is_said(address):
-    taken = socket.create_server(("", int(address.split(":")[1])), family=socket.AF_INET6, dualstack_ipv6=True)
+    taken = socket.create_server(("127.0.0.1", int(address[0].split(":")[1])))
     with taken, pytest.raises(BadInput, match=r"process 0 can't listen there .*; take another port"):
-        meet(Place(address, 2, 0), {}, 1.0)
+        meet(Place(address[0], 2, 0), {}, address[1], 1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""The processes of one run meet before jax is started: each proves that it is one of them, and says what it was told to do.
+
+A wrong address, number or config is one line so, before anything has begun. Process 0 listens at the coordinator's address and
+nowhere else; whoever has no proof hears a random number from it, and is forgotten.
+"""
+
+import contextlib
+import errno
+import json
+import pathlib
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from scalelab.errors import BadInput
+from scalelab.parallel import handshake
+from scalelab.parallel.peers import LOCAL_S, Line, Place
+
+MEET_S = 120.0  # the first and the last process of a run are started at most this far apart
+
+Facts = Mapping[str, Any]
+Hello = Mapping[str, Any]  # index, processes, facts
+
+
+def meet(place: Place, facts: Facts, folder: pathlib.Path, within_s: float = MEET_S) -> dict[int, Line]:
+    """Wait for all processes and compare `facts` (plain JSON) with process 0's; returns lines to the peers, by index.
+
+    Process 0 has a line to each, the others one to it. All see `folder`, where the secret lies that they know each other by.
+    BadInput, in every process that could be reached, for a process that doesn't come, comes twice, or was told something else.
+    """
+    if place.index:
+        return {0: _arrive(place, facts, folder, within_s)}
+    with handshake.offer(folder) as secret:
+        return _receive(place, facts, secret, within_s)
+
+
+def _arrive(place: Place, facts: Facts, folder: pathlib.Path, within_s: float) -> Line:
+    until = time.monotonic() + within_s
+    hello = json.dumps({"index": place.index, "processes": place.processes, "facts": facts})
+    while time.monotonic() < until:
+        try:
+            line = Line(socket.create_connection(place.address, LOCAL_S))
+        except socket.gaierror as error:
+            raise BadInput(f"--coordinator={place.coordinator}: no such host ({error.strerror})") from None
+        except OSError:
+            time.sleep(0.1)  # nobody there yet
+            continue
+        kind, text = _ask(line, handshake.read(folder), hello, until)
+        if kind == "go":
+            return line
+        line.link.close()
+        if kind == "stop":
+            raise BadInput(text)
+        time.sleep(0.1)  # somebody else (a former run's service that is about to end), or a former process 0's secret
+    raise BadInput(
+        f"--coordinator={place.coordinator}: process 0 did not answer there within {within_s:.0f} s: is it started, with the same "
+        f"address and --workdir ({folder / handshake.TOKEN} is how they know each other), and is the port open?"
+    )
+
+
+def _ask(line: Line, secret: bytes, hello: str, until: float) -> tuple[str, str]:
+    """Process 0's answer to `hello`, which is said to nobody else; "" where it is not process 0."""
+    try:
+        theirs, ours = line.first(time.monotonic() + LOCAL_S), handshake.challenge()
+        line.send(f"{ours} {handshake.prove(secret, 'peer', theirs, ours)}")
+        if not handshake.accept(secret, line.first(time.monotonic() + LOCAL_S), "first", ours, theirs):
+            return "", ""
+        line.send(hello)
+        kind, _, text = line.first(until).partition(" ")
+    except EOFError:
+        return "", ""
+    return kind, text
+
+
+def _receive(place: Place, facts: Facts, secret: bytes, within_s: float) -> dict[int, Line]:
+    until, lines = time.monotonic() + within_s, dict[int, Line]()
+    come: queue.SimpleQueue[tuple[Line, Hello]] = queue.SimpleQueue()
+    with _listening(place) as doors, selectors.DefaultSelector() as ready:
+        for door in doors:
+            ready.register(door, selectors.EVENT_READ)
+        while len(lines) < place.processes - 1:
+            for key, _ in ready.select(0.02):
+                link = key.fileobj.accept()[0]  # type: ignore[union-attr]
+                # In a thread of its own: who says nothing keeps nobody waiting.
+                threading.Thread(target=_examine, args=(link, secret, come), daemon=True).start()
+            with contextlib.suppress(queue.Empty):
+                line, hello = come.get_nowait()
+                if wrong := _objection(place, facts, lines, hello):
+                    _refuse([*lines.values(), line], wrong)
+                lines[hello["index"]] = line
+            if time.monotonic() > until:
+                missing = ", ".join(str(i) for i in range(1, place.processes) if i not in lines)
+                why = f"of {place.processes} processes, {missing} did not come within {within_s:.0f} s"
+                _refuse(lines.values(), why)
+    for line in lines.values():
+        line.send("go")
+    return lines
+
+
+def _examine(link: socket.socket, secret: bytes, come: "queue.SimpleQueue[tuple[Line, Hello]]") -> None:
+    """Pass on who proves to be one of the run's, with what it says of itself; close the line to anybody else."""
+    line, ours = Line(link), handshake.challenge()
+    try:
+        line.send(ours)
+        theirs, _, proof = line.first(time.monotonic() + LOCAL_S).partition(" ")
+        if handshake.accept(secret, proof, "peer", ours, theirs):
+            line.send(handshake.prove(secret, "first", theirs, ours))
+            hello = json.loads(line.first(time.monotonic() + LOCAL_S))
+            if isinstance(hello["index"], int) and isinstance(hello["facts"], dict) and "processes" in hello:
+                come.put((line, hello))
+                return
+    except (EOFError, ValueError, KeyError, TypeError):
+        pass
+    line.link.close()
+
+
+@contextlib.contextmanager
+def _listening(place: Place) -> Iterator[list[socket.socket]]:
+    """Sockets that listen at every address of the coordinator's name that is this machine's."""
+    with contextlib.ExitStack() as doors:
+        listening, refusal = [], None
+        for family, address in addresses(place):
+            try:
+                listening.append(doors.enter_context(socket.create_server(address, family=family)))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise BadInput(
+                        f"--coordinator={place.coordinator}: process 0 can't listen there ({error.strerror}); take another port"
+                    ) from None
+                refusal = error
+        if not listening:
+            why = refusal.strerror if refusal else "it has no address"
+            raise BadInput(
+                f"--coordinator={place.coordinator} is not this machine ({why}): start process 0 there, or give an address of this one"
+            )
+        yield listening
+
+
+def addresses(place: Place) -> list[tuple[socket.AddressFamily, Any]]:
+    """(family, socket address) of every address to listen at. BadInput for a name that nobody knows."""
+    host, port = place.address
+    try:
+        known: list[Any] = [
+            (family, address) for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        ]
+    except socket.gaierror as error:
+        raise BadInput(f"--coordinator={place.coordinator}: no such host ({error.strerror})") from None
+    named = host != "localhost" and not host[:1].isdecimal() and ":" not in host
+    if named and all(str(address[0]).startswith(("127.", "::1")) for _, address in known):
+        # Many a machine knows its own name as 127.0.1.1, where no other one reaches it.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+            outward.connect(("192.0.2.1", 9))  # sends nothing: it asks the routing table
+            known.insert(0, (socket.AF_INET, (outward.getsockname()[0], port)))
+    return list(dict.fromkeys(known))
+
+
+def service_address(place: Place) -> str:
+    """Where jax's own service listens in process 0, as HOST:PORT: like the coordinator's, not at every interface."""
+    _, (host, port, *_) = addresses(place)[0]
+    return place.coordinator if host.startswith("127.") or ":" in host else f"{host}:{port}"
+
+
+def _objection(place: Place, facts: Facts, lines: Mapping[int, Line], hello: Hello) -> str:
+    """What is wrong with who has come; "" where nothing is."""
+    index, other = hello["index"], hello["facts"]
+    if hello["processes"] != place.processes:
+        return f"--processes={place.processes} in process 0, but {hello['processes']} in process {index}"
+    if index in lines or not 0 < index < place.processes:
+        return f"--process-id={index} was given to two processes; each has one of 0 to {place.processes - 1}"
+    differing = [key for key in facts | other if facts.get(key) != other.get(key)]
+    told = ", ".join(f"{key}: {facts.get(key)!r} and {other.get(key)!r}" for key in differing[:4])
+    return f"processes 0 and {index} were not told the same: {told}; start all with the same command" if told else ""
+
+
+def _refuse(lines: Iterable[Line], why: str) -> NoReturn:
+    for line in lines:
+        line.send(f"stop {why}")
+        line.link.close()
+    raise BadInput(why)
