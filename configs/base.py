@@ -110,6 +110,7 @@ def optim() -> dict:
         "rest_beta1": placeholder(float),  # [h] its beta1
         "rest_beta2": placeholder(float),  # [h] its beta2
         "rest_eps": placeholder(float),  # [h] its eps
+        "own": {},  # [h] numbers of your own optimizer, which reads h["gamma"]: {"gamma": 0.025}
         "groups": "",  # LR multipliers by group, e.g. "embed=0.1,head=0.5"; groups: embed, head, position, hidden, vector
     }
 

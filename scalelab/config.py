@@ -15,11 +15,21 @@ from ml_collections import ConfigDict
 
 from scalelab import defaults, lengths, ramp, user_code
 from scalelab.errors import BadInput
-from scalelab.tree import check_tree, default_tree, leaves, load_module, not_reproduced, override, read, split_overrides
+from scalelab.tree import (
+    OWN,
+    check_tree,
+    default_tree,
+    leaves,
+    load_module,
+    not_reproduced,
+    override,
+    read,
+    split_overrides,
+)
 from scalelab.validate import check
 
 __all__ = [
-    "TRACED", "UNIDENTIFYING", "WAYS", "Layout", "ModelShape", "Optim", "Static", "default_tree", "hparams", "identity",
+    "OWN", "TRACED", "UNIDENTIFYING", "WAYS", "Layout", "ModelShape", "Optim", "Static", "default_tree", "hparams", "identity",
     "leaves", "load", "load_module", "not_reproduced", "override", "read", "resolve", "split_overrides", "static",
 ]  # fmt: skip
 
@@ -150,6 +160,8 @@ class Optim:
     decay_embeddings: bool = True
     decay_vectors: bool = False
     groups: str = ""
+    own: tuple[str, ...] = ()  # of a user's own optimizer: the names in optim.own
+    unset: tuple[str, ...] = ()  # of a user's own optimizer: numbers that its config doesn't set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,12 +194,26 @@ def static(config: ConfigDict) -> Static:
     train, schedule = config.train, config.schedule
     # A trunk runs the very program of the run planned with its end: that the bits are the same is not the compiler's luck.
     shape_of_lr = "wsd" if schedule.name == "constant" else schedule.name
-    optim = Optim(**{field.name: config.optim[field.name] for field in dataclasses.fields(Optim)})
+    options = {
+        field.name: config.optim[field.name] for field in dataclasses.fields(Optim) if field.name in config.optim
+    }
+    optim = Optim(**options | {"own": tuple(sorted(config.optim.own)), "unset": unset(config)})
     return Static(
         shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, ramp.of(config),
         config.data.documents, schedule.seq_start is not None,
     )  # fmt: skip
+
+
+def unset(config: ConfigDict) -> tuple[str, ...]:
+    """The optimizer's numbers that the config of a user's own (`pkg.mod:fn`) leaves open; () of those that are known."""
+    keys = [key.removeprefix("optim.") for key in TRACED if key.startswith("optim.")]
+    return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()
+
+
+def traced_names(o: Optim) -> list[str]:
+    """Names of all numbers that a program under the optimizer `o` is given (`log_every` and what data need aside)."""
+    return [key.split(".")[1] for key in TRACED] + list(o.own)
 
 
 def hparams(config: ConfigDict) -> dict[str, float]:
@@ -197,7 +223,7 @@ def hparams(config: ConfigDict) -> dict[str, float]:
     # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
     given = {key: 0.0 if value is None else value for key, value in traced.items()}
     given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}
-    return given | {"log_every": config.log.every_steps}
+    return given | config.optim.own.to_dict() | {"log_every": config.log.every_steps}
 
 
 def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
@@ -243,6 +269,16 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
 def _optimizer_values(optim: ConfigDict) -> None:
     """Fill in the optimizer's own values; BadInput for a value set that it has no use for, or one that it needs and lacks."""
     values = defaults.own(optim.name, optim.scale)
+    for name in optim.own:
+        if ":" not in optim.name:
+            raise BadInput(
+                f"optim.own.{name}={optim.own[name]:g}: {optim.name} has none; optim.own is for an optimizer of your own, "
+                "optim.name=pkg.mod:fn"
+            )
+        if name in {key.split(".")[1] for key in (*TRACED, "data.log_every", "data.separator")}:
+            raise BadInput(
+                f"optim.own.{name}={optim.own[name]:g}: h[{name!r}] is another number already; choose another name"
+            )
     for key, value in optim.items():
         if key not in values and key not in defaults.COMMON and value is not None:
             raise BadInput(

@@ -5,8 +5,9 @@ from typing import Any
 
 Own = dict[str, tuple[Any, str]]  # key of `optim` -> (value, source)
 
+FAR = 10.5  # an LR so many times the default (tiny models want more than large ones: 3.3 times under adamw) is told
 # Keys that every optimizer has.
-COMMON = ("name", "weight_decay", "clip_norm", "decay_embeddings", "decay_vectors", "groups")
+COMMON = ("name", "weight_decay", "clip_norm", "decay_embeddings", "decay_vectors", "own", "groups")
 _GPT3 = "Brown et al. 2020, App. B"
 _ADAMW: Own = {
     "peak_lr": (3e-3, "between Brown et al. 2020, Table 2.1 (6e-4) and Wen et al. 2025 (8e-3), both for some 130 M parameters"),
@@ -164,14 +165,15 @@ DEFAULTS: dict[str, Own] = {
 def own(name: str, scale: str | None = None) -> Own:
     """The values of optimizer `name`, with `optim.scale` as it is set (None: not).
 
-    A user's own (`pkg.mod:fn`) may use every key and has adamw's values, but no LR.
+    A user's own (`pkg.mod:fn`) may use every key and has adamw's values, but no LR; so has the AdamW beside one that takes
+    hidden matrices only.
     """
     if name == "muon" and scale == "rms":
         return DEFAULTS[name] | {"peak_lr": (_ADAMW["peak_lr"][0], "adamw's: Liu et al. 2025, sec. 2.2, on scale=rms")}
     if name in DEFAULTS:
         return DEFAULTS[name]
     everything = {key: (None, "") for values in DEFAULTS.values() for key in values}
-    return everything | {key: value for key, value in _ADAMW.items() if key != "peak_lr"}
+    return everything | REST | {key: value for key, value in _ADAMW.items() if key != "peak_lr"}
 
 
 def words(values: Mapping[str, Any]) -> str:
@@ -185,3 +187,15 @@ def words(values: Mapping[str, Any]) -> str:
             by_source.setdefault(source, []).append(f"{key}={value}")
     said = "; ".join(f"{', '.join(some)} ({source})" for source, some in by_source.items())
     return f"{name}'s own values: {said}" if said else ""
+
+
+def doubts(optim: Mapping[str, Any]) -> list[str]:
+    """What of `optim` (resolved) its user may not have meant: an LR, of the config file perhaps, far from the optimizer's own."""
+    name, lr = optim["name"], optim["peak_lr"]
+    if name not in DEFAULTS or not lr:
+        return []
+    default, source = own(name, optim["scale"])["peak_lr"]
+    if 1 / FAR < lr / default < FAR:
+        return []
+    times = f"{lr / default:.3g} times" if lr > default else f"1/{default / lr:.3g} of"
+    return [f"optim.peak_lr={lr:g} is {times} {name}'s own {default:g} ({source}); optim.peak_lr=none takes that"]

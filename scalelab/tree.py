@@ -4,6 +4,7 @@ Its keys and their meaning stand in `configs/base.py`. A config file is Python t
 """
 
 import importlib.util
+import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from ml_collections import ConfigDict
 from scalelab import user_code
 from scalelab.errors import BadInput, nearest
 
+OWN = "optim.own."  # what begins the keys of numbers that only a user's own optimizer knows
 OTHERWISE = re.compile(
     r"-{0,2}(config\.)?(?P<key>[a-z_]+\.[a-z0-9_]+)=.*", re.DOTALL
 )  # `--optim.name=lion`, `config.optim.name=lion`
@@ -28,8 +30,13 @@ def default_tree() -> ConfigDict:
 
 
 def leaves(config: ConfigDict) -> dict[str, Any]:
-    """`{"group.key": value}` for every value of the tree."""
-    return {f"{group}.{key}": value for group, part in config.items() for key, value in part.items()}
+    """`{"group.key": value}` for every value of the tree; `{"optim.own.NAME": value}` for what an own optimizer brings."""
+    flat: dict[str, Any] = {}
+    for group, part in config.items():
+        for key, value in part.items():
+            nested = isinstance(value, (ConfigDict, dict))
+            flat |= {f"{group}.{key}.{name}": v for name, v in value.items()} if nested else {f"{group}.{key}": value}
+    return flat
 
 
 def load_module(path: str | pathlib.Path) -> ModuleType:
@@ -112,6 +119,11 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
             raise BadInput(
                 f"unknown config key {key!r}: it is a group, whose values are set one by one, as --config.{first}=VALUE"
             )
+        if key.startswith(OWN):
+            _set_own(config, key, str(text))
+            continue
+        if key == OWN[:-1]:
+            raise BadInput(f"{key}={text}: its numbers are set one by one, as --config.{key}.gamma=0.025")
         if key not in known:
             raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
         group, name = key.split(".")
@@ -120,6 +132,16 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
         with config.ignore_type():
             config[group][name] = _parse(key, str(text), _type(defaults, key), known[key])
     return config
+
+
+def _set_own(config: ConfigDict, key: str, text: str) -> None:
+    """Set a number of an own optimizer; `none` unsets it."""
+    name, value = key.removeprefix(OWN), _parse(key, text, float, None)
+    with config.unlocked(), config.ignore_type():
+        if value is not None:
+            config.optim.own[name] = value
+        elif name in config.optim.own:
+            del config.optim.own[name]
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -166,12 +188,14 @@ def check_tree(config: ConfigDict) -> None:
     """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
     defaults = default_tree()
     known = leaves(defaults)
-    given: dict[str, Any] = {}
     for group, part in config.items():
         if not isinstance(part, ConfigDict):
             raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest(group, known)}")
-        given |= {f"{group}.{key}": value for key, value in part.items()}
+    given = leaves(config)
     for key, value in given.items():
+        if key.startswith(OWN):
+            _check_own(config, key, value)
+            continue
         if key not in known:
             raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
         kind = _type(defaults, key)
@@ -186,3 +210,16 @@ def check_tree(config: ConfigDict) -> None:
     missing = sorted(set(known) - set(given))
     if missing:
         raise BadInput(f"the config lacks {missing[0]!r}: start from configs.base.get_config()")
+
+
+def _check_own(config: ConfigDict, key: str, value: Any) -> None:
+    """A name that Python could have, and a finite number."""
+    name = key.removeprefix(OWN)
+    if not name.isidentifier():
+        raise BadInput(f"{key!r}: a number of your own optimizer has one word for a name, as {OWN}gamma")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadInput(
+            f"{key}={value!r} must be a finite number: it is traced; what is compiled in belongs in your function"
+        )
+    with config.ignore_type():
+        config.optim.own[name] = float(value)

@@ -59,8 +59,8 @@ def entries():
 
 
 def test_every_key_of_the_default_tree_has_a_comment():
-    groups, leaves = base.get_config().keys(), config_lib.leaves(base.get_config())
-    assert sorted(key for key, _ in entries()) == sorted([*groups, *(key.split(".")[1] for key in leaves)])
+    groups = base.get_config().to_dict()
+    assert sorted(key for key, _ in entries()) == sorted([*groups, *(key for part in groups.values() for key in part)])
     assert not [key for key, comment in entries() if key not in groups and len(comment.split()) < 2]
 
 

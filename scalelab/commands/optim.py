@@ -14,7 +14,7 @@ import sys
 
 from scalelab.commands.shared import Parser, emit
 from scalelab.config import hparams, load, split_overrides, static
-from scalelab.defaults import DEFAULTS, words
+from scalelab.defaults import DEFAULTS, doubts, words
 
 
 def _known() -> str:
@@ -30,8 +30,9 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(rest)
     config = load(options.config, overrides)
 
-    from scalelab.optim import table
+    from scalelab.optim import chain, table
 
+    chain.refuse_unset(static(config))
     rows = table.rows(static(config), hparams(config))
     if options.json != "-":
         print(
@@ -44,9 +45,11 @@ def main(argv: list[str]) -> int:
             )
         parameters, bytes_ = sum(row.parameters for row in rows), sum(row.state_bytes for row in rows)
         print(f"{'all':<10} {'':<20} {parameters:>14,} {'':>9} {'':>9} {bytes_:>15,.0f} {bytes_ / parameters:>12.3f}")
-        print(f"peak LR {config.optim.peak_lr:g}, clip {config.optim.clip_norm:g}", file=sys.stderr)
-        if said := words(config.optim):
-            print(said, file=sys.stderr)
+        numbers = "".join(f", {name} {value:g}" for name, value in config.optim.own.items())
+        print(f"peak LR {config.optim.peak_lr:g}, clip {config.optim.clip_norm:g}{numbers}", file=sys.stderr)
+        for line in filter(None, [words(config.optim), *doubts(config.optim)]):
+            print(line, file=sys.stderr)
     shown = [vars(row) | {"bytes_per_parameter": row.bytes_per_parameter} for row in rows]
-    emit({"optimizer": config.optim.name, "peak_lr": config.optim.peak_lr, "groups": shown}, options.json)
+    facts = {"optimizer": config.optim.name, "peak_lr": config.optim.peak_lr, "own": config.optim.own.to_dict()}
+    emit(facts | {"groups": shown}, options.json)
     return 0

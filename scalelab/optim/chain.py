@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from scalelab.config import Optim, Static
+from scalelab.config import Optim, Static, traced_names
 from scalelab.model.declare import named
 from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
-from scalelab.optim import adam, groups, members
+from scalelab.optim import adam, groups, members, own_numbers
 from scalelab.optim.member import Member, Tree
 from scalelab.optim.schedules import Hparams
 
@@ -22,17 +22,35 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     eps of a parameter are multiplied by.
     """
     member, o = members.find(static.optim.name), static.optim
+    numbers = own_numbers.given(o, h)
     by = groups.scales(static.model, o, member)
     decay = _decay(weight_decays(member, static, h), by, groups.decays(static.model, o), multiplied=not member.coupled)
     return optax.chain(
         clip(h["clip_norm"]),
         *([decay] if member.coupled else []),
-        _with_scaled_eps(by, directions(member, declarations(static.model), o, h, lr)),
+        _with_scaled_eps(by, directions(member, declarations(static.model), o, numbers, lr)),
         _scale_each(jax.tree.map(lambda s: s.lr, by)),
         *([] if member.coupled else [decay]),
         optax.scale_by_learning_rate(lr),
-        *([member.last(h, lr)] if member.last else []),
+        *([member.last(numbers, lr)] if member.last else []),
     )
+
+
+def refuse_unset(static: Static) -> None:
+    """BadInput where a user's own optimizer reads a number that its config doesn't set; from shapes, so nothing is computed."""
+    if ":" not in static.optim.name:
+        return
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    h = dict.fromkeys(traced_names(static.optim), scalar)
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declarations(static.model))
+    estimate = (params, jax.ShapeDtypeStruct((), bool))
+    extra = {"curvature": estimate} if members.find(static.optim.name).curvature else {}
+
+    def update(h: Hparams, lr: jax.Array, params: Tree, extra: dict[str, Any]) -> Any:
+        transform = chain(static, h, lr)
+        return transform.update(params, transform.init(params), params, **extra)
+
+    jax.eval_shape(update, h, scalar, params, extra)
 
 
 def weight_decays(member: Member, static: Static, h: Hparams) -> Tree:

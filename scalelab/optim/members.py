@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from scalelab.config import TRACED, Optim
+from scalelab.config import Optim, traced_names
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.optim import (
@@ -17,6 +17,7 @@ from scalelab.optim import (
     lion,
     muon,
     nadamw,
+    own_numbers,
     rmsprop,
     schedule_free,
     sgd,
@@ -68,6 +69,8 @@ def find(name: str) -> Member:
 def _counted(build: Build, declaration: Declaration, o: Optim) -> float:
     """What a bare function's transform keeps of one parameter, scalars aside: from shapes, so nothing is computed."""
     scalar, param = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), declaration.shape))
-    h = {key.split(".")[1]: scalar for key in TRACED}
-    state = jax.eval_shape(lambda h, lr, p: build({"p": declaration}, o, h, lr).init({"p": p}), h, scalar, param)
+    h = dict.fromkeys(traced_names(o), scalar)
+    state = jax.eval_shape(
+        lambda h, lr, p: build({"p": declaration}, o, own_numbers.given(o, h), lr).init({"p": p}), h, scalar, param
+    )
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if leaf.ndim)

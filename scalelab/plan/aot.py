@@ -36,7 +36,7 @@ def answer() -> None:
     said = asked["static"]
     static = Static(
         **said | {
-            "model": ModelShape(**said["model"]), "optim": Optim(**said["optim"]), "layout": Layout(**said["layout"]),
+            "model": ModelShape(**said["model"]), "optim": Optim(**said["optim"] | {key: tuple(said["optim"][key]) for key in ("own", "unset")}), "layout": Layout(**said["layout"]),
             "batch_ramp": tuple(said["batch_ramp"]),
         }
     )  # fmt: skip
@@ -96,7 +96,7 @@ def _arguments(static: Static, devices: list[Any], steps: int) -> tuple[tuple[An
     size = (steps, static.global_batch, static.model.seq_len + 1)
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     names = [key.split(".")[1] for key in TRACED if key not in WAYS]
-    names += ["log_every"] + ["separator"] * (static.documents == "mask")
+    names += [*static.optim.own, "log_every"] + ["separator"] * (static.documents == "mask")
     h = {name: jax.ShapeDtypeStruct((), kinds.get(name, jnp.float32)) for name in names}
     n = jax.ShapeDtypeStruct((), jnp.int32)
     if static.layout.devices > 1:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalelab.config import TRACED, Layout, Static
+from scalelab.config import Layout, Static, traced_names
 from scalelab.model import count
 from scalelab.optim.member import everything
 from scalelab.optim.members import find
@@ -60,7 +60,7 @@ def product_flops(static: Static) -> float:
     if find(static.optim.name).claims is everything:
         return 0.0
     state = state_lib.shapes(static)
-    h = {key.split(".")[1]: jax.ShapeDtypeStruct((), jnp.float32) for key in TRACED}
+    h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in traced_names(static.optim)}
 
     def update(grads: Any, opt_state: Any, params: Any, h: Any) -> Any:
         return updates(static, grads, opt_state, params, h, h["peak_lr"])

@@ -86,7 +86,7 @@ def _changes(base: pathlib.Path, trial: ConfigDict) -> dict[str, object]:
     changed: dict[str, object] = {}
     while True:
         found = config_lib.leaves(config_lib.load(base, changed))
-        more = {key: value for key, value in config_lib.leaves(trial).items() if value != found[key]}
+        more = {key: value for key, value in config_lib.leaves(trial).items() if value != found.get(key)}
         if not more.keys() - changed.keys():
             return changed
         changed |= more

@@ -47,8 +47,12 @@ def packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
         shared = {
             key: value
             for key, value in config_lib.leaves(config).items()
-            if (key not in config_lib.TRACED or key == "train.steps") and not key.startswith("log.")
+            if (key not in config_lib.TRACED or key == "train.steps") and not key.startswith(("log.", config_lib.OWN))
         }
+        if (
+            ":" in config.optim.name
+        ):  # which of an own optimizer's numbers there are is compiled in, their values are not
+            shared |= {"own": sorted(config.optim.own), "unset": config_lib.unset(config)}
         key = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
         found.setdefault(key, []).append(trial)
     return found

@@ -22,6 +22,7 @@ from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
+from scalelab.optim import own_numbers
 from scalelab.optim.chain import directions
 from scalelab.optim.groups import scales
 from scalelab.optim.member import Member
@@ -69,7 +70,8 @@ def check_optimizer(optimizer: str | Callable | Member, **optim: Any) -> Report:
     one that is skipped, for a gradient that is not finite, changes no bit; zero gradients and odd leaves (scalars, three axes,
     a large vocabulary) stay finite, and a gradient that stays is followed downhill; saved and restored it goes on with the same bits; its state is as large as it
     says, and fp32 under bf16 arithmetic too; and where there are four devices or more, FSDP x tensor parallelism gives what
-    one device gives. A user's own has no default LR: pass `peak_lr`.
+    one device gives. A user's own has no default LR: pass `peak_lr`; its own numbers are `own={"gamma": 0.025}`, and one that
+    it reads and that isn't set is refused.
     """
     name = _name(optimizer)
     try:
@@ -106,7 +108,9 @@ _given = itertools.count()
 
 
 def _setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, Numbers]:
-    values = SMALL | {"optim.name": name} | {f"optim.{key}": value for key, value in optim.items()} | changes
+    given = {f"optim.{key}": value for key, value in optim.items() if key != "own"}
+    given |= {f"optim.own.{key}": value for key, value in optim.get("own", {}).items()}
+    values = SMALL | {"optim.name": name} | given | changes
     known = defaults.DEFAULTS.get(name, {})
     # So that a few steps see everything, and rounding is fp32's.
     small = {"every": 2, "rank": 4, "newton_schulz": "fp32"}
@@ -230,9 +234,11 @@ def _check_odd_leaves(name: str, static: Static, member: Member, h: Numbers) -> 
     tree = {k: np.ones(d.shape, np.float32) for k, d in ODD.items()}
     grads = {k: np.cos(np.arange(d.size, dtype=np.float32)).reshape(d.shape) for k, d in ODD.items()}
 
-    transform = functools.partial(directions, member, ODD, static.optim)
-    state = _jit(lambda h: transform(h, h["peak_lr"]).init(tree))(h)
-    update = _jit(lambda g, state, h: transform(h, h["peak_lr"]).update(g, state, tree, **_extra(member, g)))
+    def transform(h: Any) -> optax.GradientTransformationExtraArgs:
+        return directions(member, ODD, static.optim, own_numbers.given(static.optim, h), h["peak_lr"])
+
+    state = _jit(lambda h: transform(h).init(tree))(h)
+    update = _jit(lambda g, state, h: transform(h).update(g, state, tree, **_extra(member, g)))
     for _ in range(2):  # the first step of some only looks at the gradient
         moves, state = update(grads, state, h)
     shapes = {k: m.shape for k, m in moves.items()}

@@ -67,6 +67,10 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     """
     before, after = _flat(old), _flat(new)
     known = config_lib.leaves(config_lib.default_tree()) | before
+    for key in {*before, *after}:  # numbers of an own optimizer have no default
+        if key.startswith(config_lib.OWN):
+            known.setdefault(key, None)
+            after.setdefault(key, None)
     return {key: (known[key], value) for key, value in after.items() if key in known and known[key] != value}
 
 
@@ -119,8 +123,10 @@ def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def config_of(facts: Mapping[str, Any]) -> ConfigDict:
     """The config in some `facts`, as this scalelab knows it: keys that are gone dropped, new ones at their defaults."""
     known = config_lib.default_tree()
-    values = config_lib.leaves(ConfigDict(facts["config"]))
-    return config_lib.override(known, {key: value for key, value in values.items() if key in config_lib.leaves(known)})
+    values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.leaves(known)
+    return config_lib.override(
+        known, {key: value for key, value in values.items() if key in defaults or key.startswith(config_lib.OWN)}
+    )
 
 
 def _tree(config: ConfigDict) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import lengths
-from scalelab.config import TRACED, Layout, Static, static
+from scalelab.config import Layout, Static, static, traced_names
 from scalelab.errors import BadInput
 from scalelab.model.count import used
 from scalelab.optim import schedules
@@ -97,7 +97,7 @@ def of_optimizer(old: ConfigDict, new: ConfigDict) -> str:
 def _reads_steps(of: Static) -> bool:
     """Of one device; what its LR is doesn't count."""
     state, scalar = state_lib.shapes(of), jax.ShapeDtypeStruct((), jnp.float32)
-    h = {key.split(".")[1]: scalar for key in TRACED}
+    h = dict.fromkeys(traced_names(of.optim), scalar)
     estimate = (state.params, jax.ShapeDtypeStruct((), bool))
     extra = {"curvature": estimate} if find(of.optim.name).curvature else {}
 

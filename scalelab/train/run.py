@@ -15,6 +15,7 @@ from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count, kernels
 from scalelab.optim import schedules
+from scalelab.optim.chain import refuse_unset
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
 from scalelab.precision.policy import POLICIES, words
@@ -115,11 +116,13 @@ def open_run(
     another model, data, batch or seed, and `allow` doesn't name the key.
     """
     schedules.refuse_bad(config)
+    refuse_unset(config_lib.static(config))
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
     planned, mixed = sources.plan(config, dataset)
     chosen = [defaults.words(config.optim), lengths.describe(config), mixed]
     said = [("chosen", word) for word in filter(None, chosen)]
     said += [("schedule", word) for word in lengths.doubts(config)]
+    said += [("LR", word) for word in defaults.doubts(config.optim)]
     static = dataclasses.replace(config_lib.static(config), layout=layout)
     said += [("layout", word) for word in rules.check(static, layout)]
     rules.check_runtime(static, layout)

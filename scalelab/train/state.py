@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
 
-from scalelab.config import TRACED, Layout, Static
+from scalelab.config import Layout, Static, traced_names
 from scalelab.model import transformer
 from scalelab.model.declare import named
 from scalelab.model.transformer import declarations
+from scalelab.optim import own_numbers
 from scalelab.optim.chain import chain
 from scalelab.optim.members import find
 from scalelab.optim.schedules import Hparams
@@ -71,7 +72,7 @@ def shapes(static: Static) -> TrainState:
 
 @functools.cache
 def _shapes(static: Static) -> TrainState:
-    h = {key.split(".")[1]: jax.ShapeDtypeStruct((), jnp.float32) for key in TRACED}
+    h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in traced_names(static.optim)}
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declarations(static.model))
     return jax.eval_shape(functools.partial(begun, static), h, params)
 
@@ -115,7 +116,7 @@ def evaluated(static: Static, state: TrainState, h: Hparams) -> Any:
         return params
     if static.layout.devices > 1:  # parameters and what the optimizer keeps may lie otherwise
         point = auto_axes(point, out_sharding=rules.parameters(static.model, static.layout))
-    return point(params, wide(state.opt_state, policy.moments), h)
+    return point(params, wide(state.opt_state, policy.moments), own_numbers.given(static.optim, h))
 
 
 def digest(params: Any) -> str:

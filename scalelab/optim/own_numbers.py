@@ -1,0 +1,34 @@
+"""The numbers that a user's own optimizer is given: those that its config sets, and `optim.own`."""
+
+from typing import Any, NoReturn
+
+import jax
+
+from scalelab.config import Optim
+from scalelab.errors import BadInput
+from scalelab.optim.schedules import Hparams
+
+
+class OwnNumbers(dict[str, Any]):
+    """hparams by name, where a name that isn't set is refused in one line: read as 0 it would train something else."""
+
+    def __init__(self, optimizer: str, unset: tuple[str, ...], h: Hparams) -> None:
+        super().__init__({name: value for name, value in h.items() if name not in unset})
+        self._optimizer, self._unset = optimizer, unset
+
+    def __missing__(self, name: str) -> NoReturn:
+        key = f"optim.{name}" if name in self._unset else f"optim.own.{name}"
+        raise BadInput(f"optim.name={self._optimizer!r} reads h[{name!r}], which is not set: --config.{key}=VALUE")
+
+
+def _plain(names: Any, values: Any) -> Any:
+    return dict(zip(names, values, strict=True))
+
+
+# A function of the user's may be compiled by itself, with `h` an argument: inside it is a plain dict.
+jax.tree_util.register_pytree_node(OwnNumbers, lambda h: (tuple(h.values()), tuple[Any, ...](h)), _plain)
+
+
+def given(o: Optim, h: Hparams) -> Hparams:
+    """`h` as the optimizer `o` may read it: an own one (`pkg.mod:fn`) what is set, others all."""
+    return OwnNumbers(o.name, o.unset, h) if ":" in o.name else h
