@@ -23,11 +23,10 @@ def limits(config: ConfigDict, names: Sequence[str]) -> list[str]:
         "nothing is projected away" if whole else "",
         f"{_listed(slow)}: the slow moment averages over {1 / (1 - DEFAULTS[slow[0]]['beta3'][0]):,.0f} steps, {steps} see "
         "little of it" if slow else "",
-        f"Length: the best of {steps} steps is not the best of 10,000; LR, warm-up and decay were tuned for {steps}, in which speed "
-        "at the start decides.",
+        f"Length: LR, warm-up, decay and betas were tuned for {steps} steps; whose lead lasts over more is not in these runs.",
         f"Size: over a tuned adamw the lead of matrix optimizers fell from 1.4 times at 130 M to 1.1 at 1.2 B parameters (Wen et al. "
         f"2025, arXiv 2509.02046); this model has a width of {width}.",
-        f"Batch: {tokens:,} bytes a step are far below usual batches, where signs and matrix steps do better.",
+        f"Batch: {tokens:,} bytes a step, far below usual batches; who gains most from larger ones is not in these runs either.",
         "Other values than LR, decay, betas and warm-up stayed at their sources'; the AdamW beside an optimizer for hidden matrices "
         "has its LR in a fixed ratio; one architecture, one corpus.",
     ]  # fmt: skip
