@@ -147,7 +147,7 @@ def _judge(
         fresh = not ours and (not exclusive or _silence(descriptor, folder) < BEAT_S)
         return "is held by another process: stop it, or use another {option}" if fresh else "", ""
     if owner.host == socket.gethostname():
-        alive = not ours and (not exclusive or _runs(owner.process))
+        alive = not ours and (not exclusive or _lives(owner, descriptor, folder))
         refusal = f"is held by {owner}: stop it, or use another {{option}}"
         return (refusal, "") if alive else ("", "died without releasing it")
     this = _this_process()
@@ -170,12 +170,17 @@ def _silence(descriptor: int, folder: pathlib.Path) -> float:
         return os.fstat(now.fileno()).st_mtime - os.fstat(descriptor).st_mtime
 
 
-def _runs(process: int) -> bool:
+def _lives(owner: Owner, descriptor: int, folder: pathlib.Path) -> bool:
+    """Whether an owner on this host does; a number alone may be another's by now (in a container started again: this one's)."""
+    if owner.process == os.getpid():
+        return folder / ".lock" in HELD
     try:
-        os.kill(process, 0)
-    except OSError as error:
-        return error.errno == errno.EPERM
-    return True
+        os.kill(owner.process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not owner.beats or _silence(descriptor, folder) < LEASE_S
 
 
 def _is_at(path: pathlib.Path, descriptor: int) -> bool:

@@ -177,6 +177,14 @@ def test_without_flock_the_file_itself_is_the_lock(tmp_path, no_flock):
     path.write_text(f"host {socket.gethostname()}, process {gone.pid}, started 2026-01-01 00:00:00, beating\n")
     with lock.hold(tmp_path) as warning:
         assert f"process {gone.pid}" in warning and "died without releasing it" in warning
+    for process, silent_s in ((os.getpid(), 0), (os.getppid(), lock.LEASE_S + 30)):  # numbers that are others' by now
+        left_by(tmp_path, f"host {socket.gethostname()}, process {process}, started then, beating", silent_s)
+        with lock.hold(tmp_path) as warning:
+            assert "died without releasing it" in warning
+    left_by(tmp_path, f"host {socket.gethostname()}, process {os.getppid()}, started then, beating")
+    with pytest.raises(BadInput, match=f"held by .*process {os.getppid()}"), lock.hold(tmp_path):
+        pytest.fail("took the lock of one that lives")
+    path.unlink()
     path.touch()  # somebody is about to write his name
     with pytest.raises(BadInput, match="held by another process"), lock.hold(tmp_path):
         pytest.fail("held twice")
