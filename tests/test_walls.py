@@ -145,3 +145,15 @@ def test_can_fail_sees_through_helpers_and_refuses_the_toothless():
     functions = {f.name: f for f in ast.parse(code).body}
     assert can_fail(functions["test_a"], functions)
     assert not can_fail(functions["test_b"], functions)
+
+
+READ_FROM_A_FILE = {"read_json", "config_of", "planned"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_a_config_that_a_file_gave_is_resolved_as_such(path):
+    """Else the code that it names would count as the user's own (`scalelab/user_code.py`)."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "resolve":
+            stored = {keyword.arg for keyword in node.keywords} == {"stored"}
+            assert stored or not calls(node) & READ_FROM_A_FILE, f"{relative(path)}:{node.lineno}: say stored=True"
