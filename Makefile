@@ -57,6 +57,9 @@ confirm: .venv/base  ## the quickstart on fresh seeds and splits (a quarter of a
 coverage: .venv/base  ## do 90 % intervals cover? 200 simulated studies of each design (about twenty minutes); writes experiments/results/
 	.venv/bin/python -m experiments.coverage
 
+test-machines: .venv/dev  ## the tests under three BLAS kernels and two instruction sets: three times make test; writes experiments/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
+	.venv/bin/python -m experiments.machines $(MACHINES)
+
 test-latest: python = $(or $(PYTHON),$(shell python3.12 -c '' 2>/dev/null && echo python3.12),python3)
 test-latest:  ## the newest jax and friends, in a .venv-latest of its own: does a small run still work?
 	@echo "installing the newest of requirements.txt into .venv-latest"

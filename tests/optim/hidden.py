@@ -38,3 +38,15 @@ def adam(g, memory, t, b1, b2, eps):
     m = memory["m"] = b1 * memory.get("m", 0.0) + (1 - b1) * g
     v = memory["v"] = b2 * memory.get("v", 0.0) + (1 - b2) * g**2
     return m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
+
+
+def separated(declared, gradients):
+    """Gradients whose singular values lie evenly from 1 to 2: a singular vector is known as well as they are apart."""
+
+    def one(d, g):
+        if not d.is_hidden_matrix:
+            return g
+        u, s, vt = np.linalg.svd(g.reshape(groups.sides(d)), full_matrices=False)
+        return ((u * np.linspace(2, 1, s.shape[-1])) @ vt).reshape(g.shape)
+
+    return [{k: one(declared[k], g) for k, g in gradient.items()} for gradient in gradients]

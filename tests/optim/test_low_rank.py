@@ -5,24 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.optim import apollo, groups
+from scalelab.optim import apollo
 from scalelab.optim.galore import GaloreState, leading
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
-from tests.optim.hidden import adam, by_matrix
+from tests.optim.hidden import adam, by_matrix, separated
 
 KEYS = ("beta1", "beta2", "eps")
-
-
-def separated(declared, gradients):
-    """Gradients whose singular values lie evenly from 1 to 2: a singular vector is known as well as they are apart."""
-
-    def one(d, g):
-        if not d.is_hidden_matrix:
-            return g
-        u, s, vt = np.linalg.svd(g.reshape(groups.sides(d)), full_matrices=False)
-        return ((u * np.linspace(2, 1, s.shape[-1])) @ vt).reshape(g.shape)
-
-    return [{k: one(declared[k], g) for k, g in gradient.items()} for gradient in gradients]
 
 
 def assert_singular_vectors(p, g):

@@ -7,7 +7,7 @@ import pytest
 
 from scalelab.optim.shampoo import inverse_fourth_root
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
-from tests.optim.hidden import by_matrix
+from tests.optim.hidden import by_matrix, separated
 
 
 def root(statistic):
@@ -39,9 +39,11 @@ def by_shampoo(h, declared, params, gradients, lrs, every, averaged):
 def test_thirty_steps_of_shampoo(every, averaged):
     static, h = setting("shampoo", optim__every=every, optim__averaged=averaged)
     declared, params, gradients = problem()
+    # The least eigenvalue of a statistic is known to rows x eps x the largest, so its root to a quarter of eps x their ratio:
+    # 4 here, of random square gradients up to 1e5 (seen on three BLAS kernels: 1.0e-5 to 1.6e-5 of the update).
+    gradients = separated(declared, gradients)
     expected = by_shampoo(h, declared, params, gradients, rates(0.02), every, averaged)
-    # Fourth roots in fp32: 7e-6, and 1.4e-5 without the compiler's later passes.
-    assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params, tolerance=2e-5)
+    assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params)
 
 
 def test_the_first_step_is_orthogonal():

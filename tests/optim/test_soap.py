@@ -56,7 +56,8 @@ def by_soap(h, declared, params, gradients, lrs, bases, every):
 
 @pytest.mark.parametrize("every", [10, 3])
 def test_thirty_steps_of_soap(every):
-    static, h = setting("soap", optim__every=every)
+    # eps is above the rounding of rotated gradients, so that it doesn't decide the sign of entries near zero.
+    static, h = setting("soap", optim__every=every, optim__eps=1e-4)
     declared, params, gradients = problem()
     bases, _ = first_bases(static, h, params, gradients)
     expected = by_soap(h, declared, params, gradients, rates(0.02), bases, every)

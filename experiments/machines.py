@@ -1,0 +1,178 @@
+"""The tests under several BLAS kernels and instruction sets, and which tolerances are close to what is seen.
+
+    python -m experiments.machines [--runs=Haswell:AVX2,SkylakeX,Sandybridge] [--tests=tests/optim,tests/laws] [--jobs=2]
+
+A run is CORE[:ISA]: OPENBLAS_CORETYPE (the kernels behind numpy's, scipy's and jax's LAPACK) and XLA's --xla_cpu_max_isa (the
+machine's own where left out). Writes `results/machines.json` and `.md` beside this file, or into --workdir: the runs, what failed,
+and each comparison that used over a third of its tolerance in any run. Three times as long as `make test`. Exit 1 where a test fails.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as xml
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from experiments.shared import RESULTS, command_line, facts, keep, markdown
+from scalelab.__main__ import guarded
+from scalelab.commands.shared import emit, folder_path
+from scalelab.errors import BadInput
+
+DEFAULT_RUNS = "Haswell:AVX2,SkylakeX,Sandybridge"  # OpenBLAS takes Haswell's kernels for Zen, too
+CLOSE = 1 / 3  # a tolerance of which more is used is listed
+SAME = 1e-3  # what differs by less between runs doesn't depend on the machine
+_ROOT = pathlib.Path(__file__).parents[1]
+_ARGUMENTS = pathlib.Path(__file__).parent / "tolerances.json"  # "file::test" -> why its tolerance is as it is
+
+# Which kernels OpenBLAS took, asked of the libraries that numpy and scipy brought; they don't refuse a name they don't know.
+_KERNELS = """
+import ctypes, re, numpy.linalg, scipy.linalg
+names = set()
+for path in sorted(set(re.findall(r"/\\S*openblas\\S*", open("/proc/self/maps").read()))):
+    for symbol in ("scipy_openblas_get_corename64_", "scipy_openblas_get_corename", "openblas_get_corename"):
+        get = getattr(ctypes.CDLL(path), symbol, None)
+        if get:
+            get.restype = ctypes.c_char_p
+            names.add(get().decode())
+            break
+print(" ".join(sorted(names)))
+"""
+
+
+def parse_runs(text: str) -> list[tuple[str, str]]:
+    """[(core, ISA or "")] of "CORE[:ISA],…"; BadInput where a core is missing."""
+    runs = [(core, isa) for core, _, isa in (part.partition(":") for part in text.split(","))]
+    if not all(core for core, _ in runs):
+        raise BadInput(f"--runs={text!r}: each run is CORE or CORE:ISA, as in {DEFAULT_RUNS}")
+    return runs
+
+
+def environment(core: str, isa: str, folder: pathlib.Path) -> dict[str, str]:
+    """Variables of a run. Bytecode has a place of its own: asserts are rewritten otherwise than in `make test`."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {f'--xla_cpu_max_isa={isa}' if isa else ''}".strip()
+    own = {"OPENBLAS_CORETYPE": core, "XLA_FLAGS": flags, "SCALELAB_TOLERANCES": str(folder)}
+    return {**os.environ, **own, "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "JAX_PLATFORMS": "cpu"}
+
+
+def run_tests(core: str, isa: str, tests: Sequence[str], jobs: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Counts and failures of a run, and the comparisons it made."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        env = environment(core, isa, folder)
+        kernels = subprocess.run(
+            [sys.executable, "-c", _KERNELS], env=env, capture_output=True, text=True
+        ).stdout.strip()
+        options = ["-p", "tests.tolerances", "-o", "enable_assertion_pass_hook=true", "-p", "no:cacheprovider"]
+        options += ["-n", str(jobs), f"--junitxml={folder / 'tests.xml'}", "--no-header", "--tb=line"]
+        subprocess.run([sys.executable, "-m", "pytest", *options, *tests], env=env, cwd=_ROOT, stdout=sys.stderr)
+        if not (folder / "tests.xml").exists():
+            raise BadInput(f"pytest did not run under OPENBLAS_CORETYPE={core}: see its last lines above")
+        counts = _counts(folder / "tests.xml")
+        lines = [line for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    return {"core": core, "isa": isa, "kernels": kernels} | counts, [json.loads(line) for line in lines]
+
+
+def _counts(path: pathlib.Path) -> dict[str, Any]:
+    suite = xml.parse(path).getroot().find("testsuite")
+    assert suite is not None
+    values = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
+    failed = values["failures"] + values["errors"]
+    names = [
+        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    return {
+        "passed": values["tests"] - failed - values["skipped"],
+        "failed": failed,
+        "skipped": values["skipped"],
+        "seconds": float(suite.get("time", 0)),
+        "failures": names,
+    }
+
+
+def close_tolerances(comparisons: Sequence[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each comparison (a line of a test) the part of its tolerance used in each run, where that is over CLOSE in one."""
+    largest: dict[tuple[str, str, str], list[float | None]] = {}
+    for i, rows in enumerate(comparisons):
+        for row in rows:
+            key = (row["test"].partition("[")[0], row["line"], row["kind"])
+            parts = largest.setdefault(key, [None] * len(comparisons))
+            parts[i] = max(parts[i] or 0.0, row["used"])
+    return [
+        {"test": test, "line": line, "kind": kind, "used": parts, "varies": _varies(parts)}
+        for (test, line, kind), parts in sorted(largest.items())
+        if max(part or 0.0 for part in parts) > CLOSE
+    ]
+
+
+def _varies(parts: Sequence[float | None]) -> bool:
+    values = [part for part in parts if part is not None]
+    return max(values) - min(values) > SAME
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """The result in Markdown."""
+    runs, rows = result["runs"], result["tolerances"]
+    varying, fixed = [r for r in rows if r["varies"]], [r for r in rows if not r["varies"]]
+    titles = [f"{run['core']}, {run['isa'] or 'own ISA'}" for run in runs]
+    lines = [
+        "# The tests on other machines' kernels",
+        "",
+        f"`{result['command']}`, {result['date']}: {result['machine']}",
+        "",
+    ]
+    columns = ("OPENBLAS_CORETYPE", "kernels taken", "max ISA", "passed", "failed", "skipped", "s")
+    lines += markdown(columns, ([str(cell) for cell in _run_cells(run)] for run in runs))
+    lines += ["", *(f"- {run['core']}: {name} failed" for run in runs for name in run["failures"])]
+    lines += [f"## Used more than a third of a tolerance, and not the same on every run: {len(varying)}", ""]
+    lines += markdown(("comparison", "kind", *titles, "why it is enough"), map(_cells, varying))
+    lines += ["", f"## Used more than a third, the same on every run: {len(fixed)}", ""]
+    lines += [
+        "These are distances between fixed numbers (a value and its printed digits, a law and its fit): no kernel moves them.",
+        "",
+    ]
+    lines += markdown(("comparison", "kind", *titles, "why it is enough"), map(_cells, fixed))
+    return "\n".join([*lines, ""])
+
+
+def _run_cells(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    isa = run["isa"] or "the machine's"
+    return run["core"], run["kernels"], isa, run["passed"], run["failed"], run["skipped"], round(run["seconds"])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    used = ["-" if part is None else f"{part:.3f}" for part in row["used"]]
+    return [f"{row['test'].rpartition('::')[2]} ({row['line']})", row["kind"], *used, row["why"]]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run, write, and say how many failed."""
+    parser = command_line("machines", __doc__)
+    parser.add_argument("--runs", default=DEFAULT_RUNS, help=f"CORE[:ISA],… (default: {DEFAULT_RUNS})")
+    parser.add_argument("--tests", default="tests", help="files and folders, separated by commas (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="pytest's workers")
+    parser.add_argument("--workdir", type=folder_path, default=RESULTS, help="where the two files are written")
+    arguments = parser.parse_args(argv)
+    results = [run_tests(*run, arguments.tests.split(","), arguments.jobs) for run in parse_runs(arguments.runs)]
+    why = json.loads(_ARGUMENTS.read_text())
+    rows = [row | {"why": why.get(row["test"], "")} for row in close_tolerances([rows for _, rows in results])]
+    result = facts("machines", argv) | {"runs": [run for run, _ in results], "tolerances": rows}
+    arguments.workdir.mkdir(parents=True, exist_ok=True)
+    keep(arguments.workdir, "machines", result, page(result))
+    failed = sum(run["failed"] for run, _ in results)
+    unargued = sum(not row["why"] and row["varies"] for row in rows)
+    counts = "; ".join(
+        f"{run['core']}:{run['isa']} {run['passed']} passed, {run['failed']} failed" for run, _ in results
+    )
+    print(f"{counts}; {len(rows)} tolerances used by over a third, {unargued} that vary and are not argued")
+    emit(result, arguments.json)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded("machines", main, sys.argv[1:]))
