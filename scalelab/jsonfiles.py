@@ -20,8 +20,16 @@ T = TypeVar("T")
 TRANSIENT = (errno.EIO, errno.ESTALE)  # what a network file system may say once and not again
 WAITS_S = (0.1, 0.5, 2.5)
 
-WHOLE, NUMBER, TEXT, FLAG = "a whole number", "a number", "text", "true or false"
-KINDS: dict[str, tuple[type, ...]] = {WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), FLAG: (bool,)}
+WHOLE, NUMBER, TEXT, SCALAR, LIST = (
+    "a whole number",
+    "a number",
+    "text",
+    "a number, text, true, false or null",
+    "a list",
+)
+KINDS: dict[str, tuple[type, ...]] = {
+    WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), SCALAR: (int, float, str, bool, type(None)), LIST: (list,),
+}  # fmt: skip
 Schema = Mapping[str, Any]  # key -> kind, (kind, None) or a Schema; "key?" may be absent, "*" stands for every key
 
 
@@ -90,7 +98,7 @@ def mismatch(content: Any, schema: Any, name: str = "") -> str:
     if isinstance(schema, tuple):
         return "" if content is None else mismatch(content, schema[0], name)
     if isinstance(schema, str):
-        right = isinstance(content, KINDS[schema]) and (schema == FLAG or not isinstance(content, bool))
+        right = isinstance(content, KINDS[schema]) and (schema == SCALAR or not isinstance(content, bool))
         return "" if right else f"{name} is {_short(content)}, not {schema}"
     if not isinstance(content, dict):
         return f"{name or 'its content'} is {_short(content)}, not an object of keys and values"

@@ -18,6 +18,7 @@ from scalelab import lock
 from scalelab.errors import BadInput
 from scalelab.jsonfiles import (
     NUMBER,
+    SCALAR,
     TEXT,
     WHOLE,
     Folder,
@@ -44,6 +45,11 @@ EVALUATION = {
     "kind": TEXT,
     "metrics": {"*": (NUMBER, None)},
 }
+DAMAGED = "damaged"  # the status of a run whose files can't be read, among others
+COLUMNS = (
+    "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
+    "C_chinchilla", "val_loss", "bpb", "identity",
+)  # fmt: skip
 _NUMBERS = {"*": (NUMBER, None)}
 RECORD = {
     "name?": TEXT, "identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
@@ -58,6 +64,11 @@ RECORD = {
 def read_metrics(folder: Folder) -> list[dict]:
     """Training and evaluation lines of a run, in order of writing."""
     return read_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS)
+
+
+def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
+    """The resolved config of a run, {group: {key: value}}. BadInput where it is damaged, or a value isn't a plain one."""
+    return read_json(pathlib.Path(folder) / "config.json", {"*": {"*": SCALAR}})
 
 
 def read_record(folder: Folder) -> dict[str, Any]:
@@ -168,7 +179,7 @@ def run_folders(folder: Folder) -> list[pathlib.Path]:
             )
         return [folder]
     below = (
-        sorted(path.parent for path in place.glob("*/config.json") if is_config(path))
+        sorted(path.parent for path in place.glob("*/config.json") if _may_be_config(path))
         for place in (folder / "runs", folder)
     )
     found = next(filter(None, below), [])
@@ -183,18 +194,49 @@ def is_config(path: Folder) -> bool:
     return _in_groups(read_json(path))
 
 
+def _may_be_config(path: pathlib.Path) -> bool:
+    """As `is_config`; one that can't be read, or stands beside a record, is a damaged one: its row will say so."""
+    try:
+        return is_config(path) or (path.parent / "record.json").exists()
+    except BadInput:
+        return True
+
+
 def _in_groups(content: Any) -> bool:
     return isinstance(content, dict) and all(isinstance(part, dict) for part in content.values())
 
 
 def read_runs(folder: Folder) -> list[dict]:
-    """One flat row a run: identity, status, N and C by every convention, D, losses, and every config value."""
-    return [read_run(path) for path in run_folders(folder)]
+    """One flat row a run: identity, status, N and C by every convention, D, losses, and every config value.
+
+    Of several runs a damaged one has the status "damaged", with the reason in `damage`; a single one is BadInput.
+    """
+    folders = run_folders(folder)
+    if folders == [pathlib.Path(folder)]:
+        return [read_run(folders[0])]
+    return [_row_or_damage(path) for path in folders]
+
+
+def _row_or_damage(folder: pathlib.Path) -> dict:
+    try:
+        return read_run(folder)
+    except BadInput as error:
+        row = dict.fromkeys(COLUMNS) | {"name": folder.name, "folder": str(folder), "role": ""}
+        return row | {"status": DAMAGED, "damage": str(error)}
+
+
+def damage(folder: pathlib.Path) -> str:
+    """What can't be read of a run, as text; "" where all of it can."""
+    try:
+        read_run(folder), read_metrics(folder), read_events(folder)
+    except BadInput as error:
+        return str(error)
+    return ""
 
 
 def read_run(folder: pathlib.Path) -> dict:
     """The row of one run; what an unfinished run doesn't know yet is None."""
-    config = read_json(folder / "config.json")
+    config = read_config(folder)
     record = read_record(folder)
     if not _in_groups(config) or "role" not in config.get("log", {}):
         raise BadInput(f"{folder / 'config.json'} has no log.role, which every run's has: was it edited?")

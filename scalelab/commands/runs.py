@@ -1,13 +1,14 @@
 """scalelab runs DIR [DIR…] [--csv[=PATH]] [--parquet=PATH] [--columns=A,B,…]
 
-One table of many runs; --csv and --parquet give every column of every run.
+One table of many runs; --csv and --parquet give every column of every run. Of one that can't be read the row says damaged,
+and the exit code is 1.
 
 At their last steps, what `scalelab eval` scored stands in columns SET_METRIC; see docs/tasks.md."""
 
 import sys
 
 from scalelab import records
-from scalelab.commands.shared import Parser, emit, file_path, print_table
+from scalelab.commands.shared import Parser, emit, file_path, print_table, say
 from scalelab.errors import BadInput, nearest
 from scalelab.report.tables import csv_text
 
@@ -42,7 +43,10 @@ def main(argv: list[str]) -> int:
         shown = columns or [column for column in COLUMNS if column in known]
         print_table(shown, [[_cell(row.get(column)) for column in shown] for row in rows])
     emit([{key: row.get(key) for key in columns or known} for row in rows], arguments.json)
-    return 0
+    damaged = [row for row in rows if row["status"] == records.DAMAGED]
+    for row in damaged:
+        say(f"{row['name']} is damaged: {row['damage']}")
+    return int(bool(damaged))
 
 
 def _write(text: str, destination: str) -> None:

@@ -43,6 +43,9 @@ def main(argv: list[str]) -> int:
     if options.json != "-":
         _print(rows)
     emit({"trials": rows}, options.json)
+    for row in rows:
+        if "damage" in row:
+            say(f"{row['name']} is damaged: {row['damage']}")
     verdicts = [row["status"] for row in rows]
     say(status.count_verdicts(verdicts))
     return 0 if options.status else status.exit_code(verdicts)

@@ -66,7 +66,7 @@ def side(source: str) -> Side:
 def settings(folder: pathlib.Path) -> dict[str, Any]:
     """A run's config by dotted keys; one that an older scalelab did not know had what is now its default."""
     defaults = config_lib.leaves(config_lib.default_tree())
-    return defaults | config_lib.leaves(ConfigDict(records.read_json(folder / "config.json")))
+    return defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
 
 
 def _readable(path: pathlib.Path) -> bool:

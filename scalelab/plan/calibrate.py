@@ -122,7 +122,7 @@ def _unfit(folder: pathlib.Path, machine: Machine) -> str:
 
 def _planned(folder: pathlib.Path) -> configs.Static:
     """The run's compiled half, on the mesh that it ran on."""
-    tree = configs.resolve(ConfigDict(records.read_json(folder / "config.json")), stored=True)
+    tree = configs.resolve(ConfigDict(records.read_config(folder)), stored=True)
     mesh: dict[str, Any] = records.read_json(folder / "record.json")["mesh"]
     layout = configs.Layout(**{key: value for key, value in mesh.items() if key != "devices"})
     return dataclasses.replace(configs.static(tree), layout=layout)

@@ -9,10 +9,7 @@ from typing import Any
 from scalelab import records
 
 # Columns of `records.read_runs` that are results or names, not configuration: never "what was swept".
-RESULTS = (
-    "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
-    "C_chinchilla", "val_loss", "bpb", "identity",
-)  # fmt: skip
+RESULTS = (*records.COLUMNS, "damage")
 RUN_COLUMNS = {
     "name": "run",
     "status": "status",
@@ -44,7 +41,8 @@ def curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
         per_token = record.get("flops_per_token", {}).get("exact")
         for line in records.read_metrics(folder):
             row = {"run": folder.name, "N": record.get("params", {}).get("total"), "step": line["step"]}
-            row |= {"tokens": line["tokens"], "flops": per_token and per_token * line["tokens"]}
+            tokens = line.get("tokens")
+            row |= {"tokens": tokens, "flops": per_token and tokens and per_token * tokens}
             rows.append(row | {key: line.get(key) for key in ("train_loss", "val_loss", "bpb")})
     return rows
 
@@ -53,10 +51,18 @@ def step_rows(folder: pathlib.Path) -> list[dict]:
     """The training lines of one run: `step`, `lr`, `grad_norm` and `update_ratio` (update norm over parameter norm)."""
     lines = [line for line in records.read_metrics(folder) if line.get("train_loss") is not None]
     return [
-        {key: line[key] for key in ("step", "lr", "grad_norm")}
-        | {"update_ratio": line["update_norm"] / line["param_norm"] if line["param_norm"] else None}
+        {key: line.get(key) for key in ("step", "lr", "grad_norm")}
+        | {
+            "update_ratio": line["update_norm"] / line["param_norm"]
+            if _both(line, "update_norm", "param_norm")
+            else None
+        }
         for line in lines
     ]
+
+
+def _both(line: dict, *keys: str) -> bool:
+    return all(line.get(key) for key in keys)
 
 
 def event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
@@ -68,7 +74,7 @@ def event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     for folder in folders:
         lines = records.read_metrics(folder)
         for event in records.read_events(folder):
-            before = [line["step"] for line in lines if line["time"] <= event["time"]]
+            before = [line["step"] for line in lines if (line.get("time") or 0) <= event["time"]]
             step = event["step"] if event["step"] is not None else max(before, default=0)
             rows.append(event | {"run": folder.name, "step": step})
     return sorted(rows, key=lambda row: row["time"])
@@ -77,6 +83,7 @@ def event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
 def swept(rows: Sequence[dict]) -> list[str]:
     """The config values in which runs differ. What only follows from another one (d_ff from d_model) is left out."""
     groupings, names = [], []
+    rows = [row for row in rows if row.get("status") != records.DAMAGED]
     for name in dict.fromkeys(key for row in rows for key in row):
         values = [row.get(name) for row in rows]
         # What has a slash was measured: of a source, on a task.

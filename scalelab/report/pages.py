@@ -37,9 +37,7 @@ def report_run(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     page.parts.append(html.section("Optimizer", _dynamics(page)))
     page.parts.append(html.section("Logbook", logbook([folder])))
     page.parts.append(html.section("Size and compute, by every convention", html.facts(_conventions(folder))))
-    page.parts.append(
-        html.section("Config", html.folded("every value", html.facts(records.read_json(folder / "config.json"))))
-    )
+    page.parts.append(html.section("Config", html.folded("every value", html.facts(records.read_config(folder)))))
     page.parts.append(html.section("Where it comes from", origin([folder], [f"scalelab report {folder}"])))
     return page, page.write(
         f"Run: {row['name']}", f"{row['status']} · identity {row['identity'] or 'not recorded yet'}"
@@ -84,8 +82,8 @@ def _conventions(folder: pathlib.Path) -> dict:
 
 def report_sweep(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     """The page of a folder of runs: what was swept, who won, who was lost."""
-    folders = records.run_folders(folder)
     page, rows = Page(folder, "sweep"), records.read_runs(folder)
+    folders = page.readable(records.run_folders(folder))
     swept = gather.swept(rows)
     page.parts.append(html.card(_best(rows, swept)))
     shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept[:4], "status", "val_loss")} for row in rows]

@@ -20,6 +20,12 @@ class Page:
     figures: list[str] = dataclasses.field(default_factory=list)
     missing: list[str] = dataclasses.field(default_factory=list)
 
+    def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+        """The runs that can be read in full; the page says why the others are missing."""
+        reasons = {folder: records.damage(folder) for folder in folders}
+        self.missing += [f"{folder.name} is damaged: {reason}" for folder, reason in reasons.items() if reason]
+        return [folder for folder, reason in reasons.items() if not reason]
+
     def draw(self, name: str, fig: Figure, rows: Sequence[dict], caption: str) -> str:
         """Save a figure as `figures/name.pdf` with the CSV of `rows`; returns its HTML."""
         style.save(self.folder / "figures", name, fig, rows)

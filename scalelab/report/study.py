@@ -12,16 +12,23 @@ from typing import Any
 import numpy as np
 
 from scalelab import records
+from scalelab.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.laws.closed import Params, loss_at
 from scalelab.laws.isoflop import budgets_of
 from scalelab.report import gather, html, lawplots, plots, verdict
 from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
 
+_PARTS: tuple = ({}, None)
+SUMMARY = {
+    "fit?": ({"params?": ({"*": (NUMBER, None)}, None), "exponents?": _PARTS}, None), "held_out?": _PARTS, "isoflop?": _PARTS,
+    "ladder?": _PARTS, "runs?": (LIST, None), "lr_checks?": (LIST, None), "wall_s?": (NUMBER, None), "command?": (TEXT, None),
+}  # fmt: skip
+
 
 def report_study(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     """Write the page of a study; what the study doesn't have yet is named on it."""
-    page, summary = Page(folder, "study"), records.read_json(folder / "summary.json")
-    folders = records.run_folders(folder)
+    page, summary = Page(folder, "study"), records.read_json(folder / "summary.json", SUMMARY)
+    folders = page.readable(records.run_folders(folder))
     rows = sorted(records.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
     first = _first_metric(summary, folders)
     page.parts.append(html.card(*verdict.summary_lines(summary, first)))

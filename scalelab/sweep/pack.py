@@ -36,6 +36,8 @@ def train_pack(
     with lock.hold(place, take_over=take_over) as warning:
         if warning:
             progress({"warning": warning})
+        for name in names:
+            _set_damaged_record_aside(folder / "runs" / name, progress)
         saved = Checkpoints(place / "checkpoints").latest() is not None
         saved = saved or any(furthest(folder / "runs" / name) for name in names)
         goes_on = {name: continued(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
@@ -68,6 +70,18 @@ def train_pack(
             params = weights and [begin(run, weights) for run in runs]
             loop.train(runs, data, checkpoints, names, mode, start, progress, stop, params)
         return {run.name: run.status for run in runs}
+
+
+def _set_damaged_record_aside(folder: pathlib.Path, progress: loop.Progress) -> None:
+    """One trial's record that can't be read keeps the others of its pack from nothing: it follows from checkpoint and logs."""
+    try:
+        records.read_record(folder)
+    except BadInput as error:
+        path = folder / "record.json"
+        path.replace(path.with_name("record.json.damaged"))
+        text = f"{error} It is made anew; as it was: record.json.damaged"
+        records.event(folder, "warning", None, text)
+        progress({"warning": text})
 
 
 def _resume_former(runs: list[Run], allow: Collection[str], progress: loop.Progress, mode: str) -> loop.Start | None:

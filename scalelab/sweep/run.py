@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ml_collections import ConfigDict
 
 from scalelab import lock, records
+from scalelab.errors import BadInput
 from scalelab.sweep import pool, status
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import packs
@@ -57,7 +58,10 @@ def run_sweep(
 def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) -> bool:
     """Done or diverged under this very config (log values aside); anything else is for the pack to judge."""
     place = folder / "runs" / name
-    if records.read_record(place).get("status") not in ("done", "diverged"):
+    try:
+        if records.read_record(place).get("status") not in ("done", "diverged"):
+            return False
+        old, new = records.read_config(place), trials[name].to_dict()
+    except BadInput:
         return False
-    old, new = records.read_json(place / "config.json"), trials[name].to_dict()
     return {k: v for k, v in old.items() if k != "log"} == {k: v for k, v in new.items() if k != "log"}

@@ -70,7 +70,7 @@ def plan(source: str, file: str | None, overrides: Mapping[str, Any], workdir: p
 def _origin(source: str, workdir: pathlib.Path) -> tuple[str, int, ConfigDict]:
     """(the trunk's folder, the step, the trunk's config). Asked before jax may start, so only files are looked at."""
     if (workdir / "config.json").exists() and manifest.saved(workdir):
-        own = changes.config_of({"config": records.read_json(workdir / "config.json")})
+        own = changes.config_of({"config": records.read_config(workdir)})
         if own.train.branch_from in (source, f"{source}@{own.train.branch_from.rpartition('@')[2]}"):
             folder, _, step = own.train.branch_from.rpartition("@")
             return folder, int(step), own

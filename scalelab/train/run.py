@@ -136,8 +136,10 @@ def open_run(
     run = Run(name, folder, config, _describe(name, config, dataset, static), mirrors, known)
     if old:
         facts = {key: old[key] for key in ("pack", "init_from", "branch_from") if key in old} | facts
-        run.scored({"val_loss": old["val_loss"]} | old.get("by_source", {}))
-        if old["status"] == "diverged" or (old["status"] == "done" and old["steps"] >= config.train.steps):
+        run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
+        if old.get("status") == "diverged" or (
+            old.get("status") == "done" and old.get("steps", 0) >= config.train.steps
+        ):
             run.status = old["status"]
     run.record |= planned | facts
     run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
@@ -161,8 +163,8 @@ def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection
     record = records.read_record(folder)
     if record.get("status") == IMPORTED:
         raise BadInput(f"{folder} holds imported weights and no run: use another --workdir, and --init-from={folder}")
-    data = {key: record["data"][key] for key in new["data"]} if "data" in record else {}
-    old = {"config": records.read_json(folder / "config.json"), "data": data}
+    data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
+    old = {"config": records.read_config(folder), "data": data}
     changed = changes.refuse(str(folder), old, new, allow)
     noted = {key: change for key, change in changed.items() if not key.startswith("log.")}
     if noted:
