@@ -96,3 +96,15 @@ def test_a_step_saved_within_a_streak_is_marked_and_the_run_that_goes_on_says_so
     said = []
     train_single(config(schedule__name="constant", train__steps=6), run, said.append)
     assert any("step 4 of run is suspect" in report.get("warning", "") for report in said)
+
+
+def test_a_damaged_record_keeps_no_trial_of_its_pack_from_going_on_and_one_bad_line_only_its_own_row(tmp_path):
+    trials = {name: config(train__seed=seed, sweep__pack="turn") for name, seed in (("a", 0), ("b", 1), ("c", 2))}
+    verdicts = run_sweep(tmp_path, trials)
+    shutil.rmtree(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "b" / "record.json").write_text('{"status": "do')
+    path = tmp_path / "runs" / "c" / "metrics.jsonl"
+    path.write_text("not a line\n" + path.read_text())
+    assert run_sweep(tmp_path, trials) == verdicts | {"c": "damaged"}
+    assert (tmp_path / "runs" / "b" / "record.json.damaged").read_text() == '{"status": "do'
+    assert any("record.json is not JSON" in event["text"] for event in events(tmp_path / "runs" / "b", "warning"))
