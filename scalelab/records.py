@@ -45,6 +45,7 @@ EVALUATION = {
     "kind": TEXT,
     "metrics": {"*": (NUMBER, None)},
 }
+CONFIG = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCALAR}}
 DAMAGED = "damaged"  # the status of a run whose files can't be read, among others
 COLUMNS = (
     "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
@@ -68,7 +69,7 @@ def read_metrics(folder: Folder) -> list[dict]:
 
 def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
     """The resolved config of a run, {group: {key: value}}. BadInput where it is damaged, or a value isn't a plain one."""
-    return read_json(pathlib.Path(folder) / "config.json", {"*": {"*": SCALAR}})
+    return read_json(pathlib.Path(folder) / "config.json", CONFIG)
 
 
 def read_record(folder: Folder) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 import jax
 from ml_collections import ConfigDict
 
-from scalelab import lock
+from scalelab import lock, records
 from scalelab.errors import BadInput
 from scalelab.train import branch, determinism, loop
 from scalelab.train.checkpoint import Checkpoints
