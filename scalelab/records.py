@@ -241,7 +241,7 @@ def read_run(folder: pathlib.Path) -> dict:
     record = read_record(folder)
     if not _in_groups(config) or "role" not in config.get("log", {}):
         raise BadInput(f"{folder / 'config.json'} has no log.role, which every run's has: was it edited?")
-    flat = {key: value for part in config.values() for key, value in part.items() if key != "name"}
+    values = {key: value for part in config.values() for key, value in flat(part).items() if key != "name"}
     names = {group: part["name"] for group, part in config.items() if "name" in part}
     params, flops = record.get("params", {}), record.get("flops", {})
     row = {
@@ -262,5 +262,5 @@ def read_run(folder: pathlib.Path) -> dict:
         "identity": record.get("identity"),
     }
     row |= record.get("by_source", {})
-    row |= names | {key: value for key, value in flat.items() if key not in row}
+    row |= names | {key: value for key, value in values.items() if key not in row}
     return row | {key: value for key, value in _scores(folder, record.get("steps")).items() if key not in row}
