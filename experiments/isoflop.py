@@ -153,15 +153,18 @@ def lr_checks(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Loss at half the rule's learning rate, at the rule's own and at twice it, for each size checked."""
     found = []
     for check in (row for row in rows if row["role"] == "check"):
-        twin = next(
-            r for r in rows if r["role"] == "fit" and (r["d_model"], r["steps"]) == (check["d_model"], check["steps"])
-        )
+        twin = next(r for r in rows if r["role"] == "fit" and _size_and_steps(r) == _size_and_steps(check))
         for row in (check, twin):
             loss = row["val_loss"] if row["status"] == "done" else None
-            facts = {"size": row["N"], "d_model": row["d_model"], "steps": row["steps"]}
-            found.append(facts | {"factor": row["peak_lr"] / twin["peak_lr"], "loss": loss})
+            d_model, steps = _size_and_steps(row)
+            facts = {"size": row["N"], "d_model": d_model, "steps": steps}
+            found.append(facts | {"factor": row["optim.peak_lr"] / twin["optim.peak_lr"], "loss": loss})
     unique = {(row["size"], round(row["factor"], 6)): row for row in found}
     return [unique[key] for key in sorted(unique)]
+
+
+def _size_and_steps(row: dict[str, Any]) -> tuple[int, int]:
+    return row["model.d_model"], row["train.steps"]
 
 
 def isoflop(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ Files and overrides are read in `tree.py`, whose functions are also had from her
 
 import dataclasses
 import functools
-import hashlib
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +12,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import defaults, lengths, ramp, user_code
+from scalelab import identity as identity_lib
 from scalelab.errors import BadInput
+from scalelab.identity import UNIDENTIFYING, WAYS
 from scalelab.tree import (
     OWN,
     check_tree,
@@ -44,22 +44,6 @@ TRACED = (
     *(f"schedule.{name}" for name in ("seq_start", "seq_warmup_tokens")),
     *(f"schedule.{name}" for name in ("power_scale", "power_exponent")),
     *(f"train.{name}" for name in ("steps", "z_loss", "seed", "ema")),
-)
-# Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.
-WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share"))
-# What may differ between two launches of one run without changing what is computed.
-# That goes down to rounding: mesh and order of sums move the last bits, and the record says so (`determinism`), not the identity.
-UNIDENTIFYING = (
-    *("log", "sweep", "checkpoint", "parallel"),
-    *WAYS,
-    *(
-        "model.attention",
-        "data.cache_dir",
-        "train.steps_per_dispatch",
-        "train.stall_s",
-        "train.deterministic",
-        "train.branch_from",
-    ),
 )
 
 
@@ -292,9 +276,4 @@ def _optimizer_values(optim: ConfigDict) -> None:
 
 def identity(config: ConfigDict) -> str:
     """16 hex digits over what is computed: the same on any hardware, and whatever is logged or kept."""
-    kept = {
-        key: value
-        for key, value in leaves(config).items()
-        if key not in UNIDENTIFYING and key.split(".")[0] not in UNIDENTIFYING
-    }
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    return identity_lib.identity(leaves(config))

@@ -16,6 +16,7 @@ from typing import Any
 
 from scalelab import lock
 from scalelab.errors import BadInput
+from scalelab.identity import refuse_disagreement
 from scalelab.jsonfiles import (
     NUMBER,
     SCALAR,
@@ -49,16 +50,17 @@ CONFIG = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCA
 DAMAGED = "damaged"  # the status of a run whose files can't be read, among others
 COLUMNS = (
     "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
-    "C_chinchilla", "val_loss", "bpb", "identity",
+    "C_chinchilla", "val_loss", "bpb", "identity", "mixed",
 )  # fmt: skip
 _NUMBERS = {"*": (NUMBER, None)}
 RECORD = {
-    "name?": TEXT, "identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
+    "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS,
     "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE}, "flops_per_token?": _NUMBERS, "flops?": _NUMBERS,
     "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
     "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "pack?": {"checkpoints": TEXT, "trial": TEXT},
     "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
+    "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
 }  # fmt: skip
 
 
@@ -68,14 +70,32 @@ def read_metrics(folder: Folder) -> list[dict]:
 
 
 def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
-    """The resolved config of a run, {group: {key: value}}. BadInput where it is damaged, or a value isn't a plain one."""
-    return read_json(pathlib.Path(folder) / "config.json", CONFIG)
+    """The resolved config of a run, {group: {key: value}}. BadInput: damaged, no plain value, or not the one of its record."""
+    path = pathlib.Path(folder) / "config.json"
+    config: dict[str, dict[str, Any]] = read_json(path, CONFIG)
+    if "role" not in config.get("log", {}):
+        raise BadInput(f"{path} has no log.role, which every run's has: was it edited?")
+    read_record(folder)
+    return config
 
 
 def read_record(folder: Folder) -> dict[str, Any]:
-    """The run's record; {} where it has none yet. BadInput where it is damaged, or a value isn't of its kind."""
+    """The run's record; {} where it has none yet. BadInput: damaged, a value not of its kind, or config.json is another run's."""
     path = pathlib.Path(folder) / "record.json"
-    return read_json(path, RECORD) if path.exists() else {}
+    record: dict[str, Any] = read_json(path, RECORD) if path.exists() else {}
+    if "identity" in record:
+        _refuse_other_config(pathlib.Path(folder), record)
+    return record
+
+
+def _refuse_other_config(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
+    """BadInput where config.json has other values than those the record was written for. A broken one is others' affair."""
+    try:
+        values = flat(read_json(folder / "config.json")) if (folder / "config.json").exists() else {}
+    except BadInput:
+        return
+    if values:
+        refuse_disagreement(folder / "config.json", values, record)
 
 
 def read_events(folder: Folder) -> list[dict]:
@@ -170,6 +190,15 @@ def _scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
     }
 
 
+def describe_mixed(record: Mapping[str, Any]) -> str | None:
+    """`optim.peak_lr 0.01 -> 0.05 at step 20; …`: what changed on a run's way; None of a run that went on as it began."""
+    parts = []
+    for entry in record.get("mixed", {}).values():
+        changed = ", ".join(f"{key} {value}" for key, value in entry["changes"].items())
+        parts.append(f"{changed} at step {entry['step']}")
+    return "; ".join(parts) or None
+
+
 def run_folders(folder: Folder) -> list[pathlib.Path]:
     """The folder itself if it is a run, else every run in its `runs/` (a sweep's), else every run in it. BadInput where there is none."""
     folder = pathlib.Path(folder)
@@ -208,7 +237,7 @@ def _in_groups(content: Any) -> bool:
 
 
 def read_runs(folder: Folder) -> list[dict]:
-    """One flat row a run: identity, status, N and C by every convention, D, losses, and every config value.
+    """One flat row a run: identity, status, N and C by every convention, D, losses, and every config value by `group.key`.
 
     Of several runs a damaged one has the status "damaged", with the reason in `damage`; a single one is BadInput.
     """
@@ -237,12 +266,7 @@ def damage(folder: pathlib.Path) -> str:
 
 def read_run(folder: pathlib.Path) -> dict:
     """The row of one run; what an unfinished run doesn't know yet is None."""
-    config = read_config(folder)
-    record = read_record(folder)
-    if not _in_groups(config) or "role" not in config.get("log", {}):
-        raise BadInput(f"{folder / 'config.json'} has no log.role, which every run's has: was it edited?")
-    values = {key: value for part in config.values() for key, value in flat(part).items() if key != "name"}
-    names = {group: part["name"] for group, part in config.items() if "name" in part}
+    config, record = read_config(folder), read_record(folder)
     params, flops = record.get("params", {}), record.get("flops", {})
     row = {
         "name": folder.name,
@@ -260,7 +284,7 @@ def read_run(folder: pathlib.Path) -> dict:
         "val_loss": record.get("val_loss"),
         "bpb": record.get("bpb"),
         "identity": record.get("identity"),
+        "mixed": describe_mixed(record),
     }
-    row |= record.get("by_source", {})
-    row |= names | {key: value for key, value in values.items() if key not in row}
+    row |= record.get("by_source", {}) | flat(config)
     return row | {key: value for key, value in _scores(folder, record.get("steps")).items() if key not in row}

@@ -16,6 +16,7 @@ from scalelab.errors import BadInput, WorkFailed
 from tests.report import synthetic
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
+IDENTITY = configs.identity(configs.resolve(base.get_config()))
 
 
 def metrics_file(folder: pathlib.Path, steps: int, tail: str = "") -> pathlib.Path:
@@ -258,7 +259,7 @@ def test_unreadable_json_is_one_line(tmp_path, text, message):
 
 def test_a_run_folder_is_one_row_with_results_and_config(tmp_path):
     run = run_folder(
-        tmp_path / "r", status="done", tokens=2_000_000, val_loss=1.5, bpb=2.16, identity="abc",
+        tmp_path / "r", status="done", tokens=2_000_000, val_loss=1.5, bpb=2.16, identity=IDENTITY,
         params={"total": 10, "non_embedding": 8, "kaplan": 7, "chinchilla": 9},
         flops={"6ND": 1e9, "chinchilla": 1.1e9, "exact": 1.2e9},
     )  # fmt: skip
@@ -266,7 +267,7 @@ def test_a_run_folder_is_one_row_with_results_and_config(tmp_path):
     assert (row["N"], row["N_non_embedding"], row["N_kaplan"], row["N_chinchilla"]) == (10, 8, 7, 9)
     assert (row["C"], row["C_6ND"], row["C_chinchilla"], row["D"]) == (1.2e9, 1e9, 1.1e9, 2_000_000)
     assert (row["name"], row["status"], row["val_loss"], row["bpb"]) == ("r", "done", 1.5, 2.16)
-    assert (row["peak_lr"], row["seed"], row["d_model"], row["optim"]) == (3e-3, 0, 64, "adamw")
+    assert (row["optim.peak_lr"], row["train.seed"], row["model.d_model"], row["optim.name"]) == (3e-3, 0, 64, "adamw")
 
 
 def test_a_run_without_a_record_is_starting(tmp_path):

@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Lowest first. A room may import its own floor and those below.
 FLOORS = [
     {"errors", "defaults", "user_code"},
-    {"jsonfiles"},
+    {"jsonfiles", "identity"},
     {
         "config",
         "tree",

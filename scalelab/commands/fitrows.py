@@ -82,7 +82,9 @@ def _named(run: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
 def _run(run: dict[str, Any], column: str) -> dict[str, Any]:
     """A run's row under the names that expressions and laws know, N by the convention."""
     N, D = run[column], run["D"]
-    aliases = {field: run.get(name) for field, name in ALIASES.items() if field not in run}
+    aliases = {
+        field: next((run[n] for n in names if n in run), None) for field, names in ALIASES.items() if field not in run
+    }
     return run | aliases | {"N_total": run["N"], "N": N, "M": D / N if D and N else None}
 
 

@@ -1,7 +1,7 @@
 """scalelab runs DIR [DIR…] [--csv[=PATH]] [--parquet=PATH] [--columns=A,B,…]
 
-One table of many runs; --csv and --parquet give every column of every run. Of one that can't be read the row says damaged,
-and the exit code is 1.
+One table of many runs; --csv and --parquet give every column of every run, config values by their full keys (optim.peak_lr).
+Of one that can't be read the row says damaged, and the exit code is 1.
 
 At their last steps, what `scalelab eval` scored stands in columns SET_METRIC; see docs/tasks.md."""
 
@@ -12,7 +12,7 @@ from scalelab.commands.shared import Parser, emit, file_path, print_table, say
 from scalelab.errors import BadInput, nearest
 from scalelab.report.tables import csv_text
 
-COLUMNS = ("name", "status", "N", "D", "C", "steps", "peak_lr", "seed", "val_loss", "bpb")
+COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss", "bpb")
 
 
 def main(argv: list[str]) -> int:

@@ -28,8 +28,8 @@ def fit_study(
     """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
 
     A row has `val_loss` (nats per token), N in the convention's column (`N_COLUMNS`), the law's other columns and, where
-    known, `name`, `status` and `role`. Rows of role "fit" are fitted if there are any, else all of them; never those that
-    are not done, have no finite loss, or are among the `drop_top_loss` worst. `cluster` names a column whose equal values
+    known, `name`, `status`, `role` and `mixed` (what changed on the way). Rows of role "fit" are fitted if there are any, else all of them; never those that
+    are not done, are mixed, have no finite loss, or are among the `drop_top_loss` worst. `cluster` names a column whose equal values
     are resampled together. BadInput where too few are left.
     """
     if n_convention not in N_COLUMNS:
@@ -83,6 +83,8 @@ def _refusal(row: Row, needed: Sequence[str], only_fit: bool) -> str:
         return f"role {row.get('role') or 'none'}"
     if row.get("status", "done") != "done":
         return str(row["status"])
+    if row.get("mixed"):
+        return f"mixed: {row['mixed']}"
     for key in needed:
         value = row.get(key)
         if value is None:

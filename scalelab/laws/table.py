@@ -14,9 +14,12 @@ from scalelab.laws.where import subset
 
 BASE = ("N", "D", "C", "M", "loss")
 CHINCHILLA = ("N", "D", "loss")
-# Where a table lacks a field's own name: these are what `scalelab runs --csv` writes.
-ALIASES = {"loss": "val_loss", "width": "d_model", "depth": "n_layers", "lr": "peak_lr", "U": "unique_tokens"}
-EXAMPLES = {"N": "params", "D": "tokens", "C": "flops"} | ALIASES
+# Other names of a field, of which the first that a table has counts: `scalelab runs --csv` writes (and wrote) them so.
+ALIASES = {
+    "loss": ("val_loss",), "width": ("model.d_model", "d_model"), "depth": ("model.n_layers", "n_layers"),
+    "lr": ("optim.peak_lr", "peak_lr"), "U": ("data.unique_tokens", "unique_tokens"),
+}  # fmt: skip
+EXAMPLES = {"N": "params", "D": "tokens", "C": "flops"} | {field: names[-1] for field, names in ALIASES.items()}
 ROW = "(row)"  # the place in the file, under a name that no expression can hold
 K = FLOPS_PER_PARAM_TOKEN
 Rule = tuple[str, tuple[str, str], str, Callable[[float, float], float]]
@@ -93,8 +96,8 @@ def _resolve(
             raise BadInput(f"--columns: {path.name} has no column {column!r}{nearest(column, map(plain, header))}")
 
     def own(fields: Iterable[str]) -> dict[str, str]:
-        pairs = ((field, name) for field in fields for name in (ALIASES.get(field), field) if name in header)
-        return {field: name for field, name in pairs if field not in columns and name}
+        names = {field: [name for name in (field, *ALIASES.get(field, ())) if name in header] for field in fields}
+        return {field: known[0] for field, known in names.items() if field not in columns and known}
 
     names = {**columns, **own(needed)}
     if not set(needed) <= set(names):  # then from the others, if they are there

@@ -1,4 +1,4 @@
-"""A subset of rows by an expression of their columns: `N > 1e8 and D/N < 100`, `dataset == 'c4' or not seed == 0`.
+"""A subset of rows by an expression of their columns: `N > 1e8 and D/N < 100`, `dataset == 'c4' or not train.seed == 0`.
 
 Only what stands in `_evaluate` is understood: names of columns, numbers, strings, arithmetic, comparisons, and/or/not. An
 expression is never run as Python.
@@ -51,10 +51,19 @@ def _parse(expression: str, known: set[str]) -> ast.expr:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = getattr(error, "msg", None) or str(error) or "nested too deeply"
         raise BadInput(f"--where={_short(expression)}: {reason}") from None
+    tree = _Columns().visit(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in known:
             raise BadInput(f"--where={_short(expression)}: no column {node.id!r}{nearest(node.id, known)}")
     return tree
+
+
+class _Columns(ast.NodeTransformer):
+    """`train.seed` is the name of a column, not an attribute."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:  # noqa: N802: the name that ast looks for
+        inner = self.visit(node.value)
+        return ast.Name(f"{inner.id}.{node.attr}", ast.Load()) if isinstance(inner, ast.Name) else node
 
 
 def _holds(tree: ast.expr, row: Mapping[str, Any], expression: str, number: int) -> bool:

@@ -8,24 +8,31 @@ from typing import Any
 
 from scalelab import records
 
-# Columns of `records.read_runs` that are results or names, not configuration: never "what was swept".
-RESULTS = (*records.COLUMNS, "damage")
 RUN_COLUMNS = {
     "name": "run",
     "status": "status",
-    "d_model": "d_model",
-    "n_layers": "layers",
+    "model.d_model": "d_model",
+    "model.n_layers": "layers",
     "N": "N (total)",
     "D": "D (tokens)",
     "C": "C (FLOPs)",
-    "steps": "steps",
-    "peak_lr": "peak LR",
-    "seed": "seed",
+    "train.steps": "steps",
+    "optim.peak_lr": "peak LR",
+    "train.seed": "seed",
     "val_loss": "val. loss (nats)",
     "bpb": "bits/byte",
 }
 
-SHAREABLE = ("d_model", "n_layers", "N", "D", "C", "steps", "peak_lr", "seed")  # a column only where runs differ
+SHAREABLE = (
+    "model.d_model",
+    "model.n_layers",
+    "N",
+    "D",
+    "C",
+    "train.steps",
+    "optim.peak_lr",
+    "train.seed",
+)  # a column only where runs differ
 ORIGIN = ("data", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
 
@@ -86,8 +93,8 @@ def swept(rows: Sequence[dict]) -> list[str]:
     rows = [row for row in rows if row.get("status") != records.DAMAGED]
     for name in dict.fromkeys(key for row in rows for key in row):
         values = [row.get(name) for row in rows]
-        # What has a slash was measured: of a source, on a task.
-        if name in RESULTS or "/" in name or len(set(values)) < 2:
+        # Config values are named by full keys; what has a slash was measured: of a source, on a task.
+        if "." not in name or "/" in name or name.startswith("log.") or len(set(values)) < 2:
             continue
         firsts = [values.index(value) for value in values]  # which runs share a value, whatever the value is
         if firsts not in groupings:

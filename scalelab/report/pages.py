@@ -109,7 +109,7 @@ def _best(rows: list[dict], swept: list[str]) -> str:
         return html.paragraph(f"No trial has finished. {text}", "bad")
     best = min(done, key=lambda row: row["val_loss"])
     values = ", ".join(f"{key} = {html.say(best.get(key))}" for key in swept)
-    edges = [key for key in swept if key != "seed" and _at_edge(best, done, key)]
+    edges = [key for key in swept if key != "train.seed" and _at_edge(best, done, key)]
     said = html.paragraph(
         f"Best: {best['name']} with validation loss {best['val_loss']:.4f} nats/token ({values}). {text}"
     )

@@ -18,7 +18,9 @@ def sweep_overview(rows: Sequence[dict], swept: Sequence[str], floor: float | No
 
     rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best run has a ring.
     """
-    panels = [name for name in swept if name != "seed"][:4] or ["run"]  # seeds repeat a trial: a colour, not an axis
+    panels = [name for name in swept if name != "train.seed"][:4] or [
+        "run"
+    ]  # seeds repeat a trial: a colour, not an axis
     fig, axes = figure(max(5.4, 3.5 * len(panels)), 3.6, len(panels))
     for ax, name in zip(np.atleast_1d(axes), panels, strict=True):
         other = next((o for o in swept if o != name), None) if len(swept) == 2 else None

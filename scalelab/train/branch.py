@@ -175,6 +175,7 @@ def _fits(
 def begin(run: Run, trunk: Trunk, progress: Progress) -> state.TrainState:
     """Note in the run's record and logbook where it branches off; returns the state to go on from."""
     run.record["branch_from"] = trunk.origin
+    run.facts["mixed"] = dict(trunk.facts.get("mixed", {}))
     run.event("branch", trunk.step, f"from {trunk.origin['run']} at step {trunk.step}", digest=trunk.origin["digest"])
     lineage.note_moves(run, trunk.step, trunk.facts, progress)
     return trunk.state

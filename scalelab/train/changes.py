@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput, nearest
+from scalelab.identity import identifies
 from scalelab.model import transformer
 from scalelab.optim.members import find
 from scalelab.train.leaves import describe
@@ -30,6 +31,7 @@ FROZEN = (
     "schedule.seq_warmup_tokens",
 )
 # What decides the optimizer's program.
+OPTIMIZER = "optim.name"
 FROZEN_OPTIM = tuple(f"optim.{field.name}" for field in dataclasses.fields(config_lib.Optim))
 FROZEN_TRAIN = (
     "train.global_batch",
@@ -100,14 +102,31 @@ def refuse(
 ) -> dict[str, tuple[Any, Any]]:
     """What changed from `old` to `new` (both `facts`) and may. BadInput, old against new with shapes, for what may not."""
     changes = differences(old, new)
-    refused = {k: v for k, v in changes.items() if is_frozen(k) and not {k, k.split(".")[0]} & set(allow)}
+    allowed = {*allow, *(FROZEN_OPTIM if OPTIMIZER in {*allow} & {*changes} else ())}  # another one has other options
+    refused = {k: v for k, v in changes.items() if is_frozen(k) and not {k, k.split(".")[0]} & allowed}
     if refused:
-        keys = " ".join(f"--allow-change={key}" for key in refused)
-        lines = [f"{key}={before!r}, now it is {after!r}" for key, (before, after) in refused.items()]
-        lines += _shape_lines(old, new)
-        listed = f" {lines[0]}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
-        raise BadInput(f"{where} was started with{listed}: put it back, use another --workdir, or pass {keys}")
+        shapes = _shape_lines(old, new)
+        others = [key for key in refused if OPTIMIZER not in refused or key not in FROZEN_OPTIM or key == OPTIMIZER]
+        flags = " ".join(f"--allow-change={key}" for key in others)
+        ways = (
+            "or use another --workdir" if shapes else f"use another --workdir, or pass {flags}"
+        )  # no flag helps shapes
+        raise BadInput(f"{where} was started with{_listed(refused, shapes)}: put it back, {ways}")
     return changes
+
+
+def refuse_ended(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """BadInput where a run without a step left would be called one of another identity: nothing of it would be true."""
+    changed = {key: pair for key, pair in differences(old, new).items() if identifies(key) and key not in FREE}
+    if changed:
+        raise BadInput(
+            f"{where} has no step left and was trained with{_listed(changed)}: put it back, or use another --workdir"
+        )
+
+
+def _listed(changed: Mapping[str, tuple[Any, Any]], more: Sequence[str] = ()) -> str:
+    lines = [f"{key}={before!r}, now it is {after!r}" for key, (before, after) in changed.items()] + list(more)
+    return f" {lines[0]}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
 
 
 def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

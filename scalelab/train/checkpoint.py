@@ -34,6 +34,9 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax narrates every sav
 
 Facts = Mapping[str, Any]
 Accept = Callable[[int, dict[str, Any]], None]
+Like = (
+    Mapping[str, Any] | Callable[[dict[str, Any]], Mapping[str, Any]]
+)  # arrays to restore, or how they follow from a manifest
 
 
 class SaveFailed(WorkFailed):
@@ -195,7 +198,7 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def load(
-        self, like: Mapping[str, Any] | None, accept: Accept = lambda step, facts: None, fallback: bool = False,
+        self, like: Like | None, accept: Accept = lambda step, facts: None, fallback: bool = False,
         at: int | None = None,
     ) -> Loaded | None:  # fmt: skip
         """The last step, or step `at`, checked to the last bit; None where nothing was saved. `like` as in `restore`.
@@ -218,7 +221,7 @@ class Checkpoints:
             raise Damaged(f"no intact checkpoint in {self.folder}: {'; '.join(tried.values())}")
         return None
 
-    def _load(self, step: int, like: Mapping[str, Any] | None, accept: Accept) -> tuple[Any, dict, list[str]]:
+    def _load(self, step: int, like: Like | None, accept: Accept) -> tuple[Any, dict, list[str]]:
         """(states, facts, what is wrong): the arrays are read while the bytes are hashed, and dropped if those are wrong."""
         place, states, failure = self.folder / str(step), None, None
 
@@ -235,7 +238,8 @@ class Checkpoints:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             check = pool.submit(manifest.problems, place) if jax.process_index() == 0 else None
             try:
-                states = None if like is None else self.restore(step, like)
+                wanted = like(manifest.read(place)) if callable(like) else like
+                states = None if wanted is None else self.restore(step, wanted)
             except BadInput:
                 raise
             except Exception as error:  # damaged data may read as anything; which file it is, the hashes say

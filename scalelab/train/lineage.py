@@ -1,27 +1,24 @@
 """Where a run starts: at its own last checkpoint, its pack's, or on the weights of another run."""
 
-import contextlib
-import dataclasses
 import pathlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from scalelab.config import Optim, Static, hparams, static
+from scalelab import records
+from scalelab.config import hparams, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
-from scalelab.optim.members import find
 from scalelab.parallel import mesh, rules
-from scalelab.parallel.processes import from_first
-from scalelab.precision.policy import POLICIES
-from scalelab.train import changes, determinism, logs, manifest, past, program, state
+from scalelab.parallel.processes import from_first, is_first
+from scalelab.train import changes, determinism, handover, logs, manifest, mixed, past, program, state
 from scalelab.train.checkpoint import Checkpoints, Loaded
 from scalelab.train.loop import Progress, Start
 from scalelab.train.manifest import HEALTHY, places, saved, strays
-from scalelab.train.run import Run, guarantee
+from scalelab.train.run import Run
 
 HF = "hf:"  # before a folder in the format of Hugging Face's transformers
 Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from
@@ -49,20 +46,24 @@ def resume(
         for name, run in runs.items():
             if name not in facts:
                 raise BadInput(f"{checkpoints.folder / str(step)} holds no {name!r}, only {', '.join(facts)}")
+            if step >= run.config.train.steps:
+                changes.refuse_ended(f"{checkpoints.folder / str(step)}", facts[name], run.facts)
             changes.refuse(f"{checkpoints.folder / str(step)}", facts[name], run.facts, allow)
             past.refuse(run.folder, step, facts[name], run.config, allow)
 
     for stray in strays(checkpoints.folder):
         progress({"warning": f"ignoring {checkpoints.folder / stray}: not a checkpoint"})
     config = next(iter(runs.values())).config
-    like = program.like(static(config), len(runs), mode)
-    found = checkpoints.load(dict(zip(runs, like, strict=True)), accept, fallback)
+    like = dict(zip(runs, program.like(static(config), len(runs), mode), strict=True))
+
+    def wanted(content: dict[str, Any]) -> dict[str, Any]:
+        return {name: handover.parts(content, name, like[name], run.config) for name, run in runs.items()}
+
+    found = checkpoints.load(wanted, accept, fallback)
     if found is None:
         return None
     _note_doubts(runs, checkpoints.folder / str(found.step), progress)
-    for name, run in runs.items():
-        _note(run, found, found.facts[name], progress)
-    return found.step, [found.states[name] for name in runs]
+    return found.step, [_resumed(run, name, checkpoints, found, progress) for name, run in runs.items()]
 
 
 def warner(runs: Sequence[Run], progress: Progress) -> Callable[[str], None]:
@@ -92,16 +93,26 @@ def _doubts(place: pathlib.Path) -> tuple[dict[str, str], list[tuple[pathlib.Pat
     return content.get("health", {}), [(path.resolve(), text) for path, text in logs.lost_logs(place.parent, content)]
 
 
-def _note(run: Run, found: Loaded, saved: dict[str, Any], progress: Progress) -> None:
+def _resumed(run: Run, name: str, checkpoints: Checkpoints, found: Loaded, progress: Progress) -> state.TrainState:
+    """The run's whole state at the step found; what changed since it was saved is noted."""
+    resumed, saved = found.states[name], found.facts[name]
+    fresh: list[str] = []
+    if not isinstance(resumed, state.TrainState):
+        h = hparams(run.config)
+        resumed, fresh = handover.completed(checkpoints, found, name, resumed, static(run.config), h)
     if found.tried:
         text = f"fell back to step {found.step}: {'; '.join(found.tried)}"
-        run.event("fallback", found.step, text)
+        if is_first():  # at once: the damaged ones have been set aside, whether the run goes on or not
+            records.event(run.folder, "fallback", found.step, text)
         progress({"warning": text})
     note_moves(run, found.step, saved, progress)
-    allowed = {k: v for k, v in changes.differences(saved, run.facts).items() if changes.is_frozen(k)}
-    if allowed:
-        text = ", ".join(f"{key}: {old} -> {new}" for key, (old, new) in allowed.items())
-        run.event("config_change", found.step, f"resumed though saved under {text}", allowed=list(allowed))
+    run.changed |= changes.differences(saved, run.facts)
+    run.facts["mixed"] = mixed.entries(found.step, saved, run.facts, run.config, fresh)
+    if fresh:
+        what = f"step {found.step} goes on with its weights, its data and a fresh {', '.join(fresh)}"
+        run.event("warning", found.step, what)
+        progress({"warning": what})
+    return resumed
 
 
 def note_moves(run: Run, step: int, saved: dict[str, Any], progress: Progress) -> None:
@@ -111,7 +122,6 @@ def note_moves(run: Run, step: int, saved: dict[str, Any], progress: Progress) -
     moved = determinism.moves(saved.get("place", {}), run.facts["place"])
     if text := ", ".join(filter(None, [moved, text])):
         run.event(determinism.MOVED, step, text)
-        run.record["determinism"] = guarantee(run)
         progress({"warning": f"step {step} was saved elsewhere: {text}; the values are the same, later roundings not"})
 
 
@@ -129,52 +139,9 @@ def initial(config: ConfigDict) -> Weights | None:
     folder, step, checkpoints, name = locate(source, "train.init_from=")
     loaded = checkpoints.load(None, at=step)
     assert loaded is not None
-    params = handed_on(checkpoints, loaded, name, static(config))
+    params = handover.handed_on(checkpoints, loaded, name, static(config))
     origin = {"run": str(folder), "step": loaded.step, "digest": state.digest(params)}
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
-
-
-def handed_on(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:
-    """The parameters that the run `name` of a checked step hands on, as `wanted` has them on its mesh and in its format.
-
-    Of an optimizer that evaluates another point than it trains, that point: its state is then read too. BadInput where the
-    model's shapes are others.
-    """
-    layout = mesh.resolved(wanted.layout, jax.device_count())
-    config = changes.config_of(checked.facts[name])
-    form, kept_form = (POLICIES[precision].parameters for precision in (wanted.precision, config.precision.name))
-    (like,) = program.like(_without_optimizer(dataclasses.replace(wanted, precision=config.precision.name)), 1, "turn")
-    if not _evaluates_another_point(checked.facts[name], config):
-        params = checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
-        return params if form == kept_form else state.stored(state.wide(params, kept_form), form)
-    saved = dataclasses.replace(static(config), layout=layout)
-    (kept,) = program.like(saved, 1, "turn")
-    parts = {"params": like.params, "opt_state": kept.opt_state}
-    both = checkpoints.restore(checked.step, {name: parts})[name]
-    h: Any = hparams(config)
-    of = jax.jit(lambda both: state.evaluated(saved, kept._replace(**both), h))
-    with jax.set_mesh(mesh.make(layout)) if layout.devices > 1 else contextlib.nullcontext():
-        return state.stored(of(both), form)
-
-
-def _without_optimizer(wanted: Static) -> Static:
-    """The same parameters and their average, under an optimizer and a schedule that are never the user's own code."""
-    return dataclasses.replace(wanted, optim=Optim(), schedule="constant")
-
-
-def _evaluates_another_point(facts: Mapping[str, Any], config: ConfigDict) -> bool:
-    """Whether the run's optimizer evaluates another point than it trains; its code is asked only where no file says so."""
-    noted = facts.get("evaluates_another_point")
-    return noted if isinstance(noted, bool) else find(config.optim.name).evaluated is not None
-
-
-def averaged(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:
-    """The mean that a run keeps of its weights (`ema.Ema`), of a checked step. BadInput before the first step that counts."""
-    (like,) = program.like(_without_optimizer(wanted), 1, "turn")
-    kept = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
-    if not kept.steps:
-        raise BadInput(f"{checkpoints.folder / str(checked.step)}: no step was averaged yet, as none was taken")
-    return kept.mean
 
 
 def _foreign(config: ConfigDict) -> Weights:

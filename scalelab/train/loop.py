@@ -160,9 +160,7 @@ def _train(
     step, states = _begun(program, start, params)
     alive = [run for run in runs if run.status == "running"]
     for run in alive:
-        run.event("resume" if start else "start", step)
-        run.rewind(step if start else -1)
-        run.keep_record(step)
+        run.enter(step, "resume" if start else "start")
     feed = Feed(runs, dataset, program.rows)
     reader = _Reader(runs, feed, progress, pulse)
     if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its lines were lost

@@ -37,12 +37,18 @@ class Run:
     folder: pathlib.Path
     config: ConfigDict
     record: dict[str, Any]
-    mirrors: list[Sink]
     facts: dict[str, Any]
+    mirrors: list[Sink] = dataclasses.field(default_factory=list)
     status: str = "running"
     val_loss: float | None = None
     by_source: dict[str, float] = dataclasses.field(default_factory=dict)  # last values of the columns NAME/SOURCE
     words: Sequence[dict[str, str]] = ()  # what was chosen for it, what its layout and precision are worth saying about
+    changed: dict[str, tuple[Any, Any]] = dataclasses.field(
+        default_factory=dict
+    )  # from what its past was trained under
+    waiting: list[tuple] | None = dataclasses.field(
+        default_factory=list
+    )  # events of before `enter`; None: it was called
 
     def tokens_before(self, step: int) -> int:
         """Tokens predicted in the steps before `step`."""
@@ -54,9 +60,38 @@ class Run:
             records.event(self.folder, "warning", None, torn)
 
     def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
-        """One line in the logbook."""
-        if is_first():
+        """One line in the logbook. Until the run goes on (`enter`) it waits; of a run that never does, none is written."""
+        if self.waiting is not None:
+            self.waiting.append((kind, step, text, fields))
+        elif is_first():
             records.event(self.folder, kind, step, text, **fields)
+
+    def enter(self, step: int, kind: str) -> None:
+        """Make the folder this run's, as of `step`, from which it is about to go on: only now is anything written in it.
+
+        Its record and its config never disagree: where both change, the record names both identities in between.
+        """
+        waiting, self.waiting = self.waiting or [], None
+        if step < self.config.train.steps and is_first():
+            self._take_folder(step)
+        for earlier_kind, at, text, fields in waiting:
+            self.event(earlier_kind, at, text, **fields)
+        self.record["determinism"] = guarantee(self)
+        self.event(kind, step)
+        self.rewind(step if kind == "resume" else -1)
+        self.keep_record(step)
+        if is_first():
+            self.mirrors = sinks(self.folder, self.config.log)
+
+    def _take_folder(self, step: int) -> None:
+        old = records.read_record(self.folder)
+        if old.get("identity") not in (None, self.record["identity"]):
+            records.write_json(self.folder / "record.json", old | {"next_identity": self.record["identity"]})
+        records.write_json(self.folder / "config.json", self.facts["config"])
+        noted = {key: change for key, change in self.changed.items() if not key.startswith("log.")}
+        if noted:
+            text = ", ".join(f"{key}: {before} -> {after}" for key, (before, after) in noted.items())
+            self.event("config_change", step, text, allowed=sorted(filter(changes.is_frozen, noted)))
 
     def rewind(self, step: int) -> None:
         """Go on from `step`: drop what was logged after it, and take the last validation loss from what is left.
@@ -87,6 +122,7 @@ class Run:
         """Write record.json as of `step`."""
         tokens = self.tokens_before(step)
         self.record |= {"status": self.status, "steps": step, "tokens": tokens, "val_loss": self.val_loss}
+        self.record |= {"mixed": self.facts["mixed"]} if self.facts.get("mixed") else {}
         per_token = self.record["flops_per_token"]
         self.record["flops"] = {("6ND" if k == "6N" else k): v * tokens for k, v in per_token.items()}
         if self.val_loss is not None:
@@ -110,10 +146,11 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 def open_run(
     name: str, folder: pathlib.Path, config: ConfigDict, dataset: Dataset, allow: Collection[str] = (), **facts: Any
 ) -> Run:
-    """Create the folder, or check that it belongs to this config; write config.json. `facts` go into the record.
+    """Check that the folder is new or belongs to this config; nothing is written before `Run.enter`. `facts` go into the record.
 
-    A run that ended keeps its verdict, unless it now has steps left. BadInput where what the folder holds was made by
-    another model, data, batch or seed, and `allow` doesn't name the key.
+    A run that ended keeps its record and its verdict, unless it now has steps left. BadInput where what the folder holds
+    was made by another model, data, batch or seed and `allow` doesn't name the key, or where the run has ended under
+    another identity.
     """
     schedules.refuse_bad(config)
     refuse_unset(config_lib.static(config))
@@ -131,45 +168,41 @@ def open_run(
         said += [("chosen", f"attention: {kernels.chosen(static)} ({where})")]
     said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
     known = changes.facts(config, dataset)
-    old = from_first(lambda: _enter(folder, known, allow, said))
-    mirrors = sinks(folder, config.log) if is_first() else []
-    run = Run(name, folder, config, _describe(name, config, dataset, static), mirrors, known)
+    old, changed = from_first(lambda: _examine(folder, config, known, allow))
+    run = Run(name, folder, config, _describe(name, config, dataset, static), known, changed=changed)
     if old:
         facts = {key: old[key] for key in ("pack", "init_from", "branch_from") if key in old} | facts
         run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
-        if old.get("status") == "diverged" or (
-            old.get("status") == "done" and old.get("steps", 0) >= config.train.steps
-        ):
-            run.status = old["status"]
     run.record |= planned | facts
     run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
-    run.record["determinism"] = guarantee(run)
+    if has_ended(old, config):
+        run.record, run.status = old, old["status"]
+    for kind, text in said:
+        run.event(kind, None, text)
     run.words = [{"note" if kind == "chosen" else "warning": text} for kind, text in said]
     return run
 
 
-def _enter(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str], said: Sequence[tuple[str, str]]) -> Any:
-    """Make the folder this config's, or check that it is; returns the record in it, {} where there is none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / "config.json").exists():
-        _accept_changes(folder, new, allow)
-    for kind, text in said:
-        records.event(folder, kind, None, text)
-    records.write_json(folder / "config.json", new["config"])
-    return records.read_record(folder)
+def has_ended(record: Mapping[str, Any], config: ConfigDict) -> bool:
+    """Whether the run of this record takes no step under `config`: it diverged, or was trained to its end."""
+    done = record.get("status") == "done" and record.get("steps", 0) >= config.train.steps
+    return done or record.get("status") == "diverged"
 
 
-def _accept_changes(folder: pathlib.Path, new: dict[str, Any], allow: Collection[str]) -> None:
+def _examine(
+    folder: pathlib.Path, config: ConfigDict, new: dict[str, Any], allow: Collection[str]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+    """(the record in the folder, {} where there is none; what changed since its config was written)."""
     record = records.read_record(folder)
+    if not (folder / "config.json").exists():
+        return record, {}
     if record.get("status") == IMPORTED:
         raise BadInput(f"{folder} holds imported weights and no run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
     old = {"config": records.read_config(folder), "data": data}
-    changed = changes.refuse(str(folder), old, new, allow)
-    noted = {key: change for key, change in changed.items() if not key.startswith("log.")}
-    if noted:
-        text = ", ".join(f"{key}: {before} -> {after}" for key, (before, after) in noted.items())
-        records.event(folder, "config_change", None, text, allowed=sorted(filter(changes.is_frozen, noted)))
+    if has_ended(record, config):
+        changes.refuse_ended(str(folder), old, new)
+    return record, changes.refuse(str(folder), old, new, allow)
 
 
 def _device_memory() -> dict[str, Any]:

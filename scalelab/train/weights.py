@@ -22,7 +22,8 @@ from scalelab.hf import read
 from scalelab.model import count
 from scalelab.train import changes, state
 from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.lineage import averaged, handed_on, locate
+from scalelab.train.handover import averaged, handed_on
+from scalelab.train.lineage import locate
 from scalelab.train.manifest import saved
 from scalelab.train.run import IMPORTED
 

@@ -25,7 +25,18 @@ def sweep(tmp_path):
 def test_the_plain_table_has_a_line_a_run(sweep, capsys):
     assert main(["runs", str(sweep)]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["name", "status", "N", "D", "C", "steps", "peak_lr", "seed", "val_loss", "bpb"]
+    assert head.split() == [
+        "name",
+        "status",
+        "N",
+        "D",
+        "C",
+        "train.steps",
+        "optim.peak_lr",
+        "train.seed",
+        "val_loss",
+        "bpb",
+    ]
     assert [line.split()[:3] for line in lines] == [
         ["[red]odd", "diverged", "20000"], ["large", "running", "40000"], ["small", "done", "10000"]
     ]  # fmt: skip
@@ -71,9 +82,10 @@ def test_parquet_is_the_same_table_with_its_types(sweep, tmp_path, capsys):
     rows = read_lines(tmp_path / "runs.parquet")
     assert rows == wanted and list(rows[0]) == list(wanted[0])
     kinds = {
-        column: {type(row[column]) for row in rows} - {type(None)} for column in ("N", "peak_lr", "name", "val_loss")
+        column: {type(row[column]) for row in rows} - {type(None)}
+        for column in ("N", "optim.peak_lr", "name", "val_loss")
     }
-    assert kinds == {"N": {int}, "peak_lr": {float}, "name": {str}, "val_loss": {float}}
+    assert kinds == {"N": {int}, "optim.peak_lr": {float}, "name": {str}, "val_loss": {float}}
     assert main(["fit", f"{tmp_path}/runs.parquet", "--bootstrap=0"]) == 2  # read as runs are: of three one is done
     assert "scalelab: 1 runs: " in capsys.readouterr().err
 
@@ -89,9 +101,9 @@ def test_a_column_of_several_kinds_is_of_numbers_or_of_text(tmp_path):
 
 def test_many_folders_and_chosen_columns(sweep, capsys):
     single = sweep / "runs" / "small"
-    assert main(["runs", str(sweep), str(single), "--columns=name,N_kaplan,d_model", "--csv"]) == 0
+    assert main(["runs", str(sweep), str(single), "--columns=name,N_kaplan,model.d_model", "--csv"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "name,N_kaplan,d_model" and lines.count("small,5904,64") == 2 and len(lines) == 5
+    assert lines[0] == "name,N_kaplan,model.d_model" and lines.count("small,5904,64") == 2 and len(lines) == 5
 
 
 def test_a_folder_that_just_holds_runs_will_do(sweep, capsys):

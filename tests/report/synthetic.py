@@ -30,7 +30,8 @@ def write_run(
     steps = int(d // 512)
     config = base.get_config()
     config.train.steps, config.train.seed, config.optim.peak_lr, config.log.role = steps, seed, peak_lr, role
-    records.write_json(folder / "config.json", configs.resolve(config).to_dict())
+    config = configs.resolve(config)
+    records.write_json(folder / "config.json", config.to_dict())
     final = loss_of(n, d) * (1 + 0.004 * noise.gauss(0, 1))
     metrics, until = [], 0.5 if status in ("running", "diverged", "stopped") else 1.0
     for i in range(1, lines + 1):
@@ -57,7 +58,7 @@ def write_run(
     done = status == "done"
     flops = 6.6 * n * d
     records.write_json(folder / "record.json", {
-        "name": folder.name, "identity": "0123456789abcdef", "status": status,
+        "name": folder.name, "identity": configs.identity(config), "status": status,
         "params": {"total": n, "non_embedding": n - 4096, "kaplan": n - 4096, "chinchilla": n + 100},
         "flops_per_token": {"6N": 6 * n, "chinchilla": 6.4 * n, "exact": 6.6 * n},
         "tokens": steps * 512, "steps": steps, "flops": {"6ND": 6 * n * d, "chinchilla": 6.4 * n * d, "exact": flops},

@@ -204,7 +204,7 @@ def test_a_best_trial_at_the_edge_is_said(tmp_path):
     for peak_lr, tokens in ((1e-3, 1e6), (2e-3, 2e6), (4e-3, 4e6)):
         synthetic.write_run(tmp_path / "runs" / f"{peak_lr}", d=tokens, peak_lr=peak_lr, lines=20)
     write_report(tmp_path)
-    assert "peak_lr sits at the edge" in Elements((tmp_path / "report.html").read_text()).text
+    assert "optim.peak_lr sits at the edge" in Elements((tmp_path / "report.html").read_text()).text
 
 
 @pytest.mark.parametrize("status, said", [
@@ -243,8 +243,8 @@ def test_no_run_is_bad_input(tmp_path):
 
 
 def test_the_runs_table_says_once_what_is_shared():
-    rows = [{"name": n, "status": "done", "d_model": 64, "n_layers": 2, "N": 9, "D": d, "C": 3e9 * d, "steps": 5, "peak_lr": 1e-3,
-             "seed": 0, "val_loss": 2.0, "bpb": 3.0} for n, d in (("a", 10), ("b", 20))]  # fmt: skip
+    rows = [{"name": n, "status": "done", "model.d_model": 64, "model.n_layers": 2, "N": 9, "D": d, "C": 3e9 * d, "train.steps": 5,
+             "optim.peak_lr": 1e-3, "train.seed": 0, "val_loss": 2.0, "bpb": 3.0} for n, d in (("a", 10), ("b", 20))]  # fmt: skip
     page = Elements(parts.runs_table(rows))
     assert "2 runs: 2 done. All with d_model 64, layers 2, N (total) 9, steps 5" in page.text
     headings = page.text.split("seed 0.")[1].split()
@@ -252,9 +252,9 @@ def test_the_runs_table_says_once_what_is_shared():
 
 
 def test_swept_leaves_out_what_only_follows():
-    rows = [{"name": "a", "d_model": 64, "d_ff": 176, "peak_lr": 1e-3}, {"name": "b", "d_model": 64, "d_ff": 176, "peak_lr": 2e-3},
-            {"name": "c", "d_model": 128, "d_ff": 344, "peak_lr": 1e-3}]  # fmt: skip
-    assert gather.swept(rows) == ["d_model", "peak_lr"] and gather.swept(rows[:1]) == []
+    rows = [{"name": n, "model.d_model": d, "model.d_ff": ff, "optim.peak_lr": lr}
+            for n, d, ff, lr in (("a", 64, 176, 1e-3), ("b", 64, 176, 2e-3), ("c", 128, 344, 1e-3))]  # fmt: skip
+    assert gather.swept(rows) == ["model.d_model", "optim.peak_lr"] and gather.swept(rows[:1]) == []
 
 
 def test_a_run_on_several_sources_says_each(tmp_path):

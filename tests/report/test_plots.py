@@ -149,9 +149,9 @@ def test_the_held_out_run_beside_its_interval(measured):
 
 
 def test_a_sweep_counts_only_finished_runs():
-    rows = [{"run": str(i), "peak_lr": lr, "seed": 0, "status": status, "val_loss": y}
+    rows = [{"run": str(i), "optim.peak_lr": lr, "train.seed": 0, "status": status, "val_loss": y}
             for i, (lr, status, y) in enumerate([(1e-3, "done", 2.2), (4e-3, "done", 2.0), (8e-3, "running", 1.0), (2e-2, "diverged", 1.5)])]  # fmt: skip
-    (ax,) = sweepplots.sweep_overview(rows, ["peak_lr", "seed"]).axes
+    (ax,) = sweepplots.sweep_overview(rows, ["optim.peak_lr", "train.seed"]).axes
     (points,) = [line for line in ax.lines if line.get_marker() == "o" and len(line.get_xdata()) == 2]
     assert list(points.get_ydata()) == [2.2, 2.0]
     (lost,) = [line for line in ax.lines if line.get_marker() == "X"]

@@ -58,11 +58,55 @@ REFUSED = {
 @pytest.mark.parametrize("key", REFUSED)
 def test_what_makes_another_run_is_refused_old_against_new_with_the_flag_that_allows_it(run, key):
     value, line = REFUSED[key]
-    before = (run / "config.json").read_text(), (run / "events.jsonl").read_text()
+    before = contents(run)
     with pytest.raises(BadInput) as error:
-        train_single(config(**{key: value}), run)
-    assert line in str(error.value) and f"--allow-change={key.replace('__', '.')}" in str(error.value)
-    assert before == ((run / "config.json").read_text(), (run / "events.jsonl").read_text())
+        train_single(config(**{key: value}, train__steps=6), run, allow=["train.steps"])
+    offered = f"--allow-change={key.replace('__', '.')}" in str(error.value)
+    assert line in str(error.value) and offered == (key != "model__d_model")  # no flag makes shapes fit
+    assert contents(run) == before
+
+
+def contents(folder):
+    """Every file of a run but its lock, by name."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.mark.parametrize("changed, allow", [
+    ({"optim__peak_lr": 0.05}, []), ({"eval__batches": 2}, []), ({"train__steps": 2}, ["train.steps"]),
+    ({"train__seed": 3}, ["train.seed"]), ({"optim__name": "lion"}, ["optim.name"]),
+])  # fmt: skip
+def test_a_run_without_a_step_left_is_never_called_another(run, changed, allow):
+    before = contents(run)
+    with pytest.raises(BadInput, match=r"has no step left and was trained with") as error:
+        train_single(config(**changed), run, allow=allow)
+    assert f"{next(iter(changed)).replace('__', '.')}=" in str(error.value) and "--allow-change" not in str(error.value)
+    assert contents(run) == before
+    diverged = records.read_json(run / "record.json") | {"status": "diverged", "steps": 2}
+    records.write_json(run / "record.json", diverged)
+    with pytest.raises(BadInput, match="has no step left"):
+        train_single(config(**changed), run, allow=allow)
+
+
+def test_a_finished_run_keeps_every_byte_and_its_scores_whatever_is_logged_or_kept(run, finished):
+    before = contents(run)
+    result = train_single(config(log__every_steps=2, checkpoint__keep_last=1, train__steps_per_dispatch=1), run)
+    assert contents(run) == before and result["bpb"] == finished[1]["bpb"] is not None
+    assert {**result, "folder": "", "tokens_per_s": 0, "resumed_from": 4} == {
+        **finished[1], "folder": "", "tokens_per_s": 0, "resumed_from": 4
+    }  # fmt: skip
+
+
+def test_a_run_killed_before_its_last_record_is_not_finished_under_another_identity(run):
+    """Its last checkpoint is there, and the record still says running."""
+    records.write_json(run / "record.json", records.read_json(run / "record.json") | {"status": "running", "steps": 0})
+    with pytest.raises(BadInput, match=r"checkpoints/4 has no step left and was trained with optim.peak_lr"):
+        train_single(config(optim__peak_lr=0.05), run)
+    assert train_single(config(), run)["status"] == "done"
+    assert records.read_json(run / "record.json")["steps"] == 4
 
 
 FORGED = {
@@ -87,23 +131,24 @@ def test_another_optimizer_tokenizer_or_parametrization_at_the_save_is_refused_l
     (place[group] if group else place)[name] = value
     forge(run / "checkpoints" / "4", content)
     with pytest.raises(BadInput) as error:
-        train_single(config(), run)
+        train_single(config(train__steps=5), run, allow=["train.steps"])
     assert line in str(error.value) and f"--allow-change={key}" in str(error.value)
     assert train_single(config(train__steps=5), run, allow=[key, "train.steps"])["resumed_from"] == 4
-    (event,) = [event for event in events(run, "config_change") if event["step"] == 4]
-    assert event["allowed"] == [key] and f"{key}: {value} -> " in event["text"]
+    (event,) = events(run, "config_change")
+    assert event["step"] == 4 and event["allowed"] == [key] and f"{key}: {value} -> " in event["text"]
 
 
 def test_what_is_allowed_goes_on_and_is_recorded(run):
     result = train_single(config(train__seed=3, train__steps=6), run, allow=["train.seed", "train.steps"])
     assert (result["resumed_from"], result["final_step"]) == (4, 6)
-    noted = events(run, "config_change")
-    assert all("train.seed: 0 -> 3" in event["text"] and event["allowed"] == ["train.seed"] for event in noted)
-    assert "train.steps: 4 -> 6" in noted[0]["text"] and noted[1]["step"] == 4  # the config's, the checkpoint's
+    (noted,) = events(run, "config_change")
+    assert "train.seed: 0 -> 3" in noted["text"] and "train.steps: 4 -> 6" in noted["text"]
+    assert noted["allowed"] == ["train.seed"] and noted["step"] == 4
 
 
 def test_a_group_allows_its_keys_and_what_names_nothing_is_refused(run):
-    assert train_single(config(model__rope_theta=500.0), run, allow=["model"])["resumed_from"] == 4
+    longer = config(model__rope_theta=500.0, train__steps=5)
+    assert train_single(longer, run, allow=["model", "train.steps"])["resumed_from"] == 4
     with pytest.raises(BadInput, match=r"--allow-change=model.rope_thet: no such key; did you mean 'model.rope_theta'"):
         train_single(config(), run, allow=["model.rope_thet"])
     with pytest.raises(BadInput, match="may change anyway"):
@@ -111,8 +156,10 @@ def test_a_group_allows_its_keys_and_what_names_nothing_is_refused(run):
 
 
 def test_shapes_are_never_made_to_fit_even_where_the_key_is_allowed(run):
+    before = contents(run)
     with pytest.raises(BadInput, match=r"run.params.embed.w: float32\[256,8\], now float32\[256,16\]"):
-        train_single(config(model__d_model=16), run, allow=["model"])
+        train_single(config(model__d_model=16, train__steps=5), run, allow=["model", "train.steps"])
+    assert contents(run) == before
 
 
 def test_other_data_under_the_same_config_are_refused(tmp_path):
@@ -120,12 +167,15 @@ def test_other_data_under_the_same_config_are_refused(tmp_path):
     text.mkdir()
     for name in "abcdef":
         (text / name).write_text(name * 2000)
-    of_text = {"data__source": "text", "data__path": f"{text}/*"}
+    of_text = {"data__source": "text", "data__path": f"{text}/*", "schedule__name": "constant"}
     train_single(config(**of_text), tmp_path / "run")
     (text / "a").write_text("z" * 2000)
-    with pytest.raises(BadInput, match=r"data\.fingerprint='\w+', now it is '\w+'.*--allow-change=data\.fingerprint"):
+    with pytest.raises(BadInput, match=r"no step left and was trained with data\.fingerprint='\w+', now it is '\w+'"):
         train_single(config(**of_text), tmp_path / "run")
-    assert train_single(config(**of_text), tmp_path / "run", allow=["data.fingerprint"])["resumed_from"] == 4
+    longer = config(**of_text, train__steps=6)
+    with pytest.raises(BadInput, match=r"data\.fingerprint='\w+', now it is '\w+'.*--allow-change=data\.fingerprint"):
+        train_single(longer, tmp_path / "run")
+    assert train_single(longer, tmp_path / "run", allow=["data.fingerprint"])["resumed_from"] == 4
     assert events(tmp_path / "run", "config_change")[0]["allowed"] == ["data.fingerprint"]
 
 
@@ -134,7 +184,7 @@ def test_a_checkpoint_that_another_run_saved_is_refused_though_the_folder_is_rig
     shutil.rmtree(run / "checkpoints")
     shutil.copytree(tmp_path / "other" / "checkpoints", run / "checkpoints")
     with pytest.raises(BadInput, match=r"checkpoints/4 was started with train.seed=3, now it is 0"):
-        train_single(config(), run)
+        train_single(config(train__steps=6), run, allow=["train.steps"])
 
 
 def test_a_key_that_the_save_did_not_know_had_its_default(finished):
@@ -149,7 +199,7 @@ def test_another_version_of_jax_is_a_warning_on_record(run):
     content = manifest.read(step)
     content["facts"]["run"]["versions"]["jax"] = "0.4.1"
     forge(step, content)
-    assert train_single(config(), run)["resumed_from"] == 4
+    assert train_single(config(train__steps=5), run, allow=["train.steps"])["resumed_from"] == 4
     (event,) = events(run, "warning")
     assert "jax 0.4.1 -> " in event["text"] and "jaxlib" not in event["text"]
 
