@@ -61,7 +61,7 @@ def _parse(expression: str, known: set[str]) -> ast.expr:
 class _Columns(ast.NodeTransformer):
     """`train.seed` is the name of a column, not an attribute."""
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:  # noqa: N802: the name that ast looks for
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         inner = self.visit(node.value)
         return ast.Name(f"{inner.id}.{node.attr}", ast.Load()) if isinstance(inner, ast.Name) else node
 

@@ -12,6 +12,7 @@ from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import packs
 from scalelab.train import changes
 from scalelab.train.loop import Progress
+from scalelab.train.run import has_ended
 
 
 def run_sweep(
@@ -33,6 +34,8 @@ def run_sweep(
     with lock.hold(folder, take_over=take_over) as warning:
         if warning:
             progress({"warning": warning})
+        for name, config in trials.items():
+            _refuse_other_trial(folder / "runs" / name, config, allow)
         records.write_json(
             folder / "sweep.json",
             {"trials": {name: config.train.steps for name, config in trials.items()}, "packs": grouped},
@@ -65,3 +68,15 @@ def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) ->
     except BadInput:
         return False
     return {k: v for k, v in old.items() if k != "log"} == {k: v for k, v in new.items() if k != "log"}
+
+
+def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> None:
+    """BadInput, before anything is written, where the trial's folder belongs to another config than a resume may have."""
+    try:
+        record, old = records.read_record(place), records.read_config(place)
+    except BadInput:  # nothing there yet, or damaged: for its pack to judge, and no other trial's affair
+        return
+    facts = [{"config": values, "data": {}} for values in (old, config.to_dict())]
+    if has_ended(record, config):
+        changes.refuse_ended(str(place), *facts)
+    changes.refuse(str(place), *facts, allow)

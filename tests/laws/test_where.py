@@ -79,7 +79,8 @@ def test_any_text_is_a_subset_or_one_line_of_refusal(expression):
         ("N / (seed - seed) > 1", "row 1: float division by zero"),
         ("9**9**9**9 > N", "row 1"),
         ("open('x')", "no column 'open'"),
-        ("N.real > 1", "is not arithmetic, a comparison"),
+        ("N.real > 1", "no column 'N.real'"),
+        ("(N + D).real > 1", "is not arithmetic, a comparison"),
         ("[x for x in N]", "no column 'x'"),
         ("N[0] > 1", "is not arithmetic"),
         ("(lambda: 1)() > 0", "is not arithmetic"),
@@ -93,3 +94,8 @@ def test_what_is_not_understood_is_refused(expression, said):
     with pytest.raises(BadInput, match=None) as refusal:
         subset(ROWS, [expression])
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_column_may_have_a_full_key():
+    rows = [{"train.seed": seed, "optim.peak_lr": 1e-3, "a.b.c": seed} for seed in range(3)]
+    assert subset(rows, ["train.seed > 0 and optim.peak_lr < 1", "a.b.c != 2"]) == [rows[1]]
