@@ -76,7 +76,7 @@ def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collecti
         record, old = records.read_record(place), records.read_config(place)
     except BadInput:  # nothing there yet, or damaged: for its pack to judge, and no other trial's affair
         return
-    facts = [{"config": values, "data": {}} for values in (old, config.to_dict())]
+    before, now = ({"config": values, "data": {}} for values in (old, config.to_dict()))
     if has_ended(record, config):
-        changes.refuse_ended(str(place), *facts)
-    changes.refuse(str(place), *facts, allow)
+        changes.refuse_ended(str(place), before, now)
+    changes.refuse(str(place), before, now, allow)
