@@ -72,7 +72,8 @@ class Run:
         Its record and its config never disagree: where both change, the record names both identities in between.
         """
         waiting, self.waiting = self.waiting or [], None
-        if step < self.config.train.steps and is_first():
+        lost = not (self.folder / "config.json").exists()  # of a trial whose pack's checkpoint has its last step
+        if is_first() and (lost or step < self.config.train.steps):
             self._take_folder(step)
         for earlier_kind, at, text, fields in waiting:
             self.event(earlier_kind, at, text, **fields)
