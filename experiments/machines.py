@@ -133,7 +133,7 @@ def page(result: Mapping[str, Any]) -> str:
     lines += markdown(("comparison", "kind", *titles, "why it is enough"), map(_cells, varying))
     lines += ["", f"## Used more than a third, the same on every run: {len(fixed)}", ""]
     lines += [
-        "These are distances between fixed numbers (a value and its printed digits, a law and its fit): no kernel moves them.",
+        "No kernel moves these: distances between fixed numbers (a value and its printed digits), or rounding outside BLAS.",
         "",
     ]
     lines += markdown(("comparison", "kind", *titles, "why it is enough"), map(_cells, fixed))
