@@ -1,4 +1,4 @@
-# Two commands matter: `make quickstart` and `make test`. Both set up .venv first; `make help` lists the rest.
+# Three commands matter: `make demo`, `make quickstart` and `make test`. All set up .venv first; `make help` lists the rest.
 #
 # .venv/choice   which Python and which jax build the environment holds; a change of either makes it anew
 # .venv/base     stamp: what runs need is installed        .venv/dev   stamp: what tests need, on top
@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup quickstart test test-slow test-crash test-parallel gpu test-latest test-oracles confirm coverage bench clean FORCE
+.PHONY: help setup demo quickstart test test-slow test-crash test-parallel gpu test-latest test-oracles confirm coverage bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -33,8 +33,12 @@ help:  ## this list
 
 setup: .venv/base  ## install into .venv  [PYTHON=python3.12] [ACCEL=cpu|cuda12|cuda13|tpu]
 
+demo: .venv/base  ## a law fitted to a table that comes along, its prediction scored, a figure: seconds, nothing trained
+	.venv/bin/scalelab demo --out=runs/demo
+
+quickstart: started := $(shell date +%s.%N)
 quickstart: .venv/base  ## train small models, fit, predict a larger one, check: at most 5 minutes on 2 cores
-	.venv/bin/python -m experiments.isoflop --quick --workdir=runs/quickstart
+	.venv/bin/python -m experiments.isoflop --quick --workdir=runs/quickstart --started=$(started)
 
 test: .venv/dev  ## what CI runs: lint, types, and the tests but the slow ones; meant to take at most 12 minutes on 2 cores
 	.venv/bin/ruff check .

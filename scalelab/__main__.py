@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from scalelab.errors import BadInput, WorkFailed, nearest
 
 COMMANDS = {
+    "demo": "a first result in seconds: a law fitted to a table that comes along, its prediction scored",
     "doctor": "versions, devices, and one measured matmul: is this machine ready?",
     "prepare": "documents or ready-made tokens into token shards, with any tokenizer",
     "plan": "what a run, a budget or a whole sweep takes, before it is launched",

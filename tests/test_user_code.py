@@ -89,7 +89,8 @@ def test_a_config_may_name_code_that_lies_beside_it_and_workers_find_it_too(tmp_
     (tmp_path / "one" / "helper.py").write_text("STEPS = 2\ndef build(*_): raise RuntimeError('reached')\n")
     config = config_lib.load(one, {"optim.name": "helper:build", "optim.peak_lr": "0.1", "data.source": "synthetic"})
     jobs = {"pack": {"trial": config_lib.resolve(config)}}
-    assert pool.run_packs(tmp_path / "sweep", jobs, 1) == {"pack": 1}
+    with pool.Pool(tmp_path / "sweep", 1) as workers:
+        assert workers.run(jobs) == {"pack": 1}
     assert "RuntimeError: reached" in (tmp_path / "sweep" / "packs" / "pack" / "log.txt").read_text()
 
 

@@ -2,10 +2,10 @@
 
 A self-contained page of a run, a sweep or a study, DIR/report.html, and every figure of it as PDF and CSV in DIR/figures.
 
-Exit code: 0 done, 2 bad input.
+Exit code: 0 done, 1 the study failed its own checks (an optimum at the edge; the page is written), 2 bad input.
 """
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.commands.shared import Parser, emit, say
 
 
 def main(argv: list[str]) -> int:
@@ -21,4 +21,6 @@ def main(argv: list[str]) -> int:
         for gap in report["missing"]:
             print(f"  not included: {gap}")
     emit(report, arguments.json)
-    return 0
+    for failure in report["failures"]:
+        say(f"FAILED: {failure}")
+    return 1 if report["failures"] else 0

@@ -131,10 +131,11 @@ def states(rows: Sequence[dict]) -> str:
     return ", ".join(f"{n} {status}" for status, n in counts.items())
 
 
-def lr_verdicts(rows: Sequence[dict]) -> list[dict]:
-    """For every size of an LR check (`size`, `factor`, `loss`; a lost run's loss is None): is its optimum bracketed?
+def check_verdicts(rows: Sequence[dict], scatter: float = 0.0) -> list[dict]:
+    """For every size of a check (`size`, `factor`, `loss`; a lost run's loss is None): is its optimum bracketed?
 
-    Returns `size`, `best_factor`, `loss`, `edge`, and `cost`: how much worse the rule's own LR is, as a share of the loss.
+    Returns `size`, `best_factor`, `loss`, `edge`, and `cost`: how much worse the rule's own value is, as a share of the loss.
+    An optimum is at the `edge` where it leads the rule's own by more than `scatter`, a share of the loss too.
     """
     verdicts = []
     for size in sorted({row["size"] for row in rows}):
@@ -142,10 +143,11 @@ def lr_verdicts(rows: Sequence[dict]) -> list[dict]:
         finite = {factor: loss for factor, loss in mine.items() if loss is not None and math.isfinite(loss)}
         best = min(finite, key=lambda factor: finite[factor], default=None)
         known = best is not None and 1 in finite
+        cost = finite[1] / finite[best] - 1 if known and best is not None else None
         verdicts.append({
             "size": size, "best_factor": best, "loss": finite.get(best) if best is not None else None,
-            "edge": best is None or best in (min(mine), max(mine)),
-            "cost": finite[1] / finite[best] - 1 if known and best is not None else None,
+            "edge": best is None or (best in (min(mine), max(mine)) and (cost is None or cost > scatter)),
+            "cost": cost,
         })  # fmt: skip
     return verdicts
 

@@ -3,7 +3,7 @@
 import pathlib
 
 from scalelab import records
-from scalelab.report import gather, html, plots, study, sweepplots
+from scalelab.report import gather, html, plots, study, sweepplots, verdict
 from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
 
 SOURCE_COLUMNS = {
@@ -14,17 +14,20 @@ SOURCE_COLUMNS = {
 def write_report(folder: records.Folder) -> dict:
     """Write `folder/report.html` and `folder/figures/`. BadInput where the folder holds no run.
 
-    Returns `path`, `kind` (run, study or sweep), `runs`, `figures` (names) and `missing` (what could not be shown, why).
+    Returns `path`, `kind` (run, study or sweep), `runs`, `figures` (names), `missing` (what could not be shown, why) and
+    `failures` (of a study: why its fit is not to be trusted).
     """
     folder = pathlib.Path(folder)
-    runs = records.run_folders(folder)
+    runs, failures = records.run_folders(folder), []
     if (folder / "config.json").exists():
         page, path = report_run(folder)
     elif (folder / "summary.json").exists():
         page, path = study.report_study(folder)
+        failures = verdict.failures(records.read_json(folder / "summary.json"))
     else:
         page, path = report_sweep(folder)
-    return {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
+    said = {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
+    return said | {"failures": failures}
 
 
 def report_run(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:

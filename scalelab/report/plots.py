@@ -139,8 +139,12 @@ def dynamics(rows: Sequence[dict]) -> Figure:
 
 
 @styled
-def lr_checks(rows: Sequence[dict], title: str = "") -> Figure:
-    """Validation loss over the factor on the rule's LR, one line a size. rows: `size`, `factor`, `loss` (None: diverged)."""
+def checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title: str = "") -> Figure:
+    """Validation loss over the factor on the rule's LR or batch (`what`), a panel a size.
+
+    rows: `size`, `factor`, `loss` (None: diverged); verdicts as by `gather.check_verdicts`.
+    """
+    at_edge = {verdict["size"]: verdict["edge"] for verdict in verdicts}
     sizes = sorted({row["size"] for row in rows})
     fig, axes = figure(3.6 * len(sizes), 3.2, len(sizes))
     colours = shades(sizes)
@@ -150,10 +154,12 @@ def lr_checks(rows: Sequence[dict], title: str = "") -> Figure:
         ax.plot([r["factor"] for r in finite], [r["loss"] for r in finite], "o-", color=colours[size], ms=6)
         best = min(finite, key=lambda r: r["loss"], default=None)
         if best is not None:
-            edge = len(mine) > 1 and best["factor"] in (mine[0]["factor"], mine[-1]["factor"])
             ax.plot(best["factor"], best["loss"], "*", color=ACCENT, ms=14, mec="white")
-            text = "optimum at the edge: not bracketed" if edge else "optimum inside"
-            ax.text(0.5, 0.97, text, transform=ax.transAxes, ha="center", va="top", color=ACCENT if edge else "#2b8a3e")
+            inside = min(mine[0]["factor"], 1) < best["factor"] < max(mine[-1]["factor"], 1)
+            text = "optimum inside" if inside else "optimum at the edge: not bracketed"
+            text = text if inside or at_edge[size] else "no better at the edge than the runs scatter"
+            colour = ACCENT if at_edge[size] else "#2b8a3e"
+            ax.text(0.5, 0.97, text, transform=ax.transAxes, ha="center", va="top", color=colour)
         for row in mine:
             if row not in finite:
                 ax.axvline(row["factor"], color=ACCENT, ls="--", lw=1)
@@ -162,7 +168,7 @@ def lr_checks(rows: Sequence[dict], title: str = "") -> Figure:
         ax.set_xticks([row["factor"] for row in mine], [f"{row['factor']:g}×" for row in mine])
         ax.margins(x=0.15, y=0.3)
         ax.set(
-            xlabel="peak LR / the rule's LR",
+            xlabel=f"{what} / the rule's {what}",
             ylabel=LOSS,
             title=f"N = {size if isinstance(size, str) else short(size)}",
         )

@@ -1,6 +1,6 @@
 """The page of a scaling study: the prediction and its score first, then the fit, its evidence and the runs behind it.
 
-It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, `isoflop`, `wall_s`, each of which may be
+It reads `summary.json` (keys `fit`, `held_out`, `runs`, `ladder`, `lr_checks`, `batch_checks`, `isoflop`, `wall_s`, each of which may be
 absent while the study runs) and the run folders. It fits nothing itself.
 """
 
@@ -41,7 +41,8 @@ def report_study(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     )
     page.parts.append(html.section("IsoFLOP curves", *_isoflop(page, summary)))
     page.parts.append(html.section("The fitted law", *_fit(page, summary)))
-    page.parts.append(html.section("Is the learning-rate rule right?", *_lr_checks(page, summary)))
+    for kind, title in (("lr", "Is the learning-rate rule right?"), ("batch", "Is the batch right?")):
+        page.parts.append(html.section(title, *_checks(page, summary, kind)))
     page.parts.append(html.section("The ladder: how each run was configured", html.facts(summary.get("ladder") or {})))
     page.parts.append(html.section("Loss curves", *loss_sections(page, folders, "N", "N (total)", _held_name(summary))))
     page.parts.append(html.section("Runs", runs_table(rows)))
@@ -155,11 +156,13 @@ def _fit(page: Page, summary: dict) -> list[str]:
     ]
 
 
-def _lr_checks(page: Page, summary: dict) -> list[str]:
-    rows: list[dict[str, Any]] = summary.get("lr_checks") or []
+def _checks(page: Page, summary: dict, kind: str) -> list[str]:
+    rows: list[dict[str, Any]] = summary.get(f"{kind}_checks") or []
+    name = verdict.CHECKED[kind]
     if not rows:
-        page.missing.append("Learning-rate checks: none in summary.json, so the rule's LR is untested here.")
+        page.missing.append(f"Checks of the {name}: none in summary.json, so the rule's {name} is untested here.")
         return []
     shown = [{key: row.get(key) for key in ("size", "factor", "loss")} for row in rows]
-    figure = page.draw("lr_checks", plots.lr_checks(shown), shown, "Check runs at multiples of the ladder's own LR.")
-    return [*verdict.lr_lines(gather.lr_verdicts(shown)), figure]
+    drawn = plots.checks(shown, name, verdict.verdicts_of(summary, kind))
+    figure = page.draw(f"{kind}_checks", drawn, shown, f"Check runs at multiples of the ladder's own {name}.")
+    return [*verdict.check_lines(summary, kind), figure]

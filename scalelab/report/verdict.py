@@ -1,7 +1,6 @@
 """What a study's page says in words: prediction against measurement, caveats, parameters, exponents, LR verdicts."""
 
 import math
-from collections.abc import Sequence
 
 from scalelab.report import gather, html
 from scalelab.report.style import scientific, short
@@ -30,6 +29,7 @@ def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
     point, (low, high), measured = held["predicted_loss"], held["interval90"], held.get("measured_loss")
     shown = {"predicted loss (nats/token)": f"{point:.4f}", "90 % interval": f"{low:.4f} – {high:.4f}"}
     timing = _timing(held, first_metric)
+    failed = [html.paragraph(f"FAILED: {text}.", "bad") for text in failures(summary)]
     if measured is None or not math.isfinite(measured):
         lost = "The held-out run has no finite loss" if measured is not None else "The held-out run is not measured yet"
         return [html.numbers(shown), html.paragraph(f"{lost}: the prediction is unscored.", "bad"), timing]
@@ -43,7 +43,7 @@ def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
         f"the measured loss is {'inside' if inside else 'OUTSIDE'} the 90 % interval, which is "
         f"{100 * (high - low) / point:.1f} % wide."
     )
-    return [html.numbers(shown), html.paragraph(said, "good" if inside else "bad"), timing]
+    return [html.numbers(shown), html.paragraph(said, "good" if inside else "bad"), *failed, timing]
 
 
 def _beyond(summary: dict, held: dict) -> str:
@@ -106,26 +106,53 @@ def fit_table(fit: dict) -> str:
     return convention + warnings + html.table(rows, columns) + excluded + proof
 
 
-def lr_lines(verdicts: Sequence[dict]) -> list[str]:
+CHECKED = {"lr": "LR", "batch": "batch"}  # what a study's checks vary, and its name
+
+
+def verdicts_of(summary: dict, kind: str) -> list[dict]:
+    """`gather.check_verdicts` of a study's checks of one kind; what can't bend the fit, the runs' scatter about it, is let pass."""
+    scatter = (summary.get("fit") or {}).get("residual_rms") or 0.0
+    return gather.check_verdicts(summary.get(f"{kind}_checks") or [], scatter)
+
+
+def failures(summary: dict) -> list[str]:
+    """Why a study's fit is not to be trusted: checks whose optimum is at the edge, one sentence each."""
+    return [
+        f"N = {_size(verdict)}: the best {name} tried is {_factor(verdict)} the rule's, the last one tried"
+        + (f", and better by {100 * verdict['cost']:.2f} %" if verdict["cost"] else "")
+        + "; the fitted exponents hang on this (another --rule, or its checks)"
+        for kind, name in CHECKED.items()
+        for verdict in verdicts_of(summary, kind)
+        if verdict["edge"]
+    ]
+
+
+def _size(verdict: dict) -> str:
+    return verdict["size"] if isinstance(verdict["size"], str) else short(verdict["size"])
+
+
+def _factor(verdict: dict) -> str:
+    return "not known (all diverged), not" if verdict["best_factor"] is None else f"{verdict['best_factor']:g}×"
+
+
+def check_lines(summary: dict, kind: str) -> list[str]:
     """One sentence a size; an optimum at the edge is said loudly, because the fitted exponents hang on it."""
-    lines = []
-    for verdict in verdicts:
-        size = verdict["size"] if isinstance(verdict["size"], str) else short(verdict["size"])
+    lines, name = [], CHECKED[kind]
+    for verdict in verdicts_of(summary, kind):
         if verdict["best_factor"] is None:
-            lines.append(html.paragraph(f"N = {size}: no check run has a finite loss.", "bad"))
+            lines.append(html.paragraph(f"N = {_size(verdict)}: no check run has a finite loss.", "bad"))
             continue
         cost = (
-            ""
-            if verdict["cost"] is None
-            else f" The rule's own LR costs {100 * verdict['cost']:.2f} % of the loss there."
+            "" if verdict["cost"] is None else f" The rule's own costs {100 * verdict['cost']:.2f} % of the loss there."
         )
         if verdict["edge"]:
-            text = (f"N = {size}: OPTIMUM AT THE EDGE. The best LR is {verdict['best_factor']:g}× the rule's, the last one "
-                    f"tried, so the best may lie beyond; the fitted exponents hang on this.")  # fmt: skip
+            text = (f"N = {_size(verdict)}: OPTIMUM AT THE EDGE. The best {name} is {_factor(verdict)} the rule's, the last "
+                    f"one tried, so the best may lie beyond; the fitted exponents hang on this.")  # fmt: skip
             lines.append(html.paragraph(text + cost, "bad"))
         else:
-            text = f"N = {size}: the best LR tried is {verdict['best_factor']:g}× the rule's, with worse ones on both sides."
-            lines.append(html.paragraph(text + cost, "good"))
+            text = f"N = {_size(verdict)}: the best {name} tried is {_factor(verdict)} the rule's"
+            beside = "." if verdict["cost"] else ", with worse ones on both sides."
+            lines.append(html.paragraph(text + beside + cost, "good"))
     return lines
 
 

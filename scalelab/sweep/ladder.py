@@ -1,79 +1,12 @@
-"""The ladder: (size, budget) -> a run. One function and one named rule decide every run of a scaling study.
-
-A fitted exponent is only as good as the rule that chose the learning rates along the way, so the rule has a name, a
-source, and stands in the report.
-"""
-
-import dataclasses
+"""The ladder: (size, budget) -> a run. One function and one named rule (`rules.py`) decide every run of a scaling study."""
 
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import lengths, shares
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput
 from scalelab.model import count
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """How hyperparameters follow from size and length.
-
-    peak_lr = lr x (steps / lr_steps)^-steps_decay x (d_model / lr_width)^-width_decay; the base config's parametrization
-    acts on top of it (under mup, hidden matrices take base_width / d_model of it). warm-up = warmup_share of the steps, at
-    least warmup_least. beta2 is for batches of `global_batch`.
-    """
-
-    name: str
-    source: str
-    lr: float
-    lr_steps: float
-    steps_decay: float
-    lr_width: float
-    width_decay: float
-    warmup_share: float
-    warmup_least: int
-    beta2: float
-    global_batch: int
-
-    def peak_lr(self, d_model: int, steps: int) -> float:
-        """Peak learning rate of a run of this width and so many steps."""
-        return self.lr * (steps / self.lr_steps) ** -self.steps_decay * (d_model / self.lr_width) ** -self.width_decay
-
-    def text(self) -> str:
-        """The rule in one line, for reports."""
-        return (
-            f"{self.name}: peak LR {self.lr:g} x (steps / {self.lr_steps:g})^-{self.steps_decay:g} x "
-            f"(d_model / {self.lr_width:g})^-{self.width_decay:g}, warm-up {self.warmup_share:.0%} of the steps (at least "
-            f"{self.warmup_least}), beta2 {self.beta2:g}, batch {self.global_batch} sequences; source: {self.source}"
-        )
-
-
-RULES = {
-    rule.name: rule
-    for rule in (
-        Rule(
-            name="small-bytes",
-            source="30 runs on split 0, seed 0 of configs/quickstart.py: best of five LRs at six (d_model 16 to 80, 1.25e11 "
-            "and 5e11 FLOPs), smoothed by eye in steps and width; frozen before the confirming studies",
-            lr=3.7e-3,
-            lr_steps=1500,
-            steps_decay=0.12,
-            lr_width=48,
-            width_decay=0.35,
-            warmup_share=0.08,
-            warmup_least=10,
-            beta2=0.95,
-            global_batch=8,
-        ),
-    )
-}
-
-
-def rule(name: str) -> Rule:
-    """A rule by name; BadInput for an unknown one."""
-    if name not in RULES:
-        raise BadInput(f"no ladder rule {name!r}{nearest(name, RULES)}")
-    return RULES[name]
+from scalelab.sweep.rules import Rule
 
 
 def sized(base: ConfigDict, d_model: int) -> ConfigDict:
@@ -111,24 +44,44 @@ def flops_per_step(config: ConfigDict) -> float:
     return per_token * config.train.global_batch * config.model.seq_len
 
 
+def values_at(config: ConfigDict, budget_flops: float) -> dict[str, float]:
+    """What a rule goes by, of a run of this model that spends the budget: `d_model`, `N` (non-embedding), `D` (tokens)."""
+    shape = config_lib.static(config).model
+    tokens = budget_flops / count.flops_per_token(shape)["exact"]
+    return {"d_model": config.model.d_model, "N": count.parameters(shape)["non_embedding"], "D": tokens}
+
+
 def rung(
-    base: ConfigDict, d_model: int, budget_flops: float, by: Rule, role: str = "fit", lr_factor: float = 1.0
-) -> ConfigDict:
-    """The run of width `d_model` that spends `budget_flops`; BadInput where that is less than a meaningful run."""
+    base: ConfigDict, d_model: int, budget_flops: float, by: Rule, role: str = "fit", lr_factor: float = 1.0,
+    batch_factor: float = 1.0,
+) -> ConfigDict:  # fmt: skip
+    """The run of width `d_model` that spends `budget_flops`, its LR and batch those of the rule times the factors.
+
+    Another batch takes another number of steps, and its LR grows as the root of `batch_factor` (Malladi et al. 2022, on
+    Adam). BadInput where the budget is less than a meaningful run, and outside the rule's range.
+    """
     of_no_length(base, f"the ladder rule {by.name!r}")
     base = base.copy_and_resolve_references()
     lengths.forget(base)
-    base.train.global_batch = by.global_batch
     config = sized(base, d_model)
-    steps = round(budget_flops / flops_per_step(config))
+    values = values_at(config, budget_flops)
+    if refusal := by.refusal(**values):
+        raise BadInput(refusal)
+    of_rule = by.batch(values["D"], config.model.seq_len)
+    batch = max(1, round(of_rule * batch_factor))
+    steps_of_rule, steps = (round(values["D"] / (size * config.model.seq_len)) for size in (of_rule, batch))
     if steps < 2 * by.warmup_least:
         raise BadInput(
             f"{budget_flops:.3g} FLOPs are only {steps} steps at d_model={d_model}: take a smaller size or a larger budget"
         )
+    peak_lr = lr_factor * (batch / of_rule) ** 0.5 * by.peak_lr(**values, steps=steps_of_rule)
     lengths.forget(config)
+    config.eval.batches = max(1, round(config.eval.batches * config.train.global_batch / batch))  # of as many tokens
+    config.train.global_batch = batch
     config.train.steps = steps
-    config.optim.peak_lr = lr_factor * by.peak_lr(d_model, steps)
-    config.optim.beta2 = by.beta2
+    config.optim.peak_lr = peak_lr
+    if by.beta2 is not None:
+        config.optim.beta2 = by.beta2
     config.schedule.warmup_tokens = config.schedule.warmup_share = None
     config.schedule.warmup_steps = max(by.warmup_least, round(by.warmup_share * steps))
     config.eval.every_steps = steps

@@ -26,7 +26,7 @@ from scalelab.sweep.worker import STOPPED, live
 
 POLL_S = 0.2
 PRELOAD = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
-PROGRAMS_EACH = 16  # a worker that has compiled so many is replaced: it would hold them all to its end
+PROGRAMS_EACH = 8  # a worker that has compiled so many is replaced: it would hold them all to its end, some 50 MB each
 Jobs = Mapping[str, Mapping[str, ConfigDict]]  # {pack: {trial: config}}
 Watch = Callable[[Sequence[str]], None]
 
@@ -34,15 +34,6 @@ Watch = Callable[[Sequence[str]], None]
 def worker_count(wanted: int) -> int:
     """`sweep.workers`; 0: one a core on CPU, where tiny models don't fill two, and one in all on an accelerator."""
     return wanted or (1 if accelerated() else len(_cores()))
-
-
-def run_packs(
-    folder: pathlib.Path, jobs: Jobs, workers: int, watch: Watch = lambda running: None,
-    stop: Callable[[], bool] = lambda: False, allow: Collection[str] = (), take_over: bool = False,
-) -> dict[str, int]:  # fmt: skip
-    """Train `{pack: {trial: config}}` with workers of its own, as `Pool.run` does."""
-    with Pool(folder, workers, allow, take_over) as pool:
-        return pool.run(jobs, watch, stop)
 
 
 @dataclasses.dataclass

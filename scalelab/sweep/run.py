@@ -1,5 +1,6 @@
 """A whole sweep: write down what it is, train its packs here or in the pool, and say how each trial ended."""
 
+import contextlib
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -23,11 +24,13 @@ def run_sweep(
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
     take_over: bool = False,
+    workers: pool.Pool | None = None,
 ) -> dict[str, str]:
     """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`. `allow` and `take_over` as for `train_single`.
 
     A single pack is trained in this process and reports to `progress`; several go to the pool, in the order of their
-    first trials, and `watch` is called with the names of the trials that run. What is finished is not run again.
+    first trials, and `watch` is called with the names of the trials that run. What is finished is not run again. A study
+    that sweeps more than once gives its `workers`: they go on living, and every pack goes to them.
     """
     changes.check_allowed(allow)
     grouped = packs(trials)
@@ -43,15 +46,14 @@ def run_sweep(
         unfinished = {
             pack: names for pack, names in grouped.items() if not all(_ended(folder, n, trials) for n in names)
         }
-        if len(grouped) == 1 and unfinished:
+        if len(grouped) == 1 and unfinished and not workers:
             pack, names = next(iter(unfinished.items()))
             train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over)
         elif unfinished:
-            workers = pool.worker_count(next(iter(trials.values())).sweep.workers)
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
-            codes = pool.run_packs(
-                folder, jobs, workers, lambda live: watch([n for p in live for n in grouped[p]]), stop, allow, take_over
-            )
+            wanted = pool.worker_count(next(iter(trials.values())).sweep.workers)
+            with contextlib.nullcontext(workers) if workers else pool.Pool(folder, wanted, allow, take_over) as crew:
+                codes = crew.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop)
             for pack, code in codes.items():
                 if code not in (0, pool.STOPPED):
                     pool.mark_failed(folder, pack, grouped[pack], code)

@@ -41,7 +41,10 @@ def name(index: int, point: Mapping[str, Any]) -> str:
 
 
 def packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
-    """`{pack: [names]}`: trials of a pack differ only in traced values and share `train.steps`."""
+    """`{pack: [names]}`: trials of a pack differ only in traced values, and share `train.steps` and their role in a study.
+
+    Runs of another role begin at another time, so they can't have the same checkpoints.
+    """
     found: dict[str, list[str]] = {}
     for trial, config in trials.items():
         shared = {
@@ -53,6 +56,8 @@ def packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
             ":" in config.optim.name
         ):  # which of an own optimizer's numbers there are is compiled in, their values are not
             shared |= {"own": sorted(config.optim.own), "unset": config_lib.unset(config)}
+        if config.log.role:
+            shared["log.role"] = config.log.role
         key = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
         found.setdefault(key, []).append(trial)
     return found

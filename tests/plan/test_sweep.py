@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments import isoflop
+from experiments import isoflop, ladder_runs
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.laws import forms, optimum
@@ -25,7 +25,13 @@ from tests.laws.examples import QUICKSTART_LIKE
 
 ROOT = pathlib.Path(__file__).parents[2]
 STUDY = ROOT / "experiments" / "isoflop.py"
-SMALL = ["--config=configs/quickstart.py", "--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout=8e10"]
+SMALL = [
+    "--config=configs/quickstart.py",
+    "--budgets=5e9,1e10,2e10",
+    "--sizes=16,24,32",
+    "--holdout=8e10",
+    "--checks=lr",
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +41,12 @@ def small():
 
 def test_a_study_lists_the_runs_that_it_trains(small):
     """Of the same function; what each costs is what its record will say."""
-    trained = isoflop.fit_runs(isoflop.parse(SMALL)[0])
+    study = isoflop.parse(SMALL)[0]
+    trained = ladder_runs.fit_runs(study) | ladder_runs.check_runs(study)
     assert [run.name for run in small.runs] == list(trained) and len(trained) == 9 + 4
     for run, config in zip(small.runs, trained.values(), strict=True):
         assert run.role == config.log.role and run.steps == config.train.steps
-        assert (run.n, run.d) == isoflop.size_and_tokens(config)
+        assert (run.n, run.d) == ladder_runs.size_and_tokens(config)
         budget = float(run.name.split("-")[1])
         assert run.flops == pytest.approx(budget, rel=0.05)
     ours = planned(STUDY, [*SMALL, "--config.train.seed=7"]).runs
@@ -52,11 +59,11 @@ def test_sums_packs_and_cost(small):
     assert small.tokens == sum(run.d for run in runs)
     assert small.device_hours == pytest.approx(sum(run.hours for run in runs))
     assert small.cost == pytest.approx(2.0 * small.device_hours) and small.device_hours_low <= small.device_hours
-    # A learning-rate check differs from its twin in traced values only; all else differs in width or in steps.
-    assert sorted(len(names) for names in small.packs.values()) == [1] * 7 + [3, 3]
+    # Two learning-rate checks differ in traced values only; all else differs in width, in steps or in when it is run.
+    assert sorted(len(names) for names in small.packs.values()) == [1] * 9 + [2, 2]
     assert small.too_large == () and 0 < small.largest_bytes < small.capacity_bytes
     longest = max(sum(run.hours for run in runs if run.name in names) for names in small.packs.values())
-    assert longest <= small.wall_hours < small.device_hours / 4  # eight devices, nine packs
+    assert longest <= small.wall_hours < small.device_hours / 4  # eight devices, eleven packs
 
 
 def run_of(name, hours, devices=1):

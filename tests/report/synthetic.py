@@ -99,8 +99,9 @@ def write_study(folder: pathlib.Path, lines: int = 150) -> dict:
     checks = []
     for row in (runs[0], runs[-1]):
         for factor in (0.5, 1.0, 2.0):
-            worse = {0.5: 0.031, 1.0: 0.0, 2.0: 0.012 if row is runs[0] else -0.006}[factor]
+            worse = {0.5: 0.031, 1.0: 0.0, 2.0: 0.012 if row is runs[0] else -0.04}[factor]
             checks.append({"size": row["N"], "factor": factor, "loss": row["loss"] + worse, "folder": row["folder"]})
+    batches = [row | {"loss": runs[0]["loss"] + 0.02 * abs(row["factor"] - 1)} for row in checks[:3]]
     fit = fit_study(records.read_runs(folder), bootstrap=100)
     isoflop = fit_isoflop([row["C"] for row in runs], [row["N"] for row in runs], [row["loss"] for row in runs])
     said = fit.predict(n, held["D"])
@@ -115,7 +116,7 @@ def write_study(folder: pathlib.Path, lines: int = 150) -> dict:
         },
         "ladder": {"rule": "quick-2026", "source": "fitted on file split 7", "peak_lr": "0.006 (steps / 1500)^-0.2",
                    "warmup_share": 0.08, "beta2": 0.95, "batch": 8},
-        "lr_checks": checks, "isoflop": isoflop.to_json(), "wall_s": 213.4,
+        "lr_checks": checks, "batch_checks": batches, "isoflop": isoflop.to_json(), "wall_s": 213.4,
         "frontier": {"C": budgets, "low": [p.low for p in along], "high": [p.high for p in along]},
         "runs": runs,
     }  # fmt: skip

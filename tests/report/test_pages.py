@@ -8,6 +8,7 @@ import re
 import pytest
 
 from scalelab import records
+from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.report import gather, parts
 from scalelab.report.pages import write_report
@@ -71,7 +72,16 @@ def test_the_page_fetches_nothing_and_runs_nothing(study):
 
 def test_every_figure_is_a_pdf_with_numbers(study):
     folder, _, report, _ = study
-    wanted = {"prediction", "isoflop", "surface", "residuals", "lr_checks", "training_loss", "validation_loss"}
+    wanted = {
+        "prediction",
+        "isoflop",
+        "surface",
+        "residuals",
+        "lr_checks",
+        "batch_checks",
+        "training_loss",
+        "validation_loss",
+    }
     assert set(report["figures"]) == wanted and report["kind"] == "study" and report["runs"] == 21
     for name in wanted:
         assert (folder / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
@@ -163,7 +173,7 @@ def test_a_study_that_has_just_begun_has_a_page(tmp_path, summary):
     assert "No prediction yet" in text and "Not in this report" in text
     assert report["figures"] == ["training_loss", "validation_loss"]
     assert {gap.split(":")[0] for gap in report["missing"]} == {
-        "Prediction", "IsoFLOP curves", "The fitted law", "Learning-rate checks"
+        "Prediction", "IsoFLOP curves", "The fitted law", "Checks of the LR", "Checks of the batch"
     }  # fmt: skip
 
 
@@ -296,10 +306,23 @@ def test_differing_versions_are_counted(tmp_path):
 ])  # fmt: skip
 def test_an_optimum_is_bracketed_or_not(losses, best, edge):
     rows = [{"size": 7, "factor": f, "loss": loss} for f, loss in zip((0.5, 1, 2), losses, strict=True)]
-    (verdict,) = gather.lr_verdicts(rows)
+    (verdict,) = gather.check_verdicts(rows)
     assert (verdict["best_factor"], verdict["edge"]) == (best, edge)
     if best is not None:
         assert verdict["cost"] == pytest.approx(2.0 / verdict["loss"] - 1)
+
+
+def test_a_check_with_its_optimum_at_the_edge_fails_the_report(tmp_path, capsys):
+    summary = synthetic.write_study(tmp_path, lines=30)
+    assert main(["report", str(tmp_path)]) == 1
+    assert "FAILED: N = " in (said := capsys.readouterr().err) and "the best LR tried is 2×" in said
+    assert "FAILED: N = " in (tmp_path / "report.html").read_text()
+    scatter = summary["fit"]["residual_rms"]
+    at_one, at_two = summary["lr_checks"][-2:]
+    at_two["loss"] = at_one["loss"] * (1 - scatter / 2)  # no better than the runs scatter about the law
+    records.write_json(tmp_path / "summary.json", summary)
+    assert main(["report", str(tmp_path)]) == 0
+    assert "FAILED" not in (tmp_path / "report.html").read_text()
 
 
 def test_runs_that_did_not_finish_are_not_drawn_as_fitted(study):

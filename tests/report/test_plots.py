@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from scalelab.laws.closed import Params
-from scalelab.report import lawplots, plots, style, sweepplots
+from scalelab.report import gather, lawplots, plots, style, sweepplots
 from tests.report import synthetic
 
 LAW = Params(**synthetic.LAW)
@@ -83,13 +83,17 @@ def test_the_floor_is_drawn_and_named():
 def test_lr_checks_say_where_the_optimum_is():
     rows = [{"size": s, "factor": f, "loss": y}
             for s, losses in ((1e4, (2.1, 2.0, 2.2)), (4e4, (1.9, 1.8, 1.7))) for f, y in zip((0.5, 1, 2), losses, strict=True)]  # fmt: skip
-    texts = [[t.get_text() for t in ax.texts] for ax in plots.lr_checks(rows).axes]
-    assert texts == [["optimum inside"], ["optimum at the edge: not bracketed"]]
+    for scatter, said in (
+        (0.0, "optimum at the edge: not bracketed"),
+        (0.1, "no better at the edge than the runs scatter"),
+    ):
+        axes = plots.checks(rows, "LR", gather.check_verdicts(rows, scatter)).axes
+        assert [[t.get_text() for t in ax.texts] for ax in axes] == [["optimum inside"], [said]]
 
 
 def test_a_lost_check_run_is_shown_as_diverged():
     rows = [{"size": 1, "factor": f, "loss": y} for f, y in ((0.5, 2.1), (1, 2.0), (2, None))]
-    (ax,) = plots.lr_checks(rows).axes
+    (ax,) = plots.checks(rows, "LR", gather.check_verdicts(rows)).axes
     assert " diverged" in [t.get_text() for t in ax.texts] and "optimum inside" in [t.get_text() for t in ax.texts]
 
 

@@ -1,0 +1,147 @@
+"""A scaling study from its first run to its summary: grid, fit, prediction, held-out run and checks, score."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments import ladder_runs, phases
+from experiments.ladder_runs import Study
+from scalelab import records
+from scalelab.commands.progress import Board
+from scalelab.commands.shared import say
+from scalelab.errors import BadInput, WorkFailed
+from scalelab.laws import FitError, Fitted
+from scalelab.laws.isoflop import fit_isoflop
+from scalelab.laws.study import fit_study
+from scalelab.sweep import ladder
+
+HELD_OUT = "holdout"
+
+
+def conduct(study: Study, folder: pathlib.Path, command: str, clock: phases.Phases) -> dict[str, Any]:
+    """Run (or resume) the whole study in `folder`; returns what summary.json holds, {} where a signal stopped it.
+
+    Says on standard error how far it is. The checks of LR and batch train beside the held-out run, which leaves a core idle.
+    """
+    from scalelab.signals import stop_on_signals
+    from scalelab.sweep import status
+    from scalelab.sweep.pool import Pool, worker_count
+    from scalelab.sweep.run import run_sweep
+    from scalelab.train.program import cache_compilations
+    from scalelab.train.single import dataset
+
+    with clock.timed("data"):
+        cache_compilations()
+        grid, checks = ladder_runs.fit_runs(study), ladder_runs.check_runs(study)
+        ladder_runs.holdout_runs(study)  # what can't be run is refused before anything runs
+        data = dataset(study.base)
+    say(
+        f"{len(grid)} runs, then one of {study.holdout_flops:.3g} FLOPs beside {len(checks)} checks; {study.rule.text()}"
+    )
+    with stop_on_signals() as stop, Pool(folder, worker_count(study.base.sweep.workers)) as workers:
+
+        def train(trials: Mapping[str, ConfigDict], phase: str) -> bool:
+            with clock.timed(phase), Board(folder, {n: run.train.steps for n, run in trials.items()}) as board:
+                ended = run_sweep(folder, trials, watch=board.update, stop=stop, workers=workers)
+            if not stop():
+                status.refuse_crashed(folder, ended)
+            return not stop()
+
+        if not train(grid, "grid"):
+            return {}
+        with clock.timed("fit"):
+            fitted = fit_study(records.read_runs(folder))
+            prediction = predict_once(folder, fitted, ladder_runs.predicted_best(study, fitted.loss))
+        low, high = prediction["interval90"]
+        say(
+            f"predicted for {study.holdout_flops:.3g} FLOPs: {prediction['predicted_loss']:.4f}, 90 % in {low:.4f} to {high:.4f}"
+        )
+        last = ladder.rung(study.base, prediction["d_model"], study.holdout_flops, study.rule, "holdout")
+        if not train(grid | {HELD_OUT: last} | checks, "held-out run and checks"):
+            return {}
+    with clock.timed("score"):
+        rows = records.read_runs(folder)
+        fitted = fit_study(rows)  # the same runs, the same numbers; now the held-out run is listed among those left out
+        return {
+            "command": command,
+            "fit": fitted.to_json(),
+            "held_out": score(prediction, next(row for row in rows if row["role"] == "holdout")),
+            "frontier": frontier(fitted, min(study.grid), study.holdout_flops),
+            "isoflop": isoflop(rows),
+            "ladder": dataclasses.asdict(study.rule) | {"text": study.rule.text()},
+            **{f"{kind}_checks": checked(study, rows, kind) for kind in study.checked},
+            "entropy_rate": data.entropy_rate,
+            "runs": [
+                {key: row[key] for key in ("name", "role", "N", "D", "C", "folder", "status")}
+                | {"loss": row["val_loss"]}
+                for row in rows
+            ],
+        }
+
+
+def seconds(study: Study, folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows of `phases.collect` of a finished study."""
+    checks = [(name, kind) for name, _, kind, _ in ladder_runs.checks(study)]
+    kinds = {"  grid, by workers": list(ladder_runs.fit_runs(study)), "  held-out run": [HELD_OUT]}
+    kinds |= {f"  {kind} checks": [name for name, its in checks if its == kind] for kind in study.checked}
+    return phases.collect(folder, kinds)
+
+
+def predict_once(folder: pathlib.Path, fitted: Fitted, run: ConfigDict) -> dict[str, Any]:
+    """The prediction, written before the run exists. Where one is written already, it stands, whatever the fit says now."""
+    path = folder / "prediction.json"
+    N, D = ladder_runs.size_and_tokens(run)
+    if not path.exists():
+        at = fitted.predict(N, D)
+        numbers = {"predicted_loss": at.loss, "interval90": [at.low, at.high], "predicted_at": time.time()}
+        facts = {"N": N, "D": D, "C": ladder_runs.flops(run), "d_model": run.model.d_model}
+        records.write_json(path, numbers | facts)
+    return records.read_json(path)
+
+
+def score(prediction: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The prediction beside what was measured; `error` is predicted / measured - 1. WorkFailed where nothing was."""
+    (low, high), measured = prediction["interval90"], row["val_loss"]
+    if row["status"] != "done" or measured is None:
+        raise WorkFailed(f"the held-out run {row['status']}: the prediction is unscored (see {row['folder']})")
+    return prediction | {
+        "measured_loss": measured,
+        "error": prediction["predicted_loss"] / measured - 1,
+        "inside": low <= measured <= high,
+        "width": (high - low) / prediction["predicted_loss"],
+        "folder": row["folder"],
+    }
+
+
+def checked(study: Study, rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Loss at the rule's own LR or batch and at multiples of it (`factor`; loss None: diverged), for each size checked."""
+    by_name = {row["name"]: row for row in rows}
+    chosen = []
+    for size in ladder_runs.check_sizes(study):
+        mine = [(name, cell, f) for name, cell, its, f in ladder_runs.checks(study) if (its, cell[1]) == (kind, size)]
+        for name, factor in [(ladder_runs.twin_name(mine[0][1]), 1.0), *((name, f) for name, _, f in mine)]:
+            row = by_name[name]
+            facts = {"run": name, "size": row["N"], "d_model": size, "factor": factor}
+            chosen.append(facts | {"loss": row["val_loss"] if row["status"] == "done" else None})
+    return sorted(chosen, key=lambda row: (row["d_model"], row["factor"]))
+
+
+def isoflop(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Approach 2 beside the law; {} with the reason where the finished runs don't hold two interior minima."""
+    grid = [row for row in rows if row["role"] == "fit" and row["status"] == "done"]
+    try:
+        return fit_isoflop(*[[row[key] for row in grid] for key in ("C", "N", "val_loss")]).to_json()
+    except (BadInput, FitError) as why:
+        say(f"no IsoFLOP exponents: {why}")
+        return {"why": str(why)}
+
+
+def frontier(fitted: Fitted, low_flops: float, high_flops: float) -> dict[str, list[float]]:
+    """The 90 % band of one new run at the best allocation of each budget between the two."""
+    budgets = [low_flops * (high_flops / low_flops) ** (i / 12) for i in range(13)]
+    bands = [fitted.decide(budget).loss for budget in budgets]
+    return {"C": budgets, "low": [band.low for band in bands], "high": [band.high for band in bands]}

@@ -1,0 +1,85 @@
+"""Where a study's time goes: wall and CPU seconds of its phases, its own and its workers', interrupted calls included."""
+
+import contextlib
+import pathlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from scalelab import records
+from scalelab.errors import BadInput
+from scalelab.jsonfiles import NUMBER, TEXT
+from scalelab.sweep.worker import SPENT
+
+FILE = "phases.jsonl"
+INSTALLATION = "installation and start"
+LINE = {"phase": TEXT, "wall_s": NUMBER, "cpu_s": (NUMBER,)}
+CPU_KEYS = ("start_s", "compile_s", "cpu_s")
+
+
+class Phases:
+    """Writes a line for each phase of this process: `phase`, `wall_s`, `cpu_s`."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.path = folder / FILE
+
+    @contextlib.contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Count what happens inside as this phase, also where it ends by an exception; of bad input nothing is written."""
+        wall, cpu = time.monotonic(), time.process_time()
+        try:
+            yield
+        except BadInput:
+            raise
+        except BaseException:
+            self.add(phase, time.monotonic() - wall, time.process_time() - cpu)
+            raise
+        self.add(phase, time.monotonic() - wall, time.process_time() - cpu)
+
+    def add(self, phase: str, wall_s: float, cpu_s: float | None) -> None:
+        """Count seconds that were measured elsewhere; CPU None where it is not known."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        records.append(self.path, [{"phase": phase, "wall_s": wall_s, "cpu_s": cpu_s}])
+
+
+def collect(folder: pathlib.Path, kinds: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """Rows `phase`, `wall_s`, `cpu_s`, `compile_s` (of the CPU seconds: starting, tracing, compiling); None: not known.
+
+    First the study's own phases, in order of time, then what its workers did for `{kind: trials}`, whose wall time is
+    inside a phase's.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for line in records.read_lines(folder / FILE, LINE):
+        row = rows.setdefault(line["phase"], {"phase": line["phase"], "wall_s": 0.0, "cpu_s": None, "compile_s": None})
+        row["wall_s"] += line["wall_s"]
+        if line["cpu_s"] is not None:
+            row["cpu_s"] = (row["cpu_s"] or 0.0) + line["cpu_s"]
+    packs = records.read_json(folder / "sweep.json")["packs"]
+    for kind, trials in kinds.items():
+        mine = [pack for pack, names in packs.items() if set(names) & set(trials)]
+        lines = [
+            line
+            for pack in mine
+            for line in records.read_lines(folder / "packs" / pack / SPENT, dict.fromkeys(CPU_KEYS, NUMBER))
+        ]
+        start, compiling, cpu = (sum(line[key] for line in lines) for key in CPU_KEYS)
+        if lines:
+            rows[kind] = {"phase": kind, "wall_s": None, "cpu_s": cpu, "compile_s": start + compiling}
+    return list(rows.values())
+
+
+def total(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Wall seconds of the phases, CPU seconds of all."""
+    return {key: sum(row[key] or 0.0 for row in rows) for key in ("wall_s", "cpu_s")}
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The cells of the table, its head and its sum included."""
+    body = [[str(row["phase"]), *(_seconds(row.get(key)) for key in ("wall_s", "cpu_s", "compile_s"))] for row in rows]
+    every = total(rows)
+    head = ["seconds", "wall", "CPU", "of it starting, tracing, compiling"]
+    return [head, *body, ["in all", _seconds(every["wall_s"]), _seconds(every["cpu_s"]), ""]]
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"

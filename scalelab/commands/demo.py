@@ -1,0 +1,71 @@
+"""scalelab demo [--out=DIR]
+
+A scaling law in seconds, nothing trained: fit the runs of a small study that comes with the package, predict its larger run,
+which was trained afterwards, and score the prediction. Writes the figure (PNG, PDF and the CSV behind it) into DIR.
+
+Exit code: 0 done, 2 bad input.
+"""
+
+import pathlib
+
+from scalelab.commands.shared import Parser, aligned, emit, folder_path
+
+DEFAULT = "scalelab-demo"
+
+
+def main(argv: list[str]) -> int:
+    """Print the fit, the prediction and its score; write the figure."""
+    parser = Parser("demo", __doc__)
+    parser.add_argument(
+        "--out", type=folder_path, default=pathlib.Path(DEFAULT), metavar="DIR", help=f"default: {DEFAULT}"
+    )
+    options = parser.parse_args(argv)
+    from scalelab.laws import examples
+    from scalelab.laws.closed import Params
+    from scalelab.laws.study import fit_study
+    from scalelab.report import lawplots, style
+
+    rows = examples.read_quickstart()
+    (held,) = (row for row in rows if row["role"] == "holdout")
+    fitted = fit_study([row for row in rows if row["role"] == "fit"])
+    at = fitted.predict(held["N"], held["D"])
+    budgets = sorted({float(f"{row['C']:.1g}") for row in rows})
+    bands = [fitted.decide(budget).loss for budget in budgets]
+    scored = {
+        "C": held["C"], "N": held["N"], "D": held["D"], "predicted_loss": at.loss, "interval90": [at.low, at.high],
+        "measured_loss": held["val_loss"], "error": at.loss / held["val_loss"] - 1,
+        "inside": at.low <= held["val_loss"] <= at.high,
+    }  # fmt: skip
+    points = [row | {"loss": row["val_loss"]} for row in rows if row["role"] != "check"]
+    band = {"C": budgets, "low": [each.low for each in bands], "high": [each.high for each in bands]}
+    figure = lawplots.held_out(
+        points, scored, Params(**fitted.params), fitted.k, band, None, "Predicted, then measured"
+    )
+    numbers = [{key: row[key] for key in ("name", "role", "N", "D", "C", "loss")} for row in points]
+    files = [p for kind in style.KINDS for p in style.save_as(options.out / f"prediction{kind}", figure, numbers)]
+    result = {"fit": fitted.to_json(), "held_out": scored, "files": files, "table": str(examples.QUICKSTART)}
+    if options.json != "-":
+        print("\n".join(_lines(result)))
+    emit(result, options.json)
+    return 0
+
+
+def _lines(result: dict) -> list[str]:
+    """What is printed: the law with its intervals, the prediction and its score, the files, and what to do next."""
+    fit, held = result["fit"], result["held_out"]
+    low, high = held["interval90"]
+    values = fit["params"] | fit["exponents"]
+    cells = [[name, f"{values[name]:.4g}", *(f"{end:.4g}" for end in fit["intervals"][name])] for name in values]
+    return [
+        f"{fit['n_runs']} small transformers on Python source, 1e11 to 8e11 FLOPs each, trained by `make quickstart`;",
+        f"fitted: {fit['equation']} (loss in nats per token, N parameters, D tokens)",
+        *aligned([["", "value", "90 % low", "high"], *cells]),
+        "",
+        f"predicted {held['predicted_loss']:.4f} (90 %: {low:.4f} to {high:.4f}) for a run of {held['C']:.3g} FLOPs, which then "
+        f"reached {held['measured_loss']:.4f}: error {held['error']:+.2%}, {'inside' if held['inside'] else 'OUTSIDE'}",
+        *(f"wrote {path}" for path in result["files"]),
+        "",
+        "next: your own runs          scalelab fit points.csv --columns='N=params,D=tokens,loss=val_loss'",
+        f"      this table in full     scalelab fit {result['table']} --target-flops=3.2e12 --plot=figures",
+        "      train, predict, check  make quickstart (in a clone: minutes on two cores)",
+    ]

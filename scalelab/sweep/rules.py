@@ -1,0 +1,236 @@
+"""Rules of the ladder: how learning rate and batch follow from size and length, each with its source and its range.
+
+A fitted exponent is only as good as the rule that chose the learning rates along the way, so a rule has a name, a source
+and the range that it was measured in, is refused outside of it, and stands in the report.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab import records
+from scalelab.errors import BadInput, nearest
+from scalelab.sweep.best import Best, best
+
+FITTED = "fitted:"  # before a folder of LR checks
+LEAST_LRS = 3  # of a cell of LR checks: fewer can't bracket an optimum
+WORDS = {"N": "N (non-embedding)", "D": "D (tokens)"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How hyperparameters follow from size and length.
+
+    peak LR = `lr` x the product of (value / reference)^exponent over `powers` {value: (reference, exponent)}, values being
+    `steps`, `d_model`, `N` (non-embedding parameters) and `D` (tokens); the base config's parametrization acts on top of it
+    (under mup, hidden matrices take base_width / d_model of it). A batch is `global_batch` sequences or, where that is None,
+    `batch_tokens` = (c, e): c x D^e tokens. Warm-up is `warmup_share` of the steps, at least `warmup_least`; beta2 is for
+    that batch (None: the base config's). `ranges` {value: (low, high)} are what it was measured in, `needs` {config key:
+    values} what it was measured with.
+    """
+
+    name: str
+    source: str
+    lr: float
+    powers: Mapping[str, tuple[float, float]]
+    global_batch: int | None = None
+    batch_tokens: tuple[float, float] | None = None
+    warmup_share: float = 0.08
+    warmup_least: int = 10
+    beta2: float | None = None
+    ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    needs: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    def peak_lr(self, **values: float) -> float:
+        """Peak learning rate of a run with these `steps`, `d_model`, `N` and `D`; those without a power may be left out."""
+        return self.lr * math.prod((values[key] / at) ** exponent for key, (at, exponent) in self.powers.items())
+
+    def batch(self, tokens: float, seq_len: int) -> int:
+        """Sequences a step of a run of so many tokens, at least one."""
+        if self.global_batch is not None:
+            return self.global_batch
+        assert self.batch_tokens
+        factor, exponent = self.batch_tokens
+        return max(1, round(factor * tokens**exponent / seq_len))
+
+    def refusal(self, **values: float) -> str:
+        """Why a run with these values is outside the range; "" where it is inside."""
+        for key, (low, high) in self.ranges.items():
+            if not low <= values[key] <= high:
+                near = low if values[key] < low else high
+                return (
+                    f"the ladder rule {self.name!r} was measured for {WORDS.get(key, key)} {low:g} to {high:g}, not "
+                    f"{values[key]:.4g}; nearest: {near:g}, or another rule: {others(self.name)}"
+                )
+        return ""
+
+    def text(self) -> str:
+        """The rule in one line, for reports."""
+        powers = "".join(f" x ({key} / {at:g})^{exponent:g}" for key, (at, exponent) in self.powers.items())
+        batch = f"{self.global_batch} sequences"
+        if self.batch_tokens:
+            batch = f"{self.batch_tokens[0]:g} x D^{self.batch_tokens[1]:g} tokens"
+        beta2 = "" if self.beta2 is None else f"beta2 {self.beta2:g}, "
+        ranges = ", ".join(f"{WORDS.get(key, key)} {low:g} to {high:g}" for key, (low, high) in self.ranges.items())
+        return (
+            f"{self.name}: peak LR {self.lr:.4g}{powers}, warm-up {self.warmup_share:.0%} of the steps (at least "
+            f"{self.warmup_least}), {beta2}batch {batch}; for {ranges or 'any size'}; source: {self.source}"
+        )
+
+
+def small_bytes(base: ConfigDict) -> Rule:
+    """Of the quickstart's family."""
+    return Rule(
+        name="small-bytes",
+        source="30 runs on split 0, seed 0 of configs/quickstart.py: best of five LRs at six (d_model 16 to 80, 1.25e11 "
+        "and 5e11 FLOPs), smoothed by eye in steps and width; frozen before the confirming studies. Half the batch is better by "
+        "0.6 % at d_model 16, 1e11 FLOPs and by 2.8 % at 80, 4e11 (one seed): exponents are those at this batch",
+        lr=3.7e-3,
+        powers={"steps": (1500, -0.12), "d_model": (48, -0.35)},
+        global_batch=8,
+        beta2=0.95,
+        ranges={"d_model": (16, 80)},
+        needs={"optim.name": ("adamw",)},
+    )
+
+
+def mup(base: ConfigDict) -> Rule:
+    """The base config's own LR at any width: muTransfer. Its batch too; the length's influence is left out."""
+    config = config_lib.resolve(base)
+    return Rule(
+        name="mup",
+        source="Yang et al. 2022, section 6: under muP the best LR of a narrow model is that of a wide one; the LR is "
+        "optim.peak_lr of the config, which should be the best at its base_width and at lengths like the study's",
+        lr=config.optim.peak_lr,
+        powers={},
+        global_batch=config.train.global_batch,
+        warmup_share=config.schedule.warmup_steps / config.train.steps,
+        beta2=config.optim.beta2,
+        needs={"parametrization.name": ("mup", "completep")},
+    )
+
+
+def step_law(base: ConfigDict) -> Rule:
+    """LR and batch from N and D by the fit of Li et al. to 3,700 models."""
+    return Rule(
+        name="step_law",
+        source="Li et al. 2025 (arXiv 2503.04715): LR 1.79 N^-0.713 D^0.307, batch 0.58 D^0.571 tokens; their dense models "
+        "(step-law.github.io) have N 214,663,680 to 1,073,741,824 and D 4e9 to 1e11",
+        lr=1.79,
+        powers={"N": (1.0, -0.713), "D": (1.0, 0.307)},
+        batch_tokens=(0.58, 0.571),
+        warmup_share=0.02,
+        beta2=0.95,
+        ranges={"N": (2.14e8, 1.08e9), "D": (4e9, 1e11)},
+        needs={"optim.name": ("adamw",), "parametrization.name": ("standard",)},
+    )
+
+
+RULES: dict[str, Callable[[ConfigDict], Rule]] = {"small-bytes": small_bytes, "mup": mup, "step_law": step_law}
+
+
+def others(name: str) -> str:
+    """The names of all rules but one."""
+    return ", ".join([*(other for other in RULES if other != name), f"{FITTED}DIR (fitted to LR checks of your own)"])
+
+
+def find_rule(name: str, base: ConfigDict) -> Rule:
+    """The rule of this name for the family of `base`; `fitted:DIR` is fitted to the runs in DIR.
+
+    BadInput for an unknown name, and where the family isn't what the rule was measured with.
+    """
+    if name.startswith(FITTED):
+        rule = fit_rule(pathlib.Path(name.removeprefix(FITTED)).expanduser())
+    elif name in RULES:
+        rule = RULES[name](base)
+    else:
+        raise BadInput(f"no ladder rule {name!r}{nearest(name, [*RULES, FITTED])}")
+    leaves = config_lib.leaves(config_lib.resolve(base))
+    for key, allowed in rule.needs.items():
+        if leaves[key] not in allowed:
+            raise BadInput(
+                f"the ladder rule {rule.name!r} was measured with {key}={' or '.join(allowed)}, not {leaves[key]!r}; "
+                f"nearest: --config.{key}={allowed[0]}, or another rule: {others(rule.name)}"
+            )
+    return rule
+
+
+ALIKE = ("optim.name", "parametrization.name", "train.global_batch", "optim.beta2", "model.n_layers", "model.vocab_size",
+         "model.seq_len", "schedule.name", "data.source")  # fmt: skip
+
+
+def fit_rule(folder: pathlib.Path) -> Rule:
+    """LR = c steps^a d_model^b by least squares in logs, through the best LR of every cell (d_model, steps) of LR checks.
+
+    The folder holds runs of a sweep over `optim.peak_lr`, `model.d_model` and `train.steps` (and seeds). BadInput where they
+    differ in more, where widths or lengths are fewer than two, and where a cell's best LR is at its edge.
+    """
+    runs = [
+        (records.flat(records.read_json(at / "config.json")), records.read_record(at))
+        for at in records.run_folders(folder)
+    ]
+    if not runs:
+        raise BadInput(f"{_option(folder)}: no runs in that folder; `scalelab sweep` makes some (configs/lr_checks.py)")
+    first = runs[0][0]
+    for key in ALIKE:
+        if len(values := {str(config[key]) for config, _ in runs}) > 1:
+            raise BadInput(
+                f"{_option(folder)}: its runs differ in {key} ({', '.join(sorted(values))}); use one of them"
+            )
+    cells = sorted({(config["model.d_model"], config["train.steps"]) for config, _ in runs})
+    widths, lengths = ({cell[i] for cell in cells} for i in (0, 1))
+    for key, values in (("model.d_model", widths), ("train.steps", lengths)):
+        if len(values) < 2:
+            raise BadInput(
+                f"{_option(folder)}: all its runs have {key}={min(values)}; sweep two values or more, far apart"
+            )
+    log2_lrs = np.array([_best_lr(folder, cell, runs).log2_lr for cell in cells])
+    middle = [math.exp(np.log(list(values)).mean()) for values in (lengths, widths)]
+    design = np.array([[1.0, math.log2(n / middle[0]), math.log2(d / middle[1])] for d, n in cells])
+    (at, by_steps, by_width), *_ = np.linalg.lstsq(design, log2_lrs)
+    scatter = float(np.sqrt(np.mean((design @ [at, by_steps, by_width] - log2_lrs) ** 2)))
+    return Rule(
+        name="fitted",
+        source=f"best LRs of {len(cells)} cells (d_model {_span(widths)}, {_span(lengths)} steps) of {len(runs)} runs in {folder}, "
+        f"by least squares; rms left over {scatter:.2g} octaves",
+        lr=2**at,
+        powers={"steps": (middle[0], by_steps), "d_model": (middle[1], by_width)},
+        global_batch=first["train.global_batch"],
+        warmup_share=float(np.median([config["schedule.warmup_steps"] / config["train.steps"] for config, _ in runs])),
+        beta2=first["optim.beta2"],
+        ranges={"d_model": (min(widths), max(widths))},
+        needs={key: (first[key],) for key in ("optim.name", "parametrization.name")},
+    )
+
+
+def _best_lr(folder: pathlib.Path, cell: tuple[int, int], runs: Sequence[tuple[dict, dict]]) -> Best:
+    """The best LR of the runs of one (d_model, steps), from the LRs that all its seeds have."""
+    losses: dict[int, dict[float, float]] = {}
+    for config, record in runs:
+        if (config["model.d_model"], config["train.steps"]) == cell and record.get("status") in ("done", "diverged"):
+            loss = record.get("val_loss") if record["status"] == "done" else None
+            losses.setdefault(config["train.seed"], {})[config["optim.peak_lr"]] = math.nan if loss is None else loss
+    lrs = sorted(set.intersection(*map(set, losses.values()))) if losses else []
+    where = f"{_option(folder)}: d_model={cell[0]}, {cell[1]} steps"
+    if len(lrs) < LEAST_LRS:
+        raise BadInput(f"{where}: finished runs at {len(lrs)} learning rates; an optimum needs {LEAST_LRS} or more")
+    chosen = best(np.log2(lrs), np.array([[losses[seed][lr] for lr in lrs] for seed in losses]))
+    if not chosen.interior:
+        raise BadInput(
+            f"{where}: the best LR {2**chosen.log2_lr:.4g} is the edge of those tried ({lrs[0]:.4g} to {lrs[-1]:.4g}); "
+            f"add {'smaller' if 2**chosen.log2_lr <= lrs[0] * 1.001 else 'larger'} ones"
+        )
+    return chosen
+
+
+def _option(folder: pathlib.Path) -> str:
+    return f"--rule={FITTED}{folder}"
+
+
+def _span(values: Collection[int]) -> str:
+    return f"{min(values)} to {max(values)}"
