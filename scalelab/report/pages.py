@@ -1,10 +1,12 @@
 """`write_report`: the page of a run, a sweep or a study, chosen by what the folder holds."""
 
 import pathlib
+from typing import Any
 
 from scalelab import records
 from scalelab.report import gather, html, plots, study, sweepplots, verdict
 from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
+from scalelab.sweep import settings
 
 SOURCE_COLUMNS = {
     "source": "source", "val_loss": "val. loss (nats)", "bpb": "bits/byte", "tokens": "tokens trained on", "epochs": "epochs",
@@ -89,10 +91,10 @@ def report_sweep(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     folders = page.readable(records.run_folders(folder))
     swept = gather.swept(rows)
     page.parts.append(html.card(_best(rows, swept)))
-    shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept[:4], "status", "val_loss")} for row in rows]
-    if any(map(sweepplots.is_final, rows)):
+    shown = [{"run": row["name"]} | {key: row.get(key) for key in (*swept, "status", "val_loss")} for row in rows]
+    if any(map(settings.is_final, rows)):
         fig = sweepplots.sweep_overview(shown, swept, gather.entropy_rate(folders), "Final loss over what was swept")
-        caption = "Final validation loss of every trial; the best has a ring, lost ones stand at the top."
+        caption = "Final validation loss of every trial; the best setting has a ring at its mean over seeds, lost ones stand at the top."
         page.parts.append(html.section("Overview", page.draw("sweep", fig, shown, caption)))
     else:
         page.missing.append("Overview: no trial has finished with a finite loss yet.")
@@ -105,25 +107,28 @@ def report_sweep(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
 
 
 def _best(rows: list[dict], swept: list[str]) -> str:
-    """The best trial in words, and whether its values sit at the edge of what was swept."""
-    done = [row for row in rows if sweepplots.is_final(row)]
+    """The best setting in words, and whether its values sit at the edge of what was swept."""
     text = f"Swept: {', '.join(swept) or 'nothing (all configs are equal)'}. {gather.states(rows)}."
-    if not done:
-        return html.paragraph(f"No trial has finished. {text}", "bad")
-    best = min(done, key=lambda row: row["val_loss"])
-    values = ", ".join(f"{key} = {html.say(best.get(key))}" for key in swept)
-    edges = [key for key in swept if key != "train.seed" and _at_edge(best, done, key)]
-    said = html.paragraph(
-        f"Best: {best['name']} with validation loss {best['val_loss']:.4f} nats/token ({values}). {text}"
-    )
+    best = settings.find_best(settings.group_by_setting(rows, swept))
+    if best is None:
+        return html.paragraph(f"No setting has finished without a lost seed. {text}", "bad")
+    values = ", ".join(f"{key} = {html.say(value)}" for key, value in best.values.items())
+    seeds = f"seed{'s' * (len(best.seeds) > 1)} {', '.join(map(str, best.seeds))}"
+    loss = f"{best.mean:.4f} nats/token with {seeds}: what of it is the seed's luck is unknown"
+    if best.error is not None:
+        loss = f"{best.mean:.4f} ± {best.error:.4f} nats/token, mean and standard error over {seeds}"
+    missing = f"; {best.pending} of its seeds not finished" if best.pending else ""
+    name = f"Best: {values}, with validation loss" if values else "Nothing but seeds was swept: validation loss"
+    paragraph = html.paragraph(f"{name} {loss}{missing}. {text}")
+    edges = [key for key in best.values if _at_edge(best.values[key], rows, key)]
     if edges:
-        said += html.paragraph(
+        paragraph += html.paragraph(
             f"Its {' and '.join(edges)} {'sits' if len(edges) == 1 else 'sit'} at the edge of the sweep: the best may lie outside.",
             "bad",
         )
-    return said
+    return paragraph
 
 
-def _at_edge(best: dict, rows: list[dict], key: str) -> bool:
+def _at_edge(value: Any, rows: list[dict], key: str) -> bool:
     values = [row[key] for row in rows if isinstance(row.get(key), int | float) and not isinstance(row[key], bool)]
-    return len(set(values)) > 2 and best[key] in (min(values), max(values))
+    return len(set(values)) > 2 and value in (min(values), max(values))

@@ -1,6 +1,5 @@
 """Figures of a sweep: the final loss of every trial over what was swept. Rows in, matplotlib Figure out."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,21 +9,22 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from scalelab.report.style import ACCENT, INK, LOSS, figure, log_axis, shades, short, styled
+from scalelab.sweep.settings import SEED, Setting, find_best, group_by_setting, is_final
 
 
 @styled
 def sweep_overview(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
     """Final validation loss over each swept value, one panel each (at most 4, seeds aside); diverged runs sit on the top edge.
 
-    rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best run has a ring.
+    rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best setting has
+    a ring, at its mean over seeds.
     """
-    panels = [name for name in swept if name != "train.seed"][:4] or [
-        "run"
-    ]  # seeds repeat a trial: a colour, not an axis
+    best = find_best(group_by_setting(rows, swept))
+    panels = [name for name in swept if name != SEED][:4] or ["run"]  # seeds repeat a trial: a colour, not an axis
     fig, axes = figure(max(5.4, 3.5 * len(panels)), 3.6, len(panels))
     for ax, name in zip(np.atleast_1d(axes), panels, strict=True):
         other = next((o for o in swept if o != name), None) if len(swept) == 2 else None
-        _panel(ax, rows, name, other)
+        _panel(ax, rows, name, other, best)
         handles = _other_values(rows, other) if other else []
         if floor is not None:
             handles.append(ax.axhline(floor, color=INK, ls=":", lw=1.2, label=f"entropy rate: {floor:.4g}"))
@@ -44,11 +44,6 @@ def sweep_overview(rows: Sequence[dict], swept: Sequence[str], floor: float | No
     return fig
 
 
-def is_final(row: dict) -> bool:
-    """Whether the row's `val_loss` is the result of a finished run: others hold the last value before they stopped."""
-    return row["status"] == "done" and row.get("val_loss") is not None and math.isfinite(row["val_loss"])
-
-
 def _other_values(rows: Sequence[dict], other: str) -> list[Line2D]:
     colours = shades(row.get(other) for row in rows)
     return [
@@ -61,8 +56,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None) -> None:
-    """One swept value against the loss, coloured (and joined) by the other one where exactly two were swept."""
+def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: Setting | None) -> None:
+    """One swept value against the loss, coloured (and joined) by the other one where exactly two were swept; `best` has a ring."""
     values: list[Any] = sorted(
         {row.get(name) for row in rows}, key=lambda v: (not _is_number(v), v if _is_number(v) else str(v))
     )
@@ -79,9 +74,8 @@ def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None) -> None
     if lost:
         ax.plot(lost, [0.97] * len(lost), "X", color=ACCENT, ms=7, mec="white", transform=ax.get_xaxis_transform())
         ax.set_title("✕ diverged or not finished", fontsize=8, color=ACCENT, loc="right", weight="normal")
-    if good:
-        best = min(good, key=lambda row: row["val_loss"])
-        ax.plot(at[best.get(name)], best["val_loss"], "o", ms=12, mfc="none", mec=ACCENT, mew=1.4)
+    if best and name in best.values:
+        ax.plot(at[best.values[name]], best.mean, "o", ms=12, mfc="none", mec=ACCENT, mew=1.4)
     _ticks(ax, at, numeric)
 
 

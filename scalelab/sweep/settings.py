@@ -1,0 +1,67 @@
+"""Settings of a sweep: trials that differ in their seed only count together, by the mean of their losses."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+SEED = "train.seed"
+LOST = ("diverged", "failed", "damaged")  # these seeds will not have a loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Swept `values` without the seed; `seeds` and `losses` (nats a token) of finished trials, how many were lost, how many run."""
+
+    values: dict[str, Any]
+    seeds: tuple[Any, ...]
+    losses: tuple[float, ...]
+    lost: int
+    pending: int
+
+    @property
+    def mean(self) -> float:
+        """Mean loss over seeds; infinite where one was lost, nan before the first is finished."""
+        if self.lost:
+            return math.inf
+        return float(np.mean(self.losses)) if self.losses else math.nan
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean; None for fewer than two seeds."""
+        n = len(self.losses)
+        return float(np.std(self.losses, ddof=1)) / n**0.5 if n > 1 else None
+
+
+def is_final(row: Mapping[str, Any]) -> bool:
+    """Whether the row's `val_loss` is the result of a finished run: others hold the last value before they stopped."""
+    loss = row.get("val_loss")
+    return row["status"] == "done" and loss is not None and math.isfinite(loss)
+
+
+def group_by_setting(rows: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> list[Setting]:
+    """The settings of a sweep's rows, in the order of their first trial; `swept`: the keys in which trials differ."""
+    keys = [key for key in swept if key != SEED]
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(repr(row.get(key)) for key in keys), []).append(row)
+    return [_setting({key: members[0].get(key) for key in keys}, members) for members in groups.values()]
+
+
+def _setting(values: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> Setting:
+    final = [row for row in rows if is_final(row)]
+    lost = sum(row["status"] in LOST or (row["status"] == "done" and not is_final(row)) for row in rows)
+    seeds, losses = tuple(row.get(SEED) for row in final), tuple(row["val_loss"] for row in final)
+    return Setting(values, seeds, losses, lost, len(rows) - len(final) - lost)
+
+
+def find_best(settings: Sequence[Setting]) -> Setting | None:
+    """The setting of the least mean loss, of those whose seeds are all finished; while there are none, of all that have a loss.
+
+    A setting that lost a seed is not the best: what the others reached is luck.
+    """
+    usable = [setting for setting in settings if setting.losses and not setting.lost]
+    whole = [setting for setting in usable if not setting.pending]
+    return min(whole or usable, key=lambda setting: setting.mean, default=None)
