@@ -14,7 +14,7 @@ from scalelab.sweep.worker import SPENT
 FILE = "phases.jsonl"
 INSTALLATION = "installation and start"
 LINE = {"phase": TEXT, "wall_s": NUMBER, "cpu_s": (NUMBER,)}
-CPU_KEYS = ("start_s", "compile_s", "cpu_s")
+WORK = dict.fromkeys(("start_s", "compile_s", "wall_s", "cpu_s"), NUMBER)
 
 
 class Phases:
@@ -57,15 +57,17 @@ def collect(folder: pathlib.Path, kinds: Mapping[str, Sequence[str]]) -> list[di
     packs = records.read_json(folder / "sweep.json")["packs"]
     for kind, trials in kinds.items():
         mine = [pack for pack, names in packs.items() if set(names) & set(trials)]
-        lines = [
-            line
-            for pack in mine
-            for line in records.read_lines(folder / "packs" / pack / SPENT, dict.fromkeys(CPU_KEYS, NUMBER))
-        ]
-        start, compiling, cpu = (sum(line[key] for line in lines) for key in CPU_KEYS)
+        lines = [line for pack in mine for line in records.read_lines(folder / "packs" / pack / SPENT, WORK)]
         if lines:
-            rows[kind] = {"phase": kind, "wall_s": None, "cpu_s": cpu, "compile_s": start + compiling}
+            compiling = sum(min(line["cpu_s"], line["start_s"] + _cpu_share(line)) for line in lines)
+            cpu = sum(line["cpu_s"] for line in lines)
+            rows[kind] = {"phase": kind, "wall_s": None, "cpu_s": cpu, "compile_s": compiling}
     return list(rows.values())
+
+
+def _cpu_share(line: Mapping[str, float]) -> float:
+    """CPU seconds of a pack's compilations, which jax tells in wall time: as much of either, for a worker has its own core."""
+    return line["compile_s"] * line["cpu_s"] / line["wall_s"]
 
 
 def total(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from experiments import isoflop, phases
+from experiments import conduct, isoflop, phases
 from scalelab import records
+from scalelab.errors import WorkFailed
 from tests.train.runs import ROOT, command, finish
 
 GRID = ["--budgets=5e9,1e10,2e10", "--sizes=16,24,32", "--holdout=8e10", "--checks=lr"]
@@ -84,6 +85,29 @@ def test_a_second_call_trains_nothing(study):
     assert again.returncode in (0, 1)
     assert before == {path: path.read_bytes() for path in (folder / "runs").rglob("metrics.jsonl")}
     assert json.loads(again.stdout.splitlines()[-1])["held_out"] == summary["held_out"]
+
+
+@pytest.mark.slow
+def test_batch_checks_asked_for_later_train_only_themselves(study):
+    folder, start, summary, _ = study
+    before = {path: path.read_bytes() for path in (folder / "runs").rglob("metrics.jsonl")}
+    again = subprocess.run([*start, "--checks=batch"], cwd=ROOT, capture_output=True, text=True)
+    later = json.loads(again.stdout.splitlines()[-1])
+    assert {(row["d_model"], row["factor"]) for row in later["batch_checks"]} == {
+        (size, factor) for size in (16, 32) for factor in (0.5, 1.0, 2.0)
+    }
+    assert all(row["loss"] for row in later["batch_checks"]) and later["held_out"] == summary["held_out"]
+    assert all(path.read_bytes() == content for path, content in before.items())
+    batches = {run["name"]: records.read_json(f"{run['folder']}/config.json")["train"] for run in later["runs"]}
+    assert {batches[row["run"]]["global_batch"] for row in later["batch_checks"]} == {4, 8, 16}
+
+
+def test_a_held_out_run_that_diverged_scores_nothing():
+    prediction = {"predicted_loss": 1.4, "interval90": [1.3, 1.5]}
+    row = {"status": "diverged", "val_loss": None, "folder": "runs/holdout"}
+    with pytest.raises(WorkFailed, match="the held-out run diverged: the prediction is unscored"):
+        conduct.score(prediction, row)
+    assert conduct.score(prediction, row | {"status": "done", "val_loss": 1.4})["inside"]
 
 
 @pytest.mark.parametrize(
