@@ -151,7 +151,11 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run, write, and say how many failed."""
+    """Run, write, and say how many failed. Exit code: 0 all passed, 1 a test failed, 2 bad input."""
+    return guarded("machines", _main, argv)
+
+
+def _main(argv: Sequence[str]) -> int:
     parser = command_line("machines", __doc__)
     parser.add_argument("--runs", default=DEFAULT_RUNS, help=f"CORE[:ISA],… (default: {DEFAULT_RUNS})")
     parser.add_argument("--tests", default="tests", help="files and folders, separated by commas (default: all)")
@@ -175,4 +179,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("machines", main, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -4,9 +4,9 @@ import os
 import pathlib
 import pty
 import signal
+import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -81,17 +81,18 @@ sys.exit(75)
 
 def test_a_terminal_that_goes_does_not_keep_a_run_from_saving(tmp_path):
     """Its end sends SIGHUP, and from then on writing to it is an error."""
-    pid, terminal = pty.fork()
-    if not pid:
-        os.chdir(ROOT)
-        os.execv(sys.executable, [sys.executable, "-c", LEAVE, str(tmp_path / "saved")])
+    terminal, inner = pty.openpty()
+    session = (
+        f"import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{LEAVE}"  # its own, whose terminal this is
+    )
+    run = subprocess.Popen(
+        [sys.executable, "-c", session, str(tmp_path / "saved")],
+        cwd=ROOT, stdin=inner, stdout=inner, stderr=inner, start_new_session=True,
+    )  # fmt: skip
+    os.close(inner)
     text = b""
     while b"listening" not in text:
         text += os.read(terminal, 100)
     os.close(terminal)
-    until = time.monotonic() + 60
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    assert os.waitstatus_to_exitcode(ended[1]) == 75
+    assert run.wait(60) == 75
     assert (tmp_path / "saved").read_text() == "saved"

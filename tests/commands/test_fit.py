@@ -22,12 +22,14 @@ from scalelab.laws.profile import Profile
 from scalelab.laws.study import fit_study
 from tests.laws.examples import QUICKSTART_LIKE, data_file, published, study
 
-POINTS = list(zip(*study(QUICKSTART_LIKE, 0.005), strict=True))
+SIZES, *MEASURED = study(QUICKSTART_LIKE, 0.005)
+WHOLE = [10 * round(N / 10) for N in SIZES]  # a record's counts are whole, at 0.8 and 0.7 of them too
+POINTS = [(n, D * N / n, loss) for n, N, D, loss in zip(WHOLE, SIZES, *MEASURED, strict=True)]  # each of its budget
 
 
 def write_run(folder, role, status, N, D, loss):
     records.write_json(folder / "config.json", {"model": {"d_model": 8}, "train": {"seed": 0}, "log": {"role": role}})
-    params = {"total": N, "non_embedding": N * 0.8, "kaplan": N * 0.7, "chinchilla": N}
+    params = {"total": N, "non_embedding": round(N * 0.8), "kaplan": round(N * 0.7), "chinchilla": N}
     flops = {"exact": 7.0 * N * D, "6ND": 6.0 * N * D, "chinchilla": 7.1 * N * D}
     record = {"status": status, "params": params, "flops": flops, "tokens": D, "val_loss": loss, "bpb": loss}
     records.write_json(folder / "record.json", record)
@@ -37,9 +39,9 @@ def write_run(folder, role, status, N, D, loss):
 def study_folder(tmp_path):
     for i, point in enumerate(POINTS):
         write_run(tmp_path / "runs" / f"fit-{i:02d}", "fit", "done", *point)
-    write_run(tmp_path / "runs" / "holdout", "holdout", "done", 1e6, 1e7, 1.2)
-    write_run(tmp_path / "runs" / "check-x2", "check", "done", 1e4, 1e6, 5.0)
-    write_run(tmp_path / "runs" / "fit-bad", "fit", "diverged", 1e4, 1e6, float("nan"))
+    write_run(tmp_path / "runs" / "holdout", "holdout", "done", 10**6, 1e7, 1.2)
+    write_run(tmp_path / "runs" / "check-x2", "check", "done", 10**4, 1e6, 5.0)
+    write_run(tmp_path / "runs" / "fit-bad", "fit", "diverged", 10**4, 1e6, float("nan"))
     return tmp_path
 
 

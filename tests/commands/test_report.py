@@ -21,7 +21,7 @@ def test_json_is_the_last_line_and_says_what_is_missing(tmp_path, capsys):
     (tmp_path / "r" / "metrics.jsonl").unlink()
     assert main(["report", str(tmp_path / "r"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set(result) == {"path", "kind", "runs", "figures", "missing"}
+    assert set(result) == {"path", "kind", "runs", "figures", "missing", "failures"}
     assert (result["kind"], result["figures"], len(result["missing"])) == ("run", [], 2)
     assert main(["report", str(tmp_path / "r"), f"--json={tmp_path}/out.json"]) == 0
     assert json.loads((tmp_path / "out.json").read_text()) == result

@@ -7,6 +7,7 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
+from scalelab.identity import identity
 from scalelab.train import manifest
 from tests.evaluate.runs import copy, settings, trained
 from tests.train.test_manifest import forge
@@ -43,6 +44,8 @@ def stranger(tmp_path, monkeypatch, request):
     content = json.loads((run / "config.json").read_text())
     content["optim"]["name"] = f"{name}:fn"
     records.write_json(run / "config.json", content)
+    record = records.read_json(run / "record.json")  # as a stranger's own run has it: of its config
+    records.write_json(run / "record.json", record | {"identity": identity(records.flat(content))})
     for place, _ in manifest.places(run):
         for step in manifest.steps(place):
             read = json.loads((place / str(step) / "manifest.json").read_text())

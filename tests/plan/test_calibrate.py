@@ -57,7 +57,7 @@ def test_runs_that_say_nothing_are_left_out_with_a_reason(tmp_path):
     run_folder(tmp_path / "good", rates)
     with pytest.raises(BadInput, match=r"no run on H100 SXM to learn from: .*good: ran on cpu"):
         calibrate(tmp_path, machine("h100"))
-    run_folder(tmp_path / "packed", rates, pack={"trial": "a"})
+    run_folder(tmp_path / "packed", rates, pack={"checkpoints": "../../packs/p/checkpoints", "trial": "a"})
     run_folder(tmp_path / "short", rates[:2])
     run_folder(tmp_path / "other", rates, device="NVIDIA H100 80GB HBM3")
     run_folder(tmp_path / "fake", rates, mesh={"data": 8, "devices": 8})
