@@ -58,8 +58,8 @@ RECORD = {
     "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS,
     "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE}, "flops_per_token?": _NUMBERS, "flops?": _NUMBERS,
     "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
-    "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "pack?": {"checkpoints": TEXT, "trial": TEXT},
-    "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
+    "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
+    "git?": {"*": {"*": SCALAR}}, "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
 }  # fmt: skip
 
@@ -132,7 +132,7 @@ def rewind_metrics(folder: Folder, step: int) -> list[str]:
 
 def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
     """One line in the run's logbook. `kind` says what happened: start, resume, skip, stalled, diverged, failed, stopped, done; where the
-    run comes from: init_from, branch, fallback, moved, config_change; what is worth a word: chosen, schedule, layout,
+    run comes from: init_from, branch, fallback, moved, config_change, code_change; what is worth a word: chosen, schedule, layout,
     precision, warning; or a note of the user's."""
     path = pathlib.Path(folder) / "events.jsonl"
     if torn := append(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):

@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # Lowest first. A room may import its own floor and those below.
 FLOORS = [
-    {"errors", "defaults", "user_code"},
+    {"errors", "defaults", "git", "user_code"},
     {"jsonfiles", "identity"},
     {
         "config",

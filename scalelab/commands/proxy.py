@@ -15,6 +15,7 @@ Exit code: 0 done, 1 no learning rate inside the grid is best, or a trial failed
 import pathlib
 from typing import Any
 
+from scalelab import git
 from scalelab.commands.progress import Bar
 from scalelab.commands.shared import Parser, emit, folder_path, say
 from scalelab.config import load, split_overrides
@@ -58,7 +59,7 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     write_forks(folder, options.config, {"twin": plan.twin}, {"twin": f"The small twin of {options.config}."})
     cache_compilations()
     with stop_on_signals() as stop, Bar(f"{len(runs)} trials", plan.twin.train.steps) as bar:
-        verdicts = run_sweep(folder, runs, progress=bar.update, stop=stop)
+        verdicts = run_sweep(folder, runs, progress=bar.update, stop=stop, code=git.code_state(options.config))
     if status.exit_code(verdicts.values()) == 75:
         return 75
     target, found = proxy.fill(plan, status.rows(folder), lrs, seeds)

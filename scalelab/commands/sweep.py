@@ -10,7 +10,7 @@ Exit code: 0 all ended, done or diverged (or --status), 1 some failed, 2 bad inp
 import sys
 from typing import Any
 
-from scalelab import device_memory
+from scalelab import device_memory, git
 from scalelab.commands.progress import Bar, Board
 from scalelab.commands.shared import Parser, add_take_over, add_trust, emit, folder_path, print_table, say
 from scalelab.config import split_overrides
@@ -62,6 +62,7 @@ def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     folder, allow, take_over = options.workdir, options.allow_change, options.take_over
     trials = from_file(config, overrides)
     steps = {name: c.train.steps for name, c in trials.items()}
+    code = git.code_state(config)
     grouped = {pack: [trials[name] for name in names] for pack, names in packs(trials).items()}
     one = len(grouped) == 1
     print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
@@ -73,10 +74,10 @@ def _run(config: str, overrides: dict[str, str], options: Any) -> None:
     with stop_on_signals() as stop:
         if one:
             with Bar(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
-                run_sweep(folder, trials, progress=bar.update, stop=stop, allow=allow, take_over=take_over)
+                run_sweep(folder, trials, progress=bar.update, stop=stop, allow=allow, take_over=take_over, code=code)
         else:
             with Board(folder, steps) as board:
-                run_sweep(folder, trials, watch=board.update, stop=stop, allow=allow, take_over=take_over)
+                run_sweep(folder, trials, watch=board.update, stop=stop, allow=allow, take_over=take_over, code=code)
 
 
 def _print(rows: list[dict]) -> None:

@@ -26,7 +26,7 @@ import sys
 import traceback
 from typing import Any
 
-from scalelab import device_memory, lock, records
+from scalelab import device_memory, git, lock, records
 from scalelab.commands.progress import Bar
 from scalelab.commands.room import refuse
 from scalelab.commands.shared import Parser, add_take_over, add_trust, emit, folder_path
@@ -105,7 +105,8 @@ def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> 
         refuse(config, folder)
     with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
         progress = bar.update if first else lambda _: None
-        result = train_single(config, folder, progress, stop, options.allow_change, options.take_over, pulse)
+        code = git.code_state(options.config)
+        result = train_single(config, folder, progress, stop, options.allow_change, options.take_over, pulse, code)
     if first:
         _report(result, options.json)
     return {"done": 0, "stopped": 75}.get(result["status"], 1)

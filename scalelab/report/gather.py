@@ -33,7 +33,7 @@ SHAREABLE = (
     "optim.peak_lr",
     "train.seed",
 )  # a column only where runs differ
-ORIGIN = ("data", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
+ORIGIN = ("data", "git", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
 
 def curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:

@@ -2,11 +2,12 @@
 
 import pathlib
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-from scalelab import lock, records
+from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.train import branch, determinism, loop
 from scalelab.train.checkpoint import Checkpoints
@@ -24,10 +25,11 @@ def train_pack(
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
     take_over: bool = False,
+    code: Mapping[str, git.State] | None = None,
 ) -> dict[str, str]:
     """Train (or resume) the trials in `folder/runs/NAME`; checkpoints go to `folder/packs/PACK`. Returns the verdicts.
 
-    BadInput as from `train_single`, and where the trials were not saved together.
+    `code` and BadInput as for `train_single`; BadInput also where the trials were not saved together.
     """
     names, config = list(trials), next(iter(trials.values()))
     place = folder / "packs" / pack
@@ -46,7 +48,8 @@ def train_pack(
         trunks = [] if saved else [trunk for trial in trials.values() if (trunk := branch.trunk(trial, data))]
         weights = None if saved or trunks else initial(config)
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
-        shared = {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
+        shared: dict[str, Any] = {"git": code or git.code_state()}
+        shared |= {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
         runs = [
             open_run(name, folder / "runs" / name, trials[name], data, allow, pack=facts | {"trial": name}, **shared)
             for name in names

@@ -19,7 +19,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import records, signals, user_code
+from scalelab import git, records, signals, user_code
 from scalelab.errors import BadInput
 from scalelab.hardware import accelerated
 from scalelab.sweep.worker import STOPPED, live
@@ -72,8 +72,9 @@ class Pool:
             worker.process.join()
 
     def run(
-        self, jobs: Jobs, watch: Watch = lambda running: None, stop: Callable[[], bool] = lambda: False
-    ) -> dict[str, int]:
+        self, jobs: Jobs, watch: Watch = lambda running: None, stop: Callable[[], bool] = lambda: False,
+        code: Mapping[str, git.State] | None = None,
+    ) -> dict[str, int]:  # fmt: skip
         """Train `{pack: {trial: config}}`, roughly in this order. Returns each pack's exit code.
 
         0 trained, 1 failed (its log says why; the others go on), 75 stopped. `watch` is called often, with the packs that
@@ -85,7 +86,7 @@ class Pool:
             if stop():
                 waiting.clear()
                 self._ask_to_stop()
-            self._hand_out(jobs, waiting)
+            self._hand_out(jobs, waiting, code)
             watch([worker.pack for worker in self._busy() if worker.pack])
             ends = [end for worker in self._busy() for end in (worker.pipe, worker.process.sentinel)]
             connection.wait(ends, POLL_S)
@@ -105,7 +106,7 @@ class Pool:
     def _busy(self) -> list[_Worker]:
         return [worker for worker in self.workers if worker.pack]
 
-    def _hand_out(self, jobs: Jobs, waiting: dict[str, Hashable]) -> None:
+    def _hand_out(self, jobs: Jobs, waiting: dict[str, Hashable], code: Mapping[str, git.State] | None) -> None:
         """Give every idle worker a pack, and start workers while there are packs and cores for them."""
         while waiting and (worker := self._idle()):
             others = {program for other in self.workers if other is not worker for program in other.programs}
@@ -117,7 +118,7 @@ class Pool:
             worker.programs.add(waiting.pop(pack))
             with contextlib.suppress(OSError):  # it has died while it waited: `_ended` sees it
                 configs = {name: config.to_dict() for name, config in jobs[pack].items()}
-                worker.pipe.send((pack, configs, user_code.permissions()))
+                worker.pipe.send((pack, configs, user_code.permissions(), code))
 
     def _idle(self) -> _Worker | None:
         for worker in [worker for worker in self.workers if not worker.pack]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from scalelab import lock, records
+from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.sweep import pool, status
 from scalelab.sweep.pack import train_pack
@@ -25,15 +25,16 @@ def run_sweep(
     allow: Collection[str] = (),
     take_over: bool = False,
     workers: pool.Pool | None = None,
+    code: Mapping[str, git.State] | None = None,
 ) -> dict[str, str]:
-    """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`. `allow` and `take_over` as for `train_single`.
+    """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`. `allow`, `take_over` and `code` as for `train_single`.
 
     A single pack is trained in this process and reports to `progress`; several go to the pool, in the order of their
     first trials, and `watch` is called with the names of the trials that run. What is finished is not run again. A study
     that sweeps more than once gives its `workers`: they go on living, and every pack goes to them.
     """
     changes.check_allowed(allow)
-    grouped = packs(trials)
+    grouped, code = packs(trials), code or git.code_state()
     with lock.hold(folder, take_over=take_over) as warning:
         if warning:
             progress({"warning": warning})
@@ -48,15 +49,15 @@ def run_sweep(
         }
         if len(grouped) == 1 and unfinished and not workers:
             pack, names = next(iter(unfinished.items()))
-            train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over)
+            train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over, code)
         elif unfinished:
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
             wanted = pool.worker_count(next(iter(trials.values())).sweep.workers)
             with contextlib.nullcontext(workers) if workers else pool.Pool(folder, wanted, allow, take_over) as crew:
-                codes = crew.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop)
-            for pack, code in codes.items():
-                if code not in (0, pool.STOPPED):
-                    pool.mark_failed(folder, pack, grouped[pack], code)
+                codes = crew.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
+            for pack, exit_code in codes.items():
+                if exit_code not in (0, pool.STOPPED):
+                    pool.mark_failed(folder, pack, grouped[pack], exit_code)
     return {row["name"]: row["status"] for row in status.rows(folder)}
 
 

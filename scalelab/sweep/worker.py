@@ -22,7 +22,7 @@ COMPILING = "/jax/core/compile/"  # what jax calls its own durations of tracing,
 def live(
     folder: pathlib.Path, pipe: connection.Connection, cores: list[int], allow: Collection[str], take_over: bool
 ) -> None:
-    """Train the packs that come through the pipe, as (name, {trial: config}, `user_code.permissions`), until it closes; say True after each.
+    """Train the packs that come through the pipe, as (name, {trial: config}, `user_code.permissions`, `git.code_state`), until it closes; say True after each.
 
     Anything else that comes, its end too, means stop: the pack is saved and the exit code is 75. So does a signal. An
     exception ends the worker: whatever the pack had done to this process goes with it. Output goes to the pack's log.
@@ -37,14 +37,20 @@ def live(
     clock = Clock()
     with stop_on_signals() as signalled:
         while job := _next(pipe, signalled):
-            pack, configs, permissions = job
+            pack, configs, permissions, code = job
             user_code.permit(permissions)
             place = folder / "packs" / pack
             _log_to(place)
             clock.start()
             trials = {name: ConfigDict(config) for name, config in configs.items()}
             verdicts = train_pack(
-                folder, pack, trials, stop=lambda: signalled() or pipe.poll(), allow=allow, take_over=take_over
+                folder,
+                pack,
+                trials,
+                stop=lambda: signalled() or pipe.poll(),
+                allow=allow,
+                take_over=take_over,
+                code=code,
             )
             records.append(place / SPENT, [clock.read()])
             if "stopped" in verdicts.values():

@@ -239,9 +239,20 @@ def remove(path: pathlib.Path) -> None:
 
 
 def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-    """(checkpoints folder, name in it) of a run: its own, and its pack's where it has one."""
+    """(checkpoints folder, name in it) of a run: its own, its pack's where it has one, and those of the packs before it.
+
+    The record names a new pack before that has a checkpoint: killed in between, the run is only in the former one's.
+    """
     pack = read_record(folder).get("pack")
-    return [(folder / "checkpoints", "run")] + ([(folder / pack["checkpoints"], pack["trial"])] if pack else [])
+    packs = {pack["checkpoints"]: pack["trial"]} | pack.get("former", {}) if pack else {}
+    return [(folder / "checkpoints", "run"), *((folder / place, trial) for place, trial in packs.items())]
+
+
+def name_former(pack: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """`pack` of a run's record, with the packs that its trial was in earlier; `before` is what its record says until now."""
+    places = {before["checkpoints"]: before["trial"]} | before.get("former", {})
+    former = {place: trial for place, trial in places.items() if place != pack["checkpoints"]}
+    return pack | {"former": former} if former else pack
 
 
 def saved(folder: pathlib.Path) -> dict[int, tuple[pathlib.Path, str]]:

@@ -10,7 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import defaults, device_memory, hardware, lengths, records
+from scalelab import defaults, device_memory, git, hardware, lengths, records
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count, kernels
@@ -19,7 +19,7 @@ from scalelab.optim.chain import refuse_unset
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
 from scalelab.precision.policy import POLICIES, words
-from scalelab.train import changes, determinism, dtypes, sources
+from scalelab.train import changes, determinism, dtypes, manifest, sources
 from scalelab.train.metrics import Sink, sinks, write_lines
 
 IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
@@ -172,6 +172,8 @@ def open_run(
     old, changed = from_first(lambda: _examine(folder, config, known, allow))
     run = Run(name, folder, config, _describe(name, config, dataset, static), known, changed=changed)
     if old:
+        if "pack" in old and "pack" in facts:
+            facts["pack"] = manifest.name_former(facts["pack"], old["pack"])
         facts = {key: old[key] for key in ("pack", "init_from", "branch_from") if key in old} | facts
         run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
     run.record |= planned | facts
@@ -180,6 +182,8 @@ def open_run(
         run.record, run.status = old, old["status"]
     for kind, text in said:
         run.event(kind, None, text)
+    if moved := git.describe_changes(old.get("git", {}), facts.get("git", {})):
+        run.event("code_change", None, moved)
     run.words = [{"note" if kind == "chosen" else "warning": text} for kind, text in said]
     return run
 

@@ -2,13 +2,13 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import device_memory, lock
+from scalelab import device_memory, git, lock
 from scalelab.data.prepare import Dataset, prepare
 from scalelab.data.sources import DataConfig
 from scalelab.errors import BadInput
@@ -38,11 +38,12 @@ def train_single(
     allow: Collection[str] = (),
     take_over: bool = False,
     pulse: Pulse | None = None,
+    code: Mapping[str, git.State] | None = None,
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
     BadInput where another process holds the folder (see `lock.hold` for `take_over`), or where it belongs to another config and `allow` doesn't name the
-    keys that differ. `pulse` is told how far it is. WorkFailed where its last checkpoint is damaged, or a save fails.
+    keys that differ. `pulse` is told how far it is; `code` is the `git.code_state` of the config's file (None: of the current folder). WorkFailed where its last checkpoint is damaged, or a save fails.
     """
     changes.check_allowed(allow)
     device_memory.reserve()
@@ -55,7 +56,7 @@ def train_single(
         new = not lineage.furthest(folder)  # then what it starts from comes before the folder becomes this run's
         trunk = branch.trunk(config, data) if new else None
         weights = lineage.initial(config) if new and not trunk else None
-        run = open_run(folder.name, folder, config, data, allow)
+        run = open_run(folder.name, folder, config, data, allow, git=code or git.code_state())
         for fact in [*run.words, *({"warning": word} for word in said)]:
             progress(fact)
         for word in said:

@@ -107,6 +107,10 @@ def test_the_head_states_the_score(study):
     assert "conditional on the form of the law" in page.text and "20 runs" in page.text
 
 
+def test_the_page_says_which_commit_the_runs_were_trained_from_and_what_was_changed(study):
+    assert "git.user.commit 1f2e3d4c5b6a" in study[3].text and "git.user.diff_sha256 99aabbcc" in study[3].text
+
+
 def test_csvs_hold_the_numbers_of_the_study(study):
     folder, summary, _, _ = study
     by_name = {run["name"]: run for run in summary["runs"]}

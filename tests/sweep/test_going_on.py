@@ -12,6 +12,7 @@ from scalelab.sweep.run import run_sweep
 from scalelab.train.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.runs import command, finish, untimed
+from tests.train.test_changes import config as small
 
 POINTS = {"low": {"optim.peak_lr": 3e-3}, "other": {"train.seed": 5}}
 SHORT = {"train.steps": 10, "eval.every_steps": 10, "schedule.name": "constant"}  # which may get more steps
@@ -38,6 +39,30 @@ def test_more_steps_make_another_pack_and_go_on_from_the_old_one(tmp_path):
         assert steps == [10, 20]
     assert run_sweep(tmp_path, trials(train__steps=30)) == {"low": "done", "other": "done"}
     assert [event["step"] for event in events(tmp_path, "low", "resume")] == [10, 20]
+
+
+class Killed(BaseException):
+    """Ends a sweep between a step and its save, as SIGKILL would: what is on disk then is all there is."""
+
+
+def test_trials_killed_before_the_first_save_of_their_new_pack_go_on_from_the_old_one(tmp_path):
+    def kill(fact):
+        if fact.get("step", 0) > 4:
+            raise Killed
+
+    def two(steps):
+        rare = {"schedule__name": "constant", "eval__every_steps": 100, "checkpoint__every_steps": 100}
+        return {name: small(**rare, train__steps=steps, train__seed=seed) for name, seed in (("low", 0), ("other", 3))}
+
+    run_sweep(tmp_path, two(4))
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run_sweep(tmp_path, two(12), progress=kill)
+    assert run_sweep(tmp_path, two(12)) == {"low": "done", "other": "done"}
+    for name in ("low", "other"):
+        assert [event["step"] for event in events(tmp_path, name, "resume")] == [4, 4, 4]
+        assert [event["step"] for event in events(tmp_path, name, "start")] == [0]
+        assert records.read_record(tmp_path / "runs" / name)["steps"] == 12
 
 
 @pytest.mark.slow

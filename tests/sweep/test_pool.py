@@ -30,7 +30,9 @@ def widths(**changes):
 
 
 def test_trials_of_different_shapes_run_in_processes_and_equal_themselves_alone(tmp_path):
-    assert run_sweep(tmp_path, widths(**{"sweep.workers": 2})) == {"d16": "done", "d24": "done"}
+    code = {"user": {"folder": "/mine", "commit": "a1", "dirty": True, "diff_sha256": "b2"}}
+    assert run_sweep(tmp_path, widths(**{"sweep.workers": 2}), code=code) == {"d16": "done", "d24": "done"}
+    assert records.read_record(tmp_path / "runs" / "d24")["git"] == code  # as this process saw it
     train_single(widths()["d24"], tmp_path / "alone")
     packed, single = untimed(tmp_path / "runs" / "d24"), untimed(tmp_path / "alone")
     assert [line.keys() for line in packed] == [line.keys() for line in single]
