@@ -50,6 +50,7 @@ def get_config() -> ConfigDict:
             },
             "log": {
                 "every_steps": 10,  # steps between lines of metrics.jsonl
+                # mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own
                 "tensorboard": False,  # also write TensorBoard events into the run folder (tensorboardX)
                 "wandb": "",  # also log to this Weights & Biases project (needs `pip install wandb`); "" for none
                 "role": "",  # what the run is to its study: fit | check | holdout | ""; the fitter reads it

@@ -59,7 +59,7 @@ RECORD = {
     "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE}, "flops_per_token?": _NUMBERS, "flops?": _NUMBERS,
     "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
     "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
-    "git?": {"*": {"*": SCALAR}}, "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
+    "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
 }  # fmt: skip
 

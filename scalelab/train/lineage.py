@@ -106,6 +106,8 @@ def _resumed(run: Run, name: str, checkpoints: Checkpoints, found: Loaded, progr
             records.event(run.folder, "fallback", found.step, text)
         progress({"warning": text})
     note_moves(run, found.step, saved, progress)
+    if "tracker_id" in saved:  # and the record may have been lost
+        run.record.setdefault("tracker_id", saved["tracker_id"])
     run.changed |= changes.differences(saved, run.facts)
     run.facts["mixed"] = mixed.entries(found.step, saved, run.facts, run.config, fresh)
     if fresh:

@@ -1,11 +1,16 @@
-"""Metric lines: `metrics.jsonl` is the record; TensorBoard and Weights & Biases are optional mirrors of it."""
+"""Metric lines: `metrics.jsonl` is the record; TensorBoard and Weights & Biases are optional mirrors of it, one a trial."""
 
+import inspect
+import json
 import pathlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from scalelab import records
-from scalelab.errors import BadInput
+from scalelab.errors import BadInput, WorkFailed
+
+GROUP_CHARACTERS = 128  # at most, of a group's name at W&B
 
 
 class Sink(NamedTuple):
@@ -15,20 +20,46 @@ class Sink(NamedTuple):
     close: Callable[[], None]
 
 
-def sinks(folder: pathlib.Path, log: Any) -> list[Sink]:
-    """The mirrors that `config.log` asks for. BadInput where a package is missing."""
-    chosen = []
-    if log["tensorboard"]:
-        chosen.append(_tensorboard(folder))
-    if log["wandb"]:
-        chosen.append(_wandb(folder, log["wandb"]))
-    return chosen
+class Mirrored(NamedTuple):
+    """What trackers are told of a run: its folder, its id there, its config, and the first step whose lines will come."""
+
+    folder: pathlib.Path
+    tracker_id: str
+    config: Mapping[str, Mapping[str, Any]]
+    first_step: int = 0
+    sweep: pathlib.Path | None = None  # the folder of the sweep that it is a trial of
 
 
-def _tensorboard(folder: pathlib.Path) -> Sink:
+def refuse_missing(log: Any) -> None:
+    """BadInput where `log.wandb` asks for a package that is not installed, or cannot hold several runs at once."""
+    if not log["wandb"]:
+        return
+    try:
+        import wandb
+    except ImportError:
+        raise BadInput(f"log.wandb={log['wandb']!r} needs a package that is not installed: pip install wandb") from None
+    if "create_new" not in str(inspect.signature(wandb.init)):
+        raise BadInput(
+            f"log.wandb={log['wandb']!r}: wandb {wandb.__version__} mixes trials that train in one process; "
+            "pip install --upgrade wandb"
+        )
+
+
+def sinks(run: Mirrored) -> list[Sink]:
+    """The mirrors that `log` in the run's config asks for. WorkFailed where W&B cannot begin."""
+    log = run.config["log"]
+    return ([_tensorboard(run)] if log["tensorboard"] else []) + ([_wandb(run)] if log["wandb"] else [])
+
+
+def _tensorboard(run: Mirrored) -> Sink:
     from tensorboardX import SummaryWriter
 
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    # The file's own name ends in a second: a run resumed within it would overwrite what it wrote before.
+    suffix = f".{run.tracker_id}.{time.time_ns()}"
+    folder = str(run.folder / "tensorboard")
+    writer = SummaryWriter(folder, purge_step=run.first_step, filename_suffix=suffix)
+    text = json.dumps(run.config, indent=1).replace("\n", "\n    ")
+    writer.add_text("config", f"    {text}", run.first_step)  # indented: markdown shows it as it is
 
     def write(step: int, values: dict[str, float]) -> None:
         for key, value in values.items():
@@ -37,14 +68,20 @@ def _tensorboard(folder: pathlib.Path) -> Sink:
     return Sink(write, writer.close)
 
 
-def _wandb(folder: pathlib.Path, project: str) -> Sink:
+def _wandb(run: Mirrored) -> Sink:
+    import wandb
+
+    project = run.config["log"]["wandb"]
+    group = str(run.sweep.absolute())[-GROUP_CHARACTERS:] if run.sweep else None
     try:
-        import wandb
-    except ImportError:
-        raise BadInput(f"log.wandb={project!r} needs a package that is not installed: pip install wandb") from None
-    # The folder is the run's identity there too, so a resumed run continues its curve.
-    run = wandb.init(project=project, name=folder.name, id=folder.name, dir=str(folder), resume="allow")
-    return Sink(lambda step, values: run.log(values, step=step), run.finish)
+        # Resumed under its id, a run continues its curve; steps that it takes again are there already, and W&B drops them.
+        tracked = wandb.init(
+            project=project, id=run.tracker_id, name=run.folder.name, group=group, config=dict(run.config),
+            dir=str(run.folder), resume="allow", reinit="create_new",
+        )  # fmt: skip
+    except wandb.errors.Error as error:
+        raise WorkFailed(f"log.wandb={project!r}: W&B did not begin: {str(error).strip().splitlines()[0]}") from None
+    return Sink(lambda step, values: tracked.log(values, step=step), tracked.finish)
 
 
 def write_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[Sink]) -> str:

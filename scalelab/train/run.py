@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
 from scalelab.precision.policy import POLICIES, words
 from scalelab.train import changes, determinism, dtypes, manifest, sources
-from scalelab.train.metrics import Sink, sinks, write_lines
+from scalelab.train.metrics import Mirrored, Sink, refuse_missing, sinks, write_lines
 
 IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
 SKIPS_IN_A_ROW = 20  # as many non-finite batches one after the other are a divergence, not an accident
@@ -71,6 +72,7 @@ class Run:
 
         Its record and its config never disagree: where both change, the record names both identities in between.
         """
+        self._open_mirrors(step + 1 if kind == "resume" else 0)
         waiting, self.waiting = self.waiting or [], None
         lost = not (self.folder / "config.json").exists()  # of a trial whose pack's checkpoint has its last step
         if is_first() and (lost or step < self.config.train.steps):
@@ -81,8 +83,14 @@ class Run:
         self.event(kind, step)
         self.rewind(step if kind == "resume" else -1)
         self.keep_record(step)
+
+    def _open_mirrors(self, first_step: int) -> None:
+        """Begin at the trackers under the run's one id; the first process makes it where neither record nor checkpoint has it."""
+        tracker_id = self.record.get("tracker_id") or from_first(lambda: secrets.token_hex(8))
+        self.record["tracker_id"] = self.facts["tracker_id"] = tracker_id
+        sweep = self.folder.absolute().parents[1] if "pack" in self.record else None
         if is_first():
-            self.mirrors = sinks(self.folder, self.config.log)
+            self.mirrors = sinks(Mirrored(self.folder, tracker_id, self.facts["config"], first_step, sweep))
 
     def _take_folder(self, step: int) -> None:
         old = records.read_record(self.folder)
@@ -174,7 +182,7 @@ def open_run(
     if old:
         if "pack" in old and "pack" in facts:
             facts["pack"] = manifest.name_former(facts["pack"], old["pack"])
-        facts = {key: old[key] for key in ("pack", "init_from", "branch_from") if key in old} | facts
+        facts = {key: old[key] for key in ("pack", "init_from", "branch_from", "tracker_id") if key in old} | facts
         run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
     run.record |= planned | facts
     run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
@@ -199,6 +207,8 @@ def _examine(
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
     """(the record in the folder, {} where there is none; what changed since its config was written)."""
     record = records.read_record(folder)
+    if not has_ended(record, config):
+        refuse_missing(config.log)
     if not (folder / "config.json").exists():
         return record, {}
     if record.get("status") == IMPORTED:
