@@ -53,6 +53,7 @@ def get_config() -> ConfigDict:
                 # mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own
                 "tensorboard": False,  # also write TensorBoard events into the run folder (tensorboardX)
                 "wandb": "",  # also log to this Weights & Biases project (needs `pip install wandb`); "" for none
+                "set_by": "",  # filled in: who set which value of optim and schedule (scalelab/set_by.py), for what is said and recorded
                 "role": "",  # what the run is to its study: fit | check | holdout | ""; the fitter reads it
             },
             "sweep": {

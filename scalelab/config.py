@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import defaults, lengths, ramp, user_code
+from scalelab import defaults, lengths, ramp, set_by, user_code
 from scalelab import identity as identity_lib
 from scalelab.errors import BadInput
 from scalelab.identity import UNIDENTIFYING, WAYS
@@ -30,7 +30,7 @@ from scalelab.validate import check
 
 __all__ = [
     "OWN", "TRACED", "UNIDENTIFYING", "WAYS", "Layout", "ModelShape", "Optim", "Static", "default_tree", "hparams", "identity",
-    "leaves", "load", "load_module", "not_reproduced", "override", "read", "resolve", "split_overrides", "static",
+    "leaves", "load", "load_module", "not_reproduced", "origins", "override", "read", "resolve", "split_overrides", "static",
 ]  # fmt: skip
 
 # Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
@@ -212,7 +212,7 @@ def hparams(config: ConfigDict) -> dict[str, float]:
 
 def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
     """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
-    return resolve(override(read(path), overrides or {}))
+    return resolve(override(read(path), overrides or {}, set_by.COMMAND_LINE))
 
 
 def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
@@ -225,7 +225,7 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
     if not stored:
         user_code.trust(config.optim.name, config.schedule.name)
     check(config, derived=False)
-    model = config.model
+    model, who = config.model, origins(config)
     with config.unlocked(), config.ignore_type():
         if model.n_kv_heads is None:
             model.n_kv_heads = model.n_heads
@@ -246,8 +246,29 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
         ramp.check(config)
         lengths.resolve(config)
         lengths.check_sequences(config)
+        _note_defaults(config, who)
     check(config, derived=True)
     return config
+
+
+def origins(config: ConfigDict) -> dict[str, str]:
+    """Who set each value of `optim` and `schedule` (`set_by`); those that nobody set are left out."""
+    return set_by.origins(leaves(config), leaves(default_tree()))
+
+
+def _note_defaults(config: ConfigDict, who: dict[str, str]) -> None:
+    """Note who set what in a resolved config; `who` says it of what was set before, and a default counts if it is one still."""
+    values, own = leaves(config), defaults.own(config.optim.name, config.optim.scale)
+    derived = {f"schedule.{what}_steps" for what in lengths.DEFAULTS if lengths.said(config, what)}
+    for key, value in values.items():
+        if not set_by.concerns(key) or value is None:
+            continue
+        if key not in who and value != leaves(default_tree())[key]:
+            who[key] = set_by.DERIVED if key in derived else set_by.DEFAULT
+        group, _, name = key.partition(".")
+        if who.get(key) == set_by.DEFAULT and group == "optim" and own.get(name, (None,))[0] != value:
+            who[key] = set_by.PROGRAM
+    config.log.set_by = set_by.write_notes({key: (author, values[key]) for key, author in who.items()})
 
 
 def _optimizer_values(optim: ConfigDict) -> None:

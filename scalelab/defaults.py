@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from scalelab.set_by import DEFAULT
+
 Own = dict[str, tuple[Any, str]]  # key of `optim` -> (value, source)
 
 FAR = 10.5  # an LR so many times the default (tiny models want more than large ones: 3.3 times under adamw) is told
@@ -176,20 +178,18 @@ def own(name: str, scale: str | None = None) -> Own:
     return everything | REST | {key: value for key, value in _ADAMW.items() if key != "peak_lr"}
 
 
-def words(values: Mapping[str, Any]) -> str:
-    """What of `optim` (its keys and resolved values) is the optimizer's own default, each with its source, as one line."""
-    name = values["name"]
-    if name not in DEFAULTS:
-        return ""
-    by_source: dict[str, list[str]] = {}
-    for key, (value, source) in own(name, values["scale"]).items():
-        if values[key] == value:
-            by_source.setdefault(source, []).append(f"{key}={value}")
-    said = "; ".join(f"{', '.join(some)} ({source})" for source, some in by_source.items())
-    return f"{name}'s own values: {said}" if said else ""
+def words(optim: Mapping[str, Any], who: Mapping[str, str]) -> str:
+    """What of `optim` (resolved) is the optimizer's own default, by `who` set it (`config.origins`), each with its source, as one line."""
+    name, by_source = optim["name"], dict[str, list[str]]()
+    for key, (_, source) in own(name, optim["scale"]).items():
+        if who.get(f"optim.{key}") == DEFAULT:
+            by_source.setdefault(source, []).append(f"{key}={optim[key]}")
+    text = "; ".join(f"{', '.join(some)} ({source})" for source, some in by_source.items())
+    whose = f"{name}'s own values" if name in DEFAULTS else f"adamw's values, for what the config of {name} leaves open"
+    return f"{whose}: {text}" if text else ""
 
 
-def doubts(optim: Mapping[str, Any]) -> list[str]:
+def doubts(optim: Mapping[str, Any], who: Mapping[str, str]) -> list[str]:
     """What of `optim` (resolved) its user may not have meant: an LR, of the config file perhaps, far from the optimizer's own."""
     name, lr = optim["name"], optim["peak_lr"]
     if name not in DEFAULTS or not lr:
@@ -198,4 +198,7 @@ def doubts(optim: Mapping[str, Any]) -> list[str]:
     if 1 / FAR < lr / default < FAR:
         return []
     times = f"{lr / default:.3g} times" if lr > default else f"1/{default / lr:.3g} of"
-    return [f"optim.peak_lr={lr:g} is {times} {name}'s own {default:g} ({source}); optim.peak_lr=none takes that"]
+    author = f" (set by {who['optim.peak_lr']})" if "optim.peak_lr" in who else ""
+    return [
+        f"optim.peak_lr={lr:g}{author} is {times} {name}'s own {default:g} ({source}); optim.peak_lr=none takes that"
+    ]

@@ -5,6 +5,7 @@ It is read off the values of config.json alone, so that whoever opens a run's fo
 
 import hashlib
 import json
+import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -35,7 +36,7 @@ def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def refuse_disagreement(path: Any, values: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+def refuse_disagreement(path: pathlib.Path, values: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """BadInput where the values in the config.json at `path` are not those that the record beside it was written for.
 
     Earlier versions counted more values; a run that was killed while it took over another config has two identities.
@@ -47,6 +48,6 @@ def refuse_disagreement(path: Any, values: Mapping[str, Any], record: Mapping[st
         if identity(values, counted) in recorded:
             return
     raise BadInput(
-        f"{path} is not the config that record.json was written for (identity {identity(values)}, not {record['identity']}): "
-        "was it edited? Put it back; each checkpoint's manifest.json holds the config it was trained under"
+        f"{path} is not the config that {path.with_name('record.json')} was written for (identity {identity(values)}, not "
+        f"{record['identity']}): was one of them edited? Put it back; each checkpoint's manifest.json holds the config it was trained under"
     )

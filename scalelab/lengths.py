@@ -9,7 +9,7 @@ import bisect
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab import ramp
+from scalelab import ramp, set_by
 from scalelab.errors import BadInput
 from scalelab.validate import DECAYING
 
@@ -56,11 +56,14 @@ def check_sequences(config: ConfigDict) -> None:
 
 
 def forget(config: ConfigDict) -> None:
-    """Unset the steps that tokens, a share or the default came to: before a config gets another length or batch."""
+    """Unset the steps that tokens, a share or the default came to, not those that a user set to as many: before a config gets another length or batch."""
+    who = set_by.read_notes(config.log.set_by)
     for what in DEFAULTS:
+        key = f"{what}_steps"
         found = said(config, what) or {"": DEFAULTS[what](config.train.steps)}
-        if config.schedule[f"{what}_steps"] in found.values():
-            config.schedule[f"{what}_steps"] = None
+        chosen = "" in found and who.get(f"schedule.{key}") in [(user, config.schedule[key]) for user in set_by.USERS]
+        if config.schedule[key] in found.values() and not chosen:
+            config.schedule[key] = None
 
 
 def describe(config: ConfigDict) -> str:
@@ -104,7 +107,7 @@ def _phrase(config: ConfigDict, what: str, name: str) -> str:
         if config.schedule[f"{what}_{unit}"] is not None
     ]
     given = config.schedule[f"{what}_steps"]
-    default = not ways and given == DEFAULTS[what](config.train.steps)
+    default = set_by.read_notes(config.log.set_by).get(f"schedule.{what}_steps") == (set_by.DEFAULT, given)
     return f"{name} {given:,} steps" + (f" ({', '.join(ways)})" if ways else " (default)" if default else "")
 
 

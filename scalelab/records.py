@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import lock
+from scalelab import lock, set_by
 from scalelab.errors import BadInput
 from scalelab.identity import refuse_disagreement
 from scalelab.jsonfiles import (
@@ -59,7 +59,7 @@ RECORD = {
     "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE}, "flops_per_token?": _NUMBERS, "flops?": _NUMBERS,
     "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
     "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
-    "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
+    "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "set_by?": {"*": TEXT}, "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
     "mixed?": {"*": {"step": WHOLE, "changes": {"*": TEXT}, "fresh": TEXT}},
 }  # fmt: skip
 
@@ -286,5 +286,5 @@ def read_run(folder: pathlib.Path) -> dict:
         "identity": record.get("identity"),
         "mixed": describe_mixed(record),
     }
-    row |= record.get("by_source", {}) | flat(config)
+    row |= record.get("by_source", {}) | {key: value for key, value in flat(config).items() if key != set_by.KEY}
     return row | {key: value for key, value in _scores(folder, record.get("steps")).items() if key not in row}

@@ -13,7 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import user_code
+from scalelab import set_by, user_code
 from scalelab.errors import BadInput, nearest
 
 OWN = "optim.own."  # what begins the keys of numbers that only a user's own optimizer knows
@@ -108,8 +108,13 @@ def _blame(path: pathlib.Path, error: BaseException) -> str:
     return f"{path}, line {line}: {type(error).__name__}: {reason}"
 
 
-def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
-    """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has."""
+def override(config: ConfigDict, values: Mapping[str, Any], by: str = set_by.PROGRAM) -> ConfigDict:
+    """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has.
+
+    `by` is who sets them (`set_by`); values that bring notes of their own are another config's, and keep those.
+    """
+    if set_by.KEY in values and by == set_by.COMMAND_LINE:
+        raise BadInput(f"{set_by.KEY} is filled in by scalelab and can't be set")
     config = config.copy_and_resolve_references()
     defaults = default_tree()
     known = leaves(defaults)
@@ -131,7 +136,20 @@ def override(config: ConfigDict, values: Mapping[str, Any]) -> ConfigDict:
             raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
         with config.ignore_type():
             config[group][name] = _parse(key, str(text), _type(defaults, key), known[key])
+    if set_by.KEY not in values:
+        _note(config, [key for key in values if set_by.concerns(key)], by)
     return config
+
+
+def _note(config: ConfigDict, keys: list[str], by: str) -> None:
+    """Note who set these values; what is None now is left to its default."""
+    if not keys or not isinstance(config.get("log"), ConfigDict):
+        return
+    notes = {key: note for key, note in set_by.read_notes(config.log.get("set_by", "")).items() if key not in keys}
+    values = leaves(ConfigDict({group: config[group] for group in {key.split(".")[0] for key in keys}}))
+    notes |= {key: (by, values[key]) for key in keys if values.get(key) is not None}
+    with config.unlocked():
+        config.log.set_by = set_by.write_notes(notes) if notes else ""
 
 
 def _set_own(config: ConfigDict, key: str, text: str) -> None:

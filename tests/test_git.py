@@ -141,6 +141,8 @@ def test_a_run_and_a_sweep_have_it_on_record_and_a_resumed_one_notes_another_com
     record = records.read_record(folder)
     assert record["git"]["user"]["commit"] == first and not record["git"]["user"]["dirty"]
     assert "scalelab" in record["git"]
+    authors = {"optim.peak_lr": "the config file", "schedule.name": "the command line", "optim.beta1": "default"}
+    assert {key: record["set_by"][key] for key in authors} == authors and "train.seed" not in record["set_by"]
     assert gather.provenance([folder])["git.user.commit"] == first
 
     file.write_text(file.read_text() + "\n\ndef sweep(h):\n    return h.sweep('train.seed', [0, 1])\n")

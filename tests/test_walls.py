@@ -9,7 +9,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # Lowest first. A room may import its own floor and those below.
 FLOORS = [
-    {"errors", "defaults", "git", "user_code"},
+    {"errors", "set_by", "git", "user_code"},
+    {"defaults"},
     {"jsonfiles", "identity"},
     {
         "config",

@@ -11,9 +11,11 @@ optim.name is one of those below, with their own peak LR and its source, or your
 """
 
 import sys
+from typing import Any
 
+from scalelab import set_by
 from scalelab.commands.shared import Parser, emit
-from scalelab.config import hparams, load, split_overrides, static
+from scalelab.config import hparams, leaves, load, origins, split_overrides, static
 from scalelab.defaults import DEFAULTS, doubts, words
 
 
@@ -29,6 +31,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
     options = parser.parse_args(rest)
     config = load(options.config, overrides)
+    who = origins(config)
 
     from scalelab.optim import chain, table
 
@@ -47,9 +50,16 @@ def main(argv: list[str]) -> int:
         print(f"{'all':<10} {'':<20} {parameters:>14,} {'':>9} {'':>9} {bytes_:>15,.0f} {bytes_ / parameters:>12.3f}")
         numbers = "".join(f", {name} {value:g}" for name, value in config.optim.own.items())
         print(f"peak LR {config.optim.peak_lr:g}, clip {config.optim.clip_norm:g}{numbers}", file=sys.stderr)
-        for line in filter(None, [words(config.optim), *doubts(config.optim)]):
+        authors = set_by.describe(who, leaves(config))
+        for line in filter(None, [words(config.optim, who), authors, *doubts(config.optim, who)]):
             print(line, file=sys.stderr)
     shown = [vars(row) | {"bytes_per_parameter": row.bytes_per_parameter} for row in rows]
-    facts = {"optimizer": config.optim.name, "peak_lr": config.optim.peak_lr, "own": config.optim.own.to_dict()}
+    set_values = {key.removeprefix("optim."): by for key, by in who.items() if key.startswith("optim.")}
+    facts: dict[str, Any] = {
+        "set_by": set_values,
+        "optimizer": config.optim.name,
+        "peak_lr": config.optim.peak_lr,
+        "own": config.optim.own.to_dict(),
+    }
     emit(facts | {"groups": shown}, options.json)
     return 0

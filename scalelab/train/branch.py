@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lengths, records, shares, user_code
+from scalelab import lengths, records, set_by, shares, user_code
 from scalelab.config import static
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
@@ -52,7 +52,7 @@ def plan(source: str, file: str | None, overrides: Mapping[str, Any], workdir: p
         lengths.forget(base)
     if set(DECAY) & set(overrides) or not (file or longer):
         _forget_decay(base)
-    config = config_lib.override(base, overrides)
+    config = config_lib.override(base, overrides, set_by.COMMAND_LINE)
     with config.unlocked(), config.ignore_type():
         config.train.branch_from = f"{folder}@{step}"
         if config.schedule.name == "constant":

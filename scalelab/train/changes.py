@@ -10,6 +10,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
+from scalelab import set_by
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput, nearest
 from scalelab.identity import identifies
@@ -144,7 +145,9 @@ def config_of(facts: Mapping[str, Any]) -> ConfigDict:
     known = config_lib.default_tree()
     values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.leaves(known)
     return config_lib.override(
-        known, {key: value for key, value in values.items() if key in defaults or key.startswith(config_lib.OWN)}
+        known,
+        {key: value for key, value in values.items() if key in defaults or key.startswith(config_lib.OWN)},
+        set_by.STORED,
     )
 
 

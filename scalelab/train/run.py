@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import defaults, device_memory, git, hardware, lengths, records
+from scalelab import defaults, device_memory, git, hardware, lengths, records, set_by
 from scalelab.data.prepare import Dataset
 from scalelab.errors import BadInput
 from scalelab.model import count, kernels
@@ -165,10 +165,12 @@ def open_run(
     refuse_unset(config_lib.static(config))
     layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
     planned, mixed = sources.plan(config, dataset)
-    chosen = [defaults.words(config.optim), lengths.describe(config), mixed]
+    who = config_lib.origins(config)
+    authors = set_by.describe(who, config_lib.leaves(config))
+    chosen = [defaults.words(config.optim, who), authors, lengths.describe(config), mixed]
     said = [("chosen", word) for word in filter(None, chosen)]
     said += [("schedule", word) for word in lengths.doubts(config)]
-    said += [("LR", word) for word in defaults.doubts(config.optim)]
+    said += [("LR", word) for word in defaults.doubts(config.optim, who)]
     static = dataclasses.replace(config_lib.static(config), layout=layout)
     said += [("layout", word) for word in rules.check(static, layout)]
     rules.check_runtime(static, layout)
@@ -234,6 +236,7 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_li
     return {
         "name": name,
         "identity": config_lib.identity(config),
+        "set_by": config_lib.origins(config),
         "params": count.parameters(shape),
         "params_by_group": count.groups(shape),
         "flops_per_token": count.flops_per_token(shape),

@@ -106,4 +106,4 @@ def test_the_default_lr_is_that_of_the_scale():
         values = {"optim.name": "muon"} | ({"optim.scale": given} if given else {})
         config = config_lib.resolve(config_lib.override(base.get_config(), values))
         assert config.optim.peak_lr == lr
-        assert f"peak_lr={lr}" in defaults.words(config.optim)
+        assert f"peak_lr={lr}" in defaults.words(config.optim, config_lib.origins(config))

@@ -1,0 +1,107 @@
+"""Who set a value is told by who set it, never by what it is: a default that a user writes down is the user's."""
+
+import json
+
+import pytest
+
+from configs import base, tiny
+from scalelab import config as config_lib
+from scalelab import defaults, lengths, set_by
+from scalelab.__main__ import main
+from scalelab.config import load, origins, override, resolve
+from scalelab.errors import BadInput
+from scalelab.sweep import trials
+from scalelab.train import changes
+
+FILE = """
+from configs import base
+def get_config():
+    config = base.get_config()
+    config.optim.beta2 = 0.95  # adamw's own
+    config.optim.clip_norm = 0.5
+    config.schedule.warmup_steps = 25  # the default of 500 steps
+    return config
+def sweep(h):
+    return h.sweep("optim.peak_lr", [3e-3, 1e-2])  # the first is adamw's own
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_scalelab_optim_says_who_set_each_value_also_where_it_equals_the_default(file, capsys):
+    given = {"optim.weight_decay": 0.1, "optim.beta1": 0.8}  # the first is adamw's own too
+    command = ["optim", f"--config={file}", *(f"--config.{key}={value}" for key, value in given.items())]
+    assert main(command) == 0
+    said = capsys.readouterr().err
+    own = next(line for line in said.splitlines() if line.startswith("adamw's own values"))
+    assert "peak_lr=0.003" in own and "eps=1e-08" in own and "bias_correction=True" in own
+    assert not any(f"{key}=" in own for key in ("beta1", "beta2", "weight_decay"))
+    assert "set by the command line: optim.beta1=0.8, optim.weight_decay=0.1" in said
+    assert "set by the config file: optim.beta2=0.95, optim.clip_norm=0.5" in said
+    assert main([*command, "--json"]) == 0
+    authors = json.loads(capsys.readouterr().out)["set_by"]
+    assert authors["beta2"] == "the config file" and authors["weight_decay"] == "the command line"
+    assert authors["peak_lr"] == authors["eps"] == "default" and "decay_embeddings" not in authors
+
+
+def test_none_on_the_command_line_gives_a_value_back_to_the_optimizer(file):
+    config = load(file, {"optim.beta2": "none", "schedule.warmup_steps": "none"})
+    assert origins(config)["optim.beta2"] == origins(config)["schedule.warmup_steps"] == set_by.DEFAULT
+
+
+def test_a_schedule_is_called_default_where_nobody_set_it(file):
+    assert "warm-up 25 steps (default)" in lengths.describe(load(file, {"schedule.warmup_steps": "none"}))
+    config = load(file)
+    assert config.schedule.warmup_steps == lengths.DEFAULTS["warmup"](500)
+    assert "warm-up 25 steps (default)" not in lengths.describe(config)
+    by_tokens = load(file, {"schedule.warmup_steps": "none", "schedule.warmup_tokens": 51200})
+    assert origins(by_tokens)["schedule.warmup_steps"] == set_by.DERIVED
+    for given, left in ((config, 25), (by_tokens, None)):  # before another length: what was chosen stays
+        lengths.forget(given)
+        assert given.schedule.warmup_steps == left
+
+
+def test_a_sweep_its_grid_and_its_command_line_are_told_apart(file):
+    for config in trials.from_file(file, {"optim.eps": 1e-8}).values():
+        authors = origins(config)
+        assert (authors["optim.peak_lr"], authors["optim.eps"]) == (set_by.SWEEP, set_by.COMMAND_LINE)
+        assert (authors["optim.beta2"], authors["optim.beta1"]) == (set_by.FILE, set_by.DEFAULT)
+
+
+def test_it_survives_copies_files_and_being_resolved_again(file):
+    config = load(file, {"optim.weight_decay": 0.1})
+    again = resolve(changes.config_of({"config": json.loads(json.dumps(config.to_dict()))}), stored=True)
+    assert again == config and origins(resolve(config.copy_and_resolve_references())) == origins(config)
+    old = config.to_dict()
+    old["log"].pop("set_by")  # of an earlier version, which took no notes
+    assert set(origins(resolve(changes.config_of({"config": old}), stored=True)).values()) == {set_by.STORED}
+
+
+def test_what_a_program_changes_afterwards_is_the_programs():
+    config = resolve(tiny.get_config())
+    config.optim.peak_lr, config.optim.beta1 = 0.5, 0.7
+    authors = origins(resolve(config))
+    assert authors["optim.peak_lr"] == authors["optim.beta1"] == set_by.PROGRAM
+    assert "beta1" not in defaults.words(config.optim, authors)
+    adamw = resolve(override(base.get_config(), {}))
+    lion = resolve(override(adamw, {"optim.name": "nadamw", "optim.bias_correction": "none"}))
+    assert origins(lion)["optim.beta2"] == set_by.DEFAULT  # nadamw's own is the same number
+    assert origins(lion)["optim.name"] == set_by.PROGRAM
+
+
+def test_the_note_is_no_part_of_identity_or_pack_and_cant_be_set(file):
+    equal = load(file, {"optim.eps": 1e-8}), load(file)
+    assert equal[0] != equal[1] and config_lib.identity(equal[0]) == config_lib.identity(equal[1])
+    assert len(trials.packs({"a": equal[0], "b": equal[1]})) == 1
+    with pytest.raises(BadInput, match=r"log.set_by is filled in"):
+        load(file, {"log.set_by": "me"})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"optim.eps": 3}', '{"optim.eps": ["me"]}'])
+def test_a_note_that_somebody_edited_is_none(text):
+    assert set_by.read_notes(text) == {}
