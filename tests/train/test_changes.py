@@ -109,6 +109,17 @@ def test_a_run_killed_before_its_last_record_is_not_finished_under_another_ident
     assert records.read_json(run / "record.json")["steps"] == 4
 
 
+def test_a_run_whose_config_was_edited_goes_on_under_neither_value_and_keeps_every_byte(run):
+    content = records.read_json(run / "config.json")
+    content["optim"]["peak_lr"] = 0.05
+    records.write_json(run / "config.json", content)
+    before = contents(run)
+    for lr in (content["optim"]["peak_lr"], config().optim.peak_lr):
+        with pytest.raises(BadInput, match=r"config.json is not the config that .*record.json was written for"):
+            train_single(config(optim__peak_lr=lr, train__steps=6), run, allow=["train.steps"])
+        assert contents(run) == before
+
+
 FORGED = {
     "optim.name": ("config", "optim", "name", "lion", "optim.name='lion', now it is 'adamw'"),
     "data.tokenizer": ("data", None, "tokenizer", "bpe-4096", "data.tokenizer='bpe-4096', now it is 'ids-256'"),
