@@ -85,6 +85,9 @@ def given(path: str | pathlib.Path, module: ModuleType) -> ConfigDict:
         raise BadInput(
             f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
         )
+    if isinstance(config.get("log"), ConfigDict) and config.log.get("set_by"):
+        config = config.copy_and_resolve_references()
+        config.log.set_by = ""  # whatever functions the file called, it is the file that sets
     return config
 
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from scalelab import config as config_lib
-from scalelab import records
+from scalelab import records, set_by
 from scalelab.errors import BadInput
 
 LEVEL = 0.95
@@ -66,7 +66,8 @@ def side(source: str) -> Side:
 def settings(folder: pathlib.Path) -> dict[str, Any]:
     """A run's config by dotted keys; one that an older scalelab did not know had what is now its default."""
     defaults = config_lib.leaves(config_lib.default_tree())
-    return defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
+    values = defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
+    return {key: value for key, value in values.items() if key != set_by.KEY}  # who set a value is not a setting
 
 
 def _readable(path: pathlib.Path) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lengths
+from scalelab import lengths, set_by
 from scalelab.errors import BadInput
 from scalelab.model import count
 
@@ -56,7 +56,7 @@ def write_forks(
 ) -> list[pathlib.Path]:  # fmt: skip
     """One config file a trial in `folder`: the file `base` plus what the trial changes; returns the paths.
 
-    `titles` gives each file's docstring its first line. A fork resolves to the trial exactly, for as long as `base` stands
+    `titles` gives each file's docstring its first line. A fork resolves to the trial exactly, but that the file sets what the trial sets, for as long as `base` stands
     where it is.
     """
     folder, base = pathlib.Path(folder), pathlib.Path(base)
@@ -86,7 +86,8 @@ def _changes(base: pathlib.Path, trial: ConfigDict) -> dict[str, object]:
     changed: dict[str, object] = {}
     while True:
         found = config_lib.leaves(config_lib.load(base, changed))
-        more = {key: value for key, value in config_lib.leaves(trial).items() if value != found.get(key)}
+        wanted = {key: value for key, value in config_lib.leaves(trial).items() if key != set_by.KEY}
+        more = {key: value for key, value in wanted.items() if value != found.get(key)}
         if not more.keys() - changed.keys():
             return changed
         changed |= more

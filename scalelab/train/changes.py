@@ -69,6 +69,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     A key that an older scalelab did not know had what is now its default.
     """
     before, after = _flat(old), _flat(new)
+    after.pop(set_by.KEY, None)  # who set a value is not a value
     known = config_lib.leaves(config_lib.default_tree()) | before
     for key in {*before, *after}:  # numbers of an own optimizer have no default
         if key.startswith(config_lib.OWN):

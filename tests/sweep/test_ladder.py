@@ -31,7 +31,7 @@ def test_a_factor_scales_the_learning_rate_and_nothing_else():
     base = quickstart.get_config()
     one, two = (ladder.rung(base, 32, 1e11, RULE, lr_factor=factor) for factor in (1.0, 2.0))
     assert two.optim.peak_lr == pytest.approx(2 * one.optim.peak_lr)
-    two.optim.peak_lr = one.optim.peak_lr
+    two.optim.peak_lr, two.log.set_by = one.optim.peak_lr, one.log.set_by
     assert one.to_dict() == two.to_dict()
 
 
