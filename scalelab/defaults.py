@@ -198,7 +198,6 @@ def doubts(optim: Mapping[str, Any], who: Mapping[str, str]) -> list[str]:
     if 1 / FAR < lr / default < FAR:
         return []
     times = f"{lr / default:.3g} times" if lr > default else f"1/{default / lr:.3g} of"
-    author = f" (set by {who['optim.peak_lr']})" if "optim.peak_lr" in who else ""
-    return [
-        f"optim.peak_lr={lr:g}{author} is {times} {name}'s own {default:g} ({source}); optim.peak_lr=none takes that"
-    ]
+    author = who.get("optim.peak_lr", "nobody")
+    text = f"optim.peak_lr={lr:g} is {times} {name}'s own {default:g} ({source})"
+    return [f"{text}; {author} set it, optim.peak_lr=none takes {name}'s own"]
