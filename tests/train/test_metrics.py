@@ -3,8 +3,11 @@
 import importlib.util
 import json
 import math
+import os
 import shutil
 import struct
+import subprocess
+import sys
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -14,7 +17,7 @@ from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
 from scalelab.train.metrics import Mirrored, refuse_missing, sinks, write_lines
 from scalelab.train.single import train_single
-from tests.train.test_changes import config, contents
+from tests.train.test_changes import SMALL, config, contents
 
 WANDB = importlib.util.find_spec("wandb") is not None
 needs_wandb = pytest.mark.skipif(not WANDB, reason="wandb is not installed here: pip install wandb, elsewhere")
@@ -170,3 +173,23 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_writte
     with pytest.raises(BadInput, match="pip install wandb"):
         train_single(config(log__wandb="project"), tmp_path / "run")
     assert contents(tmp_path) == {}
+
+
+@needs_wandb
+def test_wandb_that_cannot_begin_is_one_line_and_nothing_is_written(tmp_path):
+    """In a process of its own: wandb keeps the settings that it began with."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    environment |= {"HOME": str(tmp_path / "nobody"), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    small = [f"--config.{key}={value}" for key, value in {**SMALL, "log.wandb": "project"}.items()]
+    command = ["-m", "scalelab", "train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}", *small]
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and contents(tmp_path / "run") == {}
+    last = done.stderr.strip().splitlines()[-1]
+    assert "W&B did not begin" in last and "wandb login" in last and "Traceback" not in done.stderr
