@@ -39,7 +39,10 @@ SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vo
 STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
 SIZES = tuple(map(np.float32, (1e12, 1e-20, 1e-30, 0.0, 1e6, 1.0)))  # of gradients, one after the other
 EQUAL = 1e-5  # relative difference of what is equal up to the order of sums
-ROOTS = {"shampoo": 5e-5, "galore": 5e-5}  # eigenvectors and roots make more of rounding: seen 3.3e-5 and 1.0e-5
+VECTORS = {"galore": 5e-5}  # singular vectors make more of rounding: seen 1.0e-5
+# Statistics of a few gradients are singular: along their null space X^(-1/4) multiplies the rounding of a gradient by up to
+# rounding^(-1/2), so the update would be known to 3e-4 only (seen 2.8e-4 on an EPYC). Above rounding, eps bounds that.
+ROOT_EPS = {"shampoo": 1e-2}
 Numbers = Mapping[str, Any]  # hparams
 LAYOUT = {"fsdp": 2, "tensor": 2}
 # On CPU most of the time here is the compiler's; what is checked doesn't depend on how well it does.
@@ -116,6 +119,8 @@ def _setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, 
     small = {"every": 2, "rank": 4, "newton_schulz": "fp32"}
     wanted = [key for key in small if key in known and known[key][0] != 1 and key not in optim]
     values |= {f"optim.{key}": small[key] for key in wanted}
+    if name in ROOT_EPS and "eps" not in optim:
+        values["optim.eps"] = ROOT_EPS[name]
     config = config_lib.resolve(config_lib.override(config_lib.default_tree(), values))
     h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
     return config_lib.static(config), h
@@ -227,7 +232,7 @@ def _check_packed(name: str, static: Static, member: Member, h: Numbers) -> None
     second = jax.tree.map(lambda leaf: leaf[1], together)
     _fail_unless(name, _finite(together), "gradients of zero, or packing, make it not finite")
     apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - b, p, params) for p in (second[0], alone[0][0])])
-    _fail_unless(name, apart < ROOTS.get(name, EQUAL), f"packed and alone, its updates differ by {apart:.1e}")
+    _fail_unless(name, apart < VECTORS.get(name, EQUAL), f"packed and alone, its updates differ by {apart:.1e}")
 
 
 def _check_odd_leaves(name: str, static: Static, member: Member, h: Numbers) -> None:
@@ -298,7 +303,7 @@ def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Member
             p = jax.tree.map(lambda a, b: a + b, p, moves)
     apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])])
     _fail_unless(
-        name, apart < ROOTS.get(name, EQUAL), f"on {layout} its updates differ by {apart:.1e} from one device's"
+        name, apart < VECTORS.get(name, EQUAL), f"on {layout} its updates differ by {apart:.1e} from one device's"
     )
     lies = jax.tree.map(lambda x, spec: x.sharding.spec == spec, s, specs.opt_state)
     _fail_unless(name, all(jax.tree.leaves(lies)), "its state does not lie on the mesh as it should")
