@@ -28,8 +28,8 @@ def write_report(folder: records.Folder) -> dict:
         failures = verdict.failures(records.read_json(folder / "summary.json"))
     else:
         page, path = report_sweep(folder)
-    said = {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
-    return said | {"failures": failures}
+    result = {"path": str(path), "kind": page.kind, "runs": len(runs), "figures": page.figures, "missing": page.missing}
+    return result | {"failures": failures}
 
 
 def report_run(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
