@@ -84,7 +84,7 @@ def data() -> dict:
 
 
 def optim() -> dict:
-    """The optimizer. None: its own value (scalelab/defaults.py); what it has no use for is refused."""
+    """The optimizer. None: its own value (scalelab/config/optimizer_defaults.py); what it has no use for is refused."""
     return {
         "name": "adamw",  # see `scalelab optim --help`, or your own: pkg.mod:fn
         "peak_lr": placeholder(float),  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2

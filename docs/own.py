@@ -29,6 +29,6 @@ def triangle(step, h):
 def of_tokens(D, *, E: Coefficient, B: Coefficient, beta: Exponent):
     """L = E + B/D^beta
 
-    Columns come first; parameters after the `*`, annotated with their kind (scalelab/laws/law.py).
+    Columns come first; parameters after the `*`, annotated with their kind (scalelab/laws/law/law.py).
     """
     return E + B / D**beta

@@ -20,12 +20,12 @@ from rich.table import Table
 
 from experiments.shared import command_line
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit
+from scalelab.cli.parser import emit
 from scalelab.errors import BadInput, nearest
-from scalelab.model import kernels
-from scalelab.model.blockwise import blockwise_attention
-from scalelab.model.relative import Relative, scores
-from scalelab.model.sight import UNLIMITED
+from scalelab.model.attention import kernels
+from scalelab.model.attention.blockwise import blockwise_attention
+from scalelab.model.attention.relative import Relative, scores
+from scalelab.model.attention.mask import UNLIMITED
 
 HEADS, WIDTH, TOKENS, SCALE = 4, 64, 4096, 0.125
 

@@ -14,12 +14,12 @@ from typing import Any
 from experiments.shared import RESULTS, command_line, keep
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit
+from scalelab.cli.parser import emit
 from scalelab.config import Static
 from scalelab.errors import BadInput, nearest
-from scalelab.plan.compile import compiled, side_by_side
-from scalelab.plan.machine import Machine, machine
-from scalelab.plan.memory import memory
+from scalelab.plan.machine.compile import compiled, side_by_side
+from scalelab.plan.machine.machine import Machine, machine
+from scalelab.plan.memory.memory import memory
 
 RECIPES = pathlib.Path(__file__).parent.parent / "configs" / "recipes"
 # Name -> (recipe, hardware, slices or 0, what differs from the recipe).
@@ -90,7 +90,7 @@ def head() -> str:
     return (
         f"`python -m experiments.compiled`, {datetime.date.today()}, {versions}: a device's memory as `scalelab plan` predicts "
         "it and as XLA compiles the step, on no device. Arguments are exact, and so is what the forward saves in the step's own "
-        "terms; the peak adds estimates of what comes and goes (scalelab/plan/memory.py), read off the buffers that XLA "
+        "terms; the peak adds estimates of what comes and goes (scalelab/plan/memory/memory.py), read off the buffers that XLA "
         "assigns."
     )
 

@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 from experiments import ladder_runs, phases
 from experiments.ladder_runs import Study
 from scalelab import records
-from scalelab.commands.progress import Board
-from scalelab.commands.shared import say
+from scalelab.cli.progress import Board
+from scalelab.cli.parser import say
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.laws import FitError, Fitted
-from scalelab.laws.isoflop import fit_isoflop
-from scalelab.laws.study import fit_study
-from scalelab.sweep import ladder
+from scalelab.laws.use.isoflop import fit_isoflop
+from scalelab.laws.read.study import fit_study
+from scalelab.sweep.scaling import ladder
 
 HELD_OUT = "holdout"
 
@@ -29,10 +29,10 @@ def conduct(study: Study, folder: pathlib.Path, command: str, clock: phases.Phas
     """
     from scalelab.signals import stop_on_signals
     from scalelab.sweep import status
-    from scalelab.sweep.pool import Pool, worker_count
+    from scalelab.sweep.executors.pool import Pool, worker_count
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.program import cache_compilations
-    from scalelab.train.single import dataset
+    from scalelab.train.step.program import cache_compilations
+    from scalelab.train.run.single import dataset
 
     with clock.timed("data"):
         cache_compilations()

@@ -21,9 +21,9 @@ from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit, folder_path
+from scalelab.cli.parser import emit, folder_path
 from scalelab.errors import BadInput
-from scalelab.plan.sweep import Planned
+from scalelab.plan.sweep.sweep import Planned
 from scalelab.report import verdict
 
 STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were for development

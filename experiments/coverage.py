@@ -19,11 +19,11 @@ from scipy.stats import binom, qmc
 
 from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit, folder_path
-from scalelab.laws import closed, decision, optimum, profile, uncertainty
-from scalelab.laws import law as law_lib
-from scalelab.laws.objective import huber_log
-from scalelab.laws.problem import problem
+from scalelab.cli.parser import emit, folder_path
+from scalelab.laws.use import chinchilla_optimum, decision; from scalelab.laws.solve import optimum; from scalelab.laws.trust import profile, uncertainty
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.solve.problem import problem
 from scalelab.testing.law import RANGES
 
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9
@@ -74,7 +74,7 @@ def points(arm: Arm) -> dict[str, np.ndarray]:
         ends = {name: RANGES[name] for name in columns}
         return {name: low * (high / low) ** unit[:, i] for i, (name, (low, high)) in enumerate(ends.items())}
     C = 1.25e11 * 2.0 ** np.arange(arm.budgets)
-    best = closed.optimum(closed.Params(**SMALL), C)
+    best = chinchilla_optimum.optimum(chinchilla_optimum.Params(**SMALL), C)
     N = (best.N[:, None] * np.geomspace(1 / 3, 3, arm.sizes)).ravel() if arm.sizes > 1 else best.N
     C = np.repeat(C, arm.sizes)
     return {"N": N, "D": C / (6 * N), "C": C}
@@ -100,7 +100,7 @@ def study(arm: Arm, seed: int) -> dict[str, bool]:
     C = run.get("C", 0.0)
     if arm.law == "chinchilla":
         chosen = decision.decide(posed, best, boot, C, level=LEVEL)
-        right = closed.optimum(closed.Params(**truth), C)
+        right = chinchilla_optimum.optimum(chinchilla_optimum.Params(**truth), C)
         inside["N* decision"] = chosen.N.low <= right.N <= chosen.N.high
         inside["D* decision"] = chosen.D.low <= right.D <= chosen.D.high
         run |= {"N": chosen.N.value, "D": chosen.D.value}

@@ -30,12 +30,12 @@ from experiments.shared import command_line
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import aligned, emit, folder_path, say
+from scalelab.cli.parser import aligned, emit, folder_path, say
 from scalelab.errors import BadInput, WorkFailed, nearest
-from scalelab.laws import FitError, forms
-from scalelab.plan.lawbook import Book, fixed
-from scalelab.plan.sweep import Planned
-from scalelab.sweep import rules
+from scalelab.laws import FitError; from scalelab.laws.law import forms
+from scalelab.plan.budget.lawbook import Book, fixed
+from scalelab.plan.sweep.sweep import Planned
+from scalelab.sweep.scaling import rules
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICK_GRID = {  # FLOPs: values of d_model around the optimum

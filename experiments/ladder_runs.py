@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.model import count
-from scalelab.sweep import ladder
-from scalelab.sweep.rules import Rule
+from scalelab.sweep.scaling import ladder
+from scalelab.sweep.scaling.rules import Rule
 
 CHECKS = {"lr": (0.5, 2.0), "batch": (0.5, 2.0)}  # factors on the rule's own
 WIDTH_STEP = 8  # between the widths that the held-out run is chosen from

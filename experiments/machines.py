@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.shared import RESULTS, command_line, facts, keep, markdown
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit, folder_path
+from scalelab.cli.parser import emit, folder_path
 from scalelab.errors import BadInput
 
 DEFAULT_RUNS = "Haswell:AVX2,SkylakeX,Sandybridge"  # OpenBLAS takes Haswell's kernels for Zen, too

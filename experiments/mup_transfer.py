@@ -21,12 +21,12 @@ from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.progress import Board
-from scalelab.commands.shared import emit, folder_path
+from scalelab.cli.progress import Board
+from scalelab.cli.parser import emit, folder_path
 from scalelab.errors import BadInput
 from scalelab.model.resize import resized
-from scalelab.plan.sweep import Planned
-from scalelab.report.lrplots import transfer, write
+from scalelab.plan.sweep.sweep import Planned
+from scalelab.report.figures.lrplots import transfer, write
 from scalelab.sweep.best import best
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -171,8 +171,8 @@ def _main(argv: Sequence[str]) -> int:
     from scalelab.signals import stop_on_signals
     from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.program import cache_compilations
-    from scalelab.train.single import dataset
+    from scalelab.train.step.program import cache_compilations
+    from scalelab.train.run.single import dataset
 
     base, widths, step, options, overrides = parse(argv)
     if options.workdir is None:

@@ -9,7 +9,7 @@ from typing import Any
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.jsonfiles import NUMBER, TEXT
-from scalelab.sweep.worker import SPENT
+from scalelab.sweep.executors.worker import SPENT
 
 FILE = "phases.jsonl"
 INSTALLATION = "installation and start"

@@ -29,17 +29,17 @@ from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit, folder_path
-from scalelab.data.batches import train_batches
-from scalelab.plan.sweep import Planned
-from scalelab.precision import exponents
+from scalelab.cli.parser import emit, folder_path
+from scalelab.data.batches.batches import train_batches
+from scalelab.plan.sweep.sweep import Planned
+from scalelab.precision import exponent_histograms
 from scalelab.precision.policy import POLICIES
-from scalelab.report.precisionplot import exponent_figure
-from scalelab.report.style import save
-from scalelab.train import lineage, program, single
-from scalelab.train import state as state_lib
-from scalelab.train.gradients import gradients
-from scalelab.train.step import train_step
+from scalelab.report.figures.precisionplot import exponent_figure
+from scalelab.report.figures.style import save
+from scalelab.train.resume import start; from scalelab.train.step import program; from scalelab.train.run import single
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import gradients
+from scalelab.train.step.step import train_step
 
 TIMED = 4  # steps of a timed dispatch
 
@@ -128,7 +128,7 @@ def spread(folder: pathlib.Path, steps: int, batches: np.ndarray) -> tuple[list[
     """Rows of exponents at the end of the fp32 run, and each layer's share of zero gradients there, with and without a scale."""
     config = config_of("fp32", 0, steps)
     static, h = traced(config)
-    checkpoints, name = lineage.furthest(folder / f"usual-fp32-{steps}-0")  # type: ignore[misc]
+    checkpoints, name = start.furthest(folder / f"usual-fp32-{steps}-0")  # type: ignore[misc]
     state = checkpoints.load({name: state_lib.shapes(static)}).states[name]  # type: ignore[union-attr]
     tokens = jnp.asarray(batches[0])
     new, _ = jax.jit(functools.partial(train_step, static))(state, tokens, h)
@@ -139,8 +139,8 @@ def spread(folder: pathlib.Path, steps: int, batches: np.ndarray) -> tuple[list[
         found[policy] = jax.device_get(each[1])
     update = jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), *jax.device_get((new.params, state.params)))
     trees = {"gradient": found["fp32"], "weight": jax.device_get(state.params), "update": update}
-    rows = [row for kind, tree in trees.items() for row in exponents.rows(kind, tree)]
-    return rows, {policy: exponents.zero_shares(tree) for policy, tree in found.items()}
+    rows = [row for kind, tree in trees.items() for row in exponent_histograms.rows(kind, tree)]
+    return rows, {policy: exponent_histograms.zero_shares(tree) for policy, tree in found.items()}
 
 
 def study(folder: pathlib.Path, setting: str, seeds: int, steps: int, rounds: int) -> dict[str, Any]:

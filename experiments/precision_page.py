@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.intervals import Difference, difference
 from experiments.shared import markdown
-from scalelab.precision import exponents
+from scalelab.precision import exponent_histograms
 
 SURE = 3.0  # standard errors above fp32 from which a loss is called harm
 
@@ -99,8 +99,8 @@ def _sides(part: Mapping[str, Any]) -> list[str]:
     worst = []
     for kind in ("gradient", "weight", "update"):
         lost = [row["lost"] for row in part["exponents"] if row["kind"] == kind]
-        worst.append([kind, *(f"{max(sum(each[form].values()) for each in lost):.2%}" for form in exponents.FORMATS)])
+        worst.append([kind, *(f"{max(sum(each[form].values()) for each in lost):.2%}" for form in exponent_histograms.FORMATS)])
     figure = (
         "![Exponents of gradients, weights and updates, layer by layer, over what each format holds](precision.png)"
     )
-    return [*lines, "", *markdown(["", *exponents.FORMATS], worst), "", figure]
+    return [*lines, "", *markdown(["", *exponent_histograms.FORMATS], worst), "", figure]

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from scalelab import records
-from scalelab.commands.shared import Parser
+from scalelab.cli.parser import Parser
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from experiments.shared import command_line
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit, folder_path
-from scalelab.data.language import Language, make_language
+from scalelab.cli.parser import emit, folder_path
+from scalelab.data.sources.language import Language, make_language
 from scalelab.errors import BadInput
 
 HERE = pathlib.Path(__file__).parent / "tasks"

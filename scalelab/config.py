@@ -1,6 +1,6 @@
 """Configs: fill in what is derived, and split what is compiled from what is traced.
 
-Files and overrides are read in `tree.py`, whose functions are also had from here.
+Files and overrides are read in `config/files.py`, whose functions are also had from here.
 """
 
 import dataclasses
@@ -11,22 +11,12 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import defaults, lengths, ramp, set_by, user_code
+from scalelab.config import optimizer_defaults, schedule_steps, batch_ramp as ramp; from scalelab import set_by, user_code
 from scalelab import identity as identity_lib
 from scalelab.errors import BadInput
 from scalelab.identity import UNIDENTIFYING, WAYS
-from scalelab.tree import (
-    OWN,
-    check_tree,
-    default_tree,
-    leaves,
-    load_module,
-    not_reproduced,
-    override,
-    read,
-    split_overrides,
-)
-from scalelab.validate import check
+from scalelab.config.files import OWN, check_tree, default_tree, leaves, load_module, not_reproduced, override, read, split_overrides
+from scalelab.config.validate import check
 
 __all__ = [
     "OWN", "TRACED", "UNIDENTIFYING", "WAYS", "Layout", "ModelShape", "Optim", "Static", "default_tree", "hparams", "identity",
@@ -244,8 +234,8 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
             config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
         _optimizer_values(config.optim)
         ramp.check(config)
-        lengths.resolve(config)
-        lengths.check_sequences(config)
+        schedule_steps.resolve(config)
+        schedule_steps.check_sequences(config)
         _note_defaults(config, who)
     check(config, derived=True)
     return config
@@ -258,8 +248,8 @@ def origins(config: ConfigDict) -> dict[str, str]:
 
 def _note_defaults(config: ConfigDict, who: dict[str, str]) -> None:
     """Note who set what in a resolved config; `who` says it of what was set before, and a default counts if it is one still."""
-    values, own = leaves(config), defaults.own(config.optim.name, config.optim.scale)
-    derived = {f"schedule.{what}_steps" for what in lengths.DEFAULTS if lengths.said(config, what)}
+    values, own = leaves(config), optimizer_defaults.own(config.optim.name, config.optim.scale)
+    derived = {f"schedule.{what}_steps" for what in schedule_steps.DEFAULTS if schedule_steps.said(config, what)}
     for key, value in values.items():
         if not set_by.concerns(key) or value is None:
             continue
@@ -273,7 +263,7 @@ def _note_defaults(config: ConfigDict, who: dict[str, str]) -> None:
 
 def _optimizer_values(optim: ConfigDict) -> None:
     """Fill in the optimizer's own values; BadInput for a value set that it has no use for, or one that it needs and lacks."""
-    values = defaults.own(optim.name, optim.scale)
+    values = optimizer_defaults.own(optim.name, optim.scale)
     for name in optim.own:
         if ":" not in optim.name:
             raise BadInput(
@@ -285,7 +275,7 @@ def _optimizer_values(optim: ConfigDict) -> None:
                 f"optim.own.{name}={optim.own[name]:g}: h[{name!r}] is another number already; choose another name"
             )
     for key, value in optim.items():
-        if key not in values and key not in defaults.COMMON and value is not None:
+        if key not in values and key not in optimizer_defaults.COMMON and value is not None:
             raise BadInput(
                 f"optim.{key}={value!r}: {optim.name} has none; it has {', '.join(values)} (optim.{key}=none unsets it)"
             )

@@ -6,12 +6,12 @@ import os
 import jax
 import pytest
 
-from scalelab import device_memory
+from scalelab.hardware import device_memory
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.hardware import GIB
-from scalelab.plan.machine import machine
-from scalelab.train import run
+from scalelab.hardware.chips import GIB
+from scalelab.plan.machine.machine import machine
+from scalelab.train.run import run
 
 
 @pytest.fixture(autouse=True)

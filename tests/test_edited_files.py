@@ -11,7 +11,7 @@ from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.report import gather, pages
 from scalelab.sweep import status
-from scalelab.train import lineage, past
+from scalelab.train.resume import start, extend
 from tests.report import synthetic
 
 RECORD = ("status", "steps", "tokens", "val_loss", "bpb", "identity", "params", "flops", "flops_per_token", "data", "versions",
@@ -58,7 +58,7 @@ def readers(folder, name):
     yield lambda: status.trial_row(run, 5)
     yield lambda: gather.curve_rows([run]) and gather.step_rows(run) and gather.event_rows([run])
     yield lambda: gather.provenance([run]) and gather.entropy_rate([run])
-    yield lambda: past.furthest(run) or lineage.furthest(run)
+    yield lambda: extend.furthest(run) or start.furthest(run)
 
 
 def test_every_edit_is_one_line_and_spares_the_other_trials(sweep, tmp_path):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalelab import hardware
+from scalelab.hardware import chips
 
 # What jax reports as `device_kind` -> the name in the table.
 KINDS = {
@@ -45,46 +45,46 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_device_kind_finds_its_chip(kind):
-    assert hardware.chip(kind).name == KINDS[kind]
+    assert chips.chip(kind).name == KINDS[kind]
 
 
 def test_every_chip_is_found_by_some_device_kind():
-    assert {chip.name for chip in hardware.CHIPS.values()} == set(KINDS.values())
+    assert {chip.name for chip in chips.CHIPS.values()} == set(KINDS.values())
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_what_the_table_does_not_know_is_none(kind):
-    assert hardware.chip(kind) is None
-    assert hardware.table_flops(kind, "bfloat16") is None
+    assert chips.chip(kind) is None
+    assert chips.table_flops(kind, "bfloat16") is None
 
 
 def test_llama3_utilisation():
     """Llama 3 (Dubey et al. 2024), Table 4: 430, 400 and 380 TFLOP/s per H100 are 43, 41 and 38 % (printed, to a point)."""
-    peak = hardware.chip("NVIDIA H100 80GB HBM3").flops["bfloat16"]
+    peak = chips.chip("NVIDIA H100 80GB HBM3").flops["bfloat16"]
     assert [100 * tflops * 1e12 / peak for tflops in (430, 400, 380)] == pytest.approx([43, 41, 38], abs=0.7)
 
 
 def test_palm_utilisation():
     """PaLM (Chowdhery et al. 2022), section 4.1 and App. B: 238.3k tokens/s of 540B on 6,144 TPU v4 is 46.2 % MFU."""
     flops_per_token = 6 * 540.35e9 + 12 * 118 * 48 * 256 * 2048
-    peak = 6144 * hardware.chip("TPU v4").flops["bfloat16"]
+    peak = 6144 * chips.chip("TPU v4").flops["bfloat16"]
     assert 238.3e3 * flops_per_token / peak == pytest.approx(0.462, abs=0.0005)
 
 
 def test_megatron_utilisation():
     """Narayanan et al. 2021, Table 1: 137 and 163 TFLOP/s per A100 are 44 and 52 % of its peak."""
-    peak = hardware.chip("NVIDIA A100-SXM4-80GB").flops["float16"]
+    peak = chips.chip("NVIDIA A100-SXM4-80GB").flops["float16"]
     assert [round(100 * tflops * 1e12 / peak) for tflops in (137, 163)] == [44, 52]
 
 
 def test_scaling_book_rooflines():
     """How to Scale Your Model: 240 FLOPs per byte of v5e's HBM (part 1); 2,550 per byte over one axis of v5p (part 5)."""
-    v5e, v5p = hardware.chip("TPU v5 lite"), hardware.chip("TPU v5p")
+    v5e, v5p = chips.chip("TPU v5 lite"), chips.chip("TPU v5p")
     assert v5e.flops["bfloat16"] / v5e.hbm_bytes_per_s == pytest.approx(240, rel=0.01)
     assert v5p.flops["bfloat16"] / (2 * v5p.link_bytes_per_s) == pytest.approx(2550, rel=0.001)
 
 
-@pytest.mark.parametrize("chip", hardware.CHIPS.values(), ids=lambda chip: chip.name)
+@pytest.mark.parametrize("chip", chips.CHIPS.values(), ids=lambda chip: chip.name)
 def test_units(chip):
     """A factor of 1,000 or 2 (sparse) in the wrong place breaks one of these."""
     half = chip.flops.get("bfloat16", chip.flops.get("float16"))
@@ -100,25 +100,25 @@ def test_units(chip):
 
 
 def test_products_are_rated_by_the_unit_that_runs_them():
-    assert hardware.table_flops("NVIDIA H100 80GB HBM3", jnp.float32)[0] == pytest.approx(66.9e12)
-    assert hardware.table_flops("NVIDIA H100 80GB HBM3", "tensorfloat32")[0] == 494.7e12
-    assert hardware.table_flops("TPU v4", jnp.float32)[0] == pytest.approx(275e12 / 6)  # bf16 passes: jax.lax.Precision
-    assert hardware.table_flops("TPU v5 lite", "tensorfloat32")[0] == pytest.approx(197e12 / 3)
-    assert "6 passes" in hardware.table_flops("TPU v4", jnp.float32)[1]
-    assert hardware.table_flops("Tesla V100-SXM2-16GB", jnp.float32)[0] == 15.7e12
-    assert hardware.table_flops("NVIDIA H100 80GB HBM3", jnp.float8_e4m3fn)[0] == 1978.9e12
-    assert hardware.table_flops("Tesla T4", jnp.bfloat16) is None
-    assert "bfloat16" in hardware.table_flops("TPU v4", jnp.float32)[1]
+    assert chips.table_flops("NVIDIA H100 80GB HBM3", jnp.float32)[0] == pytest.approx(66.9e12)
+    assert chips.table_flops("NVIDIA H100 80GB HBM3", "tensorfloat32")[0] == 494.7e12
+    assert chips.table_flops("TPU v4", jnp.float32)[0] == pytest.approx(275e12 / 6)  # bf16 passes: jax.lax.Precision
+    assert chips.table_flops("TPU v5 lite", "tensorfloat32")[0] == pytest.approx(197e12 / 3)
+    assert "6 passes" in chips.table_flops("TPU v4", jnp.float32)[1]
+    assert chips.table_flops("Tesla V100-SXM2-16GB", jnp.float32)[0] == 15.7e12
+    assert chips.table_flops("NVIDIA H100 80GB HBM3", jnp.float8_e4m3fn)[0] == 1978.9e12
+    assert chips.table_flops("Tesla T4", jnp.bfloat16) is None
+    assert "bfloat16" in chips.table_flops("TPU v4", jnp.float32)[1]
 
 
 def test_cpu_peak_is_measured_once_and_says_so():
-    flops, source = hardware.peak_flops(jax.devices("cpu")[0])
+    flops, source = chips.peak_flops(jax.devices("cpu")[0])
     assert 1e8 < flops < 1e14
     assert "measured float32 matmul" in source
-    assert hardware.peak_flops(jax.devices("cpu")[0], jnp.float32) == (flops, source)
+    assert chips.peak_flops(jax.devices("cpu")[0], jnp.float32) == (flops, source)
 
 
 def test_the_measurement_counts_2n3_flops_over_the_best_time(monkeypatch):
     seconds = iter([0.5, 0.25, 1.0])
-    monkeypatch.setattr(hardware, "_seconds", lambda function, argument: next(seconds))
-    assert hardware.measured_matmul_flops(8, repeats=3) == 2 * 8**3 / 0.25
+    monkeypatch.setattr(chips, "_seconds", lambda function, argument: next(seconds))
+    assert chips.measured_matmul_flops(8, repeats=3) == 2 * 8**3 / 0.25

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scalelab.__main__ import COMMANDS, guarded, main
-from scalelab.commands.shared import emit
+from scalelab.cli.parser import emit
 from tests.report import synthetic
 
 ROOT = pathlib.Path(__file__).parent.parent

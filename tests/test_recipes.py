@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from scalelab import config as config_lib
-from scalelab import lengths
+from scalelab.config import schedule_steps
 from scalelab.model import count
-from scalelab.sweep import recipes
-from scalelab.sweep.shrink import shrunk
-from scalelab.train import state as state_lib
-from scalelab.train.step import many_steps
+from scalelab.sweep.scaling import recipes
+from scalelab.sweep.scaling.shrink import shrunk
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.step import many_steps
 
 NAMES = recipes.names()
 
@@ -43,7 +43,7 @@ def test_parameters_are_those_published(name, convention):
 def test_tokens_are_those_published(name):
     """Within 2 %; a recipe of a first stage, or of what carries over, says by its missing parts which tokens it lacks."""
     recipe = recipes.find(name)
-    tokens = lengths.tokens_before(recipe.config, recipe.config.train.steps)
+    tokens = schedule_steps.tokens_before(recipe.config, recipe.config.train.steps)
     ratio = tokens / recipe.published["tokens"]
     assert ratio <= 1.02
     if ratio < 0.98:
@@ -55,22 +55,22 @@ def test_published_flops():
     """GPT-3's Table D.1 and Llama 3's section 3.2.1 are 6 N D; Gopher's is the authors' own count, an eighth above that."""
     for name, low, high in (("gpt3_175b", 0.99, 1.01), ("llama3_405b", 0.99, 1.01), ("gopher_280b", 0.85, 0.9)):
         recipe = recipes.find(name)
-        tokens = lengths.tokens_before(recipe.config, recipe.config.train.steps)
+        tokens = schedule_steps.tokens_before(recipe.config, recipe.config.train.steps)
         assert low < 6 * parameters(name)["total"] * tokens / recipe.published["flops"] < high
 
 
 def test_gpt3s_learning_rate_stands_at_a_tenth_from_260_billion_tokens_on():
     config = recipes.find("gpt3_175b").config
     end = round(config.schedule.fall_share * config.train.steps)
-    assert lengths.tokens_before(config, end) == pytest.approx(260e9, rel=1e-4)
+    assert schedule_steps.tokens_before(config, end) == pytest.approx(260e9, rel=1e-4)
 
 
 def test_the_batches_of_palm_and_llama_3():
     """Chowdhery et al. 2022, section 5, in tokens; Llama 3, section 3.4.1, and tokens seen where they change."""
     palm, llama = (recipes.find(name).config for name in ("palm_540b", "llama3_405b"))
-    sizes = [lengths.tokens_before(palm, step + 1) - lengths.tokens_before(palm, step) for step in (0, 50_000, 254_999)]
+    sizes = [schedule_steps.tokens_before(palm, step + 1) - schedule_steps.tokens_before(palm, step) for step in (0, 50_000, 254_999)]
     assert [size / 2**20 for size in sizes] == [1, 2, 4]
-    seen = [lengths.tokens_before(llama, step) for step in (60, 342_161, 1_100_928)]
+    seen = [schedule_steps.tokens_before(llama, step) for step in (60, 342_161, 1_100_928)]
     assert seen == pytest.approx([252e6, 2.87e12, 15.6e12], rel=2e-3)
 
 
@@ -105,7 +105,7 @@ def test_a_small_one_has_the_recipes_choices(name):
     for group in ("optim", "schedule", "precision"):
         assert config[group].name == recipe[group].name
     assert config.schedule.warmup_steps == round(500 * recipe.schedule.warmup_steps / recipe.train.steps)
-    first, full = (lengths.tokens_before(c, 1) / lengths.tokens_per_step(c) for c in (config, recipe))
+    first, full = (schedule_steps.tokens_before(c, 1) / schedule_steps.tokens_per_step(c) for c in (config, recipe))
     assert first == pytest.approx(full, abs=1 / 16)  # as small a part of the batch to begin with
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from configs import base, tiny
 from scalelab import config as config_lib
-from scalelab import defaults, lengths, set_by
+from scalelab.config import optimizer_defaults, schedule_steps; from scalelab import set_by
 from scalelab.__main__ import main
 from scalelab.config import load, origins, override, resolve
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
-from scalelab.train import changes
+from scalelab.train.resume import compatibility
 
 FILE = """
 from configs import base
@@ -55,14 +55,14 @@ def test_none_on_the_command_line_gives_a_value_back_to_the_optimizer(file):
 
 
 def test_a_schedule_is_called_default_where_nobody_set_it(file):
-    assert "warm-up 25 steps (default)" in lengths.describe(load(file, {"schedule.warmup_steps": "none"}))
+    assert "warm-up 25 steps (default)" in schedule_steps.describe(load(file, {"schedule.warmup_steps": "none"}))
     config = load(file)
-    assert config.schedule.warmup_steps == lengths.DEFAULTS["warmup"](500)
-    assert "warm-up 25 steps (default)" not in lengths.describe(config)
+    assert config.schedule.warmup_steps == schedule_steps.DEFAULTS["warmup"](500)
+    assert "warm-up 25 steps (default)" not in schedule_steps.describe(config)
     by_tokens = load(file, {"schedule.warmup_steps": "none", "schedule.warmup_tokens": 51200})
     assert origins(by_tokens)["schedule.warmup_steps"] == set_by.DERIVED
     for given, left in ((config, 25), (by_tokens, None)):  # before another length: what was chosen stays
-        lengths.forget(given)
+        schedule_steps.forget(given)
         assert given.schedule.warmup_steps == left
 
 
@@ -75,11 +75,11 @@ def test_a_sweep_its_grid_and_its_command_line_are_told_apart(file):
 
 def test_it_survives_copies_files_and_being_resolved_again(file):
     config = load(file, {"optim.weight_decay": 0.1})
-    again = resolve(changes.config_of({"config": json.loads(json.dumps(config.to_dict()))}), stored=True)
+    again = resolve(compatibility.config_of({"config": json.loads(json.dumps(config.to_dict()))}), stored=True)
     assert again == config and origins(resolve(config.copy_and_resolve_references())) == origins(config)
     old = config.to_dict()
     old["log"].pop("set_by")  # of an earlier version, which took no notes
-    assert set(origins(resolve(changes.config_of({"config": old}), stored=True)).values()) == {set_by.STORED}
+    assert set(origins(resolve(compatibility.config_of({"config": old}), stored=True)).values()) == {set_by.STORED}
 
 
 def test_what_a_program_changes_afterwards_is_the_programs():
@@ -87,7 +87,7 @@ def test_what_a_program_changes_afterwards_is_the_programs():
     config.optim.peak_lr, config.optim.beta1 = 0.5, 0.7
     authors = origins(resolve(config))
     assert authors["optim.peak_lr"] == authors["optim.beta1"] == set_by.PROGRAM
-    assert "beta1" not in defaults.words(config.optim, authors)
+    assert "beta1" not in optimizer_defaults.words(config.optim, authors)
     adamw = resolve(override(base.get_config(), {}))
     lion = resolve(override(adamw, {"optim.name": "nadamw", "optim.bias_correction": "none"}))
     assert origins(lion)["optim.beta2"] == set_by.DEFAULT  # nadamw's own is the same number

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws import Between, Coefficient, Exponent, Scale, forms
+from scalelab.laws import Between, Coefficient, Exponent, Scale; from scalelab.laws.law import forms
 from scalelab.testing import check_law
 from tests.laws.truths import TRUTHS
 

@@ -10,11 +10,11 @@ from scalelab import config as config_lib
 from scalelab import user_code
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.sweep import pool, trials
+from scalelab.sweep.executors import pool; from scalelab.sweep import trials
 
 LAW = """
 import colorsys
-from scalelab.laws.law import Coefficient
+from scalelab.laws.law.law import Coefficient
 assert hasattr(colorsys, 'rgb_to_hsv'), 'a neighbour hid a module of the standard library'
 
 def rgb(N, *, E: Coefficient):

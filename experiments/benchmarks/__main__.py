@@ -20,7 +20,7 @@ from rich.table import Table
 from experiments.shared import command_line, machine
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit
+from scalelab.cli.parser import emit
 from scalelab.errors import BadInput, nearest
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "benchmarks.json"

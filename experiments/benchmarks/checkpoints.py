@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalelab.train import manifest
-from scalelab.train.checkpoint import Checkpoints
+from scalelab.train.checkpoints import manifest
+from scalelab.train.checkpoints.checkpoint import Checkpoints
 
 ARRAYS, SHAPE = 10, (2500, 4000)  # 100 M numbers, 400 MB
 PIECE = 1 << 22

@@ -38,10 +38,10 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
 
     from experiments.benchmarks import bare, ours
     from scalelab.config import hparams, static
-    from scalelab.model.placement import BATCH
+    from scalelab.sharding import BATCH
     from scalelab.parallel import mesh as mesh_lib
-    from scalelab.train import state
-    from scalelab.train.step import many_steps
+    from scalelab.train.step import state
+    from scalelab.train.step.step import many_steps
 
     jax.clear_caches()
     run = ours.config(bare.STEP_256, **{f"parallel.{axis}": size for axis, size in layout.items()})

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.timing import interleaved, ratio
-from scalelab.data import corpus, jsontokens
-from scalelab.data.batches import train_batches
-from scalelab.data.prepare import prepare
-from scalelab.data.request import Request
-from scalelab.data.sources import DataConfig, open_source
+from scalelab.data.prepare import corpus; from scalelab.data.tokenizers import hf_json
+from scalelab.data.batches.batches import train_batches
+from scalelab.data.dataset import prepare
+from scalelab.data.prepare.request import Request
+from scalelab.data.sources.sources import DataConfig, open_source
 
 SEQ_LEN, BATCH, STEPS = 256, 256, 32
 SMALL = 16  # of the mixture
@@ -84,7 +84,7 @@ def _preparing(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     texts = [document.decode(errors="replace") for document in open_source(DataConfig()).documents()]  # type: ignore[union-attr]
     with open(folder / "library.jsonl", "w") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in texts * COPIES)
-    (folder / "tokenizer.json").write_bytes(jsontokens.train(texts, 4096))
+    (folder / "tokenizer.json").write_bytes(hf_json.train(texts, 4096))
     cores = len(os.sched_getaffinity(0))
     cpu: dict[int, list[float]] = {1: [], cores: []}
 

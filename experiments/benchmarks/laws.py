@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from scalelab.laws import law as law_lib
-from scalelab.laws import optimum, uncertainty
-from scalelab.laws.objective import huber_log
-from scalelab.laws.problem import Problem, problem
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.solve import optimum; from scalelab.laws.trust import uncertainty
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.solve.problem import Problem, problem
 
 POINTS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "chinchilla" / "points.csv"
 HOFFMANN = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}  # Besiroglu et al. 2024

@@ -10,11 +10,11 @@ import numpy as np
 from experiments.benchmarks import bare, ours
 from experiments.benchmarks.timing import interleaved, ratio
 from scalelab import config as config_lib
-from scalelab.defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import DEFAULTS
 from scalelab.model import count
 from scalelab.model.transformer import declarations
 from scalelab.optim.groups import sides
-from scalelab.train import program
+from scalelab.train.step import program
 
 SHAPE = bare.Shape(d_model=256, n_layers=4, n_heads=4, vocab_size=256, seq_len=128, batch=32)
 STEPS = 10  # a dispatch: one refresh of what is refreshed every 10 steps

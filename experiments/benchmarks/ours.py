@@ -11,7 +11,7 @@ from configs import base
 from experiments.benchmarks import bare
 from scalelab import config as config_lib
 from scalelab.optim import schedules
-from scalelab.train.state import TrainState
+from scalelab.train.step.state import TrainState
 
 
 def config(shape: bare.Shape, **changes: Any) -> ConfigDict:

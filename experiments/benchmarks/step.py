@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.benchmarks import bare, ours, timing
 from scalelab.config import hparams, static
-from scalelab.train.program import in_turn
+from scalelab.train.step.program import in_turn
 
 STEPS_A_DISPATCH = 4
 QUARTER = 0.25  # a reference below this share of the matmul peak is no reference

@@ -23,11 +23,11 @@ from typing import Any
 
 from experiments.gpu import attention, commands, compiled, packing, page, resume, settings, utilisation
 from experiments.shared import RESULTS, command_line, keep, machine
-from scalelab import device_memory, hardware, records
+from scalelab.hardware import device_memory, chips as hardware; from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit, folder_path
+from scalelab.cli.parser import emit, folder_path
 from scalelab.errors import BadInput, nearest
-from scalelab.train.changes import versions
+from scalelab.train.resume.compatibility import versions
 
 Part = Callable[[settings.Settings, pathlib.Path], dict[str, Any]]
 # In this order: what decides whether the rest means anything, then what nobody has measured; (function, seconds at most).

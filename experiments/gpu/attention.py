@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.gpu.settings import Settings
-from scalelab import hardware
-from scalelab.model import kernels
-from scalelab.model.sight import UNLIMITED, Sight
+from scalelab.hardware import chips
+from scalelab.model.attention import kernels
+from scalelab.model.attention.mask import UNLIMITED, Sight
 
 KINDS = ("cudnn", "blockwise", "xla")
 DOCUMENT = 0.23  # of a sequence: where documents end, about every so much of it
@@ -22,7 +22,7 @@ MEASURED_S = 1.0
 def run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """A row for each kernel that this device has, with documents that see each other and that don't."""
     batch, length, heads, width = settings.attention
-    peak, source = hardware.peak_flops(jax.local_devices()[0], "bfloat16")
+    peak, source = chips.peak_flops(jax.local_devices()[0], "bfloat16")
     rows = []
     for kind in kinds():
         for masked in (False, True):

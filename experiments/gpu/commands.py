@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 from experiments.gpu.settings import TINY, Settings
-from scalelab import device_memory, hardware
+from scalelab.hardware import device_memory, chips
 
 # Kernels against attention written out, formats of products, the update rules in float64, and what a device says of itself.
 TESTS = (
@@ -31,7 +31,7 @@ def tests(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     wanted, report = TESTS[: 1 if settings == TINY else None], folder / "tests.xml"
     # The device is what is tested; XLA's own effort; room for what tests start beside them.
     env = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
-    env |= {"JAX_PLATFORMS": "cuda" if hardware.accelerated() else "cpu", device_memory.SHARE: "0.5"}
+    env |= {"JAX_PLATFORMS": "cuda" if chips.accelerated() else "cpu", device_memory.SHARE: "0.5"}
     env["XLA_FLAGS"] = "--xla_backend_optimization_level=3"
     folder.mkdir(parents=True, exist_ok=True)
     argv = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *wanted]

@@ -16,10 +16,10 @@ from experiments.gpu import attention, packing, utilisation
 from experiments.gpu.settings import FULL, TINY, Settings, config
 from scalelab import config as config_lib
 from scalelab.errors import WorkFailed
-from scalelab.model.placement import traced_for
-from scalelab.plan import target
-from scalelab.plan.compile import compiled
-from scalelab.plan.machine import Machine, machine
+from scalelab.sharding import traced_for
+from scalelab.plan.machine import absent_devices
+from scalelab.plan.machine.compile import compiled
+from scalelab.plan.machine.machine import Machine, machine
 
 CHILD = "import sys; from experiments.gpu import compiled; compiled.child(sys.argv[1], sys.argv[2])"
 
@@ -27,7 +27,7 @@ CHILD = "import sys; from experiments.gpu import compiled; compiled.child(sys.ar
 def rows(settings: Settings, chip: str) -> list[dict[str, Any]]:
     """A row a program: each model's step at the plan's own rows, the packed trials', attention's. BadInput without the compiler."""
     on = machine(chip)
-    target.check_installed(on)
+    absent_devices.check_installed(on)
     steps = [_step(settings, name, on) for name in settings.models]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
     argv = [sys.executable, "-c", CHILD, chip, "tiny" if settings == TINY else "full"]
@@ -51,13 +51,13 @@ def _step(settings: Settings, name: str, on: Machine) -> dict[str, Any]:
 def child(chip: str, size: str) -> None:
     """What has no config of its own, compiled in this process: prints the rows as JSON."""
     settings, on = TINY if size == "tiny" else FULL, machine(chip)
-    (device, *_), where = target.devices(on, 1, 1)
+    (device, *_), where = absent_devices.devices(on, 1, 1)
     alone = jax.sharding.SingleDeviceSharding(device)
     found = []
     for name, function, arguments in programs(settings):
         placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone), arguments)
         begun = time.perf_counter()
-        with traced_for(target.platform(on)):
+        with traced_for(absent_devices.platform(on)):
             memory = jax.jit(function).lower(*placed).compile().memory_analysis()
         found.append({
             "program": name, "platform": where, "seconds": time.perf_counter() - begun, "planned_bytes": 0,

@@ -13,9 +13,9 @@ import numpy as np
 
 from experiments.gpu.settings import Settings, config
 from scalelab import config as config_lib
-from scalelab.train import state as state_lib
-from scalelab.train.program import PACKINGS, Program
-from scalelab.train.step import many_steps
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.program import PACKINGS, Program
+from scalelab.train.step.step import many_steps
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from experiments.gpu.settings import Settings
-from scalelab.train import determinism, manifest
+from scalelab.train.resume import determinism; from scalelab.train.checkpoints import manifest
 
 WAIT_S = 120.0  # for a first checkpoint
 

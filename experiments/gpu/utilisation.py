@@ -8,11 +8,11 @@ import jax
 from experiments.gpu.settings import Settings, config
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.plan.machine import Machine, machine
+from scalelab.plan.machine.machine import Machine, machine
 from scalelab.plan.measure import measure
-from scalelab.plan.memory import memory
-from scalelab.plan.mfu import utilisation
-from scalelab.plan.time import step_time
+from scalelab.plan.memory.memory import memory
+from scalelab.plan.published.mfu import utilisation
+from scalelab.plan.step.time import step_time
 
 REMAT = ("none", "dots", "full")
 

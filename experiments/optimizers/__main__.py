@@ -23,11 +23,11 @@ from experiments.optimizers.page import page
 from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.commands.progress import Board
-from scalelab.commands.shared import emit, folder_path
-from scalelab.defaults import DEFAULTS
+from scalelab.cli.progress import Board
+from scalelab.cli.parser import emit, folder_path
+from scalelab.config.optimizer_defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
-from scalelab.plan.sweep import Planned
+from scalelab.plan.sweep.sweep import Planned
 
 SMALL = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
@@ -94,8 +94,8 @@ def plan(arguments: Sequence[str]) -> Planned:
 
 def _main(argv: Sequence[str]) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.train.program import cache_compilations
-    from scalelab.train.single import dataset
+    from scalelab.train.step.program import cache_compilations
+    from scalelab.train.run.single import dataset
 
     options, base, names = _options(argv)
     if options.workdir is None:
@@ -160,7 +160,7 @@ def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, end
 
 
 def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any) -> None:
-    from scalelab.report.raceplot import race as drawn
+    from scalelab.report.figures.raceplot import race as drawn
 
     shown = [
         {"name": row["name"], "losses": row["losses"], "curves": [run["curve"] for run in ended[row["name"]]["runs"]],

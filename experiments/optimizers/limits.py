@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ml_collections import ConfigDict
 
-from scalelab.defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import DEFAULTS
 
 
 def limits(config: ConfigDict, names: Sequence[str]) -> list[str]:

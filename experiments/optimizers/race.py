@@ -11,7 +11,7 @@ from experiments.intervals import Finals
 from experiments.optimizers import search
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import DEFAULTS
 
 ROUNDS = 2
 FINALISTS = 3

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments import intervals
 from experiments.optimizers import race
-from scalelab.defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import DEFAULTS
 
 # Why an optimizer may stand where it does, by the side of the reference that it is on; said as a guess beside what was measured.
 BEHIND = {

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import DEFAULTS
 from scalelab.sweep import grid
 
 Box = dict[str, tuple[float, float]]

@@ -25,9 +25,9 @@ from experiments.oracles import beyond, problem
 from experiments.oracles.cases import CASES, Case
 from experiments.shared import RESULTS, command_line, keep, markdown
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit
+from scalelab.cli.parser import emit
 from scalelab.errors import BadInput, nearest
-from scalelab.train.changes import versions
+from scalelab.train.resume.compatibility import versions
 
 REQUIREMENTS = pathlib.Path(__file__).parents[2] / "requirements-oracles.txt"
 COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")

@@ -16,7 +16,7 @@ from configs import tiny
 from scalelab import config as config_lib
 from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
-from scalelab.optim import groups, members
+from scalelab.optim import groups, registry
 from scalelab.optim.chain import chain
 
 STEPS = 30
@@ -45,7 +45,7 @@ class Problem:
     @functools.cached_property
     def own(self) -> list[str]:
         """The parameters that the optimizer takes itself."""
-        member = members.find(self.o.name)
+        member = registry.find(self.o.name)
         return [name for name, d in self.declared.items() if member.claims(d)]
 
     def groups(self, names: list[str] | None = None) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ def ours(problem: Problem) -> Arrays:
     config = problem.config
     static = config_lib.static(config)
     h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
-    member = members.find(static.optim.name)
+    member = registry.find(static.optim.name)
     gradients, estimates = (
         nested({k: np.stack([x[k] for x in each]) for k in problem.params})
         for each in (problem.gradients, problem.estimates)

@@ -27,9 +27,9 @@ from rich.table import Table
 from experiments.parallelism.rows import LAYOUTS, OPTIONS, row, temporaries, variants
 from experiments.shared import RESULTS, command_line, keep, markdown
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit
+from scalelab.cli.parser import emit
 from scalelab.errors import BadInput, nearest
-from scalelab.train.changes import versions
+from scalelab.train.resume.compatibility import versions
 
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "bubble", "by formula", "KiB a device")
 COLUMNS += ("by formula", "KiB moved a step")

@@ -18,12 +18,12 @@ from configs import base
 from experiments.parallelism.traffic import collectives
 from scalelab import config as config_lib
 from scalelab.config import TRACED, Layout, Static
-from scalelab.model.placement import BATCH, SPLIT_BY_TENSOR
+from scalelab.sharding import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
-from scalelab.train import state as state_lib
-from scalelab.train.gradients import ends, gradients
-from scalelab.train.step import train_step
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import ends, gradients
+from scalelab.train.step.step import train_step
 
 LAYOUTS = {
     "data": Layout(data=8),

@@ -1,7 +1,7 @@
 """python -m experiments.step_times [--data=DIR] [--json[=PATH]]
 
 Published times of a training step against what the planner predicts for the same config, mesh and machine, with the habits of
-the system that ran it (scalelab/plan/habits.py). The GPUs' expected share in products was set on the A100 rows of Narayanan and
+the system that ran it (scalelab/plan/step/systems.py). The GPUs' expected share in products was set on the A100 rows of Narayanan and
 Korthikanti, a TPU's on MaxText's rows of DIR; all others are held out. --data: also the tables in DIR (llm_foundry.csv,
 others.csv), by chip, with the share that would fit each row and the error with the share of other systems alone; a minute and a
 half of CPU. Writes experiments/results/step_times.*. Ten seconds.
@@ -20,9 +20,9 @@ from experiments.shared import RESULTS, command_line, keep, markdown
 from experiments.step_times import tables
 from experiments.step_times.rows import CALIBRATED, HELD_OUT, MISSED
 from scalelab.__main__ import guarded
-from scalelab.commands.shared import emit
-from scalelab.plan.time import step_time
-from scalelab.train.changes import versions
+from scalelab.cli.parser import emit
+from scalelab.plan.step.time import step_time
+from scalelab.train.resume.compatibility import versions
 
 CHIP_COLUMNS = (
     "chip",

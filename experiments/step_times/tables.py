@@ -14,10 +14,10 @@ from typing import Any
 
 from experiments.step_times.rows import Measured, static
 from scalelab.errors import BadInput
-from scalelab.plan.efficiency import Efficiency, Range, default
-from scalelab.plan.habits import MAXTEXT, MEGATRON
-from scalelab.plan.machine import machine
-from scalelab.plan.time import expected_s, step_time
+from scalelab.plan.step.efficiency import Efficiency, Range, default
+from scalelab.plan.step.systems import MAXTEXT, MEGATRON
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.step.time import expected_s, step_time
 
 FILES = ("llm_foundry.csv", "others.csv")
 CHIPS = {"a100-80gb": "a100", "h100_80gb": "h100", "a100_80gb": "a100", "a100_40gb": "a100-40gb"}

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.cli.parser import Parser, emit
 from scalelab.errors import BadInput
-from scalelab.train import logs, manifest
+from scalelab.train.checkpoints import logs, manifest
 
 
 def main(argv: list[str]) -> int:

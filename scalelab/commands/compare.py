@@ -12,7 +12,7 @@ Exit code: 0 done (whether or not they differ), 2 bad input.
 
 from typing import Any
 
-from scalelab.commands.shared import Parser, add_trust, emit
+from scalelab.cli.parser import Parser, add_trust, emit
 
 MOST = 12  # lines of one kind
 

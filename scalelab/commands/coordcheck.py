@@ -19,8 +19,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.commands.progress import Bar
-from scalelab.commands.shared import Parser, aligned, emit, say
+from scalelab.cli.progress import Bar
+from scalelab.cli.parser import Parser, aligned, emit, say
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -82,8 +82,8 @@ def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]
 
 def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options: Any) -> dict[str, Any]:
     from scalelab.train import coordcheck
-    from scalelab.train.program import cache_compilations
-    from scalelab.train.single import dataset
+    from scalelab.train.step.program import cache_compilations
+    from scalelab.train.run.single import dataset
 
     cache_compilations()
     data, seeds = dataset(config), range(config.train.seed, config.train.seed + options.seeds)
@@ -139,6 +139,6 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _draw(result: dict[str, Any], path: str) -> None:
-    from scalelab.report.coordplots import write
+    from scalelab.report.figures.coordplots import write
 
     say(f"drawn: {', '.join(write(path, result))}")

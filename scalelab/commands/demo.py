@@ -8,7 +8,7 @@ Exit code: 0 done, 2 bad input.
 
 import pathlib
 
-from scalelab.commands.shared import Parser, aligned, emit, folder_path
+from scalelab.cli.parser import Parser, aligned, emit, folder_path
 
 DEFAULT = "scalelab-demo"
 
@@ -21,9 +21,9 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     from scalelab.laws import examples
-    from scalelab.laws.closed import Params
-    from scalelab.laws.study import fit_study
-    from scalelab.report import lawplots, style
+    from scalelab.laws.use.chinchilla_optimum import Params
+    from scalelab.laws.read.study import fit_study
+    from scalelab.report.figures import lawplots, style
 
     rows = examples.read_quickstart()
     (held,) = (row for row in rows if row["role"] == "holdout")

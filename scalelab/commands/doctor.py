@@ -7,7 +7,7 @@ where an accelerator was asked for (by --expect, by JAX_PLATFORMS, or by install
 import sys
 from typing import Any
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.cli.parser import Parser, emit
 from scalelab.errors import BadInput
 
 
@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--expect", choices=["cpu", "gpu", "tpu"], help="the platform that jax must see")
     options = parser.parse_args(argv)
 
-    from scalelab.doctor import examine
+    from scalelab.hardware.doctor import examine
 
     report = examine(options.expect)
     if options.json != "-":
@@ -42,7 +42,7 @@ def lines(report: dict[str, Any]) -> list[str]:
 
 def _device(platform: str, device: dict[str, Any]) -> str:
     memory = f", {device['memory_bytes'] / 2**30:.1f} GiB for jax" if device["memory_bytes"] else ""
-    unknown = "" if device["chip"] or platform == "cpu" else ", not in the table of scalelab/hardware.py"
+    unknown = "" if device["chip"] or platform == "cpu" else ", not in the table of scalelab/hardware/chips.py"
     return f"{platform}:{device['id']} {device['kind']}{memory}{unknown}"
 
 

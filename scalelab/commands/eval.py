@@ -12,8 +12,8 @@ On one device, in the precision of the run. Exit code: 0 done, 1 the checkpoint 
 """
 
 from scalelab import records
-from scalelab.commands.progress import Counts
-from scalelab.commands.shared import Parser, add_weights, emit, headline
+from scalelab.cli.progress import Counts
+from scalelab.cli.parser import Parser, add_weights, emit, headline
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         overrides |= {"data.source": "prepared", "data.path": options.data}
 
     from scalelab.evaluate import evaluations, subject, tasks
-    from scalelab.train.program import cache_compilations
+    from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
     asked = [tasks.read(path) for path in filter(None, options.tasks.split(","))]

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from typing import Any
 
-from scalelab.commands.shared import Parser, add_weights, emit, folder_path, headline
+from scalelab.cli.parser import Parser, add_weights, emit, folder_path, headline
 from scalelab.errors import BadInput
 
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
 
     from scalelab.hf.write import write
-    from scalelab.train.weights import of_run
+    from scalelab.train.resume.weights import of_run
 
     weights = of_run(options.run, options.ema, options.average)
     tokenizer, why = _tokenizer(weights)
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 def _tokenizer(weights: Any) -> tuple[Any, str]:
     """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
-    from scalelab.data.tokenizers import byte_tokens, given_tokens
+    from scalelab.data.tokenizers.load import byte_tokens, given_tokens
     from scalelab.evaluate.subject import tokenizer
 
     name = weights.origin["data"]["tokenizer"] or ""

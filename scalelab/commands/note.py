@@ -9,7 +9,7 @@ Exit code: 0 done, 2 bad input.
 import pathlib
 
 from scalelab import records
-from scalelab.commands.shared import Parser, emit
+from scalelab.cli.parser import Parser, emit
 from scalelab.errors import BadInput
 
 

@@ -14,9 +14,9 @@ import sys
 from typing import Any
 
 from scalelab import set_by
-from scalelab.commands.shared import Parser, emit
+from scalelab.cli.parser import Parser, emit
 from scalelab.config import hparams, leaves, load, origins, split_overrides, static
-from scalelab.defaults import DEFAULTS, doubts, words
+from scalelab.config.optimizer_defaults import DEFAULTS, doubts, words
 
 
 def _known() -> str:

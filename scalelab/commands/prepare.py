@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from scalelab.commands.progress import PLAIN_EVERY_S
-from scalelab.commands.shared import Parser, add_take_over, emit, folder_path
+from scalelab.cli.progress import PLAIN_EVERY_S
+from scalelab.cli.parser import Parser, add_take_over, emit, folder_path
 
 
 def main(argv: list[str]) -> int:
@@ -56,9 +56,9 @@ def main(argv: list[str]) -> int:
     add_take_over(parser)
     options = parser.parse_args(argv)
 
-    from scalelab.data.corpus import prepare
-    from scalelab.data.request import Request
-    from scalelab.data.units import Stopped
+    from scalelab.data.prepare.corpus import prepare
+    from scalelab.data.prepare.request import Request
+    from scalelab.data.prepare.units import Stopped
     from scalelab.signals import stop_on_signals
 
     out = options.out

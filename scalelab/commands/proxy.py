@@ -16,8 +16,8 @@ import pathlib
 from typing import Any
 
 from scalelab import git
-from scalelab.commands.progress import Bar
-from scalelab.commands.shared import Parser, emit, folder_path, say
+from scalelab.cli.progress import Bar
+from scalelab.cli.parser import Parser, emit, folder_path, say
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -46,10 +46,10 @@ def main(argv: list[str]) -> int:
 
 def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.sweep import proxy, status
+    from scalelab.sweep.scaling import proxy; from scalelab.sweep import status
     from scalelab.sweep.forks import write_forks
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.program import cache_compilations
+    from scalelab.train.step.program import cache_compilations
 
     folder, lrs = options.workdir, _lrs(options.lrs, config.optim.peak_lr)
     seeds = range(config.train.seed, config.train.seed + options.seeds)
@@ -76,7 +76,7 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
 
 
 def _lrs(text: str | None, centre: float) -> list[float]:
-    from scalelab.sweep.proxy import OCTAVES
+    from scalelab.sweep.scaling.proxy import OCTAVES
 
     if not text:
         return [centre * 2.0**i for i in OCTAVES]

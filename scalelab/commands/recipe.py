@@ -19,7 +19,7 @@ import pathlib
 import sys
 from typing import Any
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.cli.parser import Parser, emit
 from scalelab.errors import BadInput
 
 STEPS = 500
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help="where to write the twin, a file that ends in .py")
     options = parser.parse_args(argv)
 
-    from scalelab.sweep import recipes
+    from scalelab.sweep.scaling import recipes
 
     if options.name is None:
         if options.shrink or options.out:
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def _list(destination: str | None) -> int:
-    from scalelab.sweep import recipes
+    from scalelab.sweep.scaling import recipes
 
     found = [recipes.find(name) for name in recipes.names()]
     if destination != "-":
@@ -70,7 +70,7 @@ def _list(destination: str | None) -> int:
 
 def _shrink(recipe: Any, options: Any) -> int:
     from scalelab.sweep.forks import fork, write_forks
-    from scalelab.sweep.shrink import shrunk
+    from scalelab.sweep.scaling.shrink import shrunk
 
     steps = STEPS if options.steps is None else options.steps
     if not options.shrink.isdecimal() or steps < 1:
@@ -107,12 +107,12 @@ def _show(recipe: Any, destination: str | None) -> int:
 def _facts(recipe: Any) -> dict[str, Any]:
     """What `--json` prints."""
     from scalelab import config as config_lib
-    from scalelab import lengths
+    from scalelab.config import schedule_steps
     from scalelab.model import count
-    from scalelab.sweep import recipes
+    from scalelab.sweep.scaling import recipes
 
     config, shape = recipe.config, config_lib.static(recipe.config).model
-    tokens = lengths.tokens_before(config, config.train.steps)
+    tokens = schedule_steps.tokens_before(config, config.train.steps)
     return {
         "name": recipe.name,
         "summary": recipe.summary,
@@ -122,7 +122,7 @@ def _facts(recipe: Any) -> dict[str, Any]:
         "tokens": tokens,
         "flops": {convention: each * tokens for convention, each in count.flops_per_token(shape).items()},
         "published": recipe.published,
-        "schedule": lengths.describe(config),
+        "schedule": schedule_steps.describe(config),
         "not_reproduced": list(recipe.not_reproduced),
     }
 

@@ -5,7 +5,7 @@ A self-contained page of a run, a sweep or a study, DIR/report.html, and every f
 Exit code: 0 done, 1 the study failed its own checks (an optimum at the edge; the page is written), 2 bad input.
 """
 
-from scalelab.commands.shared import Parser, emit, say
+from scalelab.cli.parser import Parser, emit, say
 
 
 def main(argv: list[str]) -> int:

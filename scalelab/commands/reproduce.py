@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from scalelab.commands.shared import Parser, emit
+from scalelab.cli.parser import Parser, emit
 from scalelab.errors import BadInput, nearest
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _reports(arguments: Any) -> "Iterator[Report]":
 
     paper = arguments.paper
     if paper == "textbook":
-        from scalelab.plan import textbook
+        from scalelab.plan.published import textbook
 
         yield textbook.reproduce()
         return

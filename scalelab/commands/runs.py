@@ -8,7 +8,7 @@ At their last steps, what `scalelab eval` scored stands in columns SET_METRIC; s
 import sys
 
 from scalelab import records
-from scalelab.commands.shared import Parser, emit, file_path, print_table, say
+from scalelab.cli.parser import Parser, emit, file_path, print_table, say
 from scalelab.errors import BadInput, nearest
 from scalelab.report.tables import csv_text
 
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         if column not in known:
             raise BadInput(f"unknown column {column!r}{nearest(column, known)}")
     if arguments.parquet:
-        from scalelab.laws.readers import write_parquet
+        from scalelab.laws.read.readers import write_parquet
 
         write_parquet(rows, columns or known, file_path("--parquet", arguments.parquet))
     if arguments.csv:

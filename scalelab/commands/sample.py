@@ -8,8 +8,8 @@ depend on how many there are. Bytes that are no UTF-8 are shown as the replaceme
 Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 """
 
-from scalelab.commands.progress import Counts
-from scalelab.commands.shared import Parser, add_weights, emit, headline
+from scalelab.cli.progress import Counts
+from scalelab.cli.parser import Parser, add_weights, emit, headline
 
 TOKENS = 100
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
 
     from scalelab.evaluate import sample, subject
-    from scalelab.train.program import cache_compilations
+    from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
     of = subject.of(options.run, options.ema, options.average)

@@ -10,8 +10,8 @@ import functools
 import sys
 from typing import Any
 
-from scalelab import lengths
-from scalelab.commands.shared import Parser, aligned, emit
+from scalelab.config import schedule_steps
+from scalelab.cli.parser import Parser, aligned, emit
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--plot", metavar="PATH", help="draw the whole run: x.pdf (and x.csv) or x.png")
     options = parser.parse_args(rest)
     config = load(options.config, overrides)
-    steps = lengths.landmarks(config) if options.at is None else _steps(options.at, config.train.steps)
+    steps = schedule_steps.landmarks(config) if options.at is None else _steps(options.at, config.train.steps)
     rows = _rows(config, steps)
     figures = _draw(options.plot, config, steps) if options.plot else []
     if options.json != "-":
@@ -59,7 +59,7 @@ def _steps(text: str, last: int) -> list[int]:
 def _rows(config: Any, steps: list[int]) -> list[dict[str, float]]:
     from scalelab.optim import schedules
 
-    curves, seen = schedules.curves(config, steps), functools.partial(lengths.tokens_before, config)
+    curves, seen = schedules.curves(config, steps), functools.partial(schedule_steps.tokens_before, config)
     return [
         {"step": step, "tokens": seen(step)} | {key: curve[i].item() for key, curve in curves.items()}
         | {"batch_tokens": seen(step + 1) - seen(step)}
@@ -68,14 +68,14 @@ def _rows(config: Any, steps: list[int]) -> list[dict[str, float]]:
 
 
 def _draw(path: str, config: Any, marked: list[int]) -> list[str]:
-    from scalelab.report import scheduleplot
+    from scalelab.report.figures import scheduleplot
 
     last = config.train.steps - 1
-    drawn = {round(i * last / (DRAWN - 1)) for i in range(DRAWN)} | {*marked, *lengths.landmarks(config)}
+    drawn = {round(i * last / (DRAWN - 1)) for i in range(DRAWN)} | {*marked, *schedule_steps.landmarks(config)}
     return scheduleplot.write(path, _rows(config, sorted(drawn)), marked)
 
 
 def _print(config: Any, rows: list[dict[str, float]]) -> None:
-    print(lengths.describe(config))
+    print(schedule_steps.describe(config))
     cells = [[f"{row[key]:.6g}" if isinstance(row[key], float) else f"{row[key]:,}" for key in COLUMNS] for row in rows]
     print("\n".join(aligned([COLUMNS, *cells], to="right")))

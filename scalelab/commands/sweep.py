@@ -10,9 +10,9 @@ Exit code: 0 all ended, done or diverged (or --status), 1 some failed, 2 bad inp
 import sys
 from typing import Any
 
-from scalelab import device_memory, git
-from scalelab.commands.progress import Bar, Board
-from scalelab.commands.shared import Parser, add_take_over, add_trust, emit, folder_path, print_table, say
+from scalelab.hardware import device_memory; from scalelab import git
+from scalelab.cli.progress import Bar, Board
+from scalelab.cli.parser import Parser, add_take_over, add_trust, emit, folder_path, print_table, say
 from scalelab.config import split_overrides
 
 
@@ -52,11 +52,11 @@ def main(argv: list[str]) -> int:
 
 
 def _run(config: str, overrides: dict[str, str], options: Any) -> None:
-    from scalelab.commands.room import refuse, refuse_any
+    from scalelab.cli.memory_check import refuse, refuse_any
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
     from scalelab.sweep.trials import from_file, packs
-    from scalelab.train.program import cache_compilations
+    from scalelab.train.step.program import cache_compilations
 
     device_memory.reserve()
     folder, allow, take_over = options.workdir, options.allow_change, options.take_over

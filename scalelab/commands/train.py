@@ -26,10 +26,10 @@ import sys
 import traceback
 from typing import Any
 
-from scalelab import device_memory, git, lock, records
-from scalelab.commands.progress import Bar
-from scalelab.commands.room import refuse
-from scalelab.commands.shared import Parser, add_take_over, add_trust, emit, folder_path
+from scalelab.hardware import device_memory; from scalelab import git, lock, records
+from scalelab.cli.progress import Bar
+from scalelab.cli.memory_check import refuse
+from scalelab.cli.parser import Parser, add_take_over, add_trust, emit, folder_path
 from scalelab.config import leaves, load, not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 
@@ -87,15 +87,15 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
         return load(options.config, overrides)
     if options.init_from:
         raise BadInput("--branch-from takes all of a run's state, --init-from its weights alone: give one of them")
-    from scalelab.train.branch import plan
+    from scalelab.train.resume.branch import plan
 
     return plan(options.branch_from, options.config, overrides, options.workdir)
 
 
 def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.train.program import cache_compilations
-    from scalelab.train.single import train_single
+    from scalelab.train.step.program import cache_compilations
+    from scalelab.train.run.single import train_single
 
     cache_compilations()
     for text in not_reproduced(options.config) if first and options.config else ():
@@ -156,7 +156,7 @@ def _one_of(place: Any, config: Any, options: Any) -> int:
 
 
 def _resumes(folder: pathlib.Path) -> str:
-    from scalelab.train import manifest
+    from scalelab.train.checkpoints import manifest
 
     steps = manifest.steps(folder / "checkpoints")
     return f"the same commands resume from step {steps[-1]}" if steps else "nothing was saved yet"

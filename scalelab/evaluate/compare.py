@@ -9,8 +9,8 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.evaluate import noise
-from scalelab.train import manifest
-from scalelab.train.weights import of_run
+from scalelab.train.checkpoints import manifest
+from scalelab.train.resume.weights import of_run
 
 TIMED = ("tokens_per_s", "mfu", "time")  # of the clock, not of what is computed
 ENVIRONMENT = ("versions", "device", "mesh", "dtypes", "attention", "determinism")

@@ -10,13 +10,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lengths
-from scalelab.data.prepare import Dataset
+from scalelab.config import schedule_steps
+from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, nearest
 from scalelab.evaluate import choices, losses
 from scalelab.evaluate.subject import Subject, refuse_other_ids
 from scalelab.evaluate.tasks import Task, slug
-from scalelab.train.single import dataset
+from scalelab.train.run.single import dataset
 
 Progress = Callable[[str, int, int], None]
 Row = dict[str, Any]
@@ -70,7 +70,7 @@ def _row(of: Subject, name: str, fingerprint: str, kind: str, metrics: Mapping[s
     step = of.origin["step"]
     return {
         "step": step,
-        "tokens": lengths.tokens_before(of.config, step),
+        "tokens": schedule_steps.tokens_before(of.config, step),
         "weights": of.origin["weights"],
         "set": name,
         "fingerprint": fingerprint,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.data.batches import NONE, Windows
-from scalelab.data.prepare import Dataset
+from scalelab.data.batches.batches import NONE, Windows
+from scalelab.data.dataset import Dataset
 from scalelab.evaluate.subject import CHUNK_TOKENS, Subject, token_losses
 
 ALL = ""  # the name of all parts together

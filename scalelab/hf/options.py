@@ -9,7 +9,7 @@ from typing import Any
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
-from scalelab.model.rotary import FAST, HIGH, LOW, SLOW
+from scalelab.model.attention.rotary import FAST, HIGH, LOW, SLOW
 
 TOLD = ("rope_scaling", "rope_factor", "rope_original")  # of config.model: what `written` and `found` are about
 GROUPS = ("rope_scaling", "rope_parameters")

@@ -1,7 +1,7 @@
 """Scaling laws: forms, exact fits with a certificate, what the data identify, intervals, decisions. Never the trainer."""
 
 from scalelab.laws.fit import Fitted, fit
-from scalelab.laws.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
-from scalelab.laws.optimum import FitError
+from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
+from scalelab.laws.solve.optimum import FitError
 
 __all__ = ["Between", "Coefficient", "Exponent", "FitError", "Fitted", "Law", "Real", "Scale", "fit", "law_of"]

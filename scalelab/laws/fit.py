@@ -15,19 +15,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws import closed, decision, design, forms, likelihood, optimum, profile, uncertainty
-from scalelab.laws import law as law_lib
-from scalelab.laws import objective as objective_lib
-from scalelab.laws.decision import Decision
-from scalelab.laws.design import Finding
-from scalelab.laws.forms import FLOPS_PER_PARAM_TOKEN
-from scalelab.laws.holdout import Holdout, hold_out
-from scalelab.laws.law import Law
-from scalelab.laws.optimum import Optimum
-from scalelab.laws.points import columns_of, numeric
-from scalelab.laws.problem import Columns, Problem, problem
-from scalelab.laws.profile import Profile
-from scalelab.laws.uncertainty import Bootstrap, Prediction
+from scalelab.laws.use import chinchilla_optimum, decision; from scalelab.laws.trust import design, profile, uncertainty; from scalelab.laws.law import forms; from scalelab.laws.solve import likelihood, optimum
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law import objective as objective_lib
+from scalelab.laws.use.decision import Decision
+from scalelab.laws.trust.design import Finding
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.trust.holdout import Holdout, hold_out
+from scalelab.laws.law.law import Law
+from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.read.points import columns_of, numeric
+from scalelab.laws.solve.problem import Columns, Problem, problem
+from scalelab.laws.trust.profile import Profile
+from scalelab.laws.trust.uncertainty import Bootstrap, Prediction
 
 LEVEL = 0.9
 CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
@@ -207,10 +207,10 @@ def _knows_k(table: Mapping[str, ArrayLike], columns: Columns) -> bool:
     )
 
 
-def exact(N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3) -> tuple[closed.Params, Optimum]:
+def exact(N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3) -> tuple[chinchilla_optimum.Params, Optimum]:
     """Chinchilla's law alone, by Hoffmann's objective, without intervals: (parameters, optimum)."""
     law = law_lib.load("chinchilla")
     columns, target = columns_of({"N": N, "D": D, "loss": loss}, law)
     design.check(law, columns, target)
     best = optimum.minimise(problem(law, columns, target, objective_lib.huber_log(delta)))
-    return closed.Params(**best.params), best
+    return chinchilla_optimum.Params(**best.params), best

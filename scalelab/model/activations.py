@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import ModelShape
-from scalelab.model.attention import LOGITS
-from scalelab.model.layerkinds import at, layers
+from scalelab.model.attention.attention import LOGITS
+from scalelab.model.layer_flags import at, layers
 from scalelab.model.transformer import Block, Params, Transformer, enter
 from scalelab.precision.policy import FP32, Policy
 

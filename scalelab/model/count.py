@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from scalelab.config import ModelShape
 from scalelab.model import transformer
-from scalelab.model.layerkinds import n_local
+from scalelab.model.layer_flags import n_local
 
 
 def parameters(shape: ModelShape) -> dict[str, int]:

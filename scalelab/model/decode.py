@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.documents import Packed, Past
+from scalelab.model.attention.documents import Packed, Past
 from scalelab.precision.policy import FP32, Policy, dtype
 
 

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
-from scalelab.model.placement import use
+from scalelab.sharding import use
 from scalelab.model.product import product
 from scalelab.precision.policy import Policy, dtype
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from scalelab.model.placement import BATCH, CONTEXT, TENSOR, as_varying, local, on_mesh, spec
+from scalelab.sharding import BATCH, CONTEXT, TENSOR, as_varying, local, on_mesh, spec
 from scalelab.precision.products import matmul
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient shows
@@ -31,7 +31,7 @@ class LossSums(NamedTuple):
 def _chunk_sums(
     x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    logits_TV = checkpoint_name(matmul(x_TD, head_DV, form), "logits")  # found again by precision/found.py
+    logits_TV = checkpoint_name(matmul(x_TD, head_DV, form), "logits")  # found again by precision/formats_in_jaxpr.py
     logits_TV = capped(logits_TV, softcap)
     counts_T = targets_T >= 0
     log_z_T, correct_T = (_split_vocabulary if on_mesh() else _whole_vocabulary)(logits_TV, jnp.maximum(targets_T, 0))

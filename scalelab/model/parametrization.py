@@ -4,7 +4,7 @@
 
 `mup` (Yang et al. 2022, Table 8: the form that allows a tied head; Tables 3 and 9 are the same by their Lemma J.1).
 Hidden matrices have both sides among the widths; all else is vector-like. Adam: hidden LR / m_d. SGD: vector-like LR x m_d.
-The head's 1/m_d and attention's 1/d_head stand in the forward pass (`transformer.py`, `attention.py`). Initialisation needs
+The head's 1/m_d and attention's 1/d_head stand in the forward pass (`transformer.py`, `attention/attention.py`). Initialisation needs
 no change: tables keep their std, hidden matrices have 1/sqrt(fan_in) anyway. All widths are taken to grow with d_model.
 
 `completep` (Dey et al. 2025, Table 1 at alpha = 1) adds depth: a block's branches are divided by m_L in the forward pass,
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from scalelab.config import ModelShape
-from scalelab.model.attention import attention_scale
+from scalelab.model.attention.attention import attention_scale
 from scalelab.model.declare import Declaration
 from scalelab.model.transformer import branch_multiplier, declarations, head_multiplier
 

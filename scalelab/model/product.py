@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec, reshard
 
-from scalelab.model.placement import local, on_mesh, place, spec, use
+from scalelab.sharding import local, on_mesh, place, spec, use
 from scalelab.precision import fp8
 from scalelab.precision.policy import Policy, dtype
 from scalelab.precision.products import rounded

@@ -15,7 +15,7 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import groups
-from scalelab.optim.member import Member, Tree
+from scalelab.optim.optimizer import Member, Tree
 from scalelab.optim.schedules import Hparams
 
 DECAY = 0.8  # beta2 of step t is 1 - t^-DECAY (Alg. 6)

@@ -12,7 +12,7 @@ import optax
 
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
-from scalelab.optim.member import Member, Tree
+from scalelab.optim.optimizer import Member, Tree
 from scalelab.optim.schedules import Hparams
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.optim.member import Member, Tree, per_scalar
+from scalelab.optim.optimizer import Member, Tree, per_scalar
 from scalelab.optim.schedules import Hparams
 
 

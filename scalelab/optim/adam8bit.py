@@ -17,7 +17,7 @@ import optax
 
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
-from scalelab.optim.member import Member, Tree
+from scalelab.optim.optimizer import Member, Tree
 from scalelab.optim.schedules import Hparams
 
 BLOCK = 256

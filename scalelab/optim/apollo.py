@@ -18,7 +18,7 @@ from scalelab.model.declare import Declaration
 from scalelab.optim import adam, matrices
 from scalelab.optim.galore import rank
 from scalelab.optim.matrices import Arrays, Declared, batched, product
-from scalelab.optim.member import Member, hidden_matrices
+from scalelab.optim.optimizer import Member, hidden_matrices
 from scalelab.optim.schedules import Hparams
 
 GROWTH = 1.01  # gamma: how much an update's norm may grow from one step to the next (sec. 3.2)

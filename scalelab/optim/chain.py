@@ -10,8 +10,8 @@ from scalelab.config import Optim, Static, traced_names
 from scalelab.model.declare import named
 from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
-from scalelab.optim import adam, groups, members, own_numbers
-from scalelab.optim.member import Member, Tree
+from scalelab.optim import adam, groups, registry, user_numbers
+from scalelab.optim.optimizer import Member, Tree
 from scalelab.optim.schedules import Hparams
 
 
@@ -21,8 +21,8 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     A `coupled` optimizer has its decay added to the gradient instead (L2). `parametrization.scales` says what LR, decay and
     eps of a parameter are multiplied by.
     """
-    member, o = members.find(static.optim.name), static.optim
-    numbers = own_numbers.given(o, h)
+    member, o = registry.find(static.optim.name), static.optim
+    numbers = user_numbers.given(o, h)
     by = groups.scales(static.model, o, member)
     decay = _decay(weight_decays(member, static, h), by, groups.decays(static.model, o), multiplied=not member.coupled)
     return optax.chain(
@@ -44,7 +44,7 @@ def refuse_unset(static: Static) -> None:
     h = dict.fromkeys(traced_names(static.optim), scalar)
     params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declarations(static.model))
     estimate = (params, jax.ShapeDtypeStruct((), bool))
-    extra = {"curvature": estimate} if members.find(static.optim.name).curvature else {}
+    extra = {"curvature": estimate} if registry.find(static.optim.name).curvature else {}
 
     def update(h: Hparams, lr: jax.Array, params: Tree, extra: dict[str, Any]) -> Any:
         transform = chain(static, h, lr)

@@ -10,8 +10,8 @@ from scalelab.model import parametrization
 from scalelab.model.declare import Declaration
 from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
-from scalelab.optim.member import Member, Tree
-from scalelab.validate import group_multipliers
+from scalelab.optim.optimizer import Member, Tree
+from scalelab.config.validate import group_multipliers
 
 
 def group(declaration: Declaration) -> str:

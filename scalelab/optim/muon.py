@@ -12,7 +12,7 @@ from scalelab.model.declare import Declaration
 from scalelab.model.parametrization import Like
 from scalelab.optim import groups, matrices
 from scalelab.optim.matrices import Arrays, Declared
-from scalelab.optim.member import Member, hidden_matrices, per_scalar
+from scalelab.optim.optimizer import Member, hidden_matrices, per_scalar
 from scalelab.optim.schedules import Hparams
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -15,7 +15,7 @@ from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import matrices
 from scalelab.optim.matrices import Arrays, Declared, batched, decomposed, product
-from scalelab.optim.member import Member, hidden_matrices
+from scalelab.optim.optimizer import Member, hidden_matrices
 from scalelab.optim.schedules import Hparams
 
 

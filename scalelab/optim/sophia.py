@@ -1,7 +1,7 @@
 """Sophia (Liu et al. 2023, Alg. 3): momentum over a running estimate of the Hessian's diagonal, each entry clipped to 1.
 
 m = b1 m + (1 - b1) g; every `every` steps h = b2 h + (1 - b2) estimate; the direction is clip(m / max(rho h, eps), 1), without
-bias correction. The estimate is Hutchinson's (H, Alg. 1) or Gauss-Newton-Bartlett's (G, Alg. 2): `train/curvature.py`. The step
+bias correction. The estimate is Hutchinson's (H, Alg. 1) or Gauss-Newton-Bartlett's (G, Alg. 2): `train/step/curvature.py`. The step
 that measures it already uses it. optax's corrects m's bias, and uses the estimate one step late.
 """
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.optim.member import Member, Tree, per_scalar
+from scalelab.optim.optimizer import Member, Tree, per_scalar
 from scalelab.optim.schedules import Hparams
 
 

@@ -9,9 +9,9 @@ from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
 from scalelab.optim import groups
 from scalelab.optim.chain import rest_ratio, weight_decays
-from scalelab.optim.member import Member
-from scalelab.optim.members import find
-from scalelab.validate import GROUPS
+from scalelab.optim.optimizer import Member
+from scalelab.optim.registry import find
+from scalelab.config.validate import GROUPS
 
 ADAMW_BYTES = 8  # of the AdamW beside an optimizer for hidden matrices, a parameter
 

@@ -56,7 +56,7 @@ def make(layout: Layout) -> Mesh:
 
 
 def over(layout: Layout, devices: Sequence[Any]) -> Mesh:
-    """The mesh of a resolved layout over these devices, which may be some that aren't here (`plan/target.py`).
+    """The mesh of a resolved layout over these devices, which may be some that aren't here (`plan/machine/absent_devices.py`).
 
     Of several slices (of TPUs, or of GPUs that NVLink joins) the outermost axes take the network between them: stage, data,
     then fsdp. BadInput where these don't divide over the slices.

@@ -19,10 +19,10 @@ import numpy as np
 from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 
 from scalelab.config import Layout, Static
-from scalelab.model import documents, layerkinds, transformer
-from scalelab.model.documents import Ends
+from scalelab.model.attention import documents; from scalelab.model import layer_flags, transformer
+from scalelab.model.attention.documents import Ends
 from scalelab.model.loss import LossSums
-from scalelab.model.placement import STAGE, on_mesh, place, residual
+from scalelab.sharding import STAGE, on_mesh, place, residual
 from scalelab.parallel.mesh import AXES
 from scalelab.parallel.ticks import Ticks, table
 from scalelab.precision.policy import POLICIES, dtype
@@ -72,7 +72,7 @@ def _run(
 ) -> tuple:
     layout = static.layout
     ticks = table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
-    rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/gradients.py`
+    rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/step/gradients.py`
     rest = {name: part for name, part in params.items() if name != "blocks"}
     stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE))
     by_stage, whole = PartitionSpec(STAGE), PartitionSpec()
@@ -112,7 +112,7 @@ def _stage(
 ) -> tuple:
     """One stage's walk through the table; `blocks` are its own v k layers, `rows` [m, b, S+1] everyone's."""
     layout, shape = static.layout, static.model
-    policy, differ, flags = POLICIES[static.precision], counted is not None, layerkinds.layers(shape)
+    policy, differ, flags = POLICIES[static.precision], counted is not None, layer_flags.layers(shape)
     vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE,), to="varying"))
     rest, rows, z, ends = vary((rest, rows.astype(jnp.int32), z, ends))
     chunks = jax.tree.map(lambda w: w.reshape(layout.rounds, -1, *w.shape[1:]), blocks)
@@ -125,7 +125,7 @@ def _stage(
             enter=lambda rest: transformer.enter(shape, rest, inputs_bS, policy, packed),
             leave=lambda rest, y_bSD: transformer.leave(shape, rest, y_bSD, targets_bS, z, policy),
             own=jax.tree.map(lambda w: w[chunk], chunks),
-            layers=layerkinds.at(flags, (chunk * layout.stage + stage[0]) * depth + jnp.arange(depth)),
+            layers=layer_flags.at(flags, (chunk * layout.stage + stage[0]) * depth + jnp.arange(depth)),
             rest=rest,
             first=(stage[0] == 0) & (chunk == 0),
             last=(stage[0] == layout.stage - 1) & (chunk == layout.rounds - 1),

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.errors import BadInput, nearest
 from scalelab.model.declare import Declaration
-from scalelab.model.placement import SPLIT_BY_TENSOR, STAGE, TENSOR
+from scalelab.sharding import SPLIT_BY_TENSOR, STAGE, TENSOR
 from scalelab.model.transformer import declarations
-from scalelab.optim.members import find
+from scalelab.optim.registry import find
 from scalelab.parallel.ticks import SCHEDULES, predicted_bubble
 from scalelab.precision.policy import POLICIES
 

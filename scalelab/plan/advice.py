@@ -11,11 +11,11 @@ from typing import Any
 from scalelab.config import Layout, Static
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
-from scalelab.plan import saved
-from scalelab.plan.efficiency import Efficiency, default
-from scalelab.plan.machine import Machine
-from scalelab.plan.memory import Memory, memory
-from scalelab.plan.time import expected_s
+from scalelab.plan.memory import saved_activations
+from scalelab.plan.step.efficiency import Efficiency, default
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory.memory import Memory, memory
+from scalelab.plan.step.time import expected_s
 
 LONG, SHORT = 16_384, 2048  # tokens from which on more devices a sequence are worth a look; where nothing else fits
 MOST_TENSOR, MOST_STAGES = 16, 64
@@ -49,9 +49,9 @@ def advice(static: Static, machine: Machine, efficiency: Efficiency | None = Non
     """
     efficiency = efficiency or default(machine)
     own, own_s = memory(static, machine), expected_s(static, machine, efficiency)
-    looked_at = {way: memory(way, machine, saved.estimate) for way in _ways(static, machine)}
+    looked_at = {way: memory(way, machine, saved_activations.estimate) for way in _ways(static, machine)}
     if not own.fits and not any(needed.fits for way, needed in looked_at.items() if _asked(way)[0]):
-        looked_at |= {way: memory(way, machine, saved.estimate) for way in _ways(static, machine, SHORT)}
+        looked_at |= {way: memory(way, machine, saved_activations.estimate) for way in _ways(static, machine, SHORT)}
     sized = dict.fromkeys(size for way, needed in looked_at.items() if needed.fits for size in _sizes(way, needed))
     seconds = {way: expected_s(way, machine, efficiency) for way in sized}
     best: dict[frozenset[str], Advice] = {}
@@ -63,7 +63,7 @@ def advice(static: Static, machine: Machine, efficiency: Efficiency | None = Non
         accepted, words = _asked(way)
         if not kinds or kinds in best or not accepted:
             continue
-        needed, exact = looked_at.get(way) or memory(way, machine, saved.estimate), way.layout.stage > 1
+        needed, exact = looked_at.get(way) or memory(way, machine, saved_activations.estimate), way.layout.stage > 1
         spare = 0.0 if exact else SPARE[way.model.remat] * needed.components["activations"]
         if 0 <= needed.margin_bytes < spare and counted < COUNTED:  # a count is a trace of the whole model
             needed, exact, spare, counted = memory(way, machine), True, 0.0, counted + 1

@@ -13,13 +13,13 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from scalelab import config as configs
-from scalelab import hardware, records
+from scalelab.hardware import chips; from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.plan.efficiency import Efficiency, Range, default
-from scalelab.plan.machine import Machine
-from scalelab.plan.time import FIELDS, step_time
+from scalelab.plan.step.efficiency import Efficiency, Range, default
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step.time import FIELDS, step_time
 
 ENOUGH = 3  # programs, from which on their own spread says more than the chip's range
 COVERAGE = 0.9  # of the range: the next one of this kind lies in it so often, were residuals normal in log time
@@ -110,7 +110,7 @@ def _unfit(folder: pathlib.Path, machine: Machine) -> str:
     record = records.read_record(folder)
     if "device" not in record:
         return "no record of what it ran on"
-    chip, found = machine.chip, hardware.chip(record["device"])
+    chip, found = machine.chip, chips.chip(record["device"])
     if record["device"].lower() != chip.name.lower() and not (found and found.flops == chip.flops):
         return f"ran on {record['device']}"
     if record["device"] == "cpu" and record["mesh"]["devices"] > 1:

@@ -11,11 +11,11 @@ from ml_collections import ConfigDict
 from scalelab import config as configs
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh, rules
-from scalelab.plan.efficiency import Efficiency
-from scalelab.plan.machine import Machine
-from scalelab.plan.memory import memory
-from scalelab.plan.time import step_time
-from scalelab.train.program import in_turn
+from scalelab.plan.step.efficiency import Efficiency
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory.memory import memory
+from scalelab.plan.step.time import step_time
+from scalelab.train.step.program import in_turn
 
 ROWS = tuple(2**i for i in range(13))
 KNEE = 0.95  # of the best rate

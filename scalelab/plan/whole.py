@@ -8,22 +8,22 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import device_memory, lengths
+from scalelab.hardware import device_memory; from scalelab.config import schedule_steps
 from scalelab.config import Layout
 from scalelab.parallel.mesh import AXES
 from scalelab.plan.advice import Advice, advice
-from scalelab.plan.batch import Batch, batch
-from scalelab.plan.compile import Compiled, compiled
-from scalelab.plan.efficiency import Efficiency, default
-from scalelab.plan.flops import Flops, flops
-from scalelab.plan.goodput import RESTART_S, Checkpointing, checkpointing
-from scalelab.plan.inference import Inference, inference
-from scalelab.plan.layout import laid_out
-from scalelab.plan.machine import Machine, machine
-from scalelab.plan.memory import Memory, memory
-from scalelab.plan.savings import savings
-from scalelab.plan.time import StepTime, step_time
-from scalelab.plan.training import Training, training
+from scalelab.plan.run.batch import Batch, batch
+from scalelab.plan.machine.compile import Compiled, compiled
+from scalelab.plan.step.efficiency import Efficiency, default
+from scalelab.plan.step.flops import Flops, flops
+from scalelab.plan.run.goodput import RESTART_S, Checkpointing, checkpointing
+from scalelab.plan.run.inference import Inference, inference
+from scalelab.plan.machine.layout import laid_out
+from scalelab.plan.machine.machine import Machine, machine
+from scalelab.plan.memory.memory import Memory, memory
+from scalelab.plan.step.savings import savings
+from scalelab.plan.step.time import StepTime, step_time
+from scalelab.plan.run.training import Training, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def plan(
     on = hardware if isinstance(hardware, Machine) else machine(os.fspath(hardware))
     static, notes = laid_out(config_lib.static(config), devices, mesh)
     efficiency, steps = efficiency or default(on), config.train.steps
-    tokens = lengths.tokens_before(config, steps)
+    tokens = schedule_steps.tokens_before(config, steps)
     held, step = memory(static, on), step_time(static, on, efficiency)
     whole = training(static, on, steps, step, price_per_hour)
     usable = device_memory.described(on.chip)

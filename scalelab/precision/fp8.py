@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from scalelab.model.placement import as_varying
+from scalelab.sharding import as_varying
 
 BLOCK = 128  # along the contraction, and of weights along their outputs too
 

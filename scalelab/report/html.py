@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalelab.records import flat
-from scalelab.report.style import scientific, short
+from scalelab.report.figures.style import scientific, short
 
 CSS = """
 :root { --ink:#1d2129; --soft:#5c6370; --line:#e1e4e9; --back:#f7f8fa; --card:#ffffff; --accent:#b3224a; --good:#1f7a33; }

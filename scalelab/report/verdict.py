@@ -3,7 +3,7 @@
 import math
 
 from scalelab.report import gather, html
-from scalelab.report.style import scientific, short
+from scalelab.report.figures.style import scientific, short
 
 PARAMETERS = {
     "E": "irreducible loss (nats/token)",

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from scipy import stats
 
-from scalelab.laws.minima import parabola
+from scalelab.laws.use.isoflop_minima import parabola
 
 LEVEL = 0.9
 NEAR_OCTAVES = 1.0  # points as near as this to the lowest one are fitted, and its two neighbours

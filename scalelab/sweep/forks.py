@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import lengths, set_by
+from scalelab.config import schedule_steps; from scalelab import set_by
 from scalelab.errors import BadInput
 from scalelab.model import count
 
@@ -41,7 +41,7 @@ def candidates(trials: Mapping[str, ConfigDict], n_convention: str = "total") ->
     rows = []
     for config in trials.values():
         shape = config_lib.static(config).model
-        tokens = lengths.tokens_before(config, config.train.steps)
+        tokens = schedule_steps.tokens_before(config, config.train.steps)
         sizes = count.parameters(shape)
         if n_convention not in sizes:
             raise BadInput(f"N convention {n_convention!r}: one of {', '.join(sizes)}")

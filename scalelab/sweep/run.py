@@ -8,12 +8,12 @@ from ml_collections import ConfigDict
 
 from scalelab import git, lock, records
 from scalelab.errors import BadInput
-from scalelab.sweep import pool, status
+from scalelab.sweep.executors import pool; from scalelab.sweep import status
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import packs
-from scalelab.train import changes
-from scalelab.train.loop import Progress
-from scalelab.train.run import has_ended
+from scalelab.train.resume import compatibility
+from scalelab.train.run.loop import Progress
+from scalelab.train.run.run import has_ended
 
 
 def run_sweep(
@@ -33,7 +33,7 @@ def run_sweep(
     first trials, and `watch` is called with the names of the trials that run. What is finished is not run again. A study
     that sweeps more than once gives its `workers`: they go on living, and every pack goes to them.
     """
-    changes.check_allowed(allow)
+    compatibility.check_allowed(allow)
     grouped, code = packs(trials), code or git.code_state()
     with lock.hold(folder, take_over=take_over) as warning:
         if warning:
@@ -81,5 +81,5 @@ def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collecti
         return
     before, now = ({"config": values, "data": {}} for values in (old, config.to_dict()))
     if has_ended(record, config):
-        changes.refuse_ended(str(place), before, now)
-    changes.refuse(str(place), before, now, allow)
+        compatibility.refuse_ended(str(place), before, now)
+    compatibility.refuse(str(place), before, now, allow)

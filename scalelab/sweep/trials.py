@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import set_by, tree
+from scalelab import set_by; from scalelab.config import files
 from scalelab.errors import BadInput
 from scalelab.sweep import grid
 
@@ -22,8 +22,8 @@ def from_file(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[st
     module = config_lib.load_module(path)
     if not hasattr(module, "sweep"):
         raise BadInput(f"{path} defines no sweep(h): it returns the grid, e.g. h.sweep('optim.peak_lr', [1e-3, 3e-3])")
-    base = config_lib.override(tree.given(path, module), overrides, set_by.COMMAND_LINE)
-    points = tree.call(path, module.sweep, grid)
+    base = config_lib.override(files.given(path, module), overrides, set_by.COMMAND_LINE)
+    points = files.call(path, module.sweep, grid)
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         raise BadInput(f"{path}: sweep(h) returned {str(points)[:60]}; it must return what h.sweep and h.product make")
     if not 0 < len(points) <= MOST_TRIALS:

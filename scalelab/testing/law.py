@@ -12,10 +12,10 @@ import numpy as np
 from scipy.stats import qmc
 
 from scalelab.errors import BadInput
-from scalelab.laws.law import Kind, Law, law_of
-from scalelab.laws.objective import Objective, huber_log
-from scalelab.laws.optimum import FitError, minimise, stretch
-from scalelab.laws.problem import Columns, problem
+from scalelab.laws.law.law import Kind, Law, law_of
+from scalelab.laws.law.objective import Objective, huber_log
+from scalelab.laws.solve.optimum import FitError, minimise, stretch
+from scalelab.laws.solve.problem import Columns, problem
 
 ROWS = 48  # points that a law is checked on
 CANDIDATES = 256  # parameter sets tried as the truth

@@ -16,22 +16,22 @@ import optax
 from jax.sharding import NamedSharding
 
 from scalelab import config as config_lib
-from scalelab import defaults
+from scalelab.config import optimizer_defaults
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
-from scalelab.optim import own_numbers
+from scalelab.optim import user_numbers
 from scalelab.optim.chain import directions
 from scalelab.optim.groups import scales
-from scalelab.optim.member import Member
-from scalelab.optim.members import MEMBERS, find
+from scalelab.optim.optimizer import Member
+from scalelab.optim.registry import MEMBERS, find
 from scalelab.optim.table import state_bytes
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.train import state as state_lib
-from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.step import many_steps, updates
+from scalelab.train.step import state as state_lib
+from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.step.step import many_steps, updates
 from scalelab.user_code import user_object
 
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
@@ -114,7 +114,7 @@ def _setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, 
     given = {f"optim.{key}": value for key, value in optim.items() if key != "own"}
     given |= {f"optim.own.{key}": value for key, value in optim.get("own", {}).items()}
     values = SMALL | {"optim.name": name} | given | changes
-    known = defaults.DEFAULTS.get(name, {})
+    known = optimizer_defaults.DEFAULTS.get(name, {})
     # So that a few steps see everything, and rounding is fp32's.
     small = {"every": 2, "rank": 4, "newton_schulz": "fp32"}
     wanted = [key for key in small if key in known and known[key][0] != 1 and key not in optim]
@@ -240,7 +240,7 @@ def _check_odd_leaves(name: str, static: Static, member: Member, h: Numbers) -> 
     grads = {k: np.cos(np.arange(d.size, dtype=np.float32)).reshape(d.shape) for k, d in ODD.items()}
 
     def transform(h: Any) -> optax.GradientTransformationExtraArgs:
-        return directions(member, ODD, static.optim, own_numbers.given(static.optim, h), h["peak_lr"])
+        return directions(member, ODD, static.optim, user_numbers.given(static.optim, h), h["peak_lr"])
 
     state = _jit(lambda h: transform(h).init(tree))(h)
     update = _jit(lambda g, state, h: transform(h).update(g, state, tree, **_extra(member, g)))

@@ -16,15 +16,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab.config import Layout, Static, hparams, static
-from scalelab.data.batches import train_batches
-from scalelab.data.prepare import Dataset
+from scalelab.data.batches.batches import train_batches
+from scalelab.data.dataset import Dataset
 from scalelab.errors import WorkFailed
 from scalelab.model.activations import INSIDE, activations
-from scalelab.model.attention import LOGITS
+from scalelab.model.attention.attention import LOGITS
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
-from scalelab.train.program import in_turn
-from scalelab.train.state import wide
+from scalelab.train.step.program import in_turn
+from scalelab.train.step.state import wide
 
 GROWING = 0.25  # of a log-log slope: half of the least power that standard shows, sqrt(width)
 Sizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.model import attention, layers
+from scalelab.model.attention import attention; from scalelab.model import layers
 
 SMALL = ["--config=configs/tiny.py", "--config.data.source=synthetic", "--config.data.n_tokens=20000",
          "--config.model.n_layers=1", "--config.model.seq_len=16", "--config.model.vocab_size=64"]  # fmt: skip

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalelab import doctor
+from scalelab.hardware import doctor
 from scalelab.commands.doctor import main
 from scalelab.errors import BadInput
 

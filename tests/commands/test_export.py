@@ -7,10 +7,10 @@ import tokenizers
 
 from scalelab.__main__ import main
 from scalelab.config import static
-from scalelab.data import ranktokens
-from scalelab.train.lineage import initial
-from scalelab.train.single import train_single
-from scalelab.train.weights import Weights, keep, of_run
+from scalelab.data.tokenizers import ranks as ranktokens
+from scalelab.train.resume.start import initial
+from scalelab.train.run.single import train_single
+from scalelab.train.resume.weights import Weights, keep, of_run
 from tests.evaluate import runs
 from tests.hf import examples
 from tests.hf.oracle.make import HERE

@@ -14,12 +14,12 @@ from pyarrow import parquet
 
 from scalelab import config, records
 from scalelab.__main__ import main
-from scalelab.commands import fittext
-from scalelab.laws import forms
-from scalelab.laws.closed import loss_at, optimum
-from scalelab.laws.forms import LAWS
-from scalelab.laws.profile import Profile
-from scalelab.laws.study import fit_study
+from scalelab.commands.fit import text
+from scalelab.laws.law import forms
+from scalelab.laws.use.chinchilla_optimum import loss_at, optimum
+from scalelab.laws.law.forms import LAWS
+from scalelab.laws.trust.profile import Profile
+from scalelab.laws.read.study import fit_study
 from tests.laws.examples import QUICKSTART_LIKE, data_file, published, study
 
 SIZES, *MEASURED = study(QUICKSTART_LIKE, 0.005)
@@ -379,10 +379,10 @@ def test_plot_writes_png_pdf_and_csv(capsys, table, tmp_path):
 
 def test_intervals_are_said_in_words_where_they_are_open():
     ends = [(0.31234, 0.4), (None, 5.0), (5.0, None), (None, None), None]
-    assert [fittext.span(each) for each in ends] == ["0.3123 to 0.4", "5 or less", "5 or more", "anything", ""]
+    assert [text.span(each) for each in ends] == ["0.3123 to 0.4", "5 or less", "5 or more", "anything", ""]
 
 
 @pytest.mark.parametrize(("interval", "digits"), [((0.99, 1.01), 5), ((0.9, 1.1), 4), ((0.8, 1.3), 3), ((0.1, 9), 2)])
 def test_a_wide_interval_leaves_few_digits(interval, digits):
     profile = Profile("identified", interval, np.ones(1), np.ones(1), 1.0)
-    assert fittext._digits(1.0, profile) == digits
+    assert text._digits(1.0, profile) == digits

@@ -9,9 +9,9 @@ import scalelab.plan
 from configs import tiny
 from scalelab.__main__ import main
 from scalelab.config import Layout
-from scalelab.device_memory import usable_bytes
+from scalelab.hardware.device_memory import usable_bytes
 from scalelab.errors import BadInput
-from scalelab.plan.machine import machine
+from scalelab.plan.machine.machine import machine
 
 TINY = "--config=configs/tiny.py"
 MESH = ["--hardware=h100", "--devices=4", "--mesh=fsdp=2,tensor=2"]

@@ -15,7 +15,7 @@ import pytest
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.train.single import train_single
+from scalelab.train.run.single import train_single
 from tests.data import corpora
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -161,7 +161,7 @@ def test_the_result_as_json_and_as_a_table(tmp_path, capsys):
 PEAK = """
 import pathlib, sys
 from scalelab.data import corpus
-from scalelab.data.request import Request
+from scalelab.data.prepare.request import Request
 corpus.prepare(Request([sys.argv[1]], "bytes", pathlib.Path(sys.argv[2])))
 (peak,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(int(peak.split()[1]) / 1024)  # not ru_maxrss, which begins with that of the process that started it

@@ -6,7 +6,7 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.config import load, not_reproduced
-from scalelab.sweep import recipes
+from scalelab.sweep.scaling import recipes
 
 
 def test_the_list_names_every_file(capsys):

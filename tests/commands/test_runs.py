@@ -11,7 +11,7 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.laws.readers import read_lines, write_parquet
+from scalelab.laws.read.readers import read_lines, write_parquet
 from tests.report import synthetic
 
 

@@ -9,8 +9,8 @@ import pytest
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.optim import schedules
-from scalelab.report import scheduleplot
-from scalelab.train.single import train_single
+from scalelab.report.figures import scheduleplot
+from scalelab.train.run.single import train_single
 from tests.train.test_changes import SMALL, config
 
 CHANGES = {

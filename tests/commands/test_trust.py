@@ -8,7 +8,7 @@ import pytest
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.identity import identity
-from scalelab.train import manifest
+from scalelab.train.checkpoints import manifest
 from tests.evaluate.runs import copy, settings, trained
 from tests.train.test_manifest import forge
 

@@ -27,7 +27,7 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def _write(path: str, counts: dict[str, int]) -> None:
-    from scalelab.train.changes import versions
+    from scalelab.train.resume.compatibility import versions
 
     facts = {"command": "make test-crash", "date": str(datetime.date.today()), "platform": sys.platform}
     with open(path, "w") as file:

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from scalelab import records
-from scalelab.train import manifest
-from scalelab.train.single import train_single
+from scalelab.train.checkpoints import manifest
+from scalelab.train.run.single import train_single
 from tests.crash.trainer import (
     Cue,
     check_resumed,

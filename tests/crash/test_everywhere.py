@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from scalelab.train import manifest
+from scalelab.train.checkpoints import manifest
 from tests.crash.trainer import (
     TALLY,
     Cue,

@@ -23,12 +23,12 @@ import time
 from collections.abc import Callable
 
 from scalelab import records
-from scalelab.sweep.pool import PRELOAD, _main_is_not_imported_again
-from scalelab.train import manifest
+from scalelab.sweep.executors.pool import PRELOAD, _main_is_not_imported_again
+from scalelab.train.checkpoints import manifest
 from tests.train.runs import PATIENCE_S, untimed
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([*PRELOAD, "scalelab.commands.train", "scalelab.train.single"])
+CONTEXT.set_forkserver_preload([*PRELOAD, "scalelab.commands.train", "scalelab.train.run.single"])
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree")
 STEPS, EVERY = 8, 4
 SETTINGS = {
@@ -184,8 +184,8 @@ def state_digest(checkpoints: pathlib.Path) -> str:
     import jax
 
     from scalelab.config import load, static
-    from scalelab.train import state
-    from scalelab.train.checkpoint import Checkpoints
+    from scalelab.train.step import state
+    from scalelab.train.checkpoints.checkpoint import Checkpoints
 
     config = load("configs/tiny.py", SETTINGS)
     found = Checkpoints(checkpoints).load({"run": state.shapes(static(config))})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalelab.data.sources import DataConfig
+from scalelab.data.sources.sources import DataConfig
 
 
 @pytest.fixture

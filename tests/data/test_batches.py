@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from scalelab.data import shards
-from scalelab.data.batches import train_batches, val_batches
-from scalelab.data.order import permute, window_numbers
-from scalelab.data.prepare import prepare
+from scalelab.data.batches import shards
+from scalelab.data.batches.batches import train_batches, val_batches
+from scalelab.data.batches.order import permute, window_numbers
+from scalelab.data.dataset import prepare
 from scalelab.errors import BadInput
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -119,8 +119,8 @@ def test_the_order_is_what_it_was():
 
 def test_another_process_reads_the_same_batches(corpus):
     program = (
-        "import sys, hashlib; from scalelab.data.prepare import prepare; from scalelab.data.sources import DataConfig\n"
-        "from scalelab.data.batches import train_batches\n"
+        "import sys, hashlib; from scalelab.data.dataset import prepare; from scalelab.data.sources.sources import DataConfig\n"
+        "from scalelab.data.batches.batches import train_batches\n"
         "d = prepare(DataConfig(source='text', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
         "print(hashlib.sha256(train_batches(d, 32, 6, 9).chunk(100, 20).tobytes()).hexdigest())"
     )

@@ -9,12 +9,12 @@ import pathlib
 import numpy as np
 import pytest
 
-from scalelab.data import corpus, shards, specs, units
-from scalelab.data.batches import train_batches
-from scalelab.data.prepare import prepare as open_data
+from scalelab.data.prepare import corpus, specs, units; from scalelab.data.batches import shards
+from scalelab.data.batches.batches import train_batches
+from scalelab.data.dataset import prepare as open_data
 from scalelab.data.read.reading import Reading
-from scalelab.data.request import Request
-from scalelab.data.sources import DataConfig
+from scalelab.data.prepare.request import Request
+from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput, WorkFailed
 from tests.data import corpora
 
@@ -111,9 +111,9 @@ def test_a_trained_tokenizer_is_the_folders(tmp_path, source):
     data = opened(tmp_path / "out", 300)
     assert data.parts[0].train.shards[0].dtype == np.uint16
     assert any(note.startswith("the tokenizer is trained on") for note in notes)
-    from scalelab.data import tokenizers
+    from scalelab.data.tokenizers import load
 
-    tokenizer = tokenizers.of(DataConfig(source="prepared", path=str(tmp_path / "out")))
+    tokenizer = load.of(DataConfig(source="prepared", path=str(tmp_path / "out")))
     assert tokenizer.name == data.description["tokenizer"] and tokenizer.vocab_size == 300
     (part,) = data.parts
     text = tokenizer.decode(np.concatenate(part.train.shards)) + tokenizer.decode(np.concatenate(part.val.shards))
@@ -157,7 +157,7 @@ def test_a_stopped_preparation_goes_on_to_the_same_bytes(tmp_path, source, after
 @pytest.mark.usefixtures("small")
 def test_a_failure_between_shards_goes_on_to_the_same_bytes(tmp_path, source, monkeypatch):
     prepare(tmp_path / "whole", source)
-    from scalelab.data import merge
+    from scalelab.data.prepare import merge
 
     done, write = [], merge.write
     monkeypatch.setattr(
@@ -393,7 +393,7 @@ def test_too_short_for_one_sequence(tmp_path, source):
 
 
 def test_a_worker_that_dies_is_said(tmp_path, source, monkeypatch):
-    from scalelab.data import pool
+    from scalelab.data.prepare import pool
 
     with pytest.raises(WorkFailed, match="a worker was killed"):
         list(pool.run(_die, [1, 2], _nothing, None, 2, lambda: False))

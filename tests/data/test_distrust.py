@@ -19,11 +19,11 @@ from pyarrow import feather
 
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.data import prepared, sources, specs
+from scalelab.data.prepare import prepared, specs; from scalelab.data.sources import sources
 from scalelab.data.read import tfdsets
 from scalelab.data.read.reading import Reading
-from scalelab.data.sources import DataConfig
-from scalelab.data.tokenizers import kept
+from scalelab.data.sources.sources import DataConfig
+from scalelab.data.tokenizers.load import kept
 from scalelab.errors import BadInput
 from tests.data import corpora
 from tests.data.test_corpus import DOCUMENTS, digests, opened, prepare

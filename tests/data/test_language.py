@@ -5,15 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from scalelab.data.language import (
-    MEAN_WORDS,
-    Language,
-    entropy_rate,
-    make_language,
-    sample_documents,
-    stationary,
-    transition,
-)
+from scalelab.data.sources.language import MEAN_WORDS, Language, entropy_rate, make_language, sample_documents, stationary, transition
 from scalelab.errors import BadInput
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.data import mixture
-from scalelab.data.batches import train_batches
-from scalelab.data.mixture import BLOCK, Source, Stream
+from scalelab.data.batches import mixture
+from scalelab.data.batches.batches import train_batches
+from scalelab.data.batches.mixture import BLOCK, Source, Stream
 from scalelab.errors import BadInput
 from tests.data.sources import dataset, reordered
 

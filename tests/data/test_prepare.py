@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalelab.data import shards
-from scalelab.data.language import entropy_rate, make_language
-from scalelab.data.prepare import held_out_documents, prepare
-from scalelab.data.sources import DataConfig
+from scalelab.data.batches import shards
+from scalelab.data.sources.language import entropy_rate, make_language
+from scalelab.data.dataset import held_out_documents, prepare
+from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
 
 

@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from scalelab.data import specs
+from scalelab.data.prepare import specs
 from scalelab.data.read import text, tokenfiles
 from scalelab.data.read.reading import Reading
 from scalelab.errors import BadInput

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from scalelab.data import shards
-from scalelab.data.prepare import prepare
+from scalelab.data.batches import shards
+from scalelab.data.dataset import prepare
 from scalelab.errors import BadInput
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -20,8 +20,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 # Stops for good at the n-th sync, having said so: the parent kills it there.
 STOPS = """
 import os, sys, time
-from scalelab.data.prepare import prepare
-from scalelab.data.sources import DataConfig
+from scalelab.data.dataset import prepare
+from scalelab.data.sources.sources import DataConfig
 calls, fsync = [], os.fsync
 def stop(handle):
     calls.append(fsync(handle))
@@ -35,8 +35,8 @@ prepare(DataConfig(source="text", path=sys.argv[1], cache_dir=sys.argv[2]))
 # Waits for the starting signal, so that all writers run at once.
 RACES = """
 import os, sys, time
-from scalelab.data.prepare import prepare
-from scalelab.data.sources import DataConfig
+from scalelab.data.dataset import prepare
+from scalelab.data.sources.sources import DataConfig
 print("ready", flush=True)
 sys.stdin.readline()
 print(prepare(DataConfig(source="text", path=sys.argv[1], cache_dir=sys.argv[2])).fingerprint)

@@ -5,8 +5,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from scalelab.data.sources import DataConfig, open_source
-from scalelab.data.tokenizers import byte_tokens, given_tokens
+from scalelab.data.sources.sources import DataConfig, open_source
+from scalelab.data.tokenizers.load import byte_tokens, given_tokens
 from scalelab.errors import BadInput
 
 

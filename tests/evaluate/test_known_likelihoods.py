@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import tasks as made
-from scalelab.data.language import transition
+from scalelab.data.sources.language import transition
 from scalelab.evaluate import choices, tasks
 from scalelab.model.transformer import declarations
 from tests.evaluate.runs import loaded

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from scalelab import records
-from scalelab.data.batches import Windows
-from scalelab.data.prepare import Part
+from scalelab.data.batches.batches import Windows
+from scalelab.data.dataset import Part
 from scalelab.evaluate import losses, subject
 from scalelab.evaluate.losses import ALL
-from scalelab.model.documents import Ends
-from scalelab.train.gradients import loss_sums
-from scalelab.train.single import dataset
+from scalelab.model.attention.documents import Ends
+from scalelab.train.step.gradients import loss_sums
+from scalelab.train.run.single import dataset
 from tests.evaluate.runs import loaded, log_softmax, plain, settings, trained
 
 

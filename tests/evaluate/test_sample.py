@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scalelab.data import tokenizers
+from scalelab.data.tokenizers import load
 from scalelab.errors import BadInput
 from scalelab.evaluate import subject
 from scalelab.evaluate.sample import Choice, _allowed, _choose, sample
 from tests.evaluate.runs import loaded, log_softmax, plain
 
-BYTES = tokenizers.byte_tokens()
+BYTES = load.byte_tokens()
 PROMPT = "for i in"
 
 

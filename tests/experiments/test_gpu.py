@@ -7,7 +7,7 @@ import pytest
 from experiments.gpu import __main__ as gpu
 from experiments.gpu import attention, commands, compiled, page, settings, utilisation
 from experiments.shared import RESULTS
-from scalelab.plan.machine import machine
+from scalelab.plan.machine.machine import machine
 
 QUICK_PARTS = "doctor,mfu,attention,packing,resume"
 

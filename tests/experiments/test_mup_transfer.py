@@ -5,7 +5,7 @@ import pytest
 
 from experiments import mup_transfer
 from scalelab import config as config_lib
-from scalelab.report.lrplots import transfer
+from scalelab.report.figures.lrplots import transfer
 from scalelab.sweep.trials import packs
 
 BASE = config_lib.load(mup_transfer.ROOT / "configs" / "mup_transfer.py")

@@ -10,7 +10,7 @@ from experiments.optimizers import __main__ as study
 from experiments.optimizers import limits, race, ranking, search
 from experiments.optimizers.page import page
 from experiments.shared import RESULTS
-from scalelab.defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import DEFAULTS
 
 BASE = study._options(["--quick"])[1]
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from scalelab.optim.members import MEMBERS
+from scalelab.optim.registry import MEMBERS
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULT = json.loads((ROOT / "experiments/results/oracles.json").read_text())

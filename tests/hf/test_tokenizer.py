@@ -11,8 +11,8 @@ import pytest
 import tokenizers as theirs
 from tokenizers import decoders, models, pre_tokenizers
 
-from scalelab.data import jsontokens, ranktokens
-from scalelab.data.tokenizers import Tokenizer, byte_tokens, given_tokens
+from scalelab.data.tokenizers import hf_json, ranks as ranktokens
+from scalelab.data.tokenizers.load import Tokenizer, byte_tokens, given_tokens
 from scalelab.hf import tokenizer as exported
 from scalelab.hf.write import write
 from tests.data import corpora
@@ -63,7 +63,7 @@ def small_ranks(n=900, seed=1):
         vocab_size=n, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     inner.train_from_iterator([*texts(300, seed), *corpora.texts(100, seed)] * 3, trainer)
-    byte_of = {letter: byte for byte, letter in jsontokens.byte_letters().items()}
+    byte_of = {letter: byte for byte, letter in hf_json.byte_letters().items()}
     table = {number: bytes(byte_of[letter] for letter in token) for token, number in inner.get_vocab().items()}
     return "".join(f"{base64.b64encode(table[i]).decode()} {i}\n" for i in range(len(table))).encode()
 
@@ -71,7 +71,7 @@ def small_ranks(n=900, seed=1):
 def kinds():
     """(name, tokenizer) of every kind that can be exported; the published splits of ranks files, of few ranks."""
     yield "bytes", byte_tokens()
-    yield "bpe", jsontokens.load(jsontokens.train(corpora.texts(200), 400), pathlib.Path("x"))
+    yield "bpe", hf_json.load(hf_json.train(corpora.texts(200), 400), pathlib.Path("x"))
     ranks = small_ranks()
     for n in (50_256, 128_000, 151_643, 199_998):
         known = dataclasses.replace(ranktokens.PUBLISHED[n], end=903, vocab_size=909)
@@ -87,8 +87,8 @@ def ranks():
 def test_bytes_and_a_bpe_trained_here(tmp_path):
     inner, says, _ = agree(byte_tokens())
     assert says["eos_token"] == "<|endoftext|>" and inner.encode("aé").ids == [97, 195, 169]
-    content = jsontokens.train(corpora.texts(200), 400)
-    _, says, specials = agree(jsontokens.load(content, tmp_path / "tokenizer.json"))
+    content = hf_json.train(corpora.texts(200), 400)
+    _, says, specials = agree(hf_json.load(content, tmp_path / "tokenizer.json"))
     assert (says["pad_token"], specials.pad) == ("<|endoftext|>", None)
     assert specials.of_model() == {"bos_token_id": 0, "eos_token_id": 0}
     assert specials.of_generation(64) == {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "max_length": 64}
@@ -122,7 +122,7 @@ def test_a_tokenizer_json_loses_what_stands_around_a_text_and_keeps_its_padding(
     inner.post_processor = theirs.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 3)])
     inner.enable_truncation(2)
     inner.enable_padding(length=8, pad_id=4, pad_token="<pad>")
-    tokenizer = jsontokens.load(inner.to_str().encode(), tmp_path / "tokenizer.json")
+    tokenizer = hf_json.load(inner.to_str().encode(), tmp_path / "tokenizer.json")
     files, specials = exported.files_of(tokenizer, 9)
     assert loaded(files["tokenizer.json"]).encode("a b a b").ids == [1, 2, 1, 2]
     assert (specials.end, specials.pad) == (3, 4) and files["tokenizer_config.json"]["pad_token"] == "<pad>"

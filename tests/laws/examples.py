@@ -7,10 +7,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from scalelab.laws import law as law_lib
-from scalelab.laws.closed import Params, loss_at, optimum
-from scalelab.laws.objective import huber_log
-from scalelab.laws.problem import Problem, problem
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at, optimum
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.solve.problem import Problem, problem
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 QUICKSTART_LIKE = Params(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from scalelab.laws.closed import Params, exponents, loss_at, optimum
+from scalelab.laws.use.chinchilla_optimum import Params, exponents, loss_at, optimum
 from tests.laws.examples import published
 
 LAWS = st.builds(

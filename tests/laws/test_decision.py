@@ -5,11 +5,11 @@ import pytest
 from scipy.optimize import brentq, minimize_scalar
 
 from scalelab.errors import BadInput
-from scalelab.laws import closed, decision, forms
-from scalelab.laws import law as law_lib
-from scalelab.laws.closed import Params, loss_at
+from scalelab.laws.use import chinchilla_optimum, decision; from scalelab.laws.law import forms
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from scalelab.laws.fit import fit
-from scalelab.laws.optimum import FitError
+from scalelab.laws.solve.optimum import FitError
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 CHINCHILLA = forms.LAWS["chinchilla"]
@@ -31,7 +31,7 @@ def generic(params):
 @pytest.mark.parametrize("C", [1e19, 1e23])
 def test_the_size_that_is_searched_is_that_of_the_closed_form(law, C):
     found = decision.optimal_size(*generic(law), C, 6.0, {})
-    assert found[0] == pytest.approx(float(closed.optimum(law, C).N), rel=1e-3)
+    assert found[0] == pytest.approx(float(chinchilla_optimum.optimum(law, C).N), rel=1e-3)
 
 
 @pytest.mark.parametrize(("dead", "size"), [("A", 0.0), ("B", np.inf)])
@@ -39,7 +39,7 @@ def test_a_law_without_one_of_its_terms_has_no_best_size(dead, size):
     """A grid searched over ends at its edge, and says so; so does the closed form."""
     law = LAWS[0]._replace(**{dead: 0.0})
     assert decision.optimal_size(*generic(law), 1e22, 6.0, {})[0] == size
-    assert float(closed.optimum(law, 1e22).N) == size
+    assert float(chinchilla_optimum.optimum(law, 1e22).N) == size
 
 
 def test_a_law_with_exponent_gamma_has_the_optimum_of_a_numerical_search():
@@ -55,12 +55,12 @@ def test_a_law_with_exponent_gamma_has_the_optimum_of_a_numerical_search():
 @pytest.mark.parametrize("factor", [0.25, 0.8, 1.0, 3.0])
 def test_waste_is_the_budget_that_the_best_split_would_have_saved(factor):
     C = 1e22
-    best = closed.optimum(Params(**STACKED), C)
+    best = chinchilla_optimum.optimum(Params(**STACKED), C)
     chosen = float(best.N[0]) * factor
     wasted = decision.waste(CHINCHILLA, STACKED, chosen, best.N, C, 6.0)
     for law, share in zip(LAWS, wasted, strict=True):
         reached = loss_at(law, chosen, C / (6 * chosen))
-        saved = brentq(lambda s, law=law, L=reached: closed.optimum(law, C * np.exp(s)).loss - L, -12, 1e-9)
+        saved = brentq(lambda s, law=law, L=reached: chinchilla_optimum.optimum(law, C * np.exp(s)).loss - L, -12, 1e-9)
         assert share == pytest.approx(1 - np.exp(saved), abs=1e-8)
         searched, params = generic(law)
         size = decision.optimal_size(searched, params, C, 6.0, {})
@@ -71,7 +71,7 @@ def test_waste_is_the_budget_that_the_best_split_would_have_saved(factor):
 
 def test_a_decision_covers_what_it_says():
     """The true best size and its loss lie inside; more noise widens every interval and the waste."""
-    truth = closed.optimum(QUICKSTART_LIKE, 1e13)
+    truth = chinchilla_optimum.optimum(QUICKSTART_LIKE, 1e13)
     decisions = []
     for noise in (0.001, 0.006):
         N, D, loss = study(QUICKSTART_LIKE, noise, 5, sizes=7)
@@ -107,7 +107,7 @@ def test_a_budget_must_be_a_number_of_flops(C):
 
 def test_laws_that_split_no_budget_say_so():
     C = np.geomspace(1e18, 1e22, 9)
-    best = closed.optimum(LAWS[0], C)
+    best = chinchilla_optimum.optimum(LAWS[0], C)
     fitted = fit({"C": C, "loss": best.loss}, "saturating", bootstrap=5, identify=False)
     with pytest.raises(BadInput, match="has no N and D"):
         decision.decide(fitted.problem, fitted.best, fitted.bootstrap, 1e24)

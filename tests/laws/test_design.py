@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws import closed, design, forms, grids, identifiable, isoflop
-from scalelab.laws import law as law_lib
-from scalelab.laws.closed import Params, loss_at
+from scalelab.laws.use import chinchilla_optimum, isoflop; from scalelab.laws.trust import design, grids, identifiable; from scalelab.laws.law import forms
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from scalelab.laws.fit import fit
-from scalelab.laws.law import Coefficient, Exponent, law_of
-from scalelab.laws.points import columns_of
-from scalelab.laws.study import fit_study
+from scalelab.laws.law.law import Coefficient, Exponent, law_of
+from scalelab.laws.read.points import columns_of
+from scalelab.laws.read.study import fit_study
 from tests.laws.examples import QUICKSTART_LIKE, data_file, hoffmann_points, posed, study
 
 HOFFMANN = Params(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
@@ -142,7 +142,7 @@ def test_copies_and_near_copies_are_told_apart():
 
 def test_minima_at_the_edge_or_off_the_centre_and_flat_budgets_are_named():
     """Four budgets around their optima; then the first loses its small sizes, the second most of them, the third all but three."""
-    best = closed.optimum(HOFFMANN, np.geomspace(1e19, 1e22, 4))
+    best = chinchilla_optimum.optimum(HOFFMANN, np.geomspace(1e19, 1e22, 4))
     around = [(1.3, 20.0), (0.75, 20.0), (0.8, 1.25), (0.1, 10.0)]
     N = np.concatenate([n * np.geomspace(low, high, 7) for n, (low, high) in zip(best.N, around, strict=True)])
     D = np.repeat(best.N * best.D, 7) / N
@@ -179,7 +179,7 @@ PUBLISHED_BIAS = [
 
 def symmetric(alpha, beta, width):
     law = HOFFMANN._replace(alpha=alpha, beta=beta)
-    best = closed.optimum(law, np.geomspace(1e17, 1e21, 5))
+    best = chinchilla_optimum.optimum(law, np.geomspace(1e17, 1e21, 5))
     N = (best.N[:, None] * np.geomspace(1 / width, width, 15)).ravel()
     return law, np.repeat(6 * best.N * best.D, 15), N
 
@@ -190,7 +190,7 @@ def test_the_bias_of_approach_2_is_the_published_one(alpha, beta, width, publish
     loss = loss_at(law, N, C / (6 * N))
     # The paper's parabola is of the loss, ours of its log: exp(loss) makes one of the other.
     raw = isoflop.fit_isoflop(C, N, np.exp(loss), "parabola").n_opt(1e24)
-    assert closed.optimum(law, 1e24).N / raw - 1 == pytest.approx(published, abs=0.0015)
+    assert chinchilla_optimum.optimum(law, 1e24).N / raw - 1 == pytest.approx(published, abs=0.0015)
     grid = grids.budgets(C, N, loss)
     ours = grids.approach2_bias(forms.LAWS["chinchilla"], law._asdict(), grid, N, 1e24, 6.0)
     assert ours.D_error == pytest.approx(published, rel=0.04) and ours.a == pytest.approx(ours.a_true, abs=5e-4)

@@ -11,9 +11,9 @@ from scipy.spatial import ConvexHull
 
 from scalelab import records
 from scalelab.errors import BadInput
-from scalelab.laws.closed import Params, exponents, loss_at, optimum
-from scalelab.laws.envelope import curves, envelope, fit_envelope, hull, lower_hull
-from scalelab.laws.optimum import FitError
+from scalelab.laws.use.chinchilla_optimum import Params, exponents, loss_at, optimum
+from scalelab.laws.use.envelope import curves, envelope, fit_envelope, hull, lower_hull
+from scalelab.laws.solve.optimum import FitError
 from tests.laws.examples import DATA, data_file
 
 LAW = Params(1.7, 400.0, 1500.0, 0.34, 0.37)

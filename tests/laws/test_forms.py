@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalelab.laws import forms
+from scalelab.laws.law import forms
 from tests.laws.examples import published
 from tests.laws.truths import TRUTHS, columns_for
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws import forms
-from scalelab.laws.closed import Params, loss_at
+from scalelab.laws.law import forms
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from scalelab.laws.fit import fit
-from scalelab.laws.holdout import hold_out, size_of
-from scalelab.laws.objective import huber_log
-from scalelab.laws.tournament import tournament
+from scalelab.laws.trust.holdout import hold_out, size_of
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.trust.tournament import tournament
 from tests.laws.examples import QUICKSTART_LIKE, data_file, hoffmann_points, study
 
 BY = huber_log()

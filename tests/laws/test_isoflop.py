@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.closed import Params, exponents, optimum
-from scalelab.laws.isoflop import SeedNoise, budgets_of, fit_isoflop, profile
-from scalelab.laws.minima import akima, parabola
-from scalelab.laws.optimum import FitError
+from scalelab.laws.use.chinchilla_optimum import Params, exponents, optimum
+from scalelab.laws.use.isoflop import SeedNoise, budgets_of, fit_isoflop, profile
+from scalelab.laws.use.isoflop_minima import akima, parabola
+from scalelab.laws.solve.optimum import FitError
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, data_file, published, study
 
 PORIAN_KEYS = ("dataset", "hparams", "warmup", "decay", "param_count", "val", "file")

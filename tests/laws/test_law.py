@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws import Between, Coefficient, Exponent, Law, Scale, forms, law_of
-from scalelab.laws import law as law_lib
+from scalelab.laws import Between, Coefficient, Exponent, Law, Scale, law_of; from scalelab.laws.law import forms
+from scalelab.laws.law import law as law_lib
 
 
 def mine(N, batch, *, E: Coefficient, alpha: Exponent, knee: Scale(1.0, 1e6), bend: Between(-1.0, 2.0)):

@@ -5,9 +5,9 @@ import pytest
 from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 
-from scalelab.laws import law as law_lib
-from scalelab.laws.likelihood import best_sigma, fit_scale, negative_log_likelihood
-from scalelab.laws.objective import objective
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.solve.likelihood import best_sigma, fit_scale, negative_log_likelihood
+from scalelab.laws.law.objective import objective
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, published, study
 
 

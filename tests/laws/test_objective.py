@@ -5,7 +5,7 @@ import pytest
 from scipy.special import huber
 
 from scalelab.errors import BadInput
-from scalelab.laws.objective import OBJECTIVES, objective
+from scalelab.laws.law.objective import OBJECTIVES, objective
 
 R = np.array([-0.5, -1.5e-3, -4e-4, 3e-4, 1.2e-3, 0.7])
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from scalelab.laws import law as law_lib
-from scalelab.laws import solve
-from scalelab.laws.closed import Params, loss_at
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.solve import newton
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from scalelab.laws.fit import exact
-from scalelab.laws.objective import huber_log
-from scalelab.laws.optimum import FitError, minimise
-from scalelab.laws.problem import problem
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.solve.optimum import FitError, minimise
+from scalelab.laws.solve.problem import problem
 from tests.laws.examples import QUICKSTART_LIKE, data_file, hoffmann_points, posed, published, study
 
 
@@ -150,8 +150,8 @@ def test_condition_and_gradient_are_those_of_log_terms():
 
 
 def test_an_optimum_that_was_not_reached_gives_no_numbers(monkeypatch):
-    cut = solve.descend
-    monkeypatch.setattr(solve, "descend", lambda *args: cut(*args, iterations=2))
+    cut = newton.descend
+    monkeypatch.setattr(newton, "descend", lambda *args: cut(*args, iterations=2))
     with pytest.raises(FitError, match="did not converge"):
         exact(*study(QUICKSTART_LIKE, 0.01))
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from scalelab.laws import forms, profile
-from scalelab.laws import law as law_lib
-from scalelab.laws.closed import Params, loss_at
+from scalelab.laws.law import forms; from scalelab.laws.trust import profile
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from scalelab.laws.fit import fit
-from scalelab.laws.law import Coefficient, law_of
-from scalelab.laws.objective import Objective, huber_log, objective
-from scalelab.laws.optimum import minimise
-from scalelab.laws.problem import problem
+from scalelab.laws.law.law import Coefficient, law_of
+from scalelab.laws.law.objective import Objective, huber_log, objective
+from scalelab.laws.solve.optimum import minimise
+from scalelab.laws.solve.problem import problem
 from tests.laws.examples import QUICKSTART_LIKE, data_file, published, study
 
 CHINCHILLA = forms.LAWS["chinchilla"]

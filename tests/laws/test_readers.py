@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from scalelab.errors import BadInput
-from scalelab.laws import readers
-from scalelab.laws.readers import read_lines
+from scalelab.laws.read import readers
+from scalelab.laws.read.readers import read_lines
 
 QUIET = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 POSITIVE = st.floats(1e-300, 1e300)

@@ -60,7 +60,7 @@ def test_besiroglus_first_resamples():
     """Drawn as the authors draw them, and refitted: their stored parameters (they stop a little short of each minimum)."""
     data_file("chinchilla/points.csv")
     posed = besiroglu.huber_problem(besiroglu.points(DATA))
-    from scalelab.laws.optimum import minimise
+    from scalelab.laws.solve.optimum import minimise
 
     found = besiroglu.resample(posed, minimise(posed), 2, lambda _: None)
     for i, stored in enumerate(besiroglu.FIRST_RESAMPLES):

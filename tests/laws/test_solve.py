@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from scalelab.laws import solve
+from scalelab.laws.solve import newton
 from tests.laws.examples import QUICKSTART_LIKE, posed, study
 
 
@@ -22,7 +22,7 @@ def test_seeds_are_scipys_non_negative_least_squares(turned):
     """`turned`: the best coefficients sit at zero."""
     points, weights, _ = example(turned=turned)
     exponents = np.stack(np.meshgrid([0.1, 0.5, 1.3], [0.1, 0.5, 1.3]), axis=-1).reshape(-1, 2)
-    found = solve.project(points, weights, exponents)
+    found = newton.project(points, weights, exponents)
     n, d = (np.log(points.columns[name]) - np.log(points.columns[name]).mean() for name in "ND")
     for r, weight in enumerate(weights):
         for g, (alpha, beta) in enumerate(exponents):
@@ -37,26 +37,26 @@ def test_seeds_are_scipys_non_negative_least_squares(turned):
 
 def test_solutions_of_a_batch_do_not_depend_on_their_neighbours():
     points, weights, x = example()
-    together = solve.descend(points, x, weights)
+    together = newton.descend(points, x, weights)
     assert together.converged.all()
     for r in range(len(x)):
-        alone = solve.descend(points, x[r : r + 1], weights[r : r + 1])
+        alone = newton.descend(points, x[r : r + 1], weights[r : r + 1])
         assert alone.objective[0] == pytest.approx(together.objective[r], rel=1e-12)
 
 
 def test_too_few_iterations_are_not_called_converged():
     points, weights, x = example()
-    assert not solve.descend(points, x, weights, iterations=2).converged.any()
+    assert not newton.descend(points, x, weights, iterations=2).converged.any()
 
 
 def test_held_coordinates_stay_where_they_are_held():
     points, weights, x = example()
     lower, upper = (np.tile(bound, (6, 1)) for bound in (points.lower, points.upper))
     lower[:, 3] = upper[:, 3] = np.linspace(0.3, 0.8, 6)
-    found = solve.descend(points, x, weights, lower, upper)
+    found = newton.descend(points, x, weights, lower, upper)
     assert found.converged.all()
     np.testing.assert_array_equal(found.x[:, 3], lower[:, 3])
-    assert (found.objective >= solve.descend(points, found.x, weights).objective).all()
+    assert (found.objective >= newton.descend(points, found.x, weights).objective).all()
 
 
 def test_coordinates_round_trip():

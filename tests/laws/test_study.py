@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.closed import Params, loss_at
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from scalelab.laws.fit import exact
-from scalelab.laws.study import fit_study, select
-from scalelab.laws.uncertainty import bootstrap
+from scalelab.laws.read.study import fit_study, select
+from scalelab.laws.trust.uncertainty import bootstrap
 from tests.laws.examples import QUICKSTART_LIKE, posed, study
 
 N, D, LOSS = study(QUICKSTART_LIKE, 0.005)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from scalelab.errors import BadInput
-from scalelab.laws.forms import LAWS
-from scalelab.laws.table import fields_of, parse_columns, read_table
+from scalelab.laws.law.forms import LAWS
+from scalelab.laws.read.table import fields_of, parse_columns, read_table
 
 QUIET = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from scalelab.laws import byhand, forms, solve, traced
-from scalelab.laws import law as law_lib
-from scalelab.laws.objective import OBJECTIVES, objective
-from scalelab.laws.problem import problem
+from scalelab.laws.solve import chinchilla_problem, newton, autodiff_problem; from scalelab.laws.law import forms
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.objective import OBJECTIVES, objective
+from scalelab.laws.solve.problem import problem
 from tests.laws.examples import QUICKSTART_LIKE, study
 from tests.laws.truths import TRUTHS, columns_for
 
@@ -21,7 +21,7 @@ def chinchilla(build, kind):
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "mse"])
 def test_by_hand_and_by_autodiff_are_one_problem(name):
-    (hand, x, weights), (auto, _, _) = (chinchilla(build, objective(name)) for build in (byhand, traced))
+    (hand, x, weights), (auto, _, _) = (chinchilla(build, objective(name)) for build in (chinchilla_problem, autodiff_problem))
     np.testing.assert_allclose(auto.from_params(hand.to_params(x)), x, rtol=1e-12)
     np.testing.assert_allclose(hand.value(x, weights), auto.value(x, weights), rtol=1e-10)
     for ours, theirs in zip(hand.derivatives(x, weights), auto.derivatives(x, weights), strict=True):
@@ -34,7 +34,7 @@ def test_by_hand_and_by_autodiff_are_one_problem(name):
 
 def test_chinchilla_in_logs_is_written_out_and_the_rest_is_not():
     N, D, loss = study(QUICKSTART_LIKE)
-    for name, kind, room in (("chinchilla", "huber_log", byhand), ("chinchilla", "mse", traced)):
+    for name, kind, room in (("chinchilla", "huber_log", chinchilla_problem), ("chinchilla", "mse", autodiff_problem)):
         points = problem(law_lib.load(name), {"N": N, "D": D}, loss, objective(name=kind))
         assert points.value.__module__ == room.__name__
 
@@ -71,20 +71,20 @@ def test_gradient_and_hessian_equal_finite_differences(name, kind):
 
 def test_the_majoriser_never_lies_below_the_gauss_newton_part():
     """What makes an IRLS step safe: IRLS weights are at least Huber's own curvature."""
-    points, x, weights = chinchilla(byhand, objective("huber_log", 3e-3))
+    points, x, weights = chinchilla(chinchilla_problem, objective("huber_log", 3e-3))
     _, majoriser, hessian = points.derivatives(x, weights)
     assert (np.linalg.eigvalsh(majoriser) >= -1e-12).all()
     assert (np.einsum("rii->r", majoriser) > np.einsum("rii->r", hessian)).any()
 
 
 def test_a_chunk_that_is_not_full_changes_no_number():
-    points, x, weights = chinchilla(traced, objective("huber_log"))
+    points, x, weights = chinchilla(autodiff_problem, objective("huber_log"))
     many = np.tile(x, (12, 1))  # 72 problems: two chunks and a part
     found = points.value(many, np.tile(weights, (12, 1)))
     np.testing.assert_array_equal(found, np.tile(points.value(x, weights), 12))
 
 
 def test_both_ways_end_at_one_optimum():
-    (hand, x, weights), (auto, _, _) = (chinchilla(build, objective("huber_log")) for build in (byhand, traced))
-    ours, theirs = solve.descend(hand, x, weights), solve.descend(auto, x, weights)
+    (hand, x, weights), (auto, _, _) = (chinchilla(build, objective("huber_log")) for build in (chinchilla_problem, autodiff_problem))
+    ours, theirs = newton.descend(hand, x, weights), newton.descend(auto, x, weights)
     np.testing.assert_allclose(ours.objective, theirs.objective, rtol=1e-8)

@@ -11,11 +11,11 @@ from scipy.optimize import minimize
 from scipy.stats import bootstrap as scipy_bootstrap
 
 from scalelab.errors import BadInput
-from scalelab.laws import solve, uncertainty
-from scalelab.laws.closed import Params, exponents, loss_at, optimum
-from scalelab.laws.decision import decide
-from scalelab.laws.optimum import FitError, minimise
-from scalelab.laws.uncertainty import bootstrap, intervals, predict, quantiles
+from scalelab.laws.solve import newton; from scalelab.laws.trust import uncertainty
+from scalelab.laws.use.chinchilla_optimum import Params, exponents, loss_at, optimum
+from scalelab.laws.use.decision import decide
+from scalelab.laws.solve.optimum import FitError, minimise
+from scalelab.laws.trust.uncertainty import bootstrap, intervals, predict, quantiles
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, hoffmann_points, posed, published, study
 
 
@@ -84,7 +84,7 @@ def test_every_resample_is_at_its_optimum():
     np.testing.assert_allclose(reached, boot.objective, rtol=1e-9)
     for exponent in np.geomspace(0.1, 1.5, 20):
         start = np.tile([1.0, 0.3, 0.3, exponent, 1.6 - exponent], (30, 1))
-        assert (reached <= solve.descend(points, start, draws).objective * (1 + 1e-6)).all()
+        assert (reached <= newton.descend(points, start, draws).objective * (1 + 1e-6)).all()
 
 
 @settings(max_examples=5)
@@ -123,14 +123,14 @@ def test_resamples_that_determine_no_law_are_counted_by_reason():
 
 def test_resamples_that_did_not_converge_are_counted_and_not_used(monkeypatch):
     points, best, whole = fitted(count=40)
-    descend = solve.descend
+    descend = newton.descend
 
     def hampered(points, start, weights):
         found = descend(points, start, weights)
         late = weights[:, 0] == 2  # every resample that drew the first run twice
-        return solve.Solutions(found.x, found.objective, found.converged & ~late)
+        return newton.Solutions(found.x, found.objective, found.converged & ~late)
 
-    monkeypatch.setattr(solve, "descend", hampered)
+    monkeypatch.setattr(newton, "descend", hampered)
     boot = bootstrap(points, best, count=40)
     draws = np.random.default_rng(0).multinomial(20, np.full(20, 1 / 20), size=40)
     late = draws[:, 0] == 2
@@ -272,7 +272,7 @@ def test_a_second_basin_is_found_wherever_a_resample_has_it(monkeypatch):
     best = minimise(points)
     draws = np.random.default_rng(0).multinomial(20, np.full(20, 1 / 20), size=600).astype(float)
     draws = draws[uncertainty.unfit(draws, points.columns, 5) == ""]
-    warm_only = solve.descend(points, np.tile(best.x, (len(draws), 1)), draws)
+    warm_only = newton.descend(points, np.tile(best.x, (len(draws), 1)), draws)
     found = uncertainty.refit(points, draws, best.x)
     assert (found.objective <= warm_only.objective * (1 + 1e-12)).all()
     assert (found.objective < warm_only.objective * (1 - 1e-4)).sum() > 3

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import BadInput
-from scalelab.laws.where import subset
+from scalelab.laws.read.where import subset
 
 ROWS = [
     {"N": 1e8, "D": 2e9, "seed": 0, "dataset": "c4", "lr": None},

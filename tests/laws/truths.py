@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.stats import qmc
 
-from scalelab.laws import forms
+from scalelab.laws.law import forms
 from scalelab.testing.law import RANGES
 
 TRUTHS = {

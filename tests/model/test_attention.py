@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model import attention, blockwise, kernels, transformer
-from scalelab.model.relative import Relative, shift_distances, sinusoids
-from scalelab.model.rotary import frequencies, rope
+from scalelab.model.attention import attention, blockwise, kernels; from scalelab.model import transformer
+from scalelab.model.attention.relative import Relative, shift_distances, sinusoids
+from scalelab.model.attention.rotary import frequencies, rope
 from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens
 

@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.model import decode, transformer
-from scalelab.model.documents import segments
+from scalelab.model.attention.documents import segments
 from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import random_params, shape, tokens
 

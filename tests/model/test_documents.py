@@ -10,11 +10,11 @@ import pytest
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab.model import blockwise, documents, transformer
-from scalelab.model.documents import Ends, segments
-from scalelab.model.layerkinds import layers
+from scalelab.model.attention import blockwise, documents; from scalelab.model import transformer
+from scalelab.model.attention.documents import Ends, segments
+from scalelab.model.layer_flags import layers
 from scalelab.precision.policy import FP32
-from scalelab.train.gradients import ends, gradients
+from scalelab.train.step.gradients import ends, gradients
 from tests.model.shapes import distance, random_params, shape
 
 SEPARATOR = 7

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.model import kernels, transformer
-from scalelab.model.blockwise import blockwise_attention, pairs
-from scalelab.model.relative import Relative, scores
-from scalelab.model.sight import Sight
+from scalelab.model.attention import kernels; from scalelab.model import transformer
+from scalelab.model.attention.blockwise import blockwise_attention, pairs
+from scalelab.model.attention.relative import Relative, scores
+from scalelab.model.attention.mask import Sight
 from tests.model.shapes import shape
 
 SCALE = 0.3

@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.model import count, transformer
-from scalelab.model.rotary import amplitude, frequencies
+from scalelab.model.attention.rotary import amplitude, frequencies
 from tests.model.shapes import random_params, shape, tokens
 from tests.model.test_decode import in_pieces
 

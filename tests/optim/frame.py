@@ -14,7 +14,7 @@ from configs import tiny
 from scalelab import config as config_lib
 from scalelab.model.declare import named
 from scalelab.model.transformer import declarations
-from scalelab.optim import members
+from scalelab.optim import registry
 from scalelab.optim.chain import chain
 
 STEPS = 30
@@ -112,7 +112,7 @@ def kept_bytes(name, said=False, **changes):
     static, h = setting(name, **changes)
     declared = named(declarations(static.model))
     if said:
-        member, rest = members.find(name), members.MEMBERS["adamw"]
+        member, rest = registry.find(name), registry.MEMBERS["adamw"]
         return {k: (member if member.claims(d) else rest).state_bytes(d, static.optim) for k, d in declared.items()}
     empty = jax.eval_shape(
         lambda: chain(static, h, 0.0).init(nested({k: np.zeros(d.shape) for k, d in declared.items()}))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from scalelab.defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import DEFAULTS
 from scalelab.errors import BadInput
-from scalelab.optim.member import Member, per_scalar
-from scalelab.optim.members import MEMBERS
+from scalelab.optim.optimizer import Member, per_scalar
+from scalelab.optim.registry import MEMBERS
 from scalelab.testing import check_optimizer
 
 # Of state a parameter, of those for which it doesn't depend on the shape.
@@ -44,7 +44,7 @@ def test_the_contract(name):
 MESH = """
 import json, sys
 from scalelab.testing import optimizer
-from scalelab.optim.members import find
+from scalelab.optim.registry import find
 said = {}
 for name in sys.argv[1:]:
     try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.optim import ademamix
-from scalelab.optim.members import MEMBERS
+from scalelab.optim.registry import MEMBERS
 from tests.optim.frame import STEPS, assert_follows, by_chain, clipped, decays, kept_bytes, problem, rates, setting
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab import defaults
+from scalelab.config import optimizer_defaults
 from scalelab.model.declare import Declaration, named
 from scalelab.optim import groups
-from scalelab.optim.members import find
+from scalelab.optim.registry import find
 from scalelab.optim.muon import factor, newton_schulz
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
 from tests.optim.hidden import by_matrix
@@ -106,4 +106,4 @@ def test_the_default_lr_is_that_of_the_scale():
         values = {"optim.name": "muon"} | ({"optim.scale": given} if given else {})
         config = config_lib.resolve(config_lib.override(base.get_config(), values))
         assert config.optim.peak_lr == lr
-        assert f"peak_lr={lr}" in defaults.words(config.optim, config_lib.origins(config))
+        assert f"peak_lr={lr}" in optimizer_defaults.words(config.optim, config_lib.origins(config))

@@ -15,10 +15,10 @@ from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.model.transformer import declarations
 from scalelab.optim.chain import chain, refuse_unset
-from scalelab.optim.member import Member, per_scalar
+from scalelab.optim.optimizer import Member, per_scalar
 from scalelab.sweep.trials import packs
 from scalelab.testing import check_optimizer
-from scalelab.train import changes
+from scalelab.train.resume import compatibility
 
 SOFT = {"optim.name": "docs.own:soft_signs", "optim.peak_lr": 1e-3}
 TINY = ["--config=configs/tiny.py", *(f"--config.{key}={value}" for key, value in SOFT.items())]
@@ -73,10 +73,10 @@ def test_it_is_stored_read_back_and_a_change_is_told():
         {"config": json.loads(json.dumps(c.to_dict())), "data": {}}
         for c in (resolved(gamma=0.1), resolved(gamma=0.2), resolved())
     ]
-    assert changes.config_of(facts[0]).optim.own.to_dict() == {"gamma": 0.1}
-    assert changes.differences(facts[0], facts[1]) == {"optim.own.gamma": (0.1, 0.2)}
-    assert changes.differences(facts[2], facts[0]) == {"optim.own.gamma": (None, 0.1)}
-    assert changes.differences(facts[0], facts[2]) == {"optim.own.gamma": (0.1, None)}
+    assert compatibility.config_of(facts[0]).optim.own.to_dict() == {"gamma": 0.1}
+    assert compatibility.differences(facts[0], facts[1]) == {"optim.own.gamma": (0.1, 0.2)}
+    assert compatibility.differences(facts[2], facts[0]) == {"optim.own.gamma": (None, 0.1)}
+    assert compatibility.differences(facts[0], facts[2]) == {"optim.own.gamma": (0.1, None)}
 
 
 def test_a_config_file_may_set_it_and_none_unsets_it():

@@ -5,15 +5,15 @@ import numpy as np
 import optax
 import pytest
 
-from scalelab import lengths, records
+from scalelab.config import schedule_steps; from scalelab import records
 from scalelab.config import hparams, static
-from scalelab.data.batches import val_batches
+from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.declare import named
-from scalelab.optim.members import MEMBERS
-from scalelab.train.single import dataset, train_single
-from scalelab.train.weights import of_run
+from scalelab.optim.registry import MEMBERS
+from scalelab.train.run.single import dataset, train_single
+from scalelab.train.resume.weights import of_run
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, setting
 from tests.train.test_changes import config
 
@@ -124,5 +124,5 @@ def test_without_beta1_there_is_no_average_to_be_had_back():
 def test_a_schedule_that_decays_beside_the_average_is_said():
     for name, doubted in (("constant", False), ("cosine", True)):
         made = config(optim__name="schedule_free_adamw", schedule__name=name)
-        assert ["Defazio" in word for word in lengths.doubts(made)] == [True] * doubted
-    assert not lengths.doubts(config(optim__name="adamw"))
+        assert ["Defazio" in word for word in schedule_steps.doubts(made)] == [True] * doubted
+    assert not schedule_steps.doubts(config(optim__name="adamw"))

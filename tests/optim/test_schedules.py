@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab import user_code, validate
+from scalelab import user_code; from scalelab.config import validate
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.optim import schedules

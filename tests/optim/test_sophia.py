@@ -21,8 +21,8 @@ from scalelab.model.declare import named
 from scalelab.optim.chain import chain
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import resolved
-from scalelab.train import curvature, state
-from scalelab.train.step import train_step
+from scalelab.train.step import curvature, state
+from scalelab.train.step.step import train_step
 from tests.optim.frame import STEPS, assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
 
 TINY = {

@@ -12,8 +12,8 @@ import pytest
 
 from scalelab import records
 from scalelab.config import load, split_overrides, static
-from scalelab.train import manifest, state
-from scalelab.train.checkpoint import Checkpoints
+from scalelab.train.checkpoints import manifest; from scalelab.train.step import state
+from scalelab.train.checkpoints.checkpoint import Checkpoints
 from tests.train.runs import ROOT, command, ended, finish, free_port, train, untimed, wait_for
 
 STEPS, EVERY = 18, 6
@@ -129,7 +129,7 @@ def test_a_signal_to_one_and_the_death_of_either_stop_both_and_the_pair_goes_on_
 HANGS = """
 import sys, time
 from scalelab.__main__ import main
-from scalelab.train.feed import Feed
+from scalelab.train.run.feed import Feed
 prepare = Feed.prepare
 def read_from_a_dead_disk(feed, step):
     if step >= 8 and "--process-id=1" in sys.argv:
@@ -176,9 +176,9 @@ ROWS = """
 import json, pathlib, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from scalelab.data.batches import Windows, train_batches, val_batches
-from scalelab.data.prepare import prepare
-from scalelab.data.sources import DataConfig
+from scalelab.data.batches.batches import Windows, train_batches, val_batches
+from scalelab.data.dataset import prepare
+from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.parallel import processes, rows
 from scalelab.parallel.peers import Place

@@ -33,7 +33,7 @@ from configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve, static
 from scalelab.train import lineage, program
-from scalelab.train.single import train_single
+from scalelab.train.run.single import train_single
 from tests.parallel.test_reshard import SAVED
 from tests.train.test_changes import SMALL
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scalelab.config import TRACED, Layout
-from scalelab.model.placement import BATCH
+from scalelab.sharding import BATCH
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
-from scalelab.plan import saved
-from scalelab.plan.machine import machine
-from scalelab.plan.memory import memory
-from scalelab.train import state as state_lib
-from scalelab.train.step import train_step
+from scalelab.plan.memory import saved_activations
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.memory.memory import memory
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.step import train_step
 from tests.plan.small import drawn, kept, static_of
 
 
@@ -28,7 +28,7 @@ def saved_bytes(static, mesh):
         placed = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
         arrays = kept(static, placed, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH, None))))
     found = sum(x.addressable_shards[0].data.nbytes for x in arrays)
-    return {"kept": found, "predicted": saved.saved(static).bytes(saved.rows(static))}
+    return {"kept": found, "predicted": saved_activations.saved(static).bytes(saved_activations.rows(static))}
 
 
 def argument_bytes(static, mesh, step):

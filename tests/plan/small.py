@@ -16,12 +16,12 @@ from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Layout
 from scalelab.model import transformer
-from scalelab.model.placement import BATCH
+from scalelab.sharding import BATCH
 from scalelab.parallel import pipeline, rules
 from scalelab.parallel.mesh import AXES
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
-from scalelab.train.gradients import objective
+from scalelab.train.step.gradients import objective
 
 
 def static_of(layout=None, batch=8, model=None, **values):

@@ -10,12 +10,12 @@ from scalelab import config as configs
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
-from scalelab.plan import saved
+from scalelab.plan.memory import saved_activations
 from scalelab.plan.advice import advice
-from scalelab.plan.efficiency import default
-from scalelab.plan.machine import machine
-from scalelab.plan.memory import memory
-from scalelab.plan.time import expected_s, step_time
+from scalelab.plan.step.efficiency import default
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.memory.memory import memory
+from scalelab.plan.step.time import expected_s, step_time
 
 GIB = 2**30
 
@@ -90,7 +90,7 @@ def test_no_way_at_all_is_much_faster_than_the_first(too_large):
             rules.check(way, layout)
         except BadInput:
             continue
-        if memory(way, small, saved.estimate).fits:
+        if memory(way, small, saved_activations.estimate).fits:
             best = min(best, (expected_s(way, small, default(small)), str(way)))
     assert found[0].step_s <= 1.02 * best[0], best
 
@@ -159,7 +159,7 @@ def test_a_plan_with_parts_of_a_sequence_a_device_is_advised_whole_ones():
 def test_near_the_limit_saved_activations_are_counted():
     tree = config(layers=7, heads=7, width=896, **{"parallel.data": 4})  # neither stages nor tensor divide it
     made = applied(tree, advice(static(tree), with_memory(0.5))[0])  # the smallest there is
-    both = [memory(made, machine("h100"), kept).total for kept in (saved.saved, saved.estimate)]
+    both = [memory(made, machine("h100"), kept).total for kept in (saved_activations.saved, saved_activations.estimate)]
     (way, *_) = advice(static(tree), with_memory((max(both) + 64) / GIB))
     assert way.margin_bytes < 0.015 * way.total_bytes and way.exact and way.fits
 

@@ -9,12 +9,12 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.laws import optimum
+from scalelab.laws.solve import optimum
 from scalelab.laws.published import besiroglu, muennighoff, porian, tables
-from scalelab.plan import lawbook
-from scalelab.plan.allocate import allocation
-from scalelab.plan.machine import machine
-from scalelab.plan.overtraining import overtraining
+from scalelab.plan.budget import lawbook
+from scalelab.plan.budget.allocate import allocation
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.budget.overtraining import overtraining
 from tests.laws.examples import DATA, data_file, published
 
 # Besiroglu et al. 2024, eq. 4 with its notebook's digits; Hoffmann et al.'s law as Sardana et al. 2024 use it (their exponents
@@ -139,10 +139,10 @@ def test_a_budget_without_a_best_size_is_refused(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_pairs_that_muennighoffs_runs_allow():
-    from scalelab.laws import law as law_lib
-    from scalelab.laws import profile
-    from scalelab.laws.objective import huber_log
-    from scalelab.laws.problem import problem
+    from scalelab.laws.law import law as law_lib
+    from scalelab.laws.trust import profile
+    from scalelab.laws.law.objective import huber_log
+    from scalelab.laws.solve.problem import problem
 
     data_file("datablations/runs_182_fit_set.csv")
     given, loss = muennighoff.columns(DATA)

@@ -8,10 +8,10 @@ import pytest
 from configs import base
 from scalelab import config as configs
 from scalelab.errors import BadInput
-from scalelab.laws import forms
+from scalelab.laws.law import forms
 from scalelab.laws.published.kaplan import L_OF_N_D
 from scalelab.model import count
-from scalelab.plan.batch import batch, kaplan, kaplan_loss, zhang
+from scalelab.plan.run.batch import batch, kaplan, kaplan_loss, zhang
 
 # Steps to a fixed validation loss by batch size, 64 to 16,384 sequences of 512 tokens of C4; the tokens of each size's
 # full run. Zhang et al. 2024: github.com/hlzhang109/critical-batch-size, plots/chinchilla.ipynb, commit c5b509d.

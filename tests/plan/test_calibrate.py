@@ -6,11 +6,11 @@ import pytest
 
 from scalelab import records
 from scalelab.errors import BadInput
-from scalelab.hardware import Chip
+from scalelab.hardware.chips import Chip
 from scalelab.plan.calibrate import calibrate
-from scalelab.plan.machine import Machine, machine
-from scalelab.plan.time import step_time
-from scalelab.train.single import train_single
+from scalelab.plan.machine.machine import Machine, machine
+from scalelab.plan.step.time import step_time
+from scalelab.train.run.single import train_single
 from tests.plan.tiny import run_folder, static, tiny
 
 # Slow enough that an operation's launch, whose time has no range, counts for nothing.

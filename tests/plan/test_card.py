@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from scalelab.plan.card import fits
-from scalelab.plan.machine import machine
+from scalelab.plan.memory.single_gpu import fits
+from scalelab.plan.machine.machine import machine
 from tests.plan.small import static_of
 
 # The papers' own: LLaMA-7B with sequences of 256 tokens.

@@ -9,11 +9,11 @@ from experiments.step_times import tables
 from experiments.step_times.rows import static
 from scalelab.config import Layout
 from scalelab.model import count
-from scalelab.plan import efficiency, links
-from scalelab.plan.efficiency import Range
-from scalelab.plan.machine import machine
-from scalelab.plan.time import step_time
-from scalelab.plan.traffic import transfers
+from scalelab.plan.step import efficiency, links
+from scalelab.plan.step.efficiency import Range
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.step.time import step_time
+from scalelab.plan.step.traffic import transfers
 
 TABLES = pathlib.Path("/work/shared/data/step_times")
 

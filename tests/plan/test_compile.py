@@ -11,13 +11,13 @@ import pytest
 from configs import base
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
-from scalelab.model.kernels import implementation
-from scalelab.model.placement import traced_for
-from scalelab.plan import target
-from scalelab.plan.compile import compiled, side_by_side
-from scalelab.plan.machine import machine
-from scalelab.plan.memory import memory
-from scalelab.train import state
+from scalelab.model.attention.kernels import implementation
+from scalelab.sharding import traced_for
+from scalelab.plan.machine import absent_devices
+from scalelab.plan.machine.compile import compiled, side_by_side
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.memory.memory import memory
+from scalelab.train.step import state
 
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 4, "model.seq_len": 32, "train.global_batch": 8}
 # This one is measured.
@@ -72,20 +72,20 @@ SHAPES = {
 @pytest.mark.parametrize(("chip", "devices"), SHAPES, ids=str)
 def test_tpu_slices_have_the_shapes_that_are_sold(chip, devices):
     """Google Cloud TPU documentation, "Configurations" of each version."""
-    assert target.slice_shape(machine(chip), devices) == SHAPES[chip, devices]
+    assert absent_devices.slice_shape(machine(chip), devices) == SHAPES[chip, devices]
 
 
 def test_what_no_slice_has_is_refused_with_the_nearest():
     with pytest.raises(BadInput, match=r"no slice of TPU v5e has 24 chips; nearest: 16 or 32"):
-        target.slice_shape(machine("v5e"), 24)
+        absent_devices.slice_shape(machine("v5e"), 24)
     with pytest.raises(BadInput, match=r"no slice of TPU v5p has 100 chips; nearest: 64 or 128"):
-        target.slice_shape(machine("v5p"), 100)
-    assert [target.slices_of(machine("v5e"), n) for n in (16, 256, 512, 513)] == [1, 1, 2, 3]
-    assert target.slices_of(machine("h100"), 16384) == 1
+        absent_devices.slice_shape(machine("v5p"), 100)
+    assert [absent_devices.slices_of(machine("v5e"), n) for n in (16, 256, 512, 513)] == [1, 1, 2, 3]
+    assert absent_devices.slices_of(machine("h100"), 16384) == 1
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(target, "_found", lambda module: False)
+    monkeypatch.setattr(absent_devices, "_found", lambda module: False)
     for chip, extra in (("v5e", "plan-tpu"), ("h100", "plan-cuda")):
         with pytest.raises(BadInput, match=rf"pip install -c constraints.txt '.\[{extra}\]'; or --hardware=cpu"):
             compiled(static({"fsdp": 4}), machine(chip))
@@ -112,13 +112,13 @@ def test_extras_are_pinned_as_everything_is():
     root = pathlib.Path(__file__).parents[2]
     pins = {line.partition(";")[0].strip() for line in (root / "constraints.txt").read_text().splitlines()}
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(extras) == {extra for extra, _ in target.EXTRAS.values()}
+    assert set(extras) == {extra for extra, _ in absent_devices.EXTRAS.values()}
     assert not [pin for packages in extras.values() for pin in packages if pin not in pins]
 
 
 def installed(platform):
-    extra, modules = target.EXTRAS[platform]
-    found = any(target._found(module) for module in modules)
+    extra, modules = absent_devices.EXTRAS[platform]
+    found = any(absent_devices._found(module) for module in modules)
     return pytest.mark.skipif(not found, reason=f"needs the extra {extra}: pip install -c constraints.txt '.[{extra}]'")
 
 

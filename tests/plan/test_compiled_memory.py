@@ -10,9 +10,9 @@ import pytest
 
 from experiments import compiled
 from scalelab.config import Layout
-from scalelab.plan.compile import ARGUMENTS
-from scalelab.plan.machine import machine
-from scalelab.plan.memory import memory
+from scalelab.plan.machine.compile import ARGUMENTS
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.memory.memory import memory
 from tests.plan.small import static_of
 
 OFF = 0.15  # of the peak: compilers choose what to keep, and two choose differently

@@ -8,9 +8,9 @@ import pytest
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab.plan.flops import flops
-from scalelab.train import state
-from scalelab.train.gradients import gradients
+from scalelab.plan.step.flops import flops
+from scalelab.train.step import state
+from scalelab.train.step.gradients import gradients
 
 LLAMA3_8B = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14_336, "vocab_size": 128_256,
              "seq_len": 8192}  # fmt: skip

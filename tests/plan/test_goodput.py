@@ -13,11 +13,11 @@ from configs import base
 from scalelab import config as configs
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
-from scalelab.plan import goodput
-from scalelab.plan.checkpoint import save
-from scalelab.plan.machine import machine
-from scalelab.train import state
-from scalelab.train.checkpoint import Checkpoints
+from scalelab.plan.run import goodput
+from scalelab.plan.run.checkpoint import save
+from scalelab.plan.machine.machine import machine
+from scalelab.train.step import state
+from scalelab.train.checkpoints.checkpoint import Checkpoints
 
 HOUR, DAY = 3600.0, 86_400.0
 

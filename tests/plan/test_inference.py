@@ -8,8 +8,8 @@ from configs import base
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.model import decode, transformer
-from scalelab.plan.inference import inference, own_cache_bytes
-from scalelab.plan.machine import machine
+from scalelab.plan.run.inference import inference, own_cache_bytes
+from scalelab.plan.machine.machine import machine
 
 H100 = machine("h100")
 LLAMA3_70B = {"d_model": 8192, "n_layers": 80, "n_heads": 64, "n_kv_heads": 8, "d_ff": 28_672, "vocab_size": 128_256,

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from scalelab import hardware
+from scalelab.hardware import chips
 from scalelab.errors import BadInput
-from scalelab.plan.machine import KNOWN, machine
+from scalelab.plan.machine.machine import KNOWN, machine
 
 # What a user types -> the chip it means.
 NAMES = {
@@ -26,12 +26,12 @@ MINE = {
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_its_chip(name):
     found = machine(name)
-    assert found.chip == next(c for c in hardware.CHIPS.values() if c.name == NAMES[name])
+    assert found.chip == next(c for c in chips.CHIPS.values() if c.name == NAMES[name])
     assert found.price_per_hour is None and found.source
 
 
 def test_every_chip_of_the_table_has_a_name():
-    assert {row[0] for row in KNOWN.values()} == {chip.name for chip in hardware.CHIPS.values()}
+    assert {row[0] for row in KNOWN.values()} == {chip.name for chip in chips.CHIPS.values()}
 
 
 def test_networks_against_figures_of_whole_systems():

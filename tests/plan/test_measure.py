@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from scalelab.plan import measure as measure_lib
-from scalelab.plan.machine import machine
+from scalelab.plan.machine.machine import machine
 from scalelab.plan.measure import measure
-from scalelab.plan.time import step_time
+from scalelab.plan.step.time import step_time
 from tests.plan.tiny import static, tiny
 
 

@@ -6,9 +6,9 @@ configurations and the MFU table are confirmed in public repositories.
 
 import pytest
 
-from scalelab.hardware import chip
-from scalelab.plan import megatron
-from scalelab.plan.megatron import Gpt
+from scalelab.hardware.chips import chip
+from scalelab.plan.memory import megatron
+from scalelab.plan.memory.megatron import Gpt
 
 A100 = chip("NVIDIA A100-SXM4-80GB").flops["float16"]
 # Narayanan et al. 2021, Table 1: billion parameters, h, l, a, GPUs, batch, TFLOP/s a GPU, % of peak, PFLOP/s of all.

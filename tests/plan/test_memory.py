@@ -9,12 +9,12 @@ from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout
 from scalelab.model.transformer import declarations
-from scalelab.optim.members import find
-from scalelab.plan import memory as memory_lib
-from scalelab.plan import saved
-from scalelab.plan.machine import machine
-from scalelab.plan.memory import memory
-from scalelab.plan.zero import state_bytes
+from scalelab.optim.registry import find
+from scalelab.plan.memory import memory as memory_lib
+from scalelab.plan.memory import saved_activations
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.memory.memory import memory
+from scalelab.plan.published.zero import state_bytes
 from tests.plan.small import on_eight, pipelined, static_of
 
 H100 = machine("h100")
@@ -91,7 +91,7 @@ def test_a_pipeline_keeps_what_its_loop_over_ticks_carries(schedule, microbatche
     carried = [v.aval for v in most.params["jaxpr"].jaxpr.invars[most.params["num_consts"] :]][
         : most.params["num_carry"]
     ]
-    kept = sum(saved._bytes(x) for x in carried if x.dtype == "bfloat16")
+    kept = sum(saved_activations._bytes(x) for x in carried if x.dtype == "bfloat16")
     assert memory(static, H100).components["activations"] == kept
 
 

@@ -4,10 +4,10 @@ import pytest
 
 from experiments.step_times.rows import static
 from scalelab.model import count
-from scalelab.plan import megatron
-from scalelab.plan.flops import flops
-from scalelab.plan.machine import machine
-from scalelab.plan.mfu import reproducing, run_utilisation, training_flops, utilisation
+from scalelab.plan.memory import megatron
+from scalelab.plan.step.flops import flops
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.published.mfu import reproducing, run_utilisation, training_flops, utilisation
 
 V4, H100 = machine("v4").chip.flops["bfloat16"], machine("h100").chip.flops["bfloat16"]
 

@@ -10,9 +10,9 @@ import pytest
 from experiments.step_times.rows import static
 from scalelab.config import Layout
 from scalelab.model import count
-from scalelab.plan import links, roofline
-from scalelab.plan.flops import flops
-from scalelab.plan.machine import machine
+from scalelab.plan.step import links; from scalelab.plan.published import roofline
+from scalelab.plan.step.flops import flops
+from scalelab.plan.machine.machine import machine
 
 V4, V5E, V5P, V6E, H100, B200 = (machine(name) for name in ("v4", "v5e", "v5p", "v6e", "h100", "b200"))
 ALPHA = roofline.intensity(Layout(fsdp=4, tensor=4, data=4), V5P, "fsdp")

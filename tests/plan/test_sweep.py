@@ -9,16 +9,16 @@ import pytest
 from experiments import isoflop, ladder_runs
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
-from scalelab.laws import forms, optimum
-from scalelab.laws.closed import Params, loss_at
-from scalelab.laws.closed import optimum as best_split
+from scalelab.laws.law import forms; from scalelab.laws.solve import optimum
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at
+from scalelab.laws.use.chinchilla_optimum import optimum as best_split
 from scalelab.laws.fit import fit
-from scalelab.laws.objective import huber_log
-from scalelab.laws.problem import problem
-from scalelab.plan.forecast import forecast
-from scalelab.plan.lawbook import Book, fixed
-from scalelab.plan.machine import machine
-from scalelab.plan.sweep import Run, planned, sweep_plan, wall_hours
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.solve.problem import problem
+from scalelab.plan.sweep.forecast import forecast
+from scalelab.plan.budget.lawbook import Book, fixed
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.sweep.sweep import Run, planned, sweep_plan, wall_hours
 from scalelab.precision.policy import POLICIES
 from scalelab.sweep import trials
 from tests.laws.examples import QUICKSTART_LIKE

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.plan import claims
-from scalelab.plan.textbook import taught
+from scalelab.plan.published import claims
+from scalelab.plan.published.textbook import taught
 
 # name begins with: (stated, ours by hand, verdict)
 BY_HAND = {

@@ -12,20 +12,20 @@ from experiments.parallelism import rows as parallelism
 from experiments.step_times import rows as published
 from experiments.step_times.rows import static
 from scalelab import config as config_lib
-from scalelab import ramp
+from scalelab.config import batch_ramp
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.parallel.ticks import BACKWARD, FORWARD, table
-from scalelab.plan import bubble, efficiency, links, traffic, work
-from scalelab.plan.efficiency import Range
-from scalelab.plan.habits import MEGATRON, OURS
-from scalelab.plan.machine import machine
-from scalelab.plan.savings import WORDS, savings
-from scalelab.plan.time import idle, rate, step_time
-from scalelab.plan.traffic import transfers
-from scalelab.plan.training import training
-from scalelab.plan.work import operations
+from scalelab.plan.step import bubble, efficiency, links, traffic, operations as work
+from scalelab.plan.step.efficiency import Range
+from scalelab.plan.step.systems import MEGATRON, OURS
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.step.savings import WORDS, savings
+from scalelab.plan.step.time import idle, rate, step_time
+from scalelab.plan.step.traffic import transfers
+from scalelab.plan.run.training import training
+from scalelab.plan.step.operations import operations
 
 ROWS = published.CALIBRATED | published.HELD_OUT
 COMPILED = pathlib.Path(__file__).parents[2] / "experiments/results/parallelism.json"
@@ -312,7 +312,7 @@ def test_training_is_steps_times_seconds():
 
 def test_a_batch_warm_up_shortens_the_run():
     of = dataclasses.replace(small(), accumulate=8, batch_ramp=(10, 20, 50))
-    taken = ramp.micro_batches(of.batch_ramp, 8, np.arange(100)).sum()
+    taken = batch_ramp.micro_batches(of.batch_ramp, 8, np.arange(100)).sum()
     run = training(of, machine("h100"), 100, step_time(of, machine("h100")))
     assert run.tokens == taken / 8 * 64 * 1024
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scalelab.plan.zero import state_bytes
+from scalelab.plan.published.zero import state_bytes
 
 DEVICES = (1, 4, 16, 64, 256, 1024)
 # Parameters -> stage -> GB on 1, 4, 16, 64, 256 and 1,024 devices, as printed (figures as in /work/shared/research/systems.md,

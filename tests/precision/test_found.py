@@ -8,11 +8,11 @@ import pytest
 
 from scalelab.model.activations import activations
 from scalelab.precision import policy as policy_lib
-from scalelab.precision.found import walk
+from scalelab.precision.formats_in_jaxpr import walk
 from scalelab.precision.policy import POLICIES
-from scalelab.train import state as state_lib
-from scalelab.train import step as step_lib
-from scalelab.train.dtypes import of_step
+from scalelab.train.step import state as state_lib
+from scalelab.train.step import step as step_lib
+from scalelab.train.step.formats_found import of_step
 from tests.train.test_step import setting
 
 

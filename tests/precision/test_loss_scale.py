@@ -12,10 +12,10 @@ from scalelab import records
 from scalelab.config import override, resolve, static
 from scalelab.precision import loss_scale
 from scalelab.precision.loss_scale import LossScale
-from scalelab.train import lineage
-from scalelab.train import state as state_lib
-from scalelab.train.program import PACKINGS
-from scalelab.train.single import train_single
+from scalelab.train.resume import start as lineage
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.program import PACKINGS
+from scalelab.train.run.single import train_single
 from tests.train.test_changes import SMALL
 from tests.train.test_step import assert_same, batches, setting
 

@@ -9,12 +9,12 @@ import pytest
 
 from scalelab.model.product import product
 from scalelab.precision import delayed
-from scalelab.precision.exponents import zero_shares
+from scalelab.precision.exponent_histograms import zero_shares
 from scalelab.precision.policy import POLICIES, dtype
 from scalelab.precision.products import arithmetic
-from scalelab.train import state as state_lib
-from scalelab.train.gradients import gradients
-from scalelab.train.step import many_steps
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import gradients
+from scalelab.train.step.step import many_steps
 from tests.train.test_step import batches, setting
 
 

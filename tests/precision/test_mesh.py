@@ -26,12 +26,12 @@ import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from experiments.parallelism.rows import worst_leaf
-from scalelab.model.placement import BATCH
+from scalelab.sharding import BATCH
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.policy import POLICIES
 from scalelab.train import state as state_lib
-from scalelab.train.gradients import gradients
-from scalelab.train.step import train_step
+from scalelab.train.step.gradients import gradients
+from scalelab.train.step.step import train_step
 from tests.train.test_step import setting
 
 # Parts are whole tiles and blocks of 128: 4 devices x 2 sequences x 64 tokens, 2 devices x 128 of d_ff, and as much of heads.

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scalelab.laws import fit
-from scalelab.laws.closed import Params, optimum
-from scalelab.laws.isoflop import fit_isoflop
-from scalelab.report import fitplots, profileplots
+from scalelab.laws.use.chinchilla_optimum import Params, optimum
+from scalelab.laws.use.isoflop import fit_isoflop
+from scalelab.report.figures import fitplots, profileplots
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from scalelab.laws.closed import Params
-from scalelab.report import gather, lawplots, plots, style, sweepplots
+from scalelab.laws.use.chinchilla_optimum import Params
+from scalelab.report import gather; from scalelab.report.figures import lawplots, plots, style, sweepplots
 from tests.report import synthetic
 
 LAW = Params(**synthetic.LAW)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scalelab.report import style
+from scalelab.report.figures import style
 from scalelab.report.tables import csv_text
 
 

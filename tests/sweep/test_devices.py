@@ -12,7 +12,7 @@ SCRIPT = """
 import jax, numpy as np
 from configs import tiny
 from scalelab import config as c
-from scalelab.train.program import in_turn, vmapped
+from scalelab.train.step.program import in_turn, vmapped
 
 assert jax.local_device_count() == 4
 tree = c.override(tiny.get_config(), {"model.d_model": 16, "model.seq_len": 32, "train.global_batch": 4})

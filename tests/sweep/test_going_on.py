@@ -9,7 +9,7 @@ from scalelab import records
 from scalelab.config import override, resolve
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
-from scalelab.train.single import train_single
+from scalelab.train.run.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.runs import command, finish, untimed
 from tests.train.test_changes import config as small

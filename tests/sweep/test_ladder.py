@@ -8,7 +8,7 @@ from configs import quickstart
 from scalelab import records
 from scalelab.config import override, resolve
 from scalelab.errors import BadInput
-from scalelab.sweep import ladder, rules, trials
+from scalelab.sweep.scaling import ladder, rules; from scalelab.sweep import trials
 
 RULE = rules.find_rule("small-bytes", quickstart.get_config())
 

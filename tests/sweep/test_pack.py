@@ -10,7 +10,7 @@ from scalelab import records
 from scalelab.config import override, resolve
 from scalelab.sweep import status
 from scalelab.sweep.run import run_sweep
-from scalelab.train.single import train_single
+from scalelab.train.run.single import train_single
 from tests.train.runs import command, ended, finish, untimed
 
 TINY = {

@@ -11,10 +11,10 @@ from configs import tiny
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.config import override, resolve
-from scalelab.sweep import pool, status
+from scalelab.sweep.executors import pool; from scalelab.sweep import status
 from scalelab.sweep.run import run_sweep
-from scalelab.train import manifest
-from scalelab.train.single import train_single
+from scalelab.train.checkpoints import manifest
+from scalelab.train.run.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.runs import command, finish, untimed, wait_for
 

@@ -5,11 +5,11 @@ import pytest
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab import lengths
+from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count, parametrization
-from scalelab.sweep import proxy
-from scalelab.sweep.ladder import flops_per_step
+from scalelab.sweep.scaling import proxy
+from scalelab.sweep.scaling.ladder import flops_per_step
 
 
 def recipe(name: str = "standard", **changes):
@@ -47,7 +47,7 @@ def test_the_widest_twin_that_the_budget_allows(name, budget):
 def test_horizon_warm_up_and_other_choices_are_proportionate():
     of = recipe(schedule__name="wsd", optim__beta2=0.98)
     twin = proxy.plan(of, 2e13, 6).twin
-    tokens = [config.train.steps * lengths.tokens_per_step(config) / total(config) for config in (of, twin)]
+    tokens = [config.train.steps * schedule_steps.tokens_per_step(config) / total(config) for config in (of, twin)]
     assert tokens[1] == pytest.approx(tokens[0], rel=0.01)
     for key in ("warmup_steps", "decay_steps"):
         shares = [config.schedule[key] / config.train.steps for config in (of, twin)]

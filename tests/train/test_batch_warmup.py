@@ -14,7 +14,7 @@ from scalelab import config as config_lib
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
-from scalelab.train.single import train_single
+from scalelab.train.run.single import train_single
 from tests.train.runs import command, untimed, wait_for
 from tests.train.test_branch import branched
 from tests.train.test_changes import SMALL, config
@@ -146,7 +146,7 @@ def test_the_trials_of_a_pack_share_the_ramp(tmp_path, whole):
 MESH = """
 import pathlib, sys
 from tests.train.test_batch_warmup import MESHES, RAMP, config
-from scalelab.train.single import train_single
+from scalelab.train.run.single import train_single
 for name, layout in MESHES.items():
     train_single(config(**RAMP | MESH_RAMP | layout), pathlib.Path(sys.argv[1]) / name)
 """.replace("MESH_RAMP", "{'train__steps': 8, 'model__n_layers': 2, 'model__vocab_size': 256, 'train__global_batch': 16, 'schedule__batch_start': 4}")  # fmt: skip

@@ -14,9 +14,9 @@ from scalelab.config import identity
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import SCHEDULES
 from scalelab.sweep.run import run_sweep
-from scalelab.train import branch, past
-from scalelab.train.branch import plan
-from scalelab.train.single import train_single
+from scalelab.train.resume import branch, extend
+from scalelab.train.resume.branch import plan
+from scalelab.train.run.single import train_single
 from tests.train.runs import command, finish, untimed, wait_for
 from tests.train.test_changes import SMALL, config, events
 
@@ -204,12 +204,12 @@ GOES_ON = {"constant", "inverse_sqrt", "wsd"}
 def test_which_schedules_have_the_same_past_whatever_their_end(name):
     """At step 46 of 50, against 100 steps, both with a decay of 5; with a weight decay that follows the run none has."""
     short, long = (made(schedule__name=name, train__steps=n, schedule__decay_steps=5) for n in (50, 100))
-    assert (past.first_difference(short, long, 46) == "") == (name in GOES_ON)
-    later = past.first_difference(short, long, 47)
+    assert (extend.first_difference(short, long, 46) == "") == (name in GOES_ON)
+    later = extend.first_difference(short, long, 47)
     assert later.startswith("the lr of its step") == (name not in GOES_ON - {"wsd"})
     for run in (short, long):
         run.schedule.wd_shape, run.schedule.wd_final_share = "cosine", 3.0
-    assert past.first_difference(short, long, 46)
+    assert extend.first_difference(short, long, 46)
 
 
 @pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}])
@@ -240,12 +240,12 @@ def test_an_optimizer_that_plans_for_the_end_has_another_past_too(name, reads):
     facts = [{"config": run.to_dict(), "data": {}} for run in (short, decayed)]
     folder = pathlib.Path("trunk")
     for refused in (
-        lambda: past.refuse(folder, 8, facts[0], long, ()),
+        lambda: extend.refuse(folder, 8, facts[0], long, ()),
         lambda: branch._fits(folder, 8, facts[0], facts[1], decayed),
     ):
         with pytest.raises(BadInput, match="plans its own numbers for train") if reads else nullcontext():
             refused()
-    past.refuse(folder, 8, facts[0], long, ["train.steps"])  # asked for, it jumps
+    extend.refuse(folder, 8, facts[0], long, ["train.steps"])  # asked for, it jumps
 
 
 def test_of_a_cosine_they_are_refused_with_the_reason_and_what_to_do(tmp_path, trunks):

@@ -10,10 +10,10 @@ from scalelab import records
 from scalelab.config import override, resolve
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
-from scalelab.train import changes, manifest
-from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.manifest import Damaged
-from scalelab.train.single import train_single
+from scalelab.train.resume import compatibility; from scalelab.train.checkpoints import manifest
+from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.checkpoints.manifest import Damaged
+from scalelab.train.run.single import train_single
 from tests.train.test_manifest import forge
 
 SMALL = {
@@ -202,7 +202,7 @@ def test_a_key_that_the_save_did_not_know_had_its_default(finished):
     old = manifest.read(finished[0] / "checkpoints" / "4")["facts"]["run"]
     del old["config"]["train"]["init_from"], old["config"]["checkpoint"]["fallback"]
     new = old | {"config": config(optim__peak_lr=0.5).to_dict()}
-    assert changes.differences(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
+    assert compatibility.differences(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
 
 
 def test_another_version_of_jax_is_a_warning_on_record(run):
@@ -250,7 +250,7 @@ def test_a_run_starts_on_anothers_weights_with_its_own_schedule_and_a_fresh_opti
 
 def saved_state(folder):
     from scalelab.config import static
-    from scalelab.train import state
+    from scalelab.train.step import state
 
     return Checkpoints(folder / "checkpoints").restore(4, {"run": state.shapes(static(config()))})["run"]
 
@@ -272,7 +272,7 @@ def test_weights_come_in_the_format_that_the_new_run_keeps_them_in(finished):
     import jax
     import jax.numpy as jnp
 
-    from scalelab.train.lineage import initial
+    from scalelab.train.resume.start import initial
 
     (wide, _), (narrow, _) = (
         initial(config(train__init_from=str(finished[0]), precision__name=name)) for name in ("fp32", "bf16_master")

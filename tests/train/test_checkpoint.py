@@ -16,9 +16,9 @@ import pytest
 
 from scalelab import jsonfiles
 from scalelab.errors import BadInput
-from scalelab.train import checkpoint, manifest
-from scalelab.train.checkpoint import Checkpoints, SaveFailed
-from scalelab.train.state import TrainState
+from scalelab.train.checkpoints import checkpoint, manifest
+from scalelab.train.checkpoints.checkpoint import Checkpoints, SaveFailed
+from scalelab.train.step.state import TrainState
 from tests.train.runs import ROOT
 
 
@@ -137,7 +137,7 @@ def test_a_name_that_begins_like_another_is_another(tmp_path):
 SHARDED = """
 import sys, pathlib, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from scalelab.train.checkpoint import Checkpoints
+from scalelab.train.checkpoints.checkpoint import Checkpoints
 devices, w = np.array(jax.devices()), np.arange(64, dtype=np.float32).reshape(8, 8)
 def on(shape, spec):
     mesh = Mesh(devices[: int(np.prod(shape))].reshape(shape), ("a", "b"))

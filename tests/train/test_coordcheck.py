@@ -9,14 +9,14 @@ import pytest
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab.data.batches import train_batches
+from scalelab.data.batches.batches import train_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.activations import activations
 from scalelab.model.resize import resized
 from scalelab.train import coordcheck
-from scalelab.train.program import in_turn
-from scalelab.train.single import dataset
+from scalelab.train.step.program import in_turn
+from scalelab.train.run.single import dataset
 from tests.model.shapes import distance, random_params, shape, tokens
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from scalelab import records
 from scalelab.errors import WorkFailed
-from scalelab.train import determinism
-from scalelab.train.single import train_single
+from scalelab.train.resume import determinism
+from scalelab.train.run.single import train_single
 from tests.train.runs import ROOT
 from tests.train.test_changes import SMALL, config
 

@@ -14,9 +14,9 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.model.declare import named
 from scalelab.sweep.run import run_sweep
-from scalelab.train import state as state_lib
-from scalelab.train.single import train_single
-from scalelab.train.weights import Weights, keep, of_run
+from scalelab.train.step import state as state_lib
+from scalelab.train.run.single import train_single
+from scalelab.train.resume.weights import Weights, keep, of_run
 from tests.train.runs import ROOT
 from tests.train.test_changes import config
 from tests.train.test_step import batches, init, relative, setting, step
@@ -100,7 +100,7 @@ MESH = """
 import json, sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from scalelab.model.placement import BATCH
+from scalelab.sharding import BATCH
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.train import state as state_lib
 from tests.train.test_step import batches, init, relative, setting, step

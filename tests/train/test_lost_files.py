@@ -9,8 +9,8 @@ import pytest
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.sweep.run import run_sweep
-from scalelab.train import manifest
-from scalelab.train.single import train_single
+from scalelab.train.checkpoints import manifest
+from scalelab.train.run.single import train_single
 from tests.train.test_changes import config, events
 from tests.train.test_manifest import forge
 

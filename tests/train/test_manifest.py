@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.train import manifest
-from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.manifest import Damaged, problems
+from scalelab.train.checkpoints import manifest
+from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.checkpoints.manifest import Damaged, problems
 from tests.train.test_checkpoint import SHAPES, saved
 
 

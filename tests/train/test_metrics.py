@@ -15,8 +15,8 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
-from scalelab.train.metrics import Mirrored, refuse_missing, sinks, write_lines
-from scalelab.train.single import train_single
+from scalelab.train.run.metrics import Mirrored, refuse_missing, sinks, write_lines
+from scalelab.train.run.single import train_single
 from tests.train.test_changes import SMALL, config, contents
 
 WANDB = importlib.util.find_spec("wandb") is not None

@@ -6,11 +6,11 @@ import pytest
 
 from scalelab import records
 from scalelab.errors import BadInput
-from scalelab.laws.study import select
+from scalelab.laws.read.study import select
 from scalelab.sweep.run import run_sweep
-from scalelab.train import manifest, mixed
-from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.single import train_single
+from scalelab.train.checkpoints import manifest; from scalelab.train.resume import mixed
+from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.run.single import train_single
 from tests.train.test_changes import config, contents
 
 CONSTANT = {"schedule__name": "constant", "train__steps": 6, "checkpoint__keep_last": 9}
@@ -104,7 +104,7 @@ def test_another_optimizer_goes_on_with_weights_step_and_data_and_a_fresh_state(
 
 def lion_counters(folder, step=6):
     from scalelab.config import static
-    from scalelab.train import state
+    from scalelab.train.step import state
 
     like = state.shapes(static(constant(optim__name="lion")))
     saved = Checkpoints(folder).restore(step, {"run": like})["run"]

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab import lengths
+from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
-from scalelab.train.single import train_single
-from scalelab.train.step import evaluate
+from scalelab.train.run.single import train_single
+from scalelab.train.step.step import evaluate
 from tests.train.runs import untimed
 from tests.train.test_changes import config
 from tests.train.test_step import BATCH, SEQ_LEN, STATIC, H, assert_same, batches, init, relative, step, steps, trained
@@ -66,13 +66,13 @@ def test_the_length_grows_linearly_in_the_tokens_seen():
                      schedule__batch_warmup_tokens=8_000)  # fmt: skip
     found = schedules.curves(growing, np.arange(60))["seq_len"]
     for at in range(60):
-        seen = lengths.tokens_before(growing, at)  # half batches at first
+        seen = schedule_steps.tokens_before(growing, at)  # half batches at first
         wanted = max(12, (12 + 88 * seen / 32_000) // 8 * 8) if seen < 32_000 else 100
         assert found[at] == wanted
     assert found[0] == 12 and found[-1] == 100 and len(set(found.tolist())) > 8 and (np.diff(found) >= 0).all()
     full = int(np.argmax(found == 100))
-    assert f"sequences of 12 tokens at first, of 100 after 32,000 tokens (step {full})" in lengths.describe(growing)
-    assert full in lengths.landmarks(growing)
+    assert f"sequences of 12 tokens at first, of 100 after 32,000 tokens (step {full})" in schedule_steps.describe(growing)
+    assert full in schedule_steps.landmarks(growing)
     plain = config(**(BASE | {"schedule__seq_start": None}))
     assert set(schedules.curves(plain, np.arange(60))["seq_len"].tolist()) == {100}
 

@@ -9,8 +9,8 @@ from scalelab import records
 from scalelab.__main__ import main
 from scalelab.config import leaves
 from scalelab.errors import BadInput
-from scalelab.train import single
-from scalelab.train.run import bits_per_byte
+from scalelab.train.run import single
+from scalelab.train.run.run import bits_per_byte
 from tests.data import corpora
 from tests.data.sources import dataset
 from tests.train.runs import untimed

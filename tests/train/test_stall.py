@@ -9,7 +9,7 @@ from configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve
 from scalelab.parallel.pulse import Pulse
-from scalelab.train.single import train_single
+from scalelab.train.run.single import train_single
 from tests.sweep.test_pack import TINY
 from tests.train.runs import PATIENCE_S
 

@@ -15,9 +15,9 @@ import pytest
 from configs import tiny
 from scalelab import config as config_lib
 from scalelab.model import transformer
-from scalelab.train import state as state_lib
-from scalelab.train.gradients import gradients, loss_sums
-from scalelab.train.step import METRICS, evaluate, many_steps, train_step
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import gradients, loss_sums
+from scalelab.train.step.step import METRICS, evaluate, many_steps, train_step
 from tests.train.runs import ROOT
 
 SEQ_LEN, BATCH, K = 16, 8, 4

@@ -16,8 +16,8 @@ jax.distributed.initialize(f"localhost:{port}", 2, rank)
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from scalelab.train.checkpoint import Checkpoints
-from scalelab.train.manifest import Damaged
+from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.checkpoints.manifest import Damaged
 mesh = Mesh(np.array(jax.devices()), ("a",))
 split, everywhere = NamedSharding(mesh, P("a")), NamedSharding(mesh, P())
 def state(step):

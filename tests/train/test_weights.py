@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from scalelab import records
-from scalelab.data.batches import val_batches
+from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.hf.write import write
 from scalelab.model import transformer
 from scalelab.sweep.run import run_sweep
-from scalelab.train.manifest import Damaged
-from scalelab.train.single import dataset, train_single
-from scalelab.train.weights import keep, of_hf, of_run
+from scalelab.train.checkpoints.manifest import Damaged
+from scalelab.train.run.single import dataset, train_single
+from scalelab.train.resume.weights import keep, of_hf, of_run
 from tests.hf.oracle.make import HERE
 from tests.train.test_changes import config, events
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws import closed, forms, likelihood, optimum, uncertainty
-from scalelab.laws.law import law_of
-from scalelab.laws.objective import huber_log, objective
-from scalelab.laws.optimum import Optimum
-from scalelab.laws.problem import Problem, problem
+from scalelab.laws.use import chinchilla_optimum; from scalelab.laws.law import forms; from scalelab.laws.solve import likelihood, optimum; from scalelab.laws.trust import uncertainty
+from scalelab.laws.law.law import law_of
+from scalelab.laws.law.objective import huber_log, objective
+from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.solve.problem import Problem, problem
 from scalelab.laws.published import tables
 from scalelab.laws.published.verdict import Report, Row, consistency, minimum, row
 
@@ -51,10 +51,10 @@ LOG_LIKELIHOOD = {  # on the 240 points, on all 245
 }
 LIKELIHOOD_RATIO, CHI_SQUARE = "84.0", "238.4"  # of Hoffmann's law against the fitted one; five degrees of freedom
 HOFFMANN = {  # Hoffmann et al. 2022: unrounded in the LaTeX source (logs of A, B, E: 6.0073404, 6.0179186, 0.5267228)
-    "Hoffmann's unrounded": closed.Params(
+    "Hoffmann's unrounded": chinchilla_optimum.Params(
         np.exp(0.5267228), np.exp(6.0073404), np.exp(6.0179186), 0.33917084, 0.2849083
     ),
-    "Hoffmann's printed": closed.Params(1.69, 406.4, 410.7, 0.34, 0.28),
+    "Hoffmann's printed": chinchilla_optimum.Params(1.69, 406.4, 410.7, 0.34, 0.28),
 }
 RESAMPLES, SEED, BATCH = 4000, 42, 500
 LAW = law_of(forms.chinchilla)
@@ -153,7 +153,7 @@ def _spread_rows(spread: Mapping[str, np.ndarray]) -> list[Row]:
 
 
 def _exponent_rows(likely: Optimum, spread: Mapping[str, np.ndarray]) -> list[Row]:
-    point, _ = closed.exponents(closed.Params(**likely.params))
+    point, _ = chinchilla_optimum.exponents(chinchilla_optimum.Params(**likely.params))
     a = spread["beta"] / (spread["alpha"] + spread["beta"])
     width = float(np.diff(np.quantile(a, [0.1, 0.9]))[0])
     return [

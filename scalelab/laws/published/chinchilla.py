@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scalelab.laws import closed, optimum
-from scalelab.laws.isoflop import fit_isoflop
+from scalelab.laws.use import chinchilla_optimum; from scalelab.laws.solve import optimum
+from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.laws.published import besiroglu, tables
 from scalelab.laws.published.verdict import Report, Row, consistency, minimum, rounding, row, superseded
 
@@ -76,7 +76,7 @@ def _refit(data: pathlib.Path) -> list[Row]:
     rows = [row("approach 3: objective, beside that of the published law", best.value, f"{there:.6e}", recipe, minimum)]
     rows += [row(f"approach 3: {n}", best.params[n], text, recipe, superseded) for n, text in COEFFICIENTS.items()]
     (a, interval), _ = TABLE_2["approach 3"]
-    ours = float(closed.exponents(closed.Params(**best.params))[0])
+    ours = float(chinchilla_optimum.exponents(chinchilla_optimum.Params(**best.params))[0])
     return [*rows, row("Table 2, approach 3: a, fitted again", ours, a, recipe, superseded, interval=interval)]
 
 
@@ -93,7 +93,7 @@ def _table_2(data: pathlib.Path) -> list[Row]:
     (text, interval), _ = TABLE_2["approach 3"]
     for label, params in besiroglu.HOFFMANN.items():
         recipe = "beta / (alpha + beta)"
-        a = float(closed.exponents(params)[0])
+        a = float(chinchilla_optimum.exponents(params)[0])
         rows.append(
             row(f"Table 2, approach 3: a from {label} coefficients", a, text, recipe, consistency, interval=interval)
         )
@@ -132,8 +132,8 @@ def _six_nd() -> list[Row]:
 def _from_law() -> list[Row]:
     """Approach 3's columns of table A3 from its own law: the C and D at which each size is the best."""
     params = besiroglu.HOFFMANN["Hoffmann's unrounded"]
-    a, _ = closed.exponents(params)
-    scale = closed.optimum(params, 6.0).N  # N_opt = scale x (C / 6)^a
+    a, _ = chinchilla_optimum.exponents(params)
+    scale = chinchilla_optimum.optimum(params, 6.0).N  # N_opt = scale x (C / 6)^a
     rows = []
     for i, (N, D) in enumerate(zip(SIZES, TOKENS["approach 3"], strict=True)):
         C = 6 * float((N / scale) ** (1 / a))

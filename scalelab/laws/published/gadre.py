@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from scalelab.laws import forms, optimum
-from scalelab.laws.law import Law
-from scalelab.laws.objective import objective
-from scalelab.laws.optimum import Optimum
-from scalelab.laws.problem import problem
+from scalelab.laws.law import forms; from scalelab.laws.solve import optimum
+from scalelab.laws.law.law import Law
+from scalelab.laws.law.objective import objective
+from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.solve.problem import problem
 from scalelab.laws.published import tables
 from scalelab.laws.published.tables import Line
 from scalelab.laws.published.verdict import Report, Row, row

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws import closed, forms, optimum
-from scalelab.laws.law import law_of
-from scalelab.laws.objective import huber_log
-from scalelab.laws.problem import Problem, problem
+from scalelab.laws.use import chinchilla_optimum; from scalelab.laws.law import forms; from scalelab.laws.solve import optimum
+from scalelab.laws.law.law import law_of
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.solve.problem import Problem, problem
 from scalelab.laws.published import tables
 from scalelab.laws.published.verdict import Report, minimum, row
 
@@ -36,9 +36,9 @@ class Stored(NamedTuple):
     log_E: float
 
     @property
-    def params(self) -> closed.Params:
+    def params(self) -> chinchilla_optimum.Params:
         """The published law."""
-        return closed.Params(np.exp(self.log_E), np.exp(self.log_A), np.exp(self.log_B), self.alpha, self.beta)
+        return chinchilla_optimum.Params(np.exp(self.log_E), np.exp(self.log_A), np.exp(self.log_B), self.alpha, self.beta)
 
 
 FITS = (
@@ -87,12 +87,12 @@ def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
         rows.append(row(f"{name}: objective at the published point", there, stored.objective, recipe))
         rows.append(row(f"{name}: minimum", best.value, stored.objective, f"{recipe}, global minimum", minimum))
         if rows[-1].verdict == "published_not_global":
-            findings.append(_finding(name, stored, closed.Params(**best.params), 1 - best.value / there))
+            findings.append(_finding(name, stored, chinchilla_optimum.Params(**best.params), 1 - best.value / there))
     return Report("gemstones", SOURCE, tuple(rows), tuple(findings))
 
 
-def _finding(name: str, stored: Stored, ours: closed.Params, lower: float) -> str:
-    said, found = ((closed.exponents(p)[0], closed.optimum(p, TARGET_FLOPS).N) for p in (stored.params, ours))
+def _finding(name: str, stored: Stored, ours: chinchilla_optimum.Params, lower: float) -> str:
+    said, found = ((chinchilla_optimum.exponents(p)[0], chinchilla_optimum.optimum(p, TARGET_FLOPS).N) for p in (stored.params, ours))
     return (
         f"{name}: the published optimum is not global: an objective {lower:.2%} lower exists, with a = {found[0]:.3f} "
         f"instead of {said[0]:.3f}, and {found[1] / 1e9:.3g}B instead of {said[1] / 1e9:.3g}B parameters at "

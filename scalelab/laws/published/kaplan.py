@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalelab.laws import closed, decision, forms
+from scalelab.laws.use import chinchilla_optimum, decision; from scalelab.laws.law import forms
 from scalelab.laws.published import besiroglu, porian, tables
 from scalelab.laws.published.verdict import Report, Row, consistency, row
 
@@ -71,7 +71,7 @@ def _trained_again(data: pathlib.Path) -> list[Row]:
     return rows
 
 
-def as_kaplan_counts(law: closed.Params, N: np.ndarray) -> np.ndarray:
+def as_kaplan_counts(law: chinchilla_optimum.Params, N: np.ndarray) -> np.ndarray:
     """C = 6 N D without embeddings at which each N (without embeddings) is best by a law of the total count.
 
     With N_total = N + OMEGA N^(1/3) and s = d log N_total / d log N, the loss is lowest on C = 6 N D where
@@ -105,7 +105,7 @@ def _findings(rows: list[Row]) -> tuple[str, ...]:
         f"{of['N_opt ~ C^p: p by L(N, D)'].ours:.3f}.",
         "Kaplan against Chinchilla is a matter of counting: without embeddings, Chinchilla's own law has p = "
         f"{rows[-1].ours:.2f} over Kaplan's sizes, locally from {local.max():.2f} to {local.min():.2f} at the largest; "
-        f"with N the total it has a = {float(closed.exponents(law)[0]):.2f} everywhere.",
+        f"with N the total it has a = {float(chinchilla_optimum.exponents(law)[0]):.2f} everywhere.",
         f"Trained again by Porian et al. with N as Kaplan counts: {of[rows[-4].name].ours:.3f} in Kaplan's setting "
         "on RefinedWeb, "
         f"{of[rows[-2].name].ours:.3f} on OpenWebText2, and {of[rows[-3].name].ours:.3f} with tuned optimiser.",

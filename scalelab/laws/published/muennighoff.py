@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalelab.laws import decision, forms, optimum, profile
-from scalelab.laws import law as law_lib
-from scalelab.laws.objective import huber_log
-from scalelab.laws.problem import Columns, Problem, problem
-from scalelab.laws.profile import Profile
+from scalelab.laws.use import decision; from scalelab.laws.law import forms; from scalelab.laws.solve import optimum; from scalelab.laws.trust import profile
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.solve.problem import Columns, Problem, problem
+from scalelab.laws.trust.profile import Profile
 from scalelab.laws.published import tables
 from scalelab.laws.published.verdict import Report, Row, minimum, row, superseded
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws import forms, optimum
-from scalelab.laws.isoflop import SeedNoise, fit_isoflop
-from scalelab.laws.objective import huber_log
-from scalelab.laws.problem import problem
+from scalelab.laws.law import forms; from scalelab.laws.solve import optimum
+from scalelab.laws.use.isoflop import SeedNoise, fit_isoflop
+from scalelab.laws.law.objective import huber_log
+from scalelab.laws.solve.problem import problem
 from scalelab.laws.published import tables
 from scalelab.laws.published.tables import Line
 from scalelab.laws.published.verdict import Report, Row, minimum, row

@@ -1,0 +1,150 @@
+"""`scalelab fit SOURCE…`: fit a scaling law, and say how far to trust it.
+
+A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .jsonl or .parquet table:
+  scalelab fit runs/quickstart --target-flops=4e12
+  scalelab fit points.csv --columns='N=Model Size,C=Training FLOP,loss=loss' --drop-top-loss=5 --plot=figures
+  scalelab fit runs.csv --law=data_constrained --columns=N=params,D=tokens,U=unique --where="unique > 1e8"
+Two of N, D and C suffice in a table: C = 6ND gives the third. Runs that diverged or didn't finish are never fitted.
+scalelab/laws/README.md tells how to read what is printed. Exit codes: 0 done, 1 no optimum to vouch for, 2 bad input.
+"""
+
+import argparse
+import ast
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from scalelab.cli.parser import Parser, emit, folder_path
+from scalelab.errors import BadInput
+
+LAW_ONLY = ("law", "hold", "objective", "delta", "holdout", "tournament", "next", "at", "level")
+IDLE = {1: (*LAW_ONLY, "seed_noise", "plot"), 2: (*LAW_ONLY, "cluster"), 3: ("method", "seed_noise")}
+
+
+def main(argv: list[str]) -> int:
+    """Fit, print what was found (or its JSON), and return 0; 1 where the optimiser can't vouch for its optimum."""
+    arguments = _parser().parse_args(argv)
+    _refuse_idle(arguments)
+    from scalelab.commands.fit import law, approaches
+    from scalelab.laws.solve.optimum import FitError
+
+    try:
+        lines, result = law.run(arguments) if arguments.approach == 3 else approaches.run(arguments)
+    except FitError as failure:
+        print(f"scalelab: {failure}", file=sys.stderr)
+        return 1
+    if arguments.json != "-":
+        print("\n".join(lines))
+    emit(result, arguments.json)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("fit", f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}")
+    parser.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="a folder of runs, or a .csv, .jsonl or .parquet table"
+    )
+    _rows(parser.add_argument_group("which rows").add_argument)
+    _fit(parser.add_argument_group("the fit").add_argument)
+    _uses(parser.add_argument_group("what follows from it").add_argument)
+    return parser
+
+
+def _rows(add: Callable[..., Any]) -> None:
+    add(
+        "--columns",
+        metavar="N=A,D=B,…",
+        help="which columns of a table (of runs: any but N) hold N, D, C, loss and what else the law needs",
+    )
+    add("--n", metavar="KIND", help="N of runs: total (default), non_embedding, kaplan, chinchilla")
+    add(
+        "--where", action="append", default=[], metavar="EXPR", help="keep rows, as 'N > 1e8 and D/N < 100'; repeatable"
+    )
+    add("--drop-top-loss", type=int, default=0, metavar="K", help="leave out the K largest losses")
+
+
+def _fit(add: Callable[..., Any]) -> None:
+    add("--law", metavar="NAME", help="the law (default: chinchilla)")
+    add("--hold", type=pairs, metavar="E=X,…", help="parameters held at values; the others are fitted")
+    add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
+    add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
+    add("--bootstrap", type=int, default=1000, metavar="COUNT", help="resamples; 0: no intervals (default: 1000)")
+    add("--cluster", metavar="COLUMN", help="resample rows of one value together: a run's checkpoints, say")
+    add("--seed", type=int, default=0, help="of the resamples (default: 0)")
+    add("--level", type=float, metavar="X", help="of every interval (default: 0.9)")
+    add(
+        "--approach",
+        type=int,
+        default=3,
+        choices=(1, 2, 3),
+        help="1: best run at each C; 2: IsoFLOP; 3: a law (default)",
+    )
+    add("--method", metavar="NAME", help="approach 1: hull (default), envelope; approach 2: akima (default), parabola")
+    add(
+        "--seed-noise",
+        action="store_true",
+        help="approach 2: weigh budgets by the noise of seeds, and give an interval",
+    )
+
+
+def _uses(add: Callable[..., Any]) -> None:
+    add("--target-flops", type=numbers, default=(), metavar="C[,C…]", help="best N and D, loss and waste at C FLOPs")
+    add("--at", type=pairs, metavar="U=X,…", help="values of the law's other columns at the target")
+    add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score")
+    add("--tournament", action="store_true", help="... by every law that has its columns (K: a fifth by default)")
+    add(
+        "--plot",
+        type=folder_path,
+        metavar="DIR",
+        help="draw the fit, profiles and decision (approach 2: IsoFLOPs): PNG, PDF, CSV",
+    )
+    add("--next", type=int, metavar="K", help="propose the K runs of --grid that narrow --target most for their FLOPs")
+    add(
+        "--grid",
+        metavar="FILE",
+        help="a config with sweep(h) (proposals become config files), or a table of candidates",
+    )
+    add("--budget-flops", type=float, metavar="C", help="what all proposed runs may cost together")
+    add("--target", default="N", metavar="NAME", help="N (default) or loss at the first target budget, or a parameter")
+    add(
+        "--forks",
+        type=folder_path,
+        default="next",
+        metavar="DIR",
+        help="where proposals from a config are written (default: next)",
+    )
+
+
+def known_laws() -> str:
+    """Names and equations of the built-in laws, read off their source: importing them would import jax."""
+    path = pathlib.Path(__file__).parents[1] / "laws" / "forms.py"
+    functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+    laws = [node for node in functions if node.args.kwonlyargs]
+    return "\n".join(f"  {node.name:<17}{(ast.get_docstring(node) or '').splitlines()[0]}" for node in laws)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """`1e21,1e24` as numbers."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, or numbers as in 1e21,1e24") from None
+
+
+def pairs(text: str) -> dict[str, float]:
+    """`U=25e9,depth=12` as numbers by name: --at, --hold."""
+    found = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=NUMBER, as in U=25e9")
+        (found[name],) = numbers(value)
+    return found
+
+
+def _refuse_idle(arguments: Any) -> None:
+    """BadInput for an option that the chosen approach would ignore in silence."""
+    for name in IDLE[arguments.approach]:
+        if getattr(arguments, name):
+            raise BadInput(f"--{name.replace('_', '-')} means nothing to --approach={arguments.approach}: leave it out")

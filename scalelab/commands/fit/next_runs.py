@@ -1,0 +1,57 @@
+"""`scalelab fit … --next=K`: which runs of a grid to do next, and their config files."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from scalelab.commands.fit.rows import numeric_columns, read_sources
+from scalelab.cli.parser import aligned
+from scalelab.errors import BadInput
+from scalelab.laws.fit import Fitted
+from scalelab.laws.use.next_runs import Plan, Proposed, propose
+from scalelab.laws.read.table import fields_of, parse_columns
+from scalelab.sweep.forks import candidates, write_forks
+from scalelab.sweep.trials import from_file
+
+
+def run(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
+    """(lines, JSON block); proposals from a config's sweep are written to --forks as config files."""
+    grid, held, convention = arguments.grid, arguments.at, arguments.n or "total"
+    if not pathlib.Path(grid).is_file():
+        raise BadInput(f"--grid={grid}: no such file; it is a config with sweep(h), or a table of candidates")
+    trials = from_file(grid, {}) if grid.endswith(".py") else {}
+    names, columns = (list(trials), candidates(trials, convention)) if trials else _table(arguments, fitted)
+    plan = propose(fitted, columns, arguments.next, arguments.budget_flops, arguments.target, held=held)
+    chosen = [names[proposed.row] for proposed in plan.runs]
+    titles = dict(zip(chosen, map(_title, plan.runs), strict=True))
+    files = write_forks(arguments.forks, grid, {name: trials[name] for name in chosen}, titles) if trials else []
+    block = plan.to_json() | {"names": chosen, "forks": list(map(str, files))}
+    return _lines(plan, chosen) + [f"wrote {path}" for path in files], block
+
+
+def _table(arguments: Any, fitted: Fitted) -> tuple[list[str], dict[str, np.ndarray]]:
+    """(names, columns [G]) of a table of candidates: N and D, and what else the law needs."""
+    named = parse_columns(arguments.columns, fields_of(fitted.law))
+    wanted = {field: column for field, column in named.items() if field != fitted.law.target}
+    table = read_sources([arguments.grid], fitted.law, wanted, arguments.n, with_target=False)
+    return [row["name"] for row in table.rows], numeric_columns(table.rows, arguments.n or "total")
+
+
+def _title(run: Proposed) -> str:
+    return f"Proposed by a fit: N = {run.columns['N']:.4g}, D = {run.columns['D']:.4g} tokens, {run.flops:.3g} FLOPs."
+
+
+def _target(plan: Plan) -> str:
+    kind = {"N": "log of the best N", "loss": "log of the best loss"}.get(plan.target, plan.target)
+    return kind + (f" at {plan.at_flops:.3g} FLOPs" if plan.at_flops else "")
+
+
+def _lines(plan: Plan, names: list[str]) -> list[str]:
+    rows = [["", "N", "D", "FLOPs", "sd after"]]
+    for name, run in zip(names, plan.runs, strict=True):
+        sizes = [f"{run.columns[column]:.4g}" if column in run.columns else "-" for column in ("N", "D")]
+        rows.append([name, *sizes, f"{run.flops:.3g}", f"{run.sd_after:.4g}"])
+    head = f"next, for the {_target(plan)}: standard deviation {plan.sd_before:.4g} now (linearised)"
+    cost = f"together {plan.flops:.3g} FLOPs; the interval shrinks by {1 - plan.sd_after / plan.sd_before:.0%}"
+    return ["", head, *aligned(rows), cost]

@@ -1,0 +1,51 @@
+"""scalelab import hf DIR [--out=FOLDER]
+
+Read a Llama, Mistral or GPT-2 in the files of Hugging Face's `transformers` (safetensors in fp32, bf16 or fp16, whole or in parts)
+and print the config that a run on these weights needs. Nothing is unpickled, no code of the folder runs, no network.
+With --out the weights are kept, in fp32, as a folder that --init-from=FOLDER and `scalelab export` can name; with DIR's
+tokenizer.json, if that fits, so that `scalelab eval --tasks` and `scalelab sample` can read text.
+`scalelab train --init-from=hf:DIR` reads DIR directly.
+"""
+
+import pathlib
+
+from scalelab.cli.parser import Parser, emit, folder_path
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0, 2 for bad input."""
+    parser = Parser("import", __doc__)
+    parser.add_argument("format", choices=["hf"], help="hf: the files of Hugging Face's transformers")
+    parser.add_argument(
+        "folder", metavar="DIR", help="holds config.json and model.safetensors (or an index of its parts)"
+    )
+    parser.add_argument(
+        "--out", type=folder_path, metavar="FOLDER", help="where to keep the weights; must not exist, or be empty"
+    )
+    options = parser.parse_args(argv)
+
+    from scalelab.hf.formats import IRRELEVANT
+    from scalelab.train.resume.weights import keep, of_hf, tokenizer_of_hf
+
+    weights = of_hf(pathlib.Path(options.folder))
+    tokenizer, why = tokenizer_of_hf(pathlib.Path(options.folder), weights.shape.vocab_size)
+    if options.out:
+        keep(options.out, weights, tokenizer)
+    values = {key: value for key, value in weights.config.model.items() if key not in IRRELEVANT}
+    out = options.out and str(options.out)
+    if options.json != "-":
+        print("\n".join(lines(values, weights.origin, out)))
+        print(f"  tokenizer: {tokenizer.name}" if tokenizer else f"  no tokenizer: {why}")
+    facts = {"model": values, "origin": weights.origin, "folder": out}
+    emit(facts | {"tokenizer": tokenizer and tokenizer.name}, options.json)
+    return 0
+
+
+def lines(values: dict, origin: dict, out: str | None) -> list[str]:
+    """Where the weights come from, how they were converted, and the config that fits them."""
+    kinds = ", ".join(f"{count} of {dtype}" for dtype, count in origin["dtypes"].items())
+    done = "already in float32" if set(origin["dtypes"]) == {"float32"} else "converted to float32, exactly"
+    text = [f"{origin['hf']}: {origin['format']}; tensors: {kinds}, {done}", f"  params_digest {origin['digest']}"]
+    text += ["the config of a run that starts on them:", *(f"  config.model.{k} = {v!r}" for k, v in values.items())]
+    start = out or f"hf:{origin['hf']}"
+    return [*text, f"  config.train.init_from = {start!r}"]

@@ -1,0 +1,249 @@
+"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N] [--mesh=fsdp=8,tensor=8] [--config.group.key=value …]
+
+What a run takes before it is launched: parameters and FLOPs by every convention, memory by component, step time with its
+range, cost, batch, checkpoints and goodput, and the cheapest change that makes it fit. Every figure is of the config's real
+step; nothing is allocated, on any number of devices.
+  --compile           compile that step for the machine, which needn't be here: formula, exact and compiled side by side
+  --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and say how far they carry
+  --measure           run the step here with growing micro-batches: tokens/s beside the prediction, and the knee
+  --card              the largest micro-batch on one device under each remat policy, with weights as here and as in GaLore's code
+
+scalelab plan --flops=C | --tokens=D | --params=N | --target-loss=L | --gpu-hours=H [--law=NAME|FIT.json]
+The best N and D by a law: published ones are kaplan, chinchilla_1, chinchilla_2, chinchilla_3, besiroglu, porian, muennighoff;
+FIT.json is what `scalelab fit --json=FIT.json` wrote. --serve-tokens=T also counts inference, --unique-tokens=U repeats data.
+With --params=N and --tokens=D together: what that run gives away against the best split of its own compute.
+
+scalelab plan --sweep=F [--hardware=NAME] [--devices=N] [--law=NAME|FIT.json] [--noise=X] [-- the study's own options]
+Every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost, packing, and the interval to expect of the law.
+
+Exit code: 0 done (whether it fits or not), 1 a compiler or a measurement failed, 2 bad input.
+"""
+
+import argparse
+import dataclasses
+import math
+import sys
+from typing import Any
+
+from scalelab import config as config_lib
+from scalelab.cli.parser import Parser, add_trust, emit
+from scalelab.config import load, split_overrides
+from scalelab.errors import BadInput
+
+ASKED = ("flops", "tokens", "params", "target_loss", "gpu_hours")
+OF_A_RUN = (
+    "mesh",
+    "compile",
+    "measure",
+    "card",
+    "critical_batch",
+    "mtbf_hours",
+    "restart_minutes",
+    "write_gb_per_s",
+    "batch",
+    "context",
+)
+OF_A_BUDGET = ("serve_tokens", "unique_tokens", "mfu")
+LARGEST = 1e60  # products of several such numbers, and of their inverses, are floats yet
+MOST = 10**15  # of whatever is counted: far above any plan, and exact as a float
+FOREIGN = {  # what says nothing about each of the three
+    "--config": (*OF_A_BUDGET, "law", "noise"),
+    "--sweep": (*OF_A_RUN, *OF_A_BUDGET),
+    "a budget": (*OF_A_RUN, "calibrate", "noise", "devices", "price"),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Plan a run, a budget or a sweep; the exit code is as the module says."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    overrides, rest = split_overrides(argv[:cut])
+    options = _parser().parse_args(rest)
+    given = {name for name, value in vars(options).items() if value not in (None, False)}
+    modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(given & set(ASKED))
+    if len(modes) != 1:
+        what = f"{' and '.join(modes)} together" if modes else "nothing to plan"
+        raise BadInput(
+            f"{what}: give --config (a run), --flops and the like (a budget) or --sweep (`scalelab plan --help`)"
+        )
+    if foreign := sorted(set(FOREIGN[modes[0]]) & given):
+        name = "--" + foreign[0].replace("_", "-")
+        raise BadInput(f"{name} has nothing to say about {modes[0]}; `scalelab plan --help` says what it goes with")
+    if modes[0] == "a budget" and overrides:
+        raise BadInput(f"--config.{next(iter(overrides))} changes a config, and a budget has none")
+    if modes[0] != "--sweep" and cut < len(argv):
+        raise BadInput(f"{' '.join(argv[cut:])}: options after -- are those of a study, and there is no --sweep")
+    options.study = [*(f"--config.{key}={value}" for key, value in overrides.items()), *argv[cut + 1 :]]
+    answer = {"--config": _run, "--sweep": _sweep, "a budget": _budget}[modes[0]]
+    emit(answer(options, overrides), options.json)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser("plan", __doc__)
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
+    add("--hardware", metavar="NAME", help="h100, a100, v5p, cpu, …, or FILE.json that describes your own")
+    add("--devices", type=_count, metavar="N", help="how many (default: as many as the mesh has)")
+    add("--mesh", metavar="AXIS=N,…", help="sizes and options of `parallel` instead of the config's")
+    add("--price", type=_positive, metavar="X", help="of a device-hour, in your money")
+    add("--compile", action="store_true", help="also compile the real step for the machine")
+    add("--calibrate", metavar="RUNS", help="a folder of measured runs")
+    add("--measure", action="store_true", help="run the step on this machine's devices")
+    add("--card", action="store_true", help="ways to hold the model on one device, and the largest micro-batch of each")
+    add("--batch", type=_count, default=None, metavar="B", help="sequences served at once (default: 1)")
+    add("--context", type=_count, default=None, metavar="T", help="tokens of each (default: model.seq_len)")
+    add("--critical-batch", type=_positive, metavar="TOKENS", help="if you have measured one")
+    add("--mtbf-hours", type=_positive, metavar="H", help="between failures of the whole job (default: Llama 3's rate)")
+    add("--restart-minutes", type=_positive, metavar="M", help="from a failure to the next step (default: 10)")
+    add("--write-gb-per-s", type=_positive, metavar="X", help="of the storage, over all nodes (default: 1 a node)")
+    add("--flops", type=_positive, metavar="C", help="training FLOPs to spend")
+    add("--tokens", type=_positive, metavar="D", help="tokens to train on")
+    add("--params", type=_positive, metavar="N", help="parameters")
+    add("--target-loss", type=_positive, metavar="L", help="nats per token to reach")
+    add("--gpu-hours", type=_positive, metavar="H", help="device-hours to spend, with --hardware and --mfu")
+    add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches, with --gpu-hours; e.g. 0.4")
+    add("--law", metavar="NAME", help="a published law or a fit's JSON (default: besiroglu)")
+    add("--serve-tokens", type=_positive, metavar="T", help="tokens of inference over the model's life")
+    add("--unique-tokens", type=_positive, metavar="U", help="tokens there are; more are repeated")
+    add("--sweep", metavar="FILE", help="a study of experiments/ or a config with sweep(h)")
+    add(
+        "--noise", type=_positive, metavar="X", help="relative scatter of a run's loss (default: the study's, or 0.005)"
+    )
+    add_trust(parser)
+    return parser
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
+    if not 1 / LARGEST <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST:g} and {LARGEST:g}")
+    return value
+
+
+def _count(text: str) -> int:
+    value = _positive(text)
+    if value != int(value) or value > MOST:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no whole number up to {MOST}; nearest: {min(max(1, round(value)), MOST)}"
+        )
+    return int(value)
+
+
+def _run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
+    """The plan of one config, as JSON; printed unless JSON goes to standard output."""
+    from scalelab.commands.plan import text as plantext
+    from scalelab.plan.machine.machine import machine
+    from scalelab.plan.whole import plan
+
+    config = load(options.config, overrides)
+    if options.hardware is None:
+        raise BadInput(
+            "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (one wrong name lists all)"
+        )
+    on = machine(options.hardware)
+    efficiency, facts = _calibrated(options, on)
+    restart = {"restart_s": options.restart_minutes * 60} if options.restart_minutes else {}
+    made = plan(
+        config, on, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
+        critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
+        write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
+        serve=(options.batch or 1, options.context or 0), **restart,
+    )  # fmt: skip
+    if options.json != "-":
+        print("\n".join(plantext.lines(made)))
+    if options.card:
+        from scalelab.plan.memory.single_gpu import fits
+
+        ways = fits(config_lib.static(config), on)
+        facts["card"] = [dataclasses.asdict(way) for way in ways]
+        if options.json != "-":
+            print("\n".join(["", *plantext.card(ways)]))
+    if options.measure:
+        facts["measured"] = _measure(config, made, efficiency, options)
+    return made.to_json() | facts
+
+
+def _calibrated(options: Any, on: Any) -> tuple[Any, dict[str, Any]]:
+    """(efficiencies of measured runs, what they were found from); the published ones without --calibrate."""
+    if not options.calibrate:
+        return None, {}
+    from scalelab.commands.plan import text as plantext
+    from scalelab.plan.calibrate import calibrate
+
+    found = calibrate(options.calibrate, on)
+    print("\n".join(plantext.calibration(found)), file=sys.stderr)
+    return found.efficiency, {"calibration": dataclasses.asdict(found)}
+
+
+def _measure(config: Any, made: Any, efficiency: Any, options: Any) -> dict[str, Any]:
+    """The ramp, a line a size as it is measured."""
+    from scalelab.commands.plan import text as plantext
+    from scalelab.plan.measure import measure
+
+    loud = sys.stdout if options.json != "-" else sys.stderr
+    print(f"{'rows':>6} {'tokens/s':>12} {'predicted':>12} {'step':>10} {'compiling':>10}", file=loud)
+    sized = config.copy_and_resolve_references()
+    sized.parallel.update(dataclasses.asdict(made.layout))
+    found = measure(
+        sized, made.machine, efficiency, progress=lambda point: print(plantext.point(point), file=loud, flush=True)
+    )
+    print(plantext.knee(found), file=loud)
+    return dataclasses.asdict(found)
+
+
+def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
+    """A split of a budget by a law; with a size and tokens both, what that run gives away."""
+    from scalelab.commands.plan import budget_text
+    from scalelab.plan.budget.allocate import allocation
+    from scalelab.plan.budget.lawbook import DEFAULT
+    from scalelab.plan.machine.machine import machine
+    from scalelab.plan.budget.overtraining import overtraining
+
+    asked = {name: getattr(options, name) for name in ASKED if getattr(options, name) is not None}
+    if unused := [name for name in ("hardware", "mfu") if getattr(options, name) and "gpu_hours" not in asked]:
+        raise BadInput(
+            f"--{unused[0]} goes with --gpu-hours: FLOPs, tokens and parameters are split alike on any machine"
+        )
+    law = DEFAULT if options.law is None else options.law
+    if set(asked) == {"params", "tokens"}:
+        if options.serve_tokens or options.unique_tokens:
+            raise BadInput(
+                "--params and --tokens together are a run as it is; --serve-tokens and --unique-tokens choose another"
+            )
+        found: Any = overtraining(options.params, options.tokens, law)
+        text = budget_text.of_a_run(found)
+    elif len(asked) > 1:
+        raise BadInput(
+            f"--{' and --'.join(asked)} together: give one of them (or --params with --tokens)".replace("_", "-")
+        )
+    else:
+        on = machine(options.hardware) if options.hardware else None
+        found = allocation(
+            **asked, machine=on, mfu=options.mfu, law=law, serve_tokens=options.serve_tokens, unique_tokens=options.unique_tokens
+        )  # fmt: skip
+        text = budget_text.of_a_budget(found)
+    if options.json != "-":
+        print("\n".join(text))
+    return dataclasses.asdict(found)
+
+
+def _sweep(options: Any, _: dict[str, str]) -> dict[str, Any]:
+    """Every run of a study or of a grid; on this machine unless --hardware names another."""
+    from scalelab.commands.plan import budget_text
+    from scalelab.plan.machine.machine import machine
+    from scalelab.plan.sweep.sweep import sweep_plan
+
+    on = machine(options.hardware or "cpu")
+    efficiency, facts = _calibrated(options, on)
+    found = sweep_plan(
+        options.sweep, on, options.study, options.devices or 1, efficiency, options.price, options.law, options.noise
+    )
+    if options.json != "-":
+        chosen = "" if options.hardware else "this machine's CPU, as --hardware names none"
+        print("\n".join([*filter(None, [chosen]), *budget_text.of_a_sweep(found)]))
+    return dataclasses.asdict(found) | facts

@@ -1,0 +1,186 @@
+"""How long warm-up and decay are: said in steps, in tokens or as a share of the run, kept in steps.
+
+Under a batch-size warm-up warmup_tokens are the tokens that are seen then, a share is one of the steps, and decay_tokens are
+of full batches: a decay that reaches into the batch's warm-up has to be said in steps.
+"""
+
+import bisect
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab.config import batch_ramp; from scalelab import set_by
+from scalelab.errors import BadInput
+from scalelab.config.validate import DECAYING
+
+# Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
+DEFAULTS = {
+    "warmup": lambda steps: min(2000, max(1, round(0.05 * steps))),
+    "decay": lambda steps: round(0.2 * steps),
+}
+
+
+def resolve(config: ConfigDict) -> None:
+    """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways of saying one disagree."""
+    for what in DEFAULTS:
+        schedule, found = config.schedule, said(config, what)
+        if (steps := schedule[f"{what}_steps"]) is not None:
+            found[f"{what}_steps"] = steps
+        if len(set(found.values())) > 1:
+            text = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in found.items())
+            raise BadInput(f"{text} are given at once and disagree: keep one, set the others to none")
+        schedule[f"{what}_steps"] = next(iter(found.values()), DEFAULTS[what](config.train.steps))
+    first, full = config.train.steps - schedule.decay_steps, ramped(config)
+    if schedule.decay_tokens is not None and 0 <= first < full:
+        raise BadInput(
+            f"schedule.decay_tokens={schedule.decay_tokens} would begin at step {first}, and the batch is full from step {full} on; "
+            f"nearest: {(config.train.steps - full) * tokens_per_step(config)} (or say schedule.decay_steps)"
+        )
+
+
+def check_sequences(config: ConfigDict) -> None:
+    """BadInput for a warm-up of the sequence length that can't be had."""
+    schedule, full = config.schedule, config.model.seq_len
+    start, tokens = schedule.seq_start, schedule.seq_warmup_tokens
+    if (start is None) != (tokens is None):
+        given, lacks = ("seq_start", "seq_warmup_tokens") if tokens is None else ("seq_warmup_tokens", "seq_start")
+        raise BadInput(f"schedule.{given}={schedule[given]} needs schedule.{lacks}: set both, or {given}=none")
+    if start is None:
+        return
+    if start >= full:
+        raise BadInput(f"schedule.seq_start={start} is not below model.seq_len={full}; nearest: {max(1, full - 1)}")
+    if tokens > (most := tokens_before(config, config.train.steps - 1)):
+        raise BadInput(
+            f"schedule.seq_warmup_tokens={tokens}: sequences are not full before the run's last step, {most} tokens in; nearest: {most}"
+        )
+
+
+def forget(config: ConfigDict) -> None:
+    """Unset the steps that tokens, a share or the default came to, not those that a user set to as many: before a config gets another length or batch."""
+    who = set_by.read_notes(config.log.set_by)
+    for what in DEFAULTS:
+        key = f"{what}_steps"
+        found = said(config, what) or {"": DEFAULTS[what](config.train.steps)}
+        chosen = "" in found and who.get(f"schedule.{key}") in [(user, config.schedule[key]) for user in set_by.USERS]
+        if config.schedule[key] in found.values() and not chosen:
+            config.schedule[key] = None
+
+
+def describe(config: ConfigDict) -> str:
+    """A resolved config's schedule in one line, with what was derived said as such."""
+    schedule, steps = config.schedule, config.train.steps
+    text = f"{schedule.name} over {steps:,} steps of {_batch(config)}: {_phrase(config, 'warmup', 'warm-up')}"
+    if schedule.name in DECAYING:
+        text += (
+            f", {_phrase(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
+        )
+        text += f" on, to {schedule.final_share:g} of the peak"
+    if schedule.fall_share != 1:
+        text += (
+            f"; the LR falls up to step {round(schedule.fall_share * steps):,}, to {schedule.final_share:g} of the peak"
+        )
+    if schedule.seq_start is not None:
+        text += (
+            f"; sequences of {schedule.seq_start:,} tokens at first, of {config.model.seq_len:,} after "
+            f"{schedule.seq_warmup_tokens:,} tokens (step {_full_sequences(config):,})"
+        )
+    return text
+
+
+def _full_sequences(config: ConfigDict) -> int:
+    """The first step of full sequences."""
+    tokens = config.schedule.seq_warmup_tokens
+    return bisect.bisect_left(range(config.train.steps), tokens, key=lambda step: tokens_before(config, step))
+
+
+def _batch(config: ConfigDict) -> str:
+    text, steps = f"{tokens_per_step(config):,} tokens", ramped(config)
+    if not steps:
+        return text
+    return f"{text} ({tokens_before(config, 1):,} at first, all from step {steps:,} on, {tokens_before(config, steps):,} tokens in)"
+
+
+def _phrase(config: ConfigDict, what: str, name: str) -> str:
+    ways = [
+        f"{unit} {config.schedule[f'{what}_{unit}']:,}"
+        for unit in ("tokens", "share")
+        if config.schedule[f"{what}_{unit}"] is not None
+    ]
+    given = config.schedule[f"{what}_steps"]
+    default = set_by.read_notes(config.log.set_by).get(f"schedule.{what}_steps") == (set_by.DEFAULT, given)
+    return f"{name} {given:,} steps" + (f" ({', '.join(ways)})" if ways else " (default)" if default else "")
+
+
+def doubts(config: ConfigDict) -> list[str]:
+    """What of the schedule its user may not have meant."""
+    name = config.schedule.name
+    if config.optim.name == "schedule_free_adamw" and name != "constant":
+        return [
+            f"schedule.name={name}: schedule_free_adamw averages where others decay, its authors hold the LR "
+            "(Defazio et al. 2024): schedule.name=constant"
+        ]
+    return []
+
+
+def landmarks(config: ConfigDict) -> list[int]:
+    """The steps worth looking at: the first, the warm-ups' last, every tenth of the run, the decay's first, the last."""
+    steps, schedule = config.train.steps, config.schedule
+    bends = (
+        [schedule.warmup_steps - 1, steps - schedule.decay_steps, *_earlier_decays(config)]
+        if schedule.name in DECAYING
+        else [schedule.warmup_steps - 1]
+    )
+    bends += batch_ramp.of(config)[:1] + batch_ramp.of(config)[-1:]
+    bends += [round(schedule.fall_share * steps)] if schedule.fall_share != 1 else []
+    bends += [_full_sequences(config)] if schedule.seq_start is not None else []
+    tenths = [i * steps // 10 for i in range(10)]
+    return sorted({step for step in [*tenths, *bends, steps - 1] if 0 <= step < steps})
+
+
+def _earlier_decays(config: ConfigDict) -> list[int]:
+    """First step of each decay of a wsd_s but the last, and the step after it."""
+    schedule, steps = config.schedule, config.train.steps
+    shares = [schedule.cycle_growth**-i for i in range(1, schedule.cycles)] if schedule.name == "wsd_s" else []
+    return [
+        step
+        for share in shares
+        for step in (round(steps * share) - round(schedule.decay_steps * share), round(steps * share))
+    ]
+
+
+def tokens_per_step(config: ConfigDict) -> int:
+    """Tokens predicted in a step of the full batch, over all devices."""
+    return config.train.global_batch * config.model.seq_len
+
+
+def tokens_before(config: ConfigDict, step: int) -> int:
+    """Tokens predicted in the steps before `step`: exact, whatever the batch was in each."""
+    parts = batch_ramp.before(batch_ramp.of(config), config.train.accumulate, np.asarray(step, np.int64))
+    return int(parts) * (tokens_per_step(config) // config.train.accumulate)
+
+
+def ramped(config: ConfigDict) -> int:
+    """The first step of the full batch: 0 without a batch-size warm-up."""
+    return max(batch_ramp.of(config), default=0)
+
+
+def _steps_of(config: ConfigDict, tokens: int) -> int:
+    """The number of steps, from the first on, whose tokens are nearest to `tokens`."""
+    full = tokens_per_step(config)
+    more = tokens - tokens_before(config, ramped(config))
+    if more >= 0:
+        return ramped(config) + round(more / full)
+    above = bisect.bisect_left(range(ramped(config)), tokens, key=lambda step: tokens_before(config, step))
+    below = max(above - 1, 0)
+    return min(below, above, key=lambda step: abs(tokens_before(config, step) - tokens))
+
+
+def said(config: ConfigDict, what: str) -> dict[str, int]:
+    """The steps that tokens and share come to, by key. A share of the warm-up is at least one step."""
+    schedule, found = config.schedule, {}
+    if (tokens := schedule[f"{what}_tokens"]) is not None:
+        steps = _steps_of(config, tokens) if what == "warmup" else round(tokens / tokens_per_step(config))
+        found[f"{what}_tokens"] = max(steps, int(tokens > 0))
+    if (share := schedule[f"{what}_share"]) is not None:
+        found[f"{what}_share"] = max(round(share * config.train.steps), int(what == "warmup"))
+    return found

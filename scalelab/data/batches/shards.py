@@ -1,0 +1,221 @@
+"""Token shards: a folder of flat files, written once and never changed.
+
+    FOLDER/train-00000.tokens    ids, little-endian, each document followed by token 0
+    FOLDER/train-00000.offsets   int64: where each document starts, and the end of the last
+    FOLDER/val-00000.tokens ...
+    FOLDER/index.json            names, sizes and SHA-256 of all of these, and what made them
+
+A folder is filled under a temporary name beside its final one, synced, and renamed: a name without `.tmp-` is complete.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from scalelab.data.tokenizers.load import SEPARATOR, id_type
+from scalelab.errors import BadInput
+from scalelab.records import fsync
+
+FORMAT = 1
+DTYPES = ("|u1", "<u2", "<u4")  # of token ids: all that `Tokenizer.dtype` gives
+FILE_NAME = re.compile(r"[\w-][\w.-]*")  # of a shard's file: in the folder itself
+SHARD_TOKENS = 2**25  # a shard ends with the document that reaches this; a document is never cut
+HASHED_ON_OPEN_BYTES = 2**28  # up to here opening checks SHA-256 too (about 1 s at worst); above, `verify` does
+STALE_S = 24 * 3600  # a temporary folder this old has lost its writer
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """One split, memory-mapped: `shards[i]` holds token ids, `offsets[i]` the int64 document starts and the last end."""
+
+    shards: tuple[np.ndarray, ...]
+    offsets: tuple[np.ndarray, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(shard) for shard in self.shards)
+
+    @property
+    def n_documents(self) -> int:
+        return sum(len(offsets) - 1 for offsets in self.offsets)
+
+
+def still_there(split: Split) -> None:
+    """BadInput where a file of the split has gone or changed its size since it was opened.
+
+    A deleted file could still be read, until the run is started again; reading past the end of one that was cut kills the process.
+    """
+    for shard in split.shards:
+        path, opened = getattr(shard, "filename", None), shard.nbytes
+        if path is None:  # in memory
+            continue
+        size = os.stat(path).st_size if os.path.exists(path) else None
+        if size != opened:
+            found = "is gone" if size is None else f"has {size} bytes, and had {opened}"
+            raise BadInput(f"{path} {found} since the run opened it: put it back, and the same command goes on")
+
+
+class SplitWriter:
+    """Writes the shards of one split into `folder`; `close` returns their entries for the index."""
+
+    def __init__(self, folder: pathlib.Path, split: str, dtype: np.dtype) -> None:
+        self.folder, self.split, self.dtype = folder, split, dtype
+        self.entries: list[dict[str, Any]] = []
+        self.tokens: list[np.ndarray] = []
+        self.offsets = [0]
+
+    def add(self, ids: np.ndarray) -> None:
+        """Append one document and its separator."""
+        self.tokens += [ids.astype(self.dtype), np.array([SEPARATOR], self.dtype)]
+        self.offsets.append(self.offsets[-1] + len(ids) + 1)
+        if self.offsets[-1] >= SHARD_TOKENS:
+            self._flush()
+
+    def close(self) -> list[dict[str, Any]]:
+        if self.tokens:
+            self._flush()
+        return self.entries
+
+    def _flush(self) -> None:
+        name = f"{self.split}-{len(self.entries):05d}"
+        tokens = _write(self.folder / f"{name}.tokens", np.concatenate(self.tokens))
+        offsets = _write(self.folder / f"{name}.offsets", np.array(self.offsets, "<i8"))
+        self.entries.append({"tokens": tokens, "offsets": offsets})
+        self.tokens, self.offsets = [], [0]
+
+
+def _write(path: pathlib.Path, array: np.ndarray) -> dict[str, Any]:
+    with open(path, "wb") as file:
+        file.write(array.data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"file": path.name, "bytes": array.nbytes, "sha256": hashlib.sha256(array.data).hexdigest()}
+
+
+def write_folder(
+    final: pathlib.Path, documents: Iterable[tuple[str, np.ndarray]], dtype: np.dtype, facts: dict
+) -> None:
+    """Write (split, ids) pairs as the finished folder `final`; if another process finishes it first, theirs stays."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(final.parent)
+    building = final.with_name(f"{final.name}.tmp-{uuid.uuid4().hex[:12]}")
+    building.mkdir()
+    try:
+        writers = {split: SplitWriter(building, split, dtype) for split in ("train", "val")}
+        for split, ids in documents:
+            writers[split].add(ids)
+        splits = {split: writer.close() for split, writer in writers.items()}
+        index = {"format": FORMAT, "dtype": dtype.str, "splits": splits, **facts}
+        _write(building / "index.json", np.frombuffer(json.dumps(index, indent=1).encode(), np.uint8))
+        fsync(building)
+        _publish(building, final)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _publish(building: pathlib.Path, final: pathlib.Path) -> None:
+    try:
+        os.rename(building, final)
+    except OSError:
+        if not (final / "index.json").exists():  # anything but a finished folder in the way is a real error
+            raise
+    fsync(final.parent)
+
+
+def _sweep(cache: pathlib.Path) -> None:
+    """Remove what killed writers left behind, once it is old enough that none can still be at work."""
+    for left in cache.glob("*.tmp-*"):
+        if time.time() - left.stat().st_mtime > STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def read_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]:
+    """The index and the splits of a finished folder, verified. Raises BadInput that names the file that is wrong."""
+    index = read_index(folder)
+    check_entries(
+        folder / "index.json", index["dtype"], [shard for shards in index["splits"].values() for shard in shards]
+    )
+    entries = [e for shards in index["splits"].values() for shard in shards for e in shard.values()]
+    verify(folder, entries, hashes=sum(e["bytes"] for e in entries) <= HASHED_ON_OPEN_BYTES)
+    return index, {name: map_split(folder, shards, index["dtype"]) for name, shards in index["splits"].items()}
+
+
+def read_index(folder: pathlib.Path) -> dict[str, Any]:
+    """The index of a finished folder. Raises BadInput."""
+    path = folder / "index.json"
+    try:
+        index = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} is missing or no JSON ({error}); {_rebuild(folder)}") from error
+    known = isinstance(index, dict) and index.get("format")
+    if known != FORMAT:
+        raise BadInput(f"{path} has format {known}, this code reads {FORMAT}; {_rebuild(folder)}")
+    if not (isinstance(index.get("splits"), dict) and set(index["splits"]) == {"train", "val"} and "dtype" in index):
+        raise BadInput(f"{path} lacks its dtype or splits: was it edited? {_rebuild(folder)}")
+    return index
+
+
+def check_entries(
+    path: pathlib.Path, dtype: Any, shards: Iterable[dict[str, Any]], tokenizer_ids: int | None = None
+) -> None:
+    """BadInput where the index at `path` names a type, a file or a size that no writer here has: nothing else is mapped.
+
+    An index is text that anybody may have edited: of objects numpy would take the bytes of a file for pointers.
+    """
+    if dtype not in DTYPES:
+        raise BadInput(
+            f"{path}: dtype={dtype!r} is not a type of token ids ({', '.join(DTYPES)}); {_rebuild(path.parent)}"
+        )
+    if tokenizer_ids is not None and np.dtype(dtype) != id_type(tokenizer_ids):
+        raise BadInput(f"{path}: dtype={dtype!r} is not what {tokenizer_ids} ids are kept in; {_rebuild(path.parent)}")
+    for shard in shards:
+        whole = isinstance(shard, dict) and shard.keys() == {"tokens", "offsets"}
+        pairs: list[tuple[str, Any]] = list(shard.items()) if whole else [("tokens", None)]
+        for kind, entry in pairs:
+            width = np.dtype(dtype if kind == "tokens" else "<i8").itemsize
+            known = isinstance(entry, dict) and entry.keys() >= {"file", "bytes", "sha256"}
+            name, size = (entry["file"], entry["bytes"]) if known else (None, None)
+            if not (isinstance(name, str) and FILE_NAME.fullmatch(name) and name.endswith(f".{kind}")):
+                raise BadInput(
+                    f"{path} names a file {name!r}: not the name of a shard's {kind} beside it; {_rebuild(path.parent)}"
+                )
+            if not (isinstance(size, int) and size > 0 and size % width == 0 and isinstance(entry["sha256"], str)):
+                raise BadInput(f"{path}: {name} has bytes={size!r}, not a multiple of {width}; {_rebuild(path.parent)}")
+
+
+def verify(folder: pathlib.Path, entries: Iterable[dict[str, Any]], hashes: bool) -> None:
+    """Compare every file with its entry of the index: size always, SHA-256 if `hashes`. Raises BadInput."""
+    for entry in entries:
+        path = folder / entry["file"]
+        size = path.stat().st_size if path.is_file() else None
+        if size != entry["bytes"]:
+            found = "is missing" if size is None else f"has {size} bytes, its index says {entry['bytes']}"
+            raise BadInput(f"{path} {found}; {_rebuild(folder)}")
+        if hashes:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != entry["sha256"]:
+                raise BadInput(
+                    f"{path} has SHA-256 {digest[:12]}…, its index says {entry['sha256'][:12]}…; {_rebuild(folder)}"
+                )
+
+
+def _rebuild(folder: pathlib.Path) -> str:
+    return f"delete the folder {folder} and run again to rebuild it"
+
+
+def map_split(folder: pathlib.Path, shards: list[dict[str, Any]], dtype: str) -> Split:
+    """The shards of one split, mapped; only what is read of them takes memory."""
+    tokens = tuple(np.memmap(folder / s["tokens"]["file"], np.dtype(dtype), "r") for s in shards)
+    offsets = tuple(np.memmap(folder / s["offsets"]["file"], "<i8", "r") for s in shards)
+    return Split(tokens, offsets)

@@ -1,0 +1,203 @@
+"""Config -> dataset: tokenize once into cached shards, split by document, and say what the data are."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from scalelab.data.prepare import prepared
+from scalelab.data.batches.shards import FORMAT, Split, read_folder, write_folder
+from scalelab.data.sources.sources import DataConfig, Source, open_source
+from scalelab.data.tokenizers.load import SEPARATOR, Tokenizer, byte_tokens, given_tokens
+from scalelab.errors import BadInput
+
+OVERSHOOT = 1.25  # a document that would take the held-out share beyond this times the wanted one stays in training
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One named source's tokens. `bytes_per_token` is its validation split's: text bytes over tokens, separators included."""
+
+    name: str
+    train: Split
+    val: Split
+    bytes_per_token: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Tokens of one or more sources, all of one tokenizer, and what a record needs to say about them.
+
+    `separator` is the id that ends a document. `fingerprint` covers every stored token and its split. `bytes_per_token` is
+    that of all validation text, so bits per byte = loss / ln 2 / bytes_per_token; a synthetic token counts as one byte.
+    `entropy_rate` is in nats per token, None unless synthetic. `description` is plain JSON for the run's record.
+    """
+
+    parts: tuple[Part, ...]
+    vocab_size: int
+    separator: int
+    fingerprint: str
+    bytes_per_token: float
+    entropy_rate: float | None
+    description: dict[str, Any]
+
+    @property
+    def hparams(self) -> dict[str, float]:
+        """What the step has to know of the data, traced like a config's `hparams`."""
+        return {"separator": self.separator}
+
+
+def prepare(config: DataConfig) -> Dataset:
+    """Open the dataset of `config`, writing its shards to the cache first if they aren't there.
+
+    Any number of processes may call this at once. Raises BadInput: unknown source, nothing to read, a single document (the
+    split is by document), a vocabulary larger than the model's, or shards that differ from their index.
+    """
+    if not 0 < config.val_fraction < 1:
+        raise BadInput(f"data.val_fraction={config.val_fraction} is not between 0 and 1; 0.1 is usual")
+    if config.source == "prepared":
+        return _open_prepared(config)
+    source = open_source(config)
+    tokenizer = byte_tokens() if source.vocab_size is None else given_tokens(source.vocab_size)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise BadInput(
+            f"vocab_size={config.vocab_size} is too small: the {tokenizer.name} tokenizer of data.source="
+            f"{config.source!r} has {tokenizer.vocab_size} ids"
+        )
+    folder = _cache_folder(config, source, tokenizer)
+    if not folder.exists():
+        _build(folder, config, source, tokenizer)
+    index, splits = read_folder(folder)
+    return _describe(index, splits, source, tokenizer)
+
+
+def _open_prepared(config: DataConfig) -> Dataset:
+    """A folder of `scalelab prepare`: its own split, tokenizer and parts."""
+    folder = pathlib.Path(os.path.expanduser(config.path))
+    index, splits = prepared.read(folder)
+    tokenizer, fingerprint = index["tokenizer"], prepared.fingerprint(index)
+    if tokenizer["vocab_size"] > config.vocab_size:
+        raise BadInput(
+            f"model.vocab_size={config.vocab_size} is too small: the tokenizer of {folder} ({tokenizer['name']}) has "
+            f"{tokenizer['vocab_size']} ids; nearest: {tokenizer['vocab_size']}"
+        )
+    parts = tuple(
+        Part(name, found["train"], found["val"], prepared.bytes_per_token(index, name, found["val"]))
+        for name, found in splits.items()
+    )
+    counts = {
+        f"{split}_{what}": sum(getattr(getattr(part, split), f"n_{what}") for part in parts)
+        for split in ("train", "val")
+        for what in ("tokens", "documents")
+    }
+    n_bytes = sum(part.bytes_per_token * part.val.n_tokens for part in parts)
+    description = {
+        "source": "prepared",
+        "path": config.path,
+        "fingerprint": fingerprint,
+        "tokenizer": tokenizer["name"],
+        "parts": {name: part["source"] for name, part in index["parts"].items()},
+        **counts,
+        "bytes_per_token": n_bytes / counts["val_tokens"],
+        "entropy_rate": None,
+    }
+    return Dataset(
+        parts,
+        tokenizer["vocab_size"],
+        tokenizer["separator"],
+        fingerprint,
+        description["bytes_per_token"],
+        None,
+        description,
+    )
+
+
+def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:
+    root = config.cache_dir or os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
+    made_from = [FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
+    key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+    return pathlib.Path(os.path.expanduser(root)) / f"{config.source}-{key[:16]}"
+
+
+def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:
+    sizes: dict[bytes, int] = {}  # by content, so equal documents stand together and fall on the same side
+    for document in source.documents():
+        digest = _digest(document)
+        sizes[digest] = sizes.get(digest, 0) + len(document)
+    held_out = held_out_documents(sizes, config.val_fraction, config.split_seed)
+    facts = {
+        "tokenizer": tokenizer.name,
+        "val_text_bytes": sum(sizes[digest] for digest in held_out),
+        "text_bytes": sum(sizes.values()),
+    }
+    try:
+        write_folder(folder, _tokenized(source, tokenizer, sizes, held_out), tokenizer.dtype, facts)
+    except OSError as error:
+        raise BadInput(f"data.cache_dir: can't write {folder} ({error.strerror})") from error
+
+
+def _digest(document: bytes | np.ndarray) -> bytes:
+    return hashlib.sha256(document if isinstance(document, bytes) else document.tobytes()).digest()
+
+
+def _tokenized(
+    source: Source, tokenizer: Tokenizer, sizes: dict[bytes, int], held_out: set[bytes]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for document in source.documents():
+        digest = _digest(document)
+        if digest not in sizes:
+            raise BadInput("a document changed while the data were being prepared; run again")
+        yield "val" if digest in held_out else "train", tokenizer.encode(document)
+
+
+def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed: int) -> set[bytes]:
+    """Digests of the validation documents, given each document's digest and bytes.
+
+    Documents are taken in the order of a hash of (split_seed, content) until they hold `val_fraction` of the bytes; one that
+    would overshoot by a quarter is passed over. So the split depends on contents alone, not on names or listing order.
+    Raises BadInput if there is only one document.
+    """
+    if len(sizes) < 2:
+        raise BadInput(
+            "the validation split is by document and there is only one: use several files (or more n_tokens)"
+        )
+    total = sum(sizes.values())
+    wanted = val_fraction * total
+    seed = str(split_seed).encode() + b":"
+    order = sorted(sizes, key=lambda digest: hashlib.sha256(seed + digest).digest())
+    taken: set[bytes] = set()
+    held = 0
+    for digest in order:
+        if held + sizes[digest] <= min(OVERSHOOT * wanted, total - 1):  # training keeps something
+            taken.add(digest)
+            held += sizes[digest]
+        if held >= wanted:
+            break
+    return taken or {min(order, key=lambda digest: sizes[digest])}
+
+
+def _describe(index: dict[str, Any], splits: dict[str, Split], source: Source, tokenizer: Tokenizer) -> Dataset:
+    made_of = json.dumps([tokenizer.name, index["splits"]], sort_keys=True)
+    fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    train, val = splits["train"], splits["val"]
+    bytes_per_token = 1.0 if source.vocab_size else index["val_text_bytes"] / val.n_tokens
+    description = source.description | {
+        "fingerprint": fingerprint,
+        "source_fingerprint": source.fingerprint[:16],
+        "tokenizer": tokenizer.name,
+        "train_tokens": train.n_tokens,
+        "val_tokens": val.n_tokens,
+        "train_documents": train.n_documents,
+        "val_documents": val.n_documents,
+        "bytes_per_token": bytes_per_token,
+        "entropy_rate": source.entropy_rate,
+    }
+    part = Part(source.description["source"], train, val, bytes_per_token)
+    return Dataset(
+        (part,), tokenizer.vocab_size, SEPARATOR, fingerprint, bytes_per_token, source.entropy_rate, description
+    )

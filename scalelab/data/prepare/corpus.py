@@ -1,0 +1,314 @@
+"""A prepared folder from beginning to end: what `scalelab prepare` does. Units in parallel, then shards, then the index.
+
+    DIR/plan.json                               what was asked for, and every file with its size and time
+    DIR/tokenizer.json or tokenizer.tiktoken    unless tokens are bytes or ids
+    DIR/.units/                                 work under way; gone when all is done
+    DIR/NAME-train-00000.tokens, .offsets …     as `shards` says
+    DIR/index.json                              written last: a folder without it is not finished
+
+No byte of shards or index depends on the number of workers or on how often the work was interrupted.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from scalelab import lock, records
+from scalelab.data.tokenizers import hf_json, ranks, load; from scalelab.data.prepare import merge, pool, prepared, specs, units
+from scalelab.data.read.reading import Reading
+from scalelab.data.prepare.request import Request, check_free, enter, given_tokenizer, plan_of, same_plan, vocab_size
+from scalelab.data.tokenizers.load import Tokenizer
+from scalelab.data.prepare.units import SPLITS, Job
+from scalelab.errors import BadInput
+
+SAMPLE_BYTES = 2**25  # of training documents, from units all over the corpus: what a BPE is trained on
+SAMPLED_UNITS = 256  # at most so many of them
+ALONE_BYTES = 2**27  # joining less than this takes one process no longer than it takes to start others
+
+Progress = Callable[[dict[str, Any]], None]
+Stop = Callable[[], bool]
+
+
+def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> dict[str, Any]:
+    """Make the folder `request.out`, going on where an earlier call was stopped. Returns what the command prints as JSON.
+
+    `progress` gets {"phase", "done", "of", "n_bytes", "n_tokens"} and {"note": text}. Raises BadInput, WorkFailed, and
+    `units.Stopped` once `stop()` says so: the same request then goes on.
+    """
+    if not 0 < request.val_fraction < 1:
+        raise BadInput(f"--val-fraction={request.val_fraction} is not between 0 and 1; 0.1 is usual")
+    if request.workers < 1:
+        raise BadInput(f"--workers={request.workers}: at least 1")
+    start, out = time.perf_counter(), request.out
+    parts = specs.parse(request.sources)
+    given = given_tokenizer(request, parts)
+    plan = plan_of(request, parts, given)
+    if (out / "index.json").exists():
+        return _again(request, parts, given, plan, progress, stop)
+    work = _units(request, parts, given)
+    for part in parts:
+        if not work[part.name]:
+            raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
+    check_free(out)
+    with lock.hold(out, "--out", request.take_over) as warning:
+        enter(out, plan)
+        for note in [warning, *(note for part in parts for note in specs.notes(part))]:
+            if note:
+                progress({"note": note})
+        try:
+            job = _job(request, given, work, progress, stop)
+            _read(job, work, request.workers, progress, stop)
+            same_plan(out, plan_of(request, parts, given))  # a file may have changed while it was read
+            index = _join(job, parts, work, request, progress, stop)
+        except BadInput:
+            _clear(out)
+            raise
+    result = _summary(out, index, progress)
+    return result | {"seconds": time.perf_counter() - start}
+
+
+def _units(request: Request, parts: Sequence[specs.Part], given: Tokenizer | None) -> dict[str, list[specs.Unit]]:
+    """The units of work of every part."""
+    entry = (given or load.byte_tokens()).entry
+    job = Job(request.out, entry, request.text_key, request.skip_bad, request.val_fraction, request.split_seed)
+    reading, total = job.reading(), sum(specs.size(part) for part in parts)
+    return {part.name: list(specs.units(part, total, reading)) for part in parts}
+
+
+def _clear(out: pathlib.Path) -> None:
+    """Remove a folder in which no unit holds a document: there is nothing to go on with."""
+    made = [json.loads(path.read_text()) for path in (out / ".units").glob("*/record.json")]
+    if not any(record[split]["n_documents"] for record in made for split in SPLITS):
+        shutil.rmtree(out)
+
+
+def _again(
+    request: Request, parts: Sequence[specs.Part], given: Tokenizer | None, plan: dict[str, Any], progress: Progress,
+    stop: Stop,
+) -> dict[str, Any]:  # fmt: skip
+    """A folder that is finished: is it this request's, and still whole? Its tokenizer is put back where it is damaged or gone."""
+    out, mended = request.out, []
+    same_plan(out, plan)
+    shutil.rmtree(out / ".units", ignore_errors=True)
+    index, _ = prepared.read(out, hashes=True, sealed=False)
+    entry = index["tokenizer"]
+    try:
+        load.kept(entry, out)
+    except BadInput as damage:
+        path = out / entry["file"]
+        path.unlink(missing_ok=True)
+        made = _job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
+        if made != entry:
+            path.unlink()
+            raise BadInput(
+                f"{damage}; made again it is {made['name']}: delete {out} and run the same command"
+            ) from None
+        mended.append(path.name)
+    if "sha256" not in index:
+        records.write_json(out / "index.json", index | {"sha256": prepared.seal(index)})
+        records.sync(out / "index.json")
+        mended.append("the seal of index.json")
+    return _summary(out, index) | {"seconds": 0.0, "finished_before": True, "mended": mended}
+
+
+def _job(
+    request: Request, given: Tokenizer | None, work: dict[str, list[specs.Unit]], progress: Progress, stop: Stop
+) -> Job:
+    """The job, with the tokenizer in its folder; a BPE is trained here unless it was."""
+    out = request.out
+    base = Job(
+        out,
+        load.byte_tokens().entry,
+        request.text_key,
+        request.skip_bad,
+        request.val_fraction,
+        request.split_seed,
+    )
+    if given is None:
+        path = out / load.FILES["json"]
+        if not path.exists():
+            every = [unit for part in work.values() for unit in part]
+            reading = dataclasses.replace(base.reading(), zero_ends=False)
+            content = hf_json.train(_sample(every, base, reading, progress, stop), vocab_size(request.tokenizer))
+            _write_file(path, content)
+        given = hf_json.load(path.read_bytes(), path)
+        wanted = vocab_size(request.tokenizer)
+        if given.vocab_size < wanted:
+            progress({"note": f"the sample gives {given.vocab_size} tokens, fewer than the {wanted} asked for"})
+    elif given.content:
+        if given.kind == "ranks":
+            progress({"note": ranks.note(given.content, pathlib.Path(request.tokenizer))})
+        _write_file(out / given.entry["file"], given.content)
+    return dataclasses.replace(base, tokenizer=given.entry)
+
+
+def _write_file(path: pathlib.Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    draft.write_bytes(content)
+    os.replace(draft, path)
+
+
+def _sample(every: Sequence[specs.Unit], job: Job, reading: Reading, progress: Progress, stop: Stop) -> Iterator[str]:
+    """Training documents, SAMPLE_BYTES at most: the beginnings of units that are spread evenly over all of them."""
+    n = min(len(every), SAMPLED_UNITS)
+    chosen = [every[i * len(every) // n] for i in range(n)]
+    left = SAMPLE_BYTES
+    for i, unit in enumerate(chosen):
+        quota = left // (n - i)
+        for document in specs.documents(unit, reading):
+            assert isinstance(document, bytes)
+            if stop():
+                raise units.Stopped
+            if not units.is_held_out(document, job.val_fraction, job.split_seed):
+                yield document[:quota].decode(errors="ignore")
+                left -= min(len(document), quota)
+                quota -= len(document)
+            if quota <= 0:
+                break
+    size, total = SAMPLE_BYTES - left, sum(unit.n_bytes for unit in every)
+    progress(
+        {
+            "note": f"the tokenizer is trained on {size:,} bytes of text, from {n} of {len(every)} units ({total:,} bytes)"
+        }
+    )
+
+
+def _read(job: Job, work: dict[str, list[specs.Unit]], workers: int, progress: Progress, stop: Stop) -> None:
+    """Every unit that isn't there yet."""
+    every = [unit for part in work.values() for unit in part]
+    done = {unit.name for unit in every if (job.units / unit.name).is_dir()}
+    facts: dict[str, Any] = {
+        "phase": "units",
+        "done": len(done),
+        "of": len(every),
+        "n_bytes": 0,
+        "n_tokens": 0,
+        "before": len(done),
+    }
+    progress(facts)
+    todo = [unit for unit in every if unit.name not in done]
+    workers = min(workers, max(len(todo), 1))
+    for unit, record in pool.run(_write_unit, todo, _begin, (job, stop if workers == 1 else None), workers, stop):
+        facts["done"] += 1
+        facts["n_bytes"] += unit.n_bytes
+        facts["n_tokens"] += sum(record[split]["n_tokens"] for split in SPLITS)
+        progress(facts)
+
+
+def _begin(shared: tuple[Job, Stop | None]) -> tuple[Job, Tokenizer, Stop]:
+    job, stop = shared
+    return job, units.open_tokenizer(job), stop or _never
+
+
+def _never() -> bool:
+    return False
+
+
+def _write_unit(unit: specs.Unit, own: tuple[Job, Tokenizer, Stop]) -> dict[str, Any]:
+    return units.write(unit, *own)
+
+
+def _join(
+    job: Job,
+    parts: Sequence[specs.Part],
+    work: dict[str, list[specs.Unit]],
+    request: Request,
+    progress: Progress,
+    stop: Stop,
+) -> dict[str, Any]:
+    """All units are there: the shards of every part, and the index."""
+    index: dict[str, Any] = {
+        "format": prepared.FORMAT,
+        "tokenizer": job.tokenizer,
+        "dtype": units.open_tokenizer(job).dtype.str,
+    }
+    index |= {key: getattr(request, key) for key in ("text_key", "val_fraction", "split_seed")} | {"parts": {}}
+    planned: list[merge.Shard] = []
+    for part in parts:
+        found = [
+            (unit.name, json.loads((job.units / unit.name / "record.json").read_text())) for unit in work[part.name]
+        ]
+        shards = merge.plan(part.name, found)
+        index["parts"][part.name] = _facts(part, [record for _, record in found], shards, request)
+        planned += shards
+    todo = [shard for shard in planned if merge.finished(job, shard.name) is None]
+    facts: dict[str, Any] = {
+        "phase": "shards",
+        "done": len(planned) - len(todo),
+        "of": len(planned),
+        "n_bytes": 0,
+        "n_tokens": 0,
+    }
+    progress(facts)
+    n_bytes = sum(n for shard in todo for _, n, _ in shard.units)  # at least: a token is one byte or more
+    workers = min(request.workers, max(len(todo), 1)) if n_bytes > ALONE_BYTES else 1
+    for shard, entry in pool.run(_write_shard, todo, _begin, (job, stop if workers == 1 else None), workers, stop):
+        facts["done"] += 1
+        facts["n_tokens"] += sum(n for _, n, _ in shard.units)
+        facts["n_bytes"] += entry["tokens"]["bytes"]
+        progress(facts)
+    for entry in index["parts"].values():
+        for split in SPLITS:
+            entry["splits"][split] = [merge.finished(job, name) for name in entry["splits"][split]]
+    records.write_json(job.folder / "index.json", index | {"sha256": prepared.seal(index)})
+    records.sync(job.folder / "index.json")
+    shutil.rmtree(job.units, ignore_errors=True)
+    return index
+
+
+def _write_shard(shard: merge.Shard, own: tuple[Job, Tokenizer, Stop]) -> dict[str, Any]:
+    return merge.write(shard, own[0], own[1].dtype)
+
+
+def _facts(
+    part: specs.Part, found: list[dict[str, Any]], shards: list[merge.Shard], request: Request
+) -> dict[str, Any]:
+    """What the index says of a part; its shards by name yet."""
+    n_bad = sum(record["n_bad"] for record in found)
+    bad = [place for record in found for place in record["bad"]]
+    if n_bad and not request.skip_bad:
+        raise BadInput(
+            f"{bad[0]} ({n_bad} such documents were left out under --skip-bad: say it again, or begin a new --out)"
+        )
+    n = {split: sum(record[split]["n_documents"] for record in found) for split in SPLITS}
+    if not sum(n.values()):
+        raise BadInput(
+            f"--source={part.spec} is empty: no document in {len(part.paths)} files"
+            + (f", {n_bad} bad" if n_bad else "")
+        )
+    for split in SPLITS:
+        if not n[split]:
+            raise BadInput(
+                f"none of the {sum(n.values())} documents of --source={part.spec} falls to the {split} split at "
+                f"--val-fraction={request.val_fraction}: use more documents, another fraction or another --split-seed, "
+                f"and delete {request.out}"
+            )
+    return {
+        "source": part.spec,
+        "text_bytes": {split: sum(record[split]["text_bytes"] for record in found) for split in SPLITS},
+        "n_bad": n_bad,
+        "bad": bad[:20],
+        "splits": {split: [shard.name for shard in shards if shard.split == split] for split in SPLITS},
+    }
+
+
+def _summary(out: pathlib.Path, index: dict[str, Any], progress: Progress = lambda _: None) -> dict[str, Any]:
+    """The result as plain JSON."""
+    _, splits = prepared.read(out, hashes=False)
+    parts = []
+    for name, part in index["parts"].items():
+        counts = {f"{split}_tokens": splits[name][split].n_tokens for split in SPLITS}
+        counts |= {f"{split}_documents": splits[name][split].n_documents for split in SPLITS}
+        ratio = prepared.bytes_per_token(index, name, splits[name]["val"])
+        parts.append(
+            {"name": name, "source": part["source"], **counts, "bytes_per_token": ratio, "n_bad": part["n_bad"]}
+        )
+        for place in part["bad"]:
+            progress({"note": f"left out: {place}"})
+    tokenizer = {key: index["tokenizer"][key] for key in ("name", "vocab_size", "separator")}
+    return {"folder": str(out), "fingerprint": prepared.fingerprint(index), "tokenizer": tokenizer, "parts": parts}

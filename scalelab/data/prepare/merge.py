@@ -1,0 +1,117 @@
+"""Units -> shards: consecutive units of a part are joined until a shard has SHARD_TOKENS, in the order of their numbers.
+
+A shard's files are written under temporary names, synced and renamed, and only then does its entry stand in
+`.units/NAME-train-00000.json`; the units' own files go after that. So at any moment all tokens are on disk once or twice.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scalelab import records
+from scalelab.data.batches import shards
+from scalelab.data.prepare.units import SPLITS, Job
+from scalelab.errors import WorkFailed
+
+COPIED = 2**22  # bytes at once
+
+
+class Shard(NamedTuple):
+    """A shard to be: its name, its split, and (unit, tokens, hashes) of what it is made of."""
+
+    name: str
+    split: str
+    units: tuple[tuple[str, int, Mapping[str, str]], ...]
+
+
+def plan(part: str, found: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Shard]:
+    """The shards of a part, given (name, record) of its units in order."""
+    planned: list[Shard] = []
+    found = list(found)
+    for split in SPLITS:
+        members: list[tuple[str, int, Mapping[str, str]]] = []
+        held = number = 0
+        for name, record in found:
+            if record[split]["n_tokens"]:
+                members.append((name, record[split]["n_tokens"], record[split]["sha256"]))
+                held += record[split]["n_tokens"]
+            if held >= shards.SHARD_TOKENS:
+                planned.append(Shard(f"{part}-{split}-{number:05d}", split, tuple(members)))
+                members, held, number = [], 0, number + 1
+        if members:
+            planned.append(Shard(f"{part}-{split}-{number:05d}", split, tuple(members)))
+    return planned
+
+
+def finished(job: Job, shard: str) -> dict[str, Any] | None:
+    """The entry of a shard that is there, else None."""
+    path = job.units / f"{shard}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def write(shard: Shard, job: Job, dtype: np.dtype) -> dict[str, Any]:
+    """Join a shard's units; its entry for the index. Raises WorkFailed where a unit is no longer what it was."""
+    tokens = _copy(job.folder / f"{shard.name}.tokens", _tokens(shard, job))
+    offsets = _copy(job.folder / f"{shard.name}.offsets", _offsets(shard, job))
+    width = dtype.itemsize
+    assert tokens["bytes"] == width * sum(n for _, n, _ in shard.units), shard.name
+    entry = {"tokens": tokens, "offsets": offsets}
+    records.fsync(job.folder)
+    records.write_json(job.units / f"{shard.name}.json", entry)
+    for name, _, _ in shard.units:
+        for kind in ("tokens", "offsets"):
+            (job.units / name / f"{shard.split}.{kind}").unlink(missing_ok=True)
+    return entry
+
+
+def _copy(path: pathlib.Path, pieces: Iterator[bytes]) -> dict[str, Any]:
+    digest, draft, size = hashlib.sha256(), path.with_name(f"{path.name}.tmp-{os.getpid()}"), 0
+    try:
+        with open(draft, "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+                digest.update(piece)
+                size += len(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(draft, path)
+    except OSError as error:
+        raise WorkFailed(
+            f"{path} could not be written ({error.strerror or error}); the same command goes on"
+        ) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return {"file": path.name, "bytes": size, "sha256": digest.hexdigest()}
+
+
+def _tokens(shard: Shard, job: Job) -> Iterator[bytes]:
+    for name, _, digests in shard.units:
+        yield from _checked(job.units / name / f"{shard.split}.tokens", digests["tokens"])
+
+
+def _offsets(shard: Shard, job: Job) -> Iterator[bytes]:
+    """The first unit's, then each next unit's but its 0, moved by the tokens before it."""
+    before = 0
+    for name, n_tokens, digests in shard.units:
+        pieces = _checked(job.units / name / f"{shard.split}.offsets", digests["offsets"])
+        for i, piece in enumerate(pieces):
+            moved = np.frombuffer(piece, "<i8") + before
+            yield (moved[1:] if before and i == 0 else moved).tobytes()
+        before += n_tokens
+
+
+def _checked(path: pathlib.Path, wanted: str) -> Iterator[bytes]:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(COPIED):
+            digest.update(piece)
+            yield piece
+    if digest.hexdigest() != wanted:
+        raise WorkFailed(
+            f"{path} was damaged after it was written: delete {path.parent} and run the same command again"
+        )

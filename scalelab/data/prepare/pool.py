@@ -1,0 +1,88 @@
+"""Tasks on several processes, a few at a time: what `scalelab prepare` runs its units and shards on."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from typing import Any
+
+from scalelab.data.prepare.units import Stopped
+from scalelab.errors import WorkFailed
+
+WAIT_S = 0.2  # between two looks at `stop`
+
+_begun: list[Any] = []  # in a worker: what `begin` returned
+
+
+def run(
+    work: Callable[[Any, Any], Any],
+    tasks: Iterable[Any],
+    begin: Callable[[Any], Any],
+    shared: Any,
+    workers: int,
+    stop: Callable[[], bool],
+) -> Iterator[tuple[Any, Any]]:
+    """(task, work(task, begin(shared))) as they get done, in any order; `begin` runs once a process.
+
+    One worker is this process. Raises Stopped once `stop()` says so, with all workers gone; what a task raises, likewise.
+    """
+    if workers == 1:
+        own = begin(shared)
+        for task in tasks:
+            if stop():
+                raise Stopped
+            yield task, work(task, own)
+        return
+    others = multiprocessing.active_children()
+    executor = futures.ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_start, initargs=(begin, shared)
+    )
+    try:
+        yield from _collect(executor, work, iter(tasks), 2 * workers, stop)
+        executor.shutdown()
+    except futures.BrokenExecutor as error:
+        if stop():  # the signal went to the whole process group, as schedulers send it
+            raise Stopped from error
+        raise WorkFailed(
+            "a worker was killed, by the system for memory or by hand; the same command goes on, with --workers=1 on less"
+        ) from error
+    finally:
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        executor.shutdown(cancel_futures=True)
+
+
+def _collect(
+    executor: futures.Executor, work: Callable, tasks: Iterator[Any], most: int, stop: Callable[[], bool]
+) -> Iterator[tuple[Any, Any]]:
+    waiting: dict[futures.Future, Any] = {}
+    while True:
+        while len(waiting) < most and (task := next(tasks, None)) is not None:
+            waiting[executor.submit(_do, work, task)] = task
+        if not waiting:
+            return
+        done, _ = futures.wait(waiting, WAIT_S, futures.FIRST_COMPLETED)
+        for future in done:
+            yield waiting.pop(future), future.result()
+        if stop():
+            raise Stopped
+
+
+def _start(begin: Callable[[Any], Any], shared: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all of a terminal's processes; the first one decides
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    _begun.append(begin(shared))
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _do(work: Callable[[Any, Any], Any], task: Any) -> Any:
+    return work(task, _begun[0])

@@ -1,0 +1,140 @@
+"""What `scalelab prepare` is asked for, which tokenizer that means, and whether a folder was begun for the same."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from scalelab import records
+from scalelab.data.tokenizers import hf_json, load; from scalelab.data.prepare import specs
+from scalelab.data.read.megatron import index_of
+from scalelab.data.tokenizers.load import Tokenizer
+from scalelab.errors import BadInput
+
+GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in between (llm.c pads): <|endoftext|> is known
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a user asks for; see `scalelab prepare --help`."""
+
+    sources: Sequence[str]
+    tokenizer: str
+    out: pathlib.Path
+    separator: str = ""
+    text_key: str = "text"
+    val_fraction: float = 0.1
+    split_seed: int = 0
+    skip_bad: bool = False
+    workers: int = 1
+    take_over: bool = False
+
+
+def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer | None:
+    """The tokenizer that is asked for; None for one that is still to be trained."""
+    said, tokens = request.tokenizer, [part for part in parts if set(part.kinds) & set(specs.TOKENS)]
+    texts = [part for part in parts if set(part.kinds) - set(specs.TOKENS)]
+    if tokens and (said == "bytes" or said.startswith("bpe:")):
+        raise BadInput(
+            f"--source={tokens[0].spec} holds ready-made tokens, which --tokenizer={said} did not make: name the tokenizer's "
+            "file, or only the vocabulary, --tokenizer=ids:50257"
+        )
+    if texts and said.startswith("ids:"):
+        raise BadInput(
+            f"--source={texts[0].spec} is text, and --tokenizer={said} can't encode any: use bytes, bpe:V or a file"
+        )
+    if request.separator and (said == "bytes" or said.startswith("bpe:")):
+        raise BadInput(
+            f"--separator={request.separator}: {said} has 0 for that; it is for a tokenizer's file and ids:V"
+        )
+    if said.startswith("bpe:"):
+        hf_json.check_size(vocab_size(said))
+        return None
+    if said == "bytes":
+        return load.byte_tokens()
+    if not said.startswith("ids:"):
+        return load.from_file(pathlib.Path(os.path.expanduser(said)), request.separator)
+    n, end = vocab_size(said), request.separator
+    if not end and GPT2_VOCAB <= n <= GPT2_PADDED:
+        end = str(GPT2_END)
+    if not (end.isdecimal() and int(end) < n):
+        raise BadInput(
+            f"--tokenizer={said} needs --separator=ID, the id that ends a document, from 0 to {n - 1}; it is {end!r}"
+        )
+    return load.given_tokens(n, int(end))
+
+
+def vocab_size(said: str) -> int:
+    """The V of bpe:V or ids:V. Raises BadInput."""
+    text = said.partition(":")[2].replace("_", "")
+    if not text.isdecimal() or not 2 <= int(text) <= 2**31:
+        raise BadInput(f"--tokenizer={said}: {text!r} is no vocabulary size; e.g. {said.partition(':')[0]}:32768")
+    return int(text)
+
+
+def plan_of(request: Request, parts: Sequence[specs.Part], given: Tokenizer | None) -> dict[str, Any]:
+    """All that decides a byte of the result. `skip_bad` may be said later: what has been read so far had nothing bad."""
+
+    def facts(kind: str, path: str) -> list[Any]:
+        names = [path, index_of(path)] if kind == "megatron" else [path]
+        found = [os.stat(name) for name in names if os.path.isfile(name)]  # of tfds none: a folder and a split
+        return [path, *(fact for status in found for fact in (status.st_size, status.st_mtime_ns))]
+
+    def files(part: specs.Part) -> list[Any]:
+        return [facts(*file) for file in zip(part.kinds, part.paths, strict=True)]
+
+    return {
+        "tokenizer": given.name if given else request.tokenizer,
+        "text_key": request.text_key,
+        "val_fraction": request.val_fraction,
+        "split_seed": request.split_seed,
+        "sources": {part.name: {"spec": part.spec, "files": files(part)} for part in parts},
+    }
+
+
+def same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
+    """BadInput where the folder was begun for something else, or its files have changed since."""
+    before = records.read_json(out / "plan.json")
+    for key, value in plan.items():
+        if before.get(key) == value:
+            continue
+        old, new = before.get(key), value
+        if key == "sources" and old.keys() == new.keys():  # a file
+            files = {
+                name: ({f[0]: f for f in old[name]["files"]}, {f[0]: f for f in new[name]["files"]}) for name in new
+            }
+            changed = [p for was, now in files.values() for p in sorted(was | now) if was.get(p) != now.get(p)]
+            if not changed:
+                continue  # the same files by another glob
+            raise BadInput(
+                f"{out} was begun before {changed[0]} was changed, added or gone: delete {out}, or use another --out"
+            )
+        names = (sorted(old), sorted(new)) if key == "sources" else (old, new)
+        raise BadInput(
+            f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, delete {out}, or use another --out"
+        )
+
+
+def check_free(out: pathlib.Path) -> None:
+    """BadInput where a folder holds what was not begun here."""
+    if not out.exists() or (out / "plan.json").exists():
+        return
+    if not out.is_dir() or any(not _is_draft(path) and path.name != ".lock" for path in out.iterdir()):
+        raise BadInput(f"--out={out} holds other things; name a new folder")
+
+
+def _is_draft(path: pathlib.Path) -> bool:
+    return ".tmp-" in path.name or (path.name.startswith(".") and path.suffix == ".tmp")
+
+
+def enter(out: pathlib.Path, plan: dict[str, Any]) -> None:
+    """Begin a folder, or go on with one that this plan began; what a killed process left half-written goes."""
+    for path in [*out.iterdir(), *(out / ".units").glob("*")]:
+        if _is_draft(path):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if (out / "plan.json").exists():
+        same_plan(out, plan)
+    else:
+        records.write_json(out / "plan.json", plan)

@@ -1,0 +1,174 @@
+"""One unit of work of `scalelab prepare`: read its documents, turn them into tokens, write them apart by split.
+
+    UNITS/web-000012/train.tokens, train.offsets, val.tokens, val.offsets     as shards are, of this unit alone
+    UNITS/web-000012/record.json                                              counts, and the SHA-256 of each
+
+A unit is written under a temporary name, synced and renamed: one that has its name is whole. What is in it depends on its
+files, the tokenizer and the split alone.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from scalelab.data.prepare import specs; from scalelab.data.tokenizers import load
+from scalelab.data.read.reading import Reading
+from scalelab.data.tokenizers.load import Tokenizer
+from scalelab.errors import WorkFailed
+from scalelab.records import fsync
+
+SPLITS = ("train", "val")
+BUFFERED = 2**20  # tokens held before they are written
+
+
+class Stopped(Exception):
+    """A signal came; the unit is left to another time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all units share. `folder` is the prepared folder in the making; the tokenizer lies in it."""
+
+    folder: pathlib.Path
+    tokenizer: dict[str, Any]
+    text_key: str
+    skip_bad: bool
+    val_fraction: float
+    split_seed: int
+
+    @property
+    def units(self) -> pathlib.Path:
+        """Where units are kept until they are merged."""
+        return self.folder / ".units"
+
+    def reading(self) -> Reading:
+        """What the readers are told."""
+        entry = self.tokenizer
+        return Reading(self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes")
+
+
+class Stream:
+    """Documents of one split of one unit, going to disk in bounded memory."""
+
+    def __init__(self, folder: pathlib.Path, split: str, tokenizer: Tokenizer) -> None:
+        self.dtype, self.split = tokenizer.dtype, split
+        self.end = np.array([tokenizer.separator], self.dtype)
+        self.files = {name: open(folder / f"{split}.{name}", "wb") for name in ("tokens", "offsets")}  # noqa: SIM115
+        self.hashes = {name: hashlib.sha256() for name in self.files}
+        self.tokens: list[np.ndarray] = []
+        self.offsets = [0]
+        self.n_tokens = self.n_documents = self.held = 0
+
+    def add(self, ids: np.ndarray) -> None:
+        """Append a document and its separator."""
+        self.tokens += [ids.astype(self.dtype, copy=False), self.end]
+        self.n_tokens += len(ids) + 1
+        self.n_documents += 1
+        self.held += len(ids) + 1
+        self.offsets.append(self.n_tokens)
+        if self.held >= BUFFERED or len(self.offsets) >= BUFFERED // 8:
+            self.flush()
+
+    def flush(self) -> None:
+        tokens = np.concatenate(self.tokens) if self.tokens else np.empty(0, self.dtype)
+        for name, array in (("tokens", tokens), ("offsets", np.array(self.offsets, "<i8"))):
+            self.files[name].write(array.data)
+            self.hashes[name].update(array.data)
+        self.tokens, self.offsets, self.held = [], [], 0
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for file in self.files.values():
+            file.close()
+
+    def finish(self) -> dict[str, Any]:
+        """Put both files on disk; what the record says of them."""
+        self.flush()
+        for file in self.files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        digests = {name: digest.hexdigest() for name, digest in self.hashes.items()}
+        return {"n_tokens": self.n_tokens, "n_documents": self.n_documents, "sha256": digests}
+
+
+def is_held_out(content: bytes, val_fraction: float, split_seed: int) -> bool:
+    """Whether a document is of the validation split: a hash of (seed, content) falls into that share of all hashes.
+
+    So copies fall on the same side, and neither names, order nor other documents matter.
+    """
+    digest = hashlib.sha256(f"{split_seed}:".encode() + hashlib.sha256(content).digest()).digest()
+    return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
+
+
+def write(unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Write a unit and return its record. Raises BadInput for what can't be read, Stopped once `stop()` says so."""
+    final = job.units / unit.name
+    draft = final.with_name(f"{unit.name}.tmp-{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        record = _fill(draft, unit, job, tokenizer, stop)
+        (draft / "record.json").write_text(json.dumps(record, indent=1))
+        fsync(draft / "record.json")
+        fsync(draft)
+        os.rename(draft, final)
+    except OSError as error:
+        raise WorkFailed(
+            f"{final} could not be written ({error.strerror or error}); the same command goes on"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return record
+
+
+def _fill(
+    draft: pathlib.Path, unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], bool]
+) -> dict[str, Any]:
+    reading, text_bytes = job.reading(), dict.fromkeys(SPLITS, 0)
+    with Stream(draft, "train", tokenizer) as train, Stream(draft, "val", tokenizer) as val:
+        streams = {"train": train, "val": val}
+        for document in specs.documents(unit, reading):
+            if stop():
+                raise Stopped
+            if isinstance(document, bytes):
+                content, ids, n_bytes = document, _encoded(document, unit, reading, tokenizer), len(document)
+            else:
+                content, ids, n_bytes = document.astype("<u4").tobytes(), document, _n_bytes(document, tokenizer)
+            if not len(ids):
+                continue  # a tokenizer may drop what is only white space
+            split = SPLITS[is_held_out(content, job.val_fraction, job.split_seed)]
+            streams[split].add(ids)
+            text_bytes[split] += n_bytes
+        record: dict[str, Any] = {
+            split: stream.finish() | {"text_bytes": text_bytes[split]} for split, stream in streams.items()
+        }
+    return record | {"n_bad": reading.n_bad, "bad": reading.named}
+
+
+def _encoded(document: bytes, unit: specs.Unit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
+    """The ids of a text; none, and counted as bad, where the tokenizer's library gives up on it."""
+    try:
+        return tokenizer.encode(document)
+    except ValueError as error:
+        places = " to ".join(dict.fromkeys([unit.pieces[0].path, unit.pieces[-1].path]))
+        reading.bad(f"{places}: the document of {len(document)} bytes that begins with {document[:32]!r}", str(error))
+        return np.empty(0, np.uint32)
+
+
+def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:
+    """Bytes of the text that ready-made ids stand for; of ids without a tokenizer, one each."""
+    return len(ids) if tokenizer.kind == "ids" else len(tokenizer.decode(ids))
+
+
+def open_tokenizer(job: Job) -> Tokenizer:
+    """The job's tokenizer, from its folder."""
+    return load.kept(job.tokenizer, job.folder)

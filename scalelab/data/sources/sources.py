@@ -1,0 +1,160 @@
+"""Where documents come from. A source is a function of the config that returns documents and what is known about them."""
+
+import dataclasses
+import functools
+import glob
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from scalelab.data.sources import language
+from scalelab.data.read import delimited, foreign
+from scalelab.errors import BadInput, nearest
+
+# Folders of the standard library that are no ordinary source text: tests, tables of code points, other people's packages.
+# config-* and _sysconfigdata* are written by each build: without them equal Python versions give equal corpora.
+STDLIB_LEFT_OUT = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__"}
+
+
+PREPARED = (
+    ".parquet",
+    ".jsonl",
+    ".ndjson",
+    ".gz",
+    ".zst",
+    ".tgz",
+    ".tar",
+    ".zip",
+    ".bin",
+    ".idx",
+)  # not text as they lie there
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """The `data` group of a config. `vocab_size` is the model's: a tokenizer that needs more is refused."""
+
+    source: str = "stdlib"  # a key of SOURCES
+    path: str = ""  # text: files and globs, separated by commas; ** matches any depth
+    val_fraction: float = 0.1  # share of the documents' bytes (synthetic: tokens) held out for validation
+    split_seed: int = 0  # which documents are held out
+    cache_dir: str = ""  # where token shards are kept; "": $SCALELAB_CACHE, else ~/.cache/scalelab
+    vocab_size: int = 256  # the model's vocabulary; synthetic: also the language's
+    language_seed: int = 0  # synthetic: which language (and the sample of it)
+    n_tokens: int = 4_000_000  # synthetic: tokens of the corpus, both splits and separators together
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Documents and what is known about them before any is tokenized.
+
+    `documents()` starts a fresh pass over non-empty documents in a fixed order: bytes, or arrays of token ids where
+    `vocab_size` is set. `fingerprint` changes whenever the documents do. `entropy_rate` is in nats per token.
+    """
+
+    documents: Callable[[], Iterable[bytes | np.ndarray]]
+    fingerprint: str
+    description: dict[str, Any]
+    vocab_size: int | None = None
+    entropy_rate: float | None = None
+
+
+def open_source(config: DataConfig) -> Source:
+    """The source that `config.source` names. Raises BadInput for an unknown name, missing files or no documents."""
+    if config.source not in SOURCES:
+        raise BadInput(f"data.source={config.source!r} is unknown{nearest(config.source, SOURCES)}")
+    return SOURCES[config.source](config)
+
+
+def stdlib(config: DataConfig) -> Source:
+    """The running Python's own `.py` files without tests and encodings, in order of their path: about 10 MB."""
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
+    if not files:
+        raise BadInput(f"data.source='stdlib' found no .py files under {root}; use data.source=text with data.path")
+    return _from_files(files, {"source": "stdlib", "python": platform.python_version()})
+
+
+def _library_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in STDLIB_LEFT_OUT and not name.startswith("config-")]
+        python = (name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata"))
+        yield from (pathlib.Path(folder, name) for name in python)
+
+
+def text(config: DataConfig) -> Source:
+    """The files that `data.path` names, one document each, in order of their path; a file named twice counts once."""
+    patterns = [p.strip() for p in config.path.split(",") if p.strip()]
+    if not patterns:
+        raise BadInput("data.source='text' needs data.path: files and globs, separated by commas")
+    files = sorted({path for pattern in patterns for path in _expand(pattern)})
+    for path in files:
+        foreign.refuse(str(path))
+        if delimited.is_delimited(path.name) or path.name.lower().endswith(PREPARED):
+            raise BadInput(
+                f"data.source='text' would take the bytes of {path} for its text: `scalelab prepare --source={path} --text-key=NAME "
+                "--tokenizer=bytes --out=DIR` reads the texts in it, and data.source=prepared with data.path=DIR trains on that"
+            )
+        foreign.refuse_file(str(path))
+    return _from_files(files, {"source": "text", "path": config.path})
+
+
+def _expand(pattern: str) -> list[pathlib.Path]:
+    expanded = pathlib.Path(os.path.expanduser(pattern))
+    if expanded.is_dir():
+        raise BadInput(f"data.path={pattern!r} is a folder; did you mean {pattern.rstrip('/')}/**/*.txt?")
+    if expanded.is_file():
+        return [expanded.resolve()]
+    found = [pathlib.Path(p) for p in glob.glob(str(expanded), recursive=True)]
+    files = [p.resolve() for p in found if p.is_file()]
+    if not files:
+        beside = [p.name for p in expanded.parent.iterdir()] if expanded.parent.is_dir() else []
+        raise BadInput(f"data.path={pattern!r} matches no file{nearest(expanded.name, beside) if beside else ''}")
+    return files
+
+
+def _from_files(files: list[pathlib.Path], description: dict[str, Any]) -> Source:
+    digest, n_bytes = hashlib.sha256(), 0
+    for document in _read(files):
+        digest.update(hashlib.sha256(document).digest())  # a digest each: moving a boundary changes the fingerprint
+        n_bytes += len(document)
+    if not n_bytes:
+        raise BadInput(f"data.source={description['source']!r}: all {len(files)} files are empty")
+    return Source(functools.partial(_read, files), digest.hexdigest(), description)
+
+
+def _read(files: list[pathlib.Path]) -> Iterator[bytes]:
+    for path in files:
+        try:
+            document = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"can't read {path}: {error.strerror}") from error
+        if document:
+            yield document
+
+
+def synthetic(config: DataConfig) -> Source:
+    """A Zipf-Dirichlet bigram language of `vocab_size` tokens (scalelab.data.sources.language), `n_tokens` of it."""
+    drawn = language.make_language(config.vocab_size, config.language_seed)
+    rule = {
+        "source": "synthetic",
+        "vocab_size": config.vocab_size,
+        "language_seed": config.language_seed,
+        "n_tokens": config.n_tokens,
+        "mean_words": language.MEAN_WORDS,
+        "concentration": language.CONCENTRATION,
+    }
+    # The rule decides every token, so its hash is the fingerprint and a cached corpus needn't be drawn again.
+    fingerprint = hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()
+    sample = functools.cache(lambda: language.sample_documents(drawn, config.n_tokens, config.language_seed))
+    return Source(sample, fingerprint, rule, config.vocab_size, language.entropy_rate(drawn))
+
+
+SOURCES: dict[str, Callable[[DataConfig], Source]] = {"stdlib": stdlib, "text": text, "synthetic": synthetic}

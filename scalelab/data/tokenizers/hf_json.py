@@ -1,0 +1,145 @@
+"""Tokenizers of Hugging Face's `tokenizers`: any tokenizer.json, and byte-level BPE trained here.
+
+A document's text is only text: where it spells a special token, that is encoded letter by letter. A file's truncation,
+padding and post-processing (a <s> in front) are for its own model's prompts and are left out.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelab.data.tokenizers.load import Tokenizer, from_table, hashed_name
+from scalelab.errors import BadInput
+
+# What ends a document in GPT-2 and its heirs, Llama 3, Llama 2 and Mistral, Gemma, T5's kin. The first one found counts.
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
+SMALLEST = 257  # 256 bytes and the separator
+
+
+def train(texts: Iterable[str], vocab_size: int) -> bytes:
+    """Byte-level BPE with GPT-2's split into words (Radford et al. 2019, section 2.2), as the content of a tokenizer.json.
+
+    Id 0 is <|endoftext|>. The same texts give the same bytes, on any number of threads. Few texts may give fewer ids than asked.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    check_size(vocab_size)
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[ENDS[0]],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str(pretty=False).encode()
+
+
+def check_size(vocab_size: int) -> None:
+    """BadInput for a vocabulary that is too small to be trained."""
+    if vocab_size < SMALLEST:
+        raise BadInput(
+            f"--tokenizer=bpe:{vocab_size}: 256 bytes and a separator are {SMALLEST} ids; nearest: bpe:{SMALLEST}"
+        )
+
+
+def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
+    """The tokenizer in a tokenizer.json's `content`. Raises BadInput where it is none, or nothing tells how a document ends."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers share the cores by documents, not by threads
+    import tokenizers
+
+    try:
+        inner = tokenizers.Tokenizer.from_str(content.decode())
+    except Exception as error:  # the library raises bare Exceptions
+        raise BadInput(f"{path} is no tokenizer.json: {str(error).splitlines()[0]}") from error
+    inner.no_truncation()
+    inner.no_padding()
+    inner.encode_special_tokens = True
+    vocabulary = inner.get_vocab(with_added_tokens=True)
+    vocab_size = max(vocabulary.values()) + 1
+    end = _separator(vocabulary, vocab_size, path, separator)
+
+    def encode(document: bytes | np.ndarray) -> np.ndarray:
+        try:
+            (found,) = inner.encode_batch_fast(
+                [bytes(document).decode()], add_special_tokens=False
+            )  # no offsets: faster
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError(str(error)) from error
+        return np.array(found.ids, np.uint32)
+
+    def as_text(ids: Sequence[int] | np.ndarray) -> bytes:
+        return inner.decode([i for i in np.asarray(ids).tolist() if i != end], skip_special_tokens=False).encode()
+
+    exact = _is_byte_level(json.loads(content))  # else the bytes of half a letter can't be had
+    decode = from_table(_byte_table(inner, vocabulary, vocab_size), end) if exact else as_text
+    name = hashed_name("json", content, vocab_size, end)
+    return Tokenizer(name, vocab_size, encode, decode, end, "json", content)
+
+
+def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, said: str) -> int:
+    if said:
+        # A number is an id, also where a token spells it.
+        number = int(said) if said.isdecimal() else vocabulary.get(said, -1)
+        if not 0 <= number < vocab_size:
+            raise BadInput(f"--separator={said}: no token of {path}, and no id from 0 to {vocab_size - 1}")
+        return number
+    beside = path.with_name("tokenizer_config.json")
+    stated = _stated(beside)
+    for token in stated or ENDS:
+        if token in vocabulary:
+            return vocabulary[token]
+    if stated:
+        raise BadInput(f"{beside}: its eos_token {stated[0]!r} is no token of {path}: --separator=TOKEN or ID")
+    raise BadInput(f"{path} has none of {', '.join(ENDS)}: say which token ends a document, --separator=TOKEN or ID")
+
+
+def _stated(path: pathlib.Path) -> list[str]:
+    """The eos_token of a tokenizer_config.json, if there is such a file and it says one."""
+    if not path.is_file():
+        return []
+    try:
+        said = json.loads(path.read_bytes()).get("eos_token")
+        return [] if said is None else [str(said["content"] if isinstance(said, dict) else said)]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise BadInput(
+            f"{path} can't be read ({error}), so it doesn't say which token ends a document: --separator=TOKEN or ID"
+        ) from error
+
+
+def _is_byte_level(content: dict[str, Any]) -> bool:
+    decoder = content.get("decoder") or {}
+    return any(part["type"] == "ByteLevel" for part in [decoder, *decoder.get("decoders", [])] if part)
+
+
+def token_names(content: Mapping[str, Any]) -> dict[int, str]:
+    """`{id: token}` of a tokenizer.json."""
+    import tokenizers
+
+    inner = tokenizers.Tokenizer.from_str(json.dumps(content))
+    return {number: token for token, number in inner.get_vocab(with_added_tokens=True).items()}
+
+
+def byte_letters() -> dict[int, str]:
+    """`{byte: letter}` of byte-level vocabularies (GPT-2's encoder.py): itself where it is printed, else one from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
+
+
+def _byte_table(inner: Any, vocabulary: dict[str, int], vocab_size: int) -> list[bytes]:
+    """The bytes of every id of a byte-level vocabulary, whose letters stand for one byte each."""
+    byte_of = {letter: byte for byte, letter in byte_letters().items()}
+    added = set(inner.get_added_tokens_decoder())
+    table = [b""] * vocab_size
+    for token, number in vocabulary.items():
+        whole = number not in added and all(letter in byte_of for letter in token)
+        table[number] = bytes(byte_of[letter] for letter in token) if whole else token.encode()
+    return table

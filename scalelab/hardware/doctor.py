@@ -1,0 +1,180 @@
+"""Is this machine ready? Versions against the pins, the driver, jax's devices, and one product that is checked and timed."""
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from scalelab.hardware import chips
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scipy")
+BUILDS = {"jax-cuda12-plugin": "gpu", "jax-cuda13-plugin": "gpu", "libtpu": "tpu"}  # package -> what it serves
+PLATFORMS = {"gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # a name in JAX_PLATFORMS -> what it asks for
+
+
+def examine(expect: str | None = None) -> dict[str, Any]:
+    """The whole report; `failure` is None or one line.
+
+    expect: 'cpu', 'gpu' or 'tpu', the platform that must be seen; None: what JAX_PLATFORMS or the installed build asks for.
+    Keys: `versions`, `pins`, `builds`, `driver`, `platform`, `devices`, `matmul`, `expected`, `warnings`, `failure`.
+    """
+    versions, pins, builds = installed(PACKAGES), pinned(), installed(tuple(BUILDS))
+    expected, asked_by = asked_for(expect, os.environ.get("JAX_PLATFORMS", ""), builds)
+    report: dict[str, Any] = {
+        "versions": {"python": platform.python_version()} | versions,
+        "pins": pins,
+        "builds": builds,
+        "driver": driver(),
+        "platform": None,
+        "devices": [],
+        "matmul": None,
+        "expected": expected,
+    }
+    devices, why = local_devices()
+    if devices:
+        report["platform"], report["devices"] = devices[0].platform, [describe(device) for device in devices]
+        report["matmul"] = check_matmul() | measure_matmul(devices[0])
+    report["warnings"] = pin_warnings(versions, pins) + _unused_gpu(report)
+    missing = report["platform"] is None or expected not in (None, report["platform"])
+    report["failure"] = (
+        f"{expected or 'a device'} was asked for by {asked_by} and none is seen: {why}" if missing else None
+    )
+    return report
+
+
+def installed(packages: tuple[str, ...]) -> dict[str, str]:
+    """Versions of those packages that are installed, without importing any."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def pinned() -> dict[str, str]:
+    """The versions this installation of scalelab was tested with, by package; {} where scalelab is not installed."""
+    try:
+        lines = importlib.metadata.requires("scalelab") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    kept = [line.partition("==") for line in lines if "extra ==" not in line]
+    return {name: version for name, equal, version in kept if equal}
+
+
+def pin_warnings(versions: dict[str, str], pins: dict[str, str]) -> list[str]:
+    """One line for each package whose version is not the pinned one."""
+    lines = []
+    for package, pin in pins.items():
+        if package in versions and versions[package] != pin:
+            lines.append(f"{package} {versions[package]} is not the pinned {pin}: `make setup` installs the tested set")
+    return lines
+
+
+def asked_for(expect: str | None, jax_platforms: str, builds: dict[str, str]) -> tuple[str | None, str]:
+    """(platform that must be seen or None, who asked): --expect, then JAX_PLATFORMS, then the installed build of jax."""
+    if expect:
+        return expect, f"--expect={expect}"
+    if jax_platforms:
+        first = jax_platforms.split(",")[0].strip().lower()
+        return PLATFORMS.get(first), f"JAX_PLATFORMS={jax_platforms}"
+    return next(((BUILDS[package], f"the installed {package}") for package in builds), (None, "nobody"))
+
+
+def driver() -> list[str]:
+    """One line a GPU from nvidia-smi: name, driver version, memory; [] where there is no NVIDIA driver."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+
+
+def _unused_gpu(report: dict[str, Any]) -> list[str]:
+    if report["driver"] and report["platform"] == "cpu" and "gpu" not in [BUILDS[p] for p in report["builds"]]:
+        return [f"a GPU is here ({report['driver'][0]}) and this jax is built for CPU: `make setup ACCEL=cuda12`"]
+    return []
+
+
+def local_devices() -> tuple[list[Any], str]:
+    """jax's devices in this process ([] where it can't start the platform that JAX_PLATFORMS names), and what it says."""
+    import jax
+
+    with _overheard("jax._src.xla_bridge") as said:
+        try:
+            devices = jax.local_devices()
+        except RuntimeError as error:
+            return [], str(error).split("\n")[0]
+        except AssertionError:  # jax 0.10 fails so, without a word, where the platform's plugin is not installed
+            return [], "this jax has no build for it (`make setup ACCEL=cuda12|cuda13|tpu` installs one)"
+    return devices, f"jax sees only {devices[0].platform}" + "".join(f" ({line})" for line in said)
+
+
+@contextlib.contextmanager
+def _overheard(logger_name: str) -> Iterator[list[str]]:
+    """Collect a logger's warnings, one line each, in place of the tracebacks that it would print."""
+    said: list[str] = []
+    logger, listener = logging.getLogger(logger_name), logging.Handler(logging.WARNING)
+
+    def hear(record: logging.LogRecord) -> None:
+        cause = record.exc_info[1] if record.exc_info else None
+        said.append(str(cause or record.getMessage()).split("\n")[0])
+
+    listener.emit = hear  # type: ignore[method-assign]
+    logger.addHandler(listener)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        yield said
+    finally:
+        logger.propagate = propagate
+        logger.removeHandler(listener)
+
+
+def describe(device: Any) -> dict[str, Any]:
+    """`id`, `kind`, the `chip` of our table or None, and `memory_bytes` that jax may allocate (None on CPU)."""
+    found = chips.chip(device.device_kind)
+    memory = device.memory_stats() or {}
+    return {
+        "id": device.id,
+        "kind": device.device_kind,
+        "chip": found.name if found else None,
+        "memory_bytes": memory.get("bytes_limit"),
+    }
+
+
+def check_matmul(n: int = 256) -> dict[str, Any]:
+    """A jitted float32 product at highest precision against numpy's in float64: `error` relative to the largest entry.
+
+    Rounding gives about 1e-6; `right` is error < 1e-5, which one wrong bit in an exponent or one bf16 pass (3e-3) fails.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    a, b = np.random.default_rng(0).standard_normal((2, n, n)).astype(np.float32)
+    got = jax.jit(lambda a, b: jnp.dot(a, b, precision="highest"))(a, b)
+    truth = a.astype(np.float64) @ b.astype(np.float64)
+    error = float(np.abs(np.asarray(got, np.float64) - truth).max() / np.abs(truth).max())
+    return {"error": error, "right": error < 1e-5}
+
+
+def measure_matmul(device: Any) -> dict[str, Any]:
+    """Measured FLOP/s of a large product on one device: float32 on CPU, bfloat16 elsewhere; beside the table's peak."""
+    n, dtype = (1024, "float32") if device.platform == "cpu" else (8192, "bfloat16")
+    known = chips.table_flops(device.device_kind, dtype)
+    return {
+        "dtype": dtype,
+        "n": n,
+        "flops": chips.measured_matmul_flops(n, dtype, device=device),
+        "table_flops": known[0] if known else None,
+    }

@@ -1,0 +1,153 @@
+"""The laws as pure functions. A new one is a function here and its row in `LAWS`.
+
+Columns come first: N parameters, D training tokens, C FLOPs, M = D/N, U unique tokens, width, depth, loss in nats a token.
+Keyword-only arguments are parameters, annotated with their kind (`law.py`). Each gives loss in nats a token unless said.
+"""
+
+import jax.numpy as jnp
+
+from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
+
+FLOPS_PER_PARAM_TOKEN = 6.0  # C = 6 N D: 2 forward, 4 backward (Kaplan et al. 2020, sec. 2.1)
+
+
+def chinchilla(N, D, *, E: Coefficient, A: Coefficient, B: Coefficient, alpha: Exponent, beta: Exponent):
+    """L = E + A/N^alpha + B/D^beta
+
+    Hoffmann et al. 2022, eq. 2 (approach 3).
+    """
+    return E + A / N**alpha + B / D**beta
+
+
+def chinchilla_gamma(
+    N, D, *, E: Coefficient, A: Scale(1e-3, 1e12), B: Scale(1e-3, 1e12), alpha: Exponent, beta: Exponent,
+    gamma: Between(0.2, 5.0),
+):  # fmt: skip
+    """L = E + (A/N^alpha + B/D^beta)^gamma
+
+    Beck et al. 2026 (xLSTM scaling laws). gamma = 1 is Chinchilla's; A^(1/alpha) and gamma are easily confounded.
+    """
+    return E + (A / N**alpha + B / D**beta) ** gamma
+
+
+def kaplan(N, D, *, N_c: Scale(1e3, 1e22), D_c: Scale(1e3, 1e22), alpha_N: Exponent, alpha_D: Exponent):
+    """L = ((N_c/N)^(alpha_N/alpha_D) + D_c/D)^alpha_D
+
+    Kaplan et al. 2020, eq. 1.5; N without embeddings. No irreducible loss.
+    """
+    return ((N_c / N) ** (alpha_N / alpha_D) + D_c / D) ** alpha_D
+
+
+def saturating(C, *, E: Coefficient, A: Coefficient, alpha: Exponent):
+    """L = E + A/C^alpha
+
+    Of the best run at each budget (Porian et al. 2024, sec. 4; Henighan et al. 2020, eq. 1.1).
+    """
+    return E + A / C**alpha
+
+
+def effective_data(D, U, R_star):
+    """Tokens of fresh data worth as much as D tokens of which U are unique (Muennighoff et al. 2023, eq. 5): U <= D' <= D."""
+    unique = jnp.minimum(U, D)
+    return unique + unique * R_star * (1.0 - jnp.exp(-(D / unique - 1.0) / R_star))
+
+
+def data_constrained(
+    N, D, U, *, E: Coefficient, A: Scale(1e-3, 1e12), B: Scale(1e-3, 1e12), alpha: Exponent, beta: Exponent,
+    R_D_star: Scale(0.1, 1e6), R_N_star: Scale(0.1, 1e6),
+):  # fmt: skip
+    """L = E + A/N'^alpha + B/D'^beta, N' and D' less than N and D where D > U
+
+    Muennighoff et al. 2023, eqs. 4 to 6. U_N, the size that is best for U tokens, follows from the law itself: with
+    G = (alpha A / (beta B))^(1/(alpha+beta)) it is (U G)^(beta/alpha) G, N at most. So the law is linear in E alone.
+    """
+    G = (alpha * A / (beta * B)) ** (1.0 / (alpha + beta))
+    best_N = jnp.minimum((jnp.minimum(U, D) * G) ** (beta / alpha) * G, N)
+    size = best_N + best_N * R_N_star * (1.0 - jnp.exp(-(N / best_N - 1.0) / R_N_star))
+    return E + A / size**alpha + B / effective_data(D, U, R_D_star) ** beta
+
+
+def overtraining(C, M, *, E: Coefficient, a: Coefficient, b: Coefficient, eta: Exponent):
+    """L = E + (a M^eta + b M^-eta) C^-eta
+
+    Gadre et al. 2024, eq. 4, with C in FLOPs: Chinchilla's law with one exponent (alpha = beta = 2 eta) and D = M N.
+    """
+    return E + (a * M**eta + b * M**-eta) * C**-eta
+
+
+def downstream(loss, *, epsilon: Coefficient, k: Coefficient, gamma: Scale(1e-2, 1e2)):
+    """error = epsilon - k exp(-gamma L)
+
+    Gadre et al. 2024, eq. 5: average top-1 error over tasks, from the validation loss.
+    """
+    return epsilon - k * jnp.exp(-gamma * loss)
+
+
+def farseer(
+    N, D, *, a1: Real, b1: Real, alpha: Between(-1.0, 1.0), a2: Real, b2: Real, beta: Between(-1.0, 1.0),
+    a3: Real, b3: Real, gamma: Between(-1.0, 1.0),
+):  # fmt: skip
+    """L = exp(a3 N^gamma + b3) + exp(a2 N^beta + b2) D^(-exp(a1 N^alpha + b1)), N and D in billions
+
+    Li et al. 2025 (Farseer), eq. 5: the exponent of D depends on N. Another unit of N only rescales parameters; of D it
+    would be another law, as D^-exponent turns the unit into a factor that no parameter has the shape of.
+    """
+    n, d = N / 1e9, D / 1e9
+    return jnp.exp(a3 * n**gamma + b3) + jnp.exp(a2 * n**beta + b2) * d ** -jnp.exp(a1 * n**alpha + b1)
+
+
+def step_law_lr(N, D, *, c: Coefficient, alpha: Between(-3.0, 3.0), beta: Between(-3.0, 3.0)):
+    """best peak LR = c N^alpha D^beta
+
+    Li et al. 2025 (Step Law): 1.79 N^-.713 D^.307, N without embeddings.
+    """
+    return c * N**alpha * D**beta
+
+
+def step_law_batch(D, *, c: Coefficient, beta: Between(-3.0, 3.0)):
+    """best batch in tokens = c D^beta
+
+    Li et al. 2025 (Step Law): .58 D^.571.
+    """
+    return c * D**beta
+
+
+def broken_power(
+    C, *, E: Coefficient, A: Coefficient, alpha: Exponent, shift: Between(-3.0, 3.0), C_break: Scale(1e3, 1e30),
+    sharpness: Between(0.02, 2.0),
+):  # fmt: skip
+    """L = E + A C^-alpha (1 + (C/C_break)^(1/sharpness))^(-shift sharpness)
+
+    Caballero et al. 2023, eq. 1, with one break: the slope goes from alpha to alpha + shift around C_break.
+    """
+    return E + A * C**-alpha * (1.0 + (C / C_break) ** (1.0 / sharpness)) ** (-shift * sharpness)
+
+
+def width_depth(
+    width, depth, N, D, *, E: Coefficient, W: Coefficient, P: Coefficient, A: Coefficient, B: Coefficient,
+    w: Exponent, p: Exponent, alpha: Exponent, beta: Exponent,
+):  # fmt: skip
+    """L = E + W/width^w + P/depth^p + A/N^alpha + B/D^beta
+
+    McLeish et al. 2025 (Gemstones), the four-term law.
+    """
+    return E + W / width**w + P / depth**p + A / N**alpha + B / D**beta
+
+
+LAWS: dict[str, Law] = {
+    law.name: law
+    for law in (
+        law_of(chinchilla),
+        law_of(chinchilla_gamma),
+        law_of(kaplan),
+        law_of(saturating),
+        law_of(data_constrained),
+        law_of(overtraining),
+        law_of(downstream, target="error"),
+        law_of(farseer),
+        law_of(step_law_lr, target="lr"),
+        law_of(step_law_batch, target="batch_tokens"),
+        law_of(broken_power),
+        law_of(width_depth),
+    )
+}

@@ -1,0 +1,163 @@
+"""A law is a pure function; this reads from its signature what a fit must know.
+
+Positional arguments are columns of the table, keyword-only ones are parameters, annotated with their kind:
+
+    def saturating(C, *, E: Coefficient, A: Coefficient, alpha: Exponent):
+        '''L = E + A/C^alpha'''
+        return E + A / C**alpha
+
+Write it with operators and `jax.numpy`; it must also take numpy arrays. It needs no other declaration.
+"""
+
+import dataclasses
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import jax
+import numpy as np
+
+from scalelab import user_code
+from scalelab.errors import BadInput, nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Where a parameter may lie, and how it is searched.
+
+    `how`: "linear" (the law is linear in it once the others are fixed: variable projection solves for it), "direct", or
+    "log" (a positive scale, moved in its logarithm). `starts`: the range that global search covers; bounds are hard.
+    """
+
+    how: Literal["linear", "direct", "log"]
+    low: float
+    high: float
+    starts: tuple[float, float]
+
+
+Coefficient = Annotated[float, Kind("linear", 0.0, np.inf, (0.0, np.inf))]
+Exponent = Annotated[float, Kind("direct", 0.01, 3.0, (0.05, 2.0))]
+Real = Annotated[float, Kind("direct", -1e4, 1e4, (-2.0, 2.0))]
+
+
+def Scale(low: float, high: float) -> Any:
+    """A positive parameter between two orders of magnitude: `N_c: Scale(1e6, 1e18)`."""
+    return Annotated[float, Kind("log", low, high, (low, high))]
+
+
+def Between(low: float, high: float) -> Any:
+    """A parameter searched for, and held, between two values."""
+    return Annotated[float, Kind("direct", low, high, (low, high))]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Law:
+    """A law as the fitter sees it. `target` names the column it predicts; `params` are in the order of the signature.
+
+    `held` are parameters of the function that are no longer free, with their values (see `hold`).
+    """
+
+    name: str
+    function: Callable[..., Any]
+    columns: tuple[str, ...]
+    params: dict[str, Kind]
+    target: str = "loss"
+    held: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def equation(self) -> str:
+        """The first line of the function's docstring."""
+        return (inspect.getdoc(self.function) or self.name).splitlines()[0]
+
+    @property
+    def linear(self) -> list[str]:
+        """Parameters that variable projection solves for."""
+        return [name for name, kind in self.params.items() if kind.how == "linear"]
+
+    @property
+    def searched(self) -> list[str]:
+        """The others: the low-dimensional global search runs over these."""
+        return [name for name, kind in self.params.items() if kind.how != "linear"]
+
+    def __call__(self, columns: typing.Mapping[str, Any], params: typing.Mapping[str, Any]) -> np.ndarray:
+        """The law's values at the rows of `columns`, in float64; parameters [R, 1] broadcast. Not finite where it isn't."""
+        given = [np.asarray(columns[name], float) for name in self.columns]
+        values = {name: np.asarray(params[name], float) for name in self.params}
+        with jax.enable_x64(True), jax.numpy_rank_promotion("allow"), np.errstate(all="ignore"):
+            return np.asarray(self.function(*given, **values))
+
+
+def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -> Law:
+    """The law behind a function; BadInput where its signature doesn't say what a fit must know."""
+    name = name or function.__name__
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise BadInput(f"law {name!r}: {error}") from None
+    columns, params = [], {}
+    for argument, spec in inspect.signature(function).parameters.items():
+        if spec.kind is spec.POSITIONAL_OR_KEYWORD:
+            columns.append(argument)
+        elif spec.kind is spec.KEYWORD_ONLY:
+            kinds = [k for k in getattr(hints.get(argument), "__metadata__", ()) if isinstance(k, Kind)]
+            if not kinds:
+                raise BadInput(f"law {name!r}: annotate {argument} with Coefficient, Exponent, Scale(…) or Between(…)")
+            params[argument] = kinds[0]
+        else:
+            raise BadInput(f"law {name!r}: *{argument} is not a column and not a parameter")
+    if not columns or not params:
+        raise BadInput(f"law {name!r}: columns come first, parameters after a `*`: def law(N, D, *, E: Coefficient, …)")
+    return Law(name, function, tuple(columns), params, target)
+
+
+def hold(law: Law, **values: float) -> Law:
+    """`law` with some of its parameters held at values and only the others free.
+
+    So Muennighoff et al. 2023 fit R_D* and R_N* alone, all else taken from Chinchilla's law of the same data. Equal values
+    give the same object, which compiles once. BadInput for a name or a value that the law doesn't know, or none left free.
+    """
+    if unknown := [name for name in values if name not in law.params]:
+        raise BadInput(f"law {law.name!r} has no free parameter {unknown[0]!r}{nearest(unknown[0], law.params)}")
+    for name, value in values.items():
+        low, high = law.params[name].low, law.params[name].high
+        if not (np.isfinite(value) and low <= value <= high):
+            raise BadInput(f"{name} = {value:g} can't be held: law {law.name!r} has it in {low:g} to {high:g}")
+    if set(values) == set(law.params):
+        raise BadInput(f"law {law.name!r}: every parameter is held; leave at least one free")
+    return _held(law, tuple((name, float(values[name])) for name in law.params if name in values)) if values else law
+
+
+@functools.cache
+def _held(law: Law, values: tuple[tuple[str, float], ...]) -> Law:
+    fixed = dict(values)
+
+    @functools.wraps(law.function)
+    def function(*columns: Any, **free: Any) -> Any:
+        return law.function(*columns, **fixed, **free)
+
+    rest = {name: kind for name, kind in law.params.items() if name not in fixed}
+    return dataclasses.replace(law, function=function, params=rest, held=law.held + values)
+
+
+def load(name: str, stored: bool = False) -> Law:
+    """A law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither.
+
+    `stored`: a file gave the name and not the user, who then has to have named it elsewhere.
+    """
+    from scalelab.laws.law.forms import LAWS
+
+    if name in LAWS:
+        return LAWS[name]
+    _, colon, attribute = name.partition(":")
+    if not colon:
+        raise BadInput(
+            f"--law={name}: unknown{nearest(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn"
+        )
+    if not stored:
+        user_code.trust(name)
+    function = user_code.user_object(name, "--law")
+    if not callable(function):
+        raise BadInput(f"--law={name} is {function!r}, not a function of columns and parameters")
+    return function if isinstance(function, Law) else law_of(function, attribute)

@@ -1,0 +1,52 @@
+"""The numbers a law is fitted to: columns of one length, each value finite and positive, or one line that says which isn't."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalelab.errors import BadInput
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.law.law import Law
+from scalelab.laws.solve.problem import Columns
+
+
+def columns_of(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.ndarray]:
+    """(the law's columns, its target) as float64 [P]; C = 6 N D and M = D / N where the table lacks them.
+
+    BadInput names the first value that isn't finite and positive, or the column that is missing.
+    """
+    given = {name: np.asarray(values, float) for name, values in table.items() if numeric(values)}
+    if "N" in given and "D" in given and given["N"].shape == given["D"].shape:
+        given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
+        with np.errstate(all="ignore"):  # a zero is refused below, by name
+            given.setdefault("M", given["D"] / given["N"])
+    wanted = (*law.columns, law.target)
+    if missing := [name for name in wanted if name not in given]:
+        raise BadInput(
+            f"law {law.name!r} ({law.equation}) needs {', '.join(wanted)}; the table has no {', '.join(missing)}"
+        )
+    *columns, target = positive(**{name: given[name] for name in wanted})
+    return dict(zip(law.columns, columns, strict=True)), target
+
+
+def numeric(values: ArrayLike) -> bool:
+    """Whether a column can be read as numbers."""
+    try:
+        np.asarray(values, float)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def positive(**columns: ArrayLike) -> list[np.ndarray]:
+    """The columns as float64 arrays of one length; BadInput names the first value that isn't finite and positive."""
+    arrays = {name: np.asarray(value, float) for name, value in columns.items()}
+    shapes = {name: value.shape for name, value in arrays.items()}
+    if len(set(shapes.values())) > 1 or any(value.ndim != 1 for value in arrays.values()):
+        raise BadInput(f"{', '.join(arrays)} must be lists of one length, not of shapes {list(shapes.values())}")
+    for name, value in arrays.items():
+        bad = np.flatnonzero(~(np.isfinite(value) & (value > 0)))
+        if len(bad):
+            raise BadInput(f"{name}[{bad[0]}] = {value[bad[0]]:g}: each must be finite and positive")
+    return list(arrays.values())

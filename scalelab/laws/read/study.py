@@ -1,0 +1,94 @@
+"""From a table of runs to a fit: which runs count, the law, its intervals, and the JSON block that others read.
+
+The one door for the studies, the report and `scalelab fit`: the same rows give the same numbers, bit for bit, in
+whatever order they come.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelab.errors import BadInput, nearest
+from scalelab.laws.trust import design
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.fit import Fitted, fit
+from scalelab.laws.law.law import Law
+
+Row = Mapping[str, Any]
+N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan", "chinchilla": "N_chinchilla"}
+
+
+def fit_study(
+    rows: Sequence[Row], law: str | Law = "chinchilla", n_convention: str = "total", drop_top_loss: int = 0,
+    cluster: str | None = None, **options: Any,
+) -> Fitted:  # fmt: skip
+    """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
+
+    A row has `val_loss` (nats per token), N in the convention's column (`N_COLUMNS`), the law's other columns and, where
+    known, `name`, `status`, `role` and `mixed` (what changed on the way). Rows of role "fit" are fitted if there are any, else all of them; never those that
+    are not done, are mixed, have no finite loss, or are among the `drop_top_loss` worst. `cluster` names a column whose equal values
+    are resampled together. BadInput where too few are left.
+    """
+    if n_convention not in N_COLUMNS:
+        raise BadInput(f"--n={n_convention}: unknown convention{nearest(n_convention, N_COLUMNS)}")
+    law = law_lib.load(law) if isinstance(law, str) else law
+    names = {"N": N_COLUMNS[n_convention], "loss": "val_loss"}
+    needed = [names.get(column, column) for column in (*law.columns, law.target)]
+    absent = {"C", "M"} - {key for row in rows for key in row}  # these follow from N and D
+    needed = [column for column in needed if column not in absent]
+    kept, excluded = select(rows, needed, names.get(law.target, law.target), drop_top_loss)
+    if not kept:
+        raise BadInput(f"none of {len(rows)} runs can be fitted: {design.reasons(excluded) or 'there are none'}")
+    table = {column: np.array([float(row[column]) for row in kept]) for column in needed}
+    for field, column in names.items():
+        if column in table:
+            table[field] = table[column]
+    if all(row.get("C") for row in kept):
+        table["C"] = np.array([float(row["C"]) for row in kept])
+    if cluster and any(cluster not in row for row in kept):
+        raise BadInput(f"--cluster={cluster}: no such column{nearest(cluster, kept[0])}")
+    groups = [str(row[cluster]) for row in kept] if cluster else None
+    fitted = fit(table, law, cluster=groups, n_convention=n_convention, **options)
+    findings = (*fitted.design, *design.left_out(excluded))
+    return dataclasses.replace(fitted, kept=tuple(kept), excluded=tuple(excluded), design=findings)
+
+
+def select(
+    rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0
+) -> tuple[list[Row], list[dict[str, str]]]:
+    """(rows to fit, in an order that depends on their values only; {"name", "reason"} of the others)."""
+    if drop_top_loss < 0:
+        raise BadInput(f"drop_top_loss = {drop_top_loss}: a number of runs, 0 or more")
+    only_fit = any(row.get("role") == "fit" for row in rows)
+    kept, excluded = [], []
+    for index, row in enumerate(rows):
+        reason = _refusal(row, needed, only_fit)
+        if reason:
+            excluded.append({"name": str(row.get("name", f"row {index + 1}")), "reason": reason})
+        else:
+            kept.append(row)
+    kept.sort(key=lambda row: (row[target], *[row[column] for column in needed]))
+    least = len(kept) - min(drop_top_loss, len(kept))
+    for row in kept[least:]:
+        excluded.append({"name": str(row.get("name", "?")), "reason": f"one of the {drop_top_loss} largest losses"})
+    return kept[:least], excluded
+
+
+def _refusal(row: Row, needed: Sequence[str], only_fit: bool) -> str:
+    """Why a row is not fitted; "" where it is."""
+    if only_fit and row.get("role") != "fit":
+        return f"role {row.get('role') or 'none'}"
+    if row.get("status", "done") != "done":
+        return str(row["status"])
+    if row.get("mixed"):
+        return f"mixed: {row['mixed']}"
+    for key in needed:
+        value = row.get(key)
+        if value is None:
+            return f"no {key}"
+        if not (math.isfinite(value) and value > 0):
+            return f"{key} is {value:g}"
+    return ""

@@ -1,0 +1,147 @@
+"""Any law's derivatives by autodiff, in float64: what `byhand` is for Chinchilla's, for the rest and for the user's own.
+
+Legend: R problems, K parameters, L linear ones, P points, G seeds.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from scalelab.laws.law.law import Law
+from scalelab.laws.law.objective import Objective
+from scalelab.laws.solve.problem import Columns, Derivatives, Problem, bounds
+
+CHUNK = 32  # problems a call: batches are filled up to it, so that each law compiles once whatever is left to do
+
+
+class Rows(NamedTuple):
+    """What is passed to the compiled functions: columns [P] each, target [P], their centre, and which terms aren't centred."""
+
+    columns: tuple[np.ndarray, ...]
+    target: np.ndarray
+    centre: tuple[np.ndarray, ...]
+    direct: np.ndarray
+
+
+def _params(law: Law, x_K: Any, rows: Rows) -> dict[str, Any]:
+    """Parameters of coordinates: linear ones divided by the size of their term at the centre, unless they are direct."""
+    values = {
+        name: jnp.exp(at) if kind.how == "log" else at for (name, kind), at in zip(law.params.items(), x_K, strict=True)
+    }
+    sizes = _sizes(law, values, rows)
+    return values | {name: values[name] / sizes[name] for name in sizes}
+
+
+def _sizes(law: Law, values: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    """The size of each linear term at the centre with its coefficient at one (one where it is direct)."""
+    at_zero = {**values, **dict.fromkeys(law.linear, 0.0)}
+
+    def term(name: str) -> Any:
+        return law.function(*rows.centre, **at_zero | {name: 1.0}) - law.function(*rows.centre, **at_zero)
+
+    place = list(law.params).index
+    return {name: jnp.where(rows.direct[place(name)], 1.0, jnp.abs(term(name)) + 1e-300) for name in law.linear}
+
+
+@functools.cache
+def _compiled(spec: Law, log: bool) -> tuple[Callable, ...]:
+    """(residuals, derivatives, basis, to_params, from_params), each over a chunk of problems."""
+
+    def residual(x_K: Any, rows: Rows) -> Any:
+        value = spec.function(*rows.columns, **_params(spec, x_K, rows))
+        value = jnp.broadcast_to(value, rows.target.shape)
+        return jnp.log(value) - jnp.log(rows.target) if log else value - rows.target
+
+    def curvature(x_K: Any, pull_P: Any, rows: Rows) -> Any:
+        """Sum over points of pull x second derivative of the residual."""
+        return jax.hessian(lambda x: jnp.vdot(pull_P, residual(x, rows)))(x_K)
+
+    def terms(searched: Any, rows: Rows) -> tuple[Any, Any]:
+        values = dict(zip(spec.searched, searched, strict=True))
+        values = {n: jnp.exp(v) if spec.params[n].how == "log" else v for n, v in values.items()}
+        zero = {**values, **dict.fromkeys(spec.linear, 0.0)}
+        sizes = _sizes(spec, values, rows)
+
+        def row(given: Mapping[str, Any]) -> Any:
+            return jnp.broadcast_to(spec.function(*rows.columns, **given), rows.target.shape)
+
+        offset = row(zero)
+        each = [(row(zero | {name: 1.0}) - offset) / sizes[name] for name in spec.linear]
+        return jnp.stack(each) if each else jnp.zeros((0, *offset.shape)), offset
+
+    def inverse(params_K: Any, rows: Rows) -> Any:
+        values = dict(zip(spec.params, params_K, strict=True))
+        sizes = _sizes(spec, values, rows)
+        kinds = spec.params.items()
+        return jnp.stack(
+            [jnp.log(values[n]) if kind.how == "log" else values[n] * sizes.get(n, 1.0) for n, kind in kinds]
+        )
+
+    def forward(x_K: Any, rows: Rows) -> Any:
+        given = _params(spec, x_K, rows)
+        return jnp.stack([given[name] for name in spec.params])
+
+    def over(function: Callable, *axes: int | None) -> Callable:
+        return jax.jit(jax.vmap(function, in_axes=axes))
+
+    slopes = over(lambda x, rows: (residual(x, rows), jax.jacfwd(residual)(x, rows)), 0, None)
+    return (over(residual, 0, None), slopes, over(curvature, 0, 0, None), over(terms, 0, None), over(forward, 0, None),
+            over(inverse, 0, None))  # fmt: skip
+
+
+def _chunked(function: Callable, rows: Rows, *arrays: np.ndarray) -> list[np.ndarray]:
+    """`function` over arrays [R, ...] in chunks of CHUNK, the last filled up with its first row; results in float64."""
+    count, found = len(arrays[0]), []
+    for first in range(0, count, CHUNK):
+        parts = [a[first : first + CHUNK] for a in arrays]
+        short = CHUNK - len(parts[0])
+        parts = [np.concatenate([p, np.repeat(p[:1], short, axis=0)]) if short else p for p in parts]
+        with jax.enable_x64(True):
+            result = function(*parts, rows)
+        found.append([np.asarray(leaf)[: CHUNK - short] for leaf in jax.tree.leaves(result)])
+    return [np.concatenate(leaves) for leaves in zip(*found, strict=True)]
+
+
+def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]) -> Problem:
+    """See `problem.problem`."""
+    given = tuple(np.asarray(columns[name], float) for name in law.columns)
+    centre = tuple(np.exp(np.mean(np.log(column))) for column in given)
+    rows = Rows(given, np.asarray(target, float), centre, np.array([name in direct for name in law.params]))
+    residual, slopes, curvature, terms, forward, inverse = _compiled(law, objective.log)
+
+    def value(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        (r,) = _chunked(residual, rows, x)
+        with np.errstate(invalid="ignore", over="ignore"):
+            total = np.sum(weights * objective.penalty(r), axis=1)
+        return np.where(np.isfinite(total), total, np.inf)
+
+    def derivatives(x: np.ndarray, weights: np.ndarray) -> Derivatives:
+        r, jac = _chunked(slopes, rows, x)  # [R, P], [R, P, K]
+        pull = weights * objective.slope(r)
+        (second,) = _chunked(curvature, rows, x, pull)
+
+        def gram(scale: np.ndarray) -> np.ndarray:
+            return jac.transpose(0, 2, 1) @ (jac * scale[..., None])
+
+        with np.errstate(all="ignore"):  # where a derivative isn't finite, `descend` gives the start up
+            gradient = (pull[:, None] @ jac)[:, 0]
+            return gradient, gram(weights * objective.weight(r)), gram(weights * objective.bend(r)) + second
+
+    def basis(searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = _chunked(terms, rows, searched)
+        return found[0], found[1]
+
+    def to_params(x: np.ndarray) -> dict[str, np.ndarray]:
+        (found,) = _chunked(forward, rows, x.reshape(-1, x.shape[-1]))
+        return {name: found[:, i].reshape(x.shape[:-1]) for i, name in enumerate(law.params)}
+
+    def from_params(params: Mapping[str, Any]) -> np.ndarray:
+        values = np.stack(np.broadcast_arrays(*[np.asarray(params[name], float) for name in law.params]), axis=-1)
+        (found,) = _chunked(inverse, rows, values.reshape(-1, len(law.params)))
+        return found.reshape(values.shape)
+
+    return Problem(law, objective, columns, target, *bounds(law), value, derivatives, basis, to_params, from_params)

@@ -1,0 +1,85 @@
+"""Maximum likelihood with a free scale: residuals / sigma of Huber's density (Besiroglu et al. 2024, sec. 3.1)."""
+
+import dataclasses
+
+import numpy as np
+from scipy.optimize import brentq
+
+from scalelab.laws.solve import newton
+from scalelab.laws.law.law import Law
+from scalelab.laws.law.objective import Objective
+from scalelab.laws.solve.optimum import FitError, Optimum, certify, minimise
+from scalelab.laws.solve.problem import Columns, Problem, problem
+
+# The threshold in r, delta x sigma, is reached step by step: tiny ones have kinks.
+SHRINK = 10.0 ** -np.arange(0.0, 8.0)
+STARTS, JITTER = 15, 0.05  # of the certificate: around the optimum, this share off
+ROUNDS = 20  # of sigma given the law, the law given sigma
+SETTLED = 1e-9
+
+
+def negative_log_likelihood(residuals: np.ndarray, sigma: float, delta: float) -> float:
+    """-log p of residuals r whose z = r / sigma has density exp(-huber(z, delta)) / Z(delta)."""
+    density = Objective("mle", delta)
+    penalty = density.penalty(residuals / sigma)
+    return float(penalty.sum() + len(residuals) * (np.log(sigma) + density.log_normaliser()))
+
+
+def best_sigma(residuals: np.ndarray, delta: float) -> float:
+    """The sigma of highest likelihood: where sum of z huber'(z) = P."""
+
+    def slope(log_sigma: float) -> float:
+        z = residuals / np.exp(log_sigma)
+        return float(np.sum(z * np.clip(z, -delta, delta)) - len(residuals))
+
+    top = np.log(np.sqrt(np.mean(residuals**2)) + 1e-300)
+    low = top
+    while slope(low) < 0:
+        low -= 2.0
+    return float(np.exp(brentq(slope, low, top + 2.0, xtol=1e-13)))
+
+
+def fit_scale(law: Law, columns: Columns, target: np.ndarray, objective: Objective) -> tuple[Problem, Optimum]:
+    """(problem with the threshold delta x sigma that maximum likelihood finds, its optimum). `value` is -log likelihood.
+
+    The threshold in r is lowered step by step from one that is easy, each from the last law: with Hoffmann's delta and
+    sigma near 5e-6 the density is Laplace's in all but name, and its minimum is a kink that must be approached. The
+    certificate's starts lie around the optimum and walk the same steps. FitError where sigma or the law doesn't settle.
+    """
+    delta = objective.delta
+    posed, sigma = problem(law, columns, target, objective), 0.0
+    x = minimise(posed).x[None]
+    for _ in range(ROUNDS):
+        before, sigma = sigma, best_sigma(posed.residuals(_params(posed, x[0])), delta)
+        posed, found = _follow(law, columns, target, objective, delta * sigma, x)
+        x = found.x
+        if before and abs(np.log(sigma / before)) < SETTLED:
+            break
+    else:
+        raise FitError(f"maximum likelihood did not settle: sigma still moves from {before:.4g} to {sigma:.4g}")
+    around = np.random.default_rng(0).normal(1.0, JITTER, (STARTS, x.shape[1]))
+    posed, found = _follow(law, columns, target, objective, delta * sigma, np.concatenate([x, x * around]))
+    best = int(found.objective.argmin())
+    if not found.converged[best]:
+        raise FitError("maximum likelihood did not converge: the best start is not at a stationary point")
+    params = _params(posed, found.x[best])
+    value = negative_log_likelihood(posed.residuals(params), sigma, delta)
+    certificate = certify(posed, found, best, np.ones((1, len(target))))
+    return posed, Optimum(params, value, certificate, found.x[best])
+
+
+def _follow(
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, end: float, x: np.ndarray
+) -> tuple[Problem, newton.Solutions]:
+    """From laws x [R, K] to those at threshold `end`, through thresholds ten times apart: (the last problem, its fits)."""
+    weights = np.ones((len(x), len(target)))
+    levels = [objective.delta * shrink for shrink in SHRINK if objective.delta * shrink > end]
+    for level in (*levels, end):
+        posed = problem(law, columns, target, dataclasses.replace(objective, delta=level))
+        found = newton.descend(posed, x, weights)
+        x = found.x
+    return posed, found
+
+
+def _params(posed: Problem, x: np.ndarray) -> dict[str, float]:
+    return {name: float(value) for name, value in posed.to_params(x).items()}

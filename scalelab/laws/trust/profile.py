@@ -1,0 +1,199 @@
+"""Which parameters the data determine: the profile likelihood of each, before any of its digits is believed.
+
+A parameter is held at a value, all others are fitted again, and the objective's rise is judged by the likelihood that the
+objective stands for: residuals of density exp(-penalty / s) with a free scale s. Legend: R held values, K parameters.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import f as f_distribution
+
+from scalelab.laws.trust import information; from scalelab.laws.solve import newton
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.law.objective import Objective
+from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.solve.problem import Problem, problem
+
+STEPS = 14  # held values a side, from one per mille to the whole of the parameter's range
+MOST_INFLATION = 10.0
+SMALL = 1e-3  # of the target: a term this small
+REFINE = 12  # bisections of each crossing
+WIDE = {"linear": 1e3, "log": 1e2, "direct": 1e1}  # high / low beyond this determines nothing worth a digit
+NEAR = 3.0  # an end this close to the best value still says something when the other side is open
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Profile:
+    """One parameter: `verdict` identified, one-sided or not identified; its interval (None: open on that side).
+
+    `values`, `objective` [R]: the curve itself; `threshold` is the objective at which the interval ends. `tighten`: the run
+    {N, D, C} that would narrow it most, for laws of N and D (see `information.tighten`).
+    """
+
+    verdict: str
+    interval: tuple[float | None, float | None]
+    values: np.ndarray
+    objective: np.ndarray
+    threshold: float
+    tighten: dict[str, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Verdict and interval, and the curve for a plot."""
+        curve = {"values": self.values.tolist(), "objective": self.objective.tolist()}
+        return {
+            "verdict": self.verdict, "interval": list(self.interval), "threshold": self.threshold, "curve": curve,
+            "tighten": self.tighten,
+        }  # fmt: skip
+
+
+def likeliest_scale(value: float, count: float, objective: Objective) -> float:
+    """The s at which -value / s - count log Z(s) is highest."""
+
+    def slope(log_s: float) -> float:  # of the likelihood in log s; falls from + to -
+        step = 1e-5
+        z = objective.log_normaliser(np.exp(log_s + step)) - objective.log_normaliser(np.exp(log_s - step))
+        return value / np.exp(log_s) - count * z / (2 * step)
+
+    value = max(value, 1e-300)  # of a fit without an error: as small a scale as there is
+    centre = np.log(2 * value / count)
+    return float(np.exp(brentq(slope, centre - 10, centre + 10)))
+
+
+def log_likelihood(value: float, count: float, objective: Objective) -> float:
+    """The likelihood of an objective's value, its scale profiled out."""
+    s = likeliest_scale(value, count, objective)
+    return -value / s - count * objective.log_normaliser(s)
+
+
+def inflation(residuals: np.ndarray, params: int, objective: Objective) -> float:
+    """By how much a fall of this likelihood is too great where the residuals are not of its density: 1 or more.
+
+    Twice the fall is this times chi-square, the ratio of the score's variance to its mean slope (White 1982); pi / 2 for
+    Gaussian residuals under a small delta. The mean slope is a density near zero, so it is taken over a kernel's width
+    (Silverman's rule), less the `params` points that a fit of small delta runs through.
+    """
+    count = len(residuals) - params
+    size = 1.4826 * np.median(np.abs(residuals))
+    width = max(objective.delta, 1.06 * size * count**-0.2)
+    near = np.abs(residuals) <= width
+    share = (np.sum(objective.side(residuals) * near) - params) / count * min(1.0, objective.delta / width)
+    scale = likeliest_scale(float(objective.penalty(residuals).sum()), count, objective)
+    variance = np.sum(objective.slope(residuals) ** 2) / count
+    return float(np.clip(variance / (scale * max(share, 1e-12)), 1.0, MOST_INFLATION))
+
+
+def threshold(
+    value: float, points: int, params: int, objective: Objective, level: float, inflated: float = 1.0
+) -> float:
+    """The objective at which the interval of one parameter ends.
+
+    2 x the fall of the log likelihood there is n log(1 + F / n), n = P - K and F the `level` quantile of F(1, n), times
+    `inflated`: for least squares exactly the t-interval of n degrees of freedom, chi-square's for large P.
+    """
+    count = points - params
+    if count < 1 or not value > 0:
+        return value
+    allowed = count * np.log1p(inflated * f_distribution.ppf(level, 1, count) / count)
+    top = log_likelihood(value, count, objective)
+
+    def excess(log_ratio: float) -> float:
+        return 2 * (top - log_likelihood(value * np.exp(log_ratio), count, objective)) - allowed
+
+    high = 1.0
+    while excess(high) < 0:
+        high *= 2
+    return float(value * np.exp(brentq(excess, 0.0, high)))
+
+
+def identify(
+    fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN
+) -> dict[str, Profile]:
+    """The profile of every parameter of the law, at the `level` of its interval; C = k N D."""
+    least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
+    spare = fitted.points > len(best.params) and least > 0
+    factor = inflation(fitted.residuals(best.params), len(best.params), fitted.objective) if spare else 1.0
+    end = threshold(least, fitted.points, len(best.params), fitted.objective, level, factor)
+    runs = information.tighten(fitted, best, k)
+    return {
+        name: dataclasses.replace(_profile(fitted, best, name, least, end), tighten=runs.get(name))
+        for name in best.params
+    }
+
+
+def _profile(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> Profile:
+    law = fitted.law
+    direct = (name,) if law.params[name].how == "linear" else ()
+    own = problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
+    place = list(law.params).index(name)
+    x = own.from_params(best.params)
+    least_size = SMALL * fitted.target.mean() / fitted.from_params({**best.params, name: 1.0})[place] if direct else 0.0
+    sides = [_side(own, x, place, end, up, least_size) for up in (False, True)]
+    (low, low_at, low_value), (high, high_at, high_value) = sides
+    values = np.concatenate([low_at[::-1], x[place : place + 1], high_at])
+    objective = np.concatenate([low_value[::-1], [least], high_value])
+    to_param = np.exp if law.params[name].how == "log" else np.asarray
+    interval = (None if low is None else float(to_param(low)), None if high is None else float(to_param(high)))
+    return Profile(
+        _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values), objective, end
+    )
+
+
+def _verdict(how: str, value: float, interval: tuple[float | None, float | None]) -> str:
+    low, high = interval
+    if low is not None and high is not None:
+        narrow = low <= 0 or high / low <= WIDE[how]
+        return "identified" if narrow else "not identified"
+    end = high if low is None else low
+    close = end is not None and (value == 0 or max(end / value, value / end if end else np.inf) <= NEAR)
+    return "one-sided" if close else "not identified"
+
+
+def _side(
+    own: Problem, x: np.ndarray, place: int, end: float, up: bool, least_size: float
+) -> tuple[float | None, np.ndarray, np.ndarray]:
+    """(where the profile crosses `end` on this side, None where it never does; held values [R], objectives [R])."""
+    how = list(own.law.params.values())[place].how
+    held = _held(x[place], own.lower[place], own.upper[place], how, up, least_size)
+    found = _refit_held(own, np.broadcast_to(x, (len(held), len(x))), place, held)
+    # Once more, each from its neighbour towards the best: the first descent may have ended in another basin.
+    starts = np.concatenate([x[None], found.x[:-1]])
+    again = _refit_held(own, starts, place, held)
+    value = np.minimum(found.objective, again.objective)
+    beyond = np.flatnonzero(value > end)
+    if not len(beyond):
+        return None, held, value
+    first = beyond[0]
+    inner, outer = (x[place] if first == 0 else held[first - 1]), held[first]
+    start = x if first == 0 else np.where(found.objective[first - 1] <= again.objective[first - 1], found.x[first - 1],
+                                          again.x[first - 1])  # fmt: skip
+    for _ in range(REFINE):
+        middle = 0.5 * (inner + outer)
+        solution = _refit_held(own, start[None], place, np.array([middle]))
+        if solution.objective[0] > end:
+            outer = middle
+        else:
+            inner, start = middle, solution.x[0]
+    return 0.5 * (inner + outer), held, value
+
+
+def _held(at: float, lower: float, upper: float, how: str, up: bool, least_size: float) -> np.ndarray:
+    """Held values from near `at` to the bound: by factors for positive coordinates, by differences for the others.
+
+    `least_size`: what counts as small for a coefficient that is zero or nearly.
+    """
+    reach = np.geomspace(1e-3, 1.0, STEPS)
+    if how == "linear":
+        size = max(abs(at), least_size)
+        return at + size * np.geomspace(1e-3, 1e6, STEPS) if up else np.append(at * (1 - reach[:-1]), 0.0)
+    bound = upper if up else lower
+    return at + (bound - at) * reach
+
+
+def _refit_held(own: Problem, starts: np.ndarray, place: int, held: np.ndarray) -> newton.Solutions:
+    """Fit with coordinate `place` held at each of `held` [R], from starts [R, K]."""
+    lower, upper = (np.tile(bound, (len(held), 1)) for bound in (own.lower, own.upper))
+    lower[:, place] = upper[:, place] = held
+    return newton.descend(own, starts, np.ones((len(held), own.points)), lower, upper)

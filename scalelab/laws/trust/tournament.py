@@ -1,0 +1,78 @@
+"""All laws on one table, ranked by how well each predicts the largest runs from the others."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalelab.errors import BadInput
+from scalelab.laws.law import forms
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law import objective as objective_lib
+from scalelab.laws.trust.holdout import Holdout, hold_out
+from scalelab.laws.law.law import Law
+from scalelab.laws.law.objective import Objective
+from scalelab.laws.solve.optimum import FitError
+from scalelab.laws.read.points import columns_of, numeric
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entry:
+    """One law's result; where it has none, `why`."""
+
+    law: Law
+    result: Holdout | None
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values; a law without a result has no numbers."""
+        found = self.result.to_json() if self.result else {"mape": None, "in_sample_mape": None}
+        return {
+            "law": self.law.name,
+            "equation": self.law.equation,
+            "n_params": len(self.law.params),
+            "why": self.why,
+        } | found
+
+
+def tournament(
+    table: Mapping[str, ArrayLike], laws: Sequence[str | Law] | None = None, count: int = 1,
+    objective: str = "huber_log", delta: float | None = None,
+) -> tuple[Entry, ...]:  # fmt: skip
+    """Hold out the `count` largest rows (by C, else N D) and let each law predict them: entries, the least error first.
+
+    `laws`: by default all of `forms.LAWS` whose columns and target the table has. Every law is scored on the same rows.
+    One that can't be fitted comes last and says why. BadInput where no law has its columns.
+    """
+    chosen = objective_lib.objective(objective, delta)
+    known = {name for name, values in table.items() if numeric(values)}
+    known |= {"C", "M"} if {"N", "D"} <= known else set()
+    named = [law_lib.load(law) if isinstance(law, str) else law for law in laws or forms.LAWS.values()]
+    able = [law for law in named if laws or {*law.columns, law.target} <= known]
+    if not able:
+        raise BadInput(
+            f"the table has {', '.join(sorted(known)) or 'no numbers'}: no law of the table has its columns there"
+        )
+    scale = scale_of(table)
+    entries = [_enter(table, law, chosen, count, scale) for law in able]
+    return tuple(sorted(entries, key=lambda entry: entry.result.mape if entry.result else float("inf")))
+
+
+def scale_of(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
+    """How large each row of a table is [P]: C, else N D; None where it has neither, and each law orders by its own."""
+    numbers = {
+        name: np.asarray(table[name], float) for name in ("C", "N", "D") if name in table and numeric(table[name])
+    }
+    if "C" in numbers:
+        return numbers["C"]
+    return numbers["N"] * numbers["D"] if {"N", "D"} <= set(numbers) else None
+
+
+def _enter(table: Mapping[str, ArrayLike], law: Law, chosen: Objective, count: int, scale: np.ndarray | None) -> Entry:
+    try:
+        columns, target = columns_of(table, law)
+        return Entry(law, hold_out(law, columns, target, chosen, count, scale))
+    except (BadInput, FitError) as why:
+        return Entry(law, None, str(why))

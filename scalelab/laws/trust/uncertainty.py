@@ -1,0 +1,282 @@
+"""How far to trust fitted parameters: refits of resampled runs, every one converged or counted, and what follows from them.
+
+Legend: R resamples, P points, K parameters.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import norm
+
+from scalelab.errors import BadInput
+from scalelab.laws.solve import optimum, newton
+from scalelab.laws.solve.optimum import FitError, Optimum
+from scalelab.laws.solve.problem import Columns, Problem
+
+RESTARTS, RESTART_SPREAD = 5, 64  # each resample also starts from its own best seed, not only from the fit
+FALL_STEPS = 4  # where on the way from that seed to the fit the objective is looked at
+BATCH = 60_000  # resamples x runs fitted at once: what a processor's cache holds
+MAX_FOLDS = 200  # left-out refits: beyond this many runs, folds of several runs
+MOST_POINTS = 30_000_000  # resamples x runs: some minutes and 1 GiB; 1e8 take half an hour in which nothing is shown
+FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
+HANDED_ON = 200  # resamples that a fit's JSON holds for later decisions
+MIN_SIZES = {"N": 3, "D": 3, "C": 3}  # a power law with an offset needs three values; of any other column, two
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bootstrap:
+    """Refits to resampled runs. `params` holds one array [used] a parameter; `failed` counts the reasons of the others.
+
+    `noise` [n] are left-out residuals: each run's log loss minus the law that was fitted without it; `jackknife` holds the
+    parameters [folds] of those laws, as BCa intervals need them.
+    """
+
+    params: dict[str, np.ndarray]
+    requested: int
+    failed: dict[str, int]
+    at_bounds: dict[str, int]
+    noise: np.ndarray
+    jackknife: dict[str, np.ndarray]
+    seed: int
+    objective: np.ndarray
+
+    @property
+    def used(self) -> int:
+        """Resamples that gave a fit."""
+        return len(self.objective)
+
+    def warnings(self) -> list[str]:
+        """What makes the intervals less than they seem."""
+        said = []
+        if self.used < (1 - FEW) * self.requested:
+            said.append(f"only {self.used} of {self.requested} resamples gave a fit: the intervals are too narrow")
+        for name, held in self.at_bounds.items():
+            if held > FEW * self.used:
+                said.append(f"{name} is at its bound in {held} of {self.used} resamples: it is poorly identified")
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        """What was resampled and what came of it; `draws` are the parameters of evenly chosen resamples, for decisions later."""
+        some = np.linspace(0, self.used - 1, min(self.used, HANDED_ON)).astype(int)
+        return {
+            "draws": {name: [float(f"{value:.9g}") for value in values[some]] for name, values in self.params.items()},
+            "requested": self.requested,
+            "used": self.used,
+            "failed": self.failed,
+            "at_bounds": self.at_bounds,
+            "noise_rms": float(np.sqrt(np.mean(self.noise**2))),
+            "seed": self.seed,
+        }
+
+
+def refit(problem: Problem, weights: np.ndarray, warm: np.ndarray) -> newton.Solutions:
+    """Fit each row of weights [R, P], from `warm` x [K] and from the row's own best seed; the lower one counts.
+
+    Where the first batch's own seeds lead nowhere lower than `warm` did, a later one is not followed if the objective falls
+    all the way straight from it to the solution that `warm` gave: it lies in the same basin.
+    """
+    rows = max(1, BATCH // weights.shape[1])
+    found, led = _refit(problem, weights[:rows], warm, every=True)
+    parts = [found]
+    for i in range(rows, len(weights), rows):
+        parts.append(_refit(problem, weights[i : i + rows], warm, every=led > 0)[0])
+    return newton.Solutions(*(np.concatenate(found) for found in zip(*map(_fields, parts), strict=True)))
+
+
+def _fields(found: newton.Solutions) -> tuple[np.ndarray, ...]:
+    return found.x, found.objective, found.converged
+
+
+def _refit(problem: Problem, weights: np.ndarray, warm: np.ndarray, every: bool) -> tuple[newton.Solutions, int]:
+    """(solutions, how many of the rows' own seeds led lower); `every` seed is followed."""
+    first = newton.descend(problem, np.tile(warm, (len(weights), 1)), weights)
+    own = _own_seeds(problem, weights)
+    followed = np.arange(len(own)) if every else np.flatnonzero(~_falls(problem, own, first, weights))
+    second = newton.descend(problem, own[followed], weights[followed])
+    lower = second.objective < first.objective[followed]
+    led = int(np.sum(second.objective < (1 - optimum.AGREE) * first.objective[followed]))
+    for mine, theirs in zip(_fields(first), _fields(second), strict=True):
+        mine[followed[lower]] = theirs[lower]
+    return first, led
+
+
+def _own_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
+    """The best seed of each row of weights [R, P]: [R, K]. Judged by relative error, which stands in for log error."""
+    searched = optimum.start_points(problem, RESTARTS, RESTART_SPREAD)
+    seeds = newton.project(problem, weights, searched)
+    terms, offset = problem.basis(searched)
+    relative = 1.0 / problem.target if problem.objective.log else np.ones(problem.points)
+    linear = problem.places(problem.law.linear)
+    values = np.empty(seeds.shape[:2])
+    with np.errstate(all="ignore"):
+        for g in range(len(searched)):
+            residuals = (seeds[:, g, linear] @ terms[g] + offset[g] - problem.target) * relative
+            values[:, g] = np.einsum("rp,rp->r", weights, problem.objective.penalty(residuals))
+    return seeds[np.arange(len(seeds)), np.where(np.isfinite(values), values, np.inf).argmin(axis=1)]
+
+
+def _falls(problem: Problem, start: np.ndarray, found: newton.Solutions, weights: np.ndarray) -> np.ndarray:
+    """Where the objective falls all the way straight from start [R, K] to the solution."""
+    shares = np.linspace(0.0, 1.0, FALL_STEPS + 1)[:-1, None, None]
+    values = [problem.value(x, weights) for x in start + shares * (found.x - start)]
+    return (np.diff([*values, found.objective], axis=0) < 0).all(axis=0) & found.converged
+
+
+def unfit(weights: np.ndarray, columns: Columns, params: int) -> np.ndarray:
+    """Why each resample [R, P] determines no law of so many parameters: an array of reasons, "" where it does."""
+    drawn = weights > 0
+    reasons = np.full(len(weights), "", dtype=object)
+    for name, values in reversed(list(columns.items())):
+        order, least = np.argsort(values, kind="stable"), MIN_SIZES.get(name, 2)
+        firsts = np.flatnonzero(np.diff(values[order], prepend=np.nan))  # of each run of equal values
+        different = np.logical_or.reduceat(drawn[:, order], firsts, axis=1).sum(axis=1)
+        reasons[different < least] = f"fewer than {least} different {name}"
+    reasons[drawn.sum(axis=1) <= params] = f"fewer than {params + 1} different runs"
+    return reasons
+
+
+def labels_of(groups: ArrayLike | None, points: int) -> np.ndarray:
+    """Group labels [P] as integers from 0; every run its own group where none are given."""
+    if groups is None:
+        return np.arange(points)
+    groups = np.asarray(groups)
+    if groups.shape != (points,):
+        raise BadInput(f"{groups.size} group labels for {points} runs: one a run is needed")
+    return np.unique(groups, return_inverse=True)[1]
+
+
+def left_out(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(residuals [<= P] of each run against the law fitted without its group, parameters [folds] of those laws).
+
+    In-sample residuals are too small for a new run's noise: few points have pulled the law towards each of them, and near
+    delta -> 0 the law runs through as many as it has parameters, where the usual leverage correction sqrt(1 - h) would
+    leave zero. The refit charges each point for its own pull. Runs without which no law is determined give none.
+    """
+    folds = labels % MAX_FOLDS
+    weights = (np.arange(folds.max() + 1)[:, None] != folds).astype(float)
+    weights = weights[unfit(weights, problem.columns, len(problem.law.params)) == ""]
+    found = refit(problem, weights, best.x)
+    params = {name: values[found.converged] for name, values in problem.to_params(found.x).items()}
+    out = weights[found.converged] == 0
+    law = {name: values[:, None] for name, values in params.items()}
+    residuals = problem.objective.target(problem.target) - problem.objective.target(problem.law(problem.columns, law))
+    return residuals[out], params
+
+
+def check_size(count: int, points: int) -> None:
+    """BadInput unless there are at least 1 and, over all `points` runs, at most MOST_POINTS resampled runs."""
+    if count < 1:
+        raise BadInput(f"count = {count}: at least 1 resample is needed; 1000 is usual")
+    if count * points > MOST_POINTS:
+        raise BadInput(
+            f"bootstrap={count} of {points:,} rows: over {MOST_POINTS:,} rows to fit again, which takes too long; "
+            f"nearest: bootstrap={MOST_POINTS // points}, or 0 for no intervals"
+        )
+
+
+def bootstrap(
+    problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, groups: ArrayLike | None = None
+) -> Bootstrap:
+    """Refit `count` resamples of the runs that `best` was fitted to, drawn with replacement.
+
+    Runs that share a label in `groups` [P] (checkpoints of one run, say) are drawn together. A resample that determines
+    no law, or whose fit did not converge, gives no number: it is counted under its reason in `failed`.
+    FitError where no resample or no left-out run gave a fit. BadInput as in `check_size`.
+    """
+    check_size(count, problem.points)
+    labels = labels_of(groups, problem.points)
+    clusters = int(labels.max()) + 1
+    draws = np.random.default_rng(seed).multinomial(clusters, np.full(clusters, 1 / clusters), size=count)
+    return resampled(problem, best, draws[:, labels].astype(float), labels, seed)
+
+
+def resampled(problem: Problem, best: Optimum, weights: np.ndarray, labels: np.ndarray, seed: int = 0) -> Bootstrap:
+    """`bootstrap` for given multiplicities: weights [R, P] say how often each resample holds each point."""
+    reasons = unfit(weights, problem.columns, len(problem.law.params))
+    usable = np.flatnonzero(reasons == "")
+    found = refit(problem, weights[usable], best.x)
+    reasons[usable[~found.converged]] = "not converged"
+    noise, jackknife = left_out(problem, best, labels)
+    x = found.x[found.converged]
+    if not len(x) or not len(noise):
+        raise FitError(f"no resample of {problem.points} runs determines the law: more runs are needed for intervals")
+    bound = ((x <= problem.lower) | (x >= problem.upper)).sum(axis=0)
+    return Bootstrap(
+        params=problem.to_params(x),
+        requested=len(weights),
+        failed=dict(collections.Counter(str(reason) for reason in reasons if reason)),
+        at_bounds={name: int(held) for name, held in zip(problem.law.params, bound, strict=True) if held},
+        noise=noise,
+        jackknife=jackknife,
+        seed=seed,
+        objective=found.objective[found.converged],
+    )
+
+
+def quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
+    """The central interval of `values` that holds `level` of them (values that occur: infinities are no trouble)."""
+    if not 0 < level < 1:
+        raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def bca(values: np.ndarray, point: float, jackknife: np.ndarray, level: float) -> tuple[float, float]:
+    """Bias-corrected, accelerated interval from resampled `values` [R], and left-out ones (Efron 1987, eq. 3.8).
+
+    Where every resample lies on one side of the point, the correction is not finite: then the extreme value that occurs.
+    """
+    below = (np.sum(values < point) + 0.5 * np.sum(values == point)) / len(values)
+    bias = norm.ppf(np.clip(below, 0.5 / len(values), 1 - 0.5 / len(values)))
+    lean = np.mean(jackknife) - jackknife
+    spread = np.sum(lean**2) ** 1.5
+    acceleration = np.sum(lean**3) / (6 * spread) if spread > 0 else 0.0
+    ends = norm.ppf([(1 - level) / 2, (1 + level) / 2])
+    shifted = norm.cdf(bias + (bias + ends) / (1 - acceleration * (bias + ends)))
+    low, high = np.quantile(values, shifted, method="inverted_cdf")
+    return float(low), float(high)
+
+
+def intervals(boot: Bootstrap, point: Mapping[str, float], level: float = 0.9) -> dict[str, dict[str, Any]]:
+    """{parameter: {"percentile": (low, high), "bca": (low, high), "se": standard deviation of the resamples}}."""
+    return {
+        name: {
+            "percentile": quantiles(values, level),
+            "bca": bca(values, point[name], boot.jackknife[name], level),
+            "se": float(np.std(values)),
+        }
+        for name, values in boot.params.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The loss of one new run (nats per token) with its interval; `fit_low`, `fit_high`: the law's own part of it."""
+
+    loss: float
+    low: float
+    high: float
+    fit_low: float
+    fit_high: float
+    level: float
+
+
+def predict(
+    problem: Problem, best: Optimum, boot: Bootstrap, columns: Mapping[str, float], level: float = 0.9
+) -> Prediction:
+    """The target of a single new run at `columns`, with an interval meant to hold it.
+
+    The interval is the central part of every resampled law's value times every left-out residual: the uncertainty of the
+    parameters and the noise of one run. (All pairs are taken, so nothing is drawn; of very many residuals, 200 quantiles.)
+    It is conditional on the law's form: it knows nothing of a break beyond the data.
+    """
+    values = problem.law(columns, boot.params)
+    noise = boot.noise if len(boot.noise) <= 200 else np.quantile(boot.noise, (np.arange(200) + 0.5) / 200)
+    pairs = np.outer(values, np.exp(noise)) if problem.objective.log else np.add.outer(values, noise)
+    low, high = quantiles(pairs.ravel(), level)
+    fit_low, fit_high = quantiles(values, level)
+    return Prediction(float(problem.law(columns, best.params)), low, high, fit_low, fit_high, level)

@@ -1,0 +1,56 @@
+"""What follows from Chinchilla's law in closed form: the compute-optimal allocation."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalelab.laws.law import forms
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+
+Value = float | np.ndarray
+
+
+class Params(NamedTuple):
+    """L(N, D) = E + A / N^alpha + B / D^beta. Each field a number, or an array of one value a resample."""
+
+    E: Value
+    A: Value
+    B: Value
+    alpha: Value
+    beta: Value
+
+
+class Allocation(NamedTuple):
+    """The best split of a compute budget: N parameters, D tokens, and the loss there in nats per token."""
+
+    N: np.ndarray
+    D: np.ndarray
+    loss: np.ndarray
+
+
+def loss_at(params: Params, N: ArrayLike, D: ArrayLike) -> np.ndarray:
+    """Loss in nats per token of a model with N parameters after D tokens (Hoffmann et al. 2022, eq. 2)."""
+    values: dict[str, Any] = {name: np.asarray(value, float) for name, value in params._asdict().items()}
+    return forms.chinchilla(np.asarray(N, float), np.asarray(D, float), **values)
+
+
+def exponents(params: Params) -> tuple[np.ndarray, np.ndarray]:
+    """(a, b) of N_opt ~ C^a and D_opt ~ C^b: beta and alpha over their sum (Hoffmann et al. 2022, eq. 4)."""
+    alpha, beta = np.asarray(params.alpha, float), np.asarray(params.beta, float)
+    return beta / (alpha + beta), alpha / (alpha + beta)
+
+
+def optimum(params: Params, C: ArrayLike, k: float = FLOPS_PER_PARAM_TOKEN) -> Allocation:
+    """The allocation of C FLOPs with the least loss where C = k N D (Hoffmann et al. 2022, eq. 4).
+
+    N = G (C/k)^a and D = (C/k)^b / G with G = (alpha A / (beta B))^(1/(alpha+beta)). A law without one of its terms
+    (A or B zero) has no interior optimum: N or D is then 0 or infinite, and the loss nan.
+    """
+    _, A, B, alpha, beta = (np.asarray(value, float) for value in params)
+    a, b = exponents(params)
+    budget = np.asarray(C, float) / k
+    with np.errstate(divide="ignore", invalid="ignore"):
+        G = (alpha * A / (beta * B)) ** (1.0 / (alpha + beta))
+        N, D = G * budget**a, budget**b / G
+        return Allocation(N, D, loss_at(params, N, D))

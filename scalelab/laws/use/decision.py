@@ -1,0 +1,188 @@
+"""How to spend a budget by a fitted law, and how sure that is: N, D, D/N, the loss, and the compute wasted by error.
+
+Legend: R resamples, S sizes tried.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scalelab.errors import BadInput
+from scalelab.laws.use import chinchilla_optimum; from scalelab.laws.law import forms
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.law.law import Law
+from scalelab.laws.solve.optimum import FitError, Optimum
+from scalelab.laws.solve.problem import Problem
+from scalelab.laws.trust.uncertainty import Bootstrap, predict, quantiles
+
+SIZES = 400  # of log N, where no closed form is known
+CLOSER = np.linspace(-1.5, 1.5, 100)  # the same again about the lowest of these, in their steps
+BELOW = (-10.0, 1.0, 60)  # of log N about the best size of a larger budget
+SPAN = 1e4  # times around sqrt(C / k): D/N from 1e-8 to 1e8
+
+
+class Interval(NamedTuple):
+    """A point estimate and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """How to spend C = k N D FLOPs, with intervals; `loss` is that of one run at the point estimate of N and D.
+
+    `waste`: the share of C that choosing the point estimate wastes if a resampled law is the true one; `value` is its mean,
+    `high` what the worst (1 - level) / 2 of them exceed. Resamples whose law has no best size count in N and D (as 0 or
+    infinite), not in the waste.
+    """
+
+    C: float
+    k: float
+    N: Interval
+    D: Interval
+    tokens_per_param: Interval
+    loss: Interval
+    waste: Interval
+    level: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The values by name, and `intervals` by the same names."""
+        each = {name: getattr(self, name) for name in ("N", "D", "tokens_per_param", "loss", "waste")}
+        intervals = {name: [interval.low, interval.high] for name, interval in each.items()}
+        values = {name: interval.value for name, interval in each.items()}
+        return {"C": self.C, "k": self.k, **values, "intervals": intervals, "level": self.level}
+
+
+def optimal_size(
+    law: Law, params: Mapping[str, Any], C: float | np.ndarray, k: float, held: Mapping[str, float]
+) -> np.ndarray:
+    """The N [R] of least loss where C = k N D, for parameters [R], C one or [R]; 0 or infinite at the edge of what is tried.
+
+    Chinchilla's is in closed form; any other law of N and D is minimised over a grid, then over a finer one about its lowest
+    point, with a parabola there: data_constrained has a kink in its slope where N and D are best without repetition.
+    """
+    arrays = {name: np.atleast_1d(np.asarray(value, float)) for name, value in params.items()}
+    if law.function is forms.chinchilla:
+        return chinchilla_optimum.optimum(chinchilla_optimum.Params(**arrays), C, k).N
+    C = np.asarray(C, float).reshape(-1, 1)
+    columns = {name: value[:, None] for name, value in arrays.items()}
+
+    def lowest(log_n: np.ndarray) -> np.ndarray:
+        loss = losses(law, columns, np.exp(log_n), C, k, held)
+        return _lowest(np.broadcast_to(log_n, loss.shape), loss)
+
+    found = lowest(0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES))
+    inner = np.isfinite(found)
+    step = 2 * np.log(SPAN) / (SIZES - 1)
+    closer = lowest(np.where(inner, found, 0.0)[:, None] + step * CLOSER)
+    return np.exp(np.where(inner & np.isfinite(closer), closer, found))
+
+
+def _lowest(log_n: np.ndarray, loss: np.ndarray) -> np.ndarray:
+    """The place of each row's minimum [R], by a parabola through the lowest of evenly spaced log_n [R, S] and its neighbours.
+
+    -inf or inf where the lowest is the first or the last.
+    """
+    last = loss.shape[1] - 1
+    at = np.where(np.isfinite(loss), loss, np.inf).argmin(axis=1)
+    middle = np.clip(at, 1, last - 1)
+    left, here, right = (np.take_along_axis(loss, (middle + i)[:, None], axis=1)[:, 0] for i in (-1, 0, 1))
+    bend = left - 2 * here + right
+    shift = np.where(bend > 0, 0.5 * (left - right) / np.where(bend > 0, bend, 1.0), 0.0)
+    place = np.take_along_axis(log_n, middle[:, None], axis=1)[:, 0] + shift * (log_n[:, 1] - log_n[:, 0])
+    return np.select([at == 0, at == last], [-np.inf, np.inf], place)
+
+
+def losses(
+    law: Law,
+    params: Mapping[str, np.ndarray],
+    N: np.ndarray,
+    C: float | np.ndarray,
+    k: float,
+    held: Mapping[str, float],
+) -> np.ndarray:
+    """The law at size N and D = C / (k N), other columns held."""
+    return law({**held, "N": N, "D": C / (k * N), "C": C + 0 * N, "M": C / (k * N * N)}, params)
+
+
+def decide(
+    problem: Problem, best: Optimum, boot: Bootstrap, C: float, k: float = FLOPS_PER_PARAM_TOKEN, level: float = 0.9,
+    held: Mapping[str, float] = {},
+) -> Decision:  # fmt: skip
+    """The best N and D for C = k N D FLOPs, with intervals from the resamples, the loss of a run there, and the waste.
+
+    `held` fixes the law's other columns (unique tokens, say). BadInput for a law of neither N nor D, FitError where it has
+    no interior optimum.
+    """
+    law = problem.law
+    if not (np.isfinite(C) and C > 0):
+        raise BadInput(f"C = {C:g}: a budget is a positive number of FLOPs")
+    if "M" not in law.columns and not {"N", "D"} <= set(law.columns):
+        raise BadInput(f"law {law.name!r} has no N and D to split a budget between")
+    refuse_open(law, held)
+    point = float(optimal_size(law, best.params, C, k, held)[0])
+    if not (np.isfinite(point) and point > 0):
+        raise FitError(
+            f"the law has no compute-optimal size at {C:.3g} FLOPs: its loss falls to the edge of what is tried"
+        )
+    spread = optimal_size(law, boot.params, C, k, held)
+    tokens = C / (k * point)
+    loss = predict(problem, best, boot, {**held, "N": point, "D": tokens, "C": C, "M": tokens / point}, level)
+    sound = np.isfinite(spread) & (spread > 0)
+    if not sound.any():
+        raise FitError(f"no resample has a compute-optimal size at {C:.3g} FLOPs: the runs don't determine one")
+    sounder = {name: values[sound] for name, values in boot.params.items()}
+    wasted = waste(law, sounder, point, spread[sound], C, k, held)
+    with np.errstate(divide="ignore"):
+        tokens_spread, ratio_spread = C / (k * spread), C / (k * spread**2)
+    return Decision(
+        C=C,
+        k=k,
+        N=Interval(point, *quantiles(spread, level)),
+        D=Interval(tokens, *quantiles(tokens_spread, level)),
+        tokens_per_param=Interval(tokens / point, *quantiles(ratio_spread, level)),
+        loss=Interval(loss.loss, loss.low, loss.high),
+        waste=Interval(float(np.mean(wasted)), *quantiles(wasted, level)),
+        level=level,
+    )
+
+
+def refuse_open(law: Law, held: Mapping[str, float]) -> None:
+    """BadInput where the law has a column that neither follows from the budget's split nor is held."""
+    if missing := [name for name in law.columns if name not in {"N", "D", "C", "M", *held}]:
+        raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
+
+
+def waste(
+    law: Law, params: Mapping[str, np.ndarray], chosen: float, best: np.ndarray, C: float, k: float,
+    held: Mapping[str, float] = {},
+) -> np.ndarray:  # fmt: skip
+    """The share of C that size `chosen` wastes where `params` [R] are true and `best` [R] their own sizes: [R].
+
+    1 - C'/C, where the best split of C' reaches the loss that the chosen one reaches with C ("deadweight compute",
+    arXiv 2603.22339). C' is found by bisection along each law's own best loss.
+    """
+    reached = losses(law, params, np.full_like(best, chosen), C, k, held)
+    low, high = np.full_like(best, -14.0), np.zeros_like(best)  # log(C' / C)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        sizes = _own_best(law, params, C * np.exp(middle), best, k, held)
+        enough = losses(law, params, sizes, C * np.exp(middle), k, held) <= reached
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return 1.0 - np.exp(high)
+
+
+def _own_best(
+    law: Law, params: Mapping[str, np.ndarray], C: np.ndarray, near: np.ndarray, k: float, held: Mapping[str, float]
+) -> np.ndarray:
+    """Each law's best size at its own budget C [R]: closed form, else sought below `near`, the size of a larger budget."""
+    if law.function is forms.chinchilla:
+        return chinchilla_optimum.optimum(chinchilla_optimum.Params(**params), C, k).N
+    log_n = np.log(near)[:, None] + np.linspace(*BELOW)
+    arrays = {name: np.asarray(value)[:, None] for name, value in params.items()}
+    lowest = _lowest(log_n, losses(law, arrays, np.exp(log_n), C[:, None], k, held))
+    return np.exp(np.clip(lowest, log_n[:, 0], log_n[:, -1]))

@@ -1,0 +1,184 @@
+"""IsoFLOP profiles (Hoffmann et al. 2022, approach 2): the best size of each budget, and the power law through them."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalelab.errors import BadInput, nearest
+from scalelab.laws.use.isoflop_minima import METHODS
+from scalelab.laws.solve.optimum import FitError
+from scalelab.laws.read.points import positive
+from scalelab.laws.trust.uncertainty import quantiles
+
+MIN_SIZES = 3
+SAME_BUDGET = 0.05  # runs whose C differ by less than this share of it belong to one budget: steps are whole numbers
+FLOOR = 0.33  # of the mean spacing of sizes in log N: no minimum is known better (Porian et al. 2024, app. D)
+CURVE = 61  # points of each curve handed out for a plot
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedNoise:
+    """Standard deviation of a run's loss over seeds (Porian et al. 2024, app. D), in nats per token.
+
+    `low` at losses up to `easy`, `high` from `hard` on, and between them linear in logs of both.
+    """
+
+    low: float = 0.005
+    high: float = 0.1
+    easy: float = 3.0
+    hard: float = 6.0
+
+    def std(self, loss: ArrayLike) -> np.ndarray:
+        """The standard deviation at these losses."""
+        ends = np.log([self.easy, self.hard]), np.log([self.low, self.high])
+        return np.exp(np.interp(np.log(loss), *ends))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Profile:
+    """One budget of C FLOPs: the N of least loss, that loss, and whether the minimum lies inside the `sizes` tried.
+
+    `curve` is what the minimum was taken of, for a plot: N and loss, each [61]. With seed noise, N and loss are medians
+    over noisy copies, `log_n` [<= R] their minima that lie inside, and `log_n_std` the standard deviation of these.
+    """
+
+    C: float
+    N: float
+    loss: float
+    interior: bool
+    sizes: int
+    curve: tuple[np.ndarray, np.ndarray]
+    log_n_std: float | None = None
+    log_n: np.ndarray | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The profile as plain JSON values; `edge` says that the minimum is not inside."""
+        curve = [axis.tolist() for axis in self.curve]
+        return {"budget": self.C, "N": self.N, "loss": self.loss, "edge": not self.interior, "sizes": self.sizes,
+                "log_n_std": self.log_n_std, "curve": curve}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IsoFlop:
+    """N_opt = coefficient x C^a through the interior optima of `profiles` (all budgets, in order of C).
+
+    `interval` of a, at `level`: by seed noise alone (None where no noise was assumed).
+    """
+
+    a: float
+    coefficient: float
+    method: str
+    profiles: tuple[Profile, ...]
+    interval: tuple[float, float] | None = None
+    level: float = 0.95
+
+    @property
+    def edges(self) -> tuple[Profile, ...]:
+        """The budgets whose minimum is at the edge of the sizes tried: not used, and to be told to the user."""
+        return tuple(profile for profile in self.profiles if not profile.interior)
+
+    def n_opt(self, C: ArrayLike) -> np.ndarray:
+        """The best N for C FLOPs."""
+        return self.coefficient * np.asarray(C, float) ** self.a
+
+    def to_json(self) -> dict[str, Any]:
+        """The profiles and the power law as plain JSON values."""
+        profiles = [profile.to_json() for profile in self.profiles]
+        interval = list(self.interval) if self.interval else None
+        return {"a": self.a, "coefficient": self.coefficient, "method": self.method, "interval": interval,
+                "interval_level": self.level, "budgets": profiles}  # fmt: skip
+
+
+def budgets_of(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
+    """The budget of each run [P]: runs next to each other in C and less than `tolerance` apart share one (their mean)."""
+    C = np.asarray(C, float)
+    order = np.argsort(C)
+    starts = np.append(True, np.diff(np.log(C[order])) > np.log1p(tolerance))
+    label = np.empty(len(C), int)
+    label[order] = np.cumsum(starts) - 1
+    means = np.exp(np.bincount(label, np.log(C)) / np.bincount(label))
+    return means[label]
+
+
+def profile(
+    C: float, N: np.ndarray, loss: np.ndarray, method: str = "akima", noise: SeedNoise | None = None,
+    resamples: int = 1000, seed: int | tuple[int, ...] = 0,
+) -> Profile:  # fmt: skip
+    """The optimum of one budget from sizes N [S] and losses [S]; of runs with equal N, the mean log loss counts.
+
+    The minimum is sought within the sizes tried, edges included: `interior` tells which it was. With `noise` it must lie
+    inside in half of the noisy copies too, and the share that doesn't widens `log_n_std`.
+    """
+    log_n, which, repeats = np.unique(np.log(N), return_inverse=True, return_counts=True)
+    if len(log_n) < MIN_SIZES:
+        raise BadInput(f"budget {C:.3g}: {len(log_n)} sizes; a minimum needs at least {MIN_SIZES}")
+    log_loss = np.bincount(which, np.log(loss)) / repeats
+    found = METHODS[method](log_n, log_loss[:, None])
+    at = np.linspace(log_n[0], log_n[-1], CURVE)
+    plain = Profile(
+        C=float(C),
+        N=float(np.exp(found.at[0])),
+        loss=float(np.exp(found.value[0])),
+        interior=bool(found.interior[0]),
+        sizes=len(log_n),
+        curve=(np.exp(at), np.exp(found.curve(at)[:, 0])),
+    )
+    if noise is None:
+        return plain
+    mean = np.exp(log_loss)[:, None]
+    spread = noise.std(mean) / np.sqrt(repeats)[:, None]
+    noisy = mean + spread * np.random.default_rng(seed).standard_normal((len(mean), resamples))
+    copies = METHODS[method](log_n, np.log(np.maximum(noisy, 1e-3 * mean)))
+    stars, share = copies.at[copies.interior], float(copies.interior.mean())
+    if not plain.interior or share < 0.5:
+        return dataclasses.replace(plain, interior=False)
+    return dataclasses.replace(
+        plain,
+        N=float(np.exp(np.median(stars))),
+        loss=float(np.exp(np.median(copies.value[copies.interior]))),
+        log_n_std=max(float(stars.std()), FLOOR * float(np.ptp(log_n)) / (len(log_n) - 1)) / share,
+        log_n=stars,
+    )
+
+
+def fit_isoflop(
+    C: ArrayLike, N: ArrayLike, loss: ArrayLike, method: str = "akima", noise: SeedNoise | None = None,
+    resamples: int = 1000, seed: int = 0, level: float = 0.95,
+) -> IsoFlop:  # fmt: skip
+    """Best size per budget and N_opt ~ C^a, from runs of C FLOPs, N parameters and loss in nats per token, each [P].
+
+    Runs of nearly equal C (5 %) make one budget. `akima` interpolates log loss over log N; `parabola` is Hoffmann's fit.
+    A budget whose minimum is at its smallest or largest size says only where to look next: it is kept in `profiles` and
+    left out of the power law, least squares in logs: of equal weights, or with `noise` weighted by 1 / std^2 of each
+    budget's log N over `resamples` noisy copies (Porian et al. 2024). FitError with fewer than two interior minima.
+    """
+    if method not in METHODS:
+        raise BadInput(f"unknown method {method!r}{nearest(method, METHODS)}")
+    C, N, loss = positive(C=C, N=N, loss=loss)
+    budget = budgets_of(C)
+    profiles = tuple(
+        profile(c, N[budget == c], loss[budget == c], method, noise, resamples, (seed, i))
+        for i, c in enumerate(np.unique(budget))
+    )
+    used = [p for p in profiles if p.interior]
+    if len(used) < 2:
+        raise FitError(
+            f"{len(used)} of {len(profiles)} budgets have a minimum inside their sizes: 2 are needed; add sizes"
+        )
+    weights = np.array([1.0 / (p.log_n_std or 1.0) for p in used])
+    log_c = np.log([p.C for p in used])
+    a, constant = np.polyfit(log_c, np.log([p.N for p in used]), 1, w=weights)
+    interval = _noise_interval(log_c, [p.log_n for p in used], weights, level) if noise else None
+    return IsoFlop(float(a), float(np.exp(constant)), method, profiles, interval, level)
+
+
+def _noise_interval(
+    log_c: np.ndarray, stars: list[np.ndarray | None], weights: np.ndarray, level: float
+) -> tuple[float, float]:
+    """Percentiles of the exponent over noisy copies: the i-th minimum of every budget makes one power law."""
+    copies = [s for s in stars if s is not None]
+    count = min(map(len, copies))
+    slopes, _ = np.polyfit(log_c, np.stack([s[:count] for s in copies]), 1, w=weights)
+    return quantiles(slopes, level)

@@ -1,0 +1,58 @@
+"""`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
+
+import jax
+import jax.numpy as jnp
+
+from scalelab.config import Optim, traced_names
+from scalelab.errors import BadInput
+from scalelab.model.declare import Declaration
+from scalelab.optim import adafactor, adalayer, adam, adam8bit, ademamix, apollo, galore, lion, muon, nadamw, user_numbers, rmsprop, schedule_free, sgd, shampoo, soap, sophia
+from scalelab.optim.optimizer import Build, Member
+from scalelab.user_code import user_object
+
+MEMBERS = {
+    "sgd": sgd.SGD,
+    "momentum": sgd.MOMENTUM,
+    "adam": adam.ADAM,
+    "adamw": adam.ADAMW,
+    "rmsprop": rmsprop.RMSPROP,
+    "nadamw": nadamw.NADAMW,
+    "lion": lion.LION,
+    "ademamix": ademamix.ADEMAMIX,
+    "adalayer": adalayer.ADALAYER,
+    "adam8bit": adam8bit.ADAM8BIT,
+    "sophia_h": sophia.SOPHIA_H,
+    "sophia_g": sophia.SOPHIA_G,
+    "schedule_free_adamw": schedule_free.SCHEDULE_FREE_ADAMW,
+    "muon": muon.MUON,
+    "adafactor": adafactor.ADAFACTOR,
+    "soap": soap.SOAP,
+    "shampoo": shampoo.SHAMPOO,
+    "galore": galore.GALORE,
+    "apollo": apollo.APOLLO,
+    "apollo_mini": apollo.APOLLO_MINI,
+}
+
+
+def find(name: str) -> Member:
+    """The record of `optim.name`. A user's own may be a `Member` or just its `build` function; BadInput if it is neither."""
+    if name in MEMBERS:
+        return MEMBERS[name]
+    found = user_object(name, "optim.name")
+    if isinstance(found, Member):
+        return found
+    if not callable(found):
+        raise BadInput(
+            f"optim.name={name!r} is {found!r}: neither a Member nor a function (declared, o, h, lr) -> transform"
+        )
+    return Member(found, lambda declaration, o: _counted(found, declaration, o))
+
+
+def _counted(build: Build, declaration: Declaration, o: Optim) -> float:
+    """What a bare function's transform keeps of one parameter, scalars aside: from shapes, so nothing is computed."""
+    scalar, param = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), declaration.shape))
+    h = dict.fromkeys(traced_names(o), scalar)
+    state = jax.eval_shape(
+        lambda h, lr, p: build({"p": declaration}, o, user_numbers.given(o, h), lr).init({"p": p}), h, scalar, param
+    )
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if leaf.ndim)

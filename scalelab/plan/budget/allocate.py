@@ -1,0 +1,199 @@
+"""How to spend a budget by a law: N, D and the loss there, from compute, tokens, size, loss or device-hours.
+
+    allocation(flops=1e24, law="besiroglu")
+
+Everything is computed for all rows of a law's book at once (`lawbook.py`); the first row is the answer, the others its interval.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from scalelab.errors import BadInput
+from scalelab.laws.trust.uncertainty import quantiles
+from scalelab.plan.budget import lawbook, repetition, serving
+from scalelab.plan.budget.lawbook import Book
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.budget.repetition import Repetition
+from scalelab.plan.budget.serving import Serving
+from scalelab.plan.budget.solve import first_true
+
+Interval = tuple[float | None, float | None] | None
+QUESTIONS = ("flops", "tokens", "params", "target_loss", "gpu_hours")
+LEAST_FLOPS, MOST_FLOPS = 1e3, 1e40
+FEWER = 101  # rows where no closed form is at hand
+WIDE = ("bfloat16", "float16", "float32")  # the unit that device-hours are spent on: the first that a chip has
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """The best `n` parameters and `d` tokens, and the loss there (nats per token; None where the law gives none).
+
+    `flops` = k n d is training alone. `intervals` by name: (low, high) at `level`, an open end None, None where nothing is
+    published; `interval` says what they are. The loss's is that of the law at n and d. `n` counts as `n_convention` says.
+    `serving` and `repetition` where they were asked for: then n, d, flops and loss are those that they lead to.
+    """
+
+    question: str
+    law: str
+    source: str
+    equation: str
+    n_convention: str
+    n: float
+    d: float
+    loss: float | None
+    flops: float
+    tokens_per_parameter: float
+    intervals: dict[str, Interval]
+    level: float | None
+    interval: str
+    serving: Serving | None
+    repetition: Repetition | None
+    notes: tuple[str, ...]
+
+
+def allocation(
+    *, flops: float | None = None, tokens: float | None = None, params: float | None = None,
+    target_loss: float | None = None, gpu_hours: float | None = None, machine: Machine | None = None,
+    mfu: float | None = None, law: str = lawbook.DEFAULT, serve_tokens: float | None = None,
+    unique_tokens: float | None = None,
+) -> Allocation:  # fmt: skip
+    """The compute-optimal split by `law` (see `lawbook.open_book`), given exactly one of the first five.
+
+    flops: the budget. tokens, params: the budget at which so many are the best. target_loss: the least budget that reaches
+    it. gpu_hours: what a `machine` does in so many device-hours at `mfu`. `serve_tokens`: tokens that will be generated or
+    read when the model serves; then the same loss at the least cost of both (Sardana et al. 2024). `unique_tokens`: there
+    are no more of them, beyond them they repeat (Muennighoff et al. 2023). BadInput where the law has no answer.
+    """
+    asked: dict[str, Any] = dict(zip(QUESTIONS, (flops, tokens, params, target_loss, gpu_hours), strict=True))
+    asked = {name: float(value) for name, value in asked.items() if value is not None}
+    if len(asked) != 1:
+        given = " and ".join(asked) or "none"
+        raise BadInput(
+            f"give one of {', '.join(QUESTIONS)}, not {given} (params and tokens together: how good a run is)"
+        )
+    ((name, value),) = asked.items()
+    for what, amount in (*asked.items(), ("serve_tokens", serve_tokens), ("unique_tokens", unique_tokens)):
+        if amount is not None and not (np.isfinite(amount) and amount > 0):
+            raise BadInput(f"{what}={amount:g}: a positive number is needed")
+    book = lawbook.open_book(law)
+    notes = list(book.notes)
+    question = f"{name}={value:.6g}"
+    if serve_tokens or unique_tokens:
+        book = book.first(FEWER)
+    if unique_tokens is not None:
+        book = repetition.limited(book, unique_tokens)
+    if name == "gpu_hours":
+        value, said = flops_of(value, machine, mfu)
+        notes.append(said)
+    C = budget(book, name, value)
+    N = np.full(book.rows, value) if name == "params" else sized(book, C)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a row whose law no budget answers
+        D = np.full(book.rows, value) if name == "tokens" else np.where(np.isfinite(C), C / (book.k * N), np.inf)
+    served = repeated = None
+    if serve_tokens is not None:
+        N, D, served = serving.cheapest(book, N, D, serve_tokens)
+    if unique_tokens is not None:
+        repeated = repetition.describe(book, D, unique_tokens)
+    return _answer(book, question, N, D, served, repeated, notes)
+
+
+def sized(book: Book, C: np.ndarray) -> np.ndarray:
+    """The best N [R] for C [R] FLOPs. BadInput where the law itself has none: N and D both without effect, or one of them."""
+    N = book.best_size(C)
+    if 0 < N[0] < np.inf:
+        return N
+    few = f" with {book.held['U']:g} unique tokens" if "U" in book.held else ""
+    raise BadInput(
+        f"law {book.name}{few} has no best size for {C[0]:.3g} FLOPs: its loss is the same, or falls, to the edge of what is tried"
+    )
+
+
+def budget(book: Book, name: str, value: float) -> np.ndarray:
+    """The FLOPs [R] that a question comes to; infinite in rows that no budget answers, BadInput where the law itself has none."""
+    if name in ("flops", "gpu_hours"):
+        if not LEAST_FLOPS <= value <= MOST_FLOPS:
+            raise BadInput(f"a budget of {value:.3g} FLOPs: {LEAST_FLOPS:g} to {MOST_FLOPS:g} are looked at")
+        return np.full(book.rows, value)
+
+    def enough(C: np.ndarray) -> np.ndarray:
+        N = np.where((size := book.best_size(C)) > 0, size, np.nan)
+        D = C / (book.k * N)
+        return {"params": value <= N, "tokens": value <= D, "target_loss": book.loss(N, D) <= value}[name]
+
+    if name == "target_loss" and not np.isfinite(book.loss(1e9, 1e9)[0]):
+        raise BadInput(f"target_loss={value:g}: law {book.name} gives no loss")
+    found = first_true(enough, LEAST_FLOPS, MOST_FLOPS, book.rows)
+    if not np.isfinite(found[0]):
+        why = f"{name}={value:g}: by law {book.name} no budget up to {MOST_FLOPS:g} FLOPs comes to it"
+        if name == "target_loss":
+            far = np.geomspace(LEAST_FLOPS, MOST_FLOPS, 38)
+            least = min(_best_loss(book, C) for C in far if np.isfinite(_best_loss(book, C)))
+            why += f"; its loss is never below {least:.4g}"
+        raise BadInput(why)
+    if found[0] < LEAST_FLOPS * (1 + 1e-9):
+        raise BadInput(
+            f"{name}={value:g}: by law {book.name} less than {LEAST_FLOPS:g} FLOPs, the least that is looked at, do"
+        )
+    return found
+
+
+def _best_loss(book: Book, C: float) -> float:
+    """Of the law itself; NaN where it has no best size."""
+    N = book.best_size(np.full(book.rows, C))[0]
+    return float(book.loss(N, C / (book.k * N))[0]) if N > 0 else float("nan")
+
+
+def flops_of(gpu_hours: float, machine: Machine | None, mfu: float | None) -> tuple[float, str]:
+    """(FLOPs of so many device-hours, what was assumed)."""
+    if machine is None or mfu is None:
+        raise BadInput("device-hours need a machine and an MFU: e.g. --hardware=h100 --mfu=0.4")
+    if not 0 < mfu <= 1:
+        raise BadInput(f"mfu={mfu:g}: a share of the peak, above 0 and at most 1; 0.3 to 0.5 is usual")
+    unit = next(name for name in WIDE if name in machine.chip.flops)
+    peak = machine.chip.flops[unit]
+    said = f"{gpu_hours:g} device-hours of {machine.chip.name} at {mfu:.0%} of {peak / 1e12:.4g} TFLOP/s ({unit})"
+    return gpu_hours * 3600 * mfu * peak, said
+
+
+def intervals(book: Book, **values: np.ndarray) -> dict[str, Interval]:
+    """By name the interval of each of `values` [R] at the book's level."""
+    return {name: _interval(book, rows) for name, rows in values.items()}
+
+
+def _interval(book: Book, values: np.ndarray) -> Interval:
+    if book.level is None or not np.isfinite(values[0]):
+        return None
+    low, high = (float(end) if np.isfinite(end) else None for end in quantiles(values[1:], book.level))
+    return low, high
+
+
+def _answer(
+    book: Book, question: str, N: np.ndarray, D: np.ndarray, served: Serving | None, repeated: Repetition | None,
+    notes: list[str],
+) -> Allocation:  # fmt: skip
+    loss = book.loss(N[0], D[0])  # of the law and its draws at one and the same run
+    with np.errstate(divide="ignore", invalid="ignore"):  # infinite in rows whose law no budget answers
+        facts: dict[str, Any] = {"n": N, "d": D, "loss": loss, "flops": book.k * N * D, "tokens_per_parameter": D / N}
+    # A power law says nothing of the loss's error.
+    found = intervals(book, **facts) | ({"loss": None} if book.split else {})
+    return Allocation(
+        question=question,
+        law=book.name,
+        source=book.source,
+        equation=book.surface.equation,
+        n_convention=book.n_convention,
+        **plain(facts),
+        intervals=found,
+        level=book.level,
+        interval=book.interval,
+        serving=served,
+        repetition=repeated,
+        notes=(*notes, *book.beyond(float(facts["flops"][0]))),
+    )
+
+
+def plain(facts: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The first row of each as a plain number, None where it isn't finite (JSON knows no others)."""
+    return {name: float(rows[0]) if np.isfinite(rows[0]) else None for name, rows in facts.items()}

@@ -1,0 +1,92 @@
+"""How far a run of given size and length is from the best use of its compute, and what that gives away."""
+
+import dataclasses
+
+import numpy as np
+
+from scalelab.errors import BadInput
+from scalelab.laws.use import decision
+from scalelab.plan.budget import lawbook
+from scalelab.plan.budget.allocate import Interval, intervals, plain, sized
+
+
+@dataclasses.dataclass(frozen=True)
+class Overtraining:
+    """A run of `params` and `tokens`, beside the best `n` and `d` of the same `flops` = k params tokens.
+
+    `factor`: its tokens a parameter over the best ones (above 1 overtrained, below undertrained); `size_factor`: params / n.
+    `loss_given_away`: its loss minus the best, in nats per token; `waste`: the share of its FLOPs that the best split would
+    not have needed for the same loss. None where the law has no loss whose minimum is its split. `verdict`: overtrained,
+    undertrained, or compute-optimal where the factor's interval holds 1.
+    """
+
+    law: str
+    source: str
+    equation: str
+    n_convention: str
+    params: float
+    tokens: float
+    flops: float
+    tokens_per_parameter: float
+    loss: float | None
+    n: float
+    d: float
+    best_loss: float | None
+    best_tokens_per_parameter: float
+    factor: float
+    size_factor: float
+    loss_given_away: float | None
+    waste: float | None
+    verdict: str
+    intervals: dict[str, Interval]
+    level: float | None
+    interval: str
+    notes: tuple[str, ...]
+
+
+def overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT) -> Overtraining:
+    """The run of `params` parameters (as the law counts N) and `tokens` tokens against the optimum at its own compute."""
+    for what, amount in (("params", params), ("tokens", tokens)):
+        if not (np.isfinite(amount) and amount > 0):
+            raise BadInput(f"{what}={amount:g}: a positive number is needed")
+    book = lawbook.open_book(law)
+    C = book.k * params * tokens
+    N = sized(book, np.full(book.rows, C))
+    D = C / (book.k * N)
+    loss, best_loss = book.loss(params, tokens), book.loss(N, D)
+    nothing = np.full(book.rows, np.nan)
+    given, wasted = nothing, nothing
+    notes = book.notes
+    if book.split is None:
+        given = loss - best_loss
+        wasted = decision.waste(book.surface, book.params, params, N, C, book.k, book.held)
+    else:
+        notes += (f"law {book.name} splits by a power law: what the run gives away is not said",)
+    facts = {
+        "n": N, "d": D, "loss": loss, "best_loss": best_loss, "best_tokens_per_parameter": D / N,
+        "factor": (tokens / params) / (D / N), "size_factor": params / N, "loss_given_away": given, "waste": wasted,
+    }  # fmt: skip
+    found = intervals(book, **facts)
+    return Overtraining(
+        law=book.name,
+        source=book.source,
+        equation=book.surface.equation,
+        n_convention=book.n_convention,
+        params=float(params),
+        tokens=float(tokens),
+        flops=float(C),
+        tokens_per_parameter=float(tokens / params),
+        **plain(facts),
+        verdict=_verdict(float(facts["factor"][0]), found["factor"]),
+        intervals=found,
+        level=book.level,
+        interval=book.interval,
+        notes=(*notes, *book.beyond(C)),
+    )
+
+
+def _verdict(factor: float, interval: Interval) -> str:
+    low, high = interval or (factor, factor)
+    if (low is None or low <= 1) and (high is None or high >= 1):
+        return "compute-optimal"
+    return "overtrained" if factor > 1 else "undertrained"

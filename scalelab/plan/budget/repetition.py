@@ -1,0 +1,73 @@
+"""Fewer unique tokens than a budget would take: they repeat, and are worth less (Muennighoff et al. 2023)."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from scalelab.errors import BadInput
+from scalelab.laws.law import forms
+from scalelab.laws.published import muennighoff
+from scalelab.plan.budget.lawbook import REPETITION, Book
+
+R_D, R_N = "R_D_star", "R_N_star"
+
+
+@dataclasses.dataclass(frozen=True)
+class Repetition:
+    """`epochs` over `unique_tokens`. `worth_tokens`: fresh tokens that would be worth as much, by the published R_D*.
+
+    `not_identified` says in words what the runs behind R_D* and R_N* don't tell.
+    """
+
+    unique_tokens: float
+    epochs: float
+    worth_tokens: float
+    r_d_star: float
+    r_n_star: float
+    not_identified: str
+
+
+def limited(book: Book, unique_tokens: float) -> Book:
+    """The law where only so many tokens are unique: its loss by N' and D' (Muennighoff et al. 2023, eqs. 4 to 6).
+
+    A law of that form keeps its own R_D* and R_N*. Others, of Chinchilla's form, take the published ones in the first row and,
+    in the others, all that the runs behind them allow: their intervals hold what is not identified. BadInput for another form.
+    """
+    law, held = forms.LAWS["data_constrained"], {"U": unique_tokens}
+    if book.surface.columns == law.columns:
+        return dataclasses.replace(book, held=held)
+    if book.split or book.surface.function is not forms.chinchilla:
+        raise BadInput(
+            f"unique_tokens: law {book.name} is not of the form E + A/N^alpha + B/D^beta; use besiroglu or muennighoff"
+        )
+    rows = 1 + len(REPETITION) if book.level is None else book.rows
+    params = {name: np.resize(values, rows) for name, values in book.params.items()}
+    for name, allowed in zip((R_D, R_N), np.array(REPETITION).T, strict=True):
+        # The law itself by the published pair; its draws by each pair in turn.
+        params[name] = np.append(allowed[0], np.resize(allowed, rows - 1))
+    words = f"R_D* and R_N* over {len(REPETITION)} pairs that the 182 runs behind them allow"
+    return dataclasses.replace(
+        book,
+        surface=law,
+        params=params,
+        held=held,
+        level=book.level or muennighoff.LEVEL,
+        interval=words if book.level is None else f"{book.interval}; {words}",
+        source=f"{book.source}; repeated tokens: {muennighoff.SOURCE}" if book.name != "muennighoff" else book.source,
+    )
+
+
+def describe(book: Book, D: np.ndarray, unique_tokens: float) -> Repetition:
+    """What D [R] come to over these tokens."""
+    r_d, r_n = (float(book.params[name][0]) for name in (R_D, R_N))
+    with jax.enable_x64(True):
+        worth = float(forms.effective_data(D[0], unique_tokens, r_d))
+    return Repetition(unique_tokens, float(D[0] / unique_tokens), worth, r_d, r_n, NOT_IDENTIFIED)
+
+
+NOT_IDENTIFIED = (
+    f"R_D* = {REPETITION[0][0]:.4g} is not identified by its 182 runs (90 % profile: 5.8 or more, no upper end), and with "
+    f"R_D* = {REPETITION[1][0]:.3g}, R_N* = {REPETITION[1][1]:.2g} their objective is lower: trust the gain of repeating only up "
+    "to the few epochs that they tried"
+)

@@ -1,0 +1,56 @@
+"""Training and serving together: the same loss at the least FLOPs of both (Sardana et al. 2024, "Beyond Chinchilla-Optimal")."""
+
+import dataclasses
+
+import numpy as np
+
+from scalelab.errors import BadInput
+from scalelab.plan.budget.lawbook import Book
+from scalelab.plan.budget.solve import first_true, lowest
+
+FORWARD = 2.0  # FLOPs a parameter and token of serving (Sardana et al., eq. 2)
+SMALLEST = 1e-3  # of the size that training alone wants: nothing smaller is tried
+MOST_TOKENS = 1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Serving:
+    """What `tokens` of inference change: `total_flops` of training and serving, and `saved`, the share of `plain_total_flops`.
+
+    `plain_n` and `plain_d` are best for training alone; the loss is the same.
+    """
+
+    tokens: float
+    total_flops: float
+    plain_n: float
+    plain_d: float
+    plain_total_flops: float
+    saved: float
+
+
+def cheapest(book: Book, N: np.ndarray, D: np.ndarray, tokens: float) -> tuple[np.ndarray, np.ndarray, Serving]:
+    """(N, D, what was saved): the same loss as the given N and D [R] have, at the least k N D + 2 N `tokens`.
+
+    BadInput for a law whose split is not the minimum of its loss.
+    """
+    if book.split:
+        raise BadInput(f"serve_tokens: law {book.name} has no loss L(N, D) of its own; use chinchilla_3 or besiroglu")
+    goal = book.loss(N, D)
+
+    def enough_tokens(size: np.ndarray) -> np.ndarray:
+        return first_true(lambda seen: book.loss(size, seen) <= goal, 1.0, MOST_TOKENS, book.rows)
+
+    def total(size: np.ndarray) -> np.ndarray:
+        return (book.k * enough_tokens(size) + FORWARD * tokens) * size
+
+    size = lowest(total, SMALLEST * N, N)
+    plain, least = (book.k * D + FORWARD * tokens) * N, total(size)
+    served = Serving(
+        tokens=float(tokens),
+        total_flops=float(least[0]),
+        plain_n=float(N[0]),
+        plain_d=float(D[0]),
+        plain_total_flops=float(plain[0]),
+        saved=float(1 - least[0] / plain[0]),
+    )
+    return size, enough_tokens(size), served

@@ -1,0 +1,109 @@
+"""What the process that compiles ahead of time does: `compile.py` starts it, asks on its standard input, reads a file."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from scalelab import user_code
+from scalelab.config import TRACED, WAYS, Layout, ModelShape, Optim, Static
+from scalelab.hardware.device_memory import usable_bytes
+from scalelab.errors import BadInput
+from scalelab.hardware.chips import Chip
+from scalelab.model.attention.kernels import chosen
+from scalelab.sharding import BATCH, traced_for
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.plan.machine import absent_devices
+from scalelab.plan.machine.machine import Machine
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.step import many_steps
+
+LEAST_EFFORT: Any = {"exec_time_optimization_effort": -1.0}  # of libtpu: a seventh of the time, and memory 2 % off
+
+
+def answer() -> None:
+    """Read a request from standard input, compile, write `Compiled`'s fields, or `refused`, to the file it names."""
+    asked = json.load(sys.stdin)
+    user_code.permit(asked["permissions"])
+    said = asked["static"]
+    static = Static(
+        **said | {
+            "model": ModelShape(**said["model"]), "optim": Optim(**said["optim"] | {key: tuple(said["optim"][key]) for key in ("own", "unset")}), "layout": Layout(**said["layout"]),
+            "batch_ramp": tuple(said["batch_ramp"]),
+        }
+    )  # fmt: skip
+    machine = Machine(**asked["machine"] | {"chip": Chip(**asked["machine"]["chip"])})
+    try:
+        found = measure(static, machine, asked["slices"], asked["steps"])
+    except BadInput as refused:
+        found = {"refused": str(refused)}
+    pathlib.Path(asked["out"]).write_text(json.dumps(found))
+
+
+def measure(static: Static, machine: Machine, slices: int, steps: int) -> dict[str, Any]:
+    """`Compiled`'s fields, from the compiler in this process."""
+    platform = absent_devices.platform(machine)
+    devices, where = absent_devices.devices(machine, static.layout.devices, slices)
+    with traced_for(platform):
+        static, notes = _without_cudnn(static)
+        arguments, mesh = _arguments(static, devices, steps)
+        begun = time.perf_counter()
+        with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+            lowered = jax.jit(functools.partial(many_steps, static), donate_argnums=0).lower(*arguments)
+        oom, memory = None, None
+        try:
+            memory = lowered.compile(LEAST_EFFORT if platform == "tpu" else None).memory_analysis()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            oom = str(error)
+    seconds = time.perf_counter() - begun
+    names = ("argument", "temp", "output", "alias")
+    sizes = {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") if memory else 0 for name in names}
+    peak = memory.peak_memory_in_bytes if memory else 0
+    if platform == "cpu":
+        peak = sizes["argument_bytes"] + sizes["temp_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"]
+        notes.append("a CPU's peak is the sum of all buffers")
+    if platform == "tpu":
+        notes.append("compiled with the least effort (libtpu's exec_time_optimization_effort=-1)")
+    if platform == "gpu":
+        notes.append("without autotuning, which needs a device")
+        usable = usable_bytes(machine.chip)
+        if peak > usable:
+            oom = f"{peak / 2**30:.2f} GiB at the peak of {usable / 2**30:.1f} GiB usable (XLA says nothing)"
+    return sizes | {"peak_bytes": peak, "seconds": seconds, "oom": oom, "platform": where, "note": "; ".join(notes)}
+
+
+def _without_cudnn(static: Static) -> tuple[Static, list[str]]:
+    """cuDNN's attention is a library's, which can't be asked without a device: ours in blocks holds the same, and O in fp32."""
+    how = chosen(static)
+    if how != "cudnn":
+        return static, [f"attention: {how}"]
+    instead = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))
+    return instead, ["attention: blockwise in place of cudnn, which needs a device"]
+
+
+def _arguments(static: Static, devices: list[Any], steps: int) -> tuple[tuple[Any, ...], jax.sharding.Mesh | None]:
+    """Shapes and shardings of what `many_steps` takes, and the mesh where there is one."""
+    size = (steps, static.global_batch, static.model.seq_len + 1)
+    kinds = {"seed": jnp.uint32, "separator": jnp.int32}
+    names = [key.split(".")[1] for key in TRACED if key not in WAYS]
+    names += [*static.optim.own, "log_every"] + ["separator"] * (static.documents == "mask")
+    h = {name: jax.ShapeDtypeStruct((), kinds.get(name, jnp.float32)) for name in names}
+    n = jax.ShapeDtypeStruct((), jnp.int32)
+    if static.layout.devices > 1:
+        mesh = mesh_lib.over(static.layout, devices)
+        by_row = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
+        return (state_lib.placed(static, mesh), jax.ShapeDtypeStruct(size, jnp.int32, sharding=by_row), n, h), mesh
+    alone = SingleDeviceSharding(devices[0])
+    on_it = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone))
+    batches = jax.ShapeDtypeStruct(size, jnp.int32)
+    return on_it((state_lib.shapes(static), batches, n, h)), None

@@ -1,0 +1,74 @@
+"""Closed forms of the Megatron papers, in their conventions: GPT with biases, four-fold MLP, 16-bit activations, dropout.
+
+Narayanan et al. 2021 (arXiv 2104.04473): parameters, FLOPs with full recomputation, training time. Korthikanti et al. 2022 (arXiv
+2205.05198): activation memory by technique, model and hardware FLOPs. What our own step keeps is in `saved_activations.py`.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpt:
+    """l, h, a, V and s of the papers: d_ff is 4 d_model, and every head has keys of its own."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    vocab_size: int
+    seq_len: int
+
+
+def parameters(g: Gpt) -> float:
+    """12 l h^2 (1 + 13 / 12h + (V + s) / 12lh) (Narayanan et al. 2021, equation 2)."""
+    lh = g.n_layers * g.d_model
+    return 12 * lh * g.d_model * (1 + 13 / (12 * g.d_model) + (g.vocab_size + g.seq_len) / (12 * lh))
+
+
+def recomputed_flops(g: Gpt, sequences: int) -> float:
+    """FLOPs of a step that computes the forward twice: 96 B s l h^2 (1 + s / 6h + V / 16lh) (Narayanan et al. 2021, equation 3)."""
+    size = g.n_layers * g.d_model**2
+    inner = 1 + g.seq_len / (6 * g.d_model) + g.vocab_size / (16 * g.n_layers * g.d_model)
+    return 96 * sequences * g.seq_len * size * inner
+
+
+def training_s(parameters: float, tokens: float, devices: int, flops_per_s: float) -> float:
+    """8 T P / (n X): seconds of a training with full recomputation (Narayanan et al. 2021, equation 4); X a device."""
+    return 8 * tokens * parameters / (devices * flops_per_s)
+
+
+def model_flops(g: Gpt, sequences: int, recomputed: str = "none") -> float:
+    """FLOPs of a step: 72 B L s h^2 (1 + s / 6h + V / 12hL) (Korthikanti et al. 2022, appendix A).
+
+    With "selective" recomputation what the hardware does: attention's products once more, s / 3h.
+    """
+    attention = g.seq_len / (g.d_model * (3 if recomputed == "selective" else 6))
+    inner = 1 + attention + g.vocab_size / (12 * g.d_model * g.n_layers)
+    return 72 * sequences * g.n_layers * g.seq_len * g.d_model**2 * inner
+
+
+def layer_bytes(g: Gpt, rows: int, tensor: int = 1, sequence: bool = False, recomputed: str = "none") -> float:
+    """Bytes of activations that a layer keeps for `rows` sequences (Korthikanti et al. 2022, Table 2).
+
+    `tensor`: the size t of tensor parallelism; `sequence`: with sequence parallelism; `recomputed`: none | selective | full.
+    """
+    sbh, t = g.seq_len * rows * g.d_model, tensor
+    if recomputed == "full":
+        return 2 * sbh
+    products = 0.0 if recomputed == "selective" else 5 * g.n_heads * g.seq_len / (g.d_model * t)
+    return sbh * ((34 / t if sequence else 10 + 24 / t) + products)
+
+
+def layers_in_flight(n_layers: float, stages: int, microbatches: int, schedule: str = "1f1b", rounds: int = 1) -> float:
+    """How many layers' activations, each of one micro-batch, the first stage holds at most.
+
+    GPipe holds every micro-batch, 1F1B as many as there are stages; interleaved with m chunks a stage
+    L (1 + (p - 1) / pm) (Korthikanti et al. 2022, section 4.2.3). One stage holds all layers once.
+    """
+    if stages == 1:
+        return n_layers
+    own = n_layers / stages
+    if schedule == "gpipe":
+        return own * microbatches
+    if rounds > 1:
+        return min(n_layers * (1 + (stages - 1) / (stages * rounds)), own * microbatches)
+    return own * min(stages, microbatches)

@@ -1,0 +1,247 @@
+"""What the backward of the real step keeps of its forward: the residuals of its vjp, traced for the mesh, nothing computed.
+
+Parameters that are kept as they are count nowhere here: they are there anyway. XLA may keep less (what it can fuse into the
+backward, such as broadcast constants) and, in a loop's own working set, more: `memory.py` has a line for that.
+
+Shapes: B batch, S sequence, D d_model, V vocab.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from scalelab.config import Layout, ModelShape, Optim, Static
+from scalelab.model.attention import documents; from scalelab.model import layer_flags, transformer
+from scalelab.model.attention.documents import Ends
+from scalelab.sharding import BATCH, residual
+from scalelab.parallel import rules
+from scalelab.parallel.mesh import AXES
+from scalelab.precision import delayed
+from scalelab.precision.policy import POLICIES, dtype
+from scalelab.precision.products import arithmetic
+from scalelab.train.step.gradients import objective
+
+ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """Bytes a device: `row_bytes` for each sequence of its micro-batch, `fixed_bytes` whatever their number (the head's gradient)."""
+
+    row_bytes: int
+    fixed_bytes: int
+
+    def bytes(self, rows: int) -> int:
+        """Of a micro-batch of so many sequences a device."""
+        return rows * self.row_bytes + self.fixed_bytes
+
+
+def saved(static: Static) -> Saved:
+    """What the whole model's backward keeps, for a layout without stages (`layout.stage` is disregarded)."""
+    return _saved(_canonical(static), whole=True)
+
+
+def block(static: Static) -> Saved:
+    """What a single block keeps without remat: the working set of a backward that has computed it once more.
+
+    Traced for as few devices along `tensor` and `context` as do, for many layouts ask; what they split, more split further.
+    Where two can divide the block, one along `tensor` asks two as well: what they split, it holds whole.
+    """
+    layout, canonical, shape = static.layout, _canonical(static), static.model
+    canonical = dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none"))
+    if canonical.layout.devices == 1:
+        return _saved(canonical, whole=False)
+    halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))
+    tensor = 2 if halved else _fewest(layout.tensor)
+    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_fewest(layout.context))
+    sums = {True: 0, False: 0}
+    for grows, size, axes in _parts(dataclasses.replace(canonical, layout=few)):
+        split = [axis for axis in axes if axis in ("tensor", "context")]
+        whole = size * math.prod(getattr(few, axis) for axis in split)
+        sums[grows] += whole // math.prod(getattr(layout, axis) for axis in split)
+    return Saved(sums[True] // ROWS, sums[False])
+
+
+def estimate(static: Static) -> Saved:
+    """`saved` within some 15 %, for who compares many layouts: nothing is traced but a block.
+
+    Layers under `full` keep the stream, under `dots` besides the fp32 outputs of all their products but the last, under `none`
+    what a block keeps; besides what lies outside, and the head's gradient.
+    """
+    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].residual).itemsize
+    tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
+    stream = tokens * shape.d_model // (tensor if shape.sequence_parallel else 1)
+    wide = shape.n_heads * shape.d_head + 2 * shape.n_kv_heads * shape.d_head
+    wide += shape.d_ff * (2 if shape.mlp == "swiglu" else 1)
+    layer = {"full": width * stream, "dots": (width + 4) * stream + 4 * tokens * wide // tensor}
+    if shape.remat == "none":
+        # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen it.
+        kept = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4
+        layer["none"] = block(static).row_bytes + kept * width * stream
+    grown = shape.n_layers * layer[shape.remat] + outside(static)
+    return Saved(grown, 4 * shape.d_model * shape.vocab_size // tensor)
+
+
+def outside(static: Static) -> int:
+    """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, three streams of the final norm."""
+    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].compute).itemsize
+    tokens = math.ceil(shape.seq_len / layout.context)
+    stream = tokens * shape.d_model // (layout.tensor if shape.sequence_parallel else 1)
+    return 5 * tokens * shape.d_model + (8 + width) * stream
+
+
+def _fewest(devices: int) -> int:
+    """The smallest number of devices above one that divides as many."""
+    return next((k for k in range(2, devices + 1) if devices % k == 0), 1)
+
+
+def rows(static: Static) -> int:
+    """Sequences of a micro-batch that a device holds, rounded up."""
+    layout = static.layout
+    each = layout.data * layout.fsdp * (layout.microbatches if layout.stage > 1 else 1)
+    return -(-static.global_batch // (static.accumulate * each))
+
+
+def _canonical(static: Static) -> Static:
+    """A program whose residuals are those of this one row by row: no optimizer, batch or fsdp in it, so that many share it."""
+    layout, static = static.layout, dataclasses.replace(static, model=_filled(static.model, static.layout))
+    mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
+    return dataclasses.replace(
+        static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
+        global_batch=2 * ROWS, accumulate=1, layout=Layout() if layout.devices == 1 else mesh,
+    )  # fmt: skip
+
+
+def _filled(shape: ModelShape, layout: Layout) -> ModelShape:
+    """Axes that the mesh can't divide, which the trainer refuses, filled up: what the fullest device would hold."""
+
+    def up(size: int, parts: int) -> int:
+        return -(-size // parts) * parts
+
+    keys = up(shape.n_kv_heads, layout.tensor)
+    return dataclasses.replace(
+        shape, n_kv_heads=keys, n_heads=up(shape.n_heads, keys), d_ff=up(shape.d_ff, layout.tensor),
+        vocab_size=up(shape.vocab_size, layout.tensor),
+        seq_len=up(shape.seq_len, layout.context * (layout.tensor if shape.sequence_parallel else 1)),
+    )  # fmt: skip
+
+
+@functools.cache
+def _saved(static: Static, whole: bool) -> Saved:
+    if static.layout.devices == 1:  # what grows with the batch is told by the sums for one and two rows alone
+        one, two = (sum(map(_bytes, residuals(dataclasses.replace(static, global_batch=n), whole))) for n in (1, 2))
+        return Saved(two - one, 2 * one - two)
+    found = residuals(static, whole)
+    by_row = sum(_bytes(x) for x in found if _grows(x))
+    return Saved(by_row // ROWS, sum(map(_bytes, found)) - by_row)
+
+
+@functools.cache
+def _parts(static: Static) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
+    """(whether it grows with the rows, a device's bytes, the axes that split it) of what a block keeps."""
+    found = residuals(static, whole=False)
+    return tuple((_grows(x), _bytes(x), tuple(axis for axes in _axes(x) for axis in axes)) for x in found)
+
+
+def _grows(x: jax.ShapeDtypeStruct) -> bool:
+    """Whether an axis of it is split by `data` and holds rows; or, of what each device has of its own, one behind that.
+
+    A function of a device's own part (attention's) keeps arrays that stand one behind the other along their first axis, which
+    may be heads; a number of each device's is one of these.
+    """
+    split = [math.prod(x.sharding.mesh.shape[axis] for axis in axes) if "data" in axes else 0 for axes in _axes(x)]
+    if not any(split):
+        return False
+    at = split.index(max(split))
+    return x.shape[at] // split[at] % ROWS == 0 or ROWS in x.shape[at + 1 :]
+
+
+def residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of what the vjp of a step's micro-batch keeps beside parameters and arguments.
+
+    `whole`: of the objective; else of one block without remat.
+    """
+    mesh = AbstractMesh(
+        tuple(getattr(static.layout, axis) for axis in AXES), AXES, axis_types=(AxisType.Explicit,) * len(AXES)
+    )
+    alone = static.layout.devices == 1
+    within: AbstractContextManager = nullcontext() if alone else jax.sharding.use_abstract_mesh(mesh)
+
+    def like(shape: tuple[int, ...], kind: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, kind, sharding=None if alone else NamedSharding(mesh, spec))
+
+    function, arguments = (_objective if whole else _block)(static, like)
+
+    def keep(*arguments: Any) -> list[jax.Array]:
+        _, pull = jax.vjp(functools.partial(function, *arguments[1:]), arguments[0])
+        given = {id(x) for x in jax.tree.leaves(arguments)}
+        return list({id(x): x for x in jax.tree.leaves(pull) if id(x) not in given}.values())
+
+    with within, arithmetic(POLICIES[static.precision]):
+        return jax.eval_shape(keep, *arguments)
+
+
+def _parameters(static: Static, like: Callable) -> Any:
+    specs = rules.parameters(static.model, static.layout)
+    return jax.tree.map(lambda d, spec: like(d.shape, jnp.float32, spec), transformer.declarations(static.model), specs)
+
+
+def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:
+    """(function of (ends, tokens, parameters and scales), its arguments but with these first)."""
+    policy, number = POLICIES[static.precision], PartitionSpec()
+    scales: Any = ()
+    if policy.scaling == "delayed":
+        declared = transformer.declarations(static.model)["blocks"]
+        kept = jax.eval_shape(lambda: delayed.scales(delayed.init(declared), policy))
+        scales = jax.tree.map(lambda x: like(x.shape, x.dtype, number), kept)
+    tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
+    ends = _ends(static, like)
+
+    def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
+        return objective(static, *given, tokens, jnp.float32(0), jnp.float32(1), ends)[0]
+
+    return function, ((_parameters(static, like), scales), tokens, ends)
+
+
+def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
+    shape, policy = static.model, POLICIES[static.precision]
+    stacked = _parameters(static, like)["blocks"]
+    weights = jax.tree.map(
+        lambda w: like(w.shape[1:], w.dtype, PartitionSpec(*(w.sharding.spec[1:] if w.sharding else ()))), stacked
+    )
+    sizes = (static.global_batch, shape.seq_len, shape.d_model)
+    x_BSD = like(sizes, dtype(policy.residual), transformer.spec(*residual(shape.sequence_parallel)))
+    tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
+    ends, first = _ends(static, like), layer_flags.at(layer_flags.layers(shape), 0)
+
+    def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
+        packed = documents.cut(tokens, ends)[2]
+        return transformer.block(shape, *given, policy, first, packed)
+
+    return function, ((weights, x_BSD), tokens, ends)
+
+
+def _ends(static: Static, like: Callable) -> Ends | None:
+    number = like((), jnp.int32, PartitionSpec())
+    ends = Ends(number if static.documents == "mask" else None, number if static.seq_warmup else None)
+    return None if ends == Ends() else ends
+
+
+def _axes(x: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]:
+    """The mesh axes that split each axis of an array."""
+    spec = [*(x.sharding.spec if x.sharding else ())]
+    entries = spec + [None] * (len(x.shape) - len(spec))
+    return [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in entries]
+
+
+def _bytes(x: jax.ShapeDtypeStruct) -> int:
+    """Of one device's part."""
+    split = math.prod(x.sharding.mesh.shape[axis] for axes in _axes(x) for axis in axes)
+    return math.prod(x.shape) * x.dtype.itemsize // split

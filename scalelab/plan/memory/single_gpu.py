@@ -1,0 +1,64 @@
+"""On one card: the largest micro-batch that fits, by remat policy, as this trainer holds a model and as GaLore's and APOLLO's code does.
+
+Theirs keeps weights and gradients in bf16 without fp32 copies, and may take the update parameter by parameter within the backward,
+so that a single gradient exists at a time (`per_layer`; Zhao et al. 2024, section 4.3). This trainer does neither: such rows say
+what it would take.
+"""
+
+import dataclasses
+
+import jax
+
+from scalelab.config import Layout, Static
+from scalelab.model import transformer
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory.memory import Memory, memory
+
+MOST_ROWS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """`rows`: sequences of the largest micro-batch (a power of two) that fits, 0: none; `memory` is that of max(1, rows)."""
+
+    weights: str  # float32: as this trainer keeps them | bfloat16: the papers' way
+    per_layer: bool
+    remat: str
+    rows: int
+    memory: Memory
+
+
+def fits(static: Static, machine: Machine) -> tuple[Fit, ...]:
+    """Every way to hold the model of `static` on one of `machine`, with the optimizer that it names."""
+    ways = [("float32", False), ("bfloat16", False), ("bfloat16", True)]
+    return tuple(_fit(static, machine, *way, remat) for way in ways for remat in transformer.REMAT)
+
+
+def _fit(static: Static, machine: Machine, weights: str, per_layer: bool, remat: str) -> Fit:
+    model = dataclasses.replace(static.model, remat=remat, sequence_parallel=False)
+    static = dataclasses.replace(static, model=model, layout=Layout(), accumulate=1, batch_ramp=())
+
+    def of(rows: int) -> Memory:
+        found = memory(dataclasses.replace(static, global_batch=rows), machine)
+        return lean(static, found, per_layer) if weights == "bfloat16" else found
+
+    rows = 0
+    while rows < MOST_ROWS and of(max(1, 2 * rows)).fits:
+        rows = max(1, 2 * rows)
+    return Fit(weights, per_layer, remat, rows, of(max(1, rows)))
+
+
+def lean(static: Static, ours: Memory, per_layer: bool) -> Memory:
+    """`ours` with weights and gradients in two bytes; `per_layer`: the largest single parameter's gradient, a layer's at a time."""
+    declared = jax.tree.leaves(transformer.declarations(static.model))
+    largest = max(d.size // (static.model.n_layers if "layers" in d.axes else 1) for d in declared)
+    number = sum(d.size for d in declared)
+    components = ours.components | {"parameters": 2 * number, "gradients": 2 * (largest if per_layer else number)}
+    total, before = sum(components.values()), ours.total
+    margin = ours.capacity - total
+    how = "weights and gradients in bf16, without fp32 copies" + ", updated parameter by parameter" * per_layer
+    notes = (*ours.notes, f"{how}: this trainer has no such step")
+    return dataclasses.replace(
+        ours, components=components, total=total, least=ours.least + total - before, fits=margin >= 0, margin_bytes=margin,
+        notes=notes,
+    )  # fmt: skip

@@ -1,0 +1,51 @@
+"""A whole run from the time of its steps: days, device-hours and money."""
+
+import dataclasses
+
+import numpy as np
+
+from scalelab.config import batch_ramp
+from scalelab.config import Static
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step.time import StepTime
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A whole run: expected, and at the ends of the step's range. `cost`: in the money of the price; None without one."""
+
+    tokens: float
+    days: float
+    days_low: float
+    days_high: float
+    device_hours: float
+    device_hours_low: float
+    device_hours_high: float
+    cost: float | None
+    cost_low: float | None
+    cost_high: float | None
+
+
+def training(
+    static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None
+) -> Training:
+    """A run of `steps` steps, each as `step` says, without interruptions; `price_per_hour` of one device, else the machine's.
+
+    Under a batch warm-up steps count as long as they have micro-batches.
+    """
+    full = _full_steps(static, steps)
+    price = machine.price_per_hour if price_per_hour is None else price_per_hour
+    hours = {"": step.total_s, "_low": step.low_s, "_high": step.high_s}
+    hours = {end: full * seconds / 3600 for end, seconds in hours.items()}
+    devices = static.layout.devices
+    return Training(
+        tokens=full * static.global_batch * static.model.seq_len,
+        **{f"days{end}": h / 24 for end, h in hours.items()},
+        **{f"device_hours{end}": h * devices for end, h in hours.items()},
+        **{f"cost{end}": None if price is None else h * devices * price for end, h in hours.items()},  # type: ignore[arg-type]
+    )
+
+
+def _full_steps(static: Static, steps: int) -> float:
+    """Steps with the full batch that hold as many micro-batches as `steps` do under the batch's warm-up."""
+    return int(batch_ramp.before(static.batch_ramp, static.accumulate, np.array([steps]))[0]) / static.accumulate

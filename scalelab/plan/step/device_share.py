@@ -1,0 +1,69 @@
+"""One device's share of a step: the device that has most to do."""
+
+import dataclasses
+import functools
+
+import jax
+
+from scalelab.config import Layout, ModelShape, Static
+from scalelab.model import transformer
+from scalelab.sharding import SPLIT_BY_TENSOR
+from scalelab.plan.step.bubble import stage_layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Of the device that has most: its layers, its micro-batches a step, and of one of these its tokens.
+
+    `parameters`: what it multiplies with once gathered, before fsdp splits them. `last_layers`: of the stage with the head.
+    `ends`: 1 where the stage with most layers holds embedding and head too, without a pipeline, else 0.
+    """
+
+    layers: int
+    last_layers: int
+    microbatches: int
+    tokens: float
+    heads: float
+    key_heads: float
+    parameters: float
+    ends: int
+
+
+@functools.cache
+def share(static: Static) -> Share:
+    """Rows that don't divide count as fractions; layers that don't are the fullest stage's."""
+    shape, layout = static.model, static.layout
+    fullest, last = stage_layers(shape.n_layers, layout.stage, layout.rounds)
+    pipelined = layout.stage > 1
+    microbatches = static.accumulate * (layout.microbatches if pipelined else 1)
+    rows = static.global_batch / (layout.data * layout.fsdp * microbatches)
+    blocks, rest = _sizes(shape.plain, layout.tensor)
+    return Share(
+        layers=fullest,
+        last_layers=last,
+        microbatches=microbatches,
+        tokens=rows * shape.seq_len / layout.context,
+        heads=shape.n_heads / layout.tensor,
+        key_heads=max(1.0, shape.n_kv_heads / layout.tensor),
+        parameters=blocks * fullest / shape.n_layers + rest,
+        ends=0 if pipelined else 1,
+    )
+
+
+def at_rest(static: Static, zero: int) -> float:
+    """Parameters (or what is kept of each) on a device where ZeRO's stage `zero` and those above it split them by fsdp."""
+    layout: Layout = static.layout
+    return share(static).parameters / (layout.fsdp if layout.zero >= zero else 1)
+
+
+@functools.cache
+def _sizes(shape: ModelShape, tensor: int) -> tuple[float, float]:
+    """(parameters of all blocks, of the rest), on one device of `tensor`."""
+
+    def held(tree: object) -> float:
+        leaves = jax.tree.leaves(tree)
+        return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in leaves)
+
+    declared = transformer.declarations(shape)
+    blocks = held(declared["blocks"])
+    return blocks, held(declared) - blocks

@@ -1,0 +1,88 @@
+"""Which links an axis of the mesh runs along, and what collectives cost on them.
+
+Devices are numbered with `tensor` innermost and `stage` outermost (parallel/mesh.py): an axis's neighbours are as far apart as
+the axes inside it are large. Within a node all links are the fast ones; an axis that leaves it takes the network, and as
+many of the node's network ports as the axis has devices there.
+"""
+
+import math
+
+from scalelab.config import Layout
+from scalelab.parallel.mesh import AXES
+from scalelab.plan.machine.machine import Machine
+
+HOP_S = 1e-6  # a message's least time to the next chip (Scaling Book, part 3: "typically around 1us")
+SWITCHED = 1  # `Chip.links` of a GPU: one port to a switch that joins all of a node
+
+
+def stride(layout: Layout, axis: str) -> int:
+    """How far apart neighbours along `axis` are, in devices."""
+    return math.prod(getattr(layout, inner) for inner in AXES[AXES.index(axis) + 1 :])
+
+
+def within(layout: Layout, machine: Machine, axis: str) -> int:
+    """How many devices of a group along `axis` are of one node."""
+    return max(1, min(getattr(layout, axis), machine.devices_per_node // stride(layout, axis)))
+
+
+def crosses(layout: Layout, machine: Machine, axis: str) -> bool:
+    """Whether groups along `axis` span nodes (of TPUs: slices)."""
+    return within(layout, machine, axis) < getattr(layout, axis)
+
+
+def dimensions(layout: Layout, machine: Machine, axis: str) -> int:
+    """Dimensions of the torus that serve `axis`: one each, what is left goes to the largest; 1 behind a switch.
+
+    With more axes than dimensions, some share one; their collectives are taken to come one after the other.
+    """
+    if machine.chip.links <= SWITCHED:
+        return 1
+    sizes = {other: within(layout, machine, other) for other in AXES}
+    split = [other for other, size in sizes.items() if size > 1]
+    left = machine.chip.links // 2 - len(split)
+    largest = max(split, key=lambda other: sizes[other], default="")
+    return 1 + max(left, 0) if axis == largest else 1
+
+
+def bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = None, kind: str = "") -> float:
+    """What a device sends a second in a collective of this `kind` along `axis`: peak, no efficiency in it.
+
+    A torus sends both ways where a dimension closes to a ring: from 4 chips on with 6 links (optical switches), 16 with 4
+    (Scaling Book, parts 2 and 3). A "send" to the neighbour goes one way over one link, or over the device's own port of the
+    network: only collectives are spread over all ports of a node.
+    """
+    chip, size = machine.chip, size or within(layout, machine, axis)
+    if kind == "send":
+        return machine.node_bytes_per_s if crosses(layout, machine, axis) else chip.link_bytes_per_s
+    fast = chip.link_bytes_per_s
+    if chip.links > SWITCHED:
+        fast *= 2 if closes(machine, size) else 1
+        fast *= dimensions(layout, machine, axis)
+    if not crosses(layout, machine, axis):
+        return fast
+    network = within(layout, machine, axis) * machine.node_bytes_per_s
+    return min(fast, network) if within(layout, machine, axis) > 1 else network
+
+
+def closes(machine: Machine, size: int) -> bool:
+    """Whether `size` chips of a torus along one dimension make a ring."""
+    return size >= (4 if machine.chip.links >= 6 else 16)
+
+
+# What a device sends of the whole array, in shares of it: a ring's n - 1 turns of 1 / n each.
+SENDS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
+
+
+def ring_s(kind: str, whole_bytes: float, size: int, rate: float, hop_s: float = HOP_S) -> float:
+    """Seconds of a collective over `size` devices at `rate`: of an array of `whole_bytes` once gathered, or before it is scattered.
+
+    "send" passes `whole_bytes` on to the neighbour. V (n - 1) / n over the bandwidth, twice that for an all-reduce (Thakur et al.
+    2005; Patarasuk & Yuan 2009), and no less than its hops take.
+    """
+    if size == 1:
+        return 0.0
+    if kind == "send":
+        return max(whole_bytes / rate, hop_s)
+    turns = SENDS[kind] * (size - 1)
+    # Small messages go by a tree, in log2 n steps each way (NCCL; XLA's latency-bound forms do as well).
+    return max(turns / size * whole_bytes / rate, SENDS[kind] * math.log2(size) * hop_s)

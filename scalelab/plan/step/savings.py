@@ -1,0 +1,35 @@
+"""What this trainer's habits cost a step: the time that each would save if it were done as other systems do."""
+
+import dataclasses
+
+from scalelab.config import Static
+from scalelab.plan.step.efficiency import Efficiency
+from scalelab.plan.step.systems import MEGATRON, OURS
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step.time import step_time
+
+WORDS = {
+    "pipeline_recomputes": "a pipeline that keeps what model.remat says, and doesn't run every block's forward again",
+    "summed_bytes": "sums over `tensor` in 16 bits, not fp32",
+    "joined": "one gradient for the input that q, k, v (or up and gate) share",
+    "reduced_each": "gradients summed over devices once a step, not after each micro-batch",
+    "logits_at_once": "the head's logits of a micro-batch in one piece",
+    "balanced_ring": "head and tail of a sequence on one device of the ring of attention",
+    "fused_ring": "kernels in the ring of attention, whose logits stay on the chip",
+    "lockstep": "stages that don't wait for each other after each tick",
+    "casts": "a 16-bit copy of the parameters beside the fp32 ones",
+}
+
+
+def savings(
+    static: Static, machine: Machine, efficiency: Efficiency | None = None, least: float = 0.01
+) -> dict[str, float]:
+    """{in words: seconds of the expected step that it alone would save}, the most first; those below `least` of the step left out."""
+    own = step_time(static, machine, efficiency).total_s
+
+    def saved(habit: str) -> float:
+        other = dataclasses.replace(OURS, **{habit: getattr(MEGATRON, habit)})
+        return own - step_time(static, machine, efficiency, other).total_s
+
+    found = {words: saved(habit) for habit, words in WORDS.items()}
+    return {words: s for words, s in sorted(found.items(), key=lambda item: -item[1]) if s > least * own}

@@ -1,0 +1,43 @@
+"""How a system arranges what any of them must do: the choices beside config and mesh that decide what is moved and recomputed.
+
+A plan is for this trainer. The published systems whose measured times the tests hold the planner against have other
+habits, and comparing the two says what ours cost.
+"""
+
+import dataclasses
+
+from scalelab.model.loss import CHUNK_LOGITS
+
+
+@dataclasses.dataclass(frozen=True)
+class Habits:
+    """Ours by default; each with the place that makes it so."""
+
+    # parallel/pipeline.py keeps of a stage's blocks their inputs alone: their forward is run again, whatever model.remat says
+    pipeline_recomputes: bool = True
+    # model/product.py: parts of a product that devices of `tensor` add up are fp32
+    summed_bytes: int = 4
+    # model/attention/attention.py, layers.py: products of one input (q, k, v; up, gate) each send the gradient of that input
+    joined: bool = False
+    # train/step/step.py: gradients are summed over devices after each micro-batch
+    reduced_each: bool = True
+    # model/loss.py: logits a device holds at once; 0: all
+    logits_at_once: int = CHUNK_LOGITS
+    # model/attention/ring.py: device i holds the i-th part of a sequence, and the last one has work in every turn of the ring
+    balanced_ring: bool = False
+    # model/attention/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
+    fused_ring: bool = False
+    # parallel/pipeline.py: after every tick all stages send, so a tick takes as long as the longest of its operations
+    lockstep: bool = True
+    # parameters that products read as fp32 and round each time (precision/policy.py), or a 16-bit copy beside them
+    casts: bool = True
+
+
+OURS = Habits()
+# Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.2 (head and tail of a sequence together).
+MEGATRON = Habits(
+    pipeline_recomputes=False, summed_bytes=2, joined=True, reduced_each=False, logits_at_once=0, balanced_ring=True, fused_ring=True,
+    lockstep=False, casts=False,
+)  # fmt: skip
+# MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
+MAXTEXT = dataclasses.replace(MEGATRON, casts=True, reduced_each=True)

@@ -1,0 +1,116 @@
+"""What a fit of planned runs is expected to tell, before any of them starts: linearised information of a law that is assumed."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from scipy.stats import norm, t
+
+from scalelab.errors import BadInput
+from scalelab.laws.use import decision, next_runs; from scalelab.laws.trust import design, information; from scalelab.laws.solve import optimum
+from scalelab.laws.law.objective import HOFFMANN_DELTA, huber_log
+from scalelab.laws.read.points import columns_of
+from scalelab.laws.solve.problem import problem
+from scalelab.plan.budget.lawbook import Book
+
+LEVEL = 0.9
+LOGS = ("N", "loss")  # whose sd is one of the logarithm
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """One number that the fit will give: its value if the assumed law is true, and the interval that it is expected to have.
+
+    `name`: a parameter; "N": the best size at the target; "loss": of one run there, its noise included. `sd` of N, loss and
+    scales is relative.
+    """
+
+    name: str
+    value: float
+    sd: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """The intervals at `level` to be expected of `runs` runs whose log losses scatter by `noise` about `law`.
+
+    `findings`: what is weak about the runs' sizes and budgets, as `scalelab fit` will say of them.
+    """
+
+    law: str
+    source: str
+    params: dict[str, float]
+    noise: float
+    level: float
+    target_flops: float
+    runs: int
+    expected: tuple[Expected, ...]
+    findings: tuple[str, ...]
+
+
+def forecast(book: Book, noise: float, runs: Mapping[str, np.ndarray], target_flops: float) -> Forecast:
+    """Of runs with columns N, D and C [P], fitted by `scalelab fit`'s default objective.
+
+    Linearised at the law of `book` (Gauss-Newton, Student's t), widened by what Huber's objective gives away on normal noise
+    (Huber 1964). BadInput where no law can be fitted to such runs, or the book's law has no surface of N and D.
+    """
+    if book.split:
+        raise BadInput(f"law {book.name} is a power law of N: an expected fit needs a law of the loss, besiroglu say")
+    if not 0 < noise < 1:
+        raise BadInput(f"noise={noise:g}: the relative scatter of a run's loss, between 0 and 1; 0.005 is usual")
+    law, point = book.surface, {name: float(values[0]) for name, values in book.params.items()}
+    losses = law({**runs, "M": runs["D"] / runs["N"], **book.held}, point)
+    columns, losses = columns_of({**runs, "loss": losses}, law)
+    findings = design.check(law, columns, losses, runs["C"])
+    posed = problem(law, columns, losses, huber_log())
+    best = optimum.minimise(posed, also=point)
+    k = float(np.median(runs["C"] / (runs["N"] * runs["D"])))
+    info = information.information(posed, best, noise * given_away(HOFFMANN_DELTA / noise))
+    spread = information.covariance(info)
+    size = float(decision.optimal_size(law, point, target_flops, k, book.held)[0])
+    loss = float(
+        decision.losses(law, {n: np.array(v) for n, v in point.items()}, np.array(size), target_flops, k, book.held)
+    )
+    width = float(t.ppf((1 + LEVEL) / 2, max(len(losses) - len(point), 1)))
+
+    def expect(name: str, value: float) -> Expected:
+        at = target_flops if name in LOGS else None
+        gradient = next_runs.gradient_at(posed, best, k, name, at, book.held)
+        sd = float(np.sqrt(gradient @ spread @ gradient))
+        if name == "loss":
+            sd = float(np.hypot(sd, noise))
+        low, high = ends("log" if name in LOGS else law.params[name].how, value, width * sd)
+        return Expected(name, float(value), sd, low, high)
+
+    values = point | {"N": size, "loss": loss}
+    return Forecast(
+        law=book.name,
+        source=book.source,
+        params=point,
+        noise=noise,
+        level=LEVEL,
+        target_flops=target_flops,
+        runs=len(losses),
+        expected=tuple(expect(name, value) for name, value in values.items()),
+        findings=tuple(found.text for found in findings),
+    )
+
+
+def ends(how: str, value: float, reach: float) -> tuple[float, float]:
+    """(low, high) `reach` to both sides of what is searched: the value, its logarithm ("log"), or a positive coefficient.
+
+    A coefficient ("linear") has an interval of ratios too: it can't be negative.
+    """
+    if how == "direct":
+        return value - reach, value + reach
+    ratio = math.exp(reach if how == "log" else reach / value)
+    return value / ratio, value * ratio
+
+
+def given_away(c: float) -> float:
+    """How much wider Huber's estimate is than least squares on normal noise, for a threshold of c standard deviations."""
+    inside = 2 * norm.cdf(c) - 1
+    return float(np.sqrt(inside - 2 * c * norm.pdf(c) + 2 * c**2 * norm.sf(c)) / inside)

@@ -1,0 +1,215 @@
+"""A whole sweep before it starts: every run with its FLOPs, memory, hours and cost, the totals, the packing, and what will follow.
+
+A config file tells its runs by `sweep(h)`; a study by `plan(arguments) -> Planned`, from the function that it trains by.
+"""
+
+import dataclasses
+import heapq
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.config import Static
+from scalelab.errors import BadInput
+from scalelab.parallel import mesh
+from scalelab.plan.budget import lawbook
+from scalelab.plan.step.efficiency import Efficiency, platform
+from scalelab.plan.sweep.forecast import Forecast, forecast
+from scalelab.plan.budget.lawbook import Book
+from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory.memory import Memory, memory
+from scalelab.plan.step.time import StepTime, step_time
+from scalelab.plan.run.training import training
+from scalelab.sweep import forks, trials
+from scalelab.config.files import run_file
+
+NOISE = 0.005  # relative scatter of a run's loss where nothing better is known; Besiroglu et al.'s 240 runs: 0.0075 rms
+AHEAD = 10.0  # the budget that intervals are expected at where the study names none, over the largest run's
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Planned:
+    """What a study is going to run: `{name: resolved config}`, `log.role` of each said; the budget that it aims at.
+
+    `expects`, `noise`: the law and the relative noise that it expects, from an earlier study of its kind.
+    """
+
+    runs: dict[str, ConfigDict]
+    target_flops: float | None = None
+    expects: Book | None = None
+    noise: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run, on `devices` devices. `n` total parameters, `flops` exact; hours of wall time, `cost` None without a price."""
+
+    name: str
+    role: str
+    pack: str
+    n: int
+    d: int
+    flops: float
+    steps: int
+    devices: int
+    memory_bytes: int
+    fits: bool
+    hours: float
+    hours_low: float
+    hours_high: float
+    cost: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepPlan:
+    """All runs and their sums. `packs`: runs that share a compiled program, one after the other or at once.
+
+    `wall_hours`: packs in their order, each to the first free of the devices; neither compiling, reading data nor checkpoints
+    are in it. `largest_bytes` is the memory of the hungriest run, `too_large` names those that don't fit. `forecast`: what a fit
+    is expected to tell; None where `notes` say why not.
+    """
+
+    source: str
+    machine: str
+    runs: tuple[Run, ...]
+    packs: dict[str, tuple[str, ...]]
+    tokens: int
+    flops: float
+    device_hours: float
+    device_hours_low: float
+    device_hours_high: float
+    wall_hours: float
+    cost: float | None
+    largest_bytes: int
+    capacity_bytes: int
+    too_large: tuple[str, ...]
+    forecast: Forecast | None
+    assumptions: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def planned(path: str | pathlib.Path, arguments: Sequence[str] = ()) -> Planned:
+    """The runs of a study or of a config's sweep, with the arguments that its own command would take. BadInput where it tells none."""
+    path = pathlib.Path(path)
+    module = run_file(path / "__main__.py" if path.is_dir() else path)
+    if hasattr(module, "plan"):
+        return module.plan(list(arguments))
+    overrides, rest = config_lib.split_overrides(list(arguments))
+    if rest:
+        raise BadInput(f"{path} is a config: {rest[0]!r} is not one of --config.group.key=value")
+    if not hasattr(module, "sweep"):
+        raise BadInput(
+            f"{path} tells no runs: a config has sweep(h), a study plan(arguments) (see experiments/isoflop.py)"
+        )
+    return Planned(trials.from_file(path, overrides))
+
+
+def sweep_plan(
+    path: str | pathlib.Path, machine: Machine, arguments: Sequence[str] = (), devices: int = 1,
+    efficiency: Efficiency | None = None, price_per_hour: float | None = None, law: str | None = None,
+    noise: float | None = None,
+) -> SweepPlan:  # fmt: skip
+    """Everything about the sweep of a file on `devices` devices of a machine; nothing is trained or allocated.
+
+    `law` and `noise` (relative scatter of a run's loss) are assumed for the expected intervals: those of the study by default,
+    else besiroglu and 0.005.
+    """
+    given = planned(path, arguments)
+    columns = forks.candidates(given.runs)
+    packs = {pack: tuple(names) for pack, names in trials.packs(given.runs).items()}
+    pack_of = {name: pack for pack, names in packs.items() for name in names}
+    looks: dict[Static, tuple[Memory, StepTime]] = {}
+    runs = []
+    for i, (name, config) in enumerate(given.runs.items()):
+        static = config_lib.static(config)
+        static = dataclasses.replace(static, layout=mesh.resolved(static.layout, devices))
+        if static not in looks:
+            looks[static] = memory(static, machine), step_time(static, machine, efficiency)
+        sizes = {key: columns[key][i] for key in ("N", "D", "C")}
+        runs.append(_run(name, pack_of[name], config, static, sizes, machine, looks[static], price_per_hour))
+    held = [each for each, _ in looks.values()]
+    costs = [run.cost for run in runs if run.cost is not None]
+    expected, notes = _forecast(given, columns, law, noise)
+    return SweepPlan(
+        source=str(path),
+        machine=machine.chip.name,
+        runs=tuple(runs),
+        packs=packs,
+        tokens=sum(run.d for run in runs),
+        flops=sum(run.flops for run in runs),
+        device_hours=sum(run.hours * run.devices for run in runs),
+        device_hours_low=sum(run.hours_low * run.devices for run in runs),
+        device_hours_high=sum(run.hours_high * run.devices for run in runs),
+        wall_hours=wall_hours(runs, packs, devices),
+        cost=sum(costs) if costs else None,
+        largest_bytes=max(each.total for each in held),
+        capacity_bytes=held[0].capacity,
+        too_large=tuple(run.name for run in runs if not run.fits),
+        forecast=expected,
+        assumptions=tuple(dict.fromkeys(line for _, step in looks.values() for line in step.assumptions)),
+        notes=(*_packed(packs, machine), *notes),
+    )
+
+
+def _run(
+    name: str, pack: str, config: ConfigDict, static: Static, sizes: Mapping[str, float], machine: Machine,
+    look: tuple[Memory, StepTime], price_per_hour: float | None,
+) -> Run:  # fmt: skip
+    held, step = look
+    whole = training(static, machine, config.train.steps, step, price_per_hour)
+    return Run(
+        name=name,
+        role=config.log.role,
+        pack=pack,
+        n=int(sizes["N"]),
+        d=int(sizes["D"]),
+        flops=float(sizes["C"]),
+        steps=config.train.steps,
+        devices=static.layout.devices,
+        memory_bytes=held.total,
+        fits=held.fits,
+        hours=24 * whole.days,
+        hours_low=24 * whole.days_low,
+        hours_high=24 * whole.days_high,
+        cost=whole.cost,
+    )
+
+
+def _packed(packs: Mapping[str, Sequence[str]], machine: Machine) -> tuple[str, ...]:
+    """What packing means for memory: on an accelerator the runs of a pack lie there together."""
+    most = max(map(len, packs.values()))
+    if most == 1 or platform(machine) == "cpu":
+        return ()
+    return (f"up to {most} runs of a pack lie on the devices at once (sweep.pack=turn: one after the other)",)
+
+
+def wall_hours(runs: Sequence[Run], packs: Mapping[str, Sequence[str]], devices: int) -> float:
+    """When the last pack ends: packs in their order, each to the devices that are free first; a pack's runs take turns."""
+    by_name = {run.name: run for run in runs}
+    took = [sum(by_name[name].hours for name in names) for names in packs.values()]
+    free_at = [0.0] * max(1, devices // max(run.devices for run in runs))
+    for hours in took:
+        heapq.heapreplace(free_at, free_at[0] + hours)
+    return max(free_at)
+
+
+def _forecast(
+    given: Planned, columns: Mapping[str, np.ndarray], law: str | None, noise: float | None
+) -> tuple[Forecast | None, tuple[str, ...]]:
+    """(what the runs that will be fitted are expected to tell, why nothing or on what assumption)."""
+    roles = np.array([config.log.role for config in given.runs.values()])
+    fitted = roles == "fit" if "fit" in roles else np.ones(len(roles), bool)
+    used = {name: np.asarray(columns[name])[fitted] for name in ("N", "D", "C")}
+    book = given.expects if law is None and given.expects else lawbook.open_book(law or lawbook.DEFAULT)
+    scatter = noise or given.noise or NOISE
+    target = given.target_flops or AHEAD * float(used["C"].max())
+    notes = [f"{(~fitted).sum()} runs of another role than fit are not fitted"] if not fitted.all() else []
+    if book is not given.expects:
+        notes.append(f"expected by law {book.name}: name the law of your own earlier runs (--law=fit.json) for better")
+    try:
+        return forecast(book, scatter, used, target), tuple(notes)
+    except BadInput as why:
+        return None, (*notes, f"no fit to be expected of these runs: {why}")

@@ -1,0 +1,74 @@
+"""Figures of losses over learning rates: one panel a parametrization, a curve a width, and where each is lowest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from scalelab.report.figures.style import ACCENT, LOSS, MUTED, figure, save_as, shades, styled
+
+MARKS = ("o", "s", "D", "^")
+
+
+@styled
+def transfer(rows: Sequence[dict[str, Any]]) -> Figure:
+    """A panel of curves a parametrization, and one of the best log2 LR over d_model with its interval.
+
+    rows: `parametrization`, `d_model`, `log2_lrs` [K], `losses` [seeds][K] (None: diverged), `log2_lr`, `interval90`, `loss`.
+    """
+    kinds = list(dict.fromkeys(row["parametrization"] for row in rows))
+    colours = shades(row["d_model"] for row in rows)
+    fig, axes = figure(3.9 * (len(kinds) + 1), 3.8, len(kinds) + 1)
+    for ax, kind in zip(axes, kinds, strict=False):
+        for row in (row for row in rows if row["parametrization"] == kind):
+            curve(ax, row, colours[row["d_model"]])
+        ax.set_title(kind)
+    low, high = (f(row["loss"] for row in rows) for f in (min, max))
+    for ax in axes[:-1]:  # what diverged may leave the panel
+        ax.set_ylim(low - 0.2 * (high - low) - 0.01, high + 1.6 * (high - low) + 0.02)
+    handles = [Line2D([], [], color=colour, lw=2, label=f"{width}") for width, colour in colours.items()]
+    axes[0].legend(handles=handles, title="d_model", loc="upper center", ncols=2)
+    _best(axes[-1], rows, kinds)
+    return fig
+
+
+def curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
+    """Mean over seeds as a line, every seed as a dot, the best as a star with its interval."""
+    x, losses = np.asarray(row["log2_lrs"], float), np.asarray(row["losses"], float)
+    ax.plot(x, losses.mean(0), color=colour)
+    for one in losses:
+        ax.plot(x, one, ".", color=colour, ms=3, alpha=0.6)
+    low, high = row["interval90"]
+    ax.plot([low, high], [row["loss"]] * 2, color=ACCENT, lw=1)
+    ax.plot(row["log2_lr"], row["loss"], "*", color=ACCENT, ms=9, mec="white", mew=0.6, zorder=5)
+    ax.set(xlabel="log2 of the peak learning rate", ylabel=LOSS)
+
+
+def _best(ax: Axes, rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> None:
+    colours = shades(kinds)
+    for kind, mark in zip(kinds, MARKS, strict=False):
+        mine = [row for row in rows if row["parametrization"] == kind]
+        x, y = np.log2([row["d_model"] for row in mine]), np.array([row["log2_lr"] for row in mine])
+        ends = np.array([row["interval90"] for row in mine]).T
+        ax.errorbar(x, y, np.abs(ends - y), marker=mark, color=colours[kind], capsize=2.5, label=kind)
+    widths = sorted({row["d_model"] for row in rows})
+    top = max(row["log2_lr"] for row in rows)
+    ax.plot(np.log2(widths), top - np.log2(np.array(widths) / widths[0]), ":", color=MUTED, label="1 / width")
+    ax.set_xticks(np.log2(widths), [str(width) for width in widths])
+    ax.set(xlabel="d_model", ylabel="best log2 learning rate", title="where it is lowest")
+    ax.legend()
+
+
+def write(path: str, fig: Figure, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Write a figure to `path` (.pdf, with the CSV of its numbers beside it, or .png); returns what was written."""
+    numbers = [
+        {key: row[key] for key in ("parametrization", "d_model") if key in row}
+        | {"log2_lr": x, "seed_index": i, "loss": one[k]}
+        for row in rows
+        for i, one in enumerate(row["losses"])
+        for k, x in enumerate(row["log2_lrs"])
+    ]
+    return save_as(path, fig, numbers)

@@ -1,0 +1,177 @@
+"""Figures of runs: loss curves with the logbook drawn on them, LR checks, sweeps. Rows in, matplotlib Figure out.
+
+Rows are dicts; each function names the keys it reads. Losses are in nats/token. No line is smoothed.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from scalelab.report.figures.style import ACCENT, INK, LOSS, figure, legend, log_axis, shades, short, styled, thin
+
+# kind -> marker, colour, name in the legend. Starts and ends of runs are left out: the curve shows them.
+EVENTS = {
+    "skip": ("x", "#c77700", "skipped step"),
+    "resume": (">", "#1f77b4", "resumed"),
+    "config_change": ("s", "#7b4ab5", "config changed"),
+    "note": ("o", "#2b8a3e", "note"),
+    "stopped": ("D", "#555555", "stopped"),
+    "diverged": ("X", ACCENT, "diverged"),
+}
+AXES = {"step": "step", "tokens": "tokens", "flops": "training FLOPs (exact)"}
+
+
+def by_run(rows: Sequence[dict], key: str) -> dict[str, list[dict]]:
+    """The rows that have a value for `key`, grouped by their `run`."""
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        if row.get(key) is not None:
+            groups.setdefault(row["run"], []).append(row)
+    return groups
+
+
+@styled
+def loss_curves(
+    rows: Sequence[dict],
+    y: str = "train_loss",
+    x: str = "tokens",
+    colour: str = "run",
+    colour_title: str = "",
+    events: Sequence[dict] = (),
+    floor: float | None = None,
+    title: str = "",
+    held: str | None = None,
+) -> Figure:
+    """Loss of one or many runs over training.
+
+    rows: `run`, `x`, `y` and `colour`; events: `run`, `step`, `kind`. `floor` is a known entropy rate; `held` names the
+    held-out run, drawn apart from the others.
+    """
+    fig, ax = figure(7.2, 4.0)
+    groups = by_run(rows, y)
+    colours = shades(run[0].get(colour) for run in groups.values())
+    _draw(ax, groups, colours, x, y, colour, held)
+    log_axis(ax, flops=x == "flops")
+    _limit(ax, groups, y)
+    marks = _mark_events(ax, groups, events, x, y) + _floor(ax, floor)
+    if held in groups:
+        marks.insert(0, Line2D([], [], color=ACCENT, lw=1.8, label="held-out run"))
+    legend(fig, ax, colours, colour_title, marks)
+    ax.set(xlabel=AXES[x], ylabel=LOSS if y == "val_loss" else "training loss (nats/token)", title=title)
+    return fig
+
+
+def _draw(
+    ax: Axes, groups: dict[str, list[dict]], colours: dict[Any, str], x: str, y: str, colour: str, held: str | None
+) -> None:
+    """One thinned line a run; few points are marked, the held-out run stands out."""
+    for run, lines in groups.items():
+        points = thin([max(row[x], 1) for row in lines], [row[y] for row in lines])
+        look: dict[str, Any] = {
+            "color": colours[lines[0].get(colour)],
+            "lw": 1.0 if len(groups) > 1 else 1.3,
+            "alpha": 0.9,
+        }
+        if run == held:
+            look |= {"color": ACCENT, "lw": 1.8, "zorder": 3}
+        if len(lines) < 30:
+            look |= {"marker": "o", "ms": 5 if len(lines) == 1 else 3 if len(groups) < 8 else 1.8}
+        ax.plot(*points, **look)
+
+
+def _limit(ax: Axes, groups: dict[str, list[dict]], y: str) -> None:
+    """Keep a diverging run from flattening the others: the axis ends a little above where training started."""
+    values = [row[y] for lines in groups.values() for row in lines if math.isfinite(row[y])]
+    starts = [lines[0][y] for lines in groups.values() if math.isfinite(lines[0][y])]
+    if not values or not starts:
+        return
+    low, high = min(values), min(max(values), 1.1 * max(starts))
+    pad = 0.05 * (high - low) or 0.1
+    ax.set_ylim(low - pad, high + pad)
+
+
+def _mark_events(ax: Axes, groups: dict[str, list[dict]], events: Sequence[dict], x: str, y: str) -> list[Line2D]:
+    """Draw each event on its run's curve; returns one legend handle for every kind that was drawn."""
+    low, high = ax.get_ylim()
+    drawn = {}
+    for event in events:
+        lines = groups.get(event["run"])
+        if event["kind"] not in EVENTS or event.get("step") is None or not lines:
+            continue
+        marker, colour, label = EVENTS[event["kind"]]
+        known = [row for row in lines if math.isfinite(row[y])] or lines
+        along = np.log([max(row[x], 1) for row in known])  # as drawn: straight lines on a logarithmic axis
+        at = float(np.log(np.interp(event["step"], [row["step"] for row in known], np.exp(along))))
+        level = float(np.clip(np.nan_to_num(np.interp(at, along, [row[y] for row in known])), low, high))
+        edge: dict[str, Any] = {} if marker == "x" else {"mec": "white", "mew": 0.7}
+        look: dict[str, Any] = {"marker": marker, "color": colour, "ls": "", "ms": 7} | edge
+        ax.plot([math.exp(at)], [level], zorder=5, clip_on=False, **look)
+        drawn[event["kind"]] = Line2D([], [], label=label, **look)
+    return [drawn[kind] for kind in EVENTS if kind in drawn]
+
+
+def _floor(ax: Axes, floor: float | None) -> list[Line2D]:
+    """The corpus's entropy rate as a line that no model can pass, with room below it."""
+    if floor is None:
+        return []
+    low, high = ax.get_ylim()
+    ax.set_ylim(min(low, floor - 0.04 * (high - floor)), high)
+    return [ax.axhline(floor, color=INK, ls=":", lw=1.2, label=f"entropy rate of the corpus: {floor:.4g}")]
+
+
+@styled
+def dynamics(rows: Sequence[dict]) -> Figure:
+    """What the optimizer did over a run. rows: `step`, `lr`, `grad_norm` (before clipping), `update_ratio`."""
+    panels = (("lr", "learning rate"), ("grad_norm", "gradient norm"), ("update_ratio", "update norm / parameter norm"))
+    fig, axes = figure(9.6, 2.8, 3)
+    for ax, (key, label) in zip(axes, panels, strict=True):
+        known = [row for row in rows if row[key] is not None]
+        ax.plot(*thin([row["step"] for row in known], [row[key] for row in known]), color=shades([0])[0])
+        if key != "lr" and any(row[key] > 0 for row in known):
+            log_axis(ax, "y")
+        ax.set(xlabel="step", title=label)
+    return fig
+
+
+@styled
+def checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title: str = "") -> Figure:
+    """Validation loss over the factor on the rule's LR or batch (`what`), a panel a size.
+
+    rows: `size`, `factor`, `loss` (None: diverged); verdicts as by `gather.check_verdicts`.
+    """
+    at_edge = {verdict["size"]: verdict["edge"] for verdict in verdicts}
+    sizes = sorted({row["size"] for row in rows})
+    fig, axes = figure(3.6 * len(sizes), 3.2, len(sizes))
+    colours = shades(sizes)
+    for ax, size in zip(np.atleast_1d(axes), sizes, strict=True):
+        mine = sorted((row for row in rows if row["size"] == size), key=lambda row: row["factor"])
+        finite = [row for row in mine if row["loss"] is not None and math.isfinite(row["loss"])]
+        ax.plot([r["factor"] for r in finite], [r["loss"] for r in finite], "o-", color=colours[size], ms=6)
+        best = min(finite, key=lambda r: r["loss"], default=None)
+        if best is not None:
+            ax.plot(best["factor"], best["loss"], "*", color=ACCENT, ms=14, mec="white")
+            inside = min(mine[0]["factor"], 1) < best["factor"] < max(mine[-1]["factor"], 1)
+            text = "optimum inside" if inside else "optimum at the edge: not bracketed"
+            text = text if inside or at_edge[size] else "no better at the edge than the runs scatter"
+            colour = ACCENT if at_edge[size] else "#2b8a3e"
+            ax.text(0.5, 0.97, text, transform=ax.transAxes, ha="center", va="top", color=colour)
+        for row in mine:
+            if row not in finite:
+                ax.axvline(row["factor"], color=ACCENT, ls="--", lw=1)
+                ax.text(row["factor"], 0.5, " diverged", transform=ax.get_xaxis_transform(), color=ACCENT, rotation=90)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks([row["factor"] for row in mine], [f"{row['factor']:g}×" for row in mine])
+        ax.margins(x=0.15, y=0.3)
+        ax.set(
+            xlabel=f"{what} / the rule's {what}",
+            ylabel=LOSS,
+            title=f"N = {size if isinstance(size, str) else short(size)}",
+        )
+    if title:
+        fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold")
+    return fig

@@ -1,0 +1,62 @@
+"""Where gradients, weights and updates lie on the scale of powers of two, layer by layer, over what narrow formats hold."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from scalelab.precision.exponent_histograms import FORMATS, reach
+from scalelab.report.figures.style import ACCENT, INK, MUTED, legend, shades, styled
+
+KINDS = ("gradient", "weight", "update")
+NAMES = {"bfloat16": "bf16", "float16": "fp16", "float8_e5m2": "e5m2", "float8_e4m3fn": "e4m3"}
+LEAST = 1e-5  # share of a layer's numbers below which a power of two isn't drawn
+
+
+@styled
+def exponent_figure(rows: Sequence[dict[str, Any]]) -> tuple[Figure, list[dict[str, Any]]]:
+    """One panel a kind: each layer's share of numbers at each power of two; below it what each format holds without a scale.
+
+    rows: as `exponents.rows` gives them. Also returns the numbers behind it, one row a (kind, layer, power).
+    """
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    fig = Figure(figsize=(3.3 * len(kinds) + 1.2, 4.6), layout="constrained")
+    axes = fig.subplots(2, len(kinds), sharex=True, sharey="row", height_ratios=(3, 1), squeeze=False)
+    names = list(dict.fromkeys(row["layer"] for row in rows))
+    colours = dict(zip(names, shades(range(len(names))).values(), strict=True))
+    data: list[dict[str, Any]] = []
+    for column, kind in enumerate(kinds):
+        own = [row for row in rows if row["kind"] == kind]
+        for row in own:
+            data += _layer(axes[0, column], row, colours[row["layer"]])
+        axes[0, column].set(yscale="log", title=f"{kind}s")
+        _ranges(axes[1, column], own)
+    shown = [row["power"] for row in data]
+    axes[0, 0].set(ylabel="share of the layer's numbers", xlim=(max(min(shown), -50) - 1, max(*shown, 16) + 2))
+    axes[1, 0].set_yticks(range(len(FORMATS)), [NAMES[form] for form in FORMATS])
+    axes[1, 0].set(ylim=(len(FORMATS) - 0.4, -0.6))
+    legend(fig, axes[0, -1], colours, "layer")
+    return fig, data
+
+
+def _layer(ax: Axes, row: dict[str, Any], colour: str) -> list[dict[str, Any]]:
+    total = sum(row["exponents"].values())
+    shares = {int(e): n / total for e, n in row["exponents"].items() if n / total >= LEAST}
+    ax.step([e + 0.5 for e in shares], list(shares.values()), where="mid", color=colour, lw=1.1)
+    return [{"kind": row["kind"], "layer": row["layer"], "power": e, "share": share} for e, share in shares.items()]
+
+
+def _ranges(ax: Axes, rows: Sequence[dict[str, Any]]) -> None:
+    """A bar a format, pale where it holds fewer bits (subnormals), with the share that the layer it suits worst would lose."""
+    for i, form in enumerate(FORMATS):
+        small, normal, most = (math.log2(x) for x in reach(form))
+        for start, end, alpha in ((small, normal, 0.35), (normal, most, 0.9)):
+            ax.plot([start, end], [i, i], color=MUTED, alpha=alpha, lw=7, solid_capstyle="butt")
+        worst = max(row["lost"][form]["zero"] + row["lost"][form]["overflow"] for row in rows)
+        said, colour = (f"loses {worst:.1%}", ACCENT) if worst >= 5e-4 else ("loses < 0.05 %", INK)
+        ax.annotate(said, (0.02, i), xycoords=("axes fraction", "data"), fontsize=7, color=colour, va="center",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8})  # fmt: skip
+    ax.set(xlabel="power of two")
+    ax.grid(axis="y", visible=False)

@@ -1,0 +1,56 @@
+"""Optimizers side by side: loss curves, and final losses with their intervals beside the tuning trials."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from scalelab.report.figures.style import ACCENT, INK, LOSS, MUTED, figure, shades, styled
+
+NAMED = 6  # curves with a colour and a name; the rest in grey
+ROOM = 1.5  # how far above the best, in its own fall, a curve is shown
+
+
+@styled
+def race(rows: Sequence[dict[str, Any]]) -> Figure:
+    """rows, best first: `name`, `curves` [seeds][(step, loss)], `losses` [seeds], `tuned` [trials] (inf: diverged).
+
+    `interval`: (low, high) of the final loss, which is the losses' mean.
+    """
+    shown = [row for row in rows if np.isfinite(row["losses"]).all()]
+    fig, (left, right) = figure(11.5, 0.3 * len(rows) + 2.6, 2)
+    colours = shades([row["name"] for row in shown[:NAMED]])
+    for row in reversed(shown):
+        steps = [step for step, _ in row["curves"][0]]
+        losses = np.array([[loss for _, loss in curve] for curve in row["curves"]])
+        colour = colours.get(row["name"], "#d5d8dd")
+        left.plot(steps, losses.mean(0), color=colour, label=row["name"] if row["name"] in colours else None)
+        if row["name"] in colours:
+            left.fill_between(steps, losses.min(0), losses.max(0), color=colour, alpha=0.15, lw=0)
+    lowest = min(min(row["losses"]) for row in shown)
+    highest = max(curve[0][1] for row in shown for curve in row["curves"])
+    left.set(
+        xlabel="step",
+        ylabel=LOSS,
+        title="chosen values of each, mean and range over fresh seeds",
+        ylim=(lowest - 0.02, highest),
+    )
+    left.legend(reverse=True)
+    for place, row in enumerate(rows):
+        tuned = [loss for loss in row["tuned"] if np.isfinite(loss)]
+        right.plot(tuned, [place] * len(tuned), ".", color=MUTED, ms=3, alpha=0.7)
+        if tuned:
+            right.plot(min(tuned), place, "o", color=ACCENT, mfc="none", ms=5)
+        if np.isfinite(row["losses"]).all():
+            mean, ends = np.mean(row["losses"]), np.array(row["interval"])
+            right.errorbar(mean, place, xerr=np.abs(ends - mean)[:, None], fmt="D", color=INK, ms=4, capsize=3)
+        else:
+            right.text(
+                0.98, place, "diverged", color=ACCENT, ha="right", va="center", transform=right.get_yaxis_transform()
+            )
+    right.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    right.set_xlim(lowest - 0.03, lowest + ROOM * max(highest - lowest, 0.1))
+    right.set(xlabel=LOSS, title="fresh seeds (diamond, 90 %), best tuned (ring), trials (dots)")
+    right.invert_yaxis()
+    return fig

@@ -1,0 +1,94 @@
+"""Figures of a sweep: the final loss of every trial over what was swept. Rows in, matplotlib Figure out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from scalelab.report.figures.style import ACCENT, INK, LOSS, figure, log_axis, shades, short, styled
+from scalelab.sweep.settings import SEED, Setting, find_best, group_by_setting, is_final
+
+
+@styled
+def sweep_overview(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
+    """Final validation loss over each swept value, one panel each (at most 4, seeds aside); diverged runs sit on the top edge.
+
+    rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best setting has
+    a ring, at its mean over seeds.
+    """
+    best = find_best(group_by_setting(rows, swept))
+    panels = [name for name in swept if name != SEED][:4] or ["run"]  # seeds repeat a trial: a colour, not an axis
+    fig, axes = figure(max(5.4, 3.5 * len(panels)), 3.6, len(panels))
+    for ax, name in zip(np.atleast_1d(axes), panels, strict=True):
+        other = next((o for o in swept if o != name), None) if len(swept) == 2 else None
+        _panel(ax, rows, name, other, best)
+        handles = _other_values(rows, other) if other else []
+        if floor is not None:
+            handles.append(ax.axhline(floor, color=INK, ls=":", lw=1.2, label=f"entropy rate: {floor:.4g}"))
+        if handles:
+            ax.legend(
+                handles=handles,
+                title=other,
+                fontsize=7,
+                title_fontsize=7,
+                frameon=True,
+                framealpha=0.8,
+                edgecolor="none",
+            )
+        ax.set(xlabel=name, ylabel=LOSS)
+    if title:
+        fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold")
+    return fig
+
+
+def _other_values(rows: Sequence[dict], other: str) -> list[Line2D]:
+    colours = shades(row.get(other) for row in rows)
+    return [
+        Line2D([], [], color=c, marker="o", ms=5, label=short(v) if _is_number(v) else str(v))
+        for v, c in colours.items()
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: Setting | None) -> None:
+    """One swept value against the loss, coloured (and joined) by the other one where exactly two were swept; `best` has a ring."""
+    values: list[Any] = sorted(
+        {row.get(name) for row in rows}, key=lambda v: (not _is_number(v), v if _is_number(v) else str(v))
+    )
+    numeric = all(map(_is_number, values))
+    at: dict[Any, float] = {value: float(value if numeric else rank) for rank, value in enumerate(values)}
+    colours = shades(row.get(other) if other else "" for row in rows)
+    good = [row for row in rows if is_final(row)]
+    for group, colour in colours.items():
+        mine = sorted((at[r.get(name)], r["val_loss"]) for r in good if (r.get(other) if other else "") == group)
+        if mine:
+            joined = "-" if len({x for x, _ in mine}) == len(mine) > 1 else ""  # one loss a value: a curve, not a cloud
+            ax.plot(*zip(*mine, strict=True), marker="o", ls=joined, lw=0.9, ms=5.5, mec="white", mew=0.5, color=colour)
+    lost = [at[row.get(name)] for row in rows if row not in good]
+    if lost:
+        ax.plot(lost, [0.97] * len(lost), "X", color=ACCENT, ms=7, mec="white", transform=ax.get_xaxis_transform())
+        ax.set_title("✕ diverged or not finished", fontsize=8, color=ACCENT, loc="right", weight="normal")
+    if best and name in best.values:
+        ax.plot(at[best.values[name]], best.mean, "o", ms=12, mfc="none", mec=ACCENT, mew=1.4)
+    _ticks(ax, at, numeric)
+
+
+def _ticks(ax: Axes, at: dict[Any, float], numeric: bool) -> None:
+    """Every swept value is a tick where there are few; a logarithmic axis where they span more than a factor 3."""
+    places = list(at.values())
+    if not numeric:
+        many = len(at) > 4
+        ax.set_xticks(places, [str(v) for v in at], rotation=30 if many else 0, ha="right" if many else "center")
+    elif min(places) > 0 and max(places) / min(places) > 3:
+        log_axis(ax)
+        if len(places) <= 8:
+            ax.set_xticks(places, [short(v) for v in places])
+    elif len(places) <= 8:
+        ax.set_xticks(places)
+    ax.margins(x=0.08, y=0.15)

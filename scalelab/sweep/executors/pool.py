@@ -1,0 +1,242 @@
+"""A bounded pool on this machine: workers that live as long as the study, each taking one pack at a time.
+
+Workers come from a fork server that has imported jax but not started it. A program that a worker has compiled serves its
+later packs too, so a pack goes to the worker that holds its program. A pack that fails ends its worker, and a fresh one
+takes the rest: a crash costs its own trials only. What workers tell is files (run folders, `packs/KEY/log.txt`,
+`packs/KEY/spent.jsonl`); the parent hands packs out, watches, and asks for a stop.
+"""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from multiprocessing import connection, forkserver, resource_tracker
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab import git, records, signals, user_code
+from scalelab.errors import BadInput
+from scalelab.hardware.chips import accelerated
+from scalelab.sweep.executors.worker import STOPPED, live
+
+POLL_S = 0.2
+PRELOAD = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
+PROGRAMS_EACH = 8  # a worker that has compiled so many is replaced: it would hold them all to its end, some 50 MB each
+Jobs = Mapping[str, Mapping[str, ConfigDict]]  # {pack: {trial: config}}
+Watch = Callable[[Sequence[str]], None]
+
+
+def worker_count(wanted: int) -> int:
+    """`sweep.workers`; 0: one a core on CPU, where tiny models don't fill two, and one in all on an accelerator."""
+    return wanted or (1 if accelerated() else len(_cores()))
+
+
+@dataclasses.dataclass
+class _Worker:
+    """A process, this end of its pipe, its cores, what it trains now, and the programs that it has compiled."""
+
+    process: Any
+    pipe: connection.Connection
+    cores: list[int]
+    pack: str | None = None
+    programs: set[Hashable] = dataclasses.field(default_factory=set)
+    asked: bool = False  # to stop
+
+
+class Pool:
+    """At most `workers` processes, started when there is work for them; on leaving the context they end.
+
+    A worker whose parent died saves what it trains and ends.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, workers: int, allow: Collection[str] = (), take_over: bool = False
+    ) -> None:
+        self.folder, self.options = folder, (tuple(allow), take_over)
+        self.context = _context()
+        self.free = _shares(workers)  # the cores of workers that are not running
+        self.workers: list[_Worker] = []
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for worker in self.workers:
+            worker.pipe.close()  # a worker that waits ends; one that trains saves first
+        for worker in self.workers:
+            worker.process.join()
+
+    def run(
+        self, jobs: Jobs, watch: Watch = lambda running: None, stop: Callable[[], bool] = lambda: False,
+        code: Mapping[str, git.State] | None = None,
+    ) -> dict[str, int]:  # fmt: skip
+        """Train `{pack: {trial: config}}`, roughly in this order. Returns each pack's exit code.
+
+        0 trained, 1 failed (its log says why; the others go on), 75 stopped. `watch` is called often, with the packs that
+        run. Packs that no worker has begun when `stop` turns true are not in the answer.
+        """
+        waiting = {pack: _program(configs) for pack, configs in jobs.items()}
+        codes: dict[str, int] = {}
+        while waiting or self._busy():
+            if stop():
+                waiting.clear()
+                self._ask_to_stop()
+            self._hand_out(jobs, waiting, code)
+            watch([worker.pack for worker in self._busy() if worker.pack])
+            ends = [end for worker in self._busy() for end in (worker.pipe, worker.process.sentinel)]
+            connection.wait(ends, POLL_S)
+            codes |= {
+                pack: STOPPED if stop() and -code in signals.STOPS else code for pack, code in self._ended().items()
+            }
+        return codes
+
+    def _ask_to_stop(self) -> None:
+        """Once, and by the pipe: a signal to the whole group has reached the workers too, and a second one is urgent."""
+        for worker in self._busy():
+            if not worker.asked:
+                worker.asked = True
+                with contextlib.suppress(OSError):  # it has just died
+                    worker.pipe.send(None)
+
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.pack]
+
+    def _hand_out(self, jobs: Jobs, waiting: dict[str, Hashable], code: Mapping[str, git.State] | None) -> None:
+        """Give every idle worker a pack, and start workers while there are packs and cores for them."""
+        while waiting and (worker := self._idle()):
+            others = {program for other in self.workers if other is not worker for program in other.programs}
+            pack = choose(waiting, worker.programs, others)
+            if worker.programs and _wants_fresh_process(jobs[pack]):
+                self._retire(worker)
+                continue
+            worker.pack = pack
+            worker.programs.add(waiting.pop(pack))
+            with contextlib.suppress(OSError):  # it has died while it waited: `_ended` sees it
+                configs = {name: config.to_dict() for name, config in jobs[pack].items()}
+                worker.pipe.send((pack, configs, user_code.permissions(), code))
+
+    def _idle(self) -> _Worker | None:
+        for worker in [worker for worker in self.workers if not worker.pack]:
+            if worker.process.is_alive():
+                return worker
+            self._retire(worker)
+        return self._start() if self.free else None
+
+    def _start(self) -> _Worker:
+        cores = self.free.pop()
+        here, there = self.context.Pipe()
+        process = self.context.Process(target=live, args=(self.folder, there, cores, *self.options))
+        with _main_is_not_imported_again():
+            process.start()
+        there.close()
+        self.workers.append(_Worker(process, here, cores))
+        return self.workers[-1]
+
+    def _ended(self) -> dict[str, int]:
+        """The exit codes of the packs that have ended since the last look; what can't go on is replaced."""
+        codes = {}
+        for worker in self._busy():
+            pack, alive = worker.pack, worker.process.is_alive()
+            trained = _answered(worker)  # after `alive`: it may answer and end in between
+            if alive and not trained:
+                continue
+            assert pack
+            codes[pack], worker.pack = 0, None
+            if not trained:
+                worker.process.join()
+                codes[pack] = worker.process.exitcode or STOPPED  # it was told to go before it began
+            if not trained or len(worker.programs) >= PROGRAMS_EACH:
+                self._retire(worker)
+        return codes
+
+    def _retire(self, worker: _Worker) -> None:
+        worker.pipe.close()
+        worker.process.join()
+        self.workers.remove(worker)
+        self.free.append(worker.cores)
+
+
+def choose(waiting: Mapping[str, Hashable], compiled: Collection[Hashable], others: Collection[Hashable]) -> str:
+    """The pack that a worker takes of `{pack: its program}`: the first that it has compiled the program of, or nobody has.
+
+    Else the first of all: to compile once more is better than to wait.
+    """
+    mine = (pack for pack, program in waiting.items() if program in compiled or program not in others)
+    return next(mine, next(iter(waiting)))
+
+
+def _program(configs: Mapping[str, ConfigDict]) -> Hashable:
+    """What decides a pack's compiled programs. Where it can't be told, the pack shares none: it fails by itself."""
+    config = next(iter(configs.values()))
+    try:
+        return config_lib.static(config), min(config.train.steps_per_dispatch, config.train.steps), len(configs)
+    except (BadInput, LookupError, TypeError, ValueError):
+        return object()
+
+
+def _wants_fresh_process(configs: Mapping[str, ConfigDict]) -> bool:
+    """Whether XLA has to be told something for this pack before it starts (`determinism.flags`)."""
+    return bool(next(iter(configs.values())).train.deterministic)
+
+
+def _answered(worker: _Worker) -> bool:
+    """Whether the worker says that its pack is trained."""
+    try:
+        return worker.pipe.poll() and bool(worker.pipe.recv())
+    except (EOFError, OSError):
+        return False
+
+
+def _context() -> Any:
+    """multiprocessing with a fork server (and a tracker of resources) that no signal to the process group ends.
+
+    It would take the workers' exit codes with it. Workers inherit the deafness until they listen, so none dies as it starts.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    with signals.blocked():
+        resource_tracker.ensure_running()  # which unblocks SIGTERM and SIGINT when it has started
+        with signals.blocked():
+            forkserver.ensure_running()
+    return context
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def _shares(workers: int) -> list[list[int]]:
+    """The cores of each worker; all of them where there are more workers than cores."""
+    cores = _cores()
+    return [cores[i::workers] for i in range(workers)] if workers <= len(cores) else [cores] * workers
+
+
+@contextlib.contextmanager
+def _main_is_not_imported_again():
+    """Children get all they need as arguments; running the caller's script again in each would only cost time."""
+    main = sys.modules["__main__"]
+    kept = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    for attribute in kept:
+        setattr(main, attribute, None)
+    try:
+        yield
+    finally:
+        for attribute, value in kept.items():
+            setattr(main, attribute, value)
+
+
+def mark_failed(folder: pathlib.Path, pack: str, trials: Sequence[str], code: int) -> str:
+    """Note in the runs of a crashed pack that it crashed; returns the log's last line, which says why."""
+    log = folder / "packs" / pack / "log.txt"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    why = lines[-1] if lines else f"exit code {code}, nothing logged"
+    for trial in trials:
+        place = folder / "runs" / trial
+        place.mkdir(parents=True, exist_ok=True)
+        records.event(place, "failed", None, why)
+    return why

@@ -1,0 +1,115 @@
+"""A worker of the pool: a process that trains one pack after the other, and notes what each took."""
+
+import contextlib
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Collection
+from multiprocessing import connection
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab import records, user_code
+
+POLL_S = 0.2
+STOPPED = 75
+SPENT = "spent.jsonl"
+COMPILING = "/jax/core/compile/"  # what jax calls its own durations of tracing, lowering and compiling
+
+
+def live(
+    folder: pathlib.Path, pipe: connection.Connection, cores: list[int], allow: Collection[str], take_over: bool
+) -> None:
+    """Train the packs that come through the pipe, as (name, {trial: config}, `user_code.permissions`, `git.code_state`), until it closes; say True after each.
+
+    Anything else that comes, its end too, means stop: the pack is saved and the exit code is 75. So does a signal. An
+    exception ends the worker: whatever the pack had done to this process goes with it. Output goes to the pack's log.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)  # before jax starts its threads: it makes one a core that it may use
+    from scalelab.signals import stop_on_signals
+    from scalelab.sweep.pack import train_pack
+    from scalelab.train.step.program import cache_compilations
+
+    cache_compilations()
+    clock = Clock()
+    with stop_on_signals() as signalled:
+        while job := _next(pipe, signalled):
+            pack, configs, permissions, code = job
+            user_code.permit(permissions)
+            place = folder / "packs" / pack
+            _log_to(place)
+            clock.start()
+            trials = {name: ConfigDict(config) for name, config in configs.items()}
+            verdicts = train_pack(
+                folder,
+                pack,
+                trials,
+                stop=lambda: signalled() or pipe.poll(),
+                allow=allow,
+                take_over=take_over,
+                code=code,
+            )
+            records.append(place / SPENT, [clock.read()])
+            if "stopped" in verdicts.values():
+                sys.exit(STOPPED)
+            with contextlib.suppress(OSError):  # nobody listens any more: `_next` ends it
+                pipe.send(True)
+
+
+def _next(pipe: connection.Connection, signalled: Callable[[], bool]) -> Any:
+    """The next job; None: it is time to go."""
+    while not pipe.poll(POLL_S):
+        if signalled():
+            return None
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        return None
+
+
+def _log_to(place: pathlib.Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    place.mkdir(parents=True, exist_ok=True)
+    log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+class Clock:
+    """Seconds of this process for one pack: `wall_s`, `cpu_s`, `compile_s` (tracing, lowering, compiling; wall time).
+
+    The first pack's `cpu_s` holds the process's start too, which is also its `start_s`.
+    """
+
+    def __init__(self) -> None:
+        from jax import monitoring
+
+        self.before, self.compile_s = 0.0, 0.0
+        monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event.startswith(COMPILING):
+            self.compile_s += duration_secs
+
+    def start(self) -> None:
+        """Begin with the next pack."""
+        self.start_s = 0.0 if self.before else time.process_time()
+        self.compile_s, self.wall = 0.0, time.monotonic()
+
+    def read(self) -> dict[str, float]:
+        """What the pack took, and when it ended."""
+        now = time.process_time()
+        cpu_s, self.before = now - self.before, now
+        wall_s = time.monotonic() - self.wall
+        return {
+            "time": time.time(),
+            "wall_s": wall_s,
+            "cpu_s": cpu_s,
+            "compile_s": self.compile_s,
+            "start_s": self.start_s,
+        }

@@ -1,0 +1,148 @@
+"""A scaled-down twin of a recipe, sized to what its learning-rate sweep may cost, and what the sweep says about the recipe.
+
+Yang et al. 2022, Algorithm 1 (muTransfer): tune a small model in muP, copy the learning rate to the large one.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.config import schedule_steps
+from scalelab.errors import BadInput
+from scalelab.model import count
+from scalelab.model.resize import resized, width_unit
+from scalelab.sweep.best import Best, best
+from scalelab.sweep.scaling.ladder import flops_per_step, of_no_length
+
+LEAST_STEPS = 100  # a shorter run is mostly warm-up; below, the twin takes smaller batches
+OCTAVES = range(-3, 4)  # around the recipe's own learning rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Proxy:
+    """`twin` is the scaled-down config, `target` the recipe that takes its learning rate from it.
+
+    `lr_factor`: the target's learning rate over the twin's (1 unless batches differ).
+    """
+
+    twin: ConfigDict
+    target: ConfigDict
+    lr_factor: float
+    sweep_flops: float
+
+    def lines(self) -> list[str]:
+        """What was chosen, for people."""
+        twin, target = self.twin, self.target
+        sizes = [count.parameters(config_lib.static(c).model)["total"] for c in (twin, target)]
+        tokens = [c.train.steps * schedule_steps.tokens_per_step(c) for c in (twin, target)]
+        p = target.parametrization
+        bases = f"base_width {p.base_width}" + f", base_layers {p.base_layers}" * (p.name == "completep")
+        return [
+            f"twin: d_model {twin.model.d_model} of {target.model.d_model}, {twin.model.n_layers} of {target.model.n_layers} "
+            f"layers, {sizes[0]:,} of {sizes[1]:,} parameters (total)",
+            f"horizon: {twin.train.steps:,} steps of {schedule_steps.tokens_per_step(twin):,} tokens, {tokens[0] / sizes[0]:.3g} tokens a "
+            f"parameter (target: {tokens[1] / sizes[1]:.3g}); warm-up {twin.schedule.warmup_steps} steps",
+            f"parametrization: {p.name}, {bases}, d_head {twin.model.d_head}",
+            f"batch: {twin.train.global_batch} of {target.train.global_batch} sequences"
+            + f"; the target's LR is {self.lr_factor:.3g} x the twin's (square root of the batches)"
+            * (self.lr_factor != 1),
+        ]
+
+
+def plan(recipe: ConfigDict, budget_flops: float, runs: int) -> Proxy:
+    """The widest twin whose `runs` runs cost at most `budget_flops` (exact, training; validation is not counted).
+
+    d_head stays, heads and d_ff follow the width. Under completep depth follows the width too, under mup it stays, and
+    either keeps its bases; a standard recipe becomes a completep one with the twin as its base. BadInput where not even
+    the narrowest twin fits.
+    """
+    of_no_length(recipe, "a twin")
+    unit = width_unit(recipe)
+    widths = range(unit, recipe.model.d_model, unit)
+    if not widths:
+        raise BadInput(
+            f"model.d_model={recipe.model.d_model} holds a single group of heads of {recipe.model.d_head}: no twin"
+        )
+    low, high = 0, len(widths)  # all up to and without `low` fit, none from `high` on
+    while low < high:
+        middle = (low + high) // 2
+        fits = runs * _flops(_twin(recipe, widths[middle])) <= budget_flops
+        low, high = (middle + 1, high) if fits else (low, middle)
+    if not low:
+        least = runs * _flops(_twin(recipe, unit))
+        raise BadInput(
+            f"--flops={budget_flops:.3g}: {runs} runs of the narrowest twin (d_model {unit}) take {least:.3g}; nearest: {least:.3g}"
+        )
+    twin = _twin(recipe, widths[low - 1])
+    target = recipe.copy_and_resolve_references()
+    if recipe.parametrization.name == "standard":
+        bases = {
+            "base_width": twin.model.d_model,
+            "base_layers": twin.model.n_layers,
+            "base_d_head": float(twin.model.d_head),
+        }
+        for config in (twin, target):
+            config.parametrization.update(name="completep", **bases)
+    factor = (target.train.global_batch / twin.train.global_batch) ** 0.5
+    return Proxy(config_lib.resolve(twin), config_lib.resolve(target), factor, runs * _flops(twin))
+
+
+def _flops(config: ConfigDict) -> float:
+    return config.train.steps * flops_per_step(config)
+
+
+def _twin(recipe: ConfigDict, width: int) -> ConfigDict:
+    """The recipe at another width, with as many tokens a parameter (total), in at least LEAST_STEPS steps."""
+    depth = recipe.model.n_layers
+    if recipe.parametrization.name != "mup":
+        depth = max(1, round(depth * width / recipe.model.d_model))
+    twin = resized(recipe, width, depth)
+    small, large = (count.parameters(config_lib.static(config).model)["total"] for config in (twin, recipe))
+    tokens = recipe.train.steps * schedule_steps.tokens_per_step(recipe) * small / large
+    batch = recipe.train.global_batch
+    while tokens < LEAST_STEPS * batch * recipe.model.seq_len and batch % 2 == 0:
+        batch //= 2
+    steps = max(LEAST_STEPS, round(tokens / (batch * recipe.model.seq_len)))
+    twin.train.update(global_batch=batch, accumulate=min(recipe.train.accumulate, batch))
+    shorten(twin, recipe, steps)
+    return twin
+
+
+def shorten(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
+    """Give `twin` so many steps, the recipe's shares of them for what is said in steps, and an evaluation at its end."""
+    twin.train.steps = steps
+    for what in ("warmup", "decay"):
+        share = recipe.schedule[f"{what}_steps"] / recipe.train.steps
+        twin.schedule.update({f"{what}_tokens": None, f"{what}_share": None, f"{what}_steps": round(share * steps)})
+    for key in ("hold_steps", "beta1_steps"):
+        twin.schedule[key] = round(recipe.schedule[key] * steps / recipe.train.steps)
+    twin.eval.every_steps = twin.checkpoint.every_steps = steps
+    twin.log.every_steps = max(1, steps // 100)
+
+
+def trials(proxy: Proxy, lrs: Sequence[float], seeds: Sequence[int]) -> dict[str, ConfigDict]:
+    """{name: config} of the twin at every learning rate (the twin's) and seed: one pack."""
+    found = {}
+    for lr in lrs:
+        for seed in seeds:
+            config = proxy.twin.copy_and_resolve_references()
+            config.optim.peak_lr, config.train.seed = float(lr), seed
+            found[f"peak_lr={lr:.4g}-seed={seed}"] = config_lib.resolve(config)
+    return found
+
+
+def fill(
+    proxy: Proxy, rows: Sequence[dict[str, Any]], lrs: Sequence[float], seeds: Sequence[int]
+) -> tuple[ConfigDict, Best]:
+    """(the target with the best learning rate filled in, the best in the twin's log2 LR). rows: as `sweep.status.rows`."""
+    by_name = {row["name"]: row for row in rows}
+    names = [[f"peak_lr={lr:.4g}-seed={seed}" for lr in lrs] for seed in seeds]
+    losses = [[by_name[n]["val_loss"] if by_name[n]["status"] == "done" else np.nan for n in row] for row in names]
+    found = best(np.log2(lrs), np.array(losses, float))
+    target = proxy.target.copy_and_resolve_references()
+    target.optim.peak_lr = float(f"{2**found.log2_lr * proxy.lr_factor:.4g}")
+    return config_lib.resolve(target), found

@@ -1,0 +1,84 @@
+"""A recipe small enough for a laptop: the same choices, at other sizes. For its learning rate see `proxy.py`, which keeps more."""
+
+import itertools
+
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.config import batch_ramp
+from scalelab.errors import BadInput
+from scalelab.optim.registry import find
+from scalelab.sweep.scaling.proxy import shorten
+
+VOCAB, SEQ_LEN, SEQUENCES = 256, 128, 16  # bytes; tokens; of a batch
+MOST_LR = 1e-2  # what tiny models of Adam's kind bear
+LEAST_D_MODEL = 16
+
+
+def shrunk(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> ConfigDict:
+    """A resolved config at `d_model` and `steps`, two layers or one cycle of unlike ones, on bytes.
+
+    Kept are the recipe's choices and the ratios that make them: queries a key head up to 4, d_ff and attention's width over
+    d_model, shares of warm-up, decay and batch warm-up, the sizes of its batches to each other. The learning rate of an
+    optimizer like Adam grows as 1/d_model (Yang et al. 2022, Table 8), up to 1e-2. BadInput for a width that is none.
+    """
+    if not LEAST_D_MODEL <= d_model < recipe.model.d_model or d_model % 8:
+        low = max(LEAST_D_MODEL, min(recipe.model.d_model - 8, round(d_model / 8) * 8))
+        raise BadInput(
+            f"d_model={d_model} is no width to shrink to: a multiple of 8 from {LEAST_D_MODEL} on, below the recipe's "
+            f"{recipe.model.d_model}; nearest: {low}"
+        )
+    twin = recipe.copy_and_resolve_references()
+    with twin.unlocked(), twin.ignore_type():
+        twin.model.update(_model(recipe.model, d_model))
+        twin.parametrization.base_d_head = None
+        if find(recipe.optim.name).like == "adam":
+            twin.optim.peak_lr = min(
+                max(MOST_LR, recipe.optim.peak_lr), recipe.optim.peak_lr * recipe.model.d_model / d_model
+            )
+        _batch(twin, recipe, steps)
+        shorten(twin, recipe, steps)
+    return config_lib.resolve(twin)
+
+
+def _model(model: ConfigDict, d_model: int) -> dict[str, int]:
+    """The sizes of a small model."""
+    group, length = min(model.n_heads // model.n_kv_heads, 4), min(model.seq_len, SEQ_LEN)
+    keys = min(model.n_kv_heads, 2 if group > 1 else 4)
+    attended = model.n_heads * model.d_head * d_model / model.d_model
+    return {
+        "d_model": d_model,
+        "n_layers": max(2, model.nope_every, model.global_every),
+        "n_heads": keys * group,
+        "n_kv_heads": keys,
+        "d_head": max(2, 2 * round(attended / (2 * keys * group))),
+        "d_ff": -(-model.d_ff * d_model // (8 * model.d_model)) * 8,
+        "vocab_size": min(model.vocab_size, VOCAB),
+        "seq_len": length,
+        "window": -(-model.window * length // model.seq_len),
+    }
+
+
+def _batch(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
+    """16 sequences, reached in as large a share of the run's tokens or steps, from as small a part of them."""
+    old, schedule = recipe.schedule, twin.schedule
+    scale = SEQUENCES / recipe.train.global_batch
+    tokens = scale * twin.model.seq_len / recipe.model.seq_len * steps / recipe.train.steps
+    twin.train.update(global_batch=SEQUENCES, accumulate=SEQUENCES if old.batch_stages or old.batch_start else 1)
+    if old.batch_stages:
+        schedule.batch_stages = _stages(batch_ramp.stages(old.batch_stages), scale, steps / recipe.train.steps)
+    if old.batch_start:
+        schedule.batch_start = min(SEQUENCES - 1, max(1, round(old.batch_start * scale)))
+        schedule.batch_warmup_tokens = max(1, round(old.batch_warmup_tokens * tokens))
+    if old.seq_start:
+        schedule.seq_start = max(8, round(old.seq_start * twin.model.seq_len / recipe.model.seq_len))
+        schedule.seq_warmup_tokens = max(1, round(old.seq_warmup_tokens * tokens))
+
+
+def _stages(stages: list[tuple[int, int]], scale: float, shorter: float) -> str:
+    """The text of these stages at other sizes; each begins a step after the last at the earliest."""
+    steps = itertools.accumulate(
+        (round(step * shorter) for step, _ in stages[1:]), lambda a, b: max(a + 1, b), initial=0
+    )
+    pairs = [f"{step}: {max(1, round(batch * scale))}" for step, (_, batch) in zip(steps, stages, strict=True)]
+    return "; ".join([pairs[0].removeprefix("0: "), *pairs[1:]])

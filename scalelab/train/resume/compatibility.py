@@ -1,0 +1,165 @@
+"""What may not change under a run's feet: the facts a checkpoint was saved under against those of now."""
+
+import dataclasses
+import importlib.metadata
+import platform
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab import set_by
+from scalelab.data.dataset import Dataset
+from scalelab.errors import BadInput, nearest
+from scalelab.identity import identifies
+from scalelab.model import transformer
+from scalelab.optim.registry import find
+from scalelab.train.checkpoints.leaves import describe
+
+# A run that goes on under other values of these would be another run: its past no longer follows from its config.
+FROZEN = (
+    "model",
+    "data",
+    "parametrization",
+    "precision",
+    "schedule.name",
+    "schedule.batch_start",
+    "schedule.batch_stages",
+    "schedule.batch_warmup_tokens",
+    "schedule.seq_start",
+    "schedule.seq_warmup_tokens",
+)
+# What decides the optimizer's program.
+OPTIMIZER = "optim.name"
+FROZEN_OPTIM = tuple(f"optim.{field.name}" for field in dataclasses.fields(config_lib.Optim))
+FROZEN_TRAIN = (
+    "train.global_batch",
+    "train.accumulate",
+    "train.seed",
+    "train.ema",
+    "train.init_from",
+    "train.branch_from",
+)
+FREE = ("data.cache_dir", "model.attention")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scalelab")
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages whose arithmetic or files a run depends on."""
+    return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES}
+
+
+def facts(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
+    """What a checkpoint says about one trial: identity, config, what the data are, versions."""
+    return {
+        "identity": config_lib.identity(config),
+        "config": config.to_dict(),
+        "data": {"fingerprint": dataset.fingerprint, "tokenizer": dataset.description["tokenizer"]},
+        "versions": versions(),
+        # So that weights of a run under somebody's own optimizer can be read without running it.
+        "evaluates_another_point": find(config.optim.name).evaluated is not None,
+    }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`{key: (old, new)}` between two `facts`, of config values and of what the data are.
+
+    A key that an older scalelab did not know had what is now its default.
+    """
+    before, after = _flat(old), _flat(new)
+    after.pop(set_by.KEY, None)  # who set a value is not a value
+    known = config_lib.leaves(config_lib.default_tree()) | before
+    for key in {*before, *after}:  # numbers of an own optimizer have no default
+        if key.startswith(config_lib.OWN):
+            known.setdefault(key, None)
+            after.setdefault(key, None)
+    return {key: (known[key], value) for key, value in after.items() if key in known and known[key] != value}
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    data = {f"data.{key}": value for key, value in facts["data"].items()}
+    return config_lib.leaves(ConfigDict(facts["config"])) | data
+
+
+def is_frozen(key: str) -> bool:
+    """Whether a change of this key makes another run."""
+    return key not in FREE and (key.split(".")[0] in FROZEN or key in FROZEN + FROZEN_OPTIM + FROZEN_TRAIN)
+
+
+def check_allowed(keys: Collection[str]) -> None:
+    """BadInput for a `--allow-change` that names nothing; a group's name stands for all of its keys."""
+    known = [*config_lib.leaves(config_lib.default_tree()), "data.fingerprint", "data.tokenizer"]
+    known += [key for key in {name.split(".")[0] for name in known} if is_frozen(key)]
+    for key in keys:
+        if key not in known:
+            raise BadInput(f"--allow-change={key}: no such key{nearest(key, known)}")
+        if not is_frozen(key) and key != "train.steps":  # which is, where the schedule's past would have been another
+            raise BadInput(f"--allow-change={key}: this key may change anyway; the change is recorded")
+
+
+def refuse(
+    where: str, old: Mapping[str, Any], new: Mapping[str, Any], allow: Collection[str] = ()
+) -> dict[str, tuple[Any, Any]]:
+    """What changed from `old` to `new` (both `facts`) and may. BadInput, old against new with shapes, for what may not."""
+    changes = differences(old, new)
+    allowed = {*allow, *(FROZEN_OPTIM if OPTIMIZER in {*allow} & {*changes} else ())}  # another one has other options
+    refused = {k: v for k, v in changes.items() if is_frozen(k) and not {k, k.split(".")[0]} & allowed}
+    if refused:
+        shapes = _shape_lines(old, new)
+        others = [key for key in refused if OPTIMIZER not in refused or key not in FROZEN_OPTIM or key == OPTIMIZER]
+        flags = " ".join(f"--allow-change={key}" for key in others)
+        ways = (
+            "or use another --workdir" if shapes else f"use another --workdir, or pass {flags}"
+        )  # no flag helps shapes
+        raise BadInput(f"{where} was started with{_listed(refused, shapes)}: put it back, {ways}")
+    return changes
+
+
+def refuse_ended(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """BadInput where a run without a step left would be called one of another identity: nothing of it would be true."""
+    changed = {key: pair for key, pair in differences(old, new).items() if identifies(key) and key not in FREE}
+    if changed:
+        raise BadInput(
+            f"{where} has no step left and was trained with{_listed(changed)}: put it back, or use another --workdir"
+        )
+
+
+def _listed(changed: Mapping[str, tuple[Any, Any]], more: Sequence[str] = ()) -> str:
+    lines = [f"{key}={before!r}, now it is {after!r}" for key, (before, after) in changed.items()] + list(more)
+    return f" {lines[0]}" if len(lines) == 1 else "".join(f"\n  {line}" for line in lines) + "\n"
+
+
+def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    trees = [_tree(config_of(facts)) for facts in (old, new)]
+    names = sorted(trees[0] | trees[1])
+    return [
+        f"{name}: {trees[0].get(name, 'absent')}, now {trees[1].get(name, 'absent')}"
+        for name in names
+        if trees[0].get(name) != trees[1].get(name)
+    ]
+
+
+def config_of(facts: Mapping[str, Any]) -> ConfigDict:
+    """The config in some `facts`, as this scalelab knows it: keys that are gone dropped, new ones at their defaults."""
+    known = config_lib.default_tree()
+    values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.leaves(known)
+    return config_lib.override(
+        known,
+        {key: value for key, value in values.items() if key in defaults or key.startswith(config_lib.OWN)},
+        set_by.STORED,
+    )
+
+
+def _tree(config: ConfigDict) -> dict[str, str]:
+    """Of the parameters alone: a save may know an optimizer that this version doesn't."""
+    return describe(
+        {"params": jax.eval_shape(lambda: transformer.init(config_lib.static(config).model, jax.random.key(0)))}
+    )
+
+
+def version_changes(old: Mapping[str, Any]) -> str:
+    """What other versions a checkpoint was saved under, as text; "" where none."""
+    now, before = versions(), old["versions"]
+    return ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name])

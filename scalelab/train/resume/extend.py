@@ -1,0 +1,142 @@
+"""More steps for a run that has begun: allowed where its past stays what it would have been, planned so from the start."""
+
+import dataclasses
+import pathlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from scalelab.config import schedule_steps
+from scalelab.config import Layout, Static, static, traced_names
+from scalelab.errors import BadInput
+from scalelab.model.count import used
+from scalelab.optim import schedules
+from scalelab.optim.registry import find
+from scalelab.train.resume import compatibility; from scalelab.train.checkpoints import manifest
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.step import updates
+
+STEPS = "train.steps"  # what --allow-change names to go on nevertheless
+
+
+def planned(facts: Mapping[str, Any]) -> ConfigDict:
+    """The resolved config that a checkpoint was saved under."""
+    config = compatibility.config_of(facts)
+    if config.schedule.decay_steps is None:  # saved before decays were kept in steps
+        schedule_steps.resolve(config)
+    return config
+
+
+def keep_warmup(facts: Mapping[str, Any], config: ConfigDict) -> str:
+    """Give `config` the warm-up of its past where its own follows from another `train.steps`; returns what to say of it."""
+    old = planned(facts)
+    derived = config.copy_and_resolve_references()
+    schedule_steps.forget(derived)
+    warmup, own = old.schedule.warmup_steps, config.schedule.warmup_steps
+    if warmup == own or derived.schedule.warmup_steps is not None:
+        return ""
+    with config.unlocked(), config.ignore_type():
+        config.schedule.warmup_share = None
+        config.schedule.warmup_steps = warmup
+    return (
+        f"the warm-up stays {warmup} steps, as it was; {config.train.steps} steps from the start would have had {own}"
+    )
+
+
+def refuse(
+    folder: pathlib.Path, step: int, facts: Mapping[str, Any], config: ConfigDict, allow: Collection[str]
+) -> None:
+    """BadInput where another `train.steps` would have given the steps before `step` another LR, momentum or decay.
+
+    With a cosine it always does; constant and wsd (before its decay) go on to the bits of a run planned so.
+    """
+    old = planned(facts)
+    if old.train.steps == config.train.steps or STEPS in allow:
+        return
+    new = old.copy_and_resolve_references()
+    with new.unlocked(), new.ignore_type():
+        new.train.steps = config.train.steps
+        new.schedule.warmup_steps, new.schedule.decay_steps = config.schedule.warmup_steps, config.schedule.decay_steps
+    at = f"{folder} is at step {step} of {old.train.steps}; with train.steps={new.train.steps}"
+    if not (found := first_difference(old, new, step)):
+        if step and (found := of_optimizer(old, new)):
+            raise BadInput(
+                f"{at} {found}: begin anew in another --workdir, there on these weights with --init-from={folder}, or jump with "
+                f"--allow-change={STEPS}"
+            )
+        return
+    raise BadInput(f"{at} {found}: {_way_out(folder, old, new)}, or jump to the new curve with --allow-change={STEPS}")
+
+
+def first_difference(old: ConfigDict, new: ConfigDict, step: int) -> str:
+    """Where the schedules of two configs part before `step`, as text; "" where they are the same to the last bit."""
+    curves = [schedules.curves(config, np.arange(step)) for config in (old, new)]
+    apart = {key: np.flatnonzero(curves[0][key] != curves[1][key]) for key in curves[0]}
+    if not any(len(where) for where in apart.values()):
+        return ""
+    key = min((key for key in apart if len(apart[key])), key=lambda key: apart[key][0])
+    at = int(apart[key][0])
+    was, would = (float(curve[key][at]) for curve in curves)
+    return f"the {key} of its step {at} would have been {would:.6g}, and was {was:.6g}"
+
+
+def of_optimizer(old: ConfigDict, new: ConfigDict) -> str:
+    """Why an optimizer's steps follow from `train.steps` (AdEMAMix's alpha and beta3 do), where that differs; "" if they don't.
+
+    Read off the jaxpr of its update, so that a user's own is known too.
+    """
+    if old.train.steps == new.train.steps or not _reads_steps(dataclasses.replace(static(new), layout=Layout())):
+        return ""
+    return f"optim.name={new.optim.name!r} plans its own numbers for train.steps, and was at work for {old.train.steps}"
+
+
+def _reads_steps(of: Static) -> bool:
+    """Of one device; what its LR is doesn't count."""
+    state, scalar = state_lib.shapes(of), jax.ShapeDtypeStruct((), jnp.float32)
+    h = dict.fromkeys(traced_names(of.optim), scalar)
+    estimate = (state.params, jax.ShapeDtypeStruct((), bool))
+    extra = {"curvature": estimate} if find(of.optim.name).curvature else {}
+
+    def update(steps: jax.Array, h: Any, lr: jax.Array, state: Any, extra: Any) -> Any:
+        return updates(of, state.params, state.opt_state, state.params, h | {"steps": steps}, lr, **extra)
+
+    traced = jax.make_jaxpr(update)(scalar, h, scalar, state, extra).jaxpr
+    return any(v is traced.invars[0] for equation in used(traced) for v in equation.invars)
+
+
+def decay_start(config: ConfigDict) -> int:
+    """The step that a wsd's decay begins at; of another schedule the end."""
+    return config.train.steps - (config.schedule.decay_steps if config.schedule.name == "wsd" else 0)
+
+
+def _way_out(folder: pathlib.Path, old: ConfigDict, new: ConfigDict) -> str:
+    name, start = old.schedule.name, decay_start(old)
+    if name == "wsd":
+        known = sorted(step for step in manifest.saved(folder) if step <= start)
+        from_where = f"{folder}@{known[-1]}" if known else f"RUN@STEP (here no step up to {start} is kept)"
+        return (
+            f"its decay began at step {start}; go on from before it with "
+            f"`scalelab train --branch-from={from_where} --config.{STEPS}={new.train.steps} --workdir=NEW`"
+        )
+    return (
+        f"{name!r} is planned for its end. Train a constant or wsd run, which goes on, and take decays of any length from it with "
+        f"`scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW`; or start anew on these "
+        f"weights with --init-from={folder}"
+    )
+
+
+def furthest(folder: pathlib.Path) -> tuple[int, dict[str, Any]] | None:
+    """(step, facts) of a run's last checkpoint; None where there is none, or where it is damaged: loading it will say so."""
+    saved = manifest.saved(folder)
+    if not saved:
+        return None
+    step = max(saved)
+    place, name = saved[step]
+    try:
+        return step, manifest.read(place / str(step))["facts"][name]
+    except (manifest.Damaged, KeyError):
+        return None

@@ -1,0 +1,62 @@
+"""What the loop reads: training batches, prepared while the device is busy, and a validation set a source."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scalelab.data.batches.batches import NONE, val_batches
+from scalelab.data.dataset import Dataset
+from scalelab.data.batches.shards import still_there
+from scalelab.train.run import sources
+from scalelab.train.run.run import Run, bits_per_byte
+
+
+class Feed:
+    """The next dispatch's batches, one array [k, R, S+1] a run. And `val`, an array [n, R, S+1] a source.
+
+    R are the `rows` of a global batch that this process's devices hold: no other row is read.
+    """
+
+    def __init__(self, runs: Sequence[Run], dataset: Dataset, rows: np.ndarray | slice) -> None:
+        c = runs[0].config
+        self.runs, self.dataset, self.rows = runs, dataset, rows
+        self.k = min(c.train.steps_per_dispatch, c.train.steps)
+        size = c.model.seq_len, c.train.global_batch, c.eval.batches
+        sets = [val_batches(part, *size, rows) for part in dataset.parts]
+        most = max(map(len, sets))  # of one shape, so that one program scores all
+        self.val = [np.pad(s, ((0, most - len(s)), (0, 0), (0, 0)), constant_values=NONE) for s in sets]
+        self.batches = {run.config.train.seed: sources.batches(run.config, dataset) for run in runs}
+        self.ready: tuple[int, dict[int, np.ndarray]] = (-1, {})
+
+    def prepare(self, step: int) -> None:
+        """Fetch k batches from `step` on, whether or not all will be run: the program's shape is k."""
+        for part in self.dataset.parts:
+            still_there(part.train)
+        self.ready = (step, {seed: batches.chunk(step, self.k, self.rows) for seed, batches in self.batches.items()})
+
+    def take(self, step: int, n: int) -> list[np.ndarray | None]:
+        """What `prepare` fetched for this step, or fetch it now; None for a run that is out."""
+        assert n <= self.k
+        if self.ready[0] != step:
+            self.prepare(step)
+        return [self.ready[1][run.config.train.seed] if run.status == "running" else None for run in self.runs]
+
+    def scored(self, run: Run, step: int, losses: Sequence[Any]) -> dict[str, float]:
+        """The values of an evaluation, from the `losses` of the sources: the overall ones first.
+
+        Overall a source counts by the tokens of its validation split, whatever the mixture: runs on different mixtures are
+        scored alike.
+        """
+        parts = self.dataset.parts
+        each = {part.name: float(loss) for part, loss in zip(parts, losses, strict=True)}
+        weights = [part.val.n_tokens for part in parts]
+        overall = math.fsum(n * loss for n, loss in zip(weights, each.values(), strict=True)) / sum(weights)
+        values = {"val_loss": overall, "bpb": bits_per_byte(overall, self.dataset.bytes_per_token)}
+        if not sources.told(run.config, self.dataset):
+            return values
+        if len(parts) > 1:
+            values |= {f"val_loss/{name}": loss for name, loss in each.items()}
+            values |= {f"bpb/{part.name}": bits_per_byte(each[part.name], part.bytes_per_token) for part in parts}
+        return values | sources.columns(self.batches[run.config.train.seed].seen(step))

@@ -1,0 +1,234 @@
+"""The loop: dispatch k steps, prepare the next data, read the previous metrics; evaluate, save, stop.
+
+It drives a list of runs that share a compiled program; a single run is a list of one. Metrics of a dispatch are read
+after the next one was sent, so the device never waits for the host.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from scalelab.config import hparams, static
+from scalelab.data.dataset import Dataset
+from scalelab.parallel.processes import agreed
+from scalelab.parallel.pulse import Pulse
+from scalelab.train.step import state as state_lib
+from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.run.feed import Feed
+from scalelab.train.step.program import PACKINGS, Program
+from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
+from scalelab.train.step.step import LOSS_SCALE, METRICS
+
+GUARDED = {
+    "loss": "train_loss",
+    "gradient norm": "grad_norm",
+    "LR": "lr",
+}  # what a step is skipped for: its name and metric
+Progress = Callable[[dict[str, Any]], None]
+Start = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a call of `train` did. `stopped` is true where a signal ended it after saving."""
+
+    final_step: int
+    resumed_from: int | None
+    tokens_per_s: float
+    digests: list[str]
+    stopped: bool
+
+
+class _Reader:
+    """Reads metrics one dispatch behind and turns them into lines; knows how fast the process is."""
+
+    def __init__(self, runs: Sequence[Run], feed: Feed, progress: Progress, pulse: Pulse) -> None:
+        self.runs, self.feed, self.progress, self.pulse = runs, feed, progress, pulse
+        self.pending: list[tuple[str, int, int, list[Any]]] = []
+        self.clock = time.perf_counter()
+        self.rates: list[float] = []
+
+    def waits_for(self) -> str:
+        """What a dispatch may have to wait for, as a phase: the first is compiled, and an evaluation comes before what follows."""
+        return "eval" if any(kind == "eval" for kind, *_ in self.pending) else "train" if self.rates else "compile"
+
+    def add(self, kind: str, step: int, n: int, values: list[Any], leave: int = 1) -> None:
+        """Queue what was just dispatched and read all but the newest `leave` entries."""
+        self.pending.append((kind, step, n, values))
+        self.read(leave)
+
+    def read(self, leave: int = 0) -> None:
+        """Wait for all but the newest `leave` entries and write their lines."""
+        while len(self.pending) > leave:
+            kind, step, n, values = self.pending.pop(0)
+            self.pulse.enter(kind, step + n)
+            values = jax.device_get(values)
+            elapsed, self.clock = time.perf_counter() - self.clock, time.perf_counter()
+            if kind == "train":
+                self.pulse.dispatches.append(elapsed)
+            (self._train if kind == "train" else self._eval)(step, n, values, elapsed)
+
+    def _train(self, step: int, n: int, values: list[Any], elapsed: float) -> None:
+        rate = sum(run.tokens_before(step + n) - run.tokens_before(step) for run in self.runs) / elapsed
+        self.rates.append(rate)
+        for run, metrics in zip(self.runs, values, strict=True):
+            if metrics is not None and run.status == "running":
+                run.write(_train_lines(run, step, n, metrics, rate))
+                _note_skips(run, step, n, metrics)
+        shown = next((m for m in values if m is not None), None)
+        loss = float(shown["train_loss"][n - 1]) if shown else math.nan
+        self.progress({"step": step + n, "train_loss": loss, "tokens_per_s": rate})
+
+    def _eval(self, step: int, _: int, values: list[Any], __: float) -> None:
+        for run, losses in zip(self.runs, values, strict=True):
+            if run.status != "running":
+                continue
+            scored = self.feed.scored(run, step, losses)
+            run.scored(scored)
+            run.write([{"step": step, "tokens": run.tokens_before(step)} | scored | {"time": time.time()}])
+        self.progress({"step": step, "val_loss": self.runs[0].val_loss})
+
+
+def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], rate: float) -> list[dict]:
+    mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * run.record["mesh"]["devices"])
+    lines = []
+    for i in range(n):
+        if (step + i + 1) % run.config.log.every_steps == 0:
+            line = {"step": step + i + 1, "tokens": run.tokens_before(step + i + 1)}
+            line |= {key: metrics[key][i].item() for key in (*METRICS, LOSS_SCALE) if key in metrics}
+            lines.append(line | {"tokens_per_s": rate, "mfu": mfu, "time": time.time()})
+    return lines
+
+
+def _note_skips(run: Run, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:
+    for i in np.flatnonzero(metrics["streak"][:n] > 0):
+        values = {name: metrics[key][i] for name, key in GUARDED.items() if not np.isfinite(metrics[key][i])}
+        why = ", ".join(f"{name} {value}" for name, value in values.items())
+        run.event("skip", step + int(i) + 1, f"not finite: {why or 'weight decay, beta1 or the update'}")
+    if metrics["streak"][:n].max() >= SKIPS_IN_A_ROW:
+        run.diverge(step + n, f"{SKIPS_IN_A_ROW} batches in a row without a finite update")
+
+
+def _stop_before(step: int, run: Run) -> int:
+    """The step at which the host has to look again: an evaluation, a save, the end, or k steps on."""
+    c = run.config
+    multiples = [(step // every + 1) * every for every in (c.eval.every_steps, c.checkpoint.every_steps)]
+    return min(*multiples, c.train.steps, step + c.train.steps_per_dispatch)
+
+
+def train(
+    runs: Sequence[Run],
+    dataset: Dataset,
+    checkpoints: Checkpoints,
+    names: Sequence[str],
+    mode: str = "turn",
+    start: Start | None = None,
+    progress: Progress = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+    params: Sequence[Any] | None = None,
+    pulse: Pulse | None = None,
+) -> Outcome:
+    """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
+
+    Where there is no `start`, `params` are the runs' first parameters in place of drawn ones. `names` are the keys of the
+    runs in the checkpoints. Returns after the last save is on disk. The runs' records hold the verdicts: a run that
+    diverged is out, and its neighbours go on. Where no step comes for longer than `train.stall_s`, the `pulse` ends it all.
+    """
+    pulse, folder = pulse or Pulse(), checkpoints.folder.parent
+
+    def note(why: str) -> None:
+        for run in runs:
+            run.event("stalled", pulse.step, why)
+
+    with pulse.watched(runs[0].config.train.stall_s, folder, note):
+        return _train(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse)
+
+
+def _train(
+    runs: Sequence[Run], dataset: Dataset, checkpoints: Checkpoints, names: Sequence[str], mode: str, start: Start | None,
+    progress: Progress, stop: Callable[[], bool], params: Sequence[Any] | None, pulse: Pulse,
+) -> Outcome:  # fmt: skip
+    """Take the steps; the arguments are those of `train`."""
+    config = runs[0].config
+    program = PACKINGS[mode](static(config), [hparams(run.config) | dataset.hparams for run in runs])
+    stop = agreed(stop)
+    step, states = _begun(program, start, params)
+    alive = [run for run in runs if run.status == "running"]
+    for run in alive:
+        run.enter(step, "resume" if start else "start")
+    feed = Feed(runs, dataset, program.rows)
+    reader = _Reader(runs, feed, progress, pulse)
+    if step >= config.train.steps and any(run.val_loss is None for run in alive):  # its lines were lost
+        reader.add("eval", step, 0, _evaluate(program, states, feed))
+    if params and not start:  # what the given weights are worth on these data, before anything is learned
+        reader.add("eval", 0, 0, _evaluate(program, states, feed))
+    stopped = False
+    while step < config.train.steps and any(run.status == "running" for run in runs) and not stopped:
+        n = pulse.steps_at_once = _stop_before(step, runs[0]) - step
+        pulse.enter("train", step)
+        batches = feed.take(step, n)
+        pulse.enter(reader.waits_for(), step + n)
+        states, metrics = program.advance(states, batches, n)
+        pulse.enter("train", step)
+        feed.prepare(step + n)
+        reader.add("train", step, n, metrics)
+        step, last = step + n, step + n == config.train.steps
+        if last or step % config.eval.every_steps == 0:
+            pulse.enter("eval", step)
+            reader.add("eval", step, 0, _evaluate(program, states, feed))
+        stopped = stop()
+        if last or stopped or step % config.checkpoint.every_steps == 0:
+            reader.read()  # lines up to here are on disk before the checkpoint that a resumed run starts from
+            pulse.enter("save", step)
+            checkpoints.save(step, dict(zip(names, program.separate(states), strict=True)), last or stopped)
+    reader.read()
+    pulse.enter("save", step)
+    checkpoints.close()
+    stopped = stopped and step < config.train.steps
+    for run in alive:
+        if run.status == "running":
+            _verdict(run, step, stopped)
+        run.keep_record(step)
+    for mirror in [mirror for run in runs for mirror in run.mirrors]:
+        mirror.close()
+    digests = [state_lib.digest(state.params) for state in program.separate(states)]
+    rate = float(np.median(reader.rates or [0.0]))
+    return Outcome(step, start[0] if start else None, rate, digests, stopped)
+
+
+def _begun(program: Program, start: Start | None, params: Sequence[Any] | None) -> tuple[int, Any]:
+    """(step, states) to go on from."""
+    if start:
+        return start[0], program.join(start[1])
+    states = program.init()
+    if params:
+        drawn = program.separate(states)
+        states = program.join([s._replace(params=_as_drawn(s.params, p)) for s, p in zip(drawn, params, strict=True)])
+    return 0, states
+
+
+def _evaluate(program: Program, states: Any, feed: Feed) -> list[tuple[Any, ...]]:
+    """The losses of each run, one a source."""
+    return list(zip(*[program.evaluate(states, val) for val in feed.val], strict=True))
+
+
+def _as_drawn(drawn: Any, given: Any) -> Any:
+    """Given weights (fp32) in the formats of drawn ones."""
+    return jax.tree.map(lambda d, g: g if g.dtype == d.dtype else g.astype(d.dtype), drawn, given)
+
+
+def _verdict(run: Run, step: int, stopped: bool) -> None:
+    ceiling = math.log(run.config.model.vocab_size)
+    if stopped:
+        run.status = "stopped"
+        run.event("stopped", step, "by a signal, after saving")
+    elif run.val_loss is not None and not run.val_loss < ceiling:
+        run.diverge(step, f"validation loss {run.val_loss:.4g} is no better than a uniform guess ({ceiling:.4g})")
+    else:
+        run.status = "done"
+        run.event("done", step, f"validation loss {run.val_loss:.4f} nats/token")

@@ -1,0 +1,257 @@
+"""One run's folder from the trainer's side: open it (new or to resume), keep its record, close it with a verdict."""
+
+import dataclasses
+import math
+import pathlib
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.config import optimizer_defaults, schedule_steps; from scalelab.hardware import device_memory, chips; from scalelab import git, records, set_by
+from scalelab.data.dataset import Dataset
+from scalelab.errors import BadInput
+from scalelab.model import count; from scalelab.model.attention import kernels
+from scalelab.optim import schedules
+from scalelab.optim.chain import refuse_unset
+from scalelab.parallel import mesh, rules
+from scalelab.parallel.processes import from_first, is_first
+from scalelab.precision.policy import POLICIES, words
+from scalelab.train.resume import compatibility, determinism; from scalelab.train.step import formats_found; from scalelab.train.checkpoints import manifest; from scalelab.train.run import sources
+from scalelab.train.run.metrics import Mirrored, Sink, refuse_missing, sinks, write_lines
+
+IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
+SKIPS_IN_A_ROW = 20  # as many non-finite batches one after the other are a divergence, not an accident
+
+
+@dataclasses.dataclass
+class Run:
+    """An open run. `status` is running, done, diverged or stopped; `val_loss` is the last one, in nats a token.
+
+    `facts` is what its checkpoints say about it (see `changes.facts`).
+    """
+
+    name: str
+    folder: pathlib.Path
+    config: ConfigDict
+    record: dict[str, Any]
+    facts: dict[str, Any]
+    mirrors: list[Sink] = dataclasses.field(default_factory=list)
+    status: str = "running"
+    val_loss: float | None = None
+    by_source: dict[str, float] = dataclasses.field(default_factory=dict)  # last values of the columns NAME/SOURCE
+    words: Sequence[dict[str, str]] = ()  # what was chosen for it, what its layout and precision are worth saying about
+    changed: dict[str, tuple[Any, Any]] = dataclasses.field(
+        default_factory=dict
+    )  # from what its past was trained under
+    waiting: list[tuple] | None = dataclasses.field(
+        default_factory=list
+    )  # events of before `enter`; None: it was called
+
+    def tokens_before(self, step: int) -> int:
+        """Tokens predicted in the steps before `step`."""
+        return schedule_steps.tokens_before(self.config, step)
+
+    def write(self, lines: list[dict]) -> None:
+        """Append metric lines. Like all that writes here, only the first process does it."""
+        if is_first() and (torn := write_lines(self.folder, lines, self.mirrors)):
+            records.event(self.folder, "warning", None, torn)
+
+    def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
+        """One line in the logbook. Until the run goes on (`enter`) it waits; of a run that never does, none is written."""
+        if self.waiting is not None:
+            self.waiting.append((kind, step, text, fields))
+        elif is_first():
+            records.event(self.folder, kind, step, text, **fields)
+
+    def enter(self, step: int, kind: str) -> None:
+        """Make the folder this run's, as of `step`, from which it is about to go on: only now is anything written in it.
+
+        Its record and its config never disagree: where both change, the record names both identities in between.
+        """
+        self._open_mirrors(step + 1 if kind == "resume" else 0)
+        waiting, self.waiting = self.waiting or [], None
+        lost = not (self.folder / "config.json").exists()  # of a trial whose pack's checkpoint has its last step
+        if is_first() and (lost or step < self.config.train.steps):
+            self._take_folder(step)
+        for earlier_kind, at, text, fields in waiting:
+            self.event(earlier_kind, at, text, **fields)
+        self.record["determinism"] = guarantee(self)
+        self.event(kind, step)
+        self.rewind(step if kind == "resume" else -1)
+        self.keep_record(step)
+
+    def _open_mirrors(self, first_step: int) -> None:
+        """Begin at the trackers under the run's one id; the first process makes it where neither record nor checkpoint has it."""
+        tracker_id = self.record.get("tracker_id") or from_first(lambda: secrets.token_hex(8))
+        self.record["tracker_id"] = self.facts["tracker_id"] = tracker_id
+        sweep = self.folder.absolute().parents[1] if "pack" in self.record else None
+        if is_first():
+            self.mirrors = sinks(Mirrored(self.folder, tracker_id, self.facts["config"], first_step, sweep))
+
+    def _take_folder(self, step: int) -> None:
+        old = records.read_record(self.folder)
+        if old.get("identity") not in (None, self.record["identity"]):
+            records.write_json(self.folder / "record.json", old | {"next_identity": self.record["identity"]})
+        records.write_json(self.folder / "config.json", self.facts["config"])
+        noted = {key: change for key, change in self.changed.items() if not key.startswith("log.")}
+        if noted:
+            text = ", ".join(f"{key}: {before} -> {after}" for key, (before, after) in noted.items())
+            self.event("config_change", step, text, allowed=sorted(filter(compatibility.is_frozen, noted)))
+
+    def rewind(self, step: int) -> None:
+        """Go on from `step`: drop what was logged after it, and take the last validation loss from what is left.
+
+        Not the record's: a process killed after its last save has not written that any more.
+        """
+
+        def logged() -> dict[str, Any]:
+            for damaged in records.rewind_metrics(self.folder, step):
+                records.event(self.folder, "warning", step, damaged)
+            lines = reversed(records.read_metrics(self.folder))
+            return next((line for line in lines if "val_loss" in line), {})
+
+        self.scored(from_first(logged))
+
+    def scored(self, values: Mapping[str, Any]) -> None:
+        """Take over the last evaluation's values."""
+        self.val_loss = values.get("val_loss")
+        self.by_source = {key: value for key, value in values.items() if "/" in key}
+
+    def diverge(self, step: int, why: str) -> None:
+        """Mark the run diverged, once."""
+        if self.status == "running":
+            self.status = "diverged"
+            self.event("diverged", step, why)
+
+    def keep_record(self, step: int) -> None:
+        """Write record.json as of `step`."""
+        tokens = self.tokens_before(step)
+        self.record |= {"status": self.status, "steps": step, "tokens": tokens, "val_loss": self.val_loss}
+        self.record |= {"mixed": self.facts["mixed"]} if self.facts.get("mixed") else {}
+        per_token = self.record["flops_per_token"]
+        self.record["flops"] = {("6ND" if k == "6N" else k): v * tokens for k, v in per_token.items()}
+        if self.val_loss is not None:
+            self.record["bpb"] = bits_per_byte(self.val_loss, self.record["data"]["bytes_per_token"])
+            self.record |= {"by_source": self.by_source} if self.by_source else {}
+        if is_first():
+            records.write_json(self.folder / "record.json", self.record)
+
+
+def guarantee(run: Run) -> dict[str, str]:
+    """What the record promises of the run's bits."""
+    layout = mesh.resolved(config_lib.static(run.config).layout, jax.device_count())
+    return determinism.guarantee(run.config.train.deterministic, jax.default_backend(), layout.devices, run.folder)
+
+
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """Nats a token -> bits a byte."""
+    return loss / math.log(2) / bytes_per_token
+
+
+def open_run(
+    name: str, folder: pathlib.Path, config: ConfigDict, dataset: Dataset, allow: Collection[str] = (), **facts: Any
+) -> Run:
+    """Check that the folder is new or belongs to this config; nothing is written before `Run.enter`. `facts` go into the record.
+
+    A run that ended keeps its record and its verdict, unless it now has steps left. BadInput where what the folder holds
+    was made by another model, data, batch or seed and `allow` doesn't name the key, or where the run has ended under
+    another identity.
+    """
+    schedules.refuse_bad(config)
+    refuse_unset(config_lib.static(config))
+    layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
+    planned, mixed = sources.plan(config, dataset)
+    who = config_lib.origins(config)
+    authors = set_by.describe(who, config_lib.leaves(config))
+    chosen = [optimizer_defaults.words(config.optim, who), authors, schedule_steps.describe(config), mixed]
+    said = [("chosen", word) for word in filter(None, chosen)]
+    said += [("schedule", word) for word in schedule_steps.doubts(config)]
+    said += [("LR", word) for word in optimizer_defaults.doubts(config.optim, who)]
+    static = dataclasses.replace(config_lib.static(config), layout=layout)
+    said += [("layout", word) for word in rules.check(static, layout)]
+    rules.check_runtime(static, layout)
+    if config.model.attention == "auto":
+        where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
+        said += [("chosen", f"attention: {kernels.chosen(static)} ({where})")]
+    said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
+    known = compatibility.facts(config, dataset)
+    old, changed = from_first(lambda: _examine(folder, config, known, allow))
+    run = Run(name, folder, config, _describe(name, config, dataset, static), known, changed=changed)
+    if old:
+        if "pack" in old and "pack" in facts:
+            facts["pack"] = manifest.name_former(facts["pack"], old["pack"])
+        facts = {key: old[key] for key in ("pack", "init_from", "branch_from", "tracker_id") if key in old} | facts
+        run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
+    run.record |= planned | facts
+    run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
+    if has_ended(old, config):
+        run.record, run.status = old, old["status"]
+    for kind, text in said:
+        run.event(kind, None, text)
+    if moved := git.describe_changes(old.get("git", {}), facts.get("git", {})):
+        run.event("code_change", None, moved)
+    run.words = [{"note" if kind == "chosen" else "warning": text} for kind, text in said]
+    return run
+
+
+def has_ended(record: Mapping[str, Any], config: ConfigDict) -> bool:
+    """Whether the run of this record takes no step under `config`: it diverged, or was trained to its end."""
+    done = record.get("status") == "done" and record.get("steps", 0) >= config.train.steps
+    return done or record.get("status") == "diverged"
+
+
+def _examine(
+    folder: pathlib.Path, config: ConfigDict, new: dict[str, Any], allow: Collection[str]
+) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+    """(the record in the folder, {} where there is none; what changed since its config was written)."""
+    record = records.read_record(folder)
+    if not has_ended(record, config):
+        refuse_missing(config.log)
+    if not (folder / "config.json").exists():
+        return record, {}
+    if record.get("status") == IMPORTED:
+        raise BadInput(f"{folder} holds imported weights and no run: use another --workdir, and --init-from={folder}")
+    data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
+    old = {"config": records.read_config(folder), "data": data}
+    if has_ended(record, config):
+        compatibility.refuse_ended(str(folder), old, new)
+    return record, compatibility.refuse(str(folder), old, new, allow)
+
+
+def _device_memory() -> dict[str, Any]:
+    """Bytes of a device's memory that this program has, and of a GPU's the share that jax was given."""
+    device = jax.local_devices()[0]
+    share = {"share": device_memory.gpu_share(device_memory.JAX_DEFAULT)} if device.platform == "gpu" else {}
+    return {"bytes": chips.capacity_bytes(device)} | share
+
+
+def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_lib.Static) -> dict[str, Any]:
+    """What is known of a run before its first step; `static` has the layout resolved."""
+    shape, layout = static.model, static.layout
+    peak_flops, peak_source = chips.peak_flops(jax.devices()[0], POLICIES[static.precision].unit)
+    return {
+        "name": name,
+        "identity": config_lib.identity(config),
+        "set_by": config_lib.origins(config),
+        "params": count.parameters(shape),
+        "params_by_group": count.groups(shape),
+        "flops_per_token": count.flops_per_token(shape),
+        "data": dataset.description
+        | {
+            "fingerprint": dataset.fingerprint,
+            "bytes_per_token": dataset.bytes_per_token,
+            "entropy_rate": dataset.entropy_rate,
+        },
+        "versions": compatibility.versions(),
+        "device": jax.devices()[0].device_kind,
+        "device_memory": _device_memory(),
+        "dtypes": formats_found.of_step(static, config_lib.hparams(config) | dataset.hparams),
+        "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
+        "attention": kernels.chosen(static),
+        "peak_flops": peak_flops,
+        "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
+    }

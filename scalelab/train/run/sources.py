@@ -1,0 +1,61 @@
+"""What a run reads of each source of its data: by plan, and up to a step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from scalelab.config import batch_ramp, mixture_text
+from scalelab.data.batches.batches import TrainBatches, train_batches
+from scalelab.data.dataset import Dataset
+
+
+def batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
+    """The training batches of a config. BadInput where its mixture or its cap doesn't fit the sources."""
+    train, data = config.train, config.data
+    return train_batches(
+        dataset, config.model.seq_len, train.global_batch, train.seed, train.accumulate, batch_ramp.of(config),
+        data.mixture, data.unique_tokens,
+    )  # fmt: skip
+
+
+def told(config: ConfigDict, dataset: Dataset) -> bool:
+    """Whether there is anything to say of single sources: there are several, or the only one is capped."""
+    return len(dataset.parts) > 1 or bool(config.data.unique_tokens)
+
+
+def columns(seen: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+    """`{source: (tokens, epochs)}` as columns of a metrics line."""
+    return {f"tokens/{name}": n for name, (n, _) in seen.items()} | {
+        f"epochs/{name}": e for name, (_, e) in seen.items()
+    }
+
+
+def plan(config: ConfigDict, dataset: Dataset) -> tuple[dict[str, Any], str]:
+    """What the run is going to read of each source: for its record, and in words. BadInput as `batches`."""
+    read = batches(config, dataset)
+    if not told(config, dataset):
+        return {}, ""
+    total, in_use = read.seen(config.train.steps), read.unique_tokens
+    sizes = {part.name: part for part in dataset.parts}
+    facts = {
+        name: {
+            "tokens": tokens,
+            "epochs": epochs,
+            "unique_tokens": in_use[name],
+            "val_tokens": sizes[name].val.n_tokens,
+            "bytes_per_token": sizes[name].bytes_per_token,
+        }
+        for name, (tokens, epochs) in total.items()
+    }
+    said = [
+        {"step": stage.step, "shares": {name: float(share) for name, share in stage.shares.items()}}
+        for stage in mixture_text.mixture(config.data.mixture)
+    ]
+    everything = sum(tokens for tokens, _ in total.values())
+    words = [
+        f"{name} {tokens / everything:.1%} of the tokens, {epochs:.3g} epochs of {in_use[name]:,}"
+        for name, (tokens, epochs) in total.items()
+    ]
+    by = config.data.mixture or "natural proportions"
+    return {"mixture": said, "sources": facts}, f"sources ({by}): {'; '.join(words)}"

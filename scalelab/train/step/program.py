@@ -1,0 +1,216 @@
+"""The compiled side of one or many trials that share a program: in turn, or all at once under vmap.
+
+Both give the loop the same five functions over `states`, so it needn't know which it drives.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from scalelab.config import Static
+from scalelab.errors import BadInput
+from scalelab.sharding import BATCH
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.parallel import pipeline, rows
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.state import TrainState
+from scalelab.train.step.step import evaluate, many_steps
+
+Trees = list[dict[str, Any]]
+Batches = Sequence[np.ndarray | None]  # this process's rows; None: a trial that is out
+
+
+class Program(NamedTuple):
+    """`states` is opaque to the loop; lists are in the order of the trials.
+
+    init() -> states; advance(states, batches a trial [k, R, S+1], n) -> (states, metrics a trial,
+    each [k]); a trial whose batches are None is out and its metrics mean nothing;
+    evaluate(states, batches [n, R, S+1]) -> losses; separate(states) -> [TrainState]; join([TrainState]) -> states.
+    `advance` gives the old states' memory to the new ones. Of each global batch this process brings its R `rows`.
+    """
+
+    init: Callable[[], Any]
+    advance: Callable[[Any, Batches, int], tuple[Any, list]]
+    evaluate: Callable[[Any, np.ndarray], list[jax.Array]]
+    separate: Callable[[Any], list[TrainState]]
+    join: Callable[[list[TrainState]], Any]
+    rows: np.ndarray | slice = slice(None)
+
+
+def _traced(h: dict[str, float]) -> dict[str, jax.Array]:
+    kinds = {"seed": jnp.uint32, "separator": jnp.int32}
+    return {key: jnp.asarray(value, kinds.get(key, jnp.float32)) for key, value in h.items()}
+
+
+@functools.cache
+def _compiled(static: Static, mapped: bool) -> tuple[Callable, Callable, Callable]:
+    """(init, advance, evaluate) of one trial or of a stack, jitted once a process for each `Static`."""
+    functions = (
+        functools.partial(state_lib.init, static),
+        functools.partial(many_steps, static),
+        functools.partial(evaluate, static),
+    )
+    if mapped:
+        init, advance, evaluated = functions
+        functions = (
+            jax.vmap(init),
+            jax.vmap(advance, in_axes=(0, 0, None, 0)),
+            jax.vmap(evaluated, in_axes=(0, None, 0)),
+        )
+    return jax.jit(functions[0]), jax.jit(functions[1], donate_argnums=0), jax.jit(functions[2])
+
+
+def on_mesh(static: Static, hparams: Trees) -> Program:
+    """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.specs` says."""
+    mesh = mesh_lib.make(static.layout)
+    init, advance, evaluated = _compiled(static, False)
+    specs = state_lib.specs(static)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    by_row = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
+    mine = rows.held(by_row, (1, static.global_batch, 1), axis=1)
+    with jax.set_mesh(mesh):
+        traced = [_traced(h) for h in hparams]
+
+    def whole(batches_KRS: np.ndarray) -> jax.Array:
+        return rows.assemble(by_row, batches_KRS, mine, axis=1, size=static.global_batch)
+
+    def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
+        with jax.set_mesh(mesh):
+            return _one_by_one(advance, states, batches, n, traced, whole)
+
+    def evaluate_all(states: list, val: np.ndarray) -> list[jax.Array]:
+        with jax.set_mesh(mesh):
+            batches = whole(val)
+            return [evaluated(s, batches, h) for s, h in zip(states, traced, strict=True)]
+
+    def begin() -> list:
+        # Drawn by the compiler's own partitioning: the numbers don't depend on the mesh, and no device holds them all.
+        auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+        ordered = lambda h: pipeline.reorder(init(h), specs, static.layout)  # noqa: E731
+        drawn = jax.jit(ordered, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
+        return [jax.device_put(drawn(_traced(h)), shardings) for h in hparams]
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def reordered(state: TrainState, back: bool) -> TrainState:
+        return pipeline.reorder(state, specs, static.layout, back)
+
+    def in_order(states: Sequence[TrainState], back: bool) -> list[TrainState]:
+        if static.layout.rounds == 1:
+            return list(states)
+        with jax.set_mesh(mesh):
+            return [reordered(state, back) for state in states]
+
+    return Program(
+        init=begin,
+        advance=advance_all,
+        evaluate=evaluate_all,
+        separate=lambda states: in_order(states, True),
+        join=lambda states: in_order([jax.device_put(s, shardings) for s in states], False),
+        rows=mine,
+    )
+
+
+def _one_by_one(
+    advance: Callable, states: list, batches: Batches, n: int, traced: list, place: Callable = lambda batch: batch
+) -> tuple[list, list]:
+    """Each trial n steps on, its batches placed just before; one without batches stays where it is and has no metrics."""
+    states, logs = list(states), [None] * len(states)
+    for i, (batch, h) in enumerate(zip(batches, traced, strict=True)):
+        if batch is not None:
+            states[i], logs[i] = advance(states[i], place(batch), np.int32(n), h)
+    return states, logs
+
+
+def in_turn(static: Static, hparams: Trees) -> Program:
+    """One compiled program of one trial, called for each: the fastest on CPU, and bit for bit each trial alone."""
+    static = dataclasses.replace(static, layout=mesh_lib.resolved(static.layout, jax.device_count()))
+    if static.layout.devices > 1:
+        return on_mesh(static, hparams)
+    init, advance, evaluated = _compiled(static, False)
+    traced = [_traced(h) for h in hparams]
+
+    return Program(
+        init=lambda: [init(h) for h in traced],
+        advance=lambda states, batches, n: _one_by_one(advance, states, batches, n, traced),
+        evaluate=lambda states, val: [evaluated(s, val, h) for s, h in zip(states, traced, strict=True)],
+        separate=lambda states: list(states),
+        join=lambda states: list(states),
+    )
+
+
+def vmapped(static: Static, hparams: Trees) -> Program:
+    """All trials in one program, the trial axis sharded over as many local devices as divide it."""
+    if mesh_lib.resolved(static.layout, jax.device_count()).devices > 1:
+        raise BadInput(
+            "sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'"
+        )
+    init, advance, evaluated = _compiled(static, True)
+    devices = jax.local_devices()
+    used = next(k for k in range(min(len(devices), len(hparams)), 0, -1) if len(hparams) % k == 0)
+    # Auto: under vmap the trial axis is not the program's to name; the compiler keeps each trial on its device.
+    mesh = jax.make_mesh((used,), ("trial",), axis_types=(AxisType.Auto,), devices=devices[:used])
+    by_trial, everywhere = NamedSharding(mesh, PartitionSpec("trial")), NamedSharding(mesh, PartitionSpec())
+
+    def stack(trees: Sequence[Any]) -> Any:
+        return jax.device_put(jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *trees), by_trial)
+
+    def unstack(tree: Any) -> list:
+        host = jax.device_get(tree)
+        return [jax.tree.map(lambda leaf: leaf[i], host) for i in range(len(hparams))]  # noqa: B023
+
+    traced = stack([_traced(h) for h in hparams])
+
+    def advance_all(states: Any, batches: Batches, n: int) -> tuple[Any, Trees]:
+        filler = next(batch for batch in batches if batch is not None)  # a trial that is out goes on unseen
+        stacked = np.stack([filler if batch is None else batch for batch in batches])
+        states, metrics = advance(states, jax.device_put(stacked, by_trial), np.int32(n), traced)
+        return states, [jax.tree.map(lambda leaf: leaf[i], metrics) for i in range(len(hparams))]  # noqa: B023
+
+    return Program(
+        init=lambda: init(traced),
+        advance=advance_all,
+        evaluate=lambda states, val: list(evaluated(states, jax.device_put(val, everywhere), traced)),
+        separate=unstack,
+        join=stack,
+    )
+
+
+PACKINGS = {"turn": in_turn, "vmap": vmapped}
+
+
+def packing(choice: str) -> str:
+    """`auto` resolved for this backend: on CPU batched products lose to plain ones, elsewhere they fill the chip."""
+    return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
+
+
+def like(static: Static, trials: int, mode: str) -> list[TrainState]:
+    """Shapes, dtypes and shardings of the states that `PACKINGS[mode]` joins: restored onto these, no array takes a detour.
+
+    Under vmap each trial lies whole on one of the devices, as many on each.
+    """
+    static = dataclasses.replace(static, layout=mesh_lib.resolved(static.layout, jax.device_count()))
+    if mode == "turn" and static.layout.devices > 1:
+        return [state_lib.placed(static, mesh_lib.make(static.layout))] * trials
+    devices = jax.local_devices()
+    places = [devices[i * len(devices) // trials if mode == "vmap" else 0] for i in range(trials)]
+    return [_whole(state_lib.shapes(static), place) for place in places]
+
+
+def _whole(state: TrainState, device: jax.Device) -> TrainState:
+    sharding = SingleDeviceSharding(device)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
+
+
+def cache_compilations() -> None:
+    """Keep compiled programs on disk (in $JAX_COMPILATION_CACHE_DIR, else ~/.cache/scalelab/xla), for the next process."""
+    place = os.environ.get("JAX_COMPILATION_CACHE_DIR") or os.path.expanduser("~/.cache/scalelab/xla")
+    jax.config.update("jax_compilation_cache_dir", place)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,187 @@
+"""The training step as a pure function: (state, tokens, hparams) -> (state, metrics)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import auto_axes
+
+from scalelab.config import Static
+from scalelab.model.loss import LossSums
+from scalelab.optim import schedules
+from scalelab.optim.chain import chain
+from scalelab.optim.registry import find
+from scalelab.optim.schedules import Hparams
+from scalelab.parallel import rules
+from scalelab.precision import delayed, loss_scale
+from scalelab.precision.policy import POLICIES, Policy
+from scalelab.train.step import curvature, ema
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import ends, loss_sums, measured_gradients, split
+from scalelab.train.step.state import TrainState, stored, wide
+
+Updated = tuple[Any, Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, ema, (update norm, param norm)
+METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
+LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
+
+
+def train_step(
+    static: Static, state: TrainState, tokens: jax.Array, h: Hparams
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One optimizer step on `tokens` [global_batch, S+1].
+
+    A step whose loss, gradient norm, LR, weight decay or beta1 is not finite changes nothing but the counters, and so does one
+    whose update by the user's own optimizer would make a parameter so: the decision is part of the program, so every host and
+    every packed trial takes its own. `update_norm` and `param_norm` are NaN on steps that
+    `log_every` passes over: they read every parameter once more, 3 % of a step with a large vocabulary.
+    """
+    policy = POLICIES[static.precision]
+    params = wide(state.params, policy.parameters)
+    taken = schedules.micro_batches(static, state.step) if static.batch_ramp else None
+    where = ends(static, h, state.step)
+    # Behind a barrier: else the partitioner takes what is updated out of the tables that were gathered for the loss, which are
+    # then held to the end (two tables of the vocabulary in fp32 on GPUs).
+    seen = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
+    sums, grads, amax = measured_gradients(static, seen, tokens, h["z_loss"], state.precision, taken, where)
+    grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
+    loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
+    loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
+    now = schedules.at(static, state.step, h)
+    extra = _curvature(static, params, tokens, state.step, h)
+
+    def update(measured: bool, taken: jax.Array, carry: Updated) -> Updated:
+        """No or one turn of a loop: it updates in place, where a conditional copies parameters and moments (3 %)."""
+
+        def once(_: jax.Array, carry: Updated) -> Updated:
+            # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
+            (params, opt_state, average, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
+            params, opt_state = wide(params, policy.parameters), wide(opt_state, policy.moments)
+            params = split(static, rules.moments, params)
+            moves, opt_state = updates(static, tied, opt_state, params, {**h, **now}, now["lr"], **more)
+            params = split(static, rules.parameters, optax.apply_updates(params, moves))
+            norms = (optax.tree.norm(moves), optax.tree.norm(params)) if measured else norms
+            params = stored(params, policy.parameters)
+            if static.ema:
+                mine = split(static, rules.moments, wide(params, policy.parameters))
+                average = ema.update(average, mine, h["ema"])
+            return params, stored(opt_state, policy.moments), average, norms
+
+        return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)
+
+    numbers = (loss, grad_norm, now["lr"], now["weight_decay"], now["beta1"])
+    finite = jnp.all(jnp.isfinite(jnp.stack(numbers)))
+    if ":" in static.optim.name:
+        finite &= _stays_finite(static, state, grads, finite, extra, {**h, **now})
+    logged = (state.step + 1) % h["log_every"].astype(jnp.int32) == 0
+    unmeasured = (jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan))
+    carry = update(False, finite & ~logged, (state.params, state.opt_state, state.ema, unmeasured))
+    params, opt_state, average, norms = update(True, finite & logged, carry)
+    new = TrainState(
+        step=state.step + 1,
+        params=params,
+        opt_state=opt_state,
+        skipped=state.skipped + ~finite,
+        streak=jnp.where(finite, 0, state.streak + 1),
+        ema=average,
+        precision=_next(policy, state.precision, amax, finite),
+    )
+    metrics = dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
+        "streak": new.streak
+    }
+    return new, metrics | ({LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {})
+
+
+def _stays_finite(
+    static: Static, state: TrainState, grads: Any, finite: jax.Array, extra: dict[str, Any], h: Hparams
+) -> jax.Array:
+    """Whether the update leaves all parameters finite, worked out before anything is written; not at all unless `finite`.
+
+    The optimizers of this package do so wherever LR, decay, gradients and state are finite (a test holds them to it); for
+    them a look at every update in advance would cost 5 to 23 % of a step (AdamW, d_model 128 and 256, vocabularies of 512
+    and 8,192, on a CPU; keeping the old state for a while instead: 3 to 26 %, and 10 bytes a parameter).
+    """
+    policy = POLICIES[static.precision]
+
+    def once(_: jax.Array, size: jax.Array) -> jax.Array:
+        params, opt_state = wide(state.params, policy.parameters), wide(state.opt_state, policy.moments)
+        params = split(static, rules.moments, params)
+        moves, _ = updates(static, grads, opt_state, params, h, h["lr"], **extra)
+        return size + optax.tree.norm(optax.apply_updates(params, moves))
+
+    return jnp.isfinite(jax.lax.fori_loop(0, finite.astype(jnp.int32), once, jnp.float32(0.0)))
+
+
+def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, h: Hparams) -> dict[str, Any]:
+    """The keyword `curvature` of an optimizer that wants it: (estimate, whether it is new). Measured every `every` steps only."""
+    kind, every = find(static.optim.name).curvature, static.optim.every or 1
+    if not kind:
+        return {}
+    due = step % every == 0
+    none = split(static, rules.moments, jax.tree.map(jnp.zeros_like, params))
+
+    def once(turn: jax.Array, none: Any) -> Any:
+        del none
+        # Plus zero, which the compiler doesn't know: else nothing changes with the turn, and all of it is worked out before
+        # the loop, at every step (Sophia-G took 2.2 times AdamW's step, Sophia-H 3.6).
+        zero = jnp.minimum(turn, 0)
+        mine = tokens + zero.astype(tokens.dtype)
+        found = curvature.measure(static, kind, params, mine, step + zero, h["seed"], ends(static, h, step))
+        return split(static, rules.moments, found)
+
+    # A loop and no conditional: packed trials, which are all due at once, would take both sides of that at every step.
+    estimate = jax.lax.fori_loop(0, due.astype(jnp.int32), once, none)
+    return {"curvature": (estimate, due & jnp.isfinite(optax.tree.norm(estimate)))}
+
+
+def _next(policy: Policy, kept: Any, amax: Any, finite: jax.Array) -> Any:
+    """What the precision policy keeps for the next step."""
+    if policy.scaled_loss:
+        return loss_scale.update(kept, finite)
+    return delayed.update(kept, amax, finite) if policy.scaling == "delayed" else ()
+
+
+def many_steps(
+    static: Static, state: TrainState, batches: jax.Array, n: jax.Array, h: Hparams
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The first `n` (traced) of the batches [k, B, S+1] in one dispatch; metrics are [k], of which `n` are meaningful."""
+    k = batches.shape[0]
+    shapes = jax.eval_shape(lambda s, t: train_step(static, s, t, h)[1], state, batches[0])
+    empty = jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), shapes)
+
+    def body(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, log = carry
+        state, metrics = train_step(static, state, batches[i], h)
+        return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), log, metrics)
+
+    return jax.lax.fori_loop(0, n, body, (state, empty))
+
+
+def updates(
+    static: Static, grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, **extra: Any
+) -> tuple[Any, Any]:
+    """What to add to the parameters, and the optimizer's next state; `extra` are keywords that the optimizer asks for.
+
+    On a mesh the compiler places it (`auto_axes`): matrix optimizers mix axes in ways that Explicit axes would want spelled
+    out product by product, and optax's transforms don't. Updates and state come out as `state.specs` says.
+    """
+
+    def update(grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, extra: Any) -> tuple[Any, Any]:
+        return chain(static, h, lr).update(grads, opt_state, params, **extra)
+
+    if static.layout.devices > 1:
+        out = rules.moments(static.model, static.layout), state_lib.specs(static).opt_state
+        update = auto_axes(update, out_sharding=out)
+    return update(grads, opt_state, params, h, lr, extra)
+
+
+def evaluate(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:
+    """Mean loss in nats a token over batches [n, B, S+1]; z-loss excluded. Of the optimizer's averaged point where it has one."""
+    params = state_lib.evaluated(static, state, h)
+
+    def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
+        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0, ends(static, h))), None
+
+    sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
+    return sums.nll / jnp.maximum(sums.tokens, 1.0)
