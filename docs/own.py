@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from scalelab.laws.law import Coefficient, Exponent
+from scalelab.laws import Coefficient, Exponent
 
 
 def signs(declared, o, h, lr):

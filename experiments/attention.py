@@ -24,8 +24,8 @@ from scalelab.cli.parser import emit
 from scalelab.errors import BadInput, nearest
 from scalelab.model.attention import kernels
 from scalelab.model.attention.blockwise import blockwise_attention
-from scalelab.model.attention.relative import Relative, scores
 from scalelab.model.attention.mask import UNLIMITED
+from scalelab.model.attention.relative import Relative, scores
 
 HEADS, WIDTH, TOKENS, SCALE = 4, 64, 4096, 0.125
 

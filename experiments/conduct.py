@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 from experiments import ladder_runs, phases
 from experiments.ladder_runs import Study
 from scalelab import records
-from scalelab.cli.progress import Board
 from scalelab.cli.parser import say
+from scalelab.cli.progress import Board
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.laws import FitError, Fitted
-from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.laws.read.study import fit_study
+from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.sweep.scaling import ladder
 
 HELD_OUT = "holdout"
@@ -31,8 +31,8 @@ def conduct(study: Study, folder: pathlib.Path, command: str, clock: phases.Phas
     from scalelab.sweep import status
     from scalelab.sweep.executors.pool import Pool, worker_count
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.step.program import cache_compilations
     from scalelab.train.run.single import dataset
+    from scalelab.train.step.program import cache_compilations
 
     with clock.timed("data"):
         cache_compilations()

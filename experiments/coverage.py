@@ -20,10 +20,12 @@ from scipy.stats import binom, qmc
 from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit, folder_path
-from scalelab.laws.use import chinchilla_optimum, decision; from scalelab.laws.solve import optimum; from scalelab.laws.trust import profile, uncertainty
-from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.solve.problem import problem
+from scalelab.laws.solve import optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.trust import profile, uncertainty
+from scalelab.laws.use import chinchilla_optimum, decision
 from scalelab.testing.law import RANGES
 
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9
@@ -69,7 +71,7 @@ def points(arm: Arm) -> dict[str, np.ndarray]:
     A scattered design is a Sobol set over the ranges that the contract of laws uses.
     """
     if not arm.sizes:
-        columns = law_lib.load(arm.law).columns
+        columns = load_law(arm.law).columns
         unit = qmc.Sobol(len(columns), seed=2).random(64)[: arm.budgets]
         ends = {name: RANGES[name] for name in columns}
         return {name: low * (high / low) ** unit[:, i] for i, (name, (low, high)) in enumerate(ends.items())}
@@ -82,12 +84,12 @@ def points(arm: Arm) -> dict[str, np.ndarray]:
 
 def study(arm: Arm, seed: int) -> dict[str, bool]:
     """{interval: whether it holds the truth} of one simulated study."""
-    law, truth = law_lib.load(arm.law), TRUTHS[arm.law]
+    law, truth = load_law(arm.law), TRUTHS[arm.law]
     columns = points(arm)
     errors = getattr(np.random.default_rng(seed), {"gaussian": "standard_normal", "laplace": "laplace"}[arm.tails])
     scale = arm.noise / (np.sqrt(2) if arm.tails == "laplace" else 1.0)
     target = law(columns, truth) * np.exp(scale * errors(size=len(next(iter(columns.values())))))
-    posed = problem(law, columns, target, huber_log())
+    posed = pose_problem(law, columns, target, huber_log())
     best = optimum.minimise(posed)
     boot = uncertainty.bootstrap(posed, best, RESAMPLES, seed)
     inside = {}

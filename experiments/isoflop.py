@@ -32,8 +32,9 @@ from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import aligned, emit, folder_path, say
 from scalelab.errors import BadInput, WorkFailed, nearest
-from scalelab.laws import FitError; from scalelab.laws.law import forms
-from scalelab.plan.budget.lawbook import Book, fixed
+from scalelab.laws import FitError
+from scalelab.laws.law.names import LAWS
+from scalelab.plan.budget.book import Book, fixed
 from scalelab.plan.sweep.sweep import Planned
 from scalelab.sweep.scaling import rules
 
@@ -73,7 +74,7 @@ def earlier() -> Book:
         source=f"experiments/results/quickstart.json, seed {middle['seed']}, split {middle['split']}",
         n_convention="total",
         interval="none",
-        surface=forms.LAWS["chinchilla"],
+        surface=LAWS["chinchilla"],
         params=fixed(middle["params"]),
     )
 

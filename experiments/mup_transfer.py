@@ -21,8 +21,8 @@ from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.progress import Board
 from scalelab.cli.parser import emit, folder_path
+from scalelab.cli.progress import Board
 from scalelab.errors import BadInput
 from scalelab.model.resize import resized
 from scalelab.plan.sweep.sweep import Planned
@@ -171,8 +171,8 @@ def _main(argv: Sequence[str]) -> int:
     from scalelab.signals import stop_on_signals
     from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.step.program import cache_compilations
     from scalelab.train.run.single import dataset
+    from scalelab.train.step.program import cache_compilations
 
     base, widths, step, options, overrides = parse(argv)
     if options.workdir is None:

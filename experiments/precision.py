@@ -36,7 +36,9 @@ from scalelab.precision import exponent_histograms
 from scalelab.precision.policy import POLICIES
 from scalelab.report.figures.precisionplot import exponent_figure
 from scalelab.report.figures.style import save
-from scalelab.train.resume import start; from scalelab.train.step import program; from scalelab.train.run import single
+from scalelab.train.resume import start
+from scalelab.train.run import single
+from scalelab.train.step import program
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import gradients
 from scalelab.train.step.step import train_step

@@ -99,7 +99,9 @@ def _sides(part: Mapping[str, Any]) -> list[str]:
     worst = []
     for kind in ("gradient", "weight", "update"):
         lost = [row["lost"] for row in part["exponents"] if row["kind"] == kind]
-        worst.append([kind, *(f"{max(sum(each[form].values()) for each in lost):.2%}" for form in exponent_histograms.FORMATS)])
+        worst.append(
+            [kind, *(f"{max(sum(each[form].values()) for each in lost):.2%}" for form in exponent_histograms.FORMATS)]
+        )
     figure = (
         "![Exponents of gradients, weights and updates, layer by layer, over what each format holds](precision.png)"
     )

@@ -91,7 +91,8 @@ def _run(argv: Sequence[str]) -> int:
     name = argv[0]
     if name not in COMMANDS:
         raise BadInput(f"unknown command {name!r}{nearest(name, COMMANDS)}")
-    return importlib.import_module(f"scalelab.commands.{name}").main(list(argv[1:]))
+    module = {"import": "import_hf"}.get(name, name)  # a keyword can't name a module that others import
+    return importlib.import_module(f"scalelab.commands.{module}").main(list(argv[1:]))
 
 
 if __name__ == "__main__":

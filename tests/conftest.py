@@ -12,8 +12,8 @@ if "SCALELAB_TEST_FOLDER" not in os.environ:  # the first process of the session
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"  # [B, S] + [S] must say so
     # bf16 results are rounded where the program says so, not where XLA finds it convenient. And most of the time here is the
-    # compiler's: models are too small for what its later passes gain (tests/train/test_step.py: 37 s of CPU instead of 58),
-    # and its older generator of loops writes code that is no worse here, sooner (tests/train/test_branch.py: 52 s instead of 73).
+    # compiler's: models are too small for what its later passes gain (tests/train/step/test_step.py: 37 s of CPU instead of 58),
+    # and its older generator of loops writes code that is no worse here, sooner (tests/train/resume/test_branch.py: 52 s instead of 73).
     # XLA_FLAGS of your own come after and win.
     flags = "--xla_allow_excess_precision=false --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"

@@ -10,9 +10,9 @@ import pytest
 from docs import own
 from scalelab import config as config_lib
 from scalelab.__main__ import COMMANDS, main
+from scalelab.config.files import OWN, default_tree, leaves
 from scalelab.laws.law.law import law_of
 from scalelab.optim import schedules, table
-from scalelab.config.files import OWN, default_tree, leaves
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "scalelab/laws/README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -68,7 +68,10 @@ def test_gpt3s_learning_rate_stands_at_a_tenth_from_260_billion_tokens_on():
 def test_the_batches_of_palm_and_llama_3():
     """Chowdhery et al. 2022, section 5, in tokens; Llama 3, section 3.4.1, and tokens seen where they change."""
     palm, llama = (recipes.find(name).config for name in ("palm_540b", "llama3_405b"))
-    sizes = [schedule_steps.tokens_before(palm, step + 1) - schedule_steps.tokens_before(palm, step) for step in (0, 50_000, 254_999)]
+    sizes = [
+        schedule_steps.tokens_before(palm, step + 1) - schedule_steps.tokens_before(palm, step)
+        for step in (0, 50_000, 254_999)
+    ]
     assert [size / 2**20 for size in sizes] == [1, 2, 4]
     seen = [schedule_steps.tokens_before(llama, step) for step in (60, 342_161, 1_100_928)]
     assert seen == pytest.approx([252e6, 2.87e12, 15.6e12], rel=2e-3)

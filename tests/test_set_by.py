@@ -6,9 +6,9 @@ import pytest
 
 from configs import base, tiny
 from scalelab import config as config_lib
-from scalelab.config import optimizer_defaults, schedule_steps; from scalelab import set_by
+from scalelab import set_by
 from scalelab.__main__ import main
-from scalelab.config import load, origins, override, resolve
+from scalelab.config import load, optimizer_defaults, origins, override, resolve, schedule_steps
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
 from scalelab.train.resume import compatibility

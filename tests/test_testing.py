@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws import Between, Coefficient, Exponent, Scale; from scalelab.laws.law import forms
+from scalelab.laws import Between, Coefficient, Exponent, Scale
+from scalelab.laws.law.names import LAWS
 from scalelab.testing import check_law
 from tests.laws.truths import TRUTHS
 
@@ -18,16 +19,14 @@ QUICK = ("chinchilla", "kaplan", "saturating", "step_law_lr")
 
 
 @pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["published", "found"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in forms.LAWS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAWS])
 def test_every_law_keeps_the_contract(name, known):
     """Noise-free recovery to 1e-6 at published parameters, and at the ones the points determine best."""
     truth = TRUTHS[name] if known else None
-    report = check_law(forms.LAWS[name], truth=truth, fixed_units=FIXED_UNITS.get(name, ()))
+    report = check_law(LAWS[name], truth=truth, fixed_units=FIXED_UNITS.get(name, ()))
     assert report.law == name and report.unidentified == ()
     assert report.prediction_error < 1e-9 and max(report.recovered.values()) < 1e-6
-    assert set(report.units) == set(forms.LAWS[name].columns) - {"U"} - set(FIXED_UNITS.get(name, ()))
+    assert set(report.units) == set(LAWS[name].columns) - {"U"} - set(FIXED_UNITS.get(name, ()))
     assert truth is None or report.truth == truth
 
 

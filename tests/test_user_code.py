@@ -10,7 +10,8 @@ from scalelab import config as config_lib
 from scalelab import user_code
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.sweep.executors import pool; from scalelab.sweep import trials
+from scalelab.sweep import trials
+from scalelab.sweep.executors import pool
 
 LAW = """
 import colorsys

@@ -38,8 +38,8 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
 
     from experiments.benchmarks import bare, ours
     from scalelab.config import hparams, static
-    from scalelab.sharding import BATCH
     from scalelab.parallel import mesh as mesh_lib
+    from scalelab.sharding import BATCH
     from scalelab.train.step import state
     from scalelab.train.step.step import many_steps
 

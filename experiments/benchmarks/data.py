@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.timing import interleaved, ratio
-from scalelab.data.prepare import corpus; from scalelab.data.tokenizers import hf_json
 from scalelab.data.batches.batches import train_batches
 from scalelab.data.dataset import prepare
+from scalelab.data.prepare import corpus
 from scalelab.data.prepare.request import Request
 from scalelab.data.sources.sources import DataConfig, open_source
+from scalelab.data.tokenizers import hf_json
 
 SEQ_LEN, BATCH, STEPS = 256, 256, 32
 SMALL = 16  # of the mixture

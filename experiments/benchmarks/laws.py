@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from scalelab.laws.law import law as law_lib
-from scalelab.laws.solve import optimum; from scalelab.laws.trust import uncertainty
+from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.solve.problem import Problem, problem
+from scalelab.laws.solve import optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Problem
+from scalelab.laws.trust import uncertainty
 
 POINTS = pathlib.Path(__file__).parents[3] / "shared" / "data" / "chinchilla" / "points.csv"
 HOFFMANN = {"E": 1.8172, "A": 482.01, "B": 2085.43, "alpha": 0.3478, "beta": 0.3658}  # Besiroglu et al. 2024
@@ -54,7 +56,7 @@ def points() -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
         return N[kept], C[kept] / (6 * N[kept]), loss[kept], "the 240 points of Besiroglu et al. 2024"
     random = np.random.default_rng(0)
     N, D = np.exp(random.uniform(np.log([5e7, 1e9]), np.log([1.6e10, 3e11]), (240, 2))).T
-    law = law_lib.load("chinchilla")
+    law = load_law("chinchilla")
     loss = law({"N": N, "D": D}, HOFFMANN) * np.exp(0.005 * random.standard_normal(240))
     return N, D, loss, "240 synthetic points of Besiroglu's law, .5 % noise (the digitised ones are not here)"
 
@@ -86,7 +88,7 @@ def repeated(work: Callable[[], Any], rounds: int) -> float:
 
 def posed(N: np.ndarray, D: np.ndarray, loss: np.ndarray) -> Problem:
     """The same fit as scalelab sees it."""
-    return problem(law_lib.load("chinchilla"), {"N": N, "D": D}, loss, huber_log(DELTA))
+    return pose_problem(load_law("chinchilla"), {"N": N, "D": D}, loss, huber_log(DELTA))
 
 
 def grid_reference(logs: tuple[np.ndarray, ...]) -> tuple[float, float]:

@@ -17,8 +17,8 @@ from scalelab import records
 from scalelab.config import hparams, static
 from scalelab.data.batches.batches import train_batches
 from scalelab.sweep.pack import train_pack
-from scalelab.train.step.program import in_turn
 from scalelab.train.run.single import dataset
+from scalelab.train.step.program import in_turn
 
 # Rates at which training forgets a rounding error; from 1e-2 on, it grows to the second digit of the loss in 200 steps.
 POINTS = [{"optim.peak_lr": lr, "train.seed": seed} for lr in (5e-4, 1e-3, 2e-3, 3e-3) for seed in (0, 1)]

@@ -23,10 +23,12 @@ from typing import Any
 
 from experiments.gpu import attention, commands, compiled, packing, page, resume, settings, utilisation
 from experiments.shared import RESULTS, command_line, keep, machine
-from scalelab.hardware import device_memory, chips as hardware; from scalelab import records
+from scalelab import records
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit, folder_path
 from scalelab.errors import BadInput, nearest
+from scalelab.hardware import chips as hardware
+from scalelab.hardware import device_memory
 from scalelab.train.resume.compatibility import versions
 
 Part = Callable[[settings.Settings, pathlib.Path], dict[str, Any]]

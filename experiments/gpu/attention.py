@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.gpu.settings import Settings
-from scalelab.hardware import chips
+from scalelab.hardware import measured
 from scalelab.model.attention import kernels
 from scalelab.model.attention.mask import UNLIMITED, Sight
 
@@ -22,7 +22,7 @@ MEASURED_S = 1.0
 def run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """A row for each kernel that this device has, with documents that see each other and that don't."""
     batch, length, heads, width = settings.attention
-    peak, source = chips.peak_flops(jax.local_devices()[0], "bfloat16")
+    peak, source = measured.peak_flops(jax.local_devices()[0], "bfloat16")
     rows = []
     for kind in kinds():
         for masked in (False, True):

@@ -10,14 +10,14 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 from experiments.gpu.settings import TINY, Settings
-from scalelab.hardware import device_memory, chips
+from scalelab.hardware import chips, device_memory
 
 # Kernels against attention written out, formats of products, the update rules in float64, and what a device says of itself.
 TESTS = (
-    "tests/test_hardware.py",
-    "tests/model/test_kernels.py",
+    "tests/hardware/test_chips.py",
+    "tests/model/attention/test_kernels.py",
     "tests/precision/test_formats.py",
-    "tests/train/test_step.py",
+    "tests/train/step/test_step.py",
 )
 
 

@@ -16,10 +16,10 @@ from experiments.gpu import attention, packing, utilisation
 from experiments.gpu.settings import FULL, TINY, Settings, config
 from scalelab import config as config_lib
 from scalelab.errors import WorkFailed
-from scalelab.sharding import traced_for
 from scalelab.plan.machine import absent_devices
 from scalelab.plan.machine.compile import compiled
 from scalelab.plan.machine.machine import Machine, machine
+from scalelab.sharding import traced_for
 
 CHILD = "import sys; from experiments.gpu import compiled; compiled.child(sys.argv[1], sys.argv[2])"
 

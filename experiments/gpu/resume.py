@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 from experiments.gpu.settings import Settings
-from scalelab.train.resume import determinism; from scalelab.train.checkpoints import manifest
+from scalelab.train.checkpoints import manifest
+from scalelab.train.resume import determinism
 
 WAIT_S = 120.0  # for a first checkpoint
 

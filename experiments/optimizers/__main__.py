@@ -23,8 +23,8 @@ from experiments.optimizers.page import page
 from experiments.shared import RESULTS, command_line, facts, keep
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.progress import Board
 from scalelab.cli.parser import emit, folder_path
+from scalelab.cli.progress import Board
 from scalelab.config.optimizer_defaults import DEFAULTS
 from scalelab.errors import BadInput, nearest
 from scalelab.plan.sweep.sweep import Planned
@@ -94,8 +94,8 @@ def plan(arguments: Sequence[str]) -> Planned:
 
 def _main(argv: Sequence[str]) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.train.step.program import cache_compilations
     from scalelab.train.run.single import dataset
+    from scalelab.train.step.program import cache_compilations
 
     options, base, names = _options(argv)
     if options.workdir is None:

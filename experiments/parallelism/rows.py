@@ -18,9 +18,9 @@ from configs import base
 from experiments.parallelism.traffic import collectives
 from scalelab import config as config_lib
 from scalelab.config import TRACED, Layout, Static
-from scalelab.sharding import BATCH, SPLIT_BY_TENSOR
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
+from scalelab.sharding import BATCH, SPLIT_BY_TENSOR
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import ends, gradients
 from scalelab.train.step.step import train_step

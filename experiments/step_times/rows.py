@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Static
-from scalelab.plan.step.flops import flops
-from scalelab.plan.step.systems import MAXTEXT, MEGATRON, Habits
 from scalelab.plan.machine.machine import Machine, machine
 from scalelab.plan.memory.megatron import Gpt, recomputed_flops
+from scalelab.plan.step.flops import flops
+from scalelab.plan.step.systems import MAXTEXT, MEGATRON, Habits
 
 
 class Measured(NamedTuple):

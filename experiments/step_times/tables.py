@@ -14,9 +14,9 @@ from typing import Any
 
 from experiments.step_times.rows import Measured, static
 from scalelab.errors import BadInput
+from scalelab.plan.machine.machine import machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default
 from scalelab.plan.step.systems import MAXTEXT, MEGATRON
-from scalelab.plan.machine.machine import machine
 from scalelab.plan.step.time import expected_s, step_time
 
 FILES = ("llm_foundry.csv", "others.csv")

@@ -19,8 +19,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.cli.progress import Bar
 from scalelab.cli.parser import Parser, aligned, emit, say
+from scalelab.cli.progress import Bar
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -82,8 +82,8 @@ def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]
 
 def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options: Any) -> dict[str, Any]:
     from scalelab.train import coordcheck
-    from scalelab.train.step.program import cache_compilations
     from scalelab.train.run.single import dataset
+    from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
     data, seeds = dataset(config), range(config.train.seed, config.train.seed + options.seeds)

@@ -21,8 +21,8 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     from scalelab.laws import examples
-    from scalelab.laws.use.chinchilla_optimum import Params
     from scalelab.laws.read.study import fit_study
+    from scalelab.laws.use.chinchilla_optimum import Params
     from scalelab.report.figures import lawplots, style
 
     rows = examples.read_quickstart()

@@ -12,8 +12,8 @@ On one device, in the precision of the run. Exit code: 0 done, 1 the checkpoint 
 """
 
 from scalelab import records
-from scalelab.cli.progress import Counts
 from scalelab.cli.parser import Parser, add_weights, emit, headline
+from scalelab.cli.progress import Counts
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 

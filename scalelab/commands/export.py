@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 def _tokenizer(weights: Any) -> tuple[Any, str]:
     """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
-    from scalelab.data.tokenizers.load import byte_tokens, given_tokens
+    from scalelab.data.tokenizers.tokenizer import byte_tokens, given_tokens
     from scalelab.evaluate.subject import tokenizer
 
     name = weights.origin["data"]["tokenizer"] or ""

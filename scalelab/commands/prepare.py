@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from scalelab.cli.progress import PLAIN_EVERY_S
 from scalelab.cli.parser import Parser, add_take_over, emit, folder_path
+from scalelab.cli.progress import PLAIN_EVERY_S
 
 
 def main(argv: list[str]) -> int:

@@ -16,8 +16,8 @@ import pathlib
 from typing import Any
 
 from scalelab import git
-from scalelab.cli.progress import Bar
 from scalelab.cli.parser import Parser, emit, folder_path, say
+from scalelab.cli.progress import Bar
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -46,9 +46,10 @@ def main(argv: list[str]) -> int:
 
 def _run(config: Any, options: Any, out: pathlib.Path) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.sweep.scaling import proxy; from scalelab.sweep import status
+    from scalelab.sweep import status
     from scalelab.sweep.forks import write_forks
     from scalelab.sweep.run import run_sweep
+    from scalelab.sweep.scaling import proxy
     from scalelab.train.step.program import cache_compilations
 
     folder, lrs = options.workdir, _lrs(options.lrs, config.optim.peak_lr)

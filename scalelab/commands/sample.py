@@ -8,8 +8,8 @@ depend on how many there are. Bytes that are no UTF-8 are shown as the replaceme
 Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 """
 
-from scalelab.cli.progress import Counts
 from scalelab.cli.parser import Parser, add_weights, emit, headline
+from scalelab.cli.progress import Counts
 
 TOKENS = 100
 

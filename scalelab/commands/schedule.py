@@ -10,9 +10,8 @@ import functools
 import sys
 from typing import Any
 
-from scalelab.config import schedule_steps
 from scalelab.cli.parser import Parser, aligned, emit
-from scalelab.config import load, split_overrides
+from scalelab.config import load, schedule_steps, split_overrides
 from scalelab.errors import BadInput
 
 COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len")

@@ -10,10 +10,11 @@ Exit code: 0 all ended, done or diverged (or --status), 1 some failed, 2 bad inp
 import sys
 from typing import Any
 
-from scalelab.hardware import device_memory; from scalelab import git
-from scalelab.cli.progress import Bar, Board
+from scalelab import git
 from scalelab.cli.parser import Parser, add_take_over, add_trust, emit, folder_path, print_table, say
+from scalelab.cli.progress import Bar, Board
 from scalelab.config import split_overrides
+from scalelab.hardware import device_memory
 
 
 def main(argv: list[str]) -> int:

@@ -26,12 +26,13 @@ import sys
 import traceback
 from typing import Any
 
-from scalelab.hardware import device_memory; from scalelab import git, lock, records
-from scalelab.cli.progress import Bar
+from scalelab import git, lock, records
 from scalelab.cli.memory_check import refuse
 from scalelab.cli.parser import Parser, add_take_over, add_trust, emit, folder_path
+from scalelab.cli.progress import Bar
 from scalelab.config import leaves, load, not_reproduced, split_overrides
 from scalelab.errors import BadInput, WorkFailed
+from scalelab.hardware import device_memory
 
 
 def main(argv: list[str]) -> int:
@@ -94,8 +95,8 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
 
 def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.train.step.program import cache_compilations
     from scalelab.train.run.single import train_single
+    from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
     for text in not_reproduced(options.config) if first and options.config else ():

@@ -9,9 +9,10 @@ import bisect
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab.config import batch_ramp; from scalelab import set_by
-from scalelab.errors import BadInput
+from scalelab import set_by
+from scalelab.config import batch_ramp
 from scalelab.config.validate import DECAYING
+from scalelab.errors import BadInput
 
 # Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
 DEFAULTS = {

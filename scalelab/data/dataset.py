@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.prepare import prepared
 from scalelab.data.batches.shards import FORMAT, Split, read_folder, write_folder
+from scalelab.data.prepare import prepared
 from scalelab.data.sources.sources import DataConfig, Source, open_source
-from scalelab.data.tokenizers.load import SEPARATOR, Tokenizer, byte_tokens, given_tokens
+from scalelab.data.tokenizers.tokenizer import SEPARATOR, Tokenizer, byte_tokens, given_tokens
 from scalelab.errors import BadInput
 
 OVERSHOOT = 1.25  # a document that would take the held-out share beyond this times the wanted one stays in training

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.data.tokenizers import load
+from scalelab.data.tokenizers.tokenizer import SEPARATOR, check_ids
 from scalelab.errors import BadInput
 from scalelab.evaluate.subject import CHUNK_TOKENS, PADDING, Subject, token_losses, tokenizer
 from scalelab.evaluate.tasks import Item, Task, Text
@@ -49,7 +49,7 @@ def read(of: Subject, task: Task) -> Reading:
     texts = any(isinstance(text, str) for item in task.items for text in (item.context, *item.choices))
     synthetic = of.config.data.source == "synthetic"
     tokens = None if synthetic and not texts else tokenizer(of)
-    separator = tokens.separator if tokens else load.SEPARATOR
+    separator = tokens.separator if tokens else SEPARATOR
     # A document follows the one before it; where documents don't see each other it begins with its own first token.
     before = [] if of.static.documents == "mask" else [separator]
 
@@ -58,7 +58,7 @@ def read(of: Subject, task: Task) -> Reading:
             assert tokens
             return np.asarray(tokens.encode(text.encode()), np.int32)
         ids = np.asarray(text, np.int64)
-        load.check_ids(ids, of.static.model.vocab_size)
+        check_ids(ids, of.static.model.vocab_size)
         return ids.astype(np.int32)
 
     found = []

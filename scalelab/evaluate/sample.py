@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab.config import Static
-from scalelab.data.tokenizers.load import Tokenizer
+from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.evaluate.subject import Subject
 from scalelab.model import decode

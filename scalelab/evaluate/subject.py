@@ -13,14 +13,16 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab.config import Layout, Static, static
+from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.data.tokenizers import load
-from scalelab.data.tokenizers.load import Tokenizer
+from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
-from scalelab.model.attention import documents; from scalelab.model import transformer
+from scalelab.model import transformer
+from scalelab.model.attention import documents
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
-from scalelab.train.step.gradients import ends
 from scalelab.train.resume.weights import Weights, of_run
+from scalelab.train.step.gradients import ends
 
 PADDING = -1
 CHUNK_TOKENS = 2**13  # tokens scored at once; more gain nothing on a CPU and little elsewhere
@@ -55,7 +57,7 @@ def tokenizer(of: Subject) -> Tokenizer:
     """The tokenizer of its data. BadInput where they have none, or where it is no longer the one it was trained with."""
     if entry := of.origin["data"].get("kept"):  # imported weights, with their own
         return load.kept(entry, pathlib.Path(of.origin["run"]))
-    found, trained = load.of(of.config.data), of.origin["data"]["tokenizer"]
+    found, trained = load_run_tokenizer(of.config.data), of.origin["data"]["tokenizer"]
     refuse_other_ids(of, found.name)
     if trained is None:
         raise BadInput(

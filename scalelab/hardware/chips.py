@@ -5,11 +5,9 @@ Bandwidths between chips are those of one link in one direction. A CPU's peak is
 """
 
 import dataclasses
-import functools
 import importlib.util
 import os
 import re
-import time
 from typing import Any
 
 GIB = 2**30  # memory sold as "80 GB" is 80 GiB less what the driver and ECC keep (1 to 6 %)
@@ -112,25 +110,6 @@ def capacity_bytes(device: Any) -> int:
     return int(said) or (found.hbm_bytes if found else 0)
 
 
-def measured_copy_bytes_per_s(mib: int = 64, repeats: int = 5) -> float:
-    """Bytes a second that this host reads and writes together in copying `mib` MiB, the best of `repeats` after a warm-up."""
-    import numpy as np
-
-    source = np.ones(mib * 2**20, np.uint8)
-    target = source.copy()
-    best = min(_copied(source, target) for _ in range(repeats))
-    return 2 * source.nbytes / best
-
-
-def _copied(source: Any, target: Any) -> float:
-    start = time.perf_counter()
-    target[...] = source
-    return time.perf_counter() - start
-
-
-WIDER = {"float8": "bfloat16", "tensorfloat32": "float32"}  # what is measured where the table knows no unit for it
-
-
 # Passes of bf16 that a product takes on a TPU (documentation of jax.lax.Precision: HIGHEST, and HIGH, which tensorfloat32 names).
 PASSES = {"float32": 6, "tensorfloat32": 3}
 
@@ -147,7 +126,7 @@ def unit_flops(found: Chip, dtype: Any) -> tuple[float, str] | None:
     float32 is all 32 bits, as precision `fp32` asks for. XLA's own default is TF32 on NVIDIA's tensor cores since Ampere and
     one bf16 pass on TPUs (JAX documentation, "Matmul precision"), which have no unit for more: `PASSES`.
     """
-    name = _dtype_name(dtype)
+    name = dtype_name(dtype)
     wider = {"tensorfloat32": ("tensorfloat32", "float32")}.get(name, (name,))
     unit = next((unit for unit in wider if unit in found.flops), None)
     if unit is not None:
@@ -160,46 +139,7 @@ def unit_flops(found: Chip, dtype: Any) -> tuple[float, str] | None:
     ] / passes, f"{found.name}, {name} in {passes} passes of bfloat16, dense: {found.source}"
 
 
-def peak_flops(device: Any, dtype: Any = "float32") -> tuple[float, str]:
-    """(FLOP/s of one jax device for products of `dtype`, what that figure is): the table's value, else a measured one.
-
-    CPU devices of one process share its cores, so each counts for its share of the measured rate.
-    """
-    known = table_flops(device.device_kind, dtype)
-    if known:
-        return known
-    name, on_cpu = WIDER.get(_dtype_name(dtype), _dtype_name(dtype)), device.platform == "cpu"
-    n = 1024 if on_cpu else 8192
-    flops = _measured(n, name, device)
-    sharing = len(device.client.local_devices()) if on_cpu else 1
-    return flops / sharing, f"measured {name} matmul of {n} x {n} on this {device.device_kind}"
-
-
-def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 10, device: Any = None) -> float:
-    """FLOP/s of a jitted n x n x n product (2 n^3 FLOPs), the best of `repeats` after a warm-up.
-
-    The best, for a busy machine can only take away. On two idle CPU cores, 10 products of n = 1024 take about 0.1 s.
-    """
-    import jax
-
-    key = jax.random.key(0)
-    a = jax.device_put(jax.random.normal(key, (n, n), dtype), device)
-    bits = "highest" if a.dtype == "float32" else None
-    product = jax.jit(lambda a: jax.numpy.matmul(a, a, precision=bits))
-    product(a).block_until_ready()
-    return 2 * n**3 / min(_seconds(product, a) for _ in range(repeats))
-
-
-_measured = functools.cache(lambda n, dtype, device: measured_matmul_flops(n, dtype, device=device))
-
-
-def _seconds(function: Any, argument: Any) -> float:
-    start = time.perf_counter()
-    function(argument).block_until_ready()
-    return time.perf_counter() - start
-
-
-def _dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """'bfloat16' and the like, from a name or a dtype; every float8 format runs at one rate."""
     import jax.numpy as jnp
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalelab.hardware import chips
+from scalelab.hardware.measured import measured_matmul_flops
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scipy")
 BUILDS = {"jax-cuda12-plugin": "gpu", "jax-cuda13-plugin": "gpu", "libtpu": "tpu"}  # package -> what it serves
@@ -175,6 +176,6 @@ def measure_matmul(device: Any) -> dict[str, Any]:
     return {
         "dtype": dtype,
         "n": n,
-        "flops": chips.measured_matmul_flops(n, dtype, device=device),
+        "flops": measured_matmul_flops(n, dtype, device=device),
         "table_flops": known[0] if known else None,
     }

@@ -12,7 +12,8 @@ from typing import Any
 
 from scalelab.data.tokenizers import ranks as ranktokens
 from scalelab.data.tokenizers.hf_json import byte_letters, token_names
-from scalelab.data.tokenizers.load import FILES, Tokenizer
+from scalelab.data.tokenizers.load import FILES
+from scalelab.data.tokenizers.tokenizer import Tokenizer
 
 TOKENIZER, TOKENIZER_CONFIG, GENERATION = FILES["json"], "tokenizer_config.json", "generation_config.json"
 PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")  # a vocabulary's own, where it has one

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from scalelab import records
 from scalelab.config import ModelShape
-from scalelab.data.tokenizers.load import Tokenizer
+from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG, INDEX, LINEAGE, WHOLE, sha256

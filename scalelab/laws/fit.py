@@ -15,19 +15,24 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws.use import chinchilla_optimum, decision; from scalelab.laws.trust import design, profile, uncertainty; from scalelab.laws.law import forms; from scalelab.laws.solve import likelihood, optimum
+from scalelab.laws.law import forms
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law import objective as objective_lib
-from scalelab.laws.use.decision import Decision
-from scalelab.laws.trust.design import Finding
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
-from scalelab.laws.trust.holdout import Holdout, hold_out
 from scalelab.laws.law.law import Law
-from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.law.names import load_law
 from scalelab.laws.read.points import columns_of, numeric
-from scalelab.laws.solve.problem import Columns, Problem, problem
+from scalelab.laws.solve import likelihood, optimum
+from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Columns, Problem
+from scalelab.laws.trust import design, profile, uncertainty
+from scalelab.laws.trust.design import Finding
+from scalelab.laws.trust.holdout import Holdout, hold_out
 from scalelab.laws.trust.profile import Profile
 from scalelab.laws.trust.uncertainty import Bootstrap, Prediction
+from scalelab.laws.use import chinchilla_optimum, decision
+from scalelab.laws.use.decision import Decision
 
 LEVEL = 0.9
 CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
@@ -169,7 +174,7 @@ def fit(
     if not 0 < level < 1:
         raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
     start = time.process_time()
-    law = law_lib.hold(law_lib.load(law) if isinstance(law, str) else law, **(fixed or {}))
+    law = law_lib.hold(load_law(law) if isinstance(law, str) else law, **(fixed or {}))
     columns, target = columns_of(table, law)
     if bootstrap:
         uncertainty.check_size(bootstrap, len(target))
@@ -177,7 +182,7 @@ def fit(
     flops = np.asarray(table["C"], float) if _knows_k(table, columns) else None
     findings = design.check(law, columns, target, flops, chosen.log)
     posed, best = likelihood.fit_scale(law, columns, target, chosen) if objective == "mle" else (None, None)
-    posed = posed or problem(law, columns, target, chosen)
+    posed = posed or pose_problem(law, columns, target, chosen)
     best = best or optimum.minimise(posed)
     boot = uncertainty.bootstrap(posed, best, bootstrap, seed, cluster) if bootstrap else None
     given_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
@@ -207,10 +212,12 @@ def _knows_k(table: Mapping[str, ArrayLike], columns: Columns) -> bool:
     )
 
 
-def exact(N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3) -> tuple[chinchilla_optimum.Params, Optimum]:
+def exact(
+    N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3
+) -> tuple[chinchilla_optimum.Params, Optimum]:
     """Chinchilla's law alone, by Hoffmann's objective, without intervals: (parameters, optimum)."""
-    law = law_lib.load("chinchilla")
+    law = load_law("chinchilla")
     columns, target = columns_of({"N": N, "D": D, "loss": loss}, law)
     design.check(law, columns, target)
-    best = optimum.minimise(problem(law, columns, target, objective_lib.huber_log(delta)))
+    best = optimum.minimise(pose_problem(law, columns, target, objective_lib.huber_log(delta)))
     return chinchilla_optimum.Params(**best.params), best

@@ -12,9 +12,9 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare
-from scalelab.sharding import use
 from scalelab.model.product import product
 from scalelab.precision.policy import Policy, dtype
+from scalelab.sharding import use
 
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from scalelab.sharding import BATCH, CONTEXT, TENSOR, as_varying, local, on_mesh, spec
 from scalelab.precision.products import matmul
+from scalelab.sharding import BATCH, CONTEXT, TENSOR, as_varying, local, on_mesh, spec
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient shows
 TOKENS = (*BATCH, CONTEXT)  # the mesh axes that split them

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec, reshard
 
-from scalelab.sharding import local, on_mesh, place, spec, use
 from scalelab.precision import fp8
 from scalelab.precision.policy import Policy, dtype
 from scalelab.precision.products import rounded
+from scalelab.sharding import local, on_mesh, place, spec, use
 
 Names = tuple[str | None, ...]
 

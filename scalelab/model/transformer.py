@@ -13,14 +13,14 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.attention.attention import Attention
-from scalelab.model.declare import Declaration, split
 from scalelab.model.attention.documents import Packed
+from scalelab.model.declare import Declaration, split
 from scalelab.model.layer_flags import ALIKE, Layer, layers
 from scalelab.model.layers import MLP, Norm, Table, init_of
 from scalelab.model.loss import LossSums, capped, cross_entropy, smooth_cross_entropy
 from scalelab.model.loss import token_losses as token_losses_of
-from scalelab.sharding import TENSOR, local, off_mesh, on_mesh, place, platform, residual, spec, use
 from scalelab.precision.policy import FP32, Policy, dtype
+from scalelab.sharding import TENSOR, local, off_mesh, on_mesh, place, platform, residual, spec, use
 
 Params = dict[str, Any]
 

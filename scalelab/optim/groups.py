@@ -6,12 +6,12 @@ import math
 import jax
 
 from scalelab.config import ModelShape, Optim
+from scalelab.config.validate import group_multipliers
 from scalelab.model import parametrization
 from scalelab.model.declare import Declaration
 from scalelab.model.parametrization import Scales
 from scalelab.model.transformer import declarations
 from scalelab.optim.optimizer import Member, Tree
-from scalelab.config.validate import group_multipliers
 
 
 def group(declaration: Declaration) -> str:

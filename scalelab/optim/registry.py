@@ -6,7 +6,25 @@ import jax.numpy as jnp
 from scalelab.config import Optim, traced_names
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
-from scalelab.optim import adafactor, adalayer, adam, adam8bit, ademamix, apollo, galore, lion, muon, nadamw, user_numbers, rmsprop, schedule_free, sgd, shampoo, soap, sophia
+from scalelab.optim import (
+    adafactor,
+    adalayer,
+    adam,
+    adam8bit,
+    ademamix,
+    apollo,
+    galore,
+    lion,
+    muon,
+    nadamw,
+    rmsprop,
+    schedule_free,
+    sgd,
+    shampoo,
+    soap,
+    sophia,
+    user_numbers,
+)
 from scalelab.optim.optimizer import Build, Member
 from scalelab.user_code import user_object
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.config import Optim, Static
+from scalelab.config.validate import GROUPS
 from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
 from scalelab.optim import groups
 from scalelab.optim.chain import rest_ratio, weight_decays
 from scalelab.optim.optimizer import Member
 from scalelab.optim.registry import find
-from scalelab.config.validate import GROUPS
 
 ADAMW_BYTES = 8  # of the AdamW beside an optimizer for hidden matrices, a parameter
 

@@ -19,13 +19,14 @@ import numpy as np
 from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 
 from scalelab.config import Layout, Static
-from scalelab.model.attention import documents; from scalelab.model import layer_flags, transformer
+from scalelab.model import layer_flags, transformer
+from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Ends
 from scalelab.model.loss import LossSums
-from scalelab.sharding import STAGE, on_mesh, place, residual
 from scalelab.parallel.mesh import AXES
 from scalelab.parallel.ticks import Ticks, table
 from scalelab.precision.policy import POLICIES, dtype
+from scalelab.sharding import STAGE, on_mesh, place, residual
 
 FREE = tuple(axis for axis in AXES if axis != STAGE)
 

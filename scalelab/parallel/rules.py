@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.errors import BadInput, nearest
 from scalelab.model.declare import Declaration
-from scalelab.sharding import SPLIT_BY_TENSOR, STAGE, TENSOR
 from scalelab.model.transformer import declarations
 from scalelab.optim.registry import find
 from scalelab.parallel.ticks import SCHEDULES, predicted_bubble
 from scalelab.precision.policy import POLICIES
+from scalelab.sharding import SPLIT_BY_TENSOR, STAGE, TENSOR
 
 FSDP_AXIS = "embed"
 WITHOUT_LIBRARY = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty

@@ -11,10 +11,10 @@ from typing import Any
 from scalelab.config import Layout, Static
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
-from scalelab.plan.memory import saved_activations
-from scalelab.plan.step.efficiency import Efficiency, default
 from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory import saved_activations
 from scalelab.plan.memory.memory import Memory, memory
+from scalelab.plan.step.efficiency import Efficiency, default
 from scalelab.plan.step.time import expected_s
 
 LONG, SHORT = 16_384, 2048  # tokens from which on more devices a sequence are worth a look; where nothing else fits

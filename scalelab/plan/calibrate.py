@@ -13,12 +13,13 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from scalelab import config as configs
-from scalelab.hardware import chips; from scalelab import records
+from scalelab import records
 from scalelab.errors import BadInput
+from scalelab.hardware import chips
 from scalelab.model import count
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.plan.step.efficiency import Efficiency, Range, default
 from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step.efficiency import Efficiency, Range, default
 from scalelab.plan.step.time import FIELDS, step_time
 
 ENOUGH = 3  # programs, from which on their own spread says more than the chip's range

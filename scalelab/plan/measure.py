@@ -11,9 +11,9 @@ from ml_collections import ConfigDict
 from scalelab import config as configs
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh, rules
-from scalelab.plan.step.efficiency import Efficiency
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import memory
+from scalelab.plan.step.efficiency import Efficiency
 from scalelab.plan.step.time import step_time
 from scalelab.train.step.program import in_turn
 

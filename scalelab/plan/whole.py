@@ -8,22 +8,22 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.hardware import device_memory; from scalelab.config import schedule_steps
-from scalelab.config import Layout
+from scalelab.config import Layout, schedule_steps
+from scalelab.hardware import device_memory
 from scalelab.parallel.mesh import AXES
 from scalelab.plan.advice import Advice, advice
-from scalelab.plan.run.batch import Batch, batch
 from scalelab.plan.machine.compile import Compiled, compiled
-from scalelab.plan.step.efficiency import Efficiency, default
-from scalelab.plan.step.flops import Flops, flops
-from scalelab.plan.run.goodput import RESTART_S, Checkpointing, checkpointing
-from scalelab.plan.run.inference import Inference, inference
 from scalelab.plan.machine.layout import laid_out
 from scalelab.plan.machine.machine import Machine, machine
 from scalelab.plan.memory.memory import Memory, memory
+from scalelab.plan.run.batch import Batch, batch
+from scalelab.plan.run.goodput import RESTART_S, Checkpointing, checkpointing
+from scalelab.plan.run.inference import Inference, inference
+from scalelab.plan.run.training import Training, training
+from scalelab.plan.step.efficiency import Efficiency, default
+from scalelab.plan.step.flops import Flops, flops
 from scalelab.plan.step.savings import savings
 from scalelab.plan.step.time import StepTime, step_time
-from scalelab.plan.run.training import Training, training
 
 
 @dataclasses.dataclass(frozen=True)

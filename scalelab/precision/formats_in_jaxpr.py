@@ -7,7 +7,7 @@ from typing import Any
 import jax.extend
 import jax.numpy as jnp
 
-from scalelab.model.count import dot_flops, used
+from scalelab.jaxprs import dot_flops, used
 from scalelab.precision.policy import TF32
 
 SUMS = ("reduce_sum", "cumsum", "psum", "psum_invariant", "scatter-add", "reduce_scatter")

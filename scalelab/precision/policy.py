@@ -1,6 +1,6 @@
 """Precision policies: one record a name that states every number format of a step, and what is worth a word about it.
 
-`tests/precision/test_found.py` holds each record against the formats found in the step's jaxpr (`precision/formats_in_jaxpr.py`).
+`tests/precision/test_formats_in_jaxpr.py` holds each record against the formats found in the step's jaxpr (`precision/formats_in_jaxpr.py`).
 """
 
 import dataclasses

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from scalelab.sharding import as_varying, platform
 from scalelab.precision.policy import TF32, Policy
+from scalelab.sharding import as_varying, platform
 
 EMULATED = "tensorfloat32"  # what jax calls it; silently plain fp32 where the backend has no such unit
 

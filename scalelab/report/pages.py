@@ -4,7 +4,8 @@ import pathlib
 from typing import Any
 
 from scalelab import records
-from scalelab.report import gather, html, study, verdict; from scalelab.report.figures import plots, sweepplots
+from scalelab.report import gather, html, study, verdict
+from scalelab.report.figures import plots, sweepplots
 from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
 from scalelab.sweep import settings
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from scalelab import records
-from scalelab.report import gather, html; from scalelab.report.figures import plots, style
+from scalelab.report import gather, html
+from scalelab.report.figures import plots, style
 
 
 @dataclasses.dataclass

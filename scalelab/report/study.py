@@ -15,7 +15,8 @@ from scalelab import records
 from scalelab.jsonfiles import LIST, NUMBER, TEXT
 from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from scalelab.laws.use.isoflop import budgets_of
-from scalelab.report import gather, html, verdict; from scalelab.report.figures import lawplots, plots
+from scalelab.report import gather, html, verdict
+from scalelab.report.figures import lawplots, plots
 from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
 
 _PARTS: tuple = ({}, None)

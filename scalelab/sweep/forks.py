@@ -8,7 +8,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import schedule_steps; from scalelab import set_by
+from scalelab import set_by
+from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
 

@@ -9,12 +9,13 @@ from ml_collections import ConfigDict
 
 from scalelab import git, lock, records
 from scalelab.errors import BadInput
-from scalelab.train.resume import branch, determinism; from scalelab.train.run import loop
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.resume import branch, determinism
 from scalelab.train.resume.start import begin, furthest, initial, resume, warner
-from scalelab.train.step.program import packing
+from scalelab.train.run import loop
 from scalelab.train.run.run import Run, open_run
 from scalelab.train.run.single import continued, dataset
+from scalelab.train.step.program import packing
 
 
 def train_pack(

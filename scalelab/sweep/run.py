@@ -8,7 +8,8 @@ from ml_collections import ConfigDict
 
 from scalelab import git, lock, records
 from scalelab.errors import BadInput
-from scalelab.sweep.executors import pool; from scalelab.sweep import status
+from scalelab.sweep import status
+from scalelab.sweep.executors import pool
 from scalelab.sweep.pack import train_pack
 from scalelab.sweep.trials import packs
 from scalelab.train.resume import compatibility

@@ -10,7 +10,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab import set_by; from scalelab.config import files
+from scalelab import set_by
+from scalelab.config import files
 from scalelab.errors import BadInput
 from scalelab.sweep import grid
 

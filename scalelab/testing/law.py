@@ -15,7 +15,8 @@ from scalelab.errors import BadInput
 from scalelab.laws.law.law import Kind, Law, law_of
 from scalelab.laws.law.objective import Objective, huber_log
 from scalelab.laws.solve.optimum import FitError, minimise, stretch
-from scalelab.laws.solve.problem import Columns, problem
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Columns
 
 ROWS = 48  # points that a law is checked on
 CANDIDATES = 256  # parameter sets tried as the truth
@@ -109,7 +110,7 @@ def _candidates(law: Law, columns: Columns, truth: Params | None) -> list[dict[s
         _require(law, np.isfinite(values).all(), f"not finite at {dict(truth)}")
         _require(law, (values > 0).all(), f"{values.min():.3g} at {dict(truth)}: a {law.target} is positive")
         return [dict(truth)]
-    posed = problem(law, columns, np.ones(ROWS), Objective("mse_log", np.inf))
+    posed = pose_problem(law, columns, np.ones(ROWS), Objective("mse_log", np.inf))
     unit = qmc.Sobol(len(law.params), seed=0).random(CANDIDATES)
     x = np.stack([_spread(kind, unit[:, i]) for i, kind in enumerate(law.params.values())], axis=1)
     params = posed.to_params(x)
@@ -187,7 +188,7 @@ def _check_gradients(law: Law, columns: Columns, candidates: list[dict[str, floa
 
 def _check_jumps(law: Law, columns: Columns, params: Params) -> None:
     """Along each searched parameter's range (terms kept in size), Simpson's integral of the derivative gives the law back."""
-    posed, function = problem(law, columns, np.ones(ROWS), huber_log()), _vector(law, columns)
+    posed, function = pose_problem(law, columns, np.ones(ROWS), huber_log()), _vector(law, columns)
     along = jax.jit(jax.vmap(lambda at, direction: jax.jvp(function, (at,), (direction,)), in_axes=(0, None)))
     for i, (name, kind) in enumerate(law.params.items()):
         if kind.how == "linear":
@@ -259,7 +260,7 @@ def _check_linear(law: Law, columns: Columns, candidates: list[dict[str, float]]
 
 def _refit(law: Law, columns: Columns, target: np.ndarray) -> dict[str, float]:
     try:
-        return minimise(problem(law, columns, target, huber_log())).params
+        return minimise(pose_problem(law, columns, target, huber_log())).params
     except FitError as error:
         raise AssertionError(f"law {law.name!r}: fitted to its own noise-free values: {error}") from None
 
@@ -274,7 +275,7 @@ def _check_recovery(law: Law, columns: Columns, truth: Params) -> tuple[float, d
         f"fitted to its own noise-free values at {dict(truth)} it misses them by {error:.1e}: other kinds or narrower starts?",
     )  # fmt: skip
     recovered = {name: abs(found[name] - truth[name]) / max(abs(truth[name]), 1e-9) for name in law.params}
-    posed = problem(law, columns, target, Objective("mse_log", np.inf))
+    posed = pose_problem(law, columns, target, Objective("mse_log", np.inf))
     x = posed.from_params(truth)[None]
     _, gram, _ = posed.derivatives(x, np.ones((1, ROWS)))
     spread = np.sqrt(np.abs(np.diag(np.linalg.pinv(gram[0], hermitian=True)))) / np.maximum(np.abs(x[0]), 1e-3)

@@ -16,8 +16,7 @@ import optax
 from jax.sharding import NamedSharding
 
 from scalelab import config as config_lib
-from scalelab.config import optimizer_defaults
-from scalelab.config import Static
+from scalelab.config import Static, optimizer_defaults
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.declare import Declaration, named
@@ -29,8 +28,8 @@ from scalelab.optim.optimizer import Member
 from scalelab.optim.registry import MEMBERS, find
 from scalelab.optim.table import state_bytes
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.train.step import state as state_lib
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps, updates
 from scalelab.user_code import user_object
 

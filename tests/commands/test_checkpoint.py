@@ -7,7 +7,7 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
-from tests.train.test_checkpoint import saved
+from tests.train.checkpoints.test_checkpoint import saved
 
 FACTS = {
     "run": {"identity": "0123", "versions": {"jax": "0.10.2"}, "data": {"fingerprint": "f00d", "tokenizer": "bytes"}}

@@ -9,7 +9,7 @@ import pytest
 from scalelab import records
 from scalelab.__main__ import main
 from scalelab.sweep.run import run_sweep
-from tests.train.test_changes import config
+from tests.train.resume.test_compatibility import config
 
 
 @pytest.fixture(scope="module")

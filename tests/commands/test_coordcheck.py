@@ -5,7 +5,8 @@ import json
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.model.attention import attention; from scalelab.model import layers
+from scalelab.model import layers
+from scalelab.model.attention import attention
 
 SMALL = ["--config=configs/tiny.py", "--config.data.source=synthetic", "--config.data.n_tokens=20000",
          "--config.model.n_layers=1", "--config.model.seq_len=16", "--config.model.vocab_size=64"]  # fmt: skip

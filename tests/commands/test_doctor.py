@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalelab.hardware import doctor
 from scalelab.commands.doctor import main
 from scalelab.errors import BadInput
+from scalelab.hardware import doctor
 
 ROOT = pathlib.Path(__file__).parents[2]
 

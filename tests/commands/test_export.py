@@ -9,13 +9,13 @@ from scalelab.__main__ import main
 from scalelab.config import static
 from scalelab.data.tokenizers import ranks as ranktokens
 from scalelab.train.resume.start import initial
-from scalelab.train.run.single import train_single
 from scalelab.train.resume.weights import Weights, keep, of_run
+from scalelab.train.run.single import train_single
 from tests.evaluate import runs
 from tests.hf import examples
 from tests.hf.oracle.make import HERE
 from tests.hf.test_tokenizer import small_ranks
-from tests.train.test_changes import SMALL, config
+from tests.train.resume.test_compatibility import SMALL, config
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from scalelab.__main__ import main
 from scalelab.optim import schedules
 from scalelab.report.figures import scheduleplot
 from scalelab.train.run.single import train_single
-from tests.train.test_changes import SMALL, config
+from tests.train.resume.test_compatibility import SMALL, config
 
 CHANGES = {
     "schedule.name": "wsd", "schedule.decay_shape": "sqrt", "schedule.decay_tokens": 6 * 32, "train.steps": 12,

@@ -10,7 +10,7 @@ from scalelab.__main__ import main
 from scalelab.identity import identity
 from scalelab.train.checkpoints import manifest
 from tests.evaluate.runs import copy, settings, trained
-from tests.train.test_manifest import forge
+from tests.train.checkpoints.test_manifest import forge
 
 CONFIG = """
 from configs import tiny

@@ -25,8 +25,8 @@ from tests.crash.trainer import (
     said,
     start,
 )
+from tests.train.resume.test_compatibility import config
 from tests.train.runs import ROOT
-from tests.train.test_changes import config
 
 
 def complaint(folder: pathlib.Path) -> str:

@@ -184,8 +184,8 @@ def state_digest(checkpoints: pathlib.Path) -> str:
     import jax
 
     from scalelab.config import load, static
-    from scalelab.train.step import state
     from scalelab.train.checkpoints.checkpoint import Checkpoints
+    from scalelab.train.step import state
 
     config = load("configs/tiny.py", SETTINGS)
     found = Checkpoints(checkpoints).load({"run": state.shapes(static(config))})

@@ -19,14 +19,15 @@ from pyarrow import feather
 
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.data.prepare import prepared, specs; from scalelab.data.sources import sources
+from scalelab.data.prepare import prepared, specs
 from scalelab.data.read import tfdsets
 from scalelab.data.read.reading import Reading
+from scalelab.data.sources import sources
 from scalelab.data.sources.sources import DataConfig
 from scalelab.data.tokenizers.load import kept
 from scalelab.errors import BadInput
 from tests.data import corpora
-from tests.data.test_corpus import DOCUMENTS, digests, opened, prepare
+from tests.data.prepare.test_corpus import DOCUMENTS, digests, opened, prepare
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Every kind of file gives the documents that were written into it, whole or in pieces; what is damaged is named."""
 
+import csv
 import itertools
 import struct
 import zipfile
@@ -390,3 +391,11 @@ def test_an_index_without_its_tokens_is_refused(tmp_path):
     corpora.write_megatron(tmp_path / "a.bin", IDS)
     (tmp_path / "a.bin").unlink()
     assert "a.idx has no" in refused(f"{tmp_path}/*.idx", GPT2)
+
+
+def test_a_long_cell_of_a_csv_is_read_and_the_limit_of_everyone_else_stays(tmp_path):
+    (tmp_path / "long.csv").write_text("text\n" + "x" * 200_000 + "\nshort\n")
+    limit = csv.field_size_limit()
+    documents, _ = read(str(tmp_path / "long.csv"))
+    assert [len(document) for document in documents] == [200_000, 5]
+    assert csv.field_size_limit() == limit

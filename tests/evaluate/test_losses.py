@@ -11,8 +11,8 @@ from scalelab.data.dataset import Part
 from scalelab.evaluate import losses, subject
 from scalelab.evaluate.losses import ALL
 from scalelab.model.attention.documents import Ends
-from scalelab.train.step.gradients import loss_sums
 from scalelab.train.run.single import dataset
+from scalelab.train.step.gradients import loss_sums
 from tests.evaluate.runs import loaded, log_softmax, plain, settings, trained
 
 

@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scalelab.data.tokenizers import load
+from scalelab.data.tokenizers.tokenizer import byte_tokens
 from scalelab.errors import BadInput
 from scalelab.evaluate import subject
 from scalelab.evaluate.sample import Choice, _allowed, _choose, sample
 from tests.evaluate.runs import loaded, log_softmax, plain
 
-BYTES = load.byte_tokens()
+BYTES = byte_tokens()
 PROMPT = "for i in"
 
 

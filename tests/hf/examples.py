@@ -7,7 +7,7 @@ import numpy as np
 
 from configs import base
 from scalelab.config import ModelShape, resolve, static
-from scalelab.data.tokenizers.load import given_tokens
+from scalelab.data.tokenizers.tokenizer import given_tokens
 from scalelab.model import transformer
 from scalelab.model.declare import named
 from scalelab.model.transformer import declarations

@@ -11,8 +11,9 @@ import pytest
 import tokenizers as theirs
 from tokenizers import decoders, models, pre_tokenizers
 
-from scalelab.data.tokenizers import hf_json, ranks as ranktokens
-from scalelab.data.tokenizers.load import Tokenizer, byte_tokens, given_tokens
+from scalelab.data.tokenizers import hf_json
+from scalelab.data.tokenizers import ranks as ranktokens
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokens, given_tokens
 from scalelab.hf import tokenizer as exported
 from scalelab.hf.write import write
 from tests.data import corpora

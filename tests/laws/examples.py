@@ -7,10 +7,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from scalelab.laws.law import law as law_lib
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at, optimum
+from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.solve.problem import Problem, problem
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Problem
+from scalelab.laws.use.chinchilla_optimum import Params, loss_at, optimum
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 QUICKSTART_LIKE = Params(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5
@@ -52,6 +53,6 @@ def study(params: Params, noise: float = 0.0, seed: int = 0, sizes: int = 5, bud
 
 def posed(N, D, loss, delta: float = 1e-3) -> Problem:
     """Chinchilla's law on these points by Hoffmann's objective."""
-    return problem(
-        law_lib.load("chinchilla"), {"N": np.asarray(N), "D": np.asarray(D)}, np.asarray(loss), huber_log(delta)
+    return pose_problem(
+        load_law("chinchilla"), {"N": np.asarray(N), "D": np.asarray(D)}, np.asarray(loss), huber_log(delta)
     )

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.stats import qmc
 
-from scalelab.laws.law import forms
+from scalelab.laws.law.names import LAWS
 from scalelab.testing.law import RANGES
 
 TRUTHS = {
@@ -32,6 +32,6 @@ TRUTHS = {
 
 def columns_for(name: str, rows: int = 32) -> dict[str, np.ndarray]:
     """Plausible columns of a law, [rows] each."""
-    wanted = forms.LAWS[name].columns
+    wanted = LAWS[name].columns
     unit = qmc.Sobol(len(wanted), seed=2).random(rows)
     return {c: RANGES[c][0] * (RANGES[c][1] / RANGES[c][0]) ** unit[:, i] for i, c in enumerate(wanted)}

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from scalelab.config.validate import group_multipliers
 from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration, named
 from scalelab.model.transformer import declarations
 from scalelab.optim import groups
-from scalelab.config.validate import group_multipliers
 from tests.model.shapes import shape
 from tests.optim.frame import setting
 

@@ -9,8 +9,8 @@ from scalelab import config as config_lib
 from scalelab.config import optimizer_defaults
 from scalelab.model.declare import Declaration, named
 from scalelab.optim import groups
-from scalelab.optim.registry import find
 from scalelab.optim.muon import factor, newton_schulz
+from scalelab.optim.registry import find
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
 from tests.optim.hidden import by_matrix
 

@@ -5,17 +5,17 @@ import numpy as np
 import optax
 import pytest
 
-from scalelab.config import schedule_steps; from scalelab import records
-from scalelab.config import hparams, static
+from scalelab import records
+from scalelab.config import hparams, schedule_steps, static
 from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.declare import named
 from scalelab.optim.registry import MEMBERS
-from scalelab.train.run.single import dataset, train_single
 from scalelab.train.resume.weights import of_run
+from scalelab.train.run.single import dataset, train_single
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, setting
-from tests.train.test_changes import config
+from tests.train.resume.test_compatibility import config
 
 MADE = {"optim__name": "schedule_free_adamw", "optim__peak_lr": 0.03, "schedule__name": "constant"}
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as some
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab import user_code; from scalelab.config import validate
+from scalelab import user_code
 from scalelab.__main__ import main
+from scalelab.config import validate
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 

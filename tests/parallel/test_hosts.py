@@ -12,8 +12,9 @@ import pytest
 
 from scalelab import records
 from scalelab.config import load, split_overrides, static
-from scalelab.train.checkpoints import manifest; from scalelab.train.step import state
+from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.step import state
 from tests.train.runs import ROOT, command, ended, finish, free_port, train, untimed, wait_for
 
 STEPS, EVERY = 18, 6

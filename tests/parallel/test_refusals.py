@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from scalelab import records
+from tests.train.resume.test_compatibility import SMALL
 from tests.train.runs import ROOT
-from tests.train.test_changes import SMALL
 
 SIZES = {"model.d_model": 16, "model.n_heads": 4, "model.d_head": 4, "train.global_batch": 8, "train.steps": 2,
          "schedule.warmup_steps": 1, "model.vocab_size": 256}  # fmt: skip

@@ -35,7 +35,7 @@ from scalelab.config import override, resolve, static
 from scalelab.train import lineage, program
 from scalelab.train.run.single import train_single
 from tests.parallel.test_reshard import SAVED
-from tests.train.test_changes import SMALL
+from tests.train.resume.test_compatibility import SMALL
 
 def config(layout, **changes):
     values = {f"parallel.{axis}": size for axis, size in layout.items()} | {f"train.{k}": v for k, v in changes.items()}

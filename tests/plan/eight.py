@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scalelab.config import TRACED, Layout
-from scalelab.sharding import BATCH
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
-from scalelab.plan.memory import saved_activations
 from scalelab.plan.machine.machine import machine
+from scalelab.plan.memory import saved_activations
 from scalelab.plan.memory.memory import memory
+from scalelab.sharding import BATCH
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import train_step
 from tests.plan.small import drawn, kept, static_of

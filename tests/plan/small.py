@@ -16,11 +16,11 @@ from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Layout
 from scalelab.model import transformer
-from scalelab.sharding import BATCH
 from scalelab.parallel import pipeline, rules
 from scalelab.parallel.mesh import AXES
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import arithmetic
+from scalelab.sharding import BATCH
 from scalelab.train.step.gradients import objective
 
 

@@ -10,11 +10,11 @@ from scalelab import config as configs
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
-from scalelab.plan.memory import saved_activations
 from scalelab.plan.advice import advice
-from scalelab.plan.step.efficiency import default
 from scalelab.plan.machine.machine import machine
+from scalelab.plan.memory import saved_activations
 from scalelab.plan.memory.memory import memory
+from scalelab.plan.step.efficiency import default
 from scalelab.plan.step.time import expected_s, step_time
 
 GIB = 2**30

@@ -8,11 +8,11 @@ import pytest
 
 from configs import tiny
 from scalelab import config as config_lib
+from scalelab.config.validate import CHOICES
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
 from scalelab.precision import fp8, products
 from scalelab.precision.policy import E4M3, E5M2, FP32, POLICIES, dtype, words
-from scalelab.config.validate import CHOICES
 
 FORMS = sorted(
     {f for p in POLICIES.values() for f in (p.forward, p.backward, p.compute)} - {"tensorfloat32", "float32"}

@@ -13,11 +13,11 @@ from scalelab.config import override, resolve, static
 from scalelab.precision import loss_scale
 from scalelab.precision.loss_scale import LossScale
 from scalelab.train.resume import start as lineage
+from scalelab.train.run.single import train_single
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS
-from scalelab.train.run.single import train_single
-from tests.train.test_changes import SMALL
-from tests.train.test_step import assert_same, batches, setting
+from tests.train.resume.test_compatibility import SMALL
+from tests.train.step.test_step import assert_same, batches, setting
 
 update = jax.jit(loss_scale.update)
 FP16 = {"precision.name": "fp16"}

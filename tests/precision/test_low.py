@@ -15,7 +15,7 @@ from scalelab.precision.products import arithmetic
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import gradients
 from scalelab.train.step.step import many_steps
-from tests.train.test_step import batches, setting
+from tests.train.step.test_step import batches, setting
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -32,7 +32,7 @@ from scalelab.precision.policy import POLICIES
 from scalelab.train import state as state_lib
 from scalelab.train.step.gradients import gradients
 from scalelab.train.step.step import train_step
-from tests.train.test_step import setting
+from tests.train.step.test_step import setting
 
 # Parts are whole tiles and blocks of 128: 4 devices x 2 sequences x 64 tokens, 2 devices x 128 of d_ff, and as much of heads.
 SIZES = {"model.d_model": 128, "model.n_heads": 4, "model.d_head": 64, "model.d_ff": 256, "model.seq_len": 64,

@@ -8,9 +8,9 @@ import random
 from configs import base
 from scalelab import config as configs
 from scalelab import records
+from scalelab.laws.read.study import fit_study
 from scalelab.laws.use.chinchilla_optimum import Params, optimum
 from scalelab.laws.use.isoflop import fit_isoflop
-from scalelab.laws.read.study import fit_study
 
 LAW = {"E": 1.12, "A": 39.0, "B": 410.0, "alpha": 0.45, "beta": 0.47}
 BUDGETS = (1.25e11, 2.5e11, 5e11, 1e12)

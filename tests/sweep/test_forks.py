@@ -4,7 +4,8 @@ import pytest
 
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
-from scalelab.sweep import forks, trials; from scalelab.sweep.scaling import ladder
+from scalelab.sweep import forks, trials
+from scalelab.sweep.scaling import ladder
 
 GRID = """
 from configs import tiny

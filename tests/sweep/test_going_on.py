@@ -11,8 +11,8 @@ from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
 from scalelab.train.run.single import train_single
 from tests.sweep.test_pack import TINY
+from tests.train.resume.test_compatibility import config as small
 from tests.train.runs import command, finish, untimed
-from tests.train.test_changes import config as small
 
 POINTS = {"low": {"optim.peak_lr": 3e-3}, "other": {"train.seed": 5}}
 SHORT = {"train.steps": 10, "eval.every_steps": 10, "schedule.name": "constant"}  # which may get more steps

@@ -15,8 +15,8 @@ from scalelab.model import transformer
 from scalelab.model.activations import activations
 from scalelab.model.resize import resized
 from scalelab.train import coordcheck
-from scalelab.train.step.program import in_turn
 from scalelab.train.run.single import dataset
+from scalelab.train.step.program import in_turn
 from tests.model.shapes import distance, random_params, shape, tokens
 
 

@@ -6,21 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from scalelab.cli.parser import aligned
 from scalelab.commands.fit import text
 from scalelab.commands.fit.rows import numeric_columns, read_sources
-from scalelab.cli.parser import aligned
 from scalelab.errors import BadInput
-from scalelab.laws.trust import design; from scalelab.laws.law import forms
-from scalelab.laws.use.envelope import Envelope, curves, fit_envelope
-from scalelab.laws.use.isoflop import IsoFlop, SeedNoise, fit_isoflop
+from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.study import N_COLUMNS, Row, select
 from scalelab.laws.read.table import Table, fields_of, parse_columns
+from scalelab.laws.trust import design
+from scalelab.laws.use.envelope import Envelope, curves, fit_envelope
+from scalelab.laws.use.isoflop import IsoFlop, SeedNoise, fit_isoflop
 from scalelab.records import read_metrics
 
 
 def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     """(lines for a person, the JSON object)."""
-    law = forms.LAWS["chinchilla"]
+    law = LAWS["chinchilla"]
     columns = parse_columns(arguments.columns, fields_of(law))
     table = read_sources(arguments.sources, law, columns, arguments.n, arguments.where)
     size = N_COLUMNS[arguments.n or "total"]
@@ -47,7 +48,7 @@ def _findings(arguments: Any, kept: Sequence[Row], size: str) -> list[design.Fin
     if arguments.approach == 1:
         return []
     N, D, C, loss = (np.array([row[name] for row in kept], float) for name in (size, "D", "C", "val_loss"))
-    return design.check(forms.LAWS["chinchilla"], {"N": N, "D": D}, loss, C)
+    return design.check(LAWS["chinchilla"], {"N": N, "D": D}, loss, C)
 
 
 def _first(arguments: Any, kept: Sequence[Row], size: str) -> tuple[Envelope, list[str]]:

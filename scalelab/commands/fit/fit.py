@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     """Fit, print what was found (or its JSON), and return 0; 1 where the optimiser can't vouch for its optimum."""
     arguments = _parser().parse_args(argv)
     _refuse_idle(arguments)
-    from scalelab.commands.fit import law, approaches
+    from scalelab.commands.fit import approaches, law
     from scalelab.laws.solve.optimum import FitError
 
     try:
@@ -118,7 +118,7 @@ def _uses(add: Callable[..., Any]) -> None:
 
 def known_laws() -> str:
     """Names and equations of the built-in laws, read off their source: importing them would import jax."""
-    path = pathlib.Path(__file__).parents[1] / "laws" / "forms.py"
+    path = pathlib.Path(__file__).parents[2] / "laws" / "law" / "forms.py"
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     laws = [node for node in functions if node.args.kwonlyargs]
     return "\n".join(f"  {node.name:<17}{(ast.get_docstring(node) or '').splitlines()[0]}" for node in laws)

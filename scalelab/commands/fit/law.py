@@ -6,8 +6,9 @@ from typing import Any
 from scalelab.commands.fit import next_runs, text
 from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.errors import BadInput
-from scalelab.laws.law import law as law_lib
 from scalelab.laws.fit import LEVEL, Fitted
+from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.read.table import Table, fields_of, parse_columns
 from scalelab.laws.trust.uncertainty import predict
@@ -21,7 +22,7 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
         raise BadInput("--target-flops gives intervals, and --bootstrap=0 leaves none: ask for resamples")
     if arguments.next is not None and not (arguments.grid and arguments.budget_flops):
         raise BadInput("--next needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
-    law = law_lib.hold(law_lib.load(arguments.law or "chinchilla"), **(arguments.hold or {}))
+    law = law_lib.hold(load_law(arguments.law or "chinchilla"), **(arguments.hold or {}))
     columns = parse_columns(arguments.columns, fields_of(law))
     table = read_sources(arguments.sources, law, columns, arguments.n, arguments.where)
     fitted = fit_study(
@@ -72,12 +73,11 @@ def _predictions(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
 
 
 def _tournament(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
-    from scalelab.laws.law import forms
     from scalelab.laws.trust.tournament import tournament
 
     table = numeric_columns(fitted.kept, arguments.n or "total")
     known = set(table) | ({"C", "M"} if {"N", "D"} <= set(table) else set())
-    laws = [law for law in forms.LAWS.values() if law.target == fitted.law.target and set(law.columns) <= known]
+    laws = [law for law in LAWS.values() if law.target == fitted.law.target and set(law.columns) <= known]
     laws += [fitted.law] if fitted.law not in laws else []
     count = arguments.holdout or max(1, len(fitted.kept) // SHARE_HELD)
     entries = tournament(table, laws, count, arguments.objective or "huber_log", arguments.delta)

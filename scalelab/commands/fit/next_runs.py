@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.cli.parser import aligned
+from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.fit import Fitted
-from scalelab.laws.use.next_runs import Plan, Proposed, propose
 from scalelab.laws.read.table import fields_of, parse_columns
+from scalelab.laws.use.next_runs import Plan, Proposed, propose
 from scalelab.sweep.forks import candidates, write_forks
 from scalelab.sweep.trials import from_file
 

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scalelab.cli.parser import aligned
-from scalelab.laws.use.decision import Decision
-from scalelab.laws.trust.design import Finding
 from scalelab.laws.fit import Fitted
+from scalelab.laws.read.table import Table
+from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.holdout import Holdout
 from scalelab.laws.trust.profile import Profile
-from scalelab.laws.read.table import Table
 from scalelab.laws.trust.tournament import Entry
 from scalelab.laws.trust.uncertainty import Prediction
+from scalelab.laws.use.decision import Decision
 
 SHOWN = 12  # names of rows in one line
 UNITS = {"loss": "nats/token"}

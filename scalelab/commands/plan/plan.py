@@ -201,8 +201,8 @@ def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
     from scalelab.commands.plan import budget_text
     from scalelab.plan.budget.allocate import allocation
     from scalelab.plan.budget.lawbook import DEFAULT
-    from scalelab.plan.machine.machine import machine
     from scalelab.plan.budget.overtraining import overtraining
+    from scalelab.plan.machine.machine import machine
 
     asked = {name: getattr(options, name) for name in ASKED if getattr(options, name) is not None}
     if unused := [name for name in ("hardware", "mfu") if getattr(options, name) and "gpu_hours" not in asked]:

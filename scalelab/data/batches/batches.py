@@ -15,8 +15,8 @@ import numpy as np
 
 from scalelab.config import batch_ramp as ramp_lib
 from scalelab.data.batches.mixture import Stream, sources, stages
-from scalelab.data.dataset import Dataset, Part
 from scalelab.data.batches.shards import Split
+from scalelab.data.dataset import Dataset, Part
 from scalelab.errors import BadInput
 
 Rows = slice | np.ndarray  # of a batch: a range or indices

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.tokenizers.load import SEPARATOR, id_type
+from scalelab.data.tokenizers.tokenizer import SEPARATOR, id_type
 from scalelab.errors import BadInput
 from scalelab.records import fsync
 

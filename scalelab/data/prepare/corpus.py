@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from scalelab import lock, records
-from scalelab.data.tokenizers import hf_json, ranks, load; from scalelab.data.prepare import merge, pool, prepared, specs, units
-from scalelab.data.read.reading import Reading
+from scalelab.data.prepare import merge, pool, prepared, specs, units
 from scalelab.data.prepare.request import Request, check_free, enter, given_tokenizer, plan_of, same_plan, vocab_size
-from scalelab.data.tokenizers.load import Tokenizer
 from scalelab.data.prepare.units import SPLITS, Job
+from scalelab.data.read.reading import Reading
+from scalelab.data.tokenizers import hf_json, load, ranks
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokens
 from scalelab.errors import BadInput
 
 SAMPLE_BYTES = 2**25  # of training documents, from units all over the corpus: what a BPE is trained on
@@ -74,7 +75,7 @@ def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = 
 
 def _units(request: Request, parts: Sequence[specs.Part], given: Tokenizer | None) -> dict[str, list[specs.Unit]]:
     """The units of work of every part."""
-    entry = (given or load.byte_tokens()).entry
+    entry = (given or byte_tokens()).entry
     job = Job(request.out, entry, request.text_key, request.skip_bad, request.val_fraction, request.split_seed)
     reading, total = job.reading(), sum(specs.size(part) for part in parts)
     return {part.name: list(specs.units(part, total, reading)) for part in parts}
@@ -123,7 +124,7 @@ def _job(
     out = request.out
     base = Job(
         out,
-        load.byte_tokens().entry,
+        byte_tokens().entry,
         request.text_key,
         request.skip_bad,
         request.val_fraction,

@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import os
 import pathlib
 from typing import Any
 
-from scalelab.data.tokenizers import load
 from scalelab.data.batches.shards import HASHED_ON_OPEN_BYTES, Split, check_entries, map_split, verify
+from scalelab.data.tokenizers import load
+from scalelab.data.tokenizers.load import kept
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokens
 from scalelab.errors import BadInput
 
 FORMAT = 1
@@ -102,3 +105,16 @@ def fingerprint(index: dict[str, Any]) -> str:
     """16 digits over the tokenizer, the parts' names and all their tokens."""
     made_of = [index["tokenizer"]["name"], {name: part["splits"] for name, part in index["parts"].items()}]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_run_tokenizer(data: Any) -> Tokenizer:
+    """The tokenizer of a run's data, given its `data` group: to encode a prompt with, or to read what was sampled.
+
+    Raises BadInput for synthetic data, which are no text, and for a prepared folder without its tokenizer.
+    """
+    if data.source == "prepared":
+        folder = pathlib.Path(os.path.expanduser(data.path))
+        return kept(read_index(folder)["tokenizer"], folder)
+    if data.source == "synthetic":
+        raise BadInput("data.source='synthetic' is a language of numbers: there is no text to encode or decode")
+    return byte_tokens()

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from scalelab import records
-from scalelab.data.tokenizers import hf_json, load; from scalelab.data.prepare import specs
+from scalelab.data.prepare import specs
 from scalelab.data.read.megatron import index_of
-from scalelab.data.tokenizers.load import Tokenizer
+from scalelab.data.tokenizers import hf_json, load
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokens, given_tokens
 from scalelab.errors import BadInput
 
 GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in between (llm.c pads): <|endoftext|> is known
@@ -53,7 +54,7 @@ def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer 
         hf_json.check_size(vocab_size(said))
         return None
     if said == "bytes":
-        return load.byte_tokens()
+        return byte_tokens()
     if not said.startswith("ids:"):
         return load.from_file(pathlib.Path(os.path.expanduser(said)), request.separator)
     n, end = vocab_size(said), request.separator
@@ -63,7 +64,7 @@ def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer 
         raise BadInput(
             f"--tokenizer={said} needs --separator=ID, the id that ends a document, from 0 to {n - 1}; it is {end!r}"
         )
-    return load.given_tokens(n, int(end))
+    return given_tokens(n, int(end))
 
 
 def vocab_size(said: str) -> int:

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.prepare import specs; from scalelab.data.tokenizers import load
+from scalelab.data.prepare import specs
 from scalelab.data.read.reading import Reading
-from scalelab.data.tokenizers.load import Tokenizer
+from scalelab.data.tokenizers import load
+from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import WorkFailed
 from scalelab.records import fsync
 

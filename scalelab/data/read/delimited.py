@@ -33,17 +33,17 @@ def cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator[byt
 
     BadInput where there is no such column, and where quotes are not closed or stand within a cell.
     """
-    csv.field_size_limit(LONGEST)
     # What is not UTF-8 becomes half surrogates and, cell by cell, the bytes that it was.
     texts = (line.decode(errors="surrogateescape") + "\n" for _, line in lines(pieces, where, 0))
-    rows = csv.reader(texts, delimiter=SEPARATORS[inner_name(where.lower())[-4:]], strict=True)
+    reader = csv.reader(texts, delimiter=SEPARATORS[inner_name(where.lower())[-4:]], strict=True)
+    rows = _long_rows(reader)
     try:
         names = [name.removeprefix("\ufeff").strip() for name in next(rows, [])]
         column = _column(names, where, reading.text_key) if names else 0
-        last = rows.line_num
+        last = reader.line_num
         for row in rows:
             place = functools.partial("{}, line {}".format, where, last + 1)
-            last = rows.line_num
+            last = reader.line_num
             if not row:  # an empty line
                 continue
             if len(row) != len(names):
@@ -53,7 +53,20 @@ def cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator[byt
             if document and reading.is_text(document, place):
                 yield document
     except csv.Error as error:
-        raise BadInput(f"{where}, line {rows.line_num}: not CSV: {error}") from error
+        raise BadInput(f"{where}, line {reader.line_num}: not CSV: {error}") from error
+
+
+def _long_rows(reader: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Rows of cells up to LONGEST; csv's limit holds for the whole process, so it is as before between two rows."""
+    while True:
+        limit = csv.field_size_limit(LONGEST)
+        try:
+            row = next(reader, None)
+        finally:
+            csv.field_size_limit(limit)
+        if row is None:
+            return
+        yield row
 
 
 def _column(names: list[str], where: str, key: str) -> int:

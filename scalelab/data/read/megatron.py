@@ -13,7 +13,7 @@ import numpy as np
 
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.read.tokenfiles import apart
-from scalelab.data.tokenizers.load import check_ids
+from scalelab.data.tokenizers.tokenizer import check_ids
 from scalelab.errors import BadInput
 
 MAGIC = b"MMIDIDX\x00\x00"

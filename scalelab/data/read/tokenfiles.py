@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.data.read.reading import Piece, Reading
-from scalelab.data.tokenizers.load import check_ids
+from scalelab.data.tokenizers.tokenizer import check_ids
 from scalelab.errors import BadInput
 
 DOCUMENT = 2**20  # tokens

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.sources import language
 from scalelab.data.read import delimited, foreign
+from scalelab.data.sources import language
 from scalelab.errors import BadInput, nearest
 
 # Folders of the standard library that are no ordinary source text: tests, tables of code points, other people's packages.

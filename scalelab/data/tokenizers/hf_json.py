@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.tokenizers.load import Tokenizer, from_table, hashed_name
+from scalelab.data.tokenizers.tokenizer import Tokenizer, from_table, hashed_name
 from scalelab.errors import BadInput
 
 # What ends a document in GPT-2 and its heirs, Llama 3, Llama 2 and Mistral, Gemma, T5's kin. The first one found counts.

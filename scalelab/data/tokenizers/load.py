@@ -1,107 +1,14 @@
-"""Bytes -> tokens and back. A tokenizer is a name, a vocabulary size, two functions, and the id that ends every document.
+"""Tokenizers of a file, or of a prepared folder's index."""
 
-Bits per byte of a loss in nats per token: loss / ln 2 / bytes_per_token, where bytes_per_token counts the bytes of the
-documents over the tokens of the stream, separators included: the cost of ending a document is part of encoding it.
-"""
-
-import dataclasses
-import hashlib
-import json
-import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from scalelab.data.tokenizers import hf_json, ranks
+from scalelab.data.tokenizers.tokenizer import FILES, Tokenizer, byte_tokens, given_tokens
 from scalelab.errors import BadInput, nearest
 
-SEPARATOR = 0  # of bytes, of synthetic text, and of what is trained here
 KINDS = ("bytes", "ids", "json", "ranks")
-FILES = {"json": "tokenizer.json", "ranks": "tokenizer.tiktoken"}  # how a prepared folder keeps the two kinds
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokenizer:
-    """`encode` maps one document to a 1-D array of ids below `vocab_size`, without the separator; `decode` any ids to bytes.
-
-    `encode` raises ValueError where the library behind it gives up: tiktoken on half a million spaces in a row, a tokenizer.json
-    without an unknown token on a letter that it lacks.
-
-    `name` is part of the cache key and of a prepared folder's fingerprint: it holds a hash of all that decides the ids.
-    Separators, and ids that stand for nothing, decode to nothing. `kind` and `content` are how a folder keeps it.
-    """
-
-    name: str
-    vocab_size: int
-    encode: Callable[[bytes | np.ndarray], np.ndarray]
-    decode: Callable[[Sequence[int] | np.ndarray], bytes]
-    separator: int = SEPARATOR
-    kind: str = "bytes"  # bytes | ids | json | ranks
-    content: bytes = b""
-
-    @property
-    def dtype(self) -> np.dtype:
-        """What a shard stores its ids in."""
-        return id_type(self.vocab_size)
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        """What an index says of it, enough for `kept` to make it again."""
-        facts = {"name": self.name, "kind": self.kind, "vocab_size": self.vocab_size, "separator": self.separator}
-        return facts | ({"file": FILES[self.kind]} if self.kind in FILES else {})
-
-
-def id_type(vocab_size: int) -> np.dtype:
-    """The smallest little-endian unsigned type that holds every id."""
-    return np.dtype("u1" if vocab_size <= 2**8 else "<u2" if vocab_size <= 2**16 else "<u4")
-
-
-def byte_tokens() -> Tokenizer:
-    """A token a byte, 256 in all. A zero byte inside a document can't be told from a separator; text has none."""
-    return Tokenizer(
-        "bytes",
-        256,
-        lambda document: np.frombuffer(bytes(document), np.uint8),
-        lambda ids: bytes(np.asarray(ids, np.uint8)).replace(b"\0", b""),
-    )
-
-
-def given_tokens(vocab_size: int, separator: int = SEPARATOR) -> Tokenizer:
-    """For sources that yield ids already: checked against `vocab_size`, otherwise unchanged. Nothing can be decoded."""
-
-    def encode(document: bytes | np.ndarray) -> np.ndarray:
-        ids = np.asarray(document)
-        check_ids(ids, vocab_size)
-        return ids
-
-    def decode(ids: Sequence[int] | np.ndarray) -> bytes:
-        raise BadInput("these data are token ids without a tokenizer: there is no text to turn them into")
-
-    name = f"ids-{vocab_size}" + (f"-{separator}" if separator != SEPARATOR else "")
-    return Tokenizer(name, vocab_size, encode, decode, separator, "ids")
-
-
-def check_ids(ids: np.ndarray, vocab_size: int, place: Callable[[int], str] = lambda _: "") -> None:
-    """BadInput for the first id outside the vocabulary; `place(i)` says where the i-th stands."""
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
-        first = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        raise BadInput(
-            f"{place(first)}token id {ids[first]} is outside the vocabulary of {vocab_size} (ids 0 to {vocab_size - 1})"
-        )
-
-
-def from_table(table: Sequence[bytes], separator: int) -> Callable[[Sequence[int] | np.ndarray], bytes]:
-    """A `decode` from the bytes of every id."""
-    texts = list(table)
-    texts[separator] = b""
-    return lambda ids: b"".join([texts[i] for i in np.asarray(ids).tolist()])
-
-
-def hashed_name(kind: str, content: bytes, vocab_size: int, separator: int) -> str:
-    """The kind and 16 digits of a hash of all that decides the ids."""
-    facts = json.dumps([kind, hashlib.sha256(content).hexdigest(), vocab_size, separator])
-    return f"{kind}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
 def from_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
@@ -109,8 +16,6 @@ def from_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
 
     Raises BadInput where it is neither, or where no end of a document can be told.
     """
-    from scalelab.data.tokenizers import hf_json, ranks
-
     if not path.is_file():
         beside = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise BadInput(
@@ -150,18 +55,3 @@ def kept(entry: Mapping[str, Any], folder: pathlib.Path) -> Tokenizer:
     if tokenizer.name != entry["name"]:
         raise BadInput(f"{folder / entry['file']} is {tokenizer.name}, but the tokens were made with {entry['name']}")
     return tokenizer
-
-
-def of(data: Any) -> Tokenizer:
-    """The tokenizer of a run's data, given its `data` group: to encode a prompt with, or to read what was sampled.
-
-    Raises BadInput for synthetic data, which are no text, and for a prepared folder without its tokenizer.
-    """
-    from scalelab.data.prepare.prepared import read_index
-
-    if data.source == "prepared":
-        folder = pathlib.Path(os.path.expanduser(data.path))
-        return kept(read_index(folder)["tokenizer"], folder)
-    if data.source == "synthetic":
-        raise BadInput("data.source='synthetic' is a language of numbers: there is no text to encode or decode")
-    return byte_tokens()

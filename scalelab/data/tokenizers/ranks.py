@@ -12,7 +12,7 @@ import unicodedata
 
 import numpy as np
 
-from scalelab.data.tokenizers.load import Tokenizer, from_table, hashed_name
+from scalelab.data.tokenizers.tokenizer import Tokenizer, from_table, hashed_name
 from scalelab.errors import BadInput
 
 # Splits into words: OpenAI's from tiktoken_ext/openai_public.py (0.14.0), Qwen's from Alibaba's dashscope 2.0.2 and, of 3.5

@@ -6,7 +6,7 @@ Keyword-only arguments are parameters, annotated with their kind (`law.py`). Eac
 
 import jax.numpy as jnp
 
-from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of
+from scalelab.laws.law.law import Between, Coefficient, Exponent, Real, Scale
 
 FLOPS_PER_PARAM_TOKEN = 6.0  # C = 6 N D: 2 forward, 4 backward (Kaplan et al. 2020, sec. 2.1)
 
@@ -132,22 +132,3 @@ def width_depth(
     McLeish et al. 2025 (Gemstones), the four-term law.
     """
     return E + W / width**w + P / depth**p + A / N**alpha + B / D**beta
-
-
-LAWS: dict[str, Law] = {
-    law.name: law
-    for law in (
-        law_of(chinchilla),
-        law_of(chinchilla_gamma),
-        law_of(kaplan),
-        law_of(saturating),
-        law_of(data_constrained),
-        law_of(overtraining),
-        law_of(downstream, target="error"),
-        law_of(farseer),
-        law_of(step_law_lr, target="lr"),
-        law_of(step_law_batch, target="batch_tokens"),
-        law_of(broken_power),
-        law_of(width_depth),
-    )
-}

@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 import jax
 import numpy as np
 
-from scalelab import user_code
 from scalelab.errors import BadInput, nearest
 
 
@@ -139,25 +138,3 @@ def _held(law: Law, values: tuple[tuple[str, float], ...]) -> Law:
 
     rest = {name: kind for name, kind in law.params.items() if name not in fixed}
     return dataclasses.replace(law, function=function, params=rest, held=law.held + values)
-
-
-def load(name: str, stored: bool = False) -> Law:
-    """A law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither.
-
-    `stored`: a file gave the name and not the user, who then has to have named it elsewhere.
-    """
-    from scalelab.laws.law.forms import LAWS
-
-    if name in LAWS:
-        return LAWS[name]
-    _, colon, attribute = name.partition(":")
-    if not colon:
-        raise BadInput(
-            f"--law={name}: unknown{nearest(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn"
-        )
-    if not stored:
-        user_code.trust(name)
-    function = user_code.user_object(name, "--law")
-    if not callable(function):
-        raise BadInput(f"--law={name} is {function!r}, not a function of columns and parameters")
-    return function if isinstance(function, Law) else law_of(function, attribute)

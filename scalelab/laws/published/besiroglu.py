@@ -10,13 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws.use import chinchilla_optimum; from scalelab.laws.law import forms; from scalelab.laws.solve import likelihood, optimum; from scalelab.laws.trust import uncertainty
+from scalelab.laws.law import forms
 from scalelab.laws.law.law import law_of
 from scalelab.laws.law.objective import huber_log, objective
-from scalelab.laws.solve.optimum import Optimum
-from scalelab.laws.solve.problem import Problem, problem
 from scalelab.laws.published import tables
 from scalelab.laws.published.verdict import Report, Row, consistency, minimum, row
+from scalelab.laws.solve import likelihood, optimum
+from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Problem
+from scalelab.laws.trust import uncertainty
+from scalelab.laws.use import chinchilla_optimum
 
 SOURCE = "arXiv 2404.10102; notebook of epoch-research/analyzing-chinchilla"
 MLE = {"A": "482.00572", "B": "2085.4342", "E": "1.81686", "alpha": "0.34781303", "beta": "0.36585412"}
@@ -98,7 +102,7 @@ def points(data: pathlib.Path) -> Points:
 
 def huber_problem(given: Points) -> Problem:
     """Hoffmann's objective on these points."""
-    return problem(LAW, {"N": given.N, "D": given.D}, given.loss, huber_log())
+    return pose_problem(LAW, {"N": given.N, "D": given.D}, given.loss, huber_log())
 
 
 def multiplicities(count: int, size: int = 240) -> np.ndarray:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scalelab.laws.use import chinchilla_optimum; from scalelab.laws.solve import optimum
-from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.laws.published import besiroglu, tables
 from scalelab.laws.published.verdict import Report, Row, consistency, minimum, rounding, row, superseded
+from scalelab.laws.solve import optimum
+from scalelab.laws.use import chinchilla_optimum
+from scalelab.laws.use.isoflop import fit_isoflop
 
 SOURCE = "arXiv 2203.15556; coefficients with all digits from its LaTeX source (Besiroglu et al. 2024)"
 COEFFICIENTS = {"E": "1.69", "A": "406.4", "B": "410.7", "alpha": "0.34", "beta": "0.28"}  # eq. 10

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from scalelab.laws.law import forms; from scalelab.laws.solve import optimum
 from scalelab.laws.law.law import Law
+from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import objective
-from scalelab.laws.solve.optimum import Optimum
-from scalelab.laws.solve.problem import problem
 from scalelab.laws.published import tables
 from scalelab.laws.published.tables import Line
 from scalelab.laws.published.verdict import Report, Row, row
+from scalelab.laws.solve import optimum
+from scalelab.laws.solve.optimum import Optimum
+from scalelab.laws.solve.pose import pose_problem
 
 SOURCE = "arXiv 2403.08540; code of mlfoundations/scaling"
 LOSS_LAW = {  # L = E + (a M^eta + b M^-eta) C^-eta on C4 validation loss, by training set
@@ -45,7 +46,7 @@ LOSS_RECIPE = (
 ERROR_RECIPE = "6 runs: those and 1.4B at M = 20; least squares of average error on measured C4 loss, global"
 PREDICTION = "the two laws, one after the other, at a run that neither has seen; |predicted / measured - 1| in %"
 COLUMNS = ("flops", "tok_mult", "loss_c4_val")
-OVERTRAINING, DOWNSTREAM = forms.LAWS["overtraining"], forms.LAWS["downstream"]
+OVERTRAINING, DOWNSTREAM = LAWS["overtraining"], LAWS["downstream"]
 
 
 def fit_rows(lines: Iterable[Line], dataset: str) -> tuple[list[Line], list[Line]]:
@@ -67,7 +68,7 @@ def find(lines: Iterable[Line], dataset: str, model: str, multiple: float) -> Li
 
 
 def _least_squares(law: Law, columns: dict[str, np.ndarray], target: np.ndarray) -> Optimum:
-    return optimum.minimise(problem(law, columns, target, objective("mse")))
+    return optimum.minimise(pose_problem(law, columns, target, objective("mse")))
 
 
 def fit_loss(five: list[Line]) -> Optimum:

@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws.use import chinchilla_optimum; from scalelab.laws.law import forms; from scalelab.laws.solve import optimum
+from scalelab.laws.law import forms
 from scalelab.laws.law.law import law_of
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.solve.problem import Problem, problem
 from scalelab.laws.published import tables
 from scalelab.laws.published.verdict import Report, minimum, row
+from scalelab.laws.solve import optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Problem
+from scalelab.laws.use import chinchilla_optimum
 
 SOURCE = "arXiv 2502.06857; stored fits of mcleish7/gemstone-scaling-laws"
 VOCABULARY = 50304  # rows of the embedding, whose width x VOCABULARY parameters "non_embedding" leaves out
@@ -38,7 +41,9 @@ class Stored(NamedTuple):
     @property
     def params(self) -> chinchilla_optimum.Params:
         """The published law."""
-        return chinchilla_optimum.Params(np.exp(self.log_E), np.exp(self.log_A), np.exp(self.log_B), self.alpha, self.beta)
+        return chinchilla_optimum.Params(
+            np.exp(self.log_E), np.exp(self.log_A), np.exp(self.log_B), self.alpha, self.beta
+        )
 
 
 FITS = (
@@ -72,7 +77,7 @@ def posed(data: pathlib.Path, stored: Stored) -> Problem:
     if stored.n == "non_embedding":
         (width,) = tables.numbers(lines, "width")
         N = N - VOCABULARY * width
-    return problem(law_of(forms.chinchilla), {"N": N, "D": D}, loss, huber_log(stored.delta))
+    return pose_problem(law_of(forms.chinchilla), {"N": N, "D": D}, loss, huber_log(stored.delta))
 
 
 def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
@@ -92,7 +97,10 @@ def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
 
 
 def _finding(name: str, stored: Stored, ours: chinchilla_optimum.Params, lower: float) -> str:
-    said, found = ((chinchilla_optimum.exponents(p)[0], chinchilla_optimum.optimum(p, TARGET_FLOPS).N) for p in (stored.params, ours))
+    said, found = (
+        (chinchilla_optimum.exponents(p)[0], chinchilla_optimum.optimum(p, TARGET_FLOPS).N)
+        for p in (stored.params, ours)
+    )
     return (
         f"{name}: the published optimum is not global: an objective {lower:.2%} lower exists, with a = {found[0]:.3f} "
         f"instead of {said[0]:.3f}, and {found[1] / 1e9:.3g}B instead of {said[1] / 1e9:.3g}B parameters at "

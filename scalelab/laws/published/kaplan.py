@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalelab.laws.use import chinchilla_optimum, decision; from scalelab.laws.law import forms
+from scalelab.laws.law.names import LAWS
 from scalelab.laws.published import besiroglu, porian, tables
 from scalelab.laws.published.verdict import Report, Row, consistency, row
+from scalelab.laws.use import chinchilla_optimum, decision
 
 SOURCE = "arXiv 2001.08361, eqs. 1.1 to 1.8 and appendix A; arXiv 2406.12907 for the conventions"
 CONSTANTS = {  # L(N) = (N_c/N)^alpha_N and so on; PF-days of compute, tokens of data and batch
@@ -53,7 +54,7 @@ def _from_constants() -> list[Row]:
     rows.append(row("D_opt ~ C^p: p, as p of B plus p of S", batch + steps, OPTIMAL["D"], recipe, consistency))
     rows.append(row("D_opt ~ C^p: p, as 1 - p of N", 1 - size, OPTIMAL["D"], recipe, consistency))
     C = np.array([1e20, 1e22])
-    N = [decision.optimal_size(forms.LAWS["kaplan"], L_OF_N_D, c, 6.0, {})[0] for c in C]
+    N = [decision.optimal_size(LAWS["kaplan"], L_OF_N_D, c, 6.0, {})[0] for c in C]
     recipe = "L(N, D) of eq. 1.5 with its own constants, lowest where C = 6ND: alpha_D / (alpha_N + alpha_D)"
     slope = float(np.diff(np.log(N))[0] / np.diff(np.log(C))[0])
     return [*rows, row("N_opt ~ C^p: p by L(N, D)", slope, OPTIMAL["N"], recipe, consistency)]

@@ -9,13 +9,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scalelab.laws.use import decision; from scalelab.laws.law import forms; from scalelab.laws.solve import optimum; from scalelab.laws.trust import profile
 from scalelab.laws.law import law as law_lib
+from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.solve.problem import Columns, Problem, problem
-from scalelab.laws.trust.profile import Profile
 from scalelab.laws.published import tables
 from scalelab.laws.published.verdict import Report, Row, minimum, row, superseded
+from scalelab.laws.solve import optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Columns, Problem
+from scalelab.laws.trust import profile
+from scalelab.laws.trust.profile import Profile
+from scalelab.laws.use import decision
 
 SOURCE = "arXiv 2305.16264; notebook and README of huggingface/datablations"
 LOG_A, LOG_B, LOG_E, EXPONENT = 6.255414, 7.3049974, 0.6254804, 0.3526596  # alpha = beta
@@ -34,7 +38,7 @@ BUDGET, UNIQUE, BEST_N, BEST_EPOCHS = 1e22, 25e9, "7.02e9", "9.49"  # FLOPs, uni
 SINGLE = 1e-7  # of the objective: the authors computed it in single precision (it is the float32 0.015825937)
 LEVEL = 0.9
 
-LAW = law_lib.hold(forms.LAWS["data_constrained"], **HELD)
+LAW = law_lib.hold(LAWS["data_constrained"], **HELD)
 RECIPE = "182 runs; a, b, e, alpha = beta held at the C4 law; sum of Huber(1e-3) of log loss"
 
 
@@ -48,7 +52,7 @@ def columns(data: pathlib.Path) -> tuple[Columns, np.ndarray]:
 def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
     """The objective at the published optimum and at ours, fits with and without decay, predictions, profiles."""
     given, loss = columns(data)
-    posed = problem(LAW, given, loss, huber_log())
+    posed = pose_problem(LAW, given, loss, huber_log())
     theirs = {name: float(text) for name, text in PUBLISHED.items()}
     there = _value(posed, theirs)
     best = optimum.minimise(posed, also=theirs)
@@ -73,7 +77,7 @@ def _fit_rows(given: Columns, loss: np.ndarray, theirs: dict[str, float]) -> lis
     def r_squared(law: np.ndarray) -> float:
         return float(1 - np.sum((loss - law) ** 2) / np.sum((loss - loss.mean()) ** 2))
 
-    plain = forms.LAWS["chinchilla"](given, HELD)
+    plain = LAWS["chinchilla"](given, HELD)
     recipe = "1 - sum of squared residuals of the loss over its variance, 182 runs"
     return [
         row("R^2 at the published optimum", r_squared(LAW(given, theirs)), R_SQUARED, recipe),

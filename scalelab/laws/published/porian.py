@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.laws.law import forms; from scalelab.laws.solve import optimum
-from scalelab.laws.use.isoflop import SeedNoise, fit_isoflop
+from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.solve.problem import problem
 from scalelab.laws.published import tables
 from scalelab.laws.published.tables import Line
 from scalelab.laws.published.verdict import Report, Row, minimum, row
+from scalelab.laws.solve import optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.use.isoflop import SeedNoise, fit_isoflop
 
 SOURCE = "arXiv 2406.19146; stored results of formll/resolving-scaling-law-discrepancies"
 
@@ -129,7 +130,7 @@ def saturating(lines: list[Line]) -> tuple[float, float, dict[str, float]]:
     """(objective at the minimum, at the better of the two stored starts, parameters) of L(C) of the stored optima."""
     C, loss = tables.numbers(lines, "flops", "loss")
     kept = (LOSS_FLOPS[0] < C) & (LOSS_FLOPS[1] > C)
-    posed = problem(forms.LAWS["saturating"], {"C": C}, loss, huber_log())
+    posed = pose_problem(LAWS["saturating"], {"C": C}, loss, huber_log())
     weights = kept.astype(float)  # weights rather than fewer rows: compiled once for all experiments of a length
     best = optimum.minimise(posed, weights)
     starts = [posed.from_params({"E": E, "A": STUCK_A, "alpha": STUCK_ALPHA}) for E in STUCK_E]

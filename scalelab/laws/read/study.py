@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.trust import design
-from scalelab.laws.law import law as law_lib
 from scalelab.laws.fit import Fitted, fit
 from scalelab.laws.law.law import Law
+from scalelab.laws.law.names import load_law
+from scalelab.laws.trust import design
 
 Row = Mapping[str, Any]
 N_COLUMNS = {"total": "N", "non_embedding": "N_non_embedding", "kaplan": "N_kaplan", "chinchilla": "N_chinchilla"}
@@ -34,7 +34,7 @@ def fit_study(
     """
     if n_convention not in N_COLUMNS:
         raise BadInput(f"--n={n_convention}: unknown convention{nearest(n_convention, N_COLUMNS)}")
-    law = law_lib.load(law) if isinstance(law, str) else law
+    law = load_law(law) if isinstance(law, str) else law
     names = {"N": N_COLUMNS[n_convention], "loss": "val_loss"}
     needed = [names.get(column, column) for column in (*law.columns, law.target)]
     absent = {"C", "M"} - {key for row in rows for key in row}  # these follow from N and D

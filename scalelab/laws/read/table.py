@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN, LAWS
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
+from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.readers import plain, read_lines
 from scalelab.laws.read.where import subset
 

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 from scipy.optimize import brentq
 
-from scalelab.laws.solve import newton
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
+from scalelab.laws.solve import newton
 from scalelab.laws.solve.optimum import FitError, Optimum, certify, minimise
-from scalelab.laws.solve.problem import Columns, Problem, problem
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Columns, Problem
 
 # The threshold in r, delta x sigma, is reached step by step: tiny ones have kinks.
 SHRINK = 10.0 ** -np.arange(0.0, 8.0)
@@ -47,7 +48,7 @@ def fit_scale(law: Law, columns: Columns, target: np.ndarray, objective: Objecti
     certificate's starts lie around the optimum and walk the same steps. FitError where sigma or the law doesn't settle.
     """
     delta = objective.delta
-    posed, sigma = problem(law, columns, target, objective), 0.0
+    posed, sigma = pose_problem(law, columns, target, objective), 0.0
     x = minimise(posed).x[None]
     for _ in range(ROUNDS):
         before, sigma = sigma, best_sigma(posed.residuals(_params(posed, x[0])), delta)
@@ -75,7 +76,7 @@ def _follow(
     weights = np.ones((len(x), len(target)))
     levels = [objective.delta * shrink for shrink in SHRINK if objective.delta * shrink > end]
     for level in (*levels, end):
-        posed = problem(law, columns, target, dataclasses.replace(objective, delta=level))
+        posed = pose_problem(law, columns, target, dataclasses.replace(objective, delta=level))
         found = newton.descend(posed, x, weights)
         x = found.x
     return posed, found

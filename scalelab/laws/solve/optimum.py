@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import qmc
 
-from scalelab.laws.solve import newton
 from scalelab.laws.law.law import Kind
+from scalelab.laws.solve import newton
 from scalelab.laws.solve.problem import Problem
 
 AGREE = 1e-6  # two starts found the same optimum where their objectives differ by less than this share

@@ -59,18 +59,3 @@ def bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:
     ]
     lower, upper = np.array(ends, float).T
     return lower, upper
-
-
-def problem(
-    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...] = ()
-) -> Problem:
-    """The problem of fitting `law` to `target` [P] at `columns` (each [P]).
-
-    `direct` names linear coefficients that stand in x as they are, uncentred: to hold one at a value. Chinchilla's law has
-    its derivatives written out (numpy, the fast way for thousands of resamples); any other's come from autodiff.
-    """
-    from scalelab.laws.solve import chinchilla_problem, autodiff_problem; from scalelab.laws.law import forms
-
-    if law.function is forms.chinchilla and objective.log:
-        return chinchilla_problem.problem(law, columns, target, objective, direct)
-    return autodiff_problem.problem(law, columns, target, objective, direct)

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial import cKDTree
 
-from scalelab.laws.trust import grids, identifiable
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
-from scalelab.laws.trust.information import noise, sizes_and_tokens
 from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
+from scalelab.laws.trust import grids, identifiable
+from scalelab.laws.trust.information import noise, sizes_and_tokens
 
 DECADE = 9.9  # a column that spans less leaves an exponent to a short lever
 SPARE = 2.0  # rows a parameter, below which hardly any run checks the law

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.laws.use import decision, isoflop
 from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import FitError
+from scalelab.laws.use import decision, isoflop
 
 CENTRAL = 0.25  # a minimum with less than this share of the sizes' range (in log N) on one side is off-centre
 FLAT = 0.003  # a rise of the loss by less than this share at an end says little against the noise of one run

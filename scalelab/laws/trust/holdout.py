@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws.trust import identifiable; from scalelab.laws.solve import optimum
-from scalelab.laws.trust.information import sizes_and_tokens
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve.problem import Columns, problem
+from scalelab.laws.solve import optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Columns
+from scalelab.laws.trust import identifiable
+from scalelab.laws.trust.information import sizes_and_tokens
 
 LEADING = ("C", "D", "N", "width")  # columns that say how large a run is, the best first
 
@@ -76,7 +78,7 @@ def hold_out(
         identifiable.refuse(law, columns, target, weights, objective.log)
     except BadInput as why:
         raise BadInput(f"without the {count} largest rows: {why}") from None
-    best = optimum.minimise(problem(law, columns, target, objective), weights)
+    best = optimum.minimise(pose_problem(law, columns, target, objective), weights)
     predicted = law(columns, best.params)
     error = np.abs(predicted / target - 1.0)
     return Holdout(rows, scale[rows], target[rows], predicted[rows], best.params, float(error[weights > 0].mean()))

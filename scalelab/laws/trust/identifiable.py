@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws.solve import optimum, newton
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve.problem import Columns, Problem, problem
+from scalelab.laws.solve import newton, optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Columns, Problem
 
 SAME = 0.02  # values this close are one: steps are whole numbers, so no grid is exact
 SAME_BUDGET = 0.1  # budgets: sizes and steps are both whole numbers
@@ -77,7 +78,7 @@ def undetermined(law: Law, columns: Columns, target: np.ndarray, weights: np.nda
     """
     rows = weights > 0
     merged = {name: np.where(rows, merge(column, rows), column) for name, column in columns.items()}
-    posed = problem(law, merged, target, Objective("least squares", np.inf, log=log))
+    posed = pose_problem(law, merged, target, Objective("least squares", np.inf, log=log))
     x = _plausible(posed, weights)
     info = posed.derivatives(x, np.broadcast_to(weights, (len(x), len(weights))))[1]
     info = info[np.isfinite(info).all(axis=(1, 2))]

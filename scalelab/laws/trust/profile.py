@@ -11,11 +11,13 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import f as f_distribution
 
-from scalelab.laws.trust import information; from scalelab.laws.solve import newton
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.objective import Objective
+from scalelab.laws.solve import newton
 from scalelab.laws.solve.optimum import Optimum
-from scalelab.laws.solve.problem import Problem, problem
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.solve.problem import Problem
+from scalelab.laws.trust import information
 
 STEPS = 14  # held values a side, from one per mille to the whole of the parameter's range
 MOST_INFLATION = 10.0
@@ -126,7 +128,7 @@ def identify(
 def _profile(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> Profile:
     law = fitted.law
     direct = (name,) if law.params[name].how == "linear" else ()
-    own = problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
+    own = pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
     place = list(law.params).index(name)
     x = own.from_params(best.params)
     least_size = SMALL * fitted.target.mean() / fitted.from_params({**best.params, name: 1.0})[place] if direct else 0.0

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput
-from scalelab.laws.law import forms
-from scalelab.laws.law import law as law_lib
 from scalelab.laws.law import objective as objective_lib
-from scalelab.laws.trust.holdout import Holdout, hold_out
 from scalelab.laws.law.law import Law
+from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.read.points import columns_of, numeric
+from scalelab.laws.solve.optimum import FitError
+from scalelab.laws.trust.holdout import Holdout, hold_out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,7 +48,7 @@ def tournament(
     chosen = objective_lib.objective(objective, delta)
     known = {name for name, values in table.items() if numeric(values)}
     known |= {"C", "M"} if {"N", "D"} <= known else set()
-    named = [law_lib.load(law) if isinstance(law, str) else law for law in laws or forms.LAWS.values()]
+    named = [load_law(law) if isinstance(law, str) else law for law in laws or LAWS.values()]
     able = [law for law in named if laws or {*law.columns, law.target} <= known]
     if not able:
         raise BadInput(

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from scalelab.errors import BadInput
-from scalelab.laws.solve import optimum, newton
+from scalelab.laws.solve import newton, optimum
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
 

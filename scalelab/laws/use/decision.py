@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.use import chinchilla_optimum; from scalelab.laws.law import forms
+from scalelab.laws.law import forms
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust.uncertainty import Bootstrap, predict, quantiles
+from scalelab.laws.use import chinchilla_optimum
 
 SIZES = 400  # of log N, where no closed form is known
 CLOSER = np.linspace(-1.5, 1.5, 100)  # the same again about the lowest of these, in their steps

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.read.points import positive
+from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.trust.uncertainty import quantiles
 
 BUDGETS = 1500  # Hoffmann et al. 2022, sec. 3.1

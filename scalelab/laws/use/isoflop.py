@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.use.isoflop_minima import METHODS
-from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.read.points import positive
+from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.trust.uncertainty import quantiles
+from scalelab.laws.use.isoflop_minima import METHODS
 
 MIN_SIZES = 3
 SAME_BUDGET = 0.05  # runs whose C differ by less than this share of it belong to one budget: steps are whole numbers

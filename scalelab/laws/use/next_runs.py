@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.use import decision; from scalelab.laws.trust import information
 from scalelab.laws.fit import Fitted
-from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.read.points import columns_of
+from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem
+from scalelab.laws.trust import information
+from scalelab.laws.use import decision
 
 AHEAD = 10.0  # the budget a proposal aims at by default, over the largest fitted run's
 BETTER = 1e-9  # an exchange must narrow the target by more than this share

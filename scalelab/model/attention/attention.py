@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.model.declare import Declaration, declare
 from scalelab.model.attention.documents import Packed
 from scalelab.model.attention.kernels import attend, attention_logits, implementation, seeing_attention
-from scalelab.model.layer_flags import ALIKE, Layer, turned
-from scalelab.model.layers import Einsum, Norm, add, init_of
-from scalelab.sharding import as_varying, residual, use
+from scalelab.model.attention.mask import Sight, sees
 from scalelab.model.attention.relative import Relative, scores, sinusoids
 from scalelab.model.attention.rotary import of_layer, rope
-from scalelab.model.attention.mask import Sight, sees
+from scalelab.model.declare import Declaration, declare
+from scalelab.model.layer_flags import ALIKE, Layer, turned
+from scalelab.model.layers import Einsum, Norm, add, init_of
 from scalelab.precision.policy import Policy, dtype
+from scalelab.sharding import as_varying, residual, use
 
 LOGITS = "attention_logits"  # under which name they are sown, where somebody looks inside
 

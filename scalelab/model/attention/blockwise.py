@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.sharding import as_varying, platform
-from scalelab.model.attention.relative import Far, Relative, add_block_gradients, block_scores, far, far_gradients
 from scalelab.model.attention.mask import UNLIMITED, Sight, sees
+from scalelab.model.attention.relative import Far, Relative, add_block_gradients, block_scores, far, far_gradients
 from scalelab.precision.products import einsum
+from scalelab.sharding import as_varying, platform
 
 CPU_BLOCK = 128  # queries and keys at once: of 128 to 1024 the fastest from 512 to 4k tokens (experiments/attention.py)
 BLOCK = 512  # elsewhere: not measured

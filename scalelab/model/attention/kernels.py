@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec
 from scalelab.config import ModelShape, Static
 from scalelab.errors import BadInput
 from scalelab.model.attention.blockwise import block_size, blockwise_attention
-from scalelab.sharding import CONTEXT, as_varying, in_stage, local, platform, size, spec
+from scalelab.model.attention.mask import UNLIMITED, Sight, sees
 from scalelab.model.attention.relative import Relative, scores
 from scalelab.model.attention.ring import ring_attention
-from scalelab.model.attention.mask import UNLIMITED, Sight, sees
 from scalelab.precision.policy import POLICIES, dtype
 from scalelab.precision.products import einsum
+from scalelab.sharding import CONTEXT, as_varying, in_stage, local, platform, size, spec
 
 # Tokens from which on blockwise is faster than plain, 1.7 times there, and smaller (experiments/attention.py).
 CPU_LONG = 512

@@ -14,10 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalelab.model.attention.blockwise import block_size, by_head, finish, gather_up, grouped, nothing, pull_back, ungrouped, zeros
-from scalelab.sharding import CONTEXT, size
-from scalelab.model.attention.relative import Far, Relative, far, far_gradients
+from scalelab.model.attention.blockwise import (
+    block_size,
+    by_head,
+    finish,
+    gather_up,
+    grouped,
+    nothing,
+    pull_back,
+    ungrouped,
+    zeros,
+)
 from scalelab.model.attention.mask import Sight, sees
+from scalelab.model.attention.relative import Far, Relative, far, far_gradients
+from scalelab.sharding import CONTEXT, size
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))

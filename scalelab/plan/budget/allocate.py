@@ -13,11 +13,11 @@ import numpy as np
 from scalelab.errors import BadInput
 from scalelab.laws.trust.uncertainty import quantiles
 from scalelab.plan.budget import lawbook, repetition, serving
-from scalelab.plan.budget.lawbook import Book
-from scalelab.plan.machine.machine import Machine
+from scalelab.plan.budget.book import Book
 from scalelab.plan.budget.repetition import Repetition
 from scalelab.plan.budget.serving import Serving
 from scalelab.plan.budget.solve import first_true
+from scalelab.plan.machine.machine import Machine
 
 Interval = tuple[float | None, float | None] | None
 QUESTIONS = ("flops", "tokens", "params", "target_loss", "gpu_hours")

@@ -3,23 +3,19 @@
 Legend: R rows: the law itself first, then laws spread as its published uncertainty allows; one row where none is published.
 """
 
-import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from scalelab.errors import BadInput, nearest
-from scalelab.laws.use import decision; from scalelab.laws.law import forms
-from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
-from scalelab.laws.law.law import Law
+from scalelab.laws.law.names import LAWS
 from scalelab.laws.published import besiroglu, chinchilla, kaplan, muennighoff, porian
+from scalelab.plan.budget.book import Book, Split, fixed, spread
 
 DEFAULT = "besiroglu"
 DRAWS = 1000
-EXTRAPOLATED = 10.0  # beyond so many times the dearest run a law is said to be extrapolated
 FIGURE_4 = 1.3e22  # FLOPs of the dearest point of Hoffmann et al. 2022, fig. 4 (16B)
 PF_DAY = 1e15 * 86400.0  # FLOPs
 # Kaplan et al. 2020, table 5: the trend of the best size, N_e C_min^p_N with C_min in PF-days.
@@ -31,70 +27,6 @@ PORIAN_LOSS = {"E": 1.97925, "A": 123.9985, "alpha": 0.1046405}
 # Pairs (R_D*, R_N*) that Muennighoff's 182 runs hardly tell apart: published, our minimum, and the ends of R_D*'s profile
 # (90 %: 5.8 or more) with the R_N* that fits best there. Ours; tests compute them.
 REPETITION = ((15.387756, 5.309743), (95.3652, 1.7059), (5.8, 15.2916), (1e6, 0.7421))
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """N_opt = size x (C / flops)^exponent; `exponents` are the value and, where they are published, its interval's ends."""
-
-    size: float
-    flops: float
-    exponents: tuple[float, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Book:
-    """A law to plan by. `params` hold one array [R] each; `level` is that of intervals, None where there are none.
-
-    `surface` gives the loss in nats per token. `split`, where there is one, says N instead of the surface's minimum. `held`
-    are other columns of the surface (unique tokens), `largest_flops` what the dearest run behind the law cost, where known.
-    """
-
-    name: str
-    source: str
-    n_convention: str
-    interval: str
-    surface: Law
-    params: dict[str, np.ndarray]
-    level: float | None = None
-    split: Split | None = None
-    k: float = FLOPS_PER_PARAM_TOKEN
-    held: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    largest_flops: float | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return max(len(values) for values in self.params.values())
-
-    def first(self, rows: int) -> "Book":
-        """The same with fewer rows."""
-        return dataclasses.replace(self, params={name: values[:rows] for name, values in self.params.items()})
-
-    def beyond(self, flops: float) -> tuple[str, ...]:
-        """What to say of a budget far beyond the runs behind the law."""
-        if self.largest_flops is None or flops <= EXTRAPOLATED * self.largest_flops:
-            return ()
-        times = flops / self.largest_flops
-        many = f"{times:,.0f}" if times < 1e9 else f"{times:.3g}"
-        return (
-            f"extrapolated: {flops:.3g} FLOPs are {many} times the dearest run behind this law ({self.largest_flops:.2g})",
-        )
-
-    def best_size(self, C: np.ndarray) -> np.ndarray:
-        """The best N [R] for C [R] FLOPs."""
-        if self.split:
-            return self.split.size * (C / self.split.flops) ** np.array(self.split.exponents)
-        with np.errstate(invalid="ignore"):  # infinite in rows whose law no budget answers
-            return decision.optimal_size(self.surface, self.params, C, self.k, self.held)
-
-    def loss(self, N: Any, D: Any) -> np.ndarray:
-        """Loss [R] of N parameters after D tokens, each one or [R]."""
-        N, D = np.broadcast_arrays(np.asarray(N, float), np.asarray(D, float))
-        with np.errstate(all="ignore"):  # where a law has no finite value, none is made up
-            columns = {**self.held, "N": N, "D": D, "C": self.k * N * D, "M": D / N}
-        return np.broadcast_to(self.surface(columns, self.params), (self.rows,))
 
 
 def open_book(name: str) -> Book:
@@ -113,23 +45,13 @@ def open_book(name: str) -> Book:
     raise BadInput(f"--law={name}: neither a file nor a published law{nearest(name, PUBLISHED)}")
 
 
-def fixed(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:
-    """One array [rows] a parameter, all alike."""
-    return {name: np.full(rows, float(value)) for name, value in params.items()}
-
-
-def spread(point: Mapping[str, float], draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The law itself, then its draws."""
-    return {name: np.append(float(value), np.asarray(draws[name], float)) for name, value in point.items()}
-
-
 def _kaplan() -> Book:
     return Book(
         name="kaplan",
         source=f"{kaplan.SOURCE}; N by the trend of table 5, loss by L(N, D) of eq. 1.5",
         n_convention="non_embedding",
         interval="none: no standard errors are published",
-        surface=forms.LAWS["kaplan"],
+        surface=LAWS["kaplan"],
         params=fixed(kaplan.L_OF_N_D),
         split=Split(KAPLAN_SIZE, PF_DAY, (KAPLAN_EXPONENT,)),
         notes=(
@@ -153,7 +75,7 @@ def _chinchilla(approach: str) -> Book:
         n_convention="total",
         interval=f"10th to 90th percentile of the exponent (table 2: {text}, {ends[0]} to {ends[1]}), turned about the middle "
         f"of the budgets measured ({middle:.2g} FLOPs); the coefficient's error is not published: at least so wide",
-        surface=forms.LAWS["chinchilla"],
+        surface=LAWS["chinchilla"],
         params=fixed(besiroglu.HOFFMANN["Hoffmann's unrounded"]._asdict(), 1 + len(ends)),
         level=0.8,
         split=split,
@@ -169,7 +91,7 @@ def _chinchilla_3() -> Book:
         n_convention="total",
         interval="none: table 2's 0.454 to 0.455 for the exponent does not hold the law's own 0.4565, and such fits have a "
         "standard error of 0.02 (Besiroglu et al. 2024)",
-        surface=forms.LAWS["chinchilla"],
+        surface=LAWS["chinchilla"],
         params=fixed(besiroglu.HOFFMANN["Hoffmann's unrounded"]._asdict()),
         notes=(
             "the coefficients have all digits of the LaTeX source: the printed ones (0.34, 0.28) give another optimum",
@@ -185,7 +107,7 @@ def _besiroglu() -> Book:
         n_convention="total",
         interval=f"{DRAWS} laws, spread and correlated as the authors' 4,000 resamples of 240 runs; the law's own error, "
         "without the noise of one run or a break beyond the data",
-        surface=forms.LAWS["chinchilla"],
+        surface=LAWS["chinchilla"],
         params=spread(point, besiroglu.draws(DRAWS)),
         level=0.9,
         largest_flops=FIGURE_4,
@@ -200,7 +122,7 @@ def _porian() -> Book:
         n_convention="with the head, without the embedding",
         interval=f"95 % interval of the exponent ({tuned.interval[0]} to {tuned.interval[1]}), turned about the middle of the "
         f"budgets measured ({PORIAN_FLOPS:.2g} FLOPs, where log N has a standard deviation of 0.03)",
-        surface=forms.LAWS["saturating"],
+        surface=LAWS["saturating"],
         params=fixed(PORIAN_LOSS, 1 + len(tuned.interval)),
         level=0.95,
         split=Split(PORIAN_SIZE, PORIAN_FLOPS, (float(tuned.weighted), *tuned.interval)),
@@ -215,7 +137,7 @@ def _muennighoff() -> Book:
         source=muennighoff.SOURCE,
         n_convention="total",
         interval="none: no standard errors are published for the C4 law",
-        surface=forms.LAWS["chinchilla"],
+        surface=LAWS["chinchilla"],
         params=fixed(muennighoff.HELD),
     )
 

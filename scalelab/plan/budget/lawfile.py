@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.law import forms
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
-from scalelab.plan.budget.lawbook import Book, Split, fixed, spread
+from scalelab.laws.law.names import LAWS, load_law
+from scalelab.plan.budget.book import Book, Split, fixed, spread
 
 
 def read(path: pathlib.Path) -> Book:
@@ -40,7 +40,7 @@ def read(path: pathlib.Path) -> Book:
 def _surface(path: pathlib.Path, found: Mapping[str, Any]) -> Book:
     """An approach-3 fit."""
     held = found.get("fixed") or {}
-    law = law_lib.hold(law_lib.load(found["law"], stored=True), **held)
+    law = law_lib.hold(load_law(found["law"], stored=True), **held)
     if not ({"N", "D"} <= set(law.columns) or "M" in law.columns) or law.target != "loss":
         raise BadInput(f"--law={path}: law {law.name!r} ({law.equation}) splits no budget: it has no N and D")
     if missing := [name for name in law.params if name not in found["params"]]:
@@ -83,8 +83,8 @@ def _power_law(path: pathlib.Path, found: Mapping[str, Any]) -> Book:
         interval=f"the exponent's, turned about the middle of the budgets ({middle:.2g} FLOPs): at least so wide"
         if ends
         else "none: the file has no interval of the exponent",
-        surface=forms.LAWS["chinchilla"],
-        params=fixed(dict.fromkeys(forms.LAWS["chinchilla"].params, float("nan")), len(exponents)),
+        surface=LAWS["chinchilla"],
+        params=fixed(dict.fromkeys(LAWS["chinchilla"].params, float("nan")), len(exponents)),
         level=float(found.get("interval_level", found.get("level", 0.8))) if ends else None,
         split=Split(coefficient * middle**a, middle, exponents),
         notes=("a power law of N alone: it gives no loss",),

@@ -7,8 +7,10 @@ import numpy as np
 
 from scalelab.errors import BadInput
 from scalelab.laws.law import forms
+from scalelab.laws.law.names import LAWS
 from scalelab.laws.published import muennighoff
-from scalelab.plan.budget.lawbook import REPETITION, Book
+from scalelab.plan.budget.book import Book
+from scalelab.plan.budget.lawbook import REPETITION
 
 R_D, R_N = "R_D_star", "R_N_star"
 
@@ -34,7 +36,7 @@ def limited(book: Book, unique_tokens: float) -> Book:
     A law of that form keeps its own R_D* and R_N*. Others, of Chinchilla's form, take the published ones in the first row and,
     in the others, all that the runs behind them allow: their intervals hold what is not identified. BadInput for another form.
     """
-    law, held = forms.LAWS["data_constrained"], {"U": unique_tokens}
+    law, held = LAWS["data_constrained"], {"U": unique_tokens}
     if book.surface.columns == law.columns:
         return dataclasses.replace(book, held=held)
     if book.split or book.surface.function is not forms.chinchilla:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.plan.budget.lawbook import Book
+from scalelab.plan.budget.book import Book
 from scalelab.plan.budget.solve import first_true, lowest
 
 FORWARD = 2.0  # FLOPs a parameter and token of serving (Sardana et al., eq. 2)

@@ -15,14 +15,14 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab import user_code
 from scalelab.config import TRACED, WAYS, Layout, ModelShape, Optim, Static
-from scalelab.hardware.device_memory import usable_bytes
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip
+from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model.attention.kernels import chosen
-from scalelab.sharding import BATCH, traced_for
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.machine import absent_devices
 from scalelab.plan.machine.machine import Machine
+from scalelab.sharding import BATCH, traced_for
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
 

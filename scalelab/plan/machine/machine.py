@@ -9,9 +9,10 @@ import json
 import pathlib
 from typing import Any
 
-from scalelab.hardware import chips
 from scalelab.errors import BadInput, nearest
+from scalelab.hardware import chips
 from scalelab.hardware.chips import Chip
+from scalelab.hardware.measured import measured_copy_bytes_per_s, measured_matmul_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +106,8 @@ def _chips() -> dict[str, Chip]:
 @functools.cache
 def this_cpu() -> Machine:
     """This host as one device: a measured product and a measured copy (0.3 s on 2 cores), and its memory."""
-    rate = chips.measured_copy_bytes_per_s()
-    flops = {"float32": chips.measured_matmul_flops()}
+    rate = measured_copy_bytes_per_s()
+    flops = {"float32": measured_matmul_flops()}
     chip = Chip("CPU", flops, chips.host_memory_bytes(), rate, rate, 1, "measured on this host")
     return Machine(chip, 1, 1.25e9, None, "measured; a network of 10 Gb/s is our assumption")
 

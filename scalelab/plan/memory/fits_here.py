@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from scalelab.hardware import chips
 from scalelab.config import Static
+from scalelab.hardware import chips
 from scalelab.model import count
 from scalelab.parallel import mesh, rules
 from scalelab.plan.memory import megatron, saved_activations

@@ -21,11 +21,11 @@ from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
 from scalelab.model.attention.kernels import chosen
 from scalelab.model.loss import CHUNK_LOGITS
-from scalelab.sharding import STAGE
 from scalelab.parallel import rules, ticks
-from scalelab.plan.memory import megatron, saved_activations
 from scalelab.plan.machine.machine import Machine
+from scalelab.plan.memory import megatron, saved_activations
 from scalelab.precision.policy import POLICIES, dtype
+from scalelab.sharding import STAGE
 from scalelab.train.step import state as state_lib
 
 ESTIMATES = ("logits", "temporary")
@@ -48,7 +48,9 @@ class Memory:
     notes: tuple[str, ...]
 
 
-def memory(static: Static, machine: Machine, kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved) -> Memory:
+def memory(
+    static: Static, machine: Machine, kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved
+) -> Memory:
     """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest.
 
     `kept`: the count of saved activations; `saved.estimate` is a fast one.
@@ -59,7 +61,11 @@ def memory(static: Static, machine: Machine, kept: Callable[[Static], saved_acti
 
 
 def needed(
-    static: Static, backend: str, capacity: int, trials: int = 1, kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved
+    static: Static,
+    backend: str,
+    capacity: int,
+    trials: int = 1,
+    kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved,
 ) -> Memory:
     """The same on a device of `backend` (cpu, gpu, tpu) with so many bytes; of `trials` that share it, one steps at a time."""
     static, notes = _as_on(static, backend)
@@ -149,7 +155,9 @@ def gradients(static: Static) -> int:
     return summed + _parameter_bytes(static, rules.parameters)
 
 
-def _saved(static: Static, kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved) -> tuple[int, int]:
+def _saved(
+    static: Static, kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved
+) -> tuple[int, int]:
     """Bytes that the forward leaves for the backward: of the rows, and whatever their number."""
     layout, rows = static.layout, saved_activations.rows(static)
     if layout.stage == 1:

@@ -18,14 +18,15 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Optim, Static
-from scalelab.model.attention import documents; from scalelab.model import layer_flags, transformer
+from scalelab.model import layer_flags, transformer
+from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Ends
-from scalelab.sharding import BATCH, residual
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import AXES
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, dtype
 from scalelab.precision.products import arithmetic
+from scalelab.sharding import BATCH, residual
 from scalelab.train.step.gradients import objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them

@@ -12,8 +12,8 @@ from scalelab import config as config_lib
 from scalelab.laws.published.verdict import Interval, Row, Verdict, row
 from scalelab.model import count
 from scalelab.optim import adam, muon, schedules, table
-from scalelab.plan.run.goodput import checkpointing
 from scalelab.plan.machine.machine import machine
+from scalelab.plan.run.goodput import checkpointing
 from scalelab.plan.step.time import step_time
 
 FINDINGS = (
@@ -244,7 +244,5 @@ def _saves() -> list[Row]:
     static, on = config_lib.static(config), machine("h100")
     step_s = step_time(static, on).total_s
     best = checkpointing(static, on, step_s=step_s)
-    recipe = (
-        "plan/run/goodput.py: Llama 3 8B, 16 M tokens a step, on 64 H100; Daly 2006 with the failures of Dubey et al. 2024"
-    )
+    recipe = "plan/run/goodput.py: Llama 3 8B, 16 M tokens a step, on 64 H100; Daly 2006 with the failures of Dubey et al. 2024"
     return [row("steps between saves (every few thousand)", best.every_steps or 0, "2000", recipe, near, 1000)]

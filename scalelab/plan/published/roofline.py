@@ -8,8 +8,8 @@ import math
 
 from scalelab.config import Layout
 from scalelab.hardware.chips import unit_flops
-from scalelab.plan.step import links
 from scalelab.plan.machine.machine import Machine
+from scalelab.plan.step import links
 
 
 def critical_tokens(

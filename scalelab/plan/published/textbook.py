@@ -10,11 +10,11 @@ import optax
 
 from scalelab import config as config_lib
 from scalelab.hardware import chips
-from scalelab.laws.use import chinchilla_optimum
 from scalelab.laws.published.verdict import Interval, Report, Row, Verdict, rounding, row
+from scalelab.laws.use import chinchilla_optimum
 from scalelab.optim import adam, chain, schedules, table
-from scalelab.plan.published import claims
 from scalelab.plan.budget.allocate import allocation
+from scalelab.plan.published import claims
 from scalelab.precision.exponent_histograms import reach
 from scalelab.precision.policy import POLICIES
 

@@ -59,7 +59,7 @@ def kaplan_loss(parameters: float, tokens: float) -> float:
 def zhang(tokens: float) -> float:
     """Critical batch in tokens of a run that sees `tokens` (Zhang et al. 2024, 20 % overhead): 22.91 (D / 1e6)^0.47 sequences of 512.
 
-    The constants are from memory of the paper; they agree within 30 % with the authors' runs (tests/plan/test_batch.py).
+    The constants are from memory of the paper; they agree within 30 % with the authors' runs (tests/plan/run/test_batch.py).
     """
     return 512 * 22.91 * (tokens / 1e6) ** 0.47
 

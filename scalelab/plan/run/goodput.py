@@ -13,8 +13,8 @@ import numpy as np
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.plan.run.checkpoint import save
 from scalelab.plan.machine.machine import Machine
+from scalelab.plan.run.checkpoint import save
 
 # Llama 3 405B (Meta 2024, section 3.3.4): 419 unexpected interruptions of 16,384 H100 in 54 days.
 DEVICE_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419

@@ -7,8 +7,8 @@ import jax
 
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model import transformer
-from scalelab.sharding import SPLIT_BY_TENSOR
 from scalelab.plan.step.bubble import stage_layers
+from scalelab.sharding import SPLIT_BY_TENSOR
 
 
 @dataclasses.dataclass(frozen=True)

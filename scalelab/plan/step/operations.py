@@ -12,12 +12,12 @@ import math
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.model.attention.kernels import chosen
 from scalelab.model.layer_flags import n_local
-from scalelab.plan.step import update
-from scalelab.plan.step.efficiency import platform
-from scalelab.plan.step.systems import OURS, Habits
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.step.operation import Operation
+from scalelab.plan.step import update
 from scalelab.plan.step.device_share import share
+from scalelab.plan.step.efficiency import platform
+from scalelab.plan.step.operation import Operation
+from scalelab.plan.step.systems import OURS, Habits
 from scalelab.plan.step.traffic import recomputed
 from scalelab.precision.policy import POLICIES, Policy, dtype
 

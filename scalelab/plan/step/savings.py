@@ -3,9 +3,9 @@
 import dataclasses
 
 from scalelab.config import Static
+from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import Efficiency
 from scalelab.plan.step.systems import MEGATRON, OURS
-from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.time import step_time
 
 WORDS = {

@@ -12,13 +12,13 @@ from scalelab.errors import BadInput
 from scalelab.hardware.chips import unit_flops
 from scalelab.model import count
 from scalelab.parallel.mesh import AXES
+from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import links, operations
 from scalelab.plan.step.bubble import bubble, lockstep
-from scalelab.plan.step.efficiency import Efficiency, Range, default, platform
-from scalelab.plan.step.systems import OURS, Habits
-from scalelab.plan.machine.machine import Machine
-from scalelab.plan.step.operation import Operation
 from scalelab.plan.step.device_share import share
+from scalelab.plan.step.efficiency import Efficiency, Range, default, platform
+from scalelab.plan.step.operation import Operation
+from scalelab.plan.step.systems import OURS, Habits
 from scalelab.plan.step.traffic import Transfer, recomputed, transfers
 from scalelab.precision.policy import POLICIES
 

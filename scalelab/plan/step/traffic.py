@@ -8,8 +8,8 @@ our trainer does otherwise than those, `systems.py` says so.
 import dataclasses
 
 from scalelab.config import Static
-from scalelab.plan.step.systems import OURS, Habits
 from scalelab.plan.step.device_share import share
+from scalelab.plan.step.systems import OURS, Habits
 from scalelab.precision.policy import POLICIES, dtype
 
 GRADIENT_BYTES = 4  # a weight's gradient is summed over tokens and devices in fp32

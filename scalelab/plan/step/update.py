@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Layout, Static, traced_names
+from scalelab.jaxprs import matmul_flops
 from scalelab.model import count
 from scalelab.optim.optimizer import everything
 from scalelab.optim.registry import find
-from scalelab.plan.step.operation import Operation
 from scalelab.plan.step.device_share import at_rest, share
+from scalelab.plan.step.operation import Operation
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import updates
 
@@ -65,4 +66,4 @@ def product_flops(static: Static) -> float:
     def update(grads: Any, opt_state: Any, params: Any, h: Any) -> Any:
         return updates(static, grads, opt_state, params, h, h["peak_lr"])
 
-    return count.matmul_flops(jax.make_jaxpr(update)(state.params, state.opt_state, state.params, h).jaxpr)
+    return matmul_flops(jax.make_jaxpr(update)(state.params, state.opt_state, state.params, h).jaxpr)

@@ -8,11 +8,13 @@ import numpy as np
 from scipy.stats import norm, t
 
 from scalelab.errors import BadInput
-from scalelab.laws.use import decision, next_runs; from scalelab.laws.trust import design, information; from scalelab.laws.solve import optimum
 from scalelab.laws.law.objective import HOFFMANN_DELTA, huber_log
 from scalelab.laws.read.points import columns_of
-from scalelab.laws.solve.problem import problem
-from scalelab.plan.budget.lawbook import Book
+from scalelab.laws.solve import optimum
+from scalelab.laws.solve.pose import pose_problem
+from scalelab.laws.trust import design, information
+from scalelab.laws.use import decision, next_runs
+from scalelab.plan.budget.book import Book
 
 LEVEL = 0.9
 LOGS = ("N", "loss")  # whose sd is one of the logarithm
@@ -65,7 +67,7 @@ def forecast(book: Book, noise: float, runs: Mapping[str, np.ndarray], target_fl
     losses = law({**runs, "M": runs["D"] / runs["N"], **book.held}, point)
     columns, losses = columns_of({**runs, "loss": losses}, law)
     findings = design.check(law, columns, losses, runs["C"])
-    posed = problem(law, columns, losses, huber_log())
+    posed = pose_problem(law, columns, losses, huber_log())
     best = optimum.minimise(posed, also=point)
     k = float(np.median(runs["C"] / (runs["N"] * runs["D"])))
     info = information.information(posed, best, noise * given_away(HOFFMANN_DELTA / noise))

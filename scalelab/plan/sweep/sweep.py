@@ -13,18 +13,18 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.config import Static
+from scalelab.config.files import run_file
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
 from scalelab.plan.budget import lawbook
-from scalelab.plan.step.efficiency import Efficiency, platform
-from scalelab.plan.sweep.forecast import Forecast, forecast
-from scalelab.plan.budget.lawbook import Book
+from scalelab.plan.budget.book import Book
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import Memory, memory
-from scalelab.plan.step.time import StepTime, step_time
 from scalelab.plan.run.training import training
+from scalelab.plan.step.efficiency import Efficiency, platform
+from scalelab.plan.step.time import StepTime, step_time
+from scalelab.plan.sweep.forecast import Forecast, forecast
 from scalelab.sweep import forks, trials
-from scalelab.config.files import run_file
 
 NOISE = 0.005  # relative scatter of a run's loss where nothing better is known; Besiroglu et al.'s 240 runs: 0.0075 rms
 AHEAD = 10.0  # the budget that intervals are expected at where the study names none, over the largest run's

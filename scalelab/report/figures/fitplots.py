@@ -13,14 +13,26 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.laws.use.decision import optimal_size
 from scalelab.laws.fit import Fitted
 from scalelab.laws.trust.information import sizes_and_tokens
-from scalelab.laws.use.isoflop import IsoFlop, budgets_of
 from scalelab.laws.trust.uncertainty import quantiles
+from scalelab.laws.use.decision import optimal_size
+from scalelab.laws.use.isoflop import IsoFlop, budgets_of
 from scalelab.report.figures.lawplots import STAR, isoflop
 from scalelab.report.figures.profileplots import profile_figure
-from scalelab.report.figures.style import ACCENT, INK, LOSS, MUTED, figure, log_axis, save, scientific, shades, short, styled
+from scalelab.report.figures.style import (
+    ACCENT,
+    INK,
+    LOSS,
+    MUTED,
+    figure,
+    log_axis,
+    save,
+    scientific,
+    shades,
+    short,
+    styled,
+)
 
 DOTS_PER_INCH = 130
 CURVE = 60  # points of a drawn line

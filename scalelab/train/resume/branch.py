@@ -12,14 +12,16 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import schedule_steps, mixture_text; from scalelab import records, set_by, user_code
-from scalelab.config import static
+from scalelab import records, set_by, user_code
+from scalelab.config import mixture_text, schedule_steps, static
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh, rules
-from scalelab.train.resume import compatibility, start, extend; from scalelab.train.checkpoints import manifest; from scalelab.train.step import program, state
+from scalelab.train.checkpoints import manifest
+from scalelab.train.resume import compatibility, extend, start
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import Run
+from scalelab.train.step import program, state
 
 TRUNKS = ("constant", "wsd")
 DECAY = ("schedule.decay_steps", "schedule.decay_tokens", "schedule.decay_share")
@@ -161,9 +163,7 @@ def _fits(
                 f"the trunk's own decay began at step {extend.decay_start(old)}; kept from before it: {kept or 'none'}"
             )
         elif extend.decay_start(config) < step:
-            apart = (
-                f"a decay of {config.schedule.decay_steps} steps would begin at step {extend.decay_start(config)} already"
-            )
+            apart = f"a decay of {config.schedule.decay_steps} steps would begin at step {extend.decay_start(config)} already"
         raise BadInput(f"{asked}: {apart}")
     if planned := extend.of_optimizer(old, config):
         raise BadInput(

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from scalelab.config import schedule_steps
-from scalelab.config import Layout, Static, static, traced_names
+from scalelab.config import Layout, Static, schedule_steps, static, traced_names
 from scalelab.errors import BadInput
-from scalelab.model.count import used
+from scalelab.jaxprs import used
 from scalelab.optim import schedules
 from scalelab.optim.registry import find
-from scalelab.train.resume import compatibility; from scalelab.train.checkpoints import manifest
+from scalelab.train.checkpoints import manifest
+from scalelab.train.resume import compatibility
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import updates
 

@@ -14,8 +14,9 @@ from scalelab.errors import BadInput
 from scalelab.optim.registry import find
 from scalelab.parallel import mesh
 from scalelab.precision.policy import POLICIES
-from scalelab.train.resume import compatibility; from scalelab.train.step import program, state
 from scalelab.train.checkpoints.checkpoint import Checkpoints, Loaded, describe
+from scalelab.train.resume import compatibility
+from scalelab.train.step import program, state
 from scalelab.train.step.state import TrainState
 
 OPTIMIZER_STEPS = ("params", "opt_state")  # what an optimizer moves: only together are they its own

@@ -14,11 +14,13 @@ from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
-from scalelab.train.resume import compatibility, determinism, handover, mixed, extend; from scalelab.train.checkpoints import logs, manifest; from scalelab.train.step import program, state
+from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, Loaded
-from scalelab.train.run.loop import Progress, Start
 from scalelab.train.checkpoints.manifest import HEALTHY, places, saved, strays
+from scalelab.train.resume import compatibility, determinism, extend, handover, mixed
+from scalelab.train.run.loop import Progress, Start
 from scalelab.train.run.run import Run
+from scalelab.train.step import program, state
 
 HF = "hf:"  # before a folder in the format of Hugging Face's transformers
 Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from

@@ -16,16 +16,18 @@ from ml_collections import ConfigDict
 
 from scalelab import records
 from scalelab.config import Layout, ModelShape, identity, static
-from scalelab.data.tokenizers.load import FILES, Tokenizer, from_file
+from scalelab.data.tokenizers.load import FILES, from_file
+from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
-from scalelab.train.resume import compatibility; from scalelab.train.step import state
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.checkpoints.manifest import saved
+from scalelab.train.resume import compatibility
 from scalelab.train.resume.handover import averaged, handed_on
 from scalelab.train.resume.start import locate
-from scalelab.train.checkpoints.manifest import saved
 from scalelab.train.run.run import IMPORTED
+from scalelab.train.step import state
 
 
 class Weights(NamedTuple):

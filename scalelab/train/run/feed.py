@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from scalelab.data.batches.batches import NONE, val_batches
-from scalelab.data.dataset import Dataset
 from scalelab.data.batches.shards import still_there
+from scalelab.data.dataset import Dataset
 from scalelab.train.run import sources
 from scalelab.train.run.run import Run, bits_per_byte
 

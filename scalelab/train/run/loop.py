@@ -17,11 +17,11 @@ from scalelab.config import hparams, static
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import agreed
 from scalelab.parallel.pulse import Pulse
-from scalelab.train.step import state as state_lib
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run.feed import Feed
-from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.step.step import LOSS_SCALE, METRICS
 
 GUARDED = {

@@ -11,17 +11,23 @@ import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.config import optimizer_defaults, schedule_steps; from scalelab.hardware import device_memory, chips; from scalelab import git, records, set_by
+from scalelab import git, records, set_by
+from scalelab.config import optimizer_defaults, schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
-from scalelab.model import count; from scalelab.model.attention import kernels
+from scalelab.hardware import chips, device_memory, measured
+from scalelab.model import count
+from scalelab.model.attention import kernels
 from scalelab.optim import schedules
 from scalelab.optim.chain import refuse_unset
 from scalelab.parallel import mesh, rules
 from scalelab.parallel.processes import from_first, is_first
 from scalelab.precision.policy import POLICIES, words
-from scalelab.train.resume import compatibility, determinism; from scalelab.train.step import formats_found; from scalelab.train.checkpoints import manifest; from scalelab.train.run import sources
+from scalelab.train.checkpoints import manifest
+from scalelab.train.resume import compatibility, determinism
+from scalelab.train.run import sources
 from scalelab.train.run.metrics import Mirrored, Sink, refuse_missing, sinks, write_lines
+from scalelab.train.step import formats_found
 
 IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
 SKIPS_IN_A_ROW = 20  # as many non-finite batches one after the other are a divergence, not an accident
@@ -232,7 +238,7 @@ def _device_memory() -> dict[str, Any]:
 def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_lib.Static) -> dict[str, Any]:
     """What is known of a run before its first step; `static` has the layout resolved."""
     shape, layout = static.model, static.layout
-    peak_flops, peak_source = chips.peak_flops(jax.devices()[0], POLICIES[static.precision].unit)
+    peak_flops, peak_source = measured.peak_flops(jax.devices()[0], POLICIES[static.precision].unit)
     return {
         "name": name,
         "identity": config_lib.identity(config),

@@ -8,14 +8,17 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.hardware import device_memory; from scalelab import git, lock
+from scalelab import git, lock
 from scalelab.data.dataset import Dataset, prepare
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
+from scalelab.hardware import device_memory
 from scalelab.parallel.processes import from_first
 from scalelab.parallel.pulse import Pulse
-from scalelab.train.resume import branch, compatibility, determinism, start as lineage, extend; from scalelab.train.run import loop
 from scalelab.train.checkpoints.checkpoint import Checkpoints
+from scalelab.train.resume import branch, compatibility, determinism, extend
+from scalelab.train.resume import start as lineage
+from scalelab.train.run import loop
 from scalelab.train.run.run import Run, open_run
 
 

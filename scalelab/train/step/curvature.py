@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from jax.sharding import auto_axes
 
 from scalelab.config import Static
-from scalelab.model.attention import documents; from scalelab.model import transformer
+from scalelab.model import transformer
+from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Ends, Packed
-from scalelab.sharding import spec
 from scalelab.parallel import rules
 from scalelab.precision.policy import FP32
 from scalelab.precision.products import arithmetic
+from scalelab.sharding import spec
 
 STREAM = 0x63757276  # "curv": of the seed's random numbers
 

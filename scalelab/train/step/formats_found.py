@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from scalelab.config import Static
-from scalelab.sharding import BATCH
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.formats_in_jaxpr import walk
+from scalelab.sharding import BATCH
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import train_step
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import reshard
 
 from scalelab.config import Static
-from scalelab.model.attention import documents; from scalelab.model import transformer
+from scalelab.model import transformer
+from scalelab.model.attention import documents
 from scalelab.model.attention.documents import Ends
 from scalelab.model.loss import LossSums
 from scalelab.optim import schedules

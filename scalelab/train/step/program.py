@@ -16,9 +16,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.sharding import BATCH
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rows
+from scalelab.sharding import BATCH
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
 from scalelab.train.step.step import evaluate, many_steps

@@ -1,0 +1,5 @@
+"""`scalelab fit`: `fit` parses; `rows` reads runs, `law` and `approaches` fit, `next_runs` proposes, `text` prints."""
+
+from scalelab.commands.fit.fit import main
+
+__all__ = ["main"]

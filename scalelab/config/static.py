@@ -1,0 +1,186 @@
+"""The two halves of a resolved config: what decides the compiled program (static), and scalars that are traced (hparams)."""
+
+import dataclasses
+import functools
+
+from ml_collections import ConfigDict
+
+from scalelab.config import batch_ramp
+from scalelab.config.files import leaves
+from scalelab.identity import WAYS
+
+# Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
+TRACED = (
+    *(f"optim.{name}" for name in ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")),
+    *(f"optim.{name}" for name in ("beta3", "alpha", "rho", "low_rank_scale")),
+    *(f"optim.{name}" for name in ("rest_lr", "rest_beta1", "rest_beta2", "rest_eps")),
+    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share", "fall_share")),
+    *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
+    *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
+    *(f"schedule.{name}" for name in ("seq_start", "seq_warmup_tokens")),
+    *(f"schedule.{name}" for name in ("power_scale", "power_exponent")),
+    *(f"train.{name}" for name in ("steps", "z_loss", "seed", "ema")),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShape:
+    """Everything that decides the model's parameters and arithmetic; field by field as `configs/base.py` says."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_ff: int
+    vocab_size: int
+    seq_len: int
+    position: str
+    rope_theta: float
+    norm: str
+    norm_eps: float
+    mlp: str
+    qk_norm: bool
+    tied_head: bool
+    bias: bool
+    logit_softcap: float
+    init_std: float
+    remat: str
+    attention: str
+    rope_scaling: str
+    rope_factor: float
+    rope_original: int
+    window: int
+    global_every: int
+    rope_local_theta: float
+    nope_every: int
+    block: str
+    norm_place: str
+    qk_norm_over: str
+    qkv_bias: bool
+    projection_std: float
+    depth_scaled_init: bool
+    logit_scale: str
+    parametrization: str  # from parametrization.name: it changes forward multipliers, LRs, decay and eps
+    base_width: int
+    base_layers: int
+    base_d_head: float
+    sequence_parallel: bool = False  # from parallel.sequence: `tensor` splits the residual stream along the sequence
+
+    @functools.cached_property
+    def plain(self) -> "ModelShape":
+        """The shape with all that changes neither its parameters nor its FLOPs at the default: fewer shapes to trace."""
+        return dataclasses.replace(self, remat="none", attention="plain", sequence_parallel=False)
+
+    @property
+    def width_ratio(self) -> float:
+        """m_d: how many times as wide as the base; 1 where width changes nothing (standard)."""
+        return 1.0 if self.parametrization == "standard" else self.d_model / self.base_width
+
+    @property
+    def depth_ratio(self) -> float:
+        """m_L: how many times as deep as the base; 1 where depth changes nothing (standard, mup)."""
+        return self.n_layers / self.base_layers if self.parametrization == "completep" else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How many devices along each mesh axis (-1: the rest), and how they share the work; see configs/base.py."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    context: int = 1
+    stage: int = 1
+    sequence: bool = False
+    zero: int = 3
+    schedule: str = "1f1b"
+    microbatches: int = 1
+    rounds: int = 1
+
+    @property
+    def devices(self) -> int:
+        """The size of the mesh."""
+        return self.data * self.fsdp * self.tensor * self.context * self.stage
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim:
+    """The options of an optimizer that decide its program; None: it has no such option. See configs/base.py."""
+
+    name: str = "adamw"
+    nesterov: bool | None = None
+    averaged: bool | None = None
+    bias_correction: bool | None = None
+    factored: bool | None = None
+    scale: str | None = None
+    newton_schulz: str | None = None
+    every: int | None = None
+    rank: int | None = None
+    decay_embeddings: bool = True
+    decay_vectors: bool = False
+    groups: str = ""
+    own: tuple[str, ...] = ()  # of a user's own optimizer: the names in optim.own
+    unset: tuple[str, ...] = ()  # of a user's own optimizer: numbers that its config doesn't set
+
+
+@dataclasses.dataclass(frozen=True)
+class Static:
+    """What decides the compiled program. Runs with equal `Static` share one compilation."""
+
+    model: ModelShape
+    optim: Optim
+    schedule: str
+    decay_shape: str
+    wd_shape: str
+    precision: str
+    global_batch: int
+    accumulate: int
+    layout: Layout
+    ema: bool = False  # from train.ema: whether an average of the weights is kept
+    batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
+    documents: str = "cross"  # from data.documents
+    seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
+
+
+def static(config: ConfigDict) -> Static:
+    """The compiled half of a resolved config."""
+    shape = ModelShape(
+        **config.model.to_dict(),
+        parametrization=config.parametrization.name,
+        **{key: config.parametrization[key] for key in ("base_width", "base_layers", "base_d_head")},
+        sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
+    )
+    train, schedule = config.train, config.schedule
+    # A trunk runs the very program of the run planned with its end: that the bits are the same is not the compiler's luck.
+    shape_of_lr = "wsd" if schedule.name == "constant" else schedule.name
+    options = {
+        field.name: config.optim[field.name] for field in dataclasses.fields(Optim) if field.name in config.optim
+    }
+    optim = Optim(**options | {"own": tuple(sorted(config.optim.own)), "unset": unset(config)})
+    return Static(
+        shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
+        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, batch_ramp.of(config),
+        config.data.documents, schedule.seq_start is not None,
+    )  # fmt: skip
+
+
+def unset(config: ConfigDict) -> tuple[str, ...]:
+    """The optimizer's numbers that the config of a user's own (`pkg.mod:fn`) leaves open; () of those that are known."""
+    keys = [key.removeprefix("optim.") for key in TRACED if key.startswith("optim.")]
+    return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()
+
+
+def traced_names(o: Optim) -> list[str]:
+    """Names of all numbers that a program under the optimizer `o` is given (`log_every` and what data need aside)."""
+    return [key.split(".")[1] for key in TRACED] + list(o.own)
+
+
+def hparams(config: ConfigDict) -> dict[str, float]:
+    """The traced half of a resolved config: scalars that change without recompiling."""
+    values = leaves(config)
+    traced = {key.split(".")[1]: values[key] for key in TRACED if key not in WAYS}
+    # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
+    given = {key: 0.0 if value is None else value for key, value in traced.items()}
+    given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}
+    return given | config.optim.own.to_dict() | {"log_every": config.log.every_steps}

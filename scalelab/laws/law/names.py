@@ -1,0 +1,44 @@
+"""Laws by name: the table, and the loader of a user's own `pkg.mod:fn`."""
+
+from scalelab import user_code
+from scalelab.errors import BadInput, nearest
+from scalelab.laws.law import forms
+from scalelab.laws.law.law import Law, law_of
+
+LAWS: dict[str, Law] = {
+    law.name: law
+    for law in (
+        law_of(forms.chinchilla),
+        law_of(forms.chinchilla_gamma),
+        law_of(forms.kaplan),
+        law_of(forms.saturating),
+        law_of(forms.data_constrained),
+        law_of(forms.overtraining),
+        law_of(forms.downstream, target="error"),
+        law_of(forms.farseer),
+        law_of(forms.step_law_lr, target="lr"),
+        law_of(forms.step_law_batch, target="batch_tokens"),
+        law_of(forms.broken_power),
+        law_of(forms.width_depth),
+    )
+}
+
+
+def load_law(name: str, stored: bool = False) -> Law:
+    """A law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither.
+
+    `stored`: a file gave the name and not the user, who then has to have named it elsewhere.
+    """
+    if name in LAWS:
+        return LAWS[name]
+    _, colon, attribute = name.partition(":")
+    if not colon:
+        raise BadInput(
+            f"--law={name}: unknown{nearest(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn"
+        )
+    if not stored:
+        user_code.trust(name)
+    function = user_code.user_object(name, "--law")
+    if not callable(function):
+        raise BadInput(f"--law={name} is {function!r}, not a function of columns and parameters")
+    return function if isinstance(function, Law) else law_of(function, attribute)

@@ -1,0 +1,87 @@
+"""A law to plan by: one record with its parameters, their spread and their source."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
+from scalelab.laws.law.law import Law
+from scalelab.laws.use import decision
+
+EXTRAPOLATED = 10.0  # beyond so many times the dearest run a law is said to be extrapolated
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """N_opt = size x (C / flops)^exponent; `exponents` are the value and, where they are published, its interval's ends."""
+
+    size: float
+    flops: float
+    exponents: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Book:
+    """A law to plan by. `params` hold one array [R] each; `level` is that of intervals, None where there are none.
+
+    `surface` gives the loss in nats per token. `split`, where there is one, says N instead of the surface's minimum. `held`
+    are other columns of the surface (unique tokens), `largest_flops` what the dearest run behind the law cost, where known.
+    """
+
+    name: str
+    source: str
+    n_convention: str
+    interval: str
+    surface: Law
+    params: dict[str, np.ndarray]
+    level: float | None = None
+    split: Split | None = None
+    k: float = FLOPS_PER_PARAM_TOKEN
+    held: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    largest_flops: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return max(len(values) for values in self.params.values())
+
+    def first(self, rows: int) -> "Book":
+        """The same with fewer rows."""
+        return dataclasses.replace(self, params={name: values[:rows] for name, values in self.params.items()})
+
+    def beyond(self, flops: float) -> tuple[str, ...]:
+        """What to say of a budget far beyond the runs behind the law."""
+        if self.largest_flops is None or flops <= EXTRAPOLATED * self.largest_flops:
+            return ()
+        times = flops / self.largest_flops
+        many = f"{times:,.0f}" if times < 1e9 else f"{times:.3g}"
+        return (
+            f"extrapolated: {flops:.3g} FLOPs are {many} times the dearest run behind this law ({self.largest_flops:.2g})",
+        )
+
+    def best_size(self, C: np.ndarray) -> np.ndarray:
+        """The best N [R] for C [R] FLOPs."""
+        if self.split:
+            return self.split.size * (C / self.split.flops) ** np.array(self.split.exponents)
+        with np.errstate(invalid="ignore"):  # infinite in rows whose law no budget answers
+            return decision.optimal_size(self.surface, self.params, C, self.k, self.held)
+
+    def loss(self, N: Any, D: Any) -> np.ndarray:
+        """Loss [R] of N parameters after D tokens, each one or [R]."""
+        N, D = np.broadcast_arrays(np.asarray(N, float), np.asarray(D, float))
+        with np.errstate(all="ignore"):  # where a law has no finite value, none is made up
+            columns = {**self.held, "N": N, "D": D, "C": self.k * N * D, "M": D / N}
+        return np.broadcast_to(self.surface(columns, self.params), (self.rows,))
+
+
+def fixed(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:
+    """One array [rows] a parameter, all alike."""
+    return {name: np.full(rows, float(value)) for name, value in params.items()}
+
+
+def spread(point: Mapping[str, float], draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The law itself, then its draws."""
+    return {name: np.append(float(value), np.asarray(draws[name], float)) for name, value in point.items()}

@@ -1,0 +1,4 @@
+"""A whole run: time and money, checkpoints and failures, batch, serving.
+
+Read in this order: `training`, `checkpoint`, `goodput`, `batch`, `inference`.
+"""

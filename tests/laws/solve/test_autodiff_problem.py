@@ -1,0 +1,94 @@
+"""Derivatives by hand and by autodiff against each other and against finite differences."""
+
+import numpy as np
+import pytest
+
+from scalelab.laws.law.names import LAWS, load_law
+from scalelab.laws.law.objective import OBJECTIVES, objective
+from scalelab.laws.solve import autodiff_problem, chinchilla_problem, newton
+from scalelab.laws.solve.pose import pose_problem
+from tests.laws.examples import QUICKSTART_LIKE, study
+from tests.laws.truths import TRUTHS, columns_for
+
+
+def chinchilla(build, kind):
+    N, D, loss = study(QUICKSTART_LIKE, 0.01, seed=3)
+    law = load_law("chinchilla")
+    points = build.problem(law, {"N": N, "D": D}, loss, kind, ())
+    x = points.from_params(QUICKSTART_LIKE._asdict()) * np.random.default_rng(5).uniform(0.9, 1.1, (6, 5))
+    return points, x, np.random.default_rng(4).integers(0, 4, (6, len(N))).astype(float)
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "mse"])
+def test_by_hand_and_by_autodiff_are_one_problem(name):
+    (hand, x, weights), (auto, _, _) = (
+        chinchilla(build, objective(name)) for build in (chinchilla_problem, autodiff_problem)
+    )
+    np.testing.assert_allclose(auto.from_params(hand.to_params(x)), x, rtol=1e-12)
+    np.testing.assert_allclose(hand.value(x, weights), auto.value(x, weights), rtol=1e-10)
+    for ours, theirs in zip(hand.derivatives(x, weights), auto.derivatives(x, weights), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10 * np.abs(theirs).max())
+    exponents = x[:, 3:]
+    for ours, theirs in zip(hand.basis(exponents), auto.basis(exponents), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert hand.lower.tolist() == auto.lower.tolist() and hand.upper.tolist() == auto.upper.tolist()
+
+
+def test_chinchilla_in_logs_is_written_out_and_the_rest_is_not():
+    N, D, loss = study(QUICKSTART_LIKE)
+    for name, kind, room in (("chinchilla", "huber_log", chinchilla_problem), ("chinchilla", "mse", autodiff_problem)):
+        points = pose_problem(load_law(name), {"N": N, "D": D}, loss, objective(name=kind))
+        assert points.value.__module__ == room.__name__
+
+
+LONG = ("data_constrained", "farseer")  # to compile; `make test-slow` takes them
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(pytest.param(name, "huber_log", marks=[pytest.mark.slow] * (name in LONG)) for name in LAWS),
+        ("saturating", "mse"),
+        ("kaplan", "mse"),
+    ],
+)
+def test_gradient_and_hessian_equal_finite_differences(name, kind):
+    """Every law, at points around its published parameters, residuals on both sides of the threshold."""
+    law = load_law(name)
+    columns = columns_for(name)
+    target = law(columns, TRUTHS[name]) * np.exp(0.01 * np.random.default_rng(0).standard_normal(32))
+    points = pose_problem(law, columns, target, objective(kind, 0.01 if kind == "huber_log" else None))
+    x = points.from_params(TRUTHS[name])[None] * np.random.default_rng(1).uniform(0.98, 1.02, (4, len(law.params)))
+    weights = np.random.default_rng(2).integers(0, 3, (4, 32)).astype(float)
+    gradient, _, hessian = points.derivatives(x, weights)
+    for i in range(x.shape[1]):
+        step = np.zeros_like(x)
+        step[:, i] = 1e-6 * np.maximum(np.abs(x[:, i]), 0.01)
+        high, low = points.derivatives(x + step, weights)[0], points.derivatives(x - step, weights)[0]
+        slope = (points.value(x + step, weights) - points.value(x - step, weights)) / (2 * step[:, i])
+        np.testing.assert_allclose(gradient[:, i], slope, rtol=1e-4, atol=1e-5 * np.abs(gradient[:, i]).max())
+        bend = (high - low) / (2 * step[:, i, None])
+        np.testing.assert_allclose(hessian[:, i], bend, rtol=1e-3, atol=1e-4 * np.abs(hessian[:, i]).max())
+
+
+def test_the_majoriser_never_lies_below_the_gauss_newton_part():
+    """What makes an IRLS step safe: IRLS weights are at least Huber's own curvature."""
+    points, x, weights = chinchilla(chinchilla_problem, objective("huber_log", 3e-3))
+    _, majoriser, hessian = points.derivatives(x, weights)
+    assert (np.linalg.eigvalsh(majoriser) >= -1e-12).all()
+    assert (np.einsum("rii->r", majoriser) > np.einsum("rii->r", hessian)).any()
+
+
+def test_a_chunk_that_is_not_full_changes_no_number():
+    points, x, weights = chinchilla(autodiff_problem, objective("huber_log"))
+    many = np.tile(x, (12, 1))  # 72 problems: two chunks and a part
+    found = points.value(many, np.tile(weights, (12, 1)))
+    np.testing.assert_array_equal(found, np.tile(points.value(x, weights), 12))
+
+
+def test_both_ways_end_at_one_optimum():
+    (hand, x, weights), (auto, _, _) = (
+        chinchilla(build, objective("huber_log")) for build in (chinchilla_problem, autodiff_problem)
+    )
+    ours, theirs = newton.descend(hand, x, weights), newton.descend(auto, x, weights)
+    np.testing.assert_allclose(ours.objective, theirs.objective, rtol=1e-8)

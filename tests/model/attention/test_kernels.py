@@ -1,0 +1,238 @@
+"""The ways to compute attention: each against the one written out, what a backend takes, memory, and programs for other chips."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab.errors import BadInput
+from scalelab.model import transformer
+from scalelab.model.attention import kernels
+from scalelab.model.attention.blockwise import blockwise_attention, pairs
+from scalelab.model.attention.mask import Sight
+from scalelab.model.attention.relative import Relative, scores
+from tests.model.shapes import shape
+
+SCALE = 0.3
+
+
+def arrays(length, heads=4, keys=2, width=8, dtype=jnp.float32):
+    """q, k, v and weights of a sum over what comes out, for two sequences."""
+    random = np.random.default_rng(length)
+    return [jnp.asarray(random.normal(size=(2, length, n, width)), dtype) for n in (heads, keys, keys, heads)]
+
+
+def segments(length):
+    return jnp.asarray(np.cumsum(np.random.default_rng(1).random((2, length)) < 0.1, axis=1), jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def with_gradients(attention, q, k, v, weights):
+    """Output and gradients of a weighted sum of it."""
+    y, pull = jax.vjp(attention, q, k, v)
+    return y, *pull(weights.astype(y.dtype))
+
+
+SIGHTS = {
+    "causal": (Sight(), 0),
+    "documents": (Sight(segments(50)), 0),
+    "window": (Sight(), 7),
+    "documents in a window": (Sight(segments(50)), 20),
+    "a layer without the window": (Sight(everywhere=jnp.array(True)), 7),
+    "a layer with it": (Sight(segments(50), jnp.array(False)), 7),
+}
+
+
+def plain(sight, window):
+    return lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE, sight, window)
+
+
+def blockwise(sight, window, block=16):
+    return lambda q, k, v: blockwise_attention(q, k, v, sight, SCALE, window, block)
+
+
+@pytest.mark.parametrize(("sight", "window"), SIGHTS.values(), ids=SIGHTS)
+def test_blockwise_is_plain_forward_and_backward(sight, window):
+    """Fifty tokens in blocks of sixteen: the last one is filled up."""
+    given = arrays(50)
+    for expected, found in zip(
+        with_gradients(plain(sight, window), *given), with_gradients(blockwise(sight, window), *given), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_blockwise_in_bf16_is_as_near_to_fp32_as_plain():
+    given = arrays(50)
+    exact = with_gradients(plain(Sight(), 0), *given)
+    half = [x.astype(jnp.bfloat16) for x in given]
+    for of in (plain, blockwise):
+        for expected, found in zip(exact, with_gradients(of(Sight(), 0), *half), strict=True):
+            assert found.dtype == jnp.bfloat16
+            assert np.abs(found.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
+
+
+def test_a_window_by_hand():
+    """All values but one are zero: what comes out tells which queries saw it."""
+    v = jnp.zeros((1, 12, 1, 4)).at[0, 3].set(1.0)
+    q = k = jnp.zeros((1, 12, 1, 4))
+    for of in (plain, functools.partial(blockwise, block=4)):
+        seen = np.asarray(of(Sight(), 5)(q, k, v))[0, :, 0, 0]
+        assert np.flatnonzero(seen).tolist() == [3, 4, 5, 6, 7]
+        np.testing.assert_allclose(seen[3:8], [1 / 4, 1 / 5, 1 / 5, 1 / 5, 1 / 5], rtol=1e-6)
+
+
+def test_blocks_that_nobody_sees_are_not_computed():
+    assert len(pairs(8, 16)) == 8 * 9 // 2
+    for window in (1, 2, 16, 17, 18, 40):
+        needed = {(i // 16, j // 16) for i in range(128) for j in range(128) if 0 <= i - j < window}
+        assert {tuple(pair) for pair in pairs(8, 16, window).tolist()} == needed
+
+
+def plain_by_distance(sight=Sight(), window=0):  # noqa: B008  a constant
+    return lambda q, k, v, *far: kernels.plain_attention(q, k, v, scores(Relative(*far), SCALE), SCALE, sight, window)
+
+
+def blockwise_by_distance(sight=Sight(), window=0, block=16):  # noqa: B008
+    return lambda q, k, v, *far: blockwise_attention(q, k, v, sight, SCALE, window, block, Relative(*far))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def all_gradients(attention, arrays, far, weights):
+    y, pull = jax.vjp(attention, *arrays, *far)
+    return y, *pull(weights.astype(y.dtype))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "documents in a window",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in SIGHTS if n != "documents in a window"),
+    ],
+)
+def test_blockwise_knows_distances_forward_and_backward(name):
+    """Gradients of queries, keys, values, of what distances are scored with and of the distances; blocks as above."""
+    *given, weights = arrays(50, keys=4)
+    far = arrays(50)[0] / 2, arrays(50, keys=4)[1][0] / 2
+    found = all_gradients(blockwise_by_distance(*SIGHTS[name]), given, far, weights)
+    expected = all_gradients(plain_by_distance(*SIGHTS[name]), given, far, weights)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-6 * max(1, np.abs(theirs).max()))
+    assert all(np.abs(theirs).max() > 0.1 for theirs in expected)
+
+
+@pytest.mark.slow
+def test_distances_in_bf16_are_as_near_to_fp32_as_plain():
+    *given, weights = arrays(50, keys=4)
+    far = arrays(50)[0] / 2, arrays(50, keys=4)[1][0] / 2
+    exact = all_gradients(plain_by_distance(), given, far, weights)
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (given, far))
+    for of in (plain_by_distance, blockwise_by_distance):
+        for expected, found in zip(exact, all_gradients(of(), *half, weights), strict=True):
+            assert found.dtype == jnp.bfloat16
+            assert np.abs(found.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
+
+
+def temporaries(of, length, by_distance=False):
+    given = [jax.ShapeDtypeStruct((1, length, 4, 16), jnp.bfloat16)] * (4 if by_distance else 3)
+    given += [jax.ShapeDtypeStruct((length, 4, 16), jnp.bfloat16)] * by_distance
+    gradient = jax.grad(lambda *x: jnp.sum(of(*x).astype(jnp.float32)), argnums=tuple(range(len(given))))
+    return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in (of, gradient)]
+
+
+@pytest.mark.parametrize("by_distance", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_memory_grows_with_the_sequence_and_not_with_its_square(by_distance):
+    ours = blockwise_by_distance(block=64) if by_distance else blockwise(Sight(), 0, 64)
+    theirs = plain_by_distance() if by_distance else plain(Sight(), 0)
+    short, long = temporaries(ours, 512, by_distance), temporaries(ours, 1024, by_distance)
+    assert all(b < 2.1 * a for a, b in zip(short, long, strict=True))
+    all_at_once = [temporaries(theirs, length, by_distance)[1] for length in (512, 1024)]
+    assert all_at_once[1] > 3.5 * all_at_once[0]
+    assert long[1] < all_at_once[1] / 10
+
+
+WIDE = {"d_model": 256, "n_heads": 2, "seq_len": 256}  # two heads of 128
+
+
+@pytest.mark.parametrize(
+    ("backend", "changes", "packed", "expected"),
+    [
+        ("cpu", {}, False, "plain"),
+        ("cpu", {"seq_len": 511}, True, "plain"),
+        ("cpu", {"seq_len": 512}, True, "blockwise"),
+        ("cpu", {"seq_len": 511, "position": "relative"}, False, "plain"),
+        ("cpu", {"seq_len": 512, "position": "relative"}, False, "blockwise"),
+        ("cpu", {"seq_len": 512, "attention": "xla"}, False, "xla"),
+        ("gpu", {"seq_len": 2048}, False, "cudnn"),
+        ("gpu", {"seq_len": 2048}, True, "blockwise"),
+        ("gpu", {"seq_len": 1024}, True, "cudnn"),
+        ("gpu", {"seq_len": 1024, "position": "relative"}, False, "xla"),
+        ("gpu", {"seq_len": 4096, "position": "relative"}, True, "blockwise"),
+        ("tpu", WIDE | {"seq_len": 4096, "position": "relative"}, False, "blockwise"),
+        ("tpu", WIDE, True, "splash"),
+        ("tpu", WIDE | {"seq_len": 200}, False, "xla"),
+        ("tpu", {"seq_len": 4096}, False, "blockwise"),
+    ],
+)
+def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert kernels.implementation(shape(**changes), jnp.dtype(jnp.bfloat16), packed) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "changes", "said"),
+    [
+        ("cpu", {"attention": "cudnn"}, "it runs on a gpu, and this is a cpu"),
+        ("gpu", {"attention": "splash"}, "it runs on a tpu"),
+        ("gpu", {"attention": "cudnn", "d_head": 12}, "not bfloat16 and 12"),
+        ("tpu", {"attention": "splash", "seq_len": 200}, "not 200 and 8"),
+        (
+            "gpu",
+            {"attention": "cudnn", "position": "relative"},
+            "no term for model.position='relative', which 'blockwise'",
+        ),
+        ("tpu", WIDE | {"attention": "splash", "position": "relative"}, "no term for model.position='relative'"),
+    ],
+)
+def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backend, changes, said):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with pytest.raises(BadInput, match=said) as refused:
+        kernels.implementation(shape(**changes), jnp.dtype(jnp.bfloat16))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["causal", "documents in a window", "a layer without the window"])
+def test_splash_is_plain_forward_and_backward(name):
+    """The kernel for TPUs, its blocks run one by one by an interpreter."""
+    sight, window = SIGHTS[name]
+    sight = sight._replace(segment_BS=None if sight.segment_BS is None else segments(256))
+    given = arrays(256, width=128)
+    splash = lambda q, k, v: kernels.splash_attention(q, k, v, None, 0.1, sight, window, interpret=True)  # noqa: E731
+    expected = with_gradients(lambda q, k, v: kernels.plain_attention(q, k, v, None, 0.1, sight, window), *given)
+    for a, b in zip(expected, with_gradients(splash, *given), strict=True):
+        np.testing.assert_allclose(b, a, atol=2e-5)
+
+
+def test_the_model_lowers_to_splash_forward_and_backward(monkeypatch):
+    """The program for a TPU, written on any machine."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    of = shape(**WIDE, n_kv_heads=1, attention="splash")
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(of))
+
+    def objective(params, part):
+        return transformer.loss(of, params, part[:, :-1], part[:, 1:], 0.0).objective
+
+    tokens = jax.ShapeDtypeStruct((2, of.seq_len + 1), jnp.int32)
+    program = jax.jit(jax.grad(objective)).trace(params, tokens).lower(lowering_platforms=("tpu",)).as_text()
+    for kernel in ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv"):
+        assert kernel in program
+
+
+def test_stages_of_a_pipeline_take_blocks_where_a_tpu_would_take_splash():
+    """Found by compiling for one: jax wants to know what differs between stages, and the kernel doesn't say."""
+    of = shape(**WIDE | {"seq_len": 2048})
+    alone, staged = (kernels.implementation(of, jnp.dtype("bfloat16"), False, "tpu", s) for s in (False, True))
+    assert (alone, staged) == ("splash", "blockwise")
+    with pytest.raises(BadInput, match=r"model.attention='splash': .* stages of a pipeline"):
+        kernels.implementation(shape(**WIDE, attention="splash"), jnp.dtype("bfloat16"), False, "tpu", True)

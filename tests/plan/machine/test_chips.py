@@ -1,0 +1,63 @@
+"""A TPU's share in products against published step times, passes of full precision, and what a send to the neighbour has."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from experiments.step_times import tables
+from experiments.step_times.rows import static
+from scalelab.config import Layout
+from scalelab.model import count
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.step import efficiency, links
+from scalelab.plan.step.efficiency import Range
+from scalelab.plan.step.time import step_time
+from scalelab.plan.step.traffic import transfers
+
+TABLES = pathlib.Path("/work/shared/data/step_times")
+
+
+def test_tables_name_every_chips_share():
+    """Published step times of four TPUs, solved for the share of the peak that fits them; MaxText's scale rule by its names."""
+    if not TABLES.is_dir():
+        pytest.skip("no tables of published step times here")
+    rows = {row.machine.chip.name: row for row in tables.read(TABLES).values()}  # the last of each chip
+    assert set(efficiency.MATMUL) <= set(rows)
+    for chip, share in efficiency.MATMUL.items():
+        assert tables.share_that_fits(rows[chip]) == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize("billions", [16, 32, 64, 128, 1024])
+def test_maxtexts_scale_rule_gives_the_sizes_it_names(billions):
+    (preset, layers, width, heads), model = tables.scaled(billions)
+    of = static(preset, layers, width, heads, 1, 2048, 32_000, model=model)
+    assert count.parameters(of.model)["total"] == pytest.approx(billions * 1e9, rel=0.05)
+
+
+@pytest.mark.parametrize(("precision", "passes"), [("fp32", 6), ("tf32", 3)])
+def test_full_precision_takes_a_tpu_more_passes(precision, passes):
+    """`fp32` asks jax for "highest", `tf32` for "tensorfloat32": six and three passes of bf16, so as much more time where FLOPs decide."""
+    tpu = machine("v5e")
+    tpu = dataclasses.replace(tpu, chip=dataclasses.replace(tpu.chip, hbm_bytes_per_s=1e30))
+    half, full = (
+        step_time(
+            static("llama", 4, 512, 8, 64, 1024, 4096, precision=name, model={"attention": "plain"}), tpu
+        ).compute_s
+        for name in ("bf16", precision)
+    )
+    assert full == pytest.approx(passes * half, rel=0.01)
+
+
+def test_a_send_to_the_neighbour_has_one_port():
+    """Keys and values round a ring over nodes: 50 GB/s, not the eight ports that a collective is spread over; one link of a torus."""
+    h100, v5p = machine("h100"), machine("v5p")
+    ring = Layout(context=16)
+    assert links.bytes_per_s(ring, h100, "context") == 400e9
+    assert links.bytes_per_s(ring, h100, "context", kind="send") == 50e9
+    assert links.bytes_per_s(Layout(context=8), h100, "context", kind="send") == 450e9
+    assert links.bytes_per_s(Layout(context=16), v5p, "context", kind="send") == 90e9
+    long = static("llama", 4, 512, 8, 1, 131_072, 4096, context=16)
+    moved = sum(t.times * t.whole_bytes for t in transfers(long) if t.kind == "send")
+    slow = dataclasses.replace(efficiency.default(h100), network=Range(1.0, 1.0, 1.0))
+    assert step_time(long, h100, slow).axes["context"] >= moved / 50e9

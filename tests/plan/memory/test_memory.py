@@ -1,0 +1,153 @@
+"""Components of a step's memory against XLA, papers' tables and a count by hand."""
+
+import dataclasses
+
+import jax
+import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec
+
+from scalelab.config import Layout
+from scalelab.model.transformer import declarations
+from scalelab.optim.registry import find
+from scalelab.plan.machine.machine import machine
+from scalelab.plan.memory import memory as memory_lib
+from scalelab.plan.memory import saved_activations
+from scalelab.plan.memory.memory import memory
+from scalelab.plan.published.zero import state_bytes
+from tests.plan.small import on_eight, pipelined, static_of
+
+H100 = machine("h100")
+LLAMA_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_ff": 11008, "vocab_size": 32000, "seq_len": 2048}
+LLAMA_405B = {
+    "n_layers": 126, "d_model": 16384, "n_heads": 128, "n_kv_heads": 8, "d_ff": 53248, "vocab_size": 128256, "seq_len": 8192,
+}  # fmt: skip
+LAYOUTS = ["data=8", "fsdp=8,zero=1", "fsdp=8", "fsdp=4,tensor=2", "data=2,fsdp=4", "stage=2,data=4,microbatches=2"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_argument_bytes_of_the_real_step(layout):
+    """XLA's own count of what the compiled train step is given, on eight fake devices: exact."""
+    found = on_eight(layout)["arguments"]
+    assert found["planned"] == found["xla"]
+
+
+def test_fp32_adam_by_zero_stage():
+    """In fp32 with Adam: 12 bytes a parameter of state, split as ZeRO's stages say, with K = 8 (its table counts 2 + 2 + K)."""
+    n, small = 6_738_415_616, 1e-3  # gains are whole on every device: 0.004 % of the parameters
+    for zero in range(4):
+        layout = Layout(fsdp=16, zero=zero)
+        found = memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
+        assert found["parameters"] == pytest.approx(4 * n / (16 if zero == 3 else 1), rel=small)
+        assert found["optimizer"] == pytest.approx(8 * n / (16 if zero else 1), rel=small)
+    # With accumulation gradients are summed as stage 2 says, and 4 + 4 + 8 bytes are the table's with everything doubled but K.
+    two = memory(static_of(Layout(fsdp=16, zero=2), batch=32, model=LLAMA_7B, train__accumulate=2), H100).components
+    summed = two["gradients"] - 4 * n
+    paper = 2 * state_bytes(n, 16, 2, k=4)
+    assert two["parameters"] + two["optimizer"] + summed == pytest.approx(paper, rel=1e-3)
+
+
+def test_hsdp_holds_what_fsdp_of_its_size_holds():
+    ours = [
+        memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
+        for layout in (Layout(fsdp=8), Layout(data=2, fsdp=8))
+    ]
+    for name in ("parameters", "optimizer", "gradients"):
+        assert ours[0][name] == ours[1][name]
+    assert ours[0]["activations"] > ours[1]["activations"]  # of twice the rows
+
+
+def test_405b_on_16384_devices_stages_may_be_uneven():
+    """126 layers over 16 stages: 8 on the fullest; the whole fits 80 GB as Llama 3's layout did (Dubey et al. 2024, Table 4)."""
+    layout = Layout(tensor=8, stage=16, data=8, fsdp=16, microbatches=16, sequence=True)
+    found = memory(static_of(layout, batch=2048, model=LLAMA_405B, precision__name="bf16"), H100)
+    assert found.fits and found.margin_bytes == found.capacity - found.total
+    assert sum(found.components.values()) == found.total
+    assert any("8 on the fullest stage" in note for note in found.notes)
+    layer = 4 * (2 * 16384**2 + 2 * 16384 * 8 * 128 + 3 * 16384 * 53248)  # fp32 matrices of a layer
+    rest = 2 * 4 * 16384 * 128256
+    assert found.components["parameters"] == pytest.approx((8 * layer + rest) / 8 / 16, rel=0.01)
+
+
+SCHEDULES = [
+    # GPipe holds every micro-batch, 1F1B as many as there are stages, interleaving with all forwards first every one a chunk.
+    ("1f1b", 8, 1, 4, "dots"),
+    *(("gpipe", 8, 1, 8, remat) for remat in ("none", "full")),
+    *(("1f1b", 2, 1, 2, remat) for remat in ("none", "dots", "full")),
+    ("circular", 8, 2, 16, "none"),
+]
+
+
+@pytest.mark.parametrize(("schedule", "microbatches", "rounds", "slots", "remat"), SCHEDULES)
+def test_a_pipeline_keeps_what_its_loop_over_ticks_carries(schedule, microbatches, rounds, slots, remat):
+    """Activations are exact: what the traced step hands from tick to tick in bf16, split over devices as it lies."""
+    layout = Layout(
+        stage=4, fsdp=2, tensor=2, sequence=True, schedule=schedule, microbatches=microbatches, rounds=rounds
+    )
+    assert memory_lib.slots(layout) == slots
+    static = static_of(layout, batch=16, model={"n_layers": 8}, precision__name="bf16", model__remat=remat)
+    loops = [loop for loop in scans(pipelined(static).jaxpr.jaxpr) if loop.params["num_carry"] > 3]
+    most = max(loops, key=lambda loop: loop.params["length"])
+    carried = [v.aval for v in most.params["jaxpr"].jaxpr.invars[most.params["num_consts"] :]][
+        : most.params["num_carry"]
+    ]
+    kept = sum(saved_activations._bytes(x) for x in carried if x.dtype == "bfloat16")
+    assert memory(static, H100).components["activations"] == kept
+
+
+def scans(jaxpr):
+    """Every loop of a jaxpr and of what it calls."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for part in jaxprs_in_params(equation.params):
+            yield from scans(part)
+
+
+@pytest.mark.parametrize(("layers", "rounds", "held"), [(8, 1, 4), (8, 2, 4), (9, 1, 5), (9, 2, 6), (10, 2, 6)])
+def test_layers_on_the_fullest_of_two_stages(layers, rounds, held):
+    """As many in each round: 9 layers over 2 stages twice are chunks of 3."""
+    layout = Layout(stage=2, rounds=rounds, tensor=2)
+    spec = PartitionSpec("stage", "fsdp", "tensor")
+    assert memory_lib.device_bytes((layers, 6, 10), "float32", spec, layout) == 4 * held * 6 * 5
+
+
+COUNTED = (
+    "adamw",
+    "adam8bit",
+    "muon",
+    "galore",
+    "sgd",
+    "momentum",
+    "lion",
+    "adafactor",
+    "soap",
+    "shampoo",
+    "apollo_mini",
+    "ademamix",
+    "schedule_free_adamw",
+)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_every_optimizer_counts_itself(name):
+    """Beside what its record says of each parameter (`state_bytes`), there are scalars only."""
+    static = static_of(optim__name=name, optim__peak_lr=1e-3)
+    member = find(name)
+    said = sum(
+        member.state_bytes(d, static.optim) if member.claims(d) else 8 * d.size
+        for d in jax.tree.leaves(declarations(static.model))
+    )
+    assert 0 <= memory(static, H100).components["optimizer"] - said < 200
+
+
+def test_notes_say_what_is_not_as_one_may_think():
+    assert any("ZeRO 2" in n for n in memory(static_of(Layout(fsdp=2, zero=2)), H100).notes)
+    both = dataclasses.replace(static_of(), layout=Layout(stage=2, context=2))
+    assert any("refuses" in n for n in memory(both, H100).notes)
+    assert not memory(static_of(), H100).notes
+
+
+def test_weights_kept_in_bf16_are_widened_in_the_step():
+    plain, half = (memory(static_of(precision__name=name), H100).components for name in ("bf16", "bf16_master"))
+    assert half["parameters"] * 2 == plain["parameters"] == half["master"] and "master" not in plain

@@ -1,0 +1,88 @@
+"""The batch of a layout, and critical batch sizes against what the papers' authors measured."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs import base
+from scalelab import config as configs
+from scalelab.errors import BadInput
+from scalelab.laws.law.names import LAWS
+from scalelab.laws.published.kaplan import L_OF_N_D
+from scalelab.model import count
+from scalelab.plan.run.batch import batch, kaplan, kaplan_loss, zhang
+
+# Steps to a fixed validation loss by batch size, 64 to 16,384 sequences of 512 tokens of C4; the tokens of each size's
+# full run. Zhang et al. 2024: github.com/hlzhang109/critical-batch-size, plots/chinchilla.ipynb, commit c5b509d.
+BATCHES = 2 ** np.arange(6, 15)
+STEPS = {
+    13_282: [46000, 23000, 13282, 7000, 3840, 2500, 1800, 1600, 1600],  # 85M
+    23_438: [96000, 49000, 24000, 11951, 7128, 4200, 2760, 2400, 2300],  # 151M
+    46_875: [196000, 90000, 46000, 23400, 13300, 7224, 4980, 3400, 2879],  # 302M
+    93_750: [311000, 166000, 81000, 37440, 21320, 11400, 7199, 4700, 3800],  # 604M
+    187_500: [643000, 331000, 176000, 94000, 46500, 25000, 15360, 8900, 6500],  # 1.2B
+}
+
+
+def static(layout=None, **values):
+    tree = base.get_config()
+    tree.optim.peak_lr = 1e-3
+    made = configs.static(
+        configs.resolve(configs.override(tree, {k.replace("__", "."): str(v) for k, v in values.items()}))
+    )
+    return dataclasses.replace(made, layout=layout or made.layout)
+
+
+@pytest.mark.parametrize("steps_of_256", STEPS)
+def test_critical_batch_by_tokens_is_what_its_authors_runs_show(steps_of_256):
+    sequences = BATCHES * np.array(STEPS[steps_of_256], float)
+    overhead = sequences / np.median(sequences[:4])  # below 512 sequences the cost is flat but for noise of 10 %
+    first = int(np.argmax((overhead > 1.2) & (BATCHES > 512)))
+    at = np.interp(1.2, overhead[first - 1 : first + 1], BATCHES[first - 1 : first + 1])
+    assert zhang(steps_of_256 * 256 * 512) / 512 == pytest.approx(at, rel=0.3)
+
+
+def test_kaplan_at_his_own_scale():
+    assert kaplan(1.0) == 2.1e8
+    # 1 to 2 million tokens at the losses that his larger models reached (2001.08361, summary of results)
+    assert 1e6 < kaplan(3.0) < kaplan(2.7) < 2e6
+
+
+def test_kaplans_law_says_the_loss_where_none_is_known():
+    columns = {"N": np.array([1e9, 1.75e11]), "D": np.array([1e10, 3e11])}
+    losses = LAWS["kaplan"](columns, L_OF_N_D)
+    assert [kaplan_loss(*sizes) for sizes in zip(*columns.values(), strict=True)] == pytest.approx(losses)
+    (found, _) = batch(static(), tokens=1e10).critical
+    assert found.name == "kaplan" and found.tokens == kaplan(
+        kaplan_loss(count.parameters(static().model)["kaplan"], 1e10)
+    )
+
+
+def test_the_parts_multiply_to_the_batch():
+    layout = configs.Layout(data=4, fsdp=8, stage=2, tensor=2, microbatches=4)
+    found = batch(static(layout, train__global_batch=1024, train__accumulate=2, model__seq_len=512), tokens=1e10)
+    assert (
+        found.rows_per_device * found.microbatches * found.accumulate * found.data_parallel == found.sequences == 1024
+    )
+    assert (found.rows_per_device, found.data_parallel, found.tokens) == (4, 32, 1024 * 512)
+    assert found.first_tokens == found.tokens and not found.notes
+
+
+def test_a_batch_that_is_warmed_up():
+    made = static(
+        train__global_batch=64, train__accumulate=4, schedule__batch_start=32, schedule__batch_warmup_tokens=20_000
+    )
+    assert batch(made).first_tokens * 2 == batch(made).tokens
+
+
+def test_where_it_stands():
+    made = static(train__global_batch=512, model__seq_len=1024)
+    found = {c.name: c for c in batch(made, tokens=1e10, loss=2.7, critical_tokens=2**20).critical}
+    assert (found["yours"].ratio, found["yours"].extra_tokens) == (0.5, 0.5)
+    assert found["zhang"].extra_tokens == pytest.approx(0.2 * found["zhang"].ratio)
+    assert found["kaplan"].tokens == kaplan(2.7) and "WebText2" in found["kaplan"].source
+    assert any("beyond" in note for note in batch(made, tokens=15e12).notes)
+    assert any("no critical batch" in note for note in batch(made).notes)
+    with pytest.raises(BadInput, match="loss=0"):
+        batch(made, loss=0)

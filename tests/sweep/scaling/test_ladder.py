@@ -1,0 +1,168 @@
+"""(size, budget) -> run: the budget is spent, the rule's numbers are the config's, nonsense is refused."""
+
+import math
+
+import pytest
+
+from configs import quickstart
+from scalelab import records
+from scalelab.config import override, resolve
+from scalelab.errors import BadInput
+from scalelab.sweep import trials
+from scalelab.sweep.scaling import ladder, rules
+
+RULE = rules.find_rule("small-bytes", quickstart.get_config())
+
+
+@pytest.mark.parametrize(("size", "budget"), [(16, 1.25e11), (64, 4e12), (80, 1e12)])
+def test_a_rung_spends_its_budget_and_follows_the_rule(size, budget):
+    run = ladder.rung(quickstart.get_config(), size, budget, RULE)
+    model, steps = run.model, run.train.steps
+    # By hand: 6 FLOPs a matrix parameter and token (tied head included), 12 L S d for attention.
+    matrices = model.n_layers * (4 * size**2 + 2 * size * 4 * size) + size * 256
+    flops = (6 * matrices + 12 * model.n_layers * 64 * size) * 8 * 64 * steps
+    assert flops == pytest.approx(budget, rel=0.5 / steps)
+    assert run.optim.peak_lr == pytest.approx(3.7e-3 * (steps / 1500) ** -0.12 * (size / 48) ** -0.35)
+    assert run.schedule.warmup_steps == round(0.08 * steps)
+    assert run.schedule.decay_steps == round(0.3 * steps)
+    assert (model.d_model, model.d_head, model.d_ff) == (size, size // 4, 4 * size)
+
+
+def test_a_factor_scales_the_learning_rate_and_nothing_else():
+    base = quickstart.get_config()
+    one, two = (ladder.rung(base, 32, 1e11, RULE, lr_factor=factor) for factor in (1.0, 2.0))
+    assert two.optim.peak_lr == pytest.approx(2 * one.optim.peak_lr)
+    two.optim.peak_lr, two.log.set_by = one.optim.peak_lr, one.log.set_by
+    assert one.to_dict() == two.to_dict()
+
+
+@pytest.mark.parametrize("size", [8, 88, 1024])
+def test_a_rule_is_refused_outside_its_range(size):
+    with pytest.raises(BadInput, match=f"d_model 16 to 80, not {size}; nearest: {16 if size < 16 else 80}, or another"):
+        ladder.rung(quickstart.get_config(), size, 1e13, RULE)
+
+
+def test_another_batch_takes_other_steps_on_as_many_tokens_and_scores_as_many():
+    base = quickstart.get_config()
+    one, half, two = (ladder.rung(base, 32, 1e11, RULE, batch_factor=factor) for factor in (1.0, 0.5, 2.0))
+    assert [run.train.global_batch for run in (half, one, two)] == [4, 8, 16]
+    for run, factor in ((half, 0.5), (two, 2.0)):
+        assert run.train.steps == pytest.approx(one.train.steps / factor, abs=1)
+        assert run.optim.peak_lr == pytest.approx(one.optim.peak_lr * factor**0.5)  # Malladi et al. 2022
+        assert run.eval.batches * run.train.global_batch == one.eval.batches * one.train.global_batch
+        assert run.schedule.warmup_steps == round(0.08 * run.train.steps)
+
+
+def test_mup_keeps_the_configs_own_lr_and_batch_at_any_width():
+    base = override(quickstart.get_config(), {"optim.peak_lr": 0.0123, "train.global_batch": 16})
+    rule = rules.find_rule("mup", base)
+    for size in (16, 512):
+        run = ladder.rung(base, size, 1e13, rule)
+        assert (run.optim.peak_lr, run.train.global_batch) == (0.0123, 16)
+    with pytest.raises(BadInput, match=r"parametrization\.name=mup or completep, not 'standard'; nearest: --config"):
+        rules.find_rule("mup", override(base, {"parametrization.name": "standard"}))
+
+
+def test_step_law_as_published():
+    """Li et al. 2025, abstract: at 1e9 parameters and 1e11 tokens, by hand."""
+    config = override(quickstart.get_config(), {"parametrization.name": "standard"})
+    rule = rules.find_rule("step_law", config)
+    assert rule.peak_lr(N=1e9, D=1e11) == pytest.approx(1.79 * 1e9**-0.713 * 1e11**0.307)
+    assert rule.batch(1e11, 2048) == round(0.58 * 1e11**0.571 / 2048)
+    assert not rule.refusal(d_model=2048, N=1e9, D=1e11)
+    assert "N (non-embedding) 2.14e+08 to 1.08e+09, not 3e+09" in rule.refusal(d_model=2048, N=3e9, D=1e11)
+    wide = override(config, {"model.n_layers": 16, "model.vocab_size": 4096, "model.seq_len": 2048})
+    run = ladder.rung(wide, 1536, 1.5e19, rule)
+    tokens = run.train.steps * run.train.global_batch * 2048
+    assert run.train.global_batch == round(0.58 * tokens**0.571 / 2048)
+
+
+def lr_checks(folder, best, cells, lrs, **facts):
+    """Runs whose loss over log2 LR is a parabola around `best(d_model, steps)`, written as a sweep leaves them."""
+    for d_model, steps in cells:
+        for lr in lrs:
+            values = {"model.d_model": d_model, "train.steps": steps, "optim.peak_lr": lr, "train.global_batch": 4}
+            place = folder / "runs" / f"{d_model}-{steps}-{lr:.4g}"
+            records.write_json(
+                place / "config.json", resolve(override(quickstart.get_config(), values | facts)).to_dict()
+            )
+            loss = 2.0 + 0.05 * math.log2(lr / best(d_model, steps)) ** 2
+            records.write_json(place / "record.json", {"status": "done", "val_loss": loss})
+
+
+LRS = [2.0**-k for k in range(4, 13)]
+CELLS = [(16, 400), (16, 1600), (64, 400), (64, 1600)]
+
+
+def test_a_rule_fitted_to_ones_own_lr_checks_finds_the_law_that_made_them(tmp_path):
+    lr_checks(tmp_path, lambda d, n: 4e-3 * (n / 800) ** -0.3 * (d / 32) ** -0.6, CELLS, LRS)
+    rule = rules.find_rule(f"fitted:{tmp_path}", quickstart.get_config())
+    for d, n in (*CELLS, (32, 100_000)):
+        assert rule.peak_lr(d_model=d, steps=n) == pytest.approx(4e-3 * (n / 800) ** -0.3 * (d / 32) ** -0.6, rel=1e-6)
+    assert rule.global_batch == 4 and ladder.rung(quickstart.get_config(), 32, 1e11, rule).train.global_batch == 4
+    with pytest.raises(BadInput, match="'fitted' was measured for d_model 16 to 64, not 96; nearest: 64"):
+        ladder.rung(quickstart.get_config(), 96, 1e12, rule)
+    with pytest.raises(BadInput, match=r"measured with parametrization\.name=mup, not 'standard'"):
+        rules.find_rule(f"fitted:{tmp_path}", override(quickstart.get_config(), {"parametrization.name": "standard"}))
+
+
+@pytest.mark.parametrize(
+    ("cells", "lrs", "facts", "said"),
+    [
+        (CELLS, LRS[5:], {}, "d_model=16, 400 steps: the best LR .* is the edge of those tried .*; add larger ones"),
+        (CELLS, LRS[3:5], {}, "finished runs at 2 learning rates; an optimum needs 3"),
+        (CELLS[:2], LRS, {}, "all its runs have model.d_model=16; sweep two values or more"),
+        (CELLS[::2], LRS, {}, "all its runs have train.steps=400; sweep two values or more"),
+        ([(24, 800)], LRS, {"train.global_batch": 2}, r"its runs differ in train.global_batch \(2, 4\)"),
+    ],
+)
+def test_lr_checks_that_bracket_no_optimum_are_refused(tmp_path, cells, lrs, facts, said):
+    lr_checks(tmp_path, lambda d, n: 4e-3, cells, lrs, **facts)
+    if facts:
+        lr_checks(tmp_path, lambda d, n: 4e-3, CELLS, LRS)
+    with pytest.raises(BadInput, match=said):
+        rules.find_rule(f"fitted:{tmp_path}", quickstart.get_config())
+
+
+def test_the_example_of_lr_checks_is_what_a_fitted_rule_asks_for():
+    runs = trials.from_file("configs/lr_checks.py", {}).values()
+    cells = {(run.model.d_model, run.train.steps) for run in runs}
+    assert len(cells) == 4 and len(runs) == 20
+    assert {run.train.global_batch for run in runs} == {RULE.global_batch}
+
+
+def test_what_a_resolved_base_derived_from_its_own_length_is_derived_again():
+    base = quickstart.get_config()
+    base.schedule.decay_share = None  # 20 % by default
+    run = ladder.rung(resolve(base), 16, 1.25e11, RULE)
+    assert run.schedule.decay_steps == round(0.2 * run.train.steps) != resolve(base).schedule.decay_steps
+    base.schedule.decay_steps = 77
+    assert ladder.rung(resolve(base), 16, 1.25e11, RULE).schedule.decay_steps == 77
+
+
+def test_mistakes_say_what_would_be_right():
+    with pytest.raises(BadInput, match="only 5 steps at d_model=64: take a smaller size or a larger budget"):
+        ladder.rung(quickstart.get_config(), 64, 2e9, RULE)
+    with pytest.raises(BadInput, match="did you mean 'small-bytes'"):
+        rules.find_rule("small-byte", quickstart.get_config())
+    with pytest.raises(BadInput, match="nearest widths: 16, 20"):
+        ladder.rung(quickstart.get_config(), 18, 1e11, RULE)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"schedule.batch_start": 4, "schedule.batch_warmup_tokens": 4096},
+            "schedule.batch_start=4: .*nearest: batch_start=none",
+        ),
+        (
+            {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 4096},
+            "schedule.seq_start=8: .*nearest: seq_start=none",
+        ),
+        ({"data.mixture": "a=1; 40: b=1"}, "data.mixture changes at step 40: .*nearest: one mixture"),
+    ],
+)
+def test_what_is_planned_for_one_length_is_no_rung(changed, said):
+    with pytest.raises(BadInput, match=said):
+        ladder.rung(override(quickstart.get_config(), changed), 32, 1e11, RULE)

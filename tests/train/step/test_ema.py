@@ -1,0 +1,168 @@
+"""The average of the weights: its definition in float64, what leaves it alone, packs, meshes, resumption, and reading it."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab.errors import BadInput
+from scalelab.model.declare import named
+from scalelab.sweep.run import run_sweep
+from scalelab.train.resume.weights import Weights, keep, of_run
+from scalelab.train.run.single import train_single
+from scalelab.train.step import state as state_lib
+from tests.train.resume.test_compatibility import config
+from tests.train.runs import ROOT
+from tests.train.step.test_step import batches, init, relative, setting, step
+
+DECAY = 0.9
+KEPT = {"train__ema": DECAY, "checkpoint__keep_last": 9}
+
+
+def by_hand(points, decay):
+    """sum d^(t-i) p_i / sum d^(t-i) over all points, in float64: no recurrence."""
+    weights = np.float64(decay) ** np.arange(len(points))[::-1]
+    return {
+        name: sum(w * np.float64(p[name]) for w, p in zip(weights, points, strict=True)) / weights.sum()
+        for name in points[0]
+    }
+
+
+@functools.cache
+def followed(precision):
+    """Six steps, the third of which is skipped: the states after each."""
+    static, h = setting(**{"train.ema": DECAY, "precision.name": precision})
+    states = [init(static, h)]
+    for i, tokens in enumerate(batches(6)):
+        bad = {"z_loss": jnp.float32(jnp.inf)} if i == 2 else {}
+        states.append(step(static, states[-1], tokens, h | bad)[0])
+    return states
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
+def test_the_mean_is_the_definition_in_float64_and_a_skipped_step_leaves_it(precision):
+    states = followed(precision)
+    jax.tree.map(np.testing.assert_array_equal, states[3].ema, states[2].ema)
+    points = [named(state.params) for i, state in enumerate(states) if i not in (0, 3)]
+    for n in (1, 2, 5):
+        state, wanted = states[n if n < 3 else 6], by_hand(points[:n], np.float32(DECAY))
+        assert state.ema.steps == n
+        for name, mean in named(state.ema.mean).items():
+            assert mean.dtype == jnp.float32
+            np.testing.assert_allclose(mean, wanted[name], rtol=2e-6, atol=1e-7, err_msg=f"{name} after {n}")
+    assert relative(states[6].ema.mean, states[6].params) > 1e-3  # or the two could be mistaken for each other
+
+
+def test_without_it_nothing_is_kept_and_with_it_the_weights_are_the_same():
+    (static, h), (_, off) = setting(**{"train.ema": DECAY}), setting()
+    assert jax.tree.leaves(state_lib.shapes(setting()[0]).ema) == [] and set(off) == set(h)
+    plain = init(setting()[0], off)
+    for tokens in batches(2):
+        plain = step(setting()[0], plain, tokens, off)[0]
+    # To a rounding: in another program XLA may contract a product and a sum where it did not in this one.
+    same = functools.partial(np.testing.assert_allclose, rtol=2e-7, atol=1e-7)
+    jax.tree.map(same, plain.params, followed("fp32")[2].params)
+    other = step(static, init(static, h), batches(6)[0], h | {"ema": jnp.float32(0.5)})[0]
+    assert jax.tree.structure(other) == jax.tree.structure(followed("fp32")[1])  # another decay, the same program
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Four steps with all checkpoints kept, of steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("ema") / "run"
+    return folder, train_single(config(**KEPT), folder)
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_it_has_the_same_bits(tmp_path, run):
+    train_single(config(**KEPT), tmp_path / "run", stop=lambda: True)
+    assert train_single(config(**KEPT), tmp_path / "run")["resumed_from"] == 2
+    assert of_run(f"{tmp_path}/run", ema=True).origin["digest"] == of_run(str(run[0]), ema=True).origin["digest"]
+
+
+@pytest.mark.slow
+def test_in_a_pack_each_trial_has_its_own_decay_and_average(tmp_path, run):
+    decays = {"a": DECAY, "b": 0.2}
+    trials = {name: config(**KEPT | {"train__ema": decay, "sweep__pack": "vmap"}) for name, decay in decays.items()}
+    run_sweep(tmp_path / "sweep", trials)
+    found = {name: of_run(f"{tmp_path}/sweep/runs/{name}", ema=True).params for name in decays}
+    assert relative(found["a"], of_run(str(run[0]), ema=True).params) < 1e-6
+    assert relative(found["a"], found["b"]) > 1e-4
+
+
+MESH = """
+import json, sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from scalelab.sharding import BATCH
+from scalelab.parallel import mesh as mesh_lib
+from scalelab.train import state as state_lib
+from tests.train.step.test_step import batches, init, relative, setting, step
+SIZES = {"train.ema": 0.9, "model.n_layers": 2, "model.n_heads": 4, "model.d_ff": 32}
+alone, h = setting(**SIZES)
+begun = jax.device_get(init(alone, h))
+one = begun
+for tokens in batches(3):
+    one = step(alone, one, tokens, h)[0]
+for layout in json.loads(sys.argv[1]):
+    static, _ = setting(**SIZES | {f"parallel.{k}": v for k, v in layout.items()})
+    mesh = mesh_lib.make(static.layout)
+    with jax.set_mesh(mesh):
+        many = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), begun, state_lib.specs(static))
+        for tokens in batches(3):
+            many = step(static, many, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH, None))), h)[0]
+    placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(NamedSharding(mesh, s), x.ndim), many, state_lib.specs(static))
+    print(relative(jax.device_get(many.ema.mean), one.ema.mean), int(many.ema.steps), all(jax.tree.leaves(placed)))
+"""
+
+
+SLOW = [{"fsdp": 4, "zero": 1}, {"stage": 2, "data": 2, "microbatches": 2}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layouts", [[{"fsdp": 4, "tensor": 2}], SLOW], ids=len)
+def test_on_a_mesh_it_is_that_of_one_device_and_lies_as_the_moments_do(layouts):
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    command, env = [sys.executable, "-c", MESH, json.dumps(layouts)], os.environ | {"XLA_FLAGS": flags}
+    done = subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == len(layouts)
+    assert all(float(apart) < 1e-4 and rest == ["3", "True"] for apart, *rest in rows), rows
+
+
+def test_the_last_checkpoints_are_averaged_in_float64(run):
+    folder, _ = run
+    steps = [of_run(f"{folder}@{n}").params for n in (2, 4)]
+    wanted = jax.tree.map(lambda a, b: ((np.float64(a) + np.float64(b)) / 2).astype(np.float32), *steps)
+    found = of_run(str(folder), last=2)
+    jax.tree.map(np.testing.assert_array_equal, found.params, wanted)
+    assert (found.origin["weights"], found.origin["steps"]) == ("mean2", [2, 4])
+    assert (
+        of_run(f"{folder}@4", ema=True).origin["weights"] == "ema"
+        and of_run(str(folder)).origin["weights"] == "trained"
+    )
+
+
+def test_mistakes_are_one_line(tmp_path, run):
+    folder, _ = run
+    keep(tmp_path / "plain", Weights(config(), of_run(str(folder)).params, {}))
+    for call, said in (
+        (lambda: of_run(str(tmp_path / "plain"), ema=True), "keeps no average of its weights"),
+        (lambda: of_run(f"{folder}@2", last=2), "kept up to there: 2; nearest: 1"),
+        (lambda: of_run(str(folder), last=0), "kept up to there: 2, 4; nearest: 1"),
+        (lambda: of_run(str(folder), ema=True, last=2), "an average of averages"),
+        (lambda: of_run(f"{folder}@3"), r"it has \[2, 4\]; nearest: .*run@2"),
+        (lambda: config(train__ema=1.0), r"train.ema=1.0 is outside \[0, 0.9999999\]"),
+        (lambda: config(train__ema=0.9, optim__name="schedule_free_adamw"), "average of its own"),
+        (lambda: train_single(config(train__ema=0.99), folder), r"train.ema=0.9, now it is 0.99"),
+    ):
+        with pytest.raises(BadInput, match=said) as caught:
+            call()
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,121 @@
+"""Sequences that grow: a step at length L is one of sequences of L tokens, one program serves all, and it is what was asked."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab.config import schedule_steps
+from scalelab.errors import BadInput
+from scalelab.optim import schedules
+from scalelab.train.run.single import train_single
+from scalelab.train.step.step import evaluate
+from tests.train.resume.test_compatibility import config
+from tests.train.runs import untimed
+from tests.train.step.test_step import (
+    BATCH,
+    SEQ_LEN,
+    STATIC,
+    H,
+    assert_same,
+    batches,
+    init,
+    relative,
+    step,
+    steps,
+    trained,
+)
+
+GROWING = dataclasses.replace(STATIC, seq_warmup=True)
+
+
+def short(tokens, length):
+    """The same targets from sequences of `length` tokens: [B S / length, length + 1]."""
+    starts = range(0, SEQ_LEN, length)
+    return jnp.concatenate([tokens[:, i : i + length + 1] for i in starts])
+
+
+@pytest.mark.parametrize("length", [2, 8])
+def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
+    """The model never hears of it: shorter sequences, as many tokens, rope positions from 0 in each."""
+    state, tokens = trained()[0], batches(seed=1)[0]
+    found, log = step(
+        GROWING, state, tokens, H | {"seq_start": jnp.float32(length), "seq_warmup_tokens": jnp.float32(1e9)}
+    )
+    shape = dataclasses.replace(STATIC.model, seq_len=length)
+    small = dataclasses.replace(STATIC, model=shape, global_batch=BATCH * SEQ_LEN // length)
+    wanted, expected = step(small, state, short(tokens, length), H)
+    for name in expected:
+        np.testing.assert_allclose(log[name], expected[name], rtol=2e-6, err_msg=name)
+    assert relative((found.params, found.opt_state), (wanted.params, wanted.opt_state)) < 2e-6
+    full, _ = step(STATIC, state, tokens, H)
+    assert relative(full.params, found.params) > 1e-4
+
+
+def test_a_full_length_is_no_warm_up_and_losses_are_of_full_sequences():
+    state, tokens = trained()[0], batches(seed=1)
+    over = H | {"seq_start": jnp.float32(1), "seq_warmup_tokens": jnp.float32(1)}
+    assert relative(step(GROWING, state, tokens[0], over)[0].params, step(STATIC, state, tokens[0], H)[0].params) < 1e-6
+    during = H | {"seq_start": jnp.float32(1), "seq_warmup_tokens": jnp.float32(1e9)}
+    assert_same(evaluate(GROWING, state, tokens, during), evaluate(STATIC, state, tokens, H))
+
+
+def test_one_program_serves_every_length_start_and_duration():
+    before = steps._cache_size()
+    for i, (start, tokens) in enumerate([(1, 1e3), (3, 1e3), (8, 500)]):
+        h = H | {"seq_start": jnp.float32(start), "seq_warmup_tokens": jnp.float32(tokens)}
+        _, log = steps(GROWING, init(GROWING, h), batches(seed=i), jnp.int32(4), h)
+        assert np.isfinite(log["train_loss"]).all()
+    assert steps._cache_size() == before + 1
+
+
+BASE = {"model__seq_len": 100, "train__global_batch": 8, "train__steps": 60, "schedule__seq_start": 12}
+
+
+def test_the_length_grows_linearly_in_the_tokens_seen():
+    growing = config(**BASE, schedule__seq_warmup_tokens=32_000, train__accumulate=4, schedule__batch_start=4,
+                     schedule__batch_warmup_tokens=8_000)  # fmt: skip
+    found = schedules.curves(growing, np.arange(60))["seq_len"]
+    for at in range(60):
+        seen = schedule_steps.tokens_before(growing, at)  # half batches at first
+        wanted = max(12, (12 + 88 * seen / 32_000) // 8 * 8) if seen < 32_000 else 100
+        assert found[at] == wanted
+    assert found[0] == 12 and found[-1] == 100 and len(set(found.tolist())) > 8 and (np.diff(found) >= 0).all()
+    full = int(np.argmax(found == 100))
+    assert f"sequences of 12 tokens at first, of 100 after 32,000 tokens (step {full})" in schedule_steps.describe(
+        growing
+    )
+    assert full in schedule_steps.landmarks(growing)
+    plain = config(**(BASE | {"schedule__seq_start": None}))
+    assert set(schedules.curves(plain, np.arange(60))["seq_len"].tolist()) == {100}
+
+
+@pytest.mark.slow
+def test_a_run_says_it_and_resumes(tmp_path):
+    run = {"model__seq_len": 16, "train__steps": 8, "schedule__seq_start": 4, "schedule__seq_warmup_tokens": 128}
+    whole, halted = (config(**run) for _ in range(2))
+    notes, stops = [], iter([False, True])
+    result = train_single(whole, tmp_path / "whole", notes.append)
+    assert any("sequences of 4 tokens at first, of 16 after 128 tokens (step 4)" in n.get("note", "") for n in notes)
+    train_single(halted, tmp_path / "halted", stop=lambda: next(stops, True))
+    again = train_single(halted, tmp_path / "halted")
+    assert again["params_digest"] == result["params_digest"] and again["resumed_from"] == 4
+    assert untimed(tmp_path / "halted") == untimed(tmp_path / "whole")
+    with pytest.raises(BadInput, match=r"seq_start=4, now it is 8"):
+        train_single(config(**(run | {"schedule__seq_start": 8})), tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"schedule__seq_warmup_tokens": None}, "seq_start=12 needs schedule.seq_warmup_tokens"),
+        ({"schedule__seq_start": None, "schedule__seq_warmup_tokens": 9}, "seq_warmup_tokens=9 needs schedule.seq_start"),
+        ({"schedule__seq_start": 100, "schedule__seq_warmup_tokens": 9}, "seq_start=100 is not below .*=100; nearest: 99"),
+        ({"schedule__seq_start": 0, "schedule__seq_warmup_tokens": 9}, "seq_start=0 must be finite and above zero"),
+        ({"schedule__seq_warmup_tokens": 47_201}, "not full before the run's last step, 47200 tokens in; nearest: 47200"),
+    ],
+)  # fmt: skip
+def test_a_warm_up_that_cannot_be_had_is_refused(changed, said):
+    with pytest.raises(BadInput, match=said):
+        config(**(BASE | changed))
