@@ -1,4 +1,4 @@
-# Three commands matter: `make demo`, `make quickstart` and `make test`. All set up .venv first; `make help` lists the rest.
+# Four commands matter: `make demo`, `make quickstart`, `make check` and `make test`. All set up .venv first; `make help` lists the rest.
 #
 # .venv/choice   which Python and which jax build the environment holds; a change of either makes it anew
 # .venv/base     stamp: what runs need is installed        .venv/dev   stamp: what tests need, on top
@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quickstart test test-slow test-crash test-parallel gpu test-latest test-oracles confirm coverage bench clean FORCE
+.PHONY: help setup demo quickstart check test test-slow test-crash test-parallel gpu test-latest test-oracles confirm coverage bench clean FORCE
 
 # Not given, both stay what .venv was made with; so `make setup ACCEL=cuda12` once is enough.
 python := $(or $(PYTHON),$(word 1,$(shell cat .venv/choice 2>/dev/null)),python3)
@@ -39,6 +39,12 @@ demo: .venv/base  ## a law fitted to a table that comes along, its prediction sc
 quickstart: started := $(shell date +%s.%N)
 quickstart: .venv/base  ## train small models, fit, predict a larger one, check: at most 5 minutes on 2 cores
 	.venv/bin/python -m experiments.isoflop --quick --workdir=runs/quickstart --started=$(started)
+
+check: .venv/dev  ## before each commit, under a minute: lint, types, the walls between rooms, and the golden numbers of a step
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/python -m pytest tests/test_walls.py tests/train/step/test_step.py -k "test_walls or golden"
 
 test: .venv/dev  ## what CI runs: lint, types, and the tests but the slow ones; meant to take at most 12 minutes on 2 cores
 	.venv/bin/ruff check .

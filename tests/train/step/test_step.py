@@ -287,7 +287,7 @@ def test_golden_metrics_of_two_steps():
 @pytest.mark.slow
 def test_golden_metrics_of_the_code_that_a_user_runs():
     """Without what tests/conftest.py tells XLA in order to compile sooner."""
-    code = "from tests.train import test_step; test_step.test_golden_metrics_of_two_steps()"
+    code = "from tests.train.step import test_step; test_step.test_golden_metrics_of_two_steps()"
     environment = os.environ | {"XLA_FLAGS": ""}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
