@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+import scalelab
 from scalelab.errors import BadInput, WorkFailed, nearest
 
 COMMANDS = {
@@ -43,7 +44,7 @@ COMMANDS = {
 def usage() -> str:
     """The text of `scalelab --help`."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-    return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n`scalelab COMMAND --help` says more."
+    return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n`scalelab COMMAND --help` lists its options; `scalelab --version` prints the version."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,6 +89,9 @@ def _run(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"scalelab {scalelab.__version__}")
+        return 0
     name = argv[0]
     if name not in COMMANDS:
         raise BadInput(f"unknown command {name!r}{nearest(name, COMMANDS)}")

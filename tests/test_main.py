@@ -5,13 +5,16 @@ import json
 import math
 import os
 import pathlib
+import re
 import resource
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
 
+from scalelab import __version__
 from scalelab.__main__ import COMMANDS, guarded, main
 from scalelab.cli.parser import emit
 from tests.report import synthetic
@@ -47,6 +50,17 @@ def site_hooks():
     """What this Python imports at start for its own reasons (editable installs put a finder there)."""
     bare = subprocess.run([sys.executable, "-X", "importtime", "-c", ""], capture_output=True, text=True, check=True)
     return imported(bare.stderr)
+
+
+def test_the_version_stands_in_one_place_and_imports_nothing_heavy():
+    answer = scalelab("--version", python=["-X", "importtime"])
+    assert (answer.returncode, answer.stdout) == (0, f"scalelab {__version__}\n")
+    assert imported(answer.stderr) <= set(sys.stdlib_module_names) | {"scalelab"} | site_hooks()
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "scalelab.__version__"}
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    assert newest.split()[1] == __version__
 
 
 def test_no_command_prints_the_help_and_is_a_mistake():
@@ -163,6 +177,32 @@ def test_a_mistake_ends_in_one_line_before_any_work(line, monkeypatch, capsys):
     assert said.out == "" and said.err.count("\n") == 1
     assert MISTAKES[line] in said.err
     assert not (ROOT / "new").exists()
+
+
+# Each line also has a mistake that names the option, or ends before any work: the old name must lead to the same end.
+RENAMED = {
+    "schedule --config=configs/tiny.py --at=1,,3": "--steps",
+    "fit README.md --approach=2 --at=U=1": "--target-values",
+    "fit README.md --approach=2 --next=2": "--next-runs",
+    "fit README.md --forks=Makefile": "--configs-out",
+    "plan --flops=1e20 --card": "--single-gpu",
+}
+
+
+@pytest.mark.parametrize("line", RENAMED)
+def test_an_old_name_of_an_option_still_works_and_tells_the_new_one(line, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    command, *_, option = line.split()
+    old, new = option.split("=")[0], RENAMED[line]
+    assert main(line.split()) == 2
+    notice, mistake = capsys.readouterr().err.splitlines()
+    assert notice == f"scalelab {command}: {old} is now called {new}; the old name goes with the next release"
+    assert main(line.replace(old, new).split()) == 2
+    assert capsys.readouterr().err == f"{mistake}\n" and new in mistake
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert f"{new} " in text and not re.search(rf"{old}(?![\w-])", text)
 
 
 def test_ctrl_c_and_a_failure_end_in_one_line(capsys):

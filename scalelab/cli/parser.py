@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from scalelab import user_code
@@ -13,9 +13,13 @@ from scalelab.errors import BadInput, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with `--json[=PATH]`, no abbreviations, and mistakes raised as BadInput (exit 2, one line)."""
+    """argparse with `--json[=PATH]`, no abbreviations, and mistakes raised as BadInput (exit 2, one line).
 
-    def __init__(self, command: str, doc: str | None) -> None:
+    `renamed`: {old option: new option}. The old name works for one more release and prints one line on standard error.
+    """
+
+    def __init__(self, command: str, doc: str | None, renamed: Mapping[str, str] | None = None) -> None:
+        self.renamed = dict(renamed or {})
         super().__init__(
             prog=f"scalelab {command}", description=doc, allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -33,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         bare = {
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
         }
-        parsed, unknown = self.parse_known_args([bare.get(arg, arg) for arg in args], namespace)
+        parsed, unknown = self.parse_known_args([bare.get(arg, self._new_name(arg)) for arg in args], namespace)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             raise BadInput(f"unknown argument {unknown[0]!r}{nearest(unknown[0].split('=')[0], options)}")
@@ -41,6 +45,14 @@ class Parser(argparse.ArgumentParser):
         if parsed.json not in (None, "-"):  # before the work, not after it
             file_path("--json", parsed.json)
         return parsed
+
+    def _new_name(self, argument: str) -> str:
+        """An argument with the present name of its option."""
+        old, equal, value = argument.partition("=")
+        if old not in self.renamed:
+            return argument
+        say(f"{self.prog}: {old} is now called {self.renamed[old]}; the old name goes with the next release")
+        return self.renamed[old] + equal + value
 
 
 def file_path(option: str, destination: str) -> pathlib.Path:

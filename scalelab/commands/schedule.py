@@ -1,9 +1,10 @@
-"""scalelab schedule --config=F [--at=0,1000,…] [--plot=x.pdf] [--config.group.key=value …]
+"""scalelab schedule --config=F [--steps=0,1000,…] [--plot=x.pdf] [--config.group.key=value …]
 
 What the optimizer takes at a step of the run: learning rate, momentum (beta1), weight decay (which is multiplied by that
 learning rate), the batch in tokens and how long its sequences are to attention. The numbers come from the function that the
 training step asks. Steps count from 0, so a run of N steps ends with step N - 1; `tokens` are those seen before the step.
-Without --at: where the schedule bends, and every tenth. --plot draws the whole run (.pdf with its CSV beside it, or .png), with the steps of the table marked.
+Without --steps: where the schedule bends, and every tenth of the run. --plot draws the whole run (.pdf with its CSV beside it,
+or .png) and marks the steps of the table.
 """
 
 import functools
@@ -21,15 +22,15 @@ DRAWN = 1000  # points of a curve
 def main(argv: list[str]) -> int:
     """Exit code 0 done, 2 bad input."""
     overrides, rest = split_overrides(argv)
-    parser = Parser("schedule", __doc__)
+    parser = Parser("schedule", __doc__, renamed={"--at": "--steps"})
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
     parser.add_argument(
-        "--at", metavar="STEP,STEP,…", help="the steps to show (default: where it bends, and every tenth)"
+        "--steps", metavar="STEP,STEP,…", help="the steps to show (default: where it bends, and every tenth)"
     )
     parser.add_argument("--plot", metavar="PATH", help="draw the whole run: x.pdf (and x.csv) or x.png")
     options = parser.parse_args(rest)
     config = load(options.config, overrides)
-    steps = schedule_steps.landmarks(config) if options.at is None else _steps(options.at, config.train.steps)
+    steps = schedule_steps.landmarks(config) if options.steps is None else _steps(options.steps, config.train.steps)
     rows = _rows(config, steps)
     figures = _draw(options.plot, config, steps) if options.plot else []
     if options.json != "-":
@@ -45,11 +46,11 @@ def _steps(text: str, last: int) -> list[int]:
     for part in text.split(","):
         if not part.strip().isdecimal():
             raise BadInput(
-                f"--at={text}: {part!r} is not a step; write whole numbers with commas, e.g. --at=0,100,{last - 1}"
+                f"--steps={text}: {part!r} is not a step; write whole numbers with commas, e.g. --steps=0,100,{last - 1}"
             )
         if int(part) >= last:
             raise BadInput(
-                f"--at={text}: the run has {last} steps, so its last is {last - 1}, and {int(part)} is none of it"
+                f"--steps={text}: the run has {last} steps, so its last is {last - 1}, and {int(part)} is not one of them"
             )
         found.append(int(part))
     return found

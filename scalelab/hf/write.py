@@ -1,7 +1,6 @@
 """Parameters -> a folder that `transformers` loads: config.json, model.safetensors (in parts where it is large), tokenizer, lineage."""
 
 import dataclasses
-import importlib.metadata
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+import scalelab
 from scalelab import records
 from scalelab.config import ModelShape
 from scalelab.data.tokenizers.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ def write(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
     params, folded = fold(shape, jax.device_get(params))
-    lineage = {**lineage, "scalelab": importlib.metadata.version("scalelab"), "dtype": dtype, "folded": folded}
+    lineage = {**lineage, "scalelab": scalelab.__version__, "dtype": dtype, "folded": folded}
     texts, specials = files_of(tokenizer, shape.seq_len) if tokenizer else ({}, Specials(None))
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)

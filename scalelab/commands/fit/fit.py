@@ -18,7 +18,8 @@ from typing import Any
 from scalelab.cli.parser import Parser, emit, folder_path
 from scalelab.errors import BadInput
 
-LAW_ONLY = ("law", "hold", "objective", "delta", "holdout", "tournament", "next", "at", "level")
+LAW_ONLY = ("law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_values", "level")
+RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out"}
 IDLE = {1: (*LAW_ONLY, "seed_noise", "plot"), 2: (*LAW_ONLY, "cluster"), 3: ("method", "seed_noise")}
 
 
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("fit", f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}")
+    parser = Parser("fit", f"{__doc__}\nlaws (--law=NAME, or your own as pkg.mod:fn):\n{known_laws()}", RENAMED)
     parser.add_argument(
         "sources", nargs="+", metavar="SOURCE", help="a folder of runs, or a .csv, .jsonl or .parquet table"
     )
@@ -90,7 +91,7 @@ def _fit(add: Callable[..., Any]) -> None:
 
 def _uses(add: Callable[..., Any]) -> None:
     add("--target-flops", type=numbers, default=(), metavar="C[,C…]", help="best N and D, loss and waste at C FLOPs")
-    add("--at", type=pairs, metavar="U=X,…", help="values of the law's other columns at the target")
+    add("--target-values", type=pairs, metavar="U=X,…", help="values of the law's other columns at the target")
     add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score")
     add("--tournament", action="store_true", help="... by every law that has its columns (K: a fifth by default)")
     add(
@@ -99,7 +100,12 @@ def _uses(add: Callable[..., Any]) -> None:
         metavar="DIR",
         help="draw the fit, profiles and decision (approach 2: IsoFLOPs): PNG, PDF, CSV",
     )
-    add("--next", type=int, metavar="K", help="propose the K runs of --grid that narrow --target most for their FLOPs")
+    add(
+        "--next-runs",
+        type=int,
+        metavar="K",
+        help="propose the K runs of --grid that narrow --target most for their FLOPs",
+    )
     add(
         "--grid",
         metavar="FILE",
@@ -108,11 +114,11 @@ def _uses(add: Callable[..., Any]) -> None:
     add("--budget-flops", type=float, metavar="C", help="what all proposed runs may cost together")
     add("--target", default="N", metavar="NAME", help="N (default) or loss at the first target budget, or a parameter")
     add(
-        "--forks",
+        "--configs-out",
         type=folder_path,
         default="next",
         metavar="DIR",
-        help="where proposals from a config are written (default: next)",
+        help="where the config files of proposed runs are written (default: next)",
     )
 
 
@@ -133,7 +139,7 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def pairs(text: str) -> dict[str, float]:
-    """`U=25e9,depth=12` as numbers by name: --at, --hold."""
+    """`U=25e9,depth=12` as numbers by name: --target-values, --hold."""
     found = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")

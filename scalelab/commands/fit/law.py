@@ -20,8 +20,8 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     """(lines for a person, the JSON object)."""
     if arguments.target_flops and not arguments.bootstrap:
         raise BadInput("--target-flops gives intervals, and --bootstrap=0 leaves none: ask for resamples")
-    if arguments.next is not None and not (arguments.grid and arguments.budget_flops):
-        raise BadInput("--next needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
+    if arguments.next_runs is not None and not (arguments.grid and arguments.budget_flops):
+        raise BadInput("--next-runs needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
     law = law_lib.hold(load_law(arguments.law or "chinchilla"), **(arguments.hold or {}))
     columns = parse_columns(arguments.columns, fields_of(law))
     table = read_sources(arguments.sources, law, columns, arguments.n, arguments.where)
@@ -29,7 +29,7 @@ def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
         table.rows, law, arguments.n or "total", arguments.drop_top_loss, arguments.cluster,
         objective=arguments.objective or "huber_log", delta=arguments.delta, bootstrap=arguments.bootstrap,
         seed=arguments.seed, target_flops=() if law.columns == ("C",) else arguments.target_flops, holdout=arguments.holdout or 0,
-        level=arguments.level or LEVEL, held=arguments.at,
+        level=arguments.level or LEVEL, held=arguments.target_values,
     )  # fmt: skip
     fitted = dataclasses.replace(fitted, n_convention=table.n_convention)
     lines = text.lines(fitted, table, arguments.where)
@@ -50,12 +50,12 @@ def _more(arguments: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[
         parts["predictions"] = _predictions(arguments, fitted)
     if arguments.tournament:
         parts["tournament"] = _tournament(arguments, fitted)
-    if arguments.next is not None:
+    if arguments.next_runs is not None:
         parts["next"] = next_runs.run(arguments, fitted)
     if arguments.plot:
         from scalelab.report.figures.fitplots import write_figures
 
-        paths = write_figures(arguments.plot, fitted, arguments.at or {})
+        paths = write_figures(arguments.plot, fitted, arguments.target_values or {})
         parts["figures"] = (["", *(f"wrote {path}" for path in paths)], paths)
     return parts
 

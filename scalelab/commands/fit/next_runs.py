@@ -1,4 +1,4 @@
-"""`scalelab fit … --next=K`: which runs of a grid to do next, and their config files."""
+"""`scalelab fit … --next-runs=K`: which runs of a grid to do next, and their config files."""
 
 import pathlib
 from typing import Any
@@ -16,16 +16,16 @@ from scalelab.sweep.trials import from_file
 
 
 def run(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
-    """(lines, JSON block); proposals from a config's sweep are written to --forks as config files."""
-    grid, held, convention = arguments.grid, arguments.at, arguments.n or "total"
+    """(lines, JSON block); proposals from a config's sweep are written to --configs-out as config files."""
+    grid, held, convention = arguments.grid, arguments.target_values, arguments.n or "total"
     if not pathlib.Path(grid).is_file():
         raise BadInput(f"--grid={grid}: no such file; it is a config with sweep(h), or a table of candidates")
     trials = from_file(grid, {}) if grid.endswith(".py") else {}
     names, columns = (list(trials), candidates(trials, convention)) if trials else _table(arguments, fitted)
-    plan = propose(fitted, columns, arguments.next, arguments.budget_flops, arguments.target, held=held)
+    plan = propose(fitted, columns, arguments.next_runs, arguments.budget_flops, arguments.target, held=held)
     chosen = [names[proposed.row] for proposed in plan.runs]
     titles = dict(zip(chosen, map(_title, plan.runs), strict=True))
-    files = write_forks(arguments.forks, grid, {name: trials[name] for name in chosen}, titles) if trials else []
+    files = write_forks(arguments.configs_out, grid, {name: trials[name] for name in chosen}, titles) if trials else []
     block = plan.to_json() | {"names": chosen, "forks": list(map(str, files))}
     return _lines(plan, chosen) + [f"wrote {path}" for path in files], block
 

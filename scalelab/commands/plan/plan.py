@@ -6,7 +6,7 @@ step; nothing is allocated, on any number of devices.
   --compile           compile that step for the machine, which needn't be here: formula, exact and compiled side by side
   --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and say how far they carry
   --measure           run the step here with growing micro-batches: tokens/s beside the prediction, and the knee
-  --card              the largest micro-batch on one device under each remat policy, with weights as here and as in GaLore's code
+  --single-gpu        the largest micro-batch on one device under each remat policy, with weights as here and as in GaLore's code
 
 scalelab plan --flops=C | --tokens=D | --params=N | --target-loss=L | --gpu-hours=H [--law=NAME|FIT.json]
 The best N and D by a law: published ones are kaplan, chinchilla_1, chinchilla_2, chinchilla_3, besiroglu, porian, muennighoff;
@@ -35,7 +35,7 @@ OF_A_RUN = (
     "mesh",
     "compile",
     "measure",
-    "card",
+    "single_gpu",
     "critical_batch",
     "mtbf_hours",
     "restart_minutes",
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("plan", __doc__)
+    parser = Parser("plan", __doc__, renamed={"--card": "--single-gpu"})
     add = parser.add_argument
     add("--config", metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
     add("--hardware", metavar="NAME", help="h100, a100, v5p, cpu, …, or FILE.json that describes your own")
@@ -89,7 +89,11 @@ def _parser() -> Parser:
     add("--compile", action="store_true", help="also compile the real step for the machine")
     add("--calibrate", metavar="RUNS", help="a folder of measured runs")
     add("--measure", action="store_true", help="run the step on this machine's devices")
-    add("--card", action="store_true", help="ways to hold the model on one device, and the largest micro-batch of each")
+    add(
+        "--single-gpu",
+        action="store_true",
+        help="ways to hold the model on one device, and the largest micro-batch of each",
+    )
     add("--batch", type=_count, default=None, metavar="B", help="sequences served at once (default: 1)")
     add("--context", type=_count, default=None, metavar="T", help="tokens of each (default: model.seq_len)")
     add("--critical-batch", type=_positive, metavar="TOKENS", help="if you have measured one")
@@ -156,7 +160,7 @@ def _run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
     )  # fmt: skip
     if options.json != "-":
         print("\n".join(plantext.lines(made)))
-    if options.card:
+    if options.single_gpu:
         from scalelab.plan.memory.single_gpu import fits
 
         ways = fits(config_lib.static(config), on)

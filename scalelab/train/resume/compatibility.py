@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+import scalelab
 from scalelab import config as config_lib
 from scalelab import set_by
 from scalelab.data.dataset import Dataset
@@ -43,12 +44,13 @@ FROZEN_TRAIN = (
     "train.branch_from",
 )
 FREE = ("data.cache_dir", "model.attention")
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scalelab")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
 def versions() -> dict[str, str]:
     """Python and the packages whose arithmetic or files a run depends on."""
-    return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES}
+    packages = {package: importlib.metadata.version(package) for package in PACKAGES}
+    return {"python": platform.python_version()} | packages | {"scalelab": scalelab.__version__}
 
 
 def facts(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:

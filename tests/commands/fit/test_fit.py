@@ -154,8 +154,8 @@ def test_besiroglus_law_from_the_command_line(capsys):
         (["{folder}", "--holdout=20"], "holdout = 20"),
         (["{folder}", "--hold=gamma=1"], "no free parameter 'gamma'"),
         (["{folder}", "--level=2"], "level = 2"),
-        (["{folder}", "--next=2"], "--next needs --grid"),
-        (["{folder}", "--next=2", "--grid=x.csv", "--budget-flops=1"], "--grid=x.csv: no such file"),
+        (["{folder}", "--next-runs=2"], "--next-runs needs --grid"),
+        (["{folder}", "--next-runs=2", "--grid=x.csv", "--budget-flops=1"], "--grid=x.csv: no such file"),
         (["{folder}", "--method=akima"], "--method means nothing to --approach=3"),
         (["{folder}", "--approach=2", "--law=kaplan"], "--law means nothing to --approach=2"),
         (["{folder}", "--approach=2", "--method=akimo"], "did you mean 'akima'"),
@@ -349,7 +349,12 @@ def test_approach_1_from_checkpoints(capsys, tmp_path):
 
 def test_next_runs_from_a_table_of_candidates(capsys, table, tmp_path):
     (tmp_path / "grid.csv").write_text("params,flops\n1e4,1e12\n1e5,1e12\n1e5,1e13\n1e6,1e15\n")
-    command = ["--columns=N=params,C=flops,loss=nll", "--bootstrap=0", "--next=2", f"--grid={tmp_path / 'grid.csv'}"]
+    command = [
+        "--columns=N=params,C=flops,loss=nll",
+        "--bootstrap=0",
+        "--next-runs=2",
+        f"--grid={tmp_path / 'grid.csv'}",
+    ]
     found = answer(capsys, table, *command, "--budget-flops=2e13", "--target=beta")
     plan = found["next"]
     assert 1 <= len(plan["runs"]) <= 2 and plan["flops"] <= 2e13 and "row 4" not in plan["names"]
@@ -359,8 +364,8 @@ def test_next_runs_from_a_table_of_candidates(capsys, table, tmp_path):
 def test_next_runs_from_a_sweep_become_configs(capsys, table, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     grid = pathlib.Path(__file__).parents[3] / "configs" / "lr_seeds.py"
-    command = ["--columns=N=params,C=flops,loss=nll", "--bootstrap=0", "--next=1", f"--grid={grid}"]
-    (fork,) = answer(capsys, table, *command, "--budget-flops=1e20", "--forks=todo")["next"]["forks"]
+    command = ["--columns=N=params,C=flops,loss=nll", "--bootstrap=0", "--next-runs=1", f"--grid={grid}"]
+    (fork,) = answer(capsys, table, *command, "--budget-flops=1e20", "--configs-out=todo")["next"]["forks"]
     assert config.load(fork).optim.peak_lr in (3e-3, 1e-2, 3e-2, 1e-1)
 
 

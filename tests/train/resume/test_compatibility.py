@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from scalelab import records
+from scalelab import __version__, records
 from scalelab.config import override, resolve
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
@@ -206,14 +206,15 @@ def test_a_key_that_the_save_did_not_know_had_its_default(finished):
     assert compatibility.differences(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
 
 
-def test_another_version_of_jax_is_a_warning_on_record(run):
+def test_another_version_of_jax_or_scalelab_is_a_warning_on_record(run):
     step = run / "checkpoints" / "4"
     content = manifest.read(step)
-    content["facts"]["run"]["versions"]["jax"] = "0.4.1"
+    content["facts"]["run"]["versions"] |= {"jax": "0.4.1", "scalelab": "0.1.0"}
     forge(step, content)
     assert train_single(config(train__steps=5), run, allow=["train.steps"])["resumed_from"] == 4
     (event,) = events(run, "warning")
     assert "jax 0.4.1 -> " in event["text"] and "jaxlib" not in event["text"]
+    assert f"scalelab 0.1.0 -> {__version__}; bits may differ" in event["text"]
 
 
 def test_strays_are_told_and_the_damaged_step_is_refused_or_passed_over_by_policy(run):
