@@ -1,9 +1,11 @@
 """A format is one table, read in both directions: which tensor of a file holds which of our parameters, and how it lies.
 
 How a parameter flattens to a matrix follows from its declaration (ins x outs); the table only says whose name is whose,
-what is fused, and what is transposed. The same for config.json: one list of keys, for writing and for reading.
+what is fused, and what is transposed. A parameter without a row is refused by name, and so is an option of the model that
+the format neither writes, implies nor may ignore. config.json likewise has one list of keys, for writing and for reading.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,22 +19,23 @@ from scalelab.model.transformer import declarations
 
 Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
 REQUIRED = object()  # in `Format.absent`: config.json must have this key
+UNKNOWN = "not known"  # in `refusals`: an option of the model that the format has no word for
 
-# What of a ModelShape is no property of the function that the weights compute, or is folded into them (`write.fold`).
+# Fields of a ModelShape that the function of the weights does not depend on, or that are folded into them (`write.fold`).
 IRRELEVANT = (
     *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel"),
-    # of no effect without a window (with one the first is demanded, and the second needs it) and without qk_norm
+    # without effect where there is no window (with one the first is demanded, and the second needs it) and no qk_norm
     *("global_every", "rope_local_theta", "qk_norm_over"),
     *("parametrization", "base_width", "base_layers", "base_d_head"),
 )
 
-# Options that no format has words for.
+# Options that no format can express.
 PLAIN = {"nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A row of the table: `{}` in `theirs` stands for the layer; `ours` are concatenated along their outs."""
+    """One row of the table: `{}` in `theirs` stands for the layer; `ours` are concatenated along their outs."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -43,10 +46,11 @@ class Tensor:
 class Format:
     """One `model_type` of transformers. A dot in a name of config.json leads into an object.
 
-    `keys`: config.model's name -> config.json's names, which must agree. `absent`: config.json's name -> what transformers
-    assumes where it lacks it. `ours`: values of config.model that the format implies; `limits(shape)`: those it demands of
-    this shape. `theirs`: values of config.json without which it would mean another function. `buffers`: endings of tensors
-    that hold constants and no weights. `extra`: what else a config.json of ours says.
+    `keys`: config.model's name -> config.json's names, which must agree. `absent`: config.json's name -> the value that
+    transformers assumes if it is missing. `ours`: values of config.model that the format implies; `limits(shape)`: those it
+    demands of this shape. `theirs`: values of config.json without which it would mean another function. `buffers`: endings of
+    tensors that hold constants, not weights. `extra`: further values of a config.json written here. `unused`: options of
+    parts that no model of the format has.
 
     `told`: config.model's names that depend on several of config.json's: `write(shape)` gives those, `read(config.json,
     values so far)` gives ours.
@@ -63,6 +67,7 @@ class Format:
     tensors: tuple[Tensor, ...]
     buffers: tuple[str, ...]
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    unused: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
     write: Callable[[ModelShape], dict[str, Any]] = lambda shape: {}
     read: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = lambda content, values: {}
@@ -70,7 +75,7 @@ class Format:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where one tensor of a file belongs: our parameters, their declarations, the layer (None: not of a block)."""
+    """The parameters that one tensor of a file holds, their declarations, and the layer (None: outside the blocks)."""
 
     ours: tuple[str, ...]
     declared: tuple[Declaration, ...]
@@ -85,14 +90,14 @@ class Place:
         return flat[::-1] if self.transposed else flat
 
     def pack(self, leaves: Mapping[str, Any]) -> np.ndarray:
-        """Our parameters -> the tensor of the file, contiguous."""
+        """The tensor of the file, contiguous, from our parameters."""
         parts = [np.asarray(leaves[name][self._index]) for name in self.ours]
         flat = [part.reshape(_flat(declared)) for part, declared in zip(parts, self.declared, strict=True)]
         whole = np.concatenate(flat, axis=-1)
         return np.ascontiguousarray(whole.T if self.transposed else whole)
 
     def unpack(self, tensor: np.ndarray, leaves: Leaves) -> None:
-        """The tensor of a file -> into the arrays of our parameters."""
+        """Copy the tensor of a file into the arrays of our parameters."""
         whole = tensor.T if self.transposed else tensor
         ends = np.cumsum([_flat(declared)[-1] for declared in self.declared])[:-1]
         for name, declared, part in zip(self.ours, self.declared, np.split(whole, ends, axis=-1), strict=True):
@@ -104,7 +109,7 @@ class Place:
 
 
 def _own(declaration: Declaration) -> tuple[int, ...]:
-    """The shape in one layer."""
+    """The parameter's shape in one layer."""
     return declaration.shape[len(declaration.stack) :]
 
 
@@ -115,16 +120,50 @@ def _flat(declaration: Declaration) -> tuple[int, ...]:
 
 
 def places(form: Format, shape: ModelShape) -> dict[str, Place]:
-    """Every tensor that a file of this model holds, by its name there."""
+    """Every tensor that a file of this model holds, by its name there.
+
+    BadInput, with the parameter's name, if the table doesn't place every declared parameter exactly once, or if a parameter
+    doesn't have the size that config.json implies.
+    """
     declared: dict[str, Declaration] = named(declarations(shape))
-    found = {}
+    tensors, placed = {}, collections.Counter[str]()
     for row in form.tensors:
-        if row.ours[0] not in declared:  # a head of its own, biases: this model has none
+        present = [name for name in row.ours if name in declared]
+        if not present:  # an untied head, biases: this model has none
             continue
+        if missing := [name for name in row.ours if name not in declared]:
+            raise BadInput(
+                f"{form.name}: {row.theirs} holds {present[0]} and {missing[0]}; this model has no {missing[0]}"
+            )
+        placed.update(row.ours)
         each = tuple(declared[name] for name in row.ours)
         for layer in range(shape.n_layers) if each[0].stack else (None,):
-            found[row.theirs.format(layer)] = Place(row.ours, each, layer, row.transposed)
-    return found
+            tensors[row.theirs.format(layer)] = Place(row.ours, each, layer, row.transposed)
+    _refuse_unplaced(form, shape, declared, placed)
+    return tensors
+
+
+def _refuse_unplaced(
+    form: Format, shape: ModelShape, declared: Mapping[str, Declaration], placed: Mapping[str, int]
+) -> None:
+    if unplaced := [name for name in declared if placed[name] != 1]:
+        others = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
+        times = f"{placed[unplaced[0]]} places" if placed[unplaced[0]] else "no place"
+        raise BadInput(
+            f"{form.name} has {times} for the parameter {unplaced[0]}{others}: give it a row in scalelab/hf/{form.name}.py "
+            "if transformers' model has such a tensor; otherwise the weights would be another model's"
+        )
+    sizes = {
+        "layers": shape.n_layers, "embed": shape.d_model, "mlp": shape.d_ff, "heads": shape.n_heads,
+        "kv_heads": shape.n_kv_heads, "head_dim": shape.d_head, "vocab": shape.vocab_size, "seq": shape.seq_len,
+    }  # fmt: skip
+    for name, declaration in declared.items():
+        for axis, size in zip(declaration.axes, declaration.shape, strict=True):
+            if sizes.get(axis) != size:
+                raise BadInput(
+                    f"{form.name}: axis {axis!r} of {name} has size {size}, which {form.name} can't express (config.json "
+                    f"implies {sizes.get(axis, 'no such axis')})"
+                )
 
 
 def to_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str, int | None]) -> dict[str, Any]:
@@ -140,10 +179,10 @@ def to_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str
 
 
 def from_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
-    """config.model's values, as far as the format knows them; None: derived, as `config.resolve` does. Raises BadInput."""
+    """config.model's values that the format knows; None: derived by `config.resolve`. Raises BadInput."""
     for name, wanted in form.theirs.items():
         if (value := _look_up(form, content, name)) != wanted:
-            raise BadInput(f"{name}={value!r}: only {wanted!r} can be read of {form.name}")
+            raise BadInput(f"{name}={value!r}: only {wanted!r} can be read from {form.name}")
     values = dict(form.ours)
     for ours, names in form.keys.items():
         given = {name: v for name in names if (v := _look_up(form, content, name, None)) is not None}
@@ -151,7 +190,7 @@ def from_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
             raise BadInput(f"{' and '.join(f'{k}={v!r}' for k, v in given.items())}: they must agree")
         for name, value in given.items():
             if isinstance(value, dict | list) or len(repr(value)) > 40:
-                raise BadInput(f"{name}={repr(value)[:40]} is no number, word or truth value")
+                raise BadInput(f"{name}={repr(value)[:40]} is not a number, word or truth value")
         values[ours] = next(iter(given.values())) if given else _look_up(form, content, names[0])
     return values | form.read(content, values)
 
@@ -167,6 +206,12 @@ def _look_up(form: Format, content: Any, name: str, *default: Any) -> Any:
 
 
 def refusals(form: Format, shape: ModelShape) -> dict[str, tuple[Any, Any]]:
-    """`{config.model's key: (value, what the format could say)}` for everything that this format has no words for."""
+    """`{config.model's key: (value, the value that the format can express)}` for everything that it can't express.
+
+    An option that the format doesn't know at all stands there with `UNKNOWN`.
+    """
     demanded = form.ours | form.limits(shape)
-    return {key: (getattr(shape, key), v) for key, v in demanded.items() if getattr(shape, key) != v}
+    refused = {key: (getattr(shape, key), v) for key, v in demanded.items() if getattr(shape, key) != v}
+    known = {*form.keys, *demanded, *form.told, *form.unused, *IRRELEVANT}
+    unknown = [field.name for field in dataclasses.fields(shape) if field.name not in known]
+    return refused | {key: (getattr(shape, key), UNKNOWN) for key in unknown}

@@ -69,7 +69,7 @@ def _values(name: str, group: dict[str, Any], seq_len: Any) -> dict[str, Any]:
     factor, original = rest.pop("factor", None), rest.pop(ORIGINAL, seq_len)
     for key, value in (("factor", factor), (ORIGINAL, original)):
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 2**31:
-            raise BadInput(f"{name}.{key}={repr(value)[:40]} is no number from 0 to 2^31")
+            raise BadInput(f"{name}.{key}={repr(value)[:40]} is not a number from 0 to 2^31")
     if kind == "yarn" and factor * original != seq_len:
         raise BadInput(
             f"{name}: factor={factor:g} x {ORIGINAL}={original} is not max_position_embeddings={seq_len}: transformers 4 and 5 "
@@ -95,5 +95,5 @@ def window(content: Mapping[str, Any]) -> dict[str, Any]:
     """Mistral's, all layers alike: 4096 tokens where nothing is said, none where null stands."""
     value = content.get("sliding_window", 4096)
     if content.get("layer_types") is not None:
-        raise BadInput("layer_types is set: layers that differ can't be read of mistral")
+        raise BadInput("layer_types is set: layers that differ can't be read from mistral")
     return {"window": 0 if value is None else value}

@@ -1,4 +1,4 @@
-"""Parameters -> a folder that `transformers` loads: config.json, model.safetensors (in parts where it is large), tokenizer, lineage."""
+"""Write parameters as a folder that `transformers` loads: config.json, model.safetensors (or parts of it), tokenizer, lineage."""
 
 import dataclasses
 import pathlib
@@ -19,7 +19,7 @@ from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS
 from scalelab.hf.files import CONFIG, INDEX, LINEAGE, WHOLE, sha256
-from scalelab.hf.formats import Format, places, refusals, to_config
+from scalelab.hf.formats import Format, Place, places, refusals, to_config
 from scalelab.hf.tokenizer import GENERATION, Specials, files_of
 from scalelab.model.declare import named
 from scalelab.model.parametrization import forward_multipliers
@@ -31,7 +31,7 @@ LARGEST_FILE_BYTES = 5_000_000_000  # as transformers cuts its own files
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What `write` left: `files` are name -> SHA-256; `folded`: multipliers now part of the weights, by parameter."""
+    """What `write` wrote: `files` are name -> SHA-256; `folded`: multipliers now part of the weights, by parameter."""
 
     folder: pathlib.Path
     format: str
@@ -44,7 +44,7 @@ class Written:
 
 
 def format_of(shape: ModelShape) -> Format:
-    """The format that can say all of this shape; BadInput with every key that the nearest one has no words for."""
+    """The format that can express all of this shape; BadInput with every key that the nearest one can't express."""
     wrong = {name: refusals(form, shape) for name, form in FORMATS.items()}
     best = min(wrong, key=lambda name: len(wrong[name]))
     if not wrong[best]:
@@ -53,13 +53,13 @@ def format_of(shape: ModelShape) -> Format:
     for key, (value, _) in wrong[best].items():
         could = ", ".join(f"{name}: {of.get(key, (0, value))[1]!r}" for name, of in wrong.items())
         listed.append(f"model.{key}={value!r} ({could})")
-    raise BadInput(f"no Hugging Face format can say {'; '.join(listed)}")
+    raise BadInput(f"no Hugging Face format can express {'; '.join(listed)}")
 
 
 def fold(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
-    """Forward multipliers moved into weights: (parameters of the same function under standard, {parameter: factor}).
+    """Forward multipliers moved into weights: (parameters of the same function under `standard`, {parameter: factor}).
 
-    Exact but for one rounding; none where the factor is a power of two.
+    One rounding a weight; none if the factor is a power of two.
     """
     factors = forward_multipliers(shape)
 
@@ -76,11 +76,12 @@ def write(
 ) -> Written:  # fmt: skip
     """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata.
 
-    With the `tokenizer` of its data the folder holds that too, and the special ids are its; without, they are not known.
-    BadInput where no format can say the shape, or where the folder holds something already; WorkFailed where the disk
-    does not take it.
+    With the `tokenizer` of its data the folder also holds its files and special ids; without one, they are not known.
+    BadInput if no format can express the shape or has a place for every parameter, or if the folder is not empty; WorkFailed
+    if the disk can't take it.
     """
     form = format_of(shape)
+    where = places(form, shape)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
     params, folded = fold(shape, jax.device_get(params))
@@ -90,7 +91,7 @@ def write(
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
-        sizes = _write_tensors(draft, form, shape, params, lineage, dtype, largest_file_bytes)
+        sizes = _write_tensors(draft, where, params, lineage, dtype, largest_file_bytes)
         records.write_json(draft / CONFIG, to_config(form, shape, dtype, specials.of_model()))
         texts |= {GENERATION: specials.of_generation(shape.seq_len)} if tokenizer else {}
         for name, content in texts.items():
@@ -105,13 +106,13 @@ def write(
 
 
 def _write_tensors(
-    draft: pathlib.Path, form: Format, shape: ModelShape, params: Params, lineage: Mapping[str, Any], dtype: str,
+    draft: pathlib.Path, where: Mapping[str, Place], params: Params, lineage: Mapping[str, Any], dtype: str,
     largest_file_bytes: int,
 ) -> dict[str, int]:  # fmt: skip
     """Write every tensor, a file at a time; returns their sizes in bytes."""
-    where, leaves, kind = places(form, shape), named(params), np.dtype(DTYPES[dtype])
+    leaves, kind = named(params), np.dtype(DTYPES[dtype])
     sizes = {name: int(np.prod(place.shape)) * kind.itemsize for name, place in where.items()}
-    # "format": transformers looks for it; the rest is ours, and text, as metadata must be
+    # transformers looks for "format"; the rest is ours, and text, as metadata must be
     metadata = {"format": "pt"} | {f"scalelab.{key}": str(value) for key, value in lineage.items()}
     groups = list(_groups(sizes, largest_file_bytes))
     index: dict[str, str] = {}
@@ -126,7 +127,7 @@ def _write_tensors(
 
 
 def _groups(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
-    """Names in order, cut before the sum of sizes exceeds `most`; a larger one stands alone."""
+    """Names in order, cut before the sum of sizes exceeds `most` bytes; a larger tensor stands alone."""
     group: list[str] = []
     held = 0
     for name, size in sizes.items():

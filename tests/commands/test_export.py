@@ -11,6 +11,7 @@ from scalelab.data.tokenizers import ranks as ranktokens
 from scalelab.train.resume.start import initial
 from scalelab.train.resume.weights import Weights, keep, of_run
 from scalelab.train.run.single import train_single
+from tests import forks
 from tests.evaluate import runs
 from tests.hf import examples
 from tests.hf.oracle.make import HERE
@@ -130,11 +131,25 @@ def test_mistakes_end_in_one_line_and_2(case, capsys):
     assert message in error and error.startswith("scalelab: ") and error.count("\n") == 1
 
 
+def test_a_fork_s_weights_are_not_written_as_a_model_without_them(tmp_path, capsys, monkeypatch):
+    """A gate on attention's output: what was written as a plain Llama, exit 0, had other logits in transformers."""
+    with forks.attention_edited(monkeypatch, forks.GATED):
+        untrained(tmp_path / "run")
+        assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/hf"]) == 2
+        error = capsys.readouterr().err
+        assert "llama has no place for the parameter blocks.attention.attn_gate.w: give it a row" in error
+        assert error.count("\n") == 1 and [path.name for path in tmp_path.iterdir()] == ["run"]
+        # Nor is a Llama read into the fork, whose gate would hold whatever lay in memory.
+        assert main(["import", "hf", str(HERE / "their_llama"), f"--out={tmp_path}/kept"]) == 2
+        assert "no place for the parameter blocks.attention.attn_gate.w" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_a_model_that_no_format_can_say_is_refused_and_nothing_is_written(tmp_path, capsys):
     untrained(tmp_path / "run", model__qk_norm=True)
     assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/hf"]) == 2
     assert (
-        "no Hugging Face format can say model.qk_norm=True (llama: False, gpt2: False, mistral: False)"
+        "no Hugging Face format can express model.qk_norm=True (llama: False, gpt2: False, mistral: False)"
         in capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -14,10 +14,11 @@ from configs import base
 from scalelab.config import ModelShape, resolve, static
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS, read
-from scalelab.hf.formats import IRRELEVANT, places
+from scalelab.hf.formats import IRRELEVANT, UNKNOWN, Tensor, from_config, places, refusals, to_config
 from scalelab.hf.write import fold, format_of, write
 from scalelab.model.declare import named
-from scalelab.model.transformer import declarations
+from scalelab.model.transformer import declarations, logits
+from tests import forks
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, digest
 
@@ -191,7 +192,7 @@ def test_what_no_format_can_say_is_refused_in_one_line_that_names_it(case):
     name, changes, message = REFUSED[case]
     with pytest.raises(BadInput, match=message) as caught:
         format_of(examples.shape(name, **changes))
-    assert str(caught.value).startswith("no Hugging Face format can say model.") and "\n" not in str(caught.value)
+    assert str(caught.value).startswith("no Hugging Face format can express model.") and "\n" not in str(caught.value)
 
 
 def test_a_folder_that_holds_something_is_never_written_into(tmp_path):
@@ -216,13 +217,84 @@ def test_a_disk_that_does_not_take_it_is_told_in_one_line_and_nothing_is_left(tm
         written(tmp_path / "file", "gpt2")
 
 
+FIELDS = {field.name: field for field in dataclasses.fields(ModelShape)}
+WORDS = {
+    "position": "rope learned relative none", "norm": "rmsnorm layernorm layernorm_nobias", "qk_norm_over": "head projection",
+    "logit_scale": "none rsqrt_width", "mlp": "swiglu gelu relu2 relu", "remat": "none dots full",
+    "rope_scaling": "none linear ntk llama3 yarn", "block": "sequential parallel", "norm_place": "before after",
+    "attention": "auto plain blockwise", "parametrization": "standard mup completep",
+}  # fmt: skip
+
+
+def flipped(shape, field):
+    """The shape with every other value of an option, or another number."""
+    value = getattr(shape, field)
+    if isinstance(value, str):
+        others = [other for other in WORDS[field].split() if other != value]
+    else:
+        others = [not value] if isinstance(value, bool) else [2 * value or 4]
+    return [dataclasses.replace(shape, **{field: other}) for other in others]
+
+
+def program(shape):
+    """The text of the forward pass: what the weights compute, number by number."""
+    like = jax.eval_shape(lambda: examples.params(shape))
+    return str(jax.make_jaxpr(lambda p, t: logits(shape, p, t))(like, jnp.zeros((1, 16), int)))
+
+
+@pytest.mark.parametrize("name", ["llama_grouped", "gpt2"])
+def test_every_field_of_a_model_is_written_refused_or_changes_nothing(name):
+    """Each option flipped: config.json tells it again, or the model is refused in words, or its program is the same."""
+    old = examples.shape(name)
+    before = program(old)
+    for field in FIELDS:
+        for shape in flipped(old, field):
+            try:
+                form = format_of(shape)
+            except BadInput as refusal:
+                assert str(refusal).startswith("no Hugging Face format can express model.")
+                continue
+            told = from_config(form, to_config(form, shape, "float32", {}))
+            # How attention is computed, what is recomputed and multipliers that are folded have tests of their own.
+            if told.get(field) != getattr(shape, field) and field not in ("remat", "attention", "parametrization"):
+                assert program(shape) == before, f"{field}: {form.name} loses it"
+
+
 @pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
-def test_every_field_of_a_model_is_written_implied_or_known_not_to_matter(form):
+def test_an_option_that_a_format_has_never_heard_of_is_refused(form):
+    """A field that a fork adds to the shape; and none is listed that the shape lacks."""
     limited = set(form.limits(examples.shape("gpt2")))
-    known = set(form.keys) | set(form.ours) | set(form.told) | limited | set(IRRELEVANT)
-    fields = {field.name for field in dataclasses.fields(ModelShape)}
-    # GPT-2 has no word for rope's numbers, since it has no rope.
-    assert fields - known <= {"rope_theta", "rope_factor", "rope_original"} and known <= fields
+    assert {*form.keys, *form.ours, *form.told, *form.unused, *limited, *IRRELEVANT} <= set(FIELDS)
+    fork = dataclasses.make_dataclass("Fork", [("value_norm", bool, False)], bases=(ModelShape,), frozen=True)
+    shape = fork(**dataclasses.asdict(examples.shape("gpt2")))
+    assert refusals(form, shape)["value_norm"] == (False, UNKNOWN)
+    with pytest.raises(BadInput, match=r"model\.value_norm=False"):
+        format_of(shape)
+
+
+def test_a_size_that_config_json_does_not_imply_is_refused():
+    """A fork that fuses a gate into q: the names are Llama's, the tensor is not."""
+    wide = {'Einsum(embed, queries, bias, self.policy, by_head, std=init.std, name="q")(x_BSD)':
+            'Einsum(embed, (("heads", 2 * s.n_heads), queries[1]), bias, self.policy, by_head, name="q")(x_BSD)'
+            "[:, :, : s.n_heads]"}  # fmt: skip
+    shape = examples.shape("llama_tied")
+    with forks.attention_edited(pytest.MonkeyPatch(), wide), pytest.raises(BadInput) as refusal:
+        places(FORMATS["llama"], shape)
+    assert "axis 'heads' of blocks.attention.q.w has size 6" in str(refusal.value)
+    assert "config.json implies 3" in str(refusal.value)
+
+
+def test_a_parameter_that_a_row_lacks_or_holds_twice_is_refused():
+    shape, llama = examples.shape("llama_tied"), FORMATS["llama"]
+    fewer = dataclasses.replace(llama, tensors=llama.tensors[1:])
+    with pytest.raises(BadInput, match=r"llama has no place for the parameter embed\.w: give it a row"):
+        places(fewer, shape)
+    twice = dataclasses.replace(llama, tensors=(*llama.tensors, Tensor("more", ("embed.w",))))
+    with pytest.raises(BadInput, match=r"llama has 2 places for the parameter embed\.w"):
+        places(twice, shape)
+    fused = dataclasses.replace(llama, tensors=(*llama.tensors, Tensor("more", ("final_norm.g", "final_norm.b"))))
+    with pytest.raises(BadInput, match=r"more holds final_norm\.g and final_norm\.b; this model has no final_norm\.b"):
+        places(fused, shape)
 
 
 @pytest.mark.parametrize("name", examples.MODELS)

@@ -156,7 +156,7 @@ CONFIGS = {
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
     "no factor": (
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-        "rope_parameters.factor=None is no number",
+        "rope_parameters.factor=None is not a number",
     ),
     "two ways to scale": (
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
@@ -185,7 +185,7 @@ CONFIGS = {
     ),
     "an endless past": (
         {"rope_parameters": ..., "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 10**40}},
-        "is no number from 0 to 2^31",
+        "is not a number from 0 to 2^31",
     ),
     "no turn": ({"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 0.5}}, "model.rope_factor=0.5"),
     "two wavelengths": (
@@ -193,15 +193,15 @@ CONFIGS = {
         "rope_theta=10000.0 and rope_parameters.rope_theta=500000.0: they must agree",
     ),
     "biases apart": ({"mlp_bias": True}, "attention_bias=False and mlp_bias=True: they must agree"),
-    "relu": ({"hidden_act": "relu"}, "hidden_act='relu': only 'silu' can be read of llama"),
+    "relu": ({"hidden_act": "relu"}, "hidden_act='relu': only 'silu' can be read from llama"),
     "no width": ({"hidden_size": ...}, "hidden_size is missing"),
     "text": ({"hidden_size": "24"}, "model.d_model='24' must be of type int"),
-    "list": ({"hidden_size": [24]}, "hidden_size=[24] is no number"),
+    "list": ({"hidden_size": [24]}, "hidden_size=[24] is not a number"),
     "fraction": ({"num_hidden_layers": 3.5}, "model.n_layers=3.5 must be of type int"),
     "negative": ({"num_hidden_layers": -1}, "model.n_layers=-1 must be finite and above zero"),
     "nan": ({"rms_norm_eps": float("nan")}, "model.norm_eps=nan must be finite"),
     "huge width": ({"hidden_size": 10**12}, "hidden_size=1000000000000 is beyond 18600; there are 29 tensors"),
-    "object": ({"head_dim": {}}, "head_dim={} is no number"),
+    "object": ({"head_dim": {}}, "head_dim={} is not a number"),
     "an essay": ({"hidden_act": "silu", "hidden_size": "x" * 10**6}, "hidden_size='xxxxx"),
     "many layers": ({"num_hidden_layers": 100}, "num_hidden_layers=100 is beyond 29; there are 29 tensors"),
     "huge context": (
