@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 import sys
 
 import pytest
@@ -188,6 +189,12 @@ def test_can_fail_sees_through_helpers_and_refuses_the_toothless():
     functions = {f.name: f for f in ast.parse(code).body}
     assert can_fail(functions["test_a"], functions)
     assert not can_fail(functions["test_b"], functions)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").rglob("*.py")), ids=relative)
+def test_no_test_names_a_path_of_a_machine(path):
+    """Published tables are found by `tests/tables.py`, everything else is the test's own folder."""
+    assert re.findall(r"(?<![\w.}])/(?:work|home|root|tmp|mnt|Users)\b[^\s\"']*", path.read_text()) == []
 
 
 READ_FROM_A_FILE = {"read_json", "config_of", "planned"}

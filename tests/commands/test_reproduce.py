@@ -11,15 +11,15 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.laws.published import download
 from scalelab.laws.published.download import Source
-from tests.laws.examples import DATA, data_file
+from tests.tables import TABLES, table_path
 
 VERDICTS = {"match", "within_interval", "lower_objective", "published_not_global", "table_error", "mismatch"}
 CONTENT = b"N,D,loss\n" + b"1,2,3\n" * 40_000
 
 
 def test_the_table_and_its_json(tmp_path, capsys):
-    data_file("published.json")
-    assert main(["reproduce", "kaplan", f"--data={DATA}", f"--json={tmp_path / 'out.json'}"]) == 0
+    table_path("published.json")
+    assert main(["reproduce", "kaplan", f"--data={TABLES}", f"--json={tmp_path / 'out.json'}"]) == 0
     printed = capsys.readouterr().out
     result = json.loads((tmp_path / "out.json").read_text())
     assert {"name", "ours", "published", "interval", "verdict", "recipe"} <= set(result["rows"][0])
@@ -29,14 +29,14 @@ def test_the_table_and_its_json(tmp_path, capsys):
 
 
 def test_json_to_standard_output_is_all_there_is(capsys):
-    data_file("published.json")
-    assert main(["reproduce", "chinchilla", f"--data={DATA}", "--json"]) == 0
+    table_path("published.json")
+    assert main(["reproduce", "chinchilla", f"--data={TABLES}", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) > 60
 
 
 def test_a_number_that_does_not_come_out_is_exit_1(tmp_path, capsys):
     """One loss of the table changed: the 240 points no longer give the published law."""
-    text = data_file("chinchilla/points.csv").read_text().splitlines()
+    text = table_path("chinchilla/points.csv").read_text().splitlines()
     text[100] = text[100].rpartition(",")[0] + ",2.0"
     (tmp_path / "chinchilla").mkdir()
     (tmp_path / "chinchilla" / "points.csv").write_text("\n".join(text))
@@ -138,5 +138,5 @@ def test_what_cannot_be_fetched_is_named_with_its_source(tmp_path, monkeypatch, 
 
 def test_pinned_hashes_are_those_of_the_shared_tables():
     for name, source in download.FILES.items():
-        assert download.present(source, data_file(name)), name
+        assert download.present(source, table_path(name)), name
         assert len(source.url.split("/")[5]) == 40  # a commit, not a branch

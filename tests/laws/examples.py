@@ -2,40 +2,31 @@
 
 import csv
 import json
-import pathlib
 
 import numpy as np
-import pytest
 
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.use.chinchilla_optimum import Params, loss_at, optimum
+from tests.tables import table_path
 
-DATA = pathlib.Path(__file__).parents[3] / "shared" / "data"
 QUICKSTART_LIKE = Params(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5
 BUDGETS = np.array([1.25e11, 2.5e11, 5e11, 1e12])
 
 
 def published(*path: str):
     """A part of published.json."""
-    part = json.loads(data_file("published.json").read_text())
+    part = json.loads(table_path("published.json").read_text())
     for key in path:
         part = part[key]
     return part
 
 
-def data_file(name: str) -> pathlib.Path:
-    """A file of the run tables that stand beside the checkout; the test skips where there are none."""
-    if not (DATA / name).exists():
-        pytest.skip(f"no run table {name} beside this checkout")
-    return DATA / name
-
-
 def hoffmann_points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """N, D, loss of the 240 points of Besiroglu et al. 2024: without the five largest losses, D = C / 6N."""
-    with data_file("chinchilla/points.csv").open() as file:
+    with table_path("chinchilla/points.csv").open() as file:
         rows = list(csv.DictReader(file))
     N, C, loss = (np.array([float(row[key]) for row in rows]) for key in ("Model Size", "Training FLOP", "loss"))
     kept = np.argsort(loss)[:-5]

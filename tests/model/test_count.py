@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import math
-import pathlib
 
 import jax
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import count, loss, transformer
 from tests.model.shapes import shape
+from tests.tables import table_path
 
-TABLE_A9 = pathlib.Path(__file__).parents[2] / "../shared/data/chinchilla/table_A9.csv"
 # Hoffmann et al. 2022, Table A4: (L, d_model, d_ff, heads, d_head) and appendix-F FLOPs over 6 N D.
 TABLE_A4 = [
     ((10, 640, 2560, 10, 64), 1.03),
@@ -31,9 +30,10 @@ def chinchilla(n_layers, d_model, d_ff, n_heads, d_head, **changes):
 
 @pytest.mark.slow
 def test_all_fifty_shapes_of_table_a9():
-    if not TABLE_A9.exists():
-        pytest.skip("needs ../shared/data/chinchilla/table_A9.csv")
-    rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(TABLE_A9.read_text().splitlines())]
+    rows = [
+        {k: float(v) for k, v in row.items()}
+        for row in csv.DictReader(table_path("chinchilla/table_A9.csv").read_text().splitlines())
+    ]
     assert len(rows) == 50
     rounded_up = {}
     for row in rows:

@@ -64,7 +64,7 @@ def write_run(
         "tokens": steps * 512, "steps": steps, "flops": {"6ND": 6 * n * d, "chinchilla": 6.4 * n * d, "exact": flops},
         "val_loss": final if done else None, "bpb": final / math.log(2) if done else None,
         "data": {"source": "stdlib", "fingerprint": "f00dfeed", "bytes_per_token": 1.0, "python": "3.11.2"},
-        "git": {"user": {"folder": "/work/mine", "commit": "1f2e3d4c5b6a", "dirty": True, "diff_sha256": "99aabbcc"}},
+        "git": {"user": {"folder": "/code/mine", "commit": "1f2e3d4c5b6a", "dirty": True, "diff_sha256": "99aabbcc"}},
         "versions": {"scalelab": "0.1.0", "jax": "0.10.2", "python": "3.11.2"},
         "device": "cpu: Synthetic Processor, 2 cores", "mesh": {"data": 1},
     })  # fmt: skip

@@ -20,7 +20,8 @@ from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.trust.profile import Profile
 from scalelab.laws.use.chinchilla_optimum import loss_at, optimum
-from tests.laws.examples import QUICKSTART_LIKE, data_file, published, study
+from tests.laws.examples import QUICKSTART_LIKE, published, study
+from tests.tables import table_path
 
 SIZES, *MEASURED = study(QUICKSTART_LIKE, 0.005)
 WHOLE = [10 * round(N / 10) for N in SIZES]  # a record's counts are whole, at 0.8 and 0.7 of them too
@@ -119,7 +120,7 @@ def test_json_has_what_others_script_against(capsys, table):
 
 def test_besiroglus_law_from_the_command_line(capsys):
     columns = "--columns=N=Model Size,C=Training FLOP,loss=loss"
-    result = answer(capsys, data_file("chinchilla/points.csv"), columns, "--drop-top-loss=5", "--bootstrap=100")
+    result = answer(capsys, table_path("chinchilla/points.csv"), columns, "--drop-top-loss=5", "--bootstrap=100")
     golden = published("besiroglu", "true_min_huber_ours")
     assert result["n_runs"] == 240
     assert {name: pytest.approx(golden[name], rel=2e-6) for name in result["params"]} == result["params"]
@@ -305,7 +306,7 @@ def test_no_digits_of_what_is_not_identified(capsys):
     """Muennighoff et al. 2023: R_D* = 15.39 from these 182 runs, which hardly bound it (issue 3)."""
     fixed = "E=1.8691442,A=520.8256,B=1487.6733,alpha=0.3526596,beta=0.3526596"
     command = ["--law=data_constrained", "--columns=N=params,D=tokens_total,U=tokens_unique", f"--hold={fixed}"]
-    assert main(["fit", str(data_file("datablations/runs_182_fit_set.csv")), *command, "--bootstrap=0"]) == 0
+    assert main(["fit", str(table_path("datablations/runs_182_fit_set.csv")), *command, "--bootstrap=0"]) == 0
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("R_D_star")]
     assert line.split()[1] == "-" and "not identified: " in line and "or more" in line

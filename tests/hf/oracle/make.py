@@ -1,8 +1,8 @@
 """What transformers says to our exports, and models of its own for us to read. Two steps, in two environments:
 
-    .venv/bin/python -m tests.hf.oracle.make write /tmp/exported
-    python -m venv /tmp/hf && /tmp/hf/bin/pip install torch transformers
-    /tmp/hf/bin/python tests/hf/oracle/make.py ask /tmp/exported
+    .venv/bin/python -m tests.hf.oracle.make write exported
+    python -m venv .venv-hf && .venv-hf/bin/pip install torch transformers
+    .venv-hf/bin/python tests/hf/oracle/make.py ask exported
 
 The first writes every model of tests/hf/examples.py. The second loads them, and writes beside this file: `answers.npz` (the
 tokens and everybody's logits), `answers.json` (versions, config.json and a hash of the tensors that were asked about, so that

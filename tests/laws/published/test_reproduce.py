@@ -9,15 +9,16 @@ import pytest
 from scalelab.laws import published as room
 from scalelab.laws.published import besiroglu, chinchilla, gadre, gemstones, kaplan, muennighoff, porian, verdict
 from scalelab.laws.published.verdict import Report, agreement, consistency, minimum, rounding, row, superseded
-from tests.laws.examples import DATA, data_file, published
+from tests.laws.examples import published
+from tests.tables import TABLES, table_path
 
 COMMITTED = pathlib.Path(__file__).parents[3] / "experiments" / "results" / "reproduce.json"
 
 
 def reproduced(paper: str) -> Report:
     """The paper's report; its verdicts are those of the committed table, its numbers the same to a per mille."""
-    data_file("published.json")
-    report = room.reproduce(paper, DATA)
+    table_path("published.json")
+    report = room.reproduce(paper, TABLES)
     committed = {r["name"]: r for r in json.loads(COMMITTED.read_text())["rows"] if r["paper"] == paper}
     assert [r.name for r in report.rows] == list(committed)
     for ours in report.rows:
@@ -58,8 +59,8 @@ def test_besiroglu():
 
 def test_besiroglus_first_resamples():
     """Drawn as the authors draw them, and refitted: their stored parameters (they stop a little short of each minimum)."""
-    data_file("chinchilla/points.csv")
-    posed = besiroglu.huber_problem(besiroglu.points(DATA))
+    table_path("chinchilla/points.csv")
+    posed = besiroglu.huber_problem(besiroglu.points(TABLES))
     from scalelab.laws.solve.optimum import minimise
 
     found = besiroglu.resample(posed, minimise(posed), 2, lambda _: None)

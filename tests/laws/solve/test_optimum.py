@@ -15,11 +15,12 @@ from scalelab.laws.solve import newton
 from scalelab.laws.solve.optimum import FitError, minimise
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.use.chinchilla_optimum import Params, loss_at
-from tests.laws.examples import QUICKSTART_LIKE, data_file, hoffmann_points, posed, published, study
+from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, posed, published, study
+from tests.tables import table_path
 
 
 def gemstones(fit_set):
-    rows = [json.loads(line) for line in data_file(f"gemstones/{fit_set}.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in table_path(f"gemstones/{fit_set}.jsonl").read_text().splitlines()]
     return [[row[key] for row in rows] for key in ("params_active_precise", "tokens", "final_loss")]
 
 
@@ -166,7 +167,7 @@ def test_a_published_start_is_one_more_start():
 @pytest.mark.slow
 def test_gemstones_four_terms_are_as_low_as_their_brute_force():
     """Width and depth beside N and D: 4.05 million starts gave 2.94971e-4 at best (laws.md), some -2.948e-4 is known."""
-    rows = [json.loads(line) for line in data_file("gemstones/hot.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in table_path("gemstones/hot.jsonl").read_text().splitlines()]
     names = {"width": "width", "depth": "depth", "N": "params_active_precise", "D": "tokens"}
     columns = {name: np.array([row[key] for row in rows], float) for name, key in names.items()}
     loss = np.array([row["final_loss"] for row in rows])

@@ -16,7 +16,8 @@ from scalelab.laws.read.study import fit_study
 from scalelab.laws.trust import design, grids, identifiable
 from scalelab.laws.use import chinchilla_optimum, isoflop
 from scalelab.laws.use.chinchilla_optimum import Params, loss_at
-from tests.laws.examples import QUICKSTART_LIKE, data_file, hoffmann_points, posed, study
+from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, posed, study
+from tests.tables import table_path
 
 HOFFMANN = Params(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
 SIZES = np.geomspace(1e8, 1e10, 8)
@@ -110,7 +111,7 @@ def test_runs_that_repeat_no_data_say_nothing_of_repetition():
 def test_published_designs_pass():
     N, D, loss = hoffmann_points()
     assert "few rows" not in kinds(check("chinchilla", {"N": N, "D": D, "loss": loss}))
-    with data_file("gadre/runs.csv").open() as file:
+    with table_path("gadre/runs.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["dataset_name"] == "rpj"]
     small = [r for r in rows if r["tok_mult"] == "20.0" and float(r["N"]) < 1e9]
     over = [r for r in rows if r["tok_mult"] == "320.0" and float(r["N"]) < 2e7]

@@ -12,7 +12,8 @@ from scalelab.laws.law.objective import huber_log
 from scalelab.laws.trust.holdout import hold_out, size_of
 from scalelab.laws.trust.tournament import tournament
 from scalelab.laws.use.chinchilla_optimum import Params, loss_at
-from tests.laws.examples import QUICKSTART_LIKE, data_file, hoffmann_points, study
+from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, study
+from tests.tables import table_path
 
 BY = huber_log()
 
@@ -122,7 +123,7 @@ def test_a_law_that_cannot_be_fitted_comes_last_and_says_why():
 
 
 def gemstones():
-    rows = [json.loads(line) for line in data_file("gemstones/hot_100b+.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in table_path("gemstones/hot_100b+.jsonl").read_text().splitlines()]
     names = ("params_active_precise", "tokens", "final_loss")
     return [np.array([float(row[column]) for row in rows]) for column in names]
 

@@ -15,7 +15,8 @@ from scalelab.laws.solve.optimum import minimise
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.trust import profile
 from scalelab.laws.use.chinchilla_optimum import Params, loss_at
-from tests.laws.examples import QUICKSTART_LIKE, data_file, published, study
+from tests.laws.examples import QUICKSTART_LIKE, published, study
+from tests.tables import table_path
 
 CHINCHILLA = LAWS["chinchilla"]
 
@@ -110,7 +111,7 @@ def test_verdicts(how, value, interval, verdict):
 
 
 def muennighoff():
-    with data_file("datablations/runs_182_fit_set.csv").open() as file:
+    with table_path("datablations/runs_182_fit_set.csv").open() as file:
         rows = list(csv.DictReader(file))
     names = {"N": "params", "D": "tokens_total", "U": "tokens_unique", "loss": "val_loss"}
     return {name: np.array([float(row[column]) for row in rows]) for name, column in names.items()}

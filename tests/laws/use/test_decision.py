@@ -14,12 +14,12 @@ from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 CHINCHILLA = LAWS["chinchilla"]
-LAWS = [
+PARAMETERS = [
     Params(1.69, 406.4, 410.7, 0.34, 0.28),
     Params(1.8, 480.0, 2100.0, 0.35, 0.37),
     Params(1.0, 30.0, 5e4, 0.2, 0.6),
 ]
-STACKED = {name: np.array([getattr(law, name) for law in LAWS]) for name in Params._fields}
+STACKED = {name: np.array([getattr(law, name) for law in PARAMETERS]) for name in Params._fields}
 
 
 def generic(params):
@@ -28,7 +28,7 @@ def generic(params):
     return law_lib.hold(CHINCHILLA, E=params.E), {name: np.array([getattr(params, name)]) for name in names}
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", PARAMETERS)
 @pytest.mark.parametrize("C", [1e19, 1e23])
 def test_the_size_that_is_searched_is_that_of_the_closed_form(law, C):
     found = decision.optimal_size(*generic(law), C, 6.0, {})
@@ -38,7 +38,7 @@ def test_the_size_that_is_searched_is_that_of_the_closed_form(law, C):
 @pytest.mark.parametrize(("dead", "size"), [("A", 0.0), ("B", np.inf)])
 def test_a_law_without_one_of_its_terms_has_no_best_size(dead, size):
     """A grid searched over ends at its edge, and says so; so does the closed form."""
-    law = LAWS[0]._replace(**{dead: 0.0})
+    law = PARAMETERS[0]._replace(**{dead: 0.0})
     assert decision.optimal_size(*generic(law), 1e22, 6.0, {})[0] == size
     assert float(chinchilla_optimum.optimum(law, 1e22).N) == size
 

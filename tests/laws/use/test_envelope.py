@@ -14,7 +14,7 @@ from scalelab.errors import BadInput
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.chinchilla_optimum import Params, exponents, loss_at, optimum
 from scalelab.laws.use.envelope import curves, envelope, fit_envelope, hull, lower_hull
-from tests.laws.examples import DATA, data_file
+from tests.tables import TABLES, table_path
 
 LAW = Params(1.7, 400.0, 1500.0, 0.34, 0.37)
 
@@ -96,8 +96,8 @@ def test_a_run_that_got_worse_is_not_on_the_frontier():
 
 def test_gemstones_checkpoints():
     """Their 22 runs: the hull uses few checkpoints, and both ways see N grow about as fast as D, or faster."""
-    data_file("gemstones/hot_100b+.jsonl")
-    lines = [json.loads(line) for line in (DATA / "gemstones" / "hot_100b+.jsonl").read_text().splitlines()]
+    table_path("gemstones/hot_100b+.jsonl")
+    lines = [json.loads(line) for line in (TABLES / "gemstones" / "hot_100b+.jsonl").read_text().splitlines()]
     N, D, loss = (
         np.array([float(line[key]) for line in lines]) for key in ("params_active_precise", "tokens", "final_loss")
     )

@@ -11,7 +11,8 @@ from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use.chinchilla_optimum import Params, exponents, optimum
 from scalelab.laws.use.isoflop import SeedNoise, budgets_of, fit_isoflop, profile
 from scalelab.laws.use.isoflop_minima import akima, parabola
-from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, data_file, published, study
+from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, published, study
+from tests.tables import table_path
 
 PORIAN_KEYS = ("dataset", "hparams", "warmup", "decay", "param_count", "val", "file")
 
@@ -46,7 +47,7 @@ def test_interpolation_stays_right_where_a_parabola_is_biased():
 
 def test_porians_exponents():
     """All 15 experiments: interior Akima minima within .004 of the published unweighted exponents."""
-    with data_file("porian/isoflop_points.csv").open() as file:
+    with table_path("porian/isoflop_points.csv").open() as file:
         rows = list(csv.DictReader(file))
     experiments = published("porian", "rows")
     assert len(experiments) == 15

@@ -15,7 +15,8 @@ from scalelab.plan.budget import lawbook
 from scalelab.plan.budget.allocate import allocation
 from scalelab.plan.budget.overtraining import overtraining
 from scalelab.plan.machine.machine import machine
-from tests.laws.examples import DATA, data_file, published
+from tests.laws.examples import published
+from tests.tables import TABLES, table_path
 
 # Besiroglu et al. 2024, eq. 4 with its notebook's digits; Hoffmann et al.'s law as Sardana et al. 2024 use it (their exponents
 # from memory of the paper).
@@ -68,7 +69,7 @@ def test_besiroglus_law_by_brute_force(C):
 
 def test_besiroglus_intervals_are_those_of_resampled_runs():
     """The spread that is written down, and the interval of N that follows, from the authors' points and draws."""
-    given = besiroglu.points(data_file("chinchilla/points.csv").parents[1])
+    given = besiroglu.points(table_path("chinchilla/points.csv").parents[1])
     posed = besiroglu.huber_problem(given)
     spread = besiroglu.resample(posed, optimum.minimise(posed), 500, lambda _: None)
     logs = {name: np.log(values) for name, values in spread.items()}
@@ -88,9 +89,9 @@ def test_besiroglus_intervals_are_those_of_resampled_runs():
 
 @pytest.mark.slow
 def test_porians_constants_come_from_the_stored_optima():
-    data_file("porian/optimal_pairs.csv")
+    table_path("porian/optimal_pairs.csv")
     tuned = next(e for e in porian.EXPERIMENTS if (e.file, e.dataset, e.hparams) == ("summary_df", "rw", "tuned"))
-    lines = porian.own(tables.read(DATA, "porian/optimal_pairs.csv"), tuned)
+    lines = porian.own(tables.read(TABLES, "porian/optimal_pairs.csv"), tuned)
     C, n, std = tables.numbers(lines, "flops", "n", "n_star_std")
     a, constant = np.polyfit(np.log(C), np.log(n), 1, w=1 / std)
     middle = np.average(np.log(C), weights=std**-2.0)
@@ -144,8 +145,8 @@ def test_the_pairs_that_muennighoffs_runs_allow():
     from scalelab.laws.solve.pose import pose_problem
     from scalelab.laws.trust import profile
 
-    data_file("datablations/runs_182_fit_set.csv")
-    given, loss = muennighoff.columns(DATA)
+    table_path("datablations/runs_182_fit_set.csv")
+    given, loss = muennighoff.columns(TABLES)
     posed = pose_problem(muennighoff.LAW, given, loss, huber_log())
     best = optimum.minimise(posed)
     (published_d, _), ours, *ends = lawbook.REPETITION
@@ -219,7 +220,7 @@ def test_gpt3_by_chinchillas_table():
 
 
 def test_a_budget_far_beyond_the_runs_is_called_extrapolated():
-    given = besiroglu.all_points(data_file("chinchilla/points.csv").parents[1])
+    given = besiroglu.all_points(table_path("chinchilla/points.csv").parents[1])
     largest = max(6 * given.N * given.D)
     assert abs(lawbook.FIGURE_4 / largest - 1) < 0.01
     assert not any("extrapolated" in note for note in allocation(flops=9 * largest).notes)
@@ -236,7 +237,7 @@ def test_device_hours_are_flops():
 
 def test_a_users_own_fit(tmp_path):
     """`scalelab fit --json` -> `law=PATH`: the same N, D, loss and intervals as the fit's own decision."""
-    path, points = tmp_path / "fit.json", data_file("chinchilla/points.csv")
+    path, points = tmp_path / "fit.json", table_path("chinchilla/points.csv")
     arguments = ["--columns=N=Model Size,C=Training FLOP,loss=loss", "--drop-top-loss=5", "--bootstrap=200"]
     assert main(["fit", str(points), *arguments, "--target-flops=1e23", f"--json={path}"]) == 0
     (decided,) = json.loads(path.read_text())["allocation"].values()
@@ -249,7 +250,7 @@ def test_a_users_own_fit(tmp_path):
 
 @pytest.mark.slow
 def test_a_users_own_fit_of_a_law_without_a_closed_form(tmp_path):
-    path, points = tmp_path / "fit.json", data_file("chinchilla/points.csv")
+    path, points = tmp_path / "fit.json", table_path("chinchilla/points.csv")
     arguments = ["--columns=N=Model Size,C=Training FLOP,loss=loss", "--bootstrap=50", "--law=kaplan"]
     assert main(["fit", str(points), *arguments, f"--json={path}"]) == 0
     other = allocation(tokens=1e12, law=str(path))
@@ -257,7 +258,7 @@ def test_a_users_own_fit_of_a_law_without_a_closed_form(tmp_path):
 
 
 def test_a_users_own_isoflops(tmp_path):
-    path, points = tmp_path / "two.json", data_file("porian/isoflop_points.csv")
+    path, points = tmp_path / "two.json", table_path("porian/isoflop_points.csv")
     where = "file == 'summary_df' and hparams == 'tuned' and dataset == 'rw' and warmup == 'short'"
     arguments = ["--approach=2", "--columns=N=n,C=flops,loss=loss", f"--where={where}", "--seed-noise"]
     assert main(["fit", str(points), *arguments, "--target-flops=1e20", f"--json={path}"]) == 0

@@ -1,7 +1,6 @@
 """A TPU's share in products against published step times, passes of full precision, and what a send to the neighbour has."""
 
 import dataclasses
-import pathlib
 
 import pytest
 
@@ -14,15 +13,14 @@ from scalelab.plan.step import efficiency, links
 from scalelab.plan.step.efficiency import Range
 from scalelab.plan.step.time import step_time
 from scalelab.plan.step.traffic import transfers
-
-TABLES = pathlib.Path("/work/shared/data/step_times")
+from tests.tables import table_path
 
 
 def test_tables_name_every_chips_share():
     """Published step times of four TPUs, solved for the share of the peak that fits them; MaxText's scale rule by its names."""
-    if not TABLES.is_dir():
-        pytest.skip("no tables of published step times here")
-    rows = {row.machine.chip.name: row for row in tables.read(TABLES).values()}  # the last of each chip
+    rows = {
+        row.machine.chip.name: row for row in tables.read(table_path("step_times")).values()
+    }  # the last of each chip
     assert set(efficiency.MATMUL) <= set(rows)
     for chip, share in efficiency.MATMUL.items():
         assert tables.share_that_fits(rows[chip]) == pytest.approx(share, abs=0.03)

@@ -1,7 +1,7 @@
 """Narayanan et al. 2021 (arXiv 2104.04473) and Korthikanti et al. 2022 (arXiv 2205.05198) against their printed tables.
 
-Figures as in /work/shared/research/systems.md, sections 2.2 and 2.3: from memory of the papers, each recomputed there; the
-configurations and the MFU table are confirmed in public repositories.
+The configurations and the MFU table are confirmed in public repositories. The other figures are unverified: they were written
+down from memory of the papers and recomputed, not read off the papers' pages.
 """
 
 import pytest

@@ -7,8 +7,8 @@ import pytest
 from scalelab.plan.published.zero import state_bytes
 
 DEVICES = (1, 4, 16, 64, 256, 1024)
-# Parameters -> stage -> GB on 1, 4, 16, 64, 256 and 1,024 devices, as printed (figures as in /work/shared/research/systems.md,
-# section 2.1, where they are from memory of the paper and recomputed).
+# Parameters -> stage -> GB on 1, 4, 16, 64, 256 and 1,024 devices, as printed (unverified: written
+# down from memory of the paper and recomputed, not read off its page).
 TABLE_1 = {
     7.5e9: {
         1: (120, 52.5, 35.6, 31.4, 30.4, 30.1),
