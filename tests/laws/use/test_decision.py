@@ -59,7 +59,7 @@ def test_waste_is_the_budget_that_the_best_split_would_have_saved(factor):
     best = chinchilla_optimum.optimum(Params(**STACKED), C)
     chosen = float(best.N[0]) * factor
     wasted = decision.waste(CHINCHILLA, STACKED, chosen, best.N, C, 6.0)
-    for law, share in zip(LAWS, wasted, strict=True):
+    for law, share in zip(PARAMETERS, wasted, strict=True):
         reached = loss_at(law, chosen, C / (6 * chosen))
         saved = brentq(lambda s, law=law, L=reached: chinchilla_optimum.optimum(law, C * np.exp(s)).loss - L, -12, 1e-9)
         assert share == pytest.approx(1 - np.exp(saved), abs=1e-8)
@@ -108,7 +108,7 @@ def test_a_budget_must_be_a_number_of_flops(C):
 
 def test_laws_that_split_no_budget_say_so():
     C = np.geomspace(1e18, 1e22, 9)
-    best = chinchilla_optimum.optimum(LAWS[0], C)
+    best = chinchilla_optimum.optimum(PARAMETERS[0], C)
     fitted = fit({"C": C, "loss": best.loss}, "saturating", bootstrap=5, identify=False)
     with pytest.raises(BadInput, match="has no N and D"):
         decision.decide(fitted.problem, fitted.best, fitted.bootstrap, 1e24)
