@@ -6,6 +6,7 @@ written, so that it costs itself and no other. A network file system's passing E
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -200,6 +201,36 @@ def read_lines(path: Folder, schema: Schema | None = None, damaged: list[str] | 
             raise BadInput(what)
         damaged.append(what)
     return rows
+
+
+def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
+    """The last whole object of a JSON-lines file for which `wanted` holds, None without one; damaged lines are passed over.
+
+    Only as much of the file's end is read as it takes.
+    """
+
+    def read(size: int) -> tuple[list[bytes], bool]:
+        with pathlib.Path(path).open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - size)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+        return lines[1 if start else 0 :][::-1], start == 0
+
+    size, at_start = 2**14, False
+    while not at_start:
+        try:
+            lines, at_start = retry(functools.partial(read, size))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BadInput(f"{path} can't be read: {error.strerror}") from None
+        for text in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(text)
+                if isinstance(row, dict) and wanted(row):
+                    return row
+        size *= 4
+    return None
 
 
 def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:

@@ -25,6 +25,8 @@ from scalelab.jsonfiles import (
     Folder,
     append,
     fsync,
+    last_line,
+    mismatch,
     numbered_lines,
     read_json,
     read_lines,
@@ -39,13 +41,8 @@ __all__ = ("append", "fsync", "read_json", "read_lines", "sync", "write_json")  
 METRICS = {"step": WHOLE, "*": (NUMBER, None)}
 EVENT = {"time": NUMBER, "step": (WHOLE, None), "kind": TEXT, "text?": TEXT}
 EVALUATION = {
-    "step": WHOLE,
-    "weights": TEXT,
-    "set": TEXT,
-    "fingerprint": TEXT,
-    "kind": TEXT,
-    "metrics": {"*": (NUMBER, None)},
-}
+    "step": WHOLE, "weights": TEXT, "set": TEXT, "fingerprint": TEXT, "kind": TEXT, "metrics": {"*": (NUMBER, None)},
+}  # fmt: skip
 CONFIG = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCALAR}}
 DAMAGED = "damaged"  # the status of a run whose files can't be read, among others
 COLUMNS = (
@@ -67,6 +64,13 @@ RECORD = {
 def read_metrics(folder: Folder) -> list[dict]:
     """Training and evaluation lines of a run, in order of writing."""
     return read_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS)
+
+
+def last_metrics(folder: Folder) -> dict[str, float | None]:
+    """The metrics of the last step that was logged, by name; {} where none was."""
+    path = pathlib.Path(folder) / "metrics.jsonl"
+    line = last_line(path, lambda row: "val_loss" not in row and not mismatch(row, METRICS)) or {}
+    return {key: value for key, value in line.items() if key not in ("step", "tokens", "time")}
 
 
 def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
@@ -237,7 +241,9 @@ def _in_groups(content: Any) -> bool:
 
 
 def read_runs(folder: Folder) -> list[dict]:
-    """One flat row a run: identity, status, N and C by every convention, D, losses, and every config value by `group.key`.
+    """One flat row a run: identity, status, N and C by every convention, D, losses, config values and the last metrics.
+
+    Config values are named `group.key`, metrics as the step names them.
 
     Of several runs a damaged one has the status "damaged", with the reason in `damage`; a single one is BadInput.
     """
@@ -287,4 +293,5 @@ def read_run(folder: pathlib.Path) -> dict:
         "mixed": describe_mixed(record),
     }
     row |= record.get("by_source", {}) | {key: value for key, value in flat(config).items() if key != set_by.KEY}
-    return row | {key: value for key, value in _scores(folder, record.get("steps")).items() if key not in row}
+    measured = last_metrics(folder) | _scores(folder, record.get("steps"))
+    return row | {key: value for key, value in measured.items() if key not in row}

@@ -1,6 +1,7 @@
 """scalelab runs DIR [DIR…] [--csv[=PATH]] [--parquet=PATH] [--columns=A,B,…]
 
-One table of many runs; --csv and --parquet give every column of every run, config values by their full keys (optim.peak_lr).
+One table of many runs; --csv and --parquet give every column of every run: config values by their full keys (optim.peak_lr),
+and the last value of every metric that the step logs (grad_norm, or one of your own).
 Of one that can't be read the row says damaged, and the exit code is 1.
 
 At their last steps, what `scalelab eval` scored stands in columns SET_METRIC; see docs/tasks.md."""

@@ -33,6 +33,7 @@ SHAREABLE = (
     "optim.peak_lr",
     "train.seed",
 )  # a column only where runs differ
+DRAWN_ELSEWHERE = frozenset(("step", "tokens", "time", "train_loss", "val_loss", "bpb", "lr", "grad_norm"))
 ORIGIN = ("data", "git", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
 
@@ -65,6 +66,17 @@ def step_rows(folder: pathlib.Path) -> list[dict]:
             else None
         }
         for line in lines
+    ]
+
+
+def metric_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
+    """Every number of metrics.jsonl that has no figure of its own: rows of `run`, `step` and the metrics logged there."""
+    return [
+        {"run": folder.name, "step": line["step"]}
+        | {key: value for key, value in line.items() if key not in DRAWN_ELSEWHERE}
+        for folder in folders
+        for line in records.read_metrics(folder)
+        if line.keys() - DRAWN_ELSEWHERE
     ]
 
 

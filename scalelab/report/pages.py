@@ -6,7 +6,7 @@ from typing import Any
 from scalelab import records
 from scalelab.report import gather, html, study, verdict
 from scalelab.report.figures import plots, sweepplots
-from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
+from scalelab.report.parts import Page, logbook, loss_sections, metrics_section, origin, runs_table
 from scalelab.sweep import settings
 
 SOURCE_COLUMNS = {
@@ -41,6 +41,7 @@ def report_run(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
     if sources := records.by_source(row):
         page.parts.append(html.section("Sources", html.table(sources, SOURCE_COLUMNS)))
     page.parts.append(html.section("Optimizer", _dynamics(page)))
+    page.parts.append(html.section("Metrics", metrics_section(page, [folder])))
     page.parts.append(html.section("Logbook", logbook([folder])))
     page.parts.append(html.section("Size and compute, by every convention", html.facts(_conventions(folder))))
     page.parts.append(html.section("Config", html.folded("every value", html.facts(records.read_config(folder)))))
@@ -101,6 +102,7 @@ def report_sweep(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
         page.missing.append("Overview: no trial has finished with a finite loss yet.")
     colour = swept[0] if swept else "run"
     page.parts.append(html.section("Loss curves", *loss_sections(page, folders, colour, colour)))
+    page.parts.append(html.section("Metrics", metrics_section(page, folders, swept[0] if swept else "name")))
     page.parts.append(html.section("Runs", runs_table(rows, swept)))
     page.parts.append(html.section("Logbook", logbook(folders)))
     page.parts.append(html.section("Where it comes from", origin(folders, [f"scalelab report {folder}"])))

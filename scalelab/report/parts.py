@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from scalelab import records
 from scalelab.report import gather, html
-from scalelab.report.figures import plots, style
+from scalelab.report.figures import metricplots, plots, style
 
 
 @dataclasses.dataclass
@@ -70,6 +70,22 @@ def loss_sections(
         caption = f"{title}{' of every run' if several else ''}; unsmoothed. Signs are events of the logbook."
         drawn.append(page.draw(name, fig, mine, caption))
     return drawn
+
+
+def metrics_section(page: Page, folders: Sequence[pathlib.Path], colour: str = "run") -> str:
+    """Everything else that was logged, whatever its name: a family `group/name` is one panel, a lone name a panel.
+
+    What never changed is said in words. Runs are coloured by `colour`, a key of the run's row.
+    """
+    rows = gather.metric_rows(folders)
+    panels, constant = metricplots.split_constant(rows)
+    values = ", ".join(f"{name} {html.say(value)}" for name, value in constant.items())
+    told = html.paragraph(f"Constant over all steps: {values}.", "soft") if constant else ""
+    if not panels:
+        return told
+    colour_of = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
+    caption = "All other metrics over the steps that were logged, unsmoothed."
+    return page.draw("metrics", metricplots.metric_panels(rows, panels, colour_of), rows, caption) + told
 
 
 def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:

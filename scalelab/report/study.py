@@ -17,7 +17,7 @@ from scalelab.laws.use.chinchilla_optimum import Params, loss_at
 from scalelab.laws.use.isoflop import budgets_of
 from scalelab.report import gather, html, verdict
 from scalelab.report.figures import lawplots, plots
-from scalelab.report.parts import Page, logbook, loss_sections, origin, runs_table
+from scalelab.report.parts import Page, logbook, loss_sections, metrics_section, origin, runs_table
 
 _PARTS: tuple = ({}, None)
 SUMMARY = {
@@ -46,6 +46,7 @@ def report_study(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
         page.parts.append(html.section(title, *_checks(page, summary, kind)))
     page.parts.append(html.section("The ladder: how each run was configured", html.facts(summary.get("ladder") or {})))
     page.parts.append(html.section("Loss curves", *loss_sections(page, folders, "N", "N (total)", _held_name(summary))))
+    page.parts.append(html.section("Metrics", metrics_section(page, folders, "N")))
     page.parts.append(html.section("Runs", runs_table(rows)))
     page.parts.append(html.section("Logbook", logbook(folders)))
     commands = [summary.get("command") or "", f"scalelab fit {folder}", f"scalelab report {folder}"]

@@ -21,8 +21,9 @@ from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.step import state as state_lib
+from scalelab.train.step.metrics import as_number
 from scalelab.train.step.program import PACKINGS, Program
-from scalelab.train.step.step import LOSS_SCALE, METRICS
+from scalelab.train.step.step import METRICS
 
 GUARDED = {
     "loss": "train_loss",
@@ -96,11 +97,12 @@ class _Reader:
 
 def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], rate: float) -> list[dict]:
     mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * run.record["mesh"]["devices"])
+    names = [*(name for name in METRICS if name in metrics), *sorted(metrics.keys() - METRICS)]
     lines = []
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:
             line = {"step": step + i + 1, "tokens": run.tokens_before(step + i + 1)}
-            line |= {key: metrics[key][i].item() for key in (*METRICS, LOSS_SCALE) if key in metrics}
+            line |= {key: as_number(metrics[key][i]) for key in names}
             lines.append(line | {"tokens_per_s": rate, "mfu": mfu, "time": time.time()})
     return lines
 

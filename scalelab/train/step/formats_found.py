@@ -14,7 +14,8 @@ from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.formats_in_jaxpr import walk
 from scalelab.sharding import BATCH
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.step import train_step
+from scalelab.train.step import step as step_lib
+from scalelab.train.step.metrics import refuse_unloggable
 
 
 def of_step(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def of_step(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
 @functools.cache  # the trials of a sweep share the program
 def _of_step(static: Static, names: tuple[str, ...]) -> dict[str, Any]:
     h = {name: jnp.float32(1) for name in names}
+    trace = jax.make_jaxpr(functools.partial(step_lib.train_step, static), return_shape=True)
     tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
     state = state_lib.shapes(static)
     if static.layout.devices > 1:
@@ -36,9 +38,10 @@ def _of_step(static: Static, names: tuple[str, ...]) -> dict[str, Any]:
         state = state_lib.placed(static, mesh)
         tokens = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=NamedSharding(mesh, PartitionSpec(BATCH)))
         with jax.set_mesh(mesh):
-            traced = jax.make_jaxpr(functools.partial(train_step, static))(state, tokens, h)
+            traced, (_, metrics) = trace(state, tokens, h)
     else:
-        traced = jax.make_jaxpr(functools.partial(train_step, static))(state, tokens, h)
+        traced, (_, metrics) = trace(state, tokens, h)
+    refuse_unloggable(metrics)
     found, _ = walk(traced.jaxpr)
     total = sum(found.flops.values())
     return {

@@ -20,6 +20,7 @@ from scalelab.precision.policy import POLICIES, Policy
 from scalelab.train.step import curvature, ema
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import ends, loss_sums, measured_gradients, split
+from scalelab.train.step.metrics import refuse_unloggable
 from scalelab.train.step.state import TrainState, stored, wide
 
 Updated = tuple[Any, Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, ema, (update norm, param norm)
@@ -148,6 +149,7 @@ def many_steps(
     """The first `n` (traced) of the batches [k, B, S+1] in one dispatch; metrics are [k], of which `n` are meaningful."""
     k = batches.shape[0]
     shapes = jax.eval_shape(lambda s, t: train_step(static, s, t, h)[1], state, batches[0])
+    refuse_unloggable(shapes)
     empty = jax.tree.map(lambda s: jnp.zeros((k, *s.shape), s.dtype), shapes)
 
     def body(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
