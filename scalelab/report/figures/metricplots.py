@@ -40,7 +40,8 @@ def split_constant(rows: Sequence[dict]) -> tuple[dict[str, list[str]], dict[str
     """
     names = dict.fromkeys(key for row in rows for key in row if key not in KEYS)
     values = {name: {row[name] for row in rows if _is_finite(row.get(name))} for name in names}
-    drawn, constant = {}, {}
+    drawn: dict[str, list[str]] = {}
+    constant: dict[str, float | None] = {}
     for panel, members in group_names(names).items():
         if any(len(values[name]) > 1 for name in members):
             drawn[panel] = members
@@ -83,10 +84,11 @@ def _panel(ax: Axes, runs: Mapping[str, list[dict]], names: Sequence[str], colou
         for run, rows in runs.items():
             if len(runs) > 1:
                 look = {"color": colour_of_run[run], "ls": DASHES[index % len(DASHES)], "lw": 1.0}
-            points = [(row["step"], row[name]) for row in rows if _is_finite(row.get(name))]
-            if points:
-                ax.plot(*thin(*zip(*points, strict=True)), **look)
-                drawn += [value for _, value in points]
+            known = [row for row in rows if _is_finite(row.get(name))]
+            if known:
+                values = [row[name] for row in known]
+                ax.plot(*thin([row["step"] for row in known], values), **look)
+                drawn += values
         label = name.partition("/")[2] or name
         handles.append(Line2D([], [], **(look if len(runs) == 1 else look | {"color": INK}), label=label))
     if drawn and min(drawn) > 0 and max(drawn) / min(drawn) > WIDE:

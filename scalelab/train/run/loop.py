@@ -101,7 +101,7 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
     lines = []
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:
-            line = {"step": step + i + 1, "tokens": run.tokens_before(step + i + 1)}
+            line: dict[str, float] = {"step": step + i + 1, "tokens": run.tokens_before(step + i + 1)}
             line |= {key: as_number(metrics[key][i]) for key in names}
             lines.append(line | {"tokens_per_s": rate, "mfu": mfu, "time": time.time()})
     return lines
