@@ -20,68 +20,68 @@ from rich.table import Table
 
 from experiments.shared import command_line
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit
-from scalelab.errors import BadInput, nearest
+from scalelab.cli.parser import emit_json
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.model.attention import kernels
 from scalelab.model.attention.blockwise import blockwise_attention
-from scalelab.model.attention.mask import UNLIMITED
-from scalelab.model.attention.relative import Relative, scores
+from scalelab.model.attention.mask import NO_MASK
+from scalelab.model.attention.relative import RelativeInputs, relative_scores
 
 HEADS, WIDTH, TOKENS, SCALE = 4, 64, 4096, 0.125
 
 
-def blockwise(block: int) -> Callable:
+def make_blockwise(block: int) -> Callable:
     """Attention in blocks of this many tokens."""
-    return lambda q, k, v: blockwise_attention(q, k, v, UNLIMITED, SCALE, 0, block)
+    return lambda q, k, v: blockwise_attention(q, k, v, NO_MASK, SCALE, 0, block)
 
 
-def blockwise_by_distance(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
+def blockwise_relative(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
     """The same in blocks of 128 with relative positions."""
-    return blockwise_attention(q, k, v, UNLIMITED, SCALE, 0, 128, Relative(*far))
+    return blockwise_attention(q, k, v, NO_MASK, SCALE, 0, 128, RelativeInputs(*far))
 
 
-def plain_by_distance(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
+def plain_relative(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Array:
     """All logits at once, with relative positions."""
-    return kernels.plain_attention(q, k, v, scores(Relative(*far), SCALE), SCALE)
+    return kernels.plain_attention(q, k, v, relative_scores(RelativeInputs(*far), SCALE), SCALE)
 
 
-KINDS: dict[str, Callable] = {
+ATTENTION_KINDS: dict[str, Callable] = {
     "xla": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True, scale=SCALE, implementation="xla"),
     "plain": lambda q, k, v: kernels.plain_attention(q, k, v, None, SCALE),
-    **{f"blockwise {block}": blockwise(block) for block in (128, 256, 512)},
-    "plain, by distance": plain_by_distance,
-    "blockwise 128, by distance": blockwise_by_distance,
+    **{f"blockwise {block}": make_blockwise(block) for block in (128, 256, 512)},
+    "plain, by distance": plain_relative,
+    "blockwise 128, by distance": blockwise_relative,
 }
 
 
-def gradient(of: Callable, arguments: int) -> Callable:
+def make_gradient(of: Callable, arguments: int) -> Callable:
     """Forward and backward of a sum over what comes out."""
     return jax.grad(lambda *x: jnp.sum(jnp.sin(of(*x).astype(jnp.float32))), argnums=tuple(range(arguments)))
 
 
-def sizes(name: str, length: int, batch: int) -> list[tuple[int, ...]]:
+def input_shapes(name: str, length: int, batch: int) -> list[tuple[int, ...]]:
     """Of q, k, v; by distance also of the queries that score distances, and of the distances."""
     each = (batch, length, HEADS, WIDTH)
     return [each] * 4 + [each[1:]] if "distance" in name else [each] * 3
 
 
-def temporaries(name: str, length: int) -> list[int]:
+def measure_temporaries(name: str, length: int) -> list[int]:
     """Bytes beyond arguments and results: forward, forward and backward."""
-    given = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in sizes(name, length, 1)]
-    both = KINDS[name], gradient(KINDS[name], len(given))
+    given = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in input_shapes(name, length, 1)]
+    both = ATTENTION_KINDS[name], make_gradient(ATTENTION_KINDS[name], len(given))
     return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in both]
 
 
-def arrays(name: str, length: int, batch: int) -> list[np.ndarray]:
+def draw_arrays(name: str, length: int, batch: int) -> list[np.ndarray]:
     """Random arguments."""
     random = np.random.default_rng(length)
-    return [random.normal(size=size) for size in sizes(name, length, batch)]
+    return [random.normal(size=size) for size in input_shapes(name, length, batch)]
 
 
-def seconds(name: str, length: int, rounds: int) -> float:
+def measure_seconds(name: str, length: int, rounds: int) -> float:
     """Of CPU, forward and backward, for 4096 tokens."""
-    given = [jnp.asarray(x, jnp.float32) for x in arrays(name, length, max(1, TOKENS // length))]
-    run, spent = jax.jit(gradient(KINDS[name], len(given))), []
+    given = [jnp.asarray(x, jnp.float32) for x in draw_arrays(name, length, max(1, TOKENS // length))]
+    run, spent = jax.jit(make_gradient(ATTENTION_KINDS[name], len(given))), []
     for _ in range(rounds + 1):
         start = time.process_time()
         jax.block_until_ready(run(*given))
@@ -89,19 +89,19 @@ def seconds(name: str, length: int, rounds: int) -> float:
     return min(spent[1:])
 
 
-def difference(name: str, length: int) -> float:
+def max_relative_difference(name: str, length: int) -> float:
     """The largest of output and gradients in fp32 from plain attention in float64, over the largest entry of each."""
-    given = arrays(name, length, 1)
+    given = draw_arrays(name, length, 1)
 
     def all_of(of: Callable, form: Any) -> list[np.ndarray]:
         x = [jnp.asarray(a, form) for a in given]
-        return [np.asarray(a, np.float64) for a in (of(*x), *gradient(of, len(x))(*x))]
+        return [np.asarray(a, np.float64) for a in (of(*x), *make_gradient(of, len(x))(*x))]
 
     with jax.enable_x64(True):
         exact = all_of(_exact, jnp.float64)
     return max(
         float(np.abs(a - b).max() / np.abs(a).max())
-        for a, b in zip(exact, all_of(KINDS[name], jnp.float32), strict=True)
+        for a, b in zip(exact, all_of(ATTENTION_KINDS[name], jnp.float32), strict=True)
     )
 
 
@@ -116,17 +116,17 @@ def _exact(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Arr
     return jnp.einsum("bnst,btnh->bsnh", jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1), v)
 
 
-def measure(kinds: list[str], lengths: list[int], rounds: int) -> list[dict[str, Any]]:
+def measure_kernels(kinds: list[str], lengths: list[int], rounds: int) -> list[dict[str, Any]]:
     """A row for each kind and length."""
     rows = []
     for length in lengths:
         for name in kinds:
             print(f"measuring: {name} at {length}", file=sys.stderr, flush=True)
-            forward, both = temporaries(name, length)
+            forward, both = measure_temporaries(name, length)
             rows.append({
                 "kind": name, "seq_len": length, "forward_bytes": forward, "forward_backward_bytes": both,
-                "cpu_s": seconds(name, length, rounds) if length <= TOKENS else None,
-                "difference": difference(name, length) if length <= 2048 else None,
+                "cpu_s": measure_seconds(name, length, rounds) if length <= TOKENS else None,
+                "difference": max_relative_difference(name, length) if length <= 2048 else None,
             })  # fmt: skip
     return rows
 
@@ -140,23 +140,25 @@ def _main(argv: list[str]) -> int:
     parser = command_line("attention", __doc__)
     parser.add_argument("--quick", action="store_true", help="lengths up to 1k, one round")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="timed rounds (default: 5)")
-    parser.add_argument("--only", default="; ".join(KINDS), metavar="A; B", help=f"kinds: {'; '.join(KINDS)}")
+    parser.add_argument(
+        "--only", default="; ".join(ATTENTION_KINDS), metavar="A; B", help=f"kinds: {'; '.join(ATTENTION_KINDS)}"
+    )
     options = parser.parse_args(argv)
     kinds = [name.strip() for name in options.only.split(";")]
-    if unknown := [name for name in kinds if name not in KINDS]:
-        raise BadInput(f"--only={unknown[0]}: no such kind{nearest(unknown[0], KINDS)}")
+    if unknown := [name for name in kinds if name not in ATTENTION_KINDS]:
+        raise BadInput(f"--only={unknown[0]}: no such kind{nearest_hint(unknown[0], ATTENTION_KINDS)}")
     if options.rounds < 1:
         raise BadInput(f"--rounds={options.rounds}: at least 1")
     lengths = [256, 512, 1024] if options.quick else [256, 512, 1024, 2048, 4096, 8192]
-    rows = measure(kinds, lengths, 1 if options.quick else options.rounds)
+    rows = measure_kernels(kinds, lengths, 1 if options.quick else options.rounds)
     result = {"heads": HEADS, "width": WIDTH, "rows": rows}
     if options.json != "-":
-        show(rows)
-    emit(result, options.json)
+        print_kernel_table(rows)
+    emit_json(result, options.json)
     return 0
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def print_kernel_table(rows: list[dict[str, Any]]) -> None:
     """The table."""
     table = Table("tokens", "kind", "forward MB", "with backward MB", "CPU ms", "off float64 by")
     for row in rows:

@@ -11,19 +11,19 @@ import pathlib
 import sys
 from typing import Any
 
-from experiments.shared import RESULTS, command_line, keep
+from experiments.shared import RESULTS, command_line, write_result
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit
+from scalelab.cli.parser import emit_json
 from scalelab.config import Static
-from scalelab.errors import BadInput, nearest
-from scalelab.plan.machine.compile import compiled, side_by_side
-from scalelab.plan.machine.machine import Machine, machine
-from scalelab.plan.memory.memory import memory
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.plan.machine.compile import compare_components, compile_step
+from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.memory.memory import step_memory
 
 RECIPES = pathlib.Path(__file__).parent.parent / "configs" / "recipes"
 # Name -> (recipe, hardware, slices or 0, what differs from the recipe).
-ROWS: dict[str, tuple[str, str, int, str]] = {
+CASES: dict[str, tuple[str, str, int, str]] = {
     "7B, FSDP": ("llama2_7b", "v5e", 0, "parallel.fsdp=16 train.global_batch=16"),
     "7B, FSDP, too little memory": ("llama2_7b", "v5e", 0, "parallel.fsdp=4 train.global_batch=16"),
     "7B, two slices": ("olmo2_7b", "v5e", 2, "parallel.data=2 parallel.fsdp=32 train.global_batch=64 model.remat=full"),
@@ -47,19 +47,19 @@ ROWS: dict[str, tuple[str, str, int, str]] = {
 }  # fmt: skip
 
 
-def case(name: str) -> tuple[Static, Machine]:
+def load_case(name: str) -> tuple[Static, Machine]:
     """What a row compiles, and for which machine."""
-    recipe, hardware, _, changes = ROWS[name]
+    recipe, hardware, _, changes = CASES[name]
     overrides = dict(change.split("=", 1) for change in changes.split())
     overrides |= {} if "accumulate" in changes else {"train.accumulate": 1}
-    return config_lib.static(config_lib.load(RECIPES / f"{recipe}.py", overrides)), machine(hardware)
+    return config_lib.static(config_lib.load(RECIPES / f"{recipe}.py", overrides)), load_machine(hardware)
 
 
-def measure(name: str) -> dict[str, Any]:
+def compare_memory(name: str) -> dict[str, Any]:
     """One row: predicted and compiled bytes of a device. BadInput where its compiler isn't installed."""
-    (static, on), (recipe, _, slices, changes) = case(name), ROWS[name]
-    predicted, found = memory(static, on), compiled(static, on, slices)
-    rows = {row.component: row for row in side_by_side(predicted, found)}
+    (static, on), (recipe, _, slices, changes) = load_case(name), CASES[name]
+    predicted, found = step_memory(static, on), compile_step(static, on, slices)
+    rows = {row.component: row for row in compare_components(predicted, found)}
     return {
         "name": name, "recipe": recipe, "devices": static.layout.devices, "platform": found.platform, "changes": changes,
         "argument_bytes": [rows["arguments"].exact_bytes, found.argument_bytes], "temp_bytes": found.temp_bytes,
@@ -68,7 +68,7 @@ def measure(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def format_table(rows: list[dict[str, Any]]) -> str:
     """The rows in Markdown; GB, predicted and compiled."""
     lines = [
         "| step | device | arguments GB | compiled | peak GB | compiled | off by | fits | compiled | s |",
@@ -84,7 +84,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def head() -> str:
+def format_heading() -> str:
     """What stands above the table."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu", "jax-cuda12-pjrt"))
     return (
@@ -102,24 +102,24 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     parser = command_line("compiled", __doc__)
-    parser.add_argument("--only", default="; ".join(ROWS), metavar="A; B", help=f"rows: {'; '.join(ROWS)}")
+    parser.add_argument("--only", default="; ".join(CASES), metavar="A; B", help=f"rows: {'; '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="the first row alone")
     options = parser.parse_args(argv)
     names, rows = [name.strip() for name in options.only.split(";")][: 1 if options.quick else None], []
     for name in names:
-        if name not in ROWS:
-            raise BadInput(f"--only={name}: no such row{nearest(name, ROWS)}")
+        if name not in CASES:
+            raise BadInput(f"--only={name}: no such row{nearest_hint(name, CASES)}")
         try:
-            rows.append(measure(name))
+            rows.append(compare_memory(name))
         except BadInput as without:
             print(f"left out: {name}: {without}", file=sys.stderr)
             continue
         print(f"{name}: {rows[-1]['peak_bytes']}, {rows[-1]['oom'] or 'fits'}", file=sys.stderr, flush=True)
     if options.json != "-":
-        print(table(rows))
-    if len(rows) == len(ROWS):
-        keep(RESULTS, "compiled", rows, f"{head()}\n\n{table(rows)}\n")
-    emit({"rows": rows}, options.json)
+        print(format_table(rows))
+    if len(rows) == len(CASES):
+        write_result(RESULTS, "compiled", rows, f"{format_heading()}\n\n{format_table(rows)}\n")
+    emit_json({"rows": rows}, options.json)
     return 0
 
 

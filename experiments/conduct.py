@@ -9,10 +9,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from experiments import ladder_runs, phases
-from experiments.ladder_runs import Study
+from experiments.ladder_runs import LadderStudy
 from scalelab import records
-from scalelab.cli.parser import say
-from scalelab.cli.progress import Board
+from scalelab.cli.parser import print_status
+from scalelab.cli.progress import PoolProgress
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.laws import FitError, Fitted
 from scalelab.laws.read.study import fit_study
@@ -22,30 +22,30 @@ from scalelab.sweep.scaling import ladder
 HELD_OUT = "holdout"
 
 
-def conduct(study: Study, folder: pathlib.Path, command: str, clock: phases.Phases) -> dict[str, Any]:
+def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: phases.PhaseClock) -> dict[str, Any]:
     """Run (or resume) the whole study in `folder`; returns what summary.json holds, {} where a signal stopped it.
 
     Says on standard error how far it is. The checks of LR and batch train beside the held-out run, which leaves a core idle.
     """
     from scalelab.signals import stop_on_signals
     from scalelab.sweep import status
-    from scalelab.sweep.executors.pool import Pool, worker_count
+    from scalelab.sweep.executors.pool import WorkerPool, worker_count
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.run.single import dataset
+    from scalelab.train.run.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
     with clock.timed("data"):
         cache_compilations()
         grid, checks = ladder_runs.fit_runs(study), ladder_runs.check_runs(study)
         ladder_runs.holdout_runs(study)  # what can't be run is refused before anything runs
-        data = dataset(study.base)
-    say(
+        data = load_run_dataset(study.base)
+    print_status(
         f"{len(grid)} runs, then one of {study.holdout_flops:.3g} FLOPs beside {len(checks)} checks; {study.rule.text()}"
     )
-    with stop_on_signals() as stop, Pool(folder, worker_count(study.base.sweep.workers)) as workers:
+    with stop_on_signals() as stop, WorkerPool(folder, worker_count(study.base.sweep.workers)) as workers:
 
         def train(trials: Mapping[str, ConfigDict], phase: str) -> bool:
-            with clock.timed(phase), Board(folder, {n: run.train.steps for n, run in trials.items()}) as board:
+            with clock.timed(phase), PoolProgress(folder, {n: run.train.steps for n, run in trials.items()}) as board:
                 ended = run_sweep(folder, trials, watch=board.update, stop=stop, workers=workers)
             if not stop():
                 status.refuse_crashed(folder, ended)
@@ -57,10 +57,10 @@ def conduct(study: Study, folder: pathlib.Path, command: str, clock: phases.Phas
             fitted = fit_study(records.read_runs(folder))
             prediction = predict_once(folder, fitted, ladder_runs.predicted_best(study, fitted.loss))
         low, high = prediction["interval90"]
-        say(
+        print_status(
             f"predicted for {study.holdout_flops:.3g} FLOPs: {prediction['predicted_loss']:.4f}, 90 % in {low:.4f} to {high:.4f}"
         )
-        last = ladder.rung(study.base, prediction["d_model"], study.holdout_flops, study.rule, "holdout")
+        last = ladder.make_rung(study.base, prediction["d_model"], study.holdout_flops, study.rule, "holdout")
         if not train(grid | {HELD_OUT: last} | checks, "held-out run and checks"):
             return {}
     with clock.timed("score"):
@@ -69,11 +69,11 @@ def conduct(study: Study, folder: pathlib.Path, command: str, clock: phases.Phas
         return {
             "command": command,
             "fit": fitted.to_json(),
-            "held_out": score(prediction, next(row for row in rows if row["role"] == "holdout")),
-            "frontier": frontier(fitted, min(study.grid), study.holdout_flops),
-            "isoflop": isoflop(rows),
+            "held_out": score_prediction(prediction, next(row for row in rows if row["role"] == "holdout")),
+            "frontier": predicted_frontier(fitted, min(study.grid), study.holdout_flops),
+            "isoflop": fit_isoflop_summary(rows),
             "ladder": dataclasses.asdict(study.rule) | {"text": study.rule.text()},
-            **{f"{kind}_checks": checked(study, rows, kind) for kind in study.checked},
+            **{f"{kind}_checks": collect_checks(study, rows, kind) for kind in study.checked},
             "entropy_rate": data.entropy_rate,
             "runs": [
                 {key: row[key] for key in ("name", "role", "N", "D", "C", "folder", "status")}
@@ -83,12 +83,12 @@ def conduct(study: Study, folder: pathlib.Path, command: str, clock: phases.Phas
         }
 
 
-def seconds(study: Study, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of `phases.collect` of a finished study."""
-    checks = [(name, kind) for name, _, kind, _ in ladder_runs.checks(study)]
+def collect_seconds(study: LadderStudy, folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows of `phases.collect_phases` of a finished study."""
+    checks = [(name, kind) for name, _, kind, _ in ladder_runs.list_checks(study)]
     kinds = {"  grid, by workers": list(ladder_runs.fit_runs(study)), "  held-out run": [HELD_OUT]}
     kinds |= {f"  {kind} checks": [name for name, its in checks if its == kind] for kind in study.checked}
-    return phases.collect(folder, kinds)
+    return phases.collect_phases(folder, kinds)
 
 
 def predict_once(folder: pathlib.Path, fitted: Fitted, run: ConfigDict) -> dict[str, Any]:
@@ -98,12 +98,12 @@ def predict_once(folder: pathlib.Path, fitted: Fitted, run: ConfigDict) -> dict[
     if not path.exists():
         at = fitted.predict(N, D)
         numbers = {"predicted_loss": at.loss, "interval90": [at.low, at.high], "predicted_at": time.time()}
-        facts = {"N": N, "D": D, "C": ladder_runs.flops(run), "d_model": run.model.d_model}
+        facts = {"N": N, "D": D, "C": ladder_runs.training_flops(run), "d_model": run.model.d_model}
         records.write_json(path, numbers | facts)
     return records.read_json(path)
 
 
-def score(prediction: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+def score_prediction(prediction: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """The prediction beside what was measured; `error` is predicted / measured - 1. WorkFailed where nothing was."""
     (low, high), measured = prediction["interval90"], row["val_loss"]
     if row["status"] != "done" or measured is None:
@@ -117,30 +117,32 @@ def score(prediction: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def checked(study: Study, rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def collect_checks(study: LadderStudy, rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     """Loss at the rule's own LR or batch and at multiples of it (`factor`; loss None: diverged), for each size checked."""
     by_name = {row["name"]: row for row in rows}
     chosen = []
     for size in ladder_runs.check_sizes(study):
-        mine = [(name, cell, f) for name, cell, its, f in ladder_runs.checks(study) if (its, cell[1]) == (kind, size)]
-        for name, factor in [(ladder_runs.twin_name(mine[0][1]), 1.0), *((name, f) for name, _, f in mine)]:
+        mine = [
+            (name, cell, f) for name, cell, its, f in ladder_runs.list_checks(study) if (its, cell[1]) == (kind, size)
+        ]
+        for name, factor in [(ladder_runs.checked_twin_name(mine[0][1]), 1.0), *((name, f) for name, _, f in mine)]:
             row = by_name[name]
             facts = {"run": name, "size": row["N"], "d_model": size, "factor": factor}
             chosen.append(facts | {"loss": row["val_loss"] if row["status"] == "done" else None})
     return sorted(chosen, key=lambda row: (row["d_model"], row["factor"]))
 
 
-def isoflop(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def fit_isoflop_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Approach 2 beside the law; {} with the reason where the finished runs don't hold two interior minima."""
     grid = [row for row in rows if row["role"] == "fit" and row["status"] == "done"]
     try:
         return fit_isoflop(*[[row[key] for row in grid] for key in ("C", "N", "val_loss")]).to_json()
     except (BadInput, FitError) as why:
-        say(f"no IsoFLOP exponents: {why}")
+        print_status(f"no IsoFLOP exponents: {why}")
         return {"why": str(why)}
 
 
-def frontier(fitted: Fitted, low_flops: float, high_flops: float) -> dict[str, list[float]]:
+def predicted_frontier(fitted: Fitted, low_flops: float, high_flops: float) -> dict[str, list[float]]:
     """The 90 % band of one new run at the best allocation of each budget between the two."""
     budgets = [low_flops * (high_flops / low_flops) ** (i / 12) for i in range(13)]
     bands = [fitted.decide(budget).loss for budget in budgets]

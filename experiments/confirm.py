@@ -17,13 +17,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from experiments import isoflop
-from experiments.shared import RESULTS, command_line, facts, keep
+from experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit, folder_path
+from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
-from scalelab.plan.sweep.sweep import Planned
+from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.report import verdict
 
 STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were for development
@@ -34,7 +34,7 @@ def _arguments(seed: int, split: int, scale: float) -> list[str]:
     return ["--quick", f"--scale={scale}", f"--config.train.seed={seed}", f"--config.data.split_seed={split}"]
 
 
-def study(folder: pathlib.Path, seed: int, split: int, scale: float) -> dict[str, Any]:
+def run_quickstart(folder: pathlib.Path, seed: int, split: int, scale: float) -> dict[str, Any]:
     """One quickstart; the row of the table."""
     place = folder / f"seed{seed}-split{split}"
     if not (place / "summary.json").exists():
@@ -43,19 +43,19 @@ def study(folder: pathlib.Path, seed: int, split: int, scale: float) -> dict[str
             sys.exit(code)
     summary = records.read_json(place / "summary.json")
     held = summary["held_out"]
-    row = {"seed": seed, "split": split} | {key: held[key] for key in KEYS}
+    row = {"seed": seed, "split": split} | {key: held[key] for key in RESULT_KEYS}
     return row | {
         "wall_s": summary["wall_s"],
-        "failures": verdict.failures(summary),
+        "failures": verdict.describe_failures(summary),
         "params": summary["fit"]["params"],
         "warnings": summary["fit"]["warnings"],
     }
 
 
-KEYS = ("predicted_loss", "interval90", "measured_loss", "error", "inside", "width", "predicted_at", "d_model")
+RESULT_KEYS = ("predicted_loss", "interval90", "measured_loss", "error", "inside", "width", "predicted_at", "d_model")
 
 
-def page(result: dict[str, Any]) -> str:
+def format_page(result: dict[str, Any]) -> str:
     """The table as Markdown, with what it means."""
     rows = result["studies"]
     lines = [
@@ -97,7 +97,7 @@ def _options(argv: Sequence[str]) -> Any:
     return options
 
 
-def plan(arguments: Sequence[str]) -> Planned:
+def plan(arguments: Sequence[str]) -> PlannedStudy:
     """What these studies would run, before any of it: `scalelab plan --sweep` asks."""
     scale = _options(arguments).scale
     runs: dict[str, ConfigDict] = {}
@@ -117,17 +117,17 @@ def _main(argv: Sequence[str]) -> int:
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the studies go")
     folder, scale = options.workdir, options.scale
-    chosen = isoflop.parse(["--quick", f"--workdir={folder}"])[0]
-    result = facts("confirm", argv) | {
+    chosen = isoflop.parse_arguments(["--quick", f"--workdir={folder}"])[0]
+    result = result_header("confirm", argv) | {
         "rule": chosen.rule.text(),
         "rule_values": dataclasses.asdict(chosen.rule),
         "base_identity": config_lib.identity(chosen.base),
-        "studies": [study(folder, seed, split, scale) for seed, split in STUDIES],
+        "studies": [run_quickstart(folder, seed, split, scale) for seed, split in STUDIES],
     }
     place = folder if options.quick else RESULTS
-    keep(place, "quickstart", result, page(result))
-    print(page(result))
-    emit(result, options.json)
+    write_result(place, "quickstart", result, format_page(result))
+    print(format_page(result))
+    emit_json(result, options.json)
     return 0
 
 

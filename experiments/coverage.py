@@ -17,25 +17,31 @@ from typing import Any
 import numpy as np
 from scipy.stats import binom, qmc
 
-from experiments.shared import RESULTS, command_line, facts, keep
+from experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit, folder_path
+from scalelab.cli.parser import emit_json, folder_path
 from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.trust import profile, uncertainty
 from scalelab.laws.use import chinchilla_optimum, decision
-from scalelab.testing.law import RANGES
+from scalelab.testing.law import COLUMN_RANGES
 
 STUDIES, QUICK_STUDIES, RESAMPLES, LEVEL = 200, 40, 300, 0.9
-BAND = (0.85, 0.95)
-SMALL = {"E": 1.1, "A": 250.0, "B": 350.0, "alpha": 0.6, "beta": 0.47}  # as the quickstart's: bytes, N below 1e6
-TARGET = 4.0  # times the largest budget: where the decision and the new run are
+COVERAGE_BAND = (0.85, 0.95)
+CHINCHILLA_TRUTH = {
+    "E": 1.1,
+    "A": 250.0,
+    "B": 350.0,
+    "alpha": 0.6,
+    "beta": 0.47,
+}  # as the quickstart's: bytes, N below 1e6
+TARGET_FACTOR = 4.0  # times the largest budget: where the decision and the new run are
 
 
 @dataclasses.dataclass(frozen=True)
-class Arm:
+class StudyArm:
     """A design and its noise: relative standard deviation of a loss, Gaussian or Laplace (heavier tails).
 
     `sizes` a budget; 0: `budgets` rows scattered over plausible values of the law's columns.
@@ -49,23 +55,23 @@ class Arm:
     law: str = "chinchilla"
 
 
-ARMS = (
-    Arm("4 budgets x 5 sizes", 4, 5, 0.005, "gaussian"),
-    Arm("5 budgets x 5 sizes", 5, 5, 0.005, "laplace"),
-    Arm("8 budgets x 9 sizes", 8, 9, 0.005, "gaussian"),
-    Arm("24 budgets, saturating", 24, 1, 0.005, "gaussian", "saturating"),
-    Arm("48 rows, kaplan", 48, 0, 0.005, "gaussian", "kaplan"),
-    Arm("48 rows, overtraining", 48, 0, 0.005, "gaussian", "overtraining"),
+STUDY_ARMS = (
+    StudyArm("4 budgets x 5 sizes", 4, 5, 0.005, "gaussian"),
+    StudyArm("5 budgets x 5 sizes", 5, 5, 0.005, "laplace"),
+    StudyArm("8 budgets x 9 sizes", 8, 9, 0.005, "gaussian"),
+    StudyArm("24 budgets, saturating", 24, 1, 0.005, "gaussian", "saturating"),
+    StudyArm("48 rows, kaplan", 48, 0, 0.005, "gaussian", "kaplan"),
+    StudyArm("48 rows, overtraining", 48, 0, 0.005, "gaussian", "overtraining"),
 )
 TRUTHS = {
-    "chinchilla": SMALL,
+    "chinchilla": CHINCHILLA_TRUTH,
     "saturating": {"E": 1.5, "A": 60.0, "alpha": 0.155},
     "kaplan": {"N_c": 6.4e13, "D_c": 1.8e13, "alpha_N": 0.076, "alpha_D": 0.103},  # Kaplan et al. 2020, Table 2
     "overtraining": {"E": 1.51, "a": 141.3, "b": 189.5, "eta": 0.1212},  # Gadre et al. 2024, C4
 }
 
 
-def points(arm: Arm) -> dict[str, np.ndarray]:
+def design_columns(arm: StudyArm) -> dict[str, np.ndarray]:
     """Columns of the design: sizes within a factor of three around each budget's best, budgets a factor of two apart.
 
     A scattered design is a Sobol set over the ranges that the contract of laws uses.
@@ -73,53 +79,53 @@ def points(arm: Arm) -> dict[str, np.ndarray]:
     if not arm.sizes:
         columns = load_law(arm.law).columns
         unit = qmc.Sobol(len(columns), seed=2).random(64)[: arm.budgets]
-        ends = {name: RANGES[name] for name in columns}
+        ends = {name: COLUMN_RANGES[name] for name in columns}
         return {name: low * (high / low) ** unit[:, i] for i, (name, (low, high)) in enumerate(ends.items())}
     C = 1.25e11 * 2.0 ** np.arange(arm.budgets)
-    best = chinchilla_optimum.optimum(chinchilla_optimum.Params(**SMALL), C)
+    best = chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**CHINCHILLA_TRUTH), C)
     N = (best.N[:, None] * np.geomspace(1 / 3, 3, arm.sizes)).ravel() if arm.sizes > 1 else best.N
     C = np.repeat(C, arm.sizes)
     return {"N": N, "D": C / (6 * N), "C": C}
 
 
-def study(arm: Arm, seed: int) -> dict[str, bool]:
+def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
     """{interval: whether it holds the truth} of one simulated study."""
     law, truth = load_law(arm.law), TRUTHS[arm.law]
-    columns = points(arm)
+    columns = design_columns(arm)
     errors = getattr(np.random.default_rng(seed), {"gaussian": "standard_normal", "laplace": "laplace"}[arm.tails])
     scale = arm.noise / (np.sqrt(2) if arm.tails == "laplace" else 1.0)
     target = law(columns, truth) * np.exp(scale * errors(size=len(next(iter(columns.values())))))
     posed = pose_problem(law, columns, target, huber_log())
-    best = optimum.minimise(posed)
-    boot = uncertainty.bootstrap(posed, best, RESAMPLES, seed)
+    best = optimum.minimise_objective(posed)
+    boot = uncertainty.bootstrap_fit(posed, best, RESAMPLES, seed)
     inside = {}
-    profiles = profile.identify(posed, best, LEVEL)
-    for name, each in uncertainty.intervals(boot, best.params, LEVEL).items():
+    profiles = profile.profile_params(posed, best, LEVEL)
+    for name, each in uncertainty.param_intervals(boot, best.params, LEVEL).items():
         ends = {"percentile": each["percentile"], "bca": each["bca"], "profile": profiles[name].interval}
         for method, (low, high) in ends.items():
             inside[f"{name} {method}"] = (low is None or low <= truth[name]) and (high is None or truth[name] <= high)
-    run = {name: TARGET * values.max() for name, values in columns.items()}
+    run = {name: TARGET_FACTOR * values.max() for name, values in columns.items()}
     C = run.get("C", 0.0)
     if arm.law == "chinchilla":
-        chosen = decision.decide(posed, best, boot, C, level=LEVEL)
-        right = chinchilla_optimum.optimum(chinchilla_optimum.Params(**truth), C)
+        chosen = decision.decide_allocation(posed, best, boot, C, level=LEVEL)
+        right = chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**truth), C)
         inside["N* decision"] = chosen.N.low <= right.N <= chosen.N.high
         inside["D* decision"] = chosen.D.low <= right.D <= chosen.D.high
         run |= {"N": chosen.N.value, "D": chosen.D.value}
-    said = uncertainty.predict(posed, best, boot, run, LEVEL)
+    said = uncertainty.predict_run(posed, best, boot, run, LEVEL)
     measured = float(law(run, truth) * np.exp(scale * errors()))
     inside["loss of one new run"] = said.low <= measured <= said.high
     inside["law at the new run"] = said.fit_low <= float(law(run, truth)) <= said.fit_high
     return {name: bool(held) for name, held in inside.items()}
 
 
-def count(arm: Arm, studies: int, folder: pathlib.Path) -> dict[str, float]:
+def interval_coverage(arm: StudyArm, studies: int, folder: pathlib.Path) -> dict[str, float]:
     """{interval: share of studies whose interval holds the truth}; finished studies are read from the folder."""
     path = folder / f"{arm.name.replace(' ', '-').replace(',', '')}.jsonl"
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     with path.open("a") as file:
         for seed in range(len(done), studies):
-            done.append(study(arm, seed))
+            done.append(simulate_study(arm, seed))
             file.write(json.dumps(done[-1]) + "\n")
             file.flush()
             if (seed + 1) % 20 == 0:
@@ -127,12 +133,18 @@ def count(arm: Arm, studies: int, folder: pathlib.Path) -> dict[str, float]:
     return {name: float(np.mean([row[name] for row in done[:studies]])) for name in done[0]}
 
 
-def verdict(share: float) -> str:
+def describe_coverage(share: float) -> str:
     """Inside the band, or on which side of it."""
-    return "covers" if BAND[0] <= share <= BAND[1] else "too narrow" if share < BAND[0] else "wider than needed"
+    return (
+        "covers"
+        if COVERAGE_BAND[0] <= share <= COVERAGE_BAND[1]
+        else "too narrow"
+        if share < COVERAGE_BAND[0]
+        else "wider than needed"
+    )
 
 
-def page(result: dict[str, Any]) -> str:
+def format_page(result: dict[str, Any]) -> str:
     """The table as Markdown."""
     arms = list(result["coverage"])
     low, high = binom.interval(0.99, result["studies"], LEVEL)
@@ -142,19 +154,19 @@ def page(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}`, {result['date']}, {result['machine']}.",
         "",
-        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise {ARMS[0].noise:.1%} of the loss. An "
-        f"interval covers where {BAND[0]:.0%} to {BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % "
+        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise {STUDY_ARMS[0].noise:.1%} of the loss. An "
+        f"interval covers where {COVERAGE_BAND[0]:.0%} to {COVERAGE_BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % "
         f"interval lie between {low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). "
         "`law at the new run` is the parameters' part alone: it is no interval for a run.",
         "",
-        "| interval | " + " | ".join(f"{arm.name}, {arm.tails}" for arm in ARMS) + " |",
+        "| interval | " + " | ".join(f"{arm.name}, {arm.tails}" for arm in STUDY_ARMS) + " |",
         "|---" * (len(arms) + 1) + "|",
     ]
     for name in names:
         cells = []
         for arm in arms:
             share = result["coverage"][arm].get(name)
-            said = "" if share is None else verdict(share)
+            said = "" if share is None else describe_coverage(share)
             cells.append("" if share is None else f"{share:.1%}" + ("" if said == "covers" else f" ({said})"))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
@@ -175,16 +187,16 @@ def _main(argv: Sequence[str]) -> int:
     folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
     studies = QUICK_STUDIES if options.quick else STUDIES
-    result = facts("coverage", argv) | {
+    result = result_header("coverage", argv) | {
         "studies": studies,
         "resamples": RESAMPLES,
-        "arms": [dataclasses.asdict(arm) for arm in ARMS],
-        "coverage": {arm.name: count(arm, studies, folder) for arm in ARMS},
+        "arms": [dataclasses.asdict(arm) for arm in STUDY_ARMS],
+        "coverage": {arm.name: interval_coverage(arm, studies, folder) for arm in STUDY_ARMS},
     }
     place = folder if options.quick else RESULTS
-    keep(place, "coverage", result, page(result))
-    print(page(result))
-    emit(result, options.json)
+    write_result(place, "coverage", result, format_page(result))
+    print(format_page(result))
+    emit_json(result, options.json)
     return 0
 
 

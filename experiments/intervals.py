@@ -14,7 +14,7 @@ from scipy import stats
 LEVEL = 0.9
 
 
-class Difference(NamedTuple):
+class MeanDifference(NamedTuple):
     """A mean difference, its standard error, and Student's interval with that many degrees of freedom."""
 
     mean: float
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
         return self.mean / self.error if self.error else math.copysign(math.inf, self.mean) if self.mean else 0.0
 
 
-def difference(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL) -> Difference | None:
+def mean_difference(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL) -> MeanDifference | None:
     """Mean of `a` less that of `b`, losses by seed, with the interval at `level`; None where a loss is infinite.
 
     Paired where both have the same seeds, since one seed means the same first weights and batches; else Welch's, with
@@ -52,10 +52,10 @@ def difference(a: Mapping[int, float], b: Mapping[int, float], level: float = LE
         terms = [part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True)]
         freedom = variance**2 / sum(terms) if variance else len(a) + len(b) - 2.0
     half = stats.t.ppf((1 + level) / 2, freedom) * math.sqrt(variance)
-    return Difference(*map(float, (mean, math.sqrt(variance), mean - half, mean + half, freedom)), paired)
+    return MeanDifference(*map(float, (mean, math.sqrt(variance), mean - half, mean + half, freedom)), paired)
 
 
-class Finals(NamedTuple):
+class FinalsRecord(NamedTuple):
     """What the final loss of one tuned method comes from.
 
     `tuned` [T]: losses of its tuning trials. `finalists` [K]: which of these ran again, best first. `choosing` [K, S]: their
@@ -79,7 +79,7 @@ class Finals(NamedTuple):
         return float(np.mean(self.reported[self.chosen]))
 
 
-def final_losses(methods: Sequence[Finals], draws: int = 2000, seed: int = 0, level: float = LEVEL) -> np.ndarray:
+def final_losses(methods: Sequence[FinalsRecord], draws: int = 2000, seed: int = 0, level: float = LEVEL) -> np.ndarray:
     """Final losses [draws, methods] under other luck: trials, choosing seeds and reported seeds drawn with replacement.
 
     A draw repeats the whole procedure: of its trials the finalists among them are compared on its choosing seeds, and the winner's
@@ -113,13 +113,13 @@ def final_losses(methods: Sequence[Finals], draws: int = 2000, seed: int = 0, le
     return np.stack(columns, axis=1)
 
 
-def percentiles(value: float, draws: ArrayLike, level: float = LEVEL) -> tuple[float, float]:
+def percentile_interval(value: float, draws: ArrayLike, level: float = LEVEL) -> tuple[float, float]:
     """The middle `level` of the draws, stretched to hold `value` where it lies outside."""
     low, high = np.quantile(draws, ((1 - level) / 2, (1 + level) / 2), method="nearest")
     return min(float(low), value), max(float(high), value)
 
 
-def ranks(losses: ArrayLike) -> list[int]:
+def rank_losses(losses: ArrayLike) -> list[int]:
     """The rank of each, 1 for the least; equal ones in the order given, infinite ones last."""
     order = np.argsort(np.asarray(losses), kind="stable")
     places = np.empty(len(order), int)
@@ -132,7 +132,7 @@ def rank_intervals(losses: ArrayLike, draws: ArrayLike, level: float = LEVEL) ->
 
     A rank is 1 plus the methods that are surely ahead, up to the number of methods less those surely behind, sure meaning that
     the largest of the studentised differences to all others leaves room for it (Mogstad, Romano, Shaikh & Wilhelm 2024, "Inference
-    for Ranks", Review of Economic Studies 91, section 3). What is surely ahead has the lesser loss, so `ranks` is inside by
+    for Ranks", Review of Economic Studies 91, section 3). What is surely ahead has the lesser loss, so `rank_losses` is inside by
     construction, whatever the draws.
     """
     observed, drawn = np.asarray(losses, float), np.asarray(draws, float)

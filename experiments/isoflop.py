@@ -25,17 +25,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import conduct, ladder_runs, phases
-from experiments.ladder_runs import Study
+from experiments.ladder_runs import LadderStudy
 from experiments.shared import command_line
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import aligned, emit, folder_path, say
-from scalelab.errors import BadInput, WorkFailed, nearest
+from scalelab.cli.parser import align_columns, emit_json, folder_path, print_status
+from scalelab.errors import BadInput, WorkFailed, nearest_hint
 from scalelab.laws import FitError
 from scalelab.laws.law.names import LAWS
-from scalelab.plan.budget.book import Book, fixed
-from scalelab.plan.sweep.sweep import Planned
+from scalelab.plan.budget.book import LawBook, constant_params
+from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.sweep.scaling import rules
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -46,40 +46,42 @@ QUICK_GRID = {  # FLOPs: values of d_model around the optimum
     8e11: (24, 32, 40, 48, 56, 64, 80),
 }
 HOLDOUT_FACTOR = 4.0  # the held-out run's compute over the largest fitted budget
-EARLIER = pathlib.Path(__file__).parent / "results" / "quickstart.json"  # five studies of the quickstart's family
+EARLIER_RESULTS = (
+    pathlib.Path(__file__).parent / "results" / "quickstart.json"
+)  # five studies of the quickstart's family
 EARLIER_NOISE = 0.0095  # of a run's loss, relative: with it the intervals to be expected are as wide as theirs were
 
 
-def plan(arguments: Sequence[str]) -> Planned:
+def plan(arguments: Sequence[str]) -> PlannedStudy:
     """What this study would run with these arguments (default: --quick), before any of it: `scalelab plan --sweep` asks.
 
     The held-out run is the one that the law of an earlier study would choose; of another family than the quickstart's no law
     is known, and it is left out.
     """
-    study, options = parse(arguments or ["--quick"])
+    study, options = parse_arguments(arguments or ["--quick"])
     runs = ladder_runs.fit_runs(study) | ladder_runs.check_runs(study)
     if options.config:
-        return Planned(runs, study.holdout_flops)
-    known = earlier()
+        return PlannedStudy(runs, study.holdout_flops)
+    known = load_earlier_law()
     runs["holdout"] = ladder_runs.predicted_best(study, lambda N, D: float(known.loss(N, D)[0]))
-    return Planned(runs, study.holdout_flops, known, EARLIER_NOISE)
+    return PlannedStudy(runs, study.holdout_flops, known, EARLIER_NOISE)
 
 
-def earlier() -> Book:
+def load_earlier_law() -> LawBook:
     """The law of the middle one of the earlier studies, by its prediction."""
-    studies = sorted(records.read_json(EARLIER)["studies"], key=lambda each: each["predicted_loss"])
+    studies = sorted(records.read_json(EARLIER_RESULTS)["studies"], key=lambda each: each["predicted_loss"])
     middle = studies[len(studies) // 2]
-    return Book(
+    return LawBook(
         name="quickstart",
         source=f"experiments/results/quickstart.json, seed {middle['seed']}, split {middle['split']}",
         n_convention="total",
         interval="none",
         surface=LAWS["chinchilla"],
-        params=fixed(middle["params"]),
+        params=constant_params(middle["params"]),
     )
 
 
-def parse(argv: Sequence[str]) -> tuple[Study, Any]:
+def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
     """Arguments -> (study, options). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = command_line("isoflop", __doc__)
@@ -111,17 +113,19 @@ def parse(argv: Sequence[str]) -> tuple[Study, Any]:
         raise BadInput(
             f"--holdout={holdout:g} is not beyond the largest budget {max(grid):g}; usual: {HOLDOUT_FACTOR * max(grid):g}"
         )
-    return Study(base, grid, holdout, rules.find_rule(options.rule, base), _checked(options)), options
+    return LadderStudy(base, grid, holdout, rules.find_rule(options.rule, base), _checked(options)), options
 
 
 def _checked(options: Any) -> tuple[str, ...]:
     """Of the quickstart only the LR, for its five minutes: what its batch costs stands in its rule's source."""
     if options.checks is None:
-        return ("lr",) if options.quick else tuple(ladder_runs.CHECKS)
+        return ("lr",) if options.quick else tuple(ladder_runs.CHECK_FACTORS)
     names = tuple(dict.fromkeys(options.checks.split(",")))
     for name in names:
-        if name not in ladder_runs.CHECKS:
-            raise BadInput(f"--checks={options.checks}: {name!r} is not checked{nearest(name, ladder_runs.CHECKS)}")
+        if name not in ladder_runs.CHECK_FACTORS:
+            raise BadInput(
+                f"--checks={options.checks}: {name!r} is not checked{nearest_hint(name, ladder_runs.CHECK_FACTORS)}"
+            )
     return names
 
 
@@ -167,29 +171,29 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    study, options = parse(argv)
+    study, options = parse_arguments(argv)
     folder = options.workdir
     if folder is None:
         raise BadInput("--workdir=DIR is needed: the study's folder")
-    clock = phases.Phases(folder)
+    clock = phases.PhaseClock(folder)
     before = time.time() - options.started if options.started else None
     try:
-        summary = conduct.conduct(study, folder, " ".join(["python -m experiments.isoflop", *argv]), clock)
+        summary = conduct.run_study(study, folder, " ".join(["python -m experiments.isoflop", *argv]), clock)
     except FitError as failure:
         raise WorkFailed(f"the law could not be fitted: {failure}") from failure
     if not summary:
-        say(f"stopped; the same command goes on where it was ({folder})")
+        print_status(f"stopped; the same command goes on where it was ({folder})")
         return 75
     if before is not None:
         clock.add(phases.INSTALLATION, before, None)
     with clock.timed("figures and page"):
         report = _report(folder, summary | {"wall_s": _wall_s(folder)})
-    summary |= {"wall_s": _wall_s(folder), "seconds": conduct.seconds(study, folder)}
+    summary |= {"wall_s": _wall_s(folder), "seconds": conduct.collect_seconds(study, folder)}
     records.write_json(folder / "summary.json", summary)
     _say_result(folder, summary)
-    emit(summary, options.json)
+    emit_json(summary, options.json)
     for failure in report["failures"]:
-        say(f"FAILED: {failure}")
+        print_status(f"FAILED: {failure}")
     return 1 if report["failures"] else 0
 
 
@@ -202,14 +206,14 @@ def _report(folder: pathlib.Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 def _wall_s(folder: pathlib.Path) -> float:
     """Seconds of the study so far, without those of an installation."""
-    lines = records.read_lines(folder / phases.FILE)
+    lines = records.read_json_lines(folder / phases.PHASES_FILE)
     return sum(line["wall_s"] for line in lines if line["phase"] != phases.INSTALLATION)
 
 
 def _say_result(folder: pathlib.Path, summary: dict[str, Any]) -> None:
     held = summary["held_out"]
-    say("\n".join(aligned(phases.lines(summary["seconds"]))))
-    say(
+    print_status("\n".join(align_columns(phases.phase_table(summary["seconds"]))))
+    print_status(
         f"predicted {held['predicted_loss']:.4f}, measured {held['measured_loss']:.4f}: error {held['error']:+.2%}, "
         f"{'inside' if held['inside'] else 'OUTSIDE'} the 90 % interval (width {held['width']:.1%}); "
         f"{summary['wall_s']:.0f} s; {folder / 'report.html'}"

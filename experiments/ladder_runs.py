@@ -9,68 +9,68 @@ from scalelab import config as config_lib
 from scalelab.errors import BadInput
 from scalelab.model import count
 from scalelab.sweep.scaling import ladder
-from scalelab.sweep.scaling.rules import Rule
+from scalelab.sweep.scaling.rules import LadderRule
 
-CHECKS = {"lr": (0.5, 2.0), "batch": (0.5, 2.0)}  # factors on the rule's own
-WIDTH_STEP = 8  # between the widths that the held-out run is chosen from
+CHECK_FACTORS = {"lr": (0.5, 2.0), "batch": (0.5, 2.0)}  # factors on the rule's own
+WIDTH_MULTIPLE = 8  # between the widths that the held-out run is chosen from
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
+class LadderStudy:
     """What is to be run: `{budget: sizes}` in FLOPs and d_model, the held-out budget, the family, the ladder's rule, its checks."""
 
     base: ConfigDict
     grid: dict[float, tuple[int, ...]]
     holdout_flops: float
-    rule: Rule
+    rule: LadderRule
     checked: tuple[str, ...] = ("lr", "batch")
 
 
-def fit_runs(study: Study) -> dict[str, ConfigDict]:
+def fit_runs(study: LadderStudy) -> dict[str, ConfigDict]:
     """The grid, the dearest first."""
     runs = {
-        f"fit-{_cell(budget, size)}": ladder.rung(study.base, size, budget, study.rule)
+        f"fit-{_cell(budget, size)}": ladder.make_rung(study.base, size, budget, study.rule)
         for budget, sizes in study.grid.items()
         for size in sizes
     }
     return _dearest_first(runs)
 
 
-def check_runs(study: Study) -> dict[str, ConfigDict]:
+def check_runs(study: LadderStudy) -> dict[str, ConfigDict]:
     """The checks of LR and batch, the dearest first."""
-    return _dearest_first({name: _check(study, cell, kind, factor) for name, cell, kind, factor in checks(study)})
+    return _dearest_first({name: _check(study, cell, kind, factor) for name, cell, kind, factor in list_checks(study)})
 
 
-def checks(study: Study) -> Iterator[tuple[str, tuple[float, int], str, float]]:
+def list_checks(study: LadderStudy) -> Iterator[tuple[str, tuple[float, int], str, float]]:
     """(name, (budget, size), "lr" or "batch", factor) of each check: at the cheapest budget of the smallest and largest size."""
     for size in check_sizes(study):
         budget = min(budget for budget, sizes in study.grid.items() if size in sizes)
         for kind in study.checked:
-            for factor in CHECKS[kind]:
+            for factor in CHECK_FACTORS[kind]:
                 yield f"check-{_cell(budget, size)}-{kind}-x{factor:g}", (budget, size), kind, factor
 
 
-def twin_name(cell: tuple[float, int]) -> str:
+def checked_twin_name(cell: tuple[float, int]) -> str:
     """The run of the grid whose LR and batch are checked there."""
     return f"fit-{_cell(*cell)}"
 
 
-def check_sizes(study: Study) -> tuple[int, int]:
+def check_sizes(study: LadderStudy) -> tuple[int, int]:
     """The smallest and the largest width of the grid."""
     sizes = [size for row in study.grid.values() for size in row]
     return min(sizes), max(sizes)
 
 
-def holdout_runs(study: Study) -> list[ConfigDict]:
+def holdout_runs(study: LadderStudy) -> list[ConfigDict]:
     """The runs that the held-out one is chosen from: all widths in and around the grid that the rule has a word on.
 
     BadInput where there are none.
     """
     smallest, largest = check_sizes(study)
     runs, refusals = [], []
-    for width in range(smallest, 2 * largest + 1, WIDTH_STEP):
+    for width in range(smallest, 2 * largest + 1, WIDTH_MULTIPLE):
         try:
-            runs.append(ladder.rung(study.base, width, study.holdout_flops, study.rule, "holdout"))
+            runs.append(ladder.make_rung(study.base, width, study.holdout_flops, study.rule, "holdout"))
         except BadInput as refusal:
             refusals.append(refusal)
     if not runs:
@@ -78,25 +78,25 @@ def holdout_runs(study: Study) -> list[ConfigDict]:
     return runs
 
 
-def predicted_best(study: Study, loss: Callable[[int, int], float]) -> ConfigDict:
+def predicted_best(study: LadderStudy, loss: Callable[[int, int], float]) -> ConfigDict:
     """Of `holdout_runs` the one with the least predicted loss."""
     return min(holdout_runs(study), key=lambda run: loss(*size_and_tokens(run)))
 
 
 def size_and_tokens(run: ConfigDict) -> tuple[int, int]:
     """(N total, D) of a run that isn't trained yet, as its record will say."""
-    N = count.parameters(config_lib.static(run).model)["total"]
+    N = count.count_parameters(config_lib.static(run).model)["total"]
     return N, run.train.steps * run.train.global_batch * run.model.seq_len
 
 
-def flops(run: ConfigDict) -> float:
+def training_flops(run: ConfigDict) -> float:
     """Exact training FLOPs of a run."""
     return run.train.steps * ladder.flops_per_step(run)
 
 
-def _check(study: Study, cell: tuple[float, int], kind: str, factor: float) -> ConfigDict:
+def _check(study: LadderStudy, cell: tuple[float, int], kind: str, factor: float) -> ConfigDict:
     budget, size = cell
-    return ladder.rung(study.base, size, budget, study.rule, "check", **{f"{kind}_factor": factor})
+    return ladder.make_rung(study.base, size, budget, study.rule, "check", **{f"{kind}_factor": factor})
 
 
 def _cell(budget: float, size: int) -> str:
@@ -104,4 +104,4 @@ def _cell(budget: float, size: int) -> str:
 
 
 def _dearest_first(runs: dict[str, ConfigDict]) -> dict[str, ConfigDict]:
-    return dict(sorted(runs.items(), key=lambda item: -flops(item[1])))
+    return dict(sorted(runs.items(), key=lambda item: -training_flops(item[1])))

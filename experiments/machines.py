@@ -17,14 +17,14 @@ import xml.etree.ElementTree as xml
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.shared import RESULTS, command_line, facts, keep, markdown
+from experiments.shared import RESULTS, command_line, markdown_table, result_header, write_result
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit, folder_path
+from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
 
 DEFAULT_RUNS = "Haswell:AVX2,SkylakeX,Sandybridge"  # OpenBLAS takes Haswell's kernels for Zen, too
-CLOSE = 1 / 3  # a tolerance of which more is used is listed
-SAME = 1e-3  # what differs by less between runs doesn't depend on the machine
+CLOSE_SHARE = 1 / 3  # a tolerance of which more is used is listed
+SAME_SPREAD = 1e-3  # what differs by less between runs doesn't depend on the machine
 _ROOT = pathlib.Path(__file__).parents[1]
 _ARGUMENTS = pathlib.Path(__file__).parent / "tolerances.json"  # "file::test" -> why its tolerance is as it is
 
@@ -51,7 +51,7 @@ def parse_runs(text: str) -> list[tuple[str, str]]:
     return runs
 
 
-def environment(core: str, isa: str, folder: pathlib.Path) -> dict[str, str]:
+def run_environment(core: str, isa: str, folder: pathlib.Path) -> dict[str, str]:
     """Variables of a run. Bytecode has a place of its own: asserts are rewritten otherwise than in `make test`."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {f'--xla_cpu_max_isa={isa}' if isa else ''}".strip()
     own = {"OPENBLAS_CORETYPE": core, "XLA_FLAGS": flags, "SCALELAB_TOLERANCES": str(folder)}
@@ -62,7 +62,7 @@ def run_tests(core: str, isa: str, tests: Sequence[str], jobs: int) -> tuple[dic
     """Counts and failures of a run, and the comparisons it made."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
-        env = environment(core, isa, folder)
+        env = run_environment(core, isa, folder)
         kernels = subprocess.run(
             [sys.executable, "-c", _KERNELS], env=env, capture_output=True, text=True
         ).stdout.strip()
@@ -106,16 +106,16 @@ def close_tolerances(comparisons: Sequence[Iterable[Mapping[str, Any]]]) -> list
     return [
         {"test": test, "line": line, "kind": kind, "used": parts, "varies": _varies(parts)}
         for (test, line, kind), parts in sorted(largest.items())
-        if max(part or 0.0 for part in parts) > CLOSE
+        if max(part or 0.0 for part in parts) > CLOSE_SHARE
     ]
 
 
 def _varies(parts: Sequence[float | None]) -> bool:
     values = [part for part in parts if part is not None]
-    return max(values) - min(values) > SAME
+    return max(values) - min(values) > SAME_SPREAD
 
 
-def page(result: Mapping[str, Any]) -> str:
+def format_page(result: Mapping[str, Any]) -> str:
     """The result in Markdown."""
     runs, rows = result["runs"], result["tolerances"]
     varying, fixed = [r for r in rows if r["varies"]], [r for r in rows if not r["varies"]]
@@ -127,16 +127,16 @@ def page(result: Mapping[str, Any]) -> str:
         "",
     ]
     columns = ("OPENBLAS_CORETYPE", "kernels taken", "max ISA", "passed", "failed", "skipped", "s")
-    lines += markdown(columns, ([str(cell) for cell in _run_cells(run)] for run in runs))
+    lines += markdown_table(columns, ([str(cell) for cell in _run_cells(run)] for run in runs))
     lines += ["", *(f"- {run['core']}: {name} failed" for run in runs for name in run["failures"])]
     lines += [f"## Used more than a third of a tolerance, and not the same on every run: {len(varying)}", ""]
-    lines += markdown(("comparison", "kind", *titles, "why it is enough"), map(_cells, varying))
+    lines += markdown_table(("comparison", "kind", *titles, "why it is enough"), map(_cells, varying))
     lines += ["", f"## Used more than a third, the same on every run: {len(fixed)}", ""]
     lines += [
         "No kernel moves these: distances between fixed numbers (a value and its printed digits), or rounding outside BLAS.",
         "",
     ]
-    lines += markdown(("comparison", "kind", *titles, "why it is enough"), map(_cells, fixed))
+    lines += markdown_table(("comparison", "kind", *titles, "why it is enough"), map(_cells, fixed))
     return "\n".join([*lines, ""])
 
 
@@ -165,16 +165,16 @@ def _main(argv: Sequence[str]) -> int:
     results = [run_tests(*run, arguments.tests.split(","), arguments.jobs) for run in parse_runs(arguments.runs)]
     why = json.loads(_ARGUMENTS.read_text())
     rows = [row | {"why": why.get(row["test"], "")} for row in close_tolerances([rows for _, rows in results])]
-    result = facts("machines", argv) | {"runs": [run for run, _ in results], "tolerances": rows}
+    result = result_header("machines", argv) | {"runs": [run for run, _ in results], "tolerances": rows}
     arguments.workdir.mkdir(parents=True, exist_ok=True)
-    keep(arguments.workdir, "machines", result, page(result))
+    write_result(arguments.workdir, "machines", result, format_page(result))
     failed = sum(run["failed"] for run, _ in results)
     unargued = sum(not row["why"] and row["varies"] for row in rows)
     counts = "; ".join(
         f"{run['core']}:{run['isa']} {run['passed']} passed, {run['failed']} failed" for run, _ in results
     )
     print(f"{counts}; {len(rows)} tolerances used by over a third, {unargued} that vary and are not argued")
-    emit(result, arguments.json)
+    emit_json(result, arguments.json)
     return 1 if failed else 0
 
 

@@ -17,38 +17,38 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.shared import RESULTS, command_line, facts, keep
+from experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit, folder_path
-from scalelab.cli.progress import Board
+from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.progress import PoolProgress
 from scalelab.errors import BadInput
-from scalelab.model.resize import resized
-from scalelab.plan.sweep.sweep import Planned
-from scalelab.report.figures.lrplots import transfer, write
-from scalelab.sweep.best import best
+from scalelab.model.resize import resize_config
+from scalelab.plan.sweep.sweep import PlannedStudy
+from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure
+from scalelab.sweep.best import find_best_lr
 
 ROOT = pathlib.Path(__file__).parent.parent
-FALL = {"mup": 0.0, "standard": 0.8}  # octaves a doubling by which the grid is placed lower
-MOST = {"mup": 0.75}  # octaves over 8 times the width, as is promised
-LEAST = {"standard": 2.0}
+GRID_FALL_OCTAVES = {"mup": 0.0, "standard": 0.8}  # octaves a doubling by which the grid is placed lower
+MOST_OCTAVES = {"mup": 0.75}  # octaves over 8 times the width, as is promised
+LEAST_OCTAVES = {"standard": 2.0}
 SEEDS = (0, 1, 2)
 WIDTHS = (32, 64, 128, 256)
-GRID = (-10.0, -6.0)  # log2 of the LRs at the smallest width, first and last
+GRID_ENDS = (-10.0, -6.0)  # log2 of the LRs at the smallest width, first and last
 
 
-def trials(base: ConfigDict, widths: Sequence[int], step: float) -> dict[str, ConfigDict]:
+def transfer_trials(base: ConfigDict, widths: Sequence[int], step: float) -> dict[str, ConfigDict]:
     """{name: config}, the largest width first: it takes longest."""
     found = {}
     for width in sorted(widths, reverse=True):
-        for parametrization in FALL:
-            config = resized(_under(base, parametrization), width)
-            for log2_lr in grid(parametrization, width / min(widths), step):
+        for parametrization in GRID_FALL_OCTAVES:
+            config = resize_config(_under(base, parametrization), width)
+            for log2_lr in log2_lr_grid(parametrization, width / min(widths), step):
                 for seed in SEEDS:
                     trial = config.copy_and_resolve_references()
                     trial.optim.peak_lr, trial.train.seed = float(2.0**log2_lr), seed
-                    found[name(parametrization, width, log2_lr, seed)] = config_lib.resolve(trial)
+                    found[run_name(parametrization, width, log2_lr, seed)] = config_lib.resolve(trial)
     return found
 
 
@@ -58,35 +58,35 @@ def _under(base: ConfigDict, parametrization: str) -> ConfigDict:
     return config
 
 
-def grid(parametrization: str, ratio: float, step: float) -> np.ndarray:
+def log2_lr_grid(parametrization: str, ratio: float, step: float) -> np.ndarray:
     """log2 of the LRs tried at a width that is `ratio` times the smallest."""
-    lowest, highest = np.array(GRID) - FALL[parametrization] * np.log2(ratio)
+    lowest, highest = np.array(GRID_ENDS) - GRID_FALL_OCTAVES[parametrization] * np.log2(ratio)
     return np.arange(lowest, highest + step / 2, step)
 
 
-def name(parametrization: str, width: int, log2_lr: float, seed: int) -> str:
+def run_name(parametrization: str, width: int, log2_lr: float, seed: int) -> str:
     """A run's folder."""
     return f"{parametrization}-d{width}-lr2^{log2_lr:+.2f}-seed{seed}"
 
 
-def measured(folder: pathlib.Path, widths: Sequence[int], step: float) -> list[dict[str, Any]]:
+def read_transfer_rows(folder: pathlib.Path, widths: Sequence[int], step: float) -> list[dict[str, Any]]:
     """A row a (parametrization, width): the curve of losses [seeds][LRs] and its best LR."""
     losses = {row["name"]: row["val_loss"] if row["status"] == "done" else None for row in records.read_runs(folder)}
     rows = []
-    for parametrization in FALL:
+    for parametrization in GRID_FALL_OCTAVES:
         for width in widths:
-            lrs = grid(parametrization, width / min(widths), step)
-            curve = [[losses[name(parametrization, width, lr, seed)] for lr in lrs] for seed in SEEDS]
-            found = best(lrs, np.array(curve, float))  # None is NaN: diverged
+            lrs = log2_lr_grid(parametrization, width / min(widths), step)
+            curve = [[losses[run_name(parametrization, width, lr, seed)] for lr in lrs] for seed in SEEDS]
+            found = find_best_lr(lrs, np.array(curve, float))  # None is NaN: diverged
             facts = {"parametrization": parametrization, "d_model": width, "log2_lr": found.log2_lr}
             facts |= {"interval90": [found.low, found.high], "loss": found.loss, "interior": found.interior}
             rows.append(facts | {"log2_lrs": lrs.tolist(), "losses": curve})
     return rows
 
 
-def moves(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+def lr_octaves_moved(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """{parametrization: octaves between the lowest and the highest best LR over widths}."""
-    found = {key: [row["log2_lr"] for row in rows if row["parametrization"] == key] for key in FALL}
+    found = {key: [row["log2_lr"] for row in rows if row["parametrization"] == key] for key in GRID_FALL_OCTAVES}
     return {key: max(values) - min(values) for key, values in found.items()}
 
 
@@ -96,7 +96,7 @@ def span_s(folder: pathlib.Path) -> float:
     return max(times) - min(times)
 
 
-def page(result: dict[str, Any]) -> str:
+def format_page(result: dict[str, Any]) -> str:
     """The table as Markdown, with what it means."""
     lines = [
         "# The best learning rate over widths, under mup and under standard",
@@ -118,13 +118,13 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
+def describe_transfer(rows: Sequence[dict[str, Any]]) -> list[str]:
     """One line a parametrization: how far its best LR moved, against what is promised."""
     lines = []
-    for key, octaves in moves(rows).items():
+    for key, octaves in lr_octaves_moved(rows).items():
         mine = [row for row in rows if row["parametrization"] == key]
-        goal = f"at most {MOST[key]:g}" if key in MOST else f"more than {LEAST[key]:g}"
-        met = octaves <= MOST[key] if key in MOST else octaves > LEAST[key]
+        goal = f"at most {MOST_OCTAVES[key]:g}" if key in MOST_OCTAVES else f"more than {LEAST_OCTAVES[key]:g}"
+        met = octaves <= MOST_OCTAVES[key] if key in MOST_OCTAVES else octaves > LEAST_OCTAVES[key]
         edge = "" if all(row["interior"] for row in mine) else "; a minimum lies at the edge of its grid"
         ratio = max(row["d_model"] for row in mine) / min(row["d_model"] for row in mine)
         lines.append(
@@ -134,7 +134,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def parse(argv: Sequence[str]) -> tuple[ConfigDict, Sequence[int], float, Any, dict[str, str]]:
+def parse_arguments(argv: Sequence[str]) -> tuple[ConfigDict, Sequence[int], float, Any, dict[str, str]]:
     """Arguments -> (family, widths, octaves between LRs, options, overrides). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = command_line("mup_transfer", __doc__)
@@ -156,10 +156,10 @@ def _widths(text: str) -> list[int]:
     return sorted(map(int, text.split(",")))
 
 
-def plan(arguments: Sequence[str]) -> Planned:
+def plan(arguments: Sequence[str]) -> PlannedStudy:
     """What this study would run with these arguments (default: --quick), before any of it: `scalelab plan --sweep` asks."""
-    base, widths, step, *_ = parse(arguments or ["--quick"])
-    return Planned(trials(base, widths, step))
+    base, widths, step, *_ = parse_arguments(arguments or ["--quick"])
+    return PlannedStudy(transfer_trials(base, widths, step))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -171,39 +171,39 @@ def _main(argv: Sequence[str]) -> int:
     from scalelab.signals import stop_on_signals
     from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
-    from scalelab.train.run.single import dataset
+    from scalelab.train.run.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
-    base, widths, step, options, overrides = parse(argv)
+    base, widths, step, options, overrides = parse_arguments(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
-    folder, made = options.workdir, trials(base, widths, step)
+    folder, made = options.workdir, transfer_trials(base, widths, step)
     cache_compilations()
-    dataset(base)
+    load_run_dataset(base)
     print(f"{len(made)} trials: d_model {', '.join(map(str, widths))}, {len(SEEDS)} seeds", file=sys.stderr)
-    with stop_on_signals() as stop, Board(folder, {key: run.train.steps for key, run in made.items()}) as board:
+    with stop_on_signals() as stop, PoolProgress(folder, {key: run.train.steps for key, run in made.items()}) as board:
         ended = run_sweep(folder, made, watch=board.update, stop=stop)
     if stop():
         print(f"stopped; the same command goes on where it was ({folder})", file=sys.stderr)
         return 75
     status.refuse_crashed(folder, ended)
-    rows = measured(folder, widths, step)
-    result = facts("mup_transfer", argv) | {
+    rows = read_transfer_rows(folder, widths, step)
+    result = result_header("mup_transfer", argv) | {
         "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of {base.train.global_batch} x {base.model.seq_len} "
         f"bytes, {base.schedule.name} LR, {base.optim.name}, mup's base width {base.parametrization.base_width}, seeds "
         f"{', '.join(map(str, SEEDS))}; validation loss in nats/byte.",
         "wall_s": span_s(folder),
         "config_identity": config_lib.identity(base),
         "rows": rows,
-        "moves_octaves": moves(rows),
-        "verdicts": verdicts(rows),
+        "moves_octaves": lr_octaves_moved(rows),
+        "verdicts": describe_transfer(rows),
     }
     place = RESULTS if options.quick and not (options.config or overrides or options.widths) else folder
-    write(str(place / "mup_transfer.png"), transfer(rows), rows)
-    keep(place, "mup_transfer", result, page(result))
+    write_lr_figure(str(place / "mup_transfer.png"), plot_lr_transfer(rows), rows)
+    write_result(place, "mup_transfer", result, format_page(result))
     if options.json != "-":
-        print(page(result))
-    emit(result, options.json)
+        print(format_page(result))
+    emit_json(result, options.json)
     return 0
 
 

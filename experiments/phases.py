@@ -9,19 +9,19 @@ from typing import Any
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.jsonfiles import NUMBER, TEXT
-from scalelab.sweep.executors.worker import SPENT
+from scalelab.sweep.executors.worker import SPENT_FILE
 
-FILE = "phases.jsonl"
+PHASES_FILE = "phases.jsonl"
 INSTALLATION = "installation and start"
-LINE = {"phase": TEXT, "wall_s": NUMBER, "cpu_s": (NUMBER,)}
-WORK = dict.fromkeys(("start_s", "compile_s", "wall_s", "cpu_s"), NUMBER)
+PHASE_SCHEMA = {"phase": TEXT, "wall_s": NUMBER, "cpu_s": (NUMBER,)}
+WORK_SCHEMA = dict.fromkeys(("start_s", "compile_s", "wall_s", "cpu_s"), NUMBER)
 
 
-class Phases:
+class PhaseClock:
     """Writes a line for each phase of this process: `phase`, `wall_s`, `cpu_s`."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.path = folder / FILE
+        self.path = folder / PHASES_FILE
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -39,17 +39,17 @@ class Phases:
     def add(self, phase: str, wall_s: float, cpu_s: float | None) -> None:
         """Count seconds that were measured elsewhere; CPU None where it is not known."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        records.append(self.path, [{"phase": phase, "wall_s": wall_s, "cpu_s": cpu_s}])
+        records.append_json_lines(self.path, [{"phase": phase, "wall_s": wall_s, "cpu_s": cpu_s}])
 
 
-def collect(folder: pathlib.Path, kinds: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def collect_phases(folder: pathlib.Path, kinds: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """Rows `phase`, `wall_s`, `cpu_s`, `compile_s` (of the CPU seconds: starting, tracing, compiling); None: not known.
 
     First the study's own phases, in order of time, then what its workers did for `{kind: trials}`, whose wall time is
     inside a phase's.
     """
     rows: dict[str, dict[str, Any]] = {}
-    for line in records.read_lines(folder / FILE, LINE):
+    for line in records.read_json_lines(folder / PHASES_FILE, PHASE_SCHEMA):
         row = rows.setdefault(line["phase"], {"phase": line["phase"], "wall_s": 0.0, "cpu_s": None, "compile_s": None})
         row["wall_s"] += line["wall_s"]
         if line["cpu_s"] is not None:
@@ -57,7 +57,9 @@ def collect(folder: pathlib.Path, kinds: Mapping[str, Sequence[str]]) -> list[di
     packs = records.read_json(folder / "sweep.json")["packs"]
     for kind, trials in kinds.items():
         mine = [pack for pack, names in packs.items() if set(names) & set(trials)]
-        lines = [line for pack in mine for line in records.read_lines(folder / "packs" / pack / SPENT, WORK)]
+        lines = [
+            line for pack in mine for line in records.read_json_lines(folder / "packs" / pack / SPENT_FILE, WORK_SCHEMA)
+        ]
         if lines:
             compiling = sum(min(line["cpu_s"], line["start_s"] + _cpu_share(line)) for line in lines)
             cpu = sum(line["cpu_s"] for line in lines)
@@ -70,15 +72,15 @@ def _cpu_share(line: Mapping[str, float]) -> float:
     return line["compile_s"] * line["cpu_s"] / line["wall_s"]
 
 
-def total(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def total_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Wall seconds of the phases, CPU seconds of all."""
     return {key: sum(row[key] or 0.0 for row in rows) for key in ("wall_s", "cpu_s")}
 
 
-def lines(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def phase_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The cells of the table, its head and its sum included."""
     body = [[str(row["phase"]), *(_seconds(row.get(key)) for key in ("wall_s", "cpu_s", "compile_s"))] for row in rows]
-    every = total(rows)
+    every = total_seconds(rows)
     head = ["seconds", "wall", "CPU", "of it starting, tracing, compiling"]
     return [head, *body, ["in all", _seconds(every["wall_s"]), _seconds(every["cpu_s"]), ""]]
 

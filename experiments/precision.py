@@ -23,30 +23,30 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from configs import tiny
-from experiments.benchmarks.timing import interleaved
-from experiments.precision_page import page
-from experiments.shared import RESULTS, command_line, facts, keep
+from experiments.benchmarks.timing import time_interleaved
+from experiments.precision_page import format_page
+from experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab import config as config_lib
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit, folder_path
+from scalelab.cli.parser import emit_json, folder_path
 from scalelab.data.batches.batches import train_batches
-from scalelab.plan.sweep.sweep import Planned
+from scalelab.plan.sweep.sweep import PlannedStudy
 from scalelab.precision import exponent_histograms
 from scalelab.precision.policy import POLICIES
-from scalelab.report.figures.precisionplot import exponent_figure
-from scalelab.report.figures.style import save
+from scalelab.report.figures.precisionplot import plot_exponents
+from scalelab.report.figures.style import write_pdf_and_csv
 from scalelab.train.resume import start
 from scalelab.train.run import single
 from scalelab.train.step import program
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.gradients import gradients
+from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import train_step
 
-TIMED = 4  # steps of a timed dispatch
+TIMED_BATCHES = 4  # steps of a timed dispatch
 
 
-class Setting(NamedTuple):
+class PrecisionSetting(NamedTuple):
     """What a setting changes of configs/tiny.py, its steps, and the policies that are held against fp32 there."""
 
     title: str
@@ -55,32 +55,33 @@ class Setting(NamedTuple):
     policies: list[str]
 
 
-SETTINGS = {
-    "small": Setting("Small updates", {"optim.peak_lr": 1e-4}, 120, ["fp32", "bf16", "fp16_unscaled", "bf16_moments", "bf16_master"]),
+PRECISION_SETTINGS = {
+    "small": PrecisionSetting("Small updates", {"optim.peak_lr": 1e-4}, 120, ["fp32", "bf16", "fp16_unscaled", "bf16_moments", "bf16_master"]),
     # 65,536 tokens: the gradient of one token is that much smaller than the batch's
-    "batch": Setting(
+    "batch": PrecisionSetting(
         "Large batch",
         {"train.global_batch": 1024, "model.seq_len": 64, "model.d_model": 32, "model.n_layers": 1, "eval.batches": 1},
         20, ["fp32", "fp16", "fp16_unscaled"],
     ),
-    "usual": Setting("Usual updates", {}, 150, list(POLICIES)),
+    "usual": PrecisionSetting("Usual updates", {}, 150, list(POLICIES)),
 }  # fmt: skip
 SEEDS = 5
 
 
-def config_of(policy: str, seed: int, steps: int, setting: str = "usual") -> ConfigDict:
+def policy_config(policy: str, seed: int, steps: int, setting: str = "usual") -> ConfigDict:
     """The run of one policy and seed."""
     sizes = {"train.steps": steps, "checkpoint.every_steps": steps, "eval.every_steps": steps, "log.every_steps": 1}
     return config_lib.resolve(
         config_lib.override(
-            tiny.get_config(), SETTINGS[setting].values | sizes | {"precision.name": policy, "train.seed": seed}
+            tiny.get_config(),
+            PRECISION_SETTINGS[setting].values | sizes | {"precision.name": policy, "train.seed": seed},
         )
     )
 
 
-def trained(folder: pathlib.Path, setting: str, policy: str, seed: int, steps: int) -> dict[str, Any]:
+def train_policy(folder: pathlib.Path, setting: str, policy: str, seed: int, steps: int) -> dict[str, Any]:
     """The run's last validation loss, its curve, skipped steps and what its record says of formats."""
-    config = config_of(policy, seed, steps, setting)
+    config = policy_config(policy, seed, steps, setting)
     place = folder / f"{setting}-{policy}-{steps}-{seed}"
     print(f"training {place.name}", file=sys.stderr, flush=True)
     ended = single.train_single(config, place)
@@ -92,15 +93,15 @@ def trained(folder: pathlib.Path, setting: str, policy: str, seed: int, steps: i
     }  # fmt: skip
 
 
-def traced(config: ConfigDict) -> tuple[Any, dict[str, Any]]:
+def static_and_hparams(config: ConfigDict) -> tuple[Any, dict[str, Any]]:
     """(compiled half of a config, its hparams as arrays)."""
     return config_lib.static(config), {name: jnp.float32(x) for name, x in config_lib.hparams(config).items()}
 
 
-def bytes_of(config: ConfigDict) -> dict[str, int]:
+def measure_bytes(config: ConfigDict) -> dict[str, int]:
     """Bytes of weights and of the optimizer's state between steps, and of the largest temporaries of a step, by XLA."""
-    static, h = traced(config)
-    state = state_lib.shapes(static)
+    static, h = static_and_hparams(config)
+    state = state_lib.state_shapes(static)
     batch = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
     compiled = jax.jit(functools.partial(train_step, static), donate_argnums=0).lower(state, batch, h).compile()
     held = {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
@@ -108,49 +109,57 @@ def bytes_of(config: ConfigDict) -> dict[str, int]:
     return held | {"temporaries": int(compiled.memory_analysis().temp_size_in_bytes)}
 
 
-def seconds(policies: Sequence[str], batches: np.ndarray, rounds: int) -> dict[str, list[float]]:
+def measure_seconds(policies: Sequence[str], batches: np.ndarray, rounds: int) -> dict[str, list[float]]:
     """Seconds a step of each policy, in turns."""
 
     def contender(policy: str) -> Any:
-        config = config_of(policy, 0, 300)
+        config = policy_config(policy, 0, 300)
         run = program.PACKINGS["turn"](config_lib.static(config), [config_lib.hparams(config)])
         held = [run.init()]
 
         def steps() -> Any:
-            held[0], _ = run.advance(held[0], [batches], TIMED)
+            held[0], _ = run.advance(held[0], [batches], TIMED_BATCHES)
             return held[0]
 
         return steps
 
-    found = interleaved({policy: contender(policy) for policy in policies}, rounds=rounds, warmup=1)
-    return {policy: [s / TIMED for s in each] for policy, each in found.items()}
+    found = time_interleaved({policy: contender(policy) for policy in policies}, rounds=rounds, warmup=1)
+    return {policy: [s / TIMED_BATCHES for s in each] for policy, each in found.items()}
 
 
-def spread(folder: pathlib.Path, steps: int, batches: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_exponents(
+    folder: pathlib.Path, steps: int, batches: np.ndarray
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows of exponents at the end of the fp32 run, and each layer's share of zero gradients there, with and without a scale."""
-    config = config_of("fp32", 0, steps)
-    static, h = traced(config)
-    checkpoints, name = start.furthest(folder / f"usual-fp32-{steps}-0")  # type: ignore[misc]
-    state = checkpoints.load({name: state_lib.shapes(static)}).states[name]  # type: ignore[union-attr]
+    config = policy_config("fp32", 0, steps)
+    static, h = static_and_hparams(config)
+    checkpoints, name = start.find_last_checkpoint(folder / f"usual-fp32-{steps}-0")  # type: ignore[misc]
+    state = checkpoints.load({name: state_lib.state_shapes(static)}).states[name]  # type: ignore[union-attr]
     tokens = jnp.asarray(batches[0])
     new, _ = jax.jit(functools.partial(train_step, static))(state, tokens, h)
     found = {}
     for policy in ("fp32", "fp16_unscaled", "fp16"):
-        of, _ = traced(config_of(policy, 0, steps))
-        each = jax.jit(functools.partial(gradients, of))(state.params, tokens, jnp.float32(0), jnp.float32(65536))
+        of, _ = static_and_hparams(policy_config(policy, 0, steps))
+        each = jax.jit(functools.partial(compute_gradients, of))(
+            state.params, tokens, jnp.float32(0), jnp.float32(65536)
+        )
         found[policy] = jax.device_get(each[1])
     update = jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), *jax.device_get((new.params, state.params)))
     trees = {"gradient": found["fp32"], "weight": jax.device_get(state.params), "update": update}
-    rows = [row for kind, tree in trees.items() for row in exponent_histograms.rows(kind, tree)]
+    rows = [row for kind, tree in trees.items() for row in exponent_histograms.histogram_rows(kind, tree)]
     return rows, {policy: exponent_histograms.zero_shares(tree) for policy, tree in found.items()}
 
 
-def study(folder: pathlib.Path, setting: str, seeds: int, steps: int, rounds: int) -> dict[str, Any]:
+def run_setting(folder: pathlib.Path, setting: str, seeds: int, steps: int, rounds: int) -> dict[str, Any]:
     """Everything that is measured in a setting."""
-    runs = [trained(folder, setting, p, seed, steps) for p in SETTINGS[setting].policies for seed in range(seeds)]
-    config = config_of("fp32", 0, steps, setting)
+    runs = [
+        train_policy(folder, setting, p, seed, steps)
+        for p in PRECISION_SETTINGS[setting].policies
+        for seed in range(seeds)
+    ]
+    config = policy_config("fp32", 0, steps, setting)
     facts_of = {
-        "title": SETTINGS[setting].title,
+        "title": PRECISION_SETTINGS[setting].title,
         "peak_lr": config.optim.peak_lr,
         "batch": config.train.global_batch * config.model.seq_len,
         "steps": steps,
@@ -164,9 +173,11 @@ def _sides(folder: pathlib.Path, config: ConfigDict, runs: Sequence[dict[str, An
     """Beside the losses: time and memory of each policy, exponents, zero gradients."""
     steps, shape = config.train.steps, config.model
     chunk = config.train.steps_per_dispatch
-    batches = train_batches(single.dataset(config), shape.seq_len, config.train.global_batch, 7).chunk(0, chunk)
-    timed = seconds(list(POLICIES), batches, rounds)
-    rows, zeros = spread(folder, steps, batches)
+    batches = train_batches(single.load_run_dataset(config), shape.seq_len, config.train.global_batch, 7).chunk(
+        0, chunk
+    )
+    timed = measure_seconds(list(POLICIES), batches, rounds)
+    rows, zeros = measure_exponents(folder, steps, batches)
     table = []
     for policy in POLICIES:
         of_policy = [run for run in runs if run["policy"] == policy]
@@ -175,7 +186,7 @@ def _sides(folder: pathlib.Path, config: ConfigDict, runs: Sequence[dict[str, An
             "policy": policy, "val_loss": statistics.mean(run["val_loss"] for run in of_policy),
             "skipped": sum(run["skipped"] for run in of_policy),
             "ms_a_step": 1e3 * statistics.median(timed[policy]), "time_over_fp32": statistics.median(ratios),
-            "bytes": bytes_of(config_of(policy, 0, steps)), "dtypes": of_policy[0]["dtypes"],
+            "bytes": measure_bytes(policy_config(policy, 0, steps)), "dtypes": of_policy[0]["dtypes"],
         })  # fmt: skip
     return {"table": table, "exponents": rows, "zero_gradients": zeros}
 
@@ -186,26 +197,26 @@ def _options(argv: Sequence[str]) -> Any:
         "--workdir", default="runs/precision", type=folder_path, metavar="DIR", help="where runs and figures go"
     )
     parser.add_argument("--quick", action="store_true", help="two seeds, 80 steps")
-    parser.add_argument("--only", choices=list(SETTINGS), help="this setting (default: both)")
+    parser.add_argument("--only", choices=list(PRECISION_SETTINGS), help="this setting (default: both)")
     options = parser.parse_args(argv)
     options.seeds, options.rounds = (2, 3) if options.quick else (SEEDS, 9)
     options.settings = {
         name: min(80, each.steps) if options.quick else each.steps
-        for name, each in SETTINGS.items()
+        for name, each in PRECISION_SETTINGS.items()
         if options.only in (None, name)
     }
     return options
 
 
-def plan(arguments: Sequence[str]) -> Planned:
+def plan(arguments: Sequence[str]) -> PlannedStudy:
     """What this study would train with these arguments, before any of it: `scalelab plan --sweep` asks."""
     options = _options(arguments)
     runs = {}
     for setting, steps in options.settings.items():
-        for policy in SETTINGS[setting].policies:
+        for policy in PRECISION_SETTINGS[setting].policies:
             for seed in range(options.seeds):
-                runs[f"{setting}-{policy}-{seed}"] = config_of(policy, seed, steps, setting)
-    return Planned(runs)
+                runs[f"{setting}-{policy}-{seed}"] = policy_config(policy, seed, steps, setting)
+    return PlannedStudy(runs)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -219,19 +230,19 @@ def _main(argv: Sequence[str]) -> int:
     folder = options.workdir
     folder.mkdir(parents=True, exist_ok=True)
     parts = {
-        setting: facts("precision", argv) | study(folder, setting, options.seeds, steps, options.rounds)
+        setting: result_header("precision", argv) | run_setting(folder, setting, options.seeds, steps, options.rounds)
         for setting, steps in options.settings.items()
     }
     for place in [folder] if options.quick else [folder, RESULTS]:
         before = records.read_json(place / "precision.json") if (place / "precision.json").exists() else {}
-        result = {name: part for name in SETTINGS if (part := parts.get(name) or before.get(name))}
+        result = {name: part for name in PRECISION_SETTINGS if (part := parts.get(name) or before.get(name))}
         if "usual" in parts:
-            figure, rows = exponent_figure(parts["usual"]["exponents"])
+            figure, rows = plot_exponents(parts["usual"]["exponents"])
             figure.savefig(place / "precision.png", dpi=110)
-            save(folder, "exponents", figure, rows)
-        keep(place, "precision", result, page(result))
-    print(page(result))
-    emit(result, options.json)
+            write_pdf_and_csv(folder, "exponents", figure, rows)
+        write_result(place, "precision", result, format_page(result))
+    print(format_page(result))
+    emit_json(result, options.json)
     return 0
 
 

@@ -3,36 +3,36 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.intervals import Difference, difference
-from experiments.shared import markdown
+from experiments.intervals import MeanDifference, mean_difference
+from experiments.shared import markdown_table
 from scalelab.precision import exponent_histograms
 
-SURE = 3.0  # standard errors above fp32 from which a loss is called harm
+SURE_SIGMAS = 3.0  # standard errors above fp32 from which a loss is called harm
 
 
-def differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, Difference | None]:
+def differences_to_fp32(runs: Sequence[Mapping[str, Any]]) -> dict[str, MeanDifference | None]:
     """{policy: its validation loss less fp32's, paired by seed}; None where a run diverged."""
     losses: dict[str, dict[int, float]] = {}
     for run in runs:
         losses.setdefault(run["policy"], {})[run["seed"]] = float("inf") if run["val_loss"] is None else run["val_loss"]
-    return {policy: difference(of, losses["fp32"]) for policy, of in losses.items() if policy != "fp32"}
+    return {policy: mean_difference(of, losses["fp32"]) for policy, of in losses.items() if policy != "fp32"}
 
 
-def verdict(apart: Difference | None) -> str:
+def describe_harm(apart: MeanDifference | None) -> str:
     """What a difference to fp32 shows."""
     if apart is None:
         return "harm: diverged"
-    if apart.sigmas > SURE:
+    if apart.sigmas > SURE_SIGMAS:
         return f"harm: {apart.sigmas:.1f} standard errors above fp32"
     return f"no harm shown: {apart.sigmas:+.1f} standard errors"
 
 
-def page(result: Mapping[str, Any]) -> str:
+def format_page(result: Mapping[str, Any]) -> str:
     """Every setting that was measured, as Markdown."""
     lines = [
         "# Precision policies", "",
         "configs/tiny.py under each policy, on the same seeds: the same first weights and batches for all, so differences are pairs, "
-        f"with their standard errors. Harm is what lies more than {SURE:g} standard errors above fp32; what lies below that shows "
+        f"with their standard errors. Harm is what lies more than {SURE_SIGMAS:g} standard errors above fp32; what lies below that shows "
         "nothing, neither harm nor its absence in longer runs. The order is that of the policies, not a ranking.",
     ]  # fmt: skip
     for part in result.values():
@@ -45,22 +45,22 @@ def _head(part: Mapping[str, Any]) -> list[str]:
     return [title, "", f"`{part['command']}`, {part['date']}, {part['machine']}.", ""]
 
 
-def _shown(apart: Difference | None) -> str:
+def _shown(apart: MeanDifference | None) -> str:
     return "diverged" if apart is None else f"{apart.mean:+.4f} ± {apart.error:.4f}"
 
 
 def _losses(part: Mapping[str, Any]) -> list[str]:
-    apart = differences(part["runs"])
+    apart = differences_to_fp32(part["runs"])
     rows = []
     for policy in dict.fromkeys(run["policy"] for run in part["runs"]):
         losses = [run["val_loss"] for run in part["runs"] if run["policy"] == policy]
-        gap = ["–", ""] if policy == "fp32" else [_shown(apart[policy]), verdict(apart[policy])]
+        gap = ["–", ""] if policy == "fp32" else [_shown(apart[policy]), describe_harm(apart[policy])]
         rows.append([policy, f"{sum(losses) / len(losses):.4f}" if None not in losses else "diverged", *gap])
-    return [*_head(part), *markdown(["policy", "val loss", "over fp32", "shows"], rows)]
+    return [*_head(part), *markdown_table(["policy", "val loss", "over fp32", "shows"], rows)]
 
 
 def _sides(part: Mapping[str, Any]) -> list[str]:
-    apart = differences(part["runs"])
+    apart = differences_to_fp32(part["runs"])
     lines = [
         *_head(part),
         "A CPU has units for fp32 alone: time there is the cost of emulation, not what a chip with such units takes. Temporaries are "
@@ -82,16 +82,22 @@ def _sides(part: Mapping[str, Any]) -> list[str]:
     for row in sorted(part["table"], key=lambda row: order.index(row["policy"])):
         operands = ", ".join(f"{form} {share:.0%}" for form, share in row["dtypes"]["compute"].items())
         kib = [f"{row['bytes'][name] / 1024:,.0f} KiB" for name in ("weights", "optimizer", "temporaries")]
-        gap = ["–", ""] if row["policy"] == "fp32" else [_shown(apart[row["policy"]]), verdict(apart[row["policy"]])]
+        gap = (
+            ["–", ""]
+            if row["policy"] == "fp32"
+            else [_shown(apart[row["policy"]]), describe_harm(apart[row["policy"]])]
+        )
         rows.append([
             row["policy"], f"{row['val_loss']:.4f}", *gap, str(row["skipped"]), f"{row['ms_a_step']:.0f}",
             f"{row['time_over_fp32']:.2f}", *kib, operands,
         ])  # fmt: skip
-    lines += markdown([*columns, "temporaries", "operands found in the step, share of its FLOPs"], rows)
+    lines += markdown_table([*columns, "temporaries", "operands found in the step, share of its FLOPs"], rows)
     layers = list(part["zero_gradients"]["fp32"])
     lines += ["", "Share of gradients that are exactly zero at the end of the fp32 run, by layer:", ""]
     zeros = part["zero_gradients"].items()
-    lines += markdown(["policy", *layers], [[p, *(f"{shares[layer]:.2%}" for layer in layers)] for p, shares in zeros])
+    lines += markdown_table(
+        ["policy", *layers], [[p, *(f"{shares[layer]:.2%}" for layer in layers)] for p, shares in zeros]
+    )
     lines += [
         "",
         "Share of non-zero numbers that a cast without a scale would lose (to zero, or by overflow), largest of all layers:",
@@ -100,9 +106,15 @@ def _sides(part: Mapping[str, Any]) -> list[str]:
     for kind in ("gradient", "weight", "update"):
         lost = [row["lost"] for row in part["exponents"] if row["kind"] == kind]
         worst.append(
-            [kind, *(f"{max(sum(each[form].values()) for each in lost):.2%}" for form in exponent_histograms.FORMATS)]
+            [
+                kind,
+                *(
+                    f"{max(sum(each[form].values()) for each in lost):.2%}"
+                    for form in exponent_histograms.NARROW_FORMATS
+                ),
+            ]
         )
     figure = (
         "![Exponents of gradients, weights and updates, layer by layer, over what each format holds](precision.png)"
     )
-    return [*lines, "", *markdown(["", *exponent_histograms.FORMATS], worst), "", figure]
+    return [*lines, "", *markdown_table(["", *exponent_histograms.NARROW_FORMATS], worst), "", figure]

@@ -21,24 +21,24 @@ def command_line(name: str, doc: str | None) -> Parser:
     return found
 
 
-def facts(name: str, argv: Sequence[str]) -> dict[str, Any]:
+def result_header(name: str, argv: Sequence[str]) -> dict[str, Any]:
     """What a result begins with: command, date and machine."""
     command = " ".join([f"python -m experiments.{name}", *argv])
-    return {"command": command, "date": str(datetime.date.today()), "machine": machine()}
+    return {"command": command, "date": str(datetime.date.today()), "machine": describe_machine()}
 
 
-def keep(folder: pathlib.Path, name: str, result: Any, page: str) -> None:
+def write_result(folder: pathlib.Path, name: str, result: Any, page: str) -> None:
     """Write a result as NAME.json, for people as NAME.md."""
     records.write_json(folder / f"{name}.json", result)
     (folder / f"{name}.md").write_text(page)
 
 
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table's lines."""
     return [" | ".join(("", *cells, "")).strip() for cells in (columns, ("---",) * len(columns), *rows)]
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """One line: processor, cores, load, and the versions that decide speed."""
     versions = " ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "flax", "optax", "numpy"))
     load = os.getloadavg()[0]

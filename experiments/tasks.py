@@ -20,17 +20,17 @@ import numpy as np
 
 from experiments.shared import command_line
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit, folder_path
+from scalelab.cli.parser import emit_json, folder_path
 from scalelab.data.sources.language import Language, make_language
 from scalelab.errors import BadInput
 
-HERE = pathlib.Path(__file__).parent / "tasks"
+TASKS_FOLDER = pathlib.Path(__file__).parent / "tasks"
 
-NAMES = [
+VARIABLE_NAMES = [
     "value", "index", "count", "total", "name", "path", "item", "size", "key", "data", "line", "node", "text",
     "start", "end", "width", "depth", "result", "width", "level",
 ]  # fmt: skip
-CALLS = [
+BUILTIN_CALLS = [
     "len", "max", "min", "sum", "sorted", "list", "dict", "set", "tuple", "str", "int", "abs", "open", "print",
     "range",
 ]  # fmt: skip
@@ -38,8 +38,8 @@ KEYWORDS = {
     "ret": "urn", "imp": "ort", "fro": "m", "cla": "ss", "whi": "le", "rai": "se", "exce": "pt", "asse": "rt",
     "yie": "ld", "lamb": "da", "brea": "k", "cont": "inue", "fina": "lly", "glob": "al", "eli": "f",
 }  # fmt: skip
-WANTING = (0, 1, 2, 4)  # spaces
-SPELLED = [
+MISSING_SPACES = (0, 1, 2, 4)  # spaces
+SPELLED_WORDS = [
     "self.", "None", "True", "False", "return ", "import ", "isinstance(", "ValueError", "__init__(self", "raise ",
 ]  # fmt: skip
 
@@ -50,11 +50,13 @@ def brackets(chance: random.Random) -> dict:
     closings = ["".join(each) for each in itertools.product(")]}", repeat=depth) if len(set(each)) > 1]
     right, *wrong = chance.sample(closings, 4)
     opened = [{")": "(", "]": "[", "}": "{"}[b] for b in reversed(right)]
-    words = [chance.choice(CALLS) if b == "(" else chance.choice(NAMES) if b == "[" else "" for b in opened]
+    words = [
+        chance.choice(BUILTIN_CALLS) if b == "(" else chance.choice(VARIABLE_NAMES) if b == "[" else "" for b in opened
+    ]
     context = (
-        f"    {chance.choice(NAMES)} = "
+        f"    {chance.choice(VARIABLE_NAMES)} = "
         + "".join(w + b for w, b in zip(words, opened, strict=True))
-        + chance.choice(NAMES)
+        + chance.choice(VARIABLE_NAMES)
     )
     return _choice(chance, context, right + "\n", [text + "\n" for text in wrong])
 
@@ -64,7 +66,7 @@ def keywords(chance: random.Random) -> dict:
     begun = chance.choice(list(KEYWORDS))
     others = chance.sample([rest for rest in KEYWORDS.values() if rest != KEYWORDS[begun]], 3)
     indent = "    " * chance.randint(1, 2)
-    context = f"{indent}{chance.choice(NAMES)} = {chance.choice(CALLS)}({chance.choice(NAMES)})\n{indent}{begun}"
+    context = f"{indent}{chance.choice(VARIABLE_NAMES)} = {chance.choice(BUILTIN_CALLS)}({chance.choice(VARIABLE_NAMES)})\n{indent}{begun}"
     return _choice(chance, context, KEYWORDS[begun], others)
 
 
@@ -73,21 +75,21 @@ def indentation(chance: random.Random) -> dict:
 
     All choices have the same length.
     """
-    depth, wanting = chance.randint(0, 2), chance.choice(WANTING)
-    a, b = chance.sample(NAMES, 2)
+    depth, wanting = chance.randint(0, 2), chance.choice(MISSING_SPACES)
+    a, b = chance.sample(VARIABLE_NAMES, 2)
     heads = (f"if {a} is None:", f"for {a} in {b}:", f"while {a} < {b}:", f"if not {a}:", f"with open({a}) as {b}:")
     context = "    " * depth + f"{b} = {a}\n" + "    " * depth + chance.choice(heads) + "\n"
     context += " " * (4 * depth + 4 - wanting)
     verb = chance.choice(["return", "yield ", "raise "])
-    of = {spaces: (" " * spaces + verb)[: len(verb)] for spaces in WANTING}
+    of = {spaces: (" " * spaces + verb)[: len(verb)] for spaces in MISSING_SPACES}
     return _choice(chance, context, of[wanting], [text for spaces, text in of.items() if spaces != wanting])
 
 
 def spelling(chance: random.Random) -> dict:
     """A cloze: the last two or three characters of a word that every Python file has."""
-    word = chance.choice(SPELLED)
+    word = chance.choice(SPELLED_WORDS)
     cut = chance.randint(2, 3)
-    context = f"        {chance.choice(NAMES)} = {chance.choice(NAMES)}\n        "
+    context = f"        {chance.choice(VARIABLE_NAMES)} = {chance.choice(VARIABLE_NAMES)}\n        "
     context += {"import ": "\n\n", "__init__(self": "    def ", "None": "x = ", "True": "x = ", "False": "x = "}.get(
         word, ""
     )
@@ -122,7 +124,7 @@ def _choice(chance: random.Random, context: str | list, right: str | list, wrong
 TASKS = {made.__name__: made for made in (brackets, keywords, indentation, spelling, bigrams)}
 
 
-def lines(name: str, items: int, seed: int = 0) -> str:
+def task_lines(name: str, items: int, seed: int = 0) -> str:
     """A task's file: `items` different ones."""
     chance = random.Random(f"{name} {seed}")
     rows: dict[str, None] = {}
@@ -140,7 +142,7 @@ def _main(argv: Sequence[str]) -> int:
     parser = command_line("tasks", __doc__)
     parser.add_argument("--items", type=int, default=150, metavar="N", help="items of each task (default: 150)")
     parser.add_argument(
-        "--out", type=folder_path, default=HERE, metavar="DIR", help="where to (default: experiments/tasks)"
+        "--out", type=folder_path, default=TASKS_FOLDER, metavar="DIR", help="where to (default: experiments/tasks)"
     )
     options = parser.parse_args(argv)
     if options.items < 1:
@@ -148,9 +150,9 @@ def _main(argv: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     written = [options.out / f"{name}.jsonl" for name in TASKS]
     for path in written:
-        path.write_text(lines(path.stem, options.items))
+        path.write_text(task_lines(path.stem, options.items))
         print(f"wrote {path}", file=sys.stderr)
-    emit({"written": [str(path) for path in written]}, options.json)
+    emit_json({"written": [str(path) for path in written]}, options.json)
     return 0
 
 

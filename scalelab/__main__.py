@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import scalelab
-from scalelab.errors import BadInput, WorkFailed, nearest
+from scalelab.errors import BadInput, WorkFailed, nearest_hint
 
 COMMANDS = {
     "demo": "a first result in seconds: a law fitted to a table that comes along, its prediction scored",
@@ -94,7 +94,7 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     name = argv[0]
     if name not in COMMANDS:
-        raise BadInput(f"unknown command {name!r}{nearest(name, COMMANDS)}")
+        raise BadInput(f"unknown command {name!r}{nearest_hint(name, COMMANDS)}")
     module = {"import": "import_hf"}.get(name, name)  # a keyword can't name a module that others import
     return importlib.import_module(f"scalelab.commands.{module}").main(list(argv[1:]))
 

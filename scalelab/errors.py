@@ -12,7 +12,7 @@ class WorkFailed(RuntimeError):
     """The input was right and the work could not be done (a damaged checkpoint, a full disk): what, and what to do."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest_hint(word: str, known: Iterable[str]) -> str:
     """The known word closest to `word`, as the tail of a message: `; did you mean 'x'?`, or the whole choice."""
     known = [str(k) for k in known]
     close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)

@@ -12,38 +12,44 @@ from typing import Any
 from scalelab.errors import BadInput
 
 # Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.
-WAYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share"))
+SCHEDULE_LENGTH_KEYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share"))
 # What may differ between two launches of one run without changing what is computed.
 # That goes down to rounding: mesh and order of sums move the last bits, and the record says so (`determinism`), not the identity.
-UNIDENTIFYING = (
+NON_IDENTITY_KEYS = (
     *("log", "sweep", "checkpoint", "parallel"),
-    *WAYS,
+    *SCHEDULE_LENGTH_KEYS,
     *("model.attention", "data.cache_dir", "train.steps_per_dispatch", "train.deterministic", "train.branch_from"),
     "train.stall_s",
 )
 # Which of them earlier versions counted, newest first: records of those versions hold identities with them.
-ONCE_IDENTIFYING = (("model.attention",), ("train.branch_from",), WAYS, ("train.deterministic",), ("parallel",))
+FORMER_IDENTITY_KEYS = (
+    ("model.attention",),
+    ("train.branch_from",),
+    SCHEDULE_LENGTH_KEYS,
+    ("train.deterministic",),
+    ("parallel",),
+)
 
 
-def identifies(key: str) -> bool:
+def is_identity_key(key: str) -> bool:
     """Whether a config value (`group.key`) is part of the identity."""
-    return key not in UNIDENTIFYING and key.split(".")[0] not in UNIDENTIFYING
+    return key not in NON_IDENTITY_KEYS and key.split(".")[0] not in NON_IDENTITY_KEYS
 
 
 def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
     """The identity of a resolved config's values by `group.key`; `counted`: what is not part of it now and is to be."""
-    kept = {k: v for k, v in values.items() if identifies(k) or k in counted or k.split(".")[0] in counted}
+    kept = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def refuse_disagreement(path: pathlib.Path, values: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+def check_config_matches_record(path: pathlib.Path, values: Mapping[str, Any], record: Mapping[str, Any]) -> None:
     """BadInput where the values in the config.json at `path` are not those that the record beside it was written for.
 
     Earlier versions counted more values; a run that was killed while it took over another config has two identities.
     """
     recorded = {record["identity"], record.get("next_identity")}
     counted: list[str] = []
-    for former in ((), *ONCE_IDENTIFYING):
+    for former in ((), *FORMER_IDENTITY_KEYS):
         counted += former
         if identity(values, counted) in recorded:
             return

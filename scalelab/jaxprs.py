@@ -13,7 +13,7 @@ def matmul_flops(jaxpr: Any) -> float:
     XLA's own analysis counts a scan's body once, so it isn't used. A loop of unknown length raises ValueError.
     """
     total = 0.0
-    for equation in used(jaxpr):
+    for equation in live_equations(jaxpr):
         if equation.primitive.name == "dot_general":
             total += dot_flops(equation)
         elif equation.primitive.name == "while":
@@ -26,7 +26,7 @@ def matmul_flops(jaxpr: Any) -> float:
     return total
 
 
-def used(jaxpr: Any) -> list[Any]:
+def live_equations(jaxpr: Any) -> list[Any]:
     """The equations of a jaxpr whose results reach the outputs: a compiler drops the others (the gradient of a constant, say)."""
     needed, kept = {id(v) for v in jaxpr.outvars}, []
     for equation in reversed(jaxpr.eqns):

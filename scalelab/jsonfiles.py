@@ -18,8 +18,8 @@ from scalelab.errors import BadInput, WorkFailed
 
 Folder = str | os.PathLike[str]
 T = TypeVar("T")
-TRANSIENT = (errno.EIO, errno.ESTALE)  # what a network file system may say once and not again
-WAITS_S = (0.1, 0.5, 2.5)
+TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE)  # what a network file system may say once and not again
+RETRY_WAITS_S = (0.1, 0.5, 2.5)
 
 WHOLE, NUMBER, TEXT, SCALAR, LIST = (
     "a whole number",
@@ -28,34 +28,34 @@ WHOLE, NUMBER, TEXT, SCALAR, LIST = (
     "a number, text, true, false or null",
     "a list",
 )
-KINDS: dict[str, tuple[type, ...]] = {
+TYPES_OF_KIND: dict[str, tuple[type, ...]] = {
     WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), SCALAR: (int, float, str, bool, type(None)), LIST: (list,),
 }  # fmt: skip
 Schema = Mapping[str, Any]  # key -> kind, (kind, None) or a Schema; "key?" may be absent, "*" stands for every key
 
 
-def retry(action: Callable[[], T]) -> T:
+def retry_transient(action: Callable[[], T]) -> T:
     """What `action()` returns; EIO and ESTALE are tried again after WAITS_S. Raises the last OSError, with the number of tries."""
-    for wait in WAITS_S:
+    for wait in RETRY_WAITS_S:
         try:
             return action()
         except OSError as error:
-            if error.errno not in TRANSIENT:
+            if error.errno not in TRANSIENT_ERRNOS:
                 raise
         time.sleep(wait)
     try:
         return action()
     except OSError as error:
-        if error.errno not in TRANSIENT:
+        if error.errno not in TRANSIENT_ERRNOS:
             raise
-        raise OSError(error.errno, f"{error.strerror}, {len(WAITS_S) + 1} times", error.filename) from error
+        raise OSError(error.errno, f"{error.strerror}, {len(RETRY_WAITS_S) + 1} times", error.filename) from error
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, is one that `retry` tries again; libraries may tell it as text alone."""
+    """Whether an error, or what it came from, is one that `retry_transient` tries again; libraries may tell it as text alone."""
     while error is not None:
-        texts = [os.strerror(number) for number in TRANSIENT]
-        if getattr(error, "errno", None) in TRANSIENT or any(text in str(error) for text in texts):
+        texts = [os.strerror(number) for number in TRANSIENT_ERRNOS]
+        if getattr(error, "errno", None) in TRANSIENT_ERRNOS or any(text in str(error) for text in texts):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -75,13 +75,13 @@ def write_json(path: Folder, content: Any) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
 
-    retry(write)
+    retry_transient(write)
 
 
 def read_json(path: Folder, schema: Schema | None = None) -> Any:
     """The JSON in `path`; BadInput where it is absent, damaged, or not as `schema` says."""
     try:
-        content = json.loads(retry(pathlib.Path(path).read_bytes))
+        content = json.loads(retry_transient(pathlib.Path(path).read_bytes))
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"no file {str(path)!r}: is this a finished run's folder?") from None
     except OSError as error:  # a folder, or not ours to read
@@ -89,17 +89,17 @@ def read_json(path: Folder, schema: Schema | None = None) -> Any:
     except (ValueError, RecursionError) as error:  # also what is not UTF-8, and a number of 5,000 digits
         place = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
         raise BadInput(f"{path} is not JSON ({place}): was it edited or cut?") from None
-    if schema is not None and (wrong := mismatch(content, schema)):
+    if schema is not None and (wrong := describe_mismatch(content, schema)):
         raise BadInput(f"{path}: {wrong}; was it edited?")
     return content
 
 
-def mismatch(content: Any, schema: Any, name: str = "") -> str:
+def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
     """What in `content` is not as `schema` says, as text: `steps is 'ten', not a whole number`; "" where all is."""
     if isinstance(schema, tuple):
-        return "" if content is None else mismatch(content, schema[0], name)
+        return "" if content is None else describe_mismatch(content, schema[0], name)
     if isinstance(schema, str):
-        right = isinstance(content, KINDS[schema]) and (schema == SCALAR or not isinstance(content, bool))
+        right = isinstance(content, TYPES_OF_KIND[schema]) and (schema == SCALAR or not isinstance(content, bool))
         return "" if right else f"{name} is {_short(content)}, not {schema}"
     if not isinstance(content, dict):
         return f"{name or 'its content'} is {_short(content)}, not an object of keys and values"
@@ -108,7 +108,7 @@ def mismatch(content: Any, schema: Any, name: str = "") -> str:
         keys = [k for k in content if k not in schema and f"{k}?" not in schema] if key == "*" else [plain]
         for at in keys:
             if at in content:
-                wrong = mismatch(content[at], kind, f"{name}.{at}" if name else at)
+                wrong = describe_mismatch(content[at], kind, f"{name}.{at}" if name else at)
             else:
                 wrong = "" if key.endswith("?") else f"{f'{name} has' if name else 'it has'} no {at!r}"
             if wrong:
@@ -121,7 +121,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def append(path: Folder, lines: list[dict]) -> str:
+def append_json_lines(path: Folder, lines: list[dict]) -> str:
     """Append objects to a JSON-lines file with one write. WorkFailed where the disk takes no more.
 
     Returns what to warn of: a last line that had been torn, and was ended; "" otherwise.
@@ -130,7 +130,7 @@ def append(path: Folder, lines: list[dict]) -> str:
         return ""
     data = "".join(json.dumps(line, default=float) + "\n" for line in lines).encode()
     try:
-        torn = retry(lambda: _append(path, data))
+        torn = retry_transient(lambda: _append_bytes(path, data))
     except OSError as error:  # of a full disk Python doesn't say which file
         raise WorkFailed(f"{path} could not be written ({error.strerror})") from error
     if not torn or _is_json(torn):  # whole but for its newline
@@ -138,7 +138,7 @@ def append(path: Folder, lines: list[dict]) -> str:
     return f"{path} ended within a line, which was ended before the next: {_excerpt(torn)}"
 
 
-def _append(path: Folder, data: bytes) -> bytes:
+def _append_bytes(path: Folder, data: bytes) -> bytes:
     """Write `data` at the end; returns the torn line that stood there, b"" where none did."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
@@ -166,7 +166,7 @@ def _torn_line(descriptor: int, size: int) -> bytes:
     return os.pread(descriptor, size - start, start).rpartition(b"\n")[2]
 
 
-def sync(path: Folder) -> None:
+def sync_to_disk(path: Folder) -> None:
     """Put a file and its folder's entry on disk: until then a power cut may take what was written. Absent: nothing."""
     path = pathlib.Path(path)
     for place in (path, path.parent) if path.exists() else ():
@@ -183,10 +183,10 @@ def fsync(place: Folder) -> None:
         finally:
             os.close(descriptor)
 
-    retry(sync)
+    retry_transient(sync)
 
 
-def read_lines(path: Folder, schema: Schema | None = None, damaged: list[str] | None = None) -> list[dict]:
+def read_json_lines(path: Folder, schema: Schema | None = None, damaged: list[str] | None = None) -> list[dict]:
     """All whole lines of a JSON-lines file ([] where it is absent), objects as `schema` says.
 
     A torn last line is left out. Any other damaged line is BadInput, or a text in the list `damaged` where one is given.
@@ -236,7 +236,7 @@ def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
 def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:
     """(number, bytes, object) of every line but empty ones and a torn last one; the object is None where it is damaged."""
     try:
-        texts = retry(pathlib.Path(path).read_bytes).split(b"\n")
+        texts = retry_transient(pathlib.Path(path).read_bytes).split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -251,7 +251,7 @@ def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict 
             if number == len(texts):  # no newline follows: it was not written whole
                 continue
             row = None
-        lines.append((number, text, row if row is not None and not mismatch(row, schema) else None))
+        lines.append((number, text, row if row is not None and not describe_mismatch(row, schema) else None))
     return lines
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from scalelab.errors import BadInput
 
-BEAT_S = 10.0
+HEARTBEAT_S = 10.0
 LEASE_S = (
     120.0  # an owner on another host that was silent for so long is gone; NFS may show a file's time a minute late
 )
@@ -29,7 +29,7 @@ Folder = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Owner:
+class LockOwner:
     """Who holds a folder. `job` and `restart` are Slurm's job and how often it was requeued; `beats`: it renews the file's time."""
 
     host: str
@@ -44,28 +44,30 @@ class Owner:
         return f"host {self.host}, process {self.process}, started {self.started}{job}{', beating' * self.beats}"
 
 
-HELD: dict[pathlib.Path, tuple[Owner, bool]] = {}  # by this process; and whether the file's existence is the lock
+HELD_LOCKS: dict[
+    pathlib.Path, tuple[LockOwner, bool]
+] = {}  # by this process; and whether the file's existence is the lock
 
 
-def _this_process() -> Owner:
+def _this_process() -> LockOwner:
     job, restart = (os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "RESTART_COUNT"))
     started = time.strftime("%Y-%m-%d %H:%M:%S")
-    return Owner(socket.gethostname(), os.getpid(), started, job, int(restart) if restart.isdecimal() else 0)
+    return LockOwner(socket.gethostname(), os.getpid(), started, job, int(restart) if restart.isdecimal() else 0)
 
 
-def _parse(text: str) -> Owner | None:
+def _parse_owner(text: str) -> LockOwner | None:
     """The owner that a lock's text names; None for an empty or damaged one."""
     parts = dict(part.strip().partition(" ")[::2] for part in text.split(","))
     job, _, restart = parts.get("job", "").partition(" restart ")
     try:
         beats = "beating" in parts
-        return Owner(parts["host"], int(parts["process"]), parts["started"], job, int(restart or 0), beats)
+        return LockOwner(parts["host"], int(parts["process"]), parts["started"], job, int(restart or 0), beats)
     except (KeyError, ValueError):
         return None
 
 
 @contextlib.contextmanager
-def hold(folder: Folder, option: str = "--workdir", take_over: bool = False) -> Iterator[str | None]:
+def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = False) -> Iterator[str | None]:
     """Hold a folder (the value of a command's `option`) for this process. Yields a warning where a lock was taken over.
 
     BadInput where another process holds it, or may; `take_over` says that one on another host doesn't. A process whose lock
@@ -73,42 +75,42 @@ def hold(folder: Folder, option: str = "--workdir", take_over: bool = False) -> 
     """
     path = pathlib.Path(folder).absolute() / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, exclusive, warning = _acquire(path, str(folder), option, take_over)
+    descriptor, exclusive, warning = _acquire_lock(path, str(folder), option, take_over)
     owner, left = _this_process(), threading.Event()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{owner}\n".encode(), 0)
-    HELD[path] = owner, exclusive
-    threading.Thread(target=_beat, args=(path, owner, left), daemon=True, name="lock").start()
+    HELD_LOCKS[path] = owner, exclusive
+    threading.Thread(target=_renew_heartbeat, args=(path, owner, left), daemon=True, name="lock").start()
     try:
         yield warning
     finally:  # not reached by a SIGKILL: then the owner's name stays for the next one to read
         left.set()
-        release(path)
+        release_lock(path)
         os.close(descriptor)
 
 
-def release(path: pathlib.Path) -> None:
+def release_lock(path: pathlib.Path) -> None:
     """Take this process's name off a lock that it holds. Another's name stays."""
-    owner, exclusive = HELD.pop(path, (None, False))
+    owner, exclusive = HELD_LOCKS.pop(path, (None, False))
     with contextlib.suppress(OSError):
-        if owner and _parse(path.read_text()) == owner:
+        if owner and _parse_owner(path.read_text()) == owner:
             path.unlink() if exclusive else os.truncate(path, 0)
 
 
-def release_all() -> None:
-    """Release what this process holds: for who ends without leaving `hold`."""
-    for path in list(HELD):
-        release(path)
+def release_all_locks() -> None:
+    """Release what this process holds: for who ends without leaving `hold_folder`."""
+    for path in list(HELD_LOCKS):
+        release_lock(path)
 
 
-def _acquire(path: pathlib.Path, folder: str, option: str, take_over: bool) -> tuple[int, bool, str | None]:
+def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool) -> tuple[int, bool, str | None]:
     """(the open file, whether its existence is the lock, a warning where another's was taken over)."""
     warning = None
     for _ in range(5):  # others may come and go meanwhile
-        descriptor, ours, exclusive = _open(path)
+        descriptor, ours, exclusive = _open_lock(path)
         try:
-            owner = _parse(os.pread(descriptor, 1000, 0).decode(errors="replace"))
-            refusal, news = _judge(descriptor, path.parent, owner, ours, exclusive, take_over)
+            owner = _parse_owner(os.pread(descriptor, 1000, 0).decode(errors="replace"))
+            refusal, news = _judge_lock(descriptor, path.parent, owner, ours, exclusive, take_over)
             if refusal:
                 raise BadInput(f"{folder} {refusal.format(option=option)}")
             warning = f"took over {folder}: {owner} {news}" if news else warning
@@ -121,7 +123,7 @@ def _acquire(path: pathlib.Path, folder: str, option: str, take_over: bool) -> t
     raise BadInput(f"{folder} is held by another process: stop it, or use another {option}")
 
 
-def _open(path: pathlib.Path) -> tuple[int, bool, bool]:
+def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
     """(the open file, whether the lock is now this process's, whether the file's existence is the lock)."""
     try:
         descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
@@ -139,15 +141,15 @@ def _open(path: pathlib.Path) -> tuple[int, bool, bool]:
     return descriptor, True, False
 
 
-def _judge(
-    descriptor: int, folder: pathlib.Path, owner: Owner | None, ours: bool, exclusive: bool, take_over: bool
+def _judge_lock(
+    descriptor: int, folder: pathlib.Path, owner: LockOwner | None, ours: bool, exclusive: bool, take_over: bool
 ) -> tuple[str, str]:
     """(why the lock can't be had, what became of its owner); "" for what doesn't apply."""
     if owner is None:  # free, or just taken by who has not written his name yet
-        fresh = not ours and (not exclusive or _silence(descriptor, folder) < BEAT_S)
+        fresh = not ours and (not exclusive or _seconds_since_heartbeat(descriptor, folder) < HEARTBEAT_S)
         return "is held by another process: stop it, or use another {option}" if fresh else "", ""
     if owner.host == socket.gethostname():
-        alive = not ours and (not exclusive or _lives(owner, descriptor, folder))
+        alive = not ours and (not exclusive or _is_owner_alive(owner, descriptor, folder))
         refusal = f"is held by {owner}: stop it, or use another {{option}}"
         return (refusal, "") if alive else ("", "died without releasing it")
     this = _this_process()
@@ -155,7 +157,7 @@ def _judge(
         return "", "was this job before it was requeued"
     if take_over:
         return "", "has to make way"
-    silent_s = _silence(descriptor, folder)
+    silent_s = _seconds_since_heartbeat(descriptor, folder)
     if owner.beats and silent_s > LEASE_S:
         return "", f"gave no sign of life for {silent_s:.0f} s"
     silence = (
@@ -164,23 +166,23 @@ def _judge(
     return f"was not released by {owner}{silence}; if that process is gone, pass --take-over", ""
 
 
-def _silence(descriptor: int, folder: pathlib.Path) -> float:
+def _seconds_since_heartbeat(descriptor: int, folder: pathlib.Path) -> float:
     """Seconds since the heartbeat, by the file server's clock."""
     with tempfile.TemporaryFile(dir=folder) as now:
         return os.fstat(now.fileno()).st_mtime - os.fstat(descriptor).st_mtime
 
 
-def _lives(owner: Owner, descriptor: int, folder: pathlib.Path) -> bool:
+def _is_owner_alive(owner: LockOwner, descriptor: int, folder: pathlib.Path) -> bool:
     """Whether an owner on this host does; a number alone may be another's by now (in a container started again: this one's)."""
     if owner.process == os.getpid():
-        return folder / ".lock" in HELD
+        return folder / ".lock" in HELD_LOCKS
     try:
         os.kill(owner.process, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    return not owner.beats or _silence(descriptor, folder) < LEASE_S
+    return not owner.beats or _seconds_since_heartbeat(descriptor, folder) < LEASE_S
 
 
 def _is_at(path: pathlib.Path, descriptor: int) -> bool:
@@ -201,11 +203,11 @@ def _move_aside(path: pathlib.Path, descriptor: int) -> None:
         aside.unlink()
 
 
-def _beat(path: pathlib.Path, owner: Owner, left: threading.Event) -> None:
+def _renew_heartbeat(path: pathlib.Path, owner: LockOwner, left: threading.Event) -> None:
     """Renew the lock's time until its holder leaves; end the process where another has taken the lock over."""
-    while not left.wait(BEAT_S):
+    while not left.wait(HEARTBEAT_S):
         with contextlib.suppress(OSError):  # a server that doesn't answer now, a file that was deleted by hand
-            other = _parse(path.read_text())
+            other = _parse_owner(path.read_text())
             if other in (owner, None):
                 os.utime(path)
             elif not left.is_set():
@@ -214,7 +216,7 @@ def _beat(path: pathlib.Path, owner: Owner, left: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def wait_for(path: Folder) -> Iterator[None]:
+def hold_file(path: Folder) -> Iterator[None]:
     """Hold a file for a moment, once all others have left it; where there is no flock, a file beside it."""
     beside = pathlib.Path(f"{path}.held")
     with open(path, "w") as file:
@@ -223,20 +225,20 @@ def wait_for(path: Folder) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_FLOCK:
                 raise
-            _create(beside)
+            _create_exclusively(beside)
         try:
             yield
         finally:
             beside.unlink(missing_ok=True)
 
 
-def _create(path: pathlib.Path) -> None:
+def _create_exclusively(path: pathlib.Path) -> None:
     """Create a file that nobody else has, waiting for whoever has it; one of LEASE_S ago was left by the dead."""
     while True:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             return
         with contextlib.suppress(FileNotFoundError), open(path) as file:
-            if _silence(file.fileno(), path.parent) > LEASE_S:
+            if _seconds_since_heartbeat(file.fileno(), path.parent) > LEASE_S:
                 _move_aside(path, file.fileno())
         time.sleep(0.05)

@@ -16,44 +16,51 @@ from typing import Any
 
 from scalelab import lock, set_by
 from scalelab.errors import BadInput
-from scalelab.identity import refuse_disagreement
+from scalelab.identity import check_config_matches_record
 from scalelab.jsonfiles import (
     NUMBER,
     SCALAR,
     TEXT,
     WHOLE,
     Folder,
-    append,
+    append_json_lines,
+    describe_mismatch,
     fsync,
     last_line,
-    mismatch,
     numbered_lines,
     read_json,
-    read_lines,
-    retry,
-    sync,
+    read_json_lines,
+    retry_transient,
+    sync_to_disk,
     write_json,
 )
 
-__all__ = ("append", "fsync", "read_json", "read_lines", "sync", "write_json")  # from jsonfiles, for who reads records
+__all__ = (
+    "append_json_lines",
+    "fsync",
+    "read_json",
+    "read_json_lines",
+    "sync_to_disk",
+    "write_json",
+)  # from jsonfiles, for who reads records
 
 # What is checked of a file whenever it is read: a hand-edited value is one line, never a traceback.
-METRICS = {"step": WHOLE, "*": (NUMBER, None)}
-EVENT = {"time": NUMBER, "step": (WHOLE, None), "kind": TEXT, "text?": TEXT}
-EVALUATION = {
+METRICS_SCHEMA = {"step": WHOLE, "*": (NUMBER, None)}
+EVENT_SCHEMA = {"time": NUMBER, "step": (WHOLE, None), "kind": TEXT, "text?": TEXT}
+EVALUATION_SCHEMA = {
     "step": WHOLE, "weights": TEXT, "set": TEXT, "fingerprint": TEXT, "kind": TEXT, "metrics": {"*": (NUMBER, None)},
 }  # fmt: skip
-CONFIG = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCALAR}}
-DAMAGED = "damaged"  # the status of a run whose files can't be read, among others
-COLUMNS = (
+CONFIG_SCHEMA = {"optim?": {"own?": {"*": (NUMBER, None)}, "*": SCALAR}, "*": {"*": SCALAR}}
+DAMAGED_STATUS = "damaged"  # the status of a run whose files can't be read, among others
+ROW_COLUMNS = (
     "name", "folder", "role", "status", "N", "N_non_embedding", "N_kaplan", "N_chinchilla", "D", "C", "C_6ND",
     "C_chinchilla", "val_loss", "bpb", "identity", "mixed",
 )  # fmt: skip
-_NUMBERS = {"*": (NUMBER, None)}
-RECORD = {
+_NUMBERS_SCHEMA = {"*": (NUMBER, None)}
+RECORD_SCHEMA = {
     "name?": TEXT, "identity?": TEXT, "next_identity?": TEXT, "status?": TEXT, "steps?": WHOLE, "tokens?": NUMBER,
-    "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS,
-    "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE}, "flops_per_token?": _NUMBERS, "flops?": _NUMBERS,
+    "val_loss?": (NUMBER, None), "bpb?": (NUMBER, None), "by_source?": _NUMBERS_SCHEMA,
+    "params?": {"*": WHOLE}, "params_by_group?": {"*": WHOLE}, "flops_per_token?": _NUMBERS_SCHEMA, "flops?": _NUMBERS_SCHEMA,
     "data?": {"fingerprint?": TEXT, "bytes_per_token?": NUMBER, "entropy_rate?": (NUMBER, None)},
     "versions?": {"*": TEXT}, "mesh?": {}, "peak_flops?": NUMBER, "pack?": {"checkpoints": TEXT, "trial": TEXT, "former?": {"*": TEXT}},
     "git?": {"*": {"*": SCALAR}}, "tracker_id?": TEXT, "set_by?": {"*": TEXT}, "dtypes?": {}, "determinism?": {}, "init_from?": {}, "branch_from?": {},
@@ -63,20 +70,20 @@ RECORD = {
 
 def read_metrics(folder: Folder) -> list[dict]:
     """Training and evaluation lines of a run, in order of writing."""
-    return read_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS)
+    return read_json_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS_SCHEMA)
 
 
 def last_metrics(folder: Folder) -> dict[str, float | None]:
     """The metrics of the last step that was logged, by name; {} where none was."""
     path = pathlib.Path(folder) / "metrics.jsonl"
-    line = last_line(path, lambda row: "val_loss" not in row and not mismatch(row, METRICS)) or {}
+    line = last_line(path, lambda row: "val_loss" not in row and not describe_mismatch(row, METRICS_SCHEMA)) or {}
     return {key: value for key, value in line.items() if key not in ("step", "tokens", "time")}
 
 
 def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
     """The resolved config of a run, {group: {key: value}}. BadInput: damaged, no plain value, or not the one of its record."""
     path = pathlib.Path(folder) / "config.json"
-    config: dict[str, dict[str, Any]] = read_json(path, CONFIG)
+    config: dict[str, dict[str, Any]] = read_json(path, CONFIG_SCHEMA)
     if "role" not in config.get("log", {}):
         raise BadInput(f"{path} has no log.role, which every run's has: was it edited?")
     read_record(folder)
@@ -86,26 +93,26 @@ def read_config(folder: Folder) -> dict[str, dict[str, Any]]:
 def read_record(folder: Folder) -> dict[str, Any]:
     """The run's record; {} where it has none yet. BadInput: damaged, a value not of its kind, or config.json is another run's."""
     path = pathlib.Path(folder) / "record.json"
-    record: dict[str, Any] = read_json(path, RECORD) if path.exists() else {}
+    record: dict[str, Any] = read_json(path, RECORD_SCHEMA) if path.exists() else {}
     if "identity" in record:
-        _refuse_other_config(pathlib.Path(folder), record)
+        _check_config_identity(pathlib.Path(folder), record)
     return record
 
 
-def _refuse_other_config(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
+def _check_config_identity(folder: pathlib.Path, record: Mapping[str, Any]) -> None:
     """BadInput where config.json has other values than those the record was written for. A broken one is others' affair."""
     try:
-        values = flat(read_json(folder / "config.json")) if (folder / "config.json").exists() else {}
+        values = flatten_keys(read_json(folder / "config.json")) if (folder / "config.json").exists() else {}
     except BadInput:
         return
     if values:
-        refuse_disagreement(folder / "config.json", values, record)
+        check_config_matches_record(folder / "config.json", values, record)
 
 
 def read_events(folder: Folder) -> list[dict]:
     """The run's logbook. A damaged line of it stands there as a warning, at the time of the line before."""
     path, events, time_before = pathlib.Path(folder) / "events.jsonl", [], 0.0
-    for number, text, row in numbered_lines(path, EVENT):
+    for number, text, row in numbered_lines(path, EVENT_SCHEMA):
         what = f"line {number} of {path} is damaged: {text[:60].decode(errors='replace')!r}"
         events.append(row or {"time": time_before, "step": None, "kind": "warning", "text": what})
         time_before = events[-1]["time"]
@@ -118,7 +125,7 @@ def rewind_metrics(folder: Folder, step: int) -> list[str]:
     The lines that stay keep their bytes. Returns what to warn of: the damaged lines; the file as it was is then kept beside it.
     """
     path = pathlib.Path(folder) / "metrics.jsonl"
-    lines = numbered_lines(path, METRICS)
+    lines = numbered_lines(path, METRICS_SCHEMA)
     damaged = [f"{path}, line {number} was damaged" for number, _, row in lines if row is None]
     if damaged:
         shutil.copyfile(path, path.with_name("metrics.jsonl.damaged"))
@@ -130,61 +137,64 @@ def rewind_metrics(folder: Folder, step: int) -> list[str]:
         draft.write_bytes(content)
         draft.replace(path)
 
-    retry(write)
+    retry_transient(write)
     return damaged
 
 
-def event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
+def write_event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
     """One line in the run's logbook. `kind` says what happened: start, resume, skip, stalled, diverged, failed, stopped, done; where the
     run comes from: init_from, branch, fallback, moved, config_change, code_change; what is worth a word: chosen, schedule, layout,
     precision, warning; or a note of the user's."""
     path = pathlib.Path(folder) / "events.jsonl"
-    if torn := append(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):
-        append(path, [{"time": time.time(), "step": step, "kind": "warning", "text": torn}])
+    if torn := append_json_lines(path, [{"time": time.time(), "step": step, "kind": kind, "text": text} | fields]):
+        append_json_lines(path, [{"time": time.time(), "step": step, "kind": "warning", "text": torn}])
 
 
-def keep_evaluations(folder: Folder, rows: list[dict]) -> list[str]:
+def write_evaluations(folder: Folder, rows: list[dict]) -> list[str]:
     """Write rows of evaluations.jsonl: step, weights, set, fingerprint, kind, metrics. One a (step, weights, set): the last.
 
     Returns the sets whose row was of other content (another fingerprint). Any number of processes may do this at once.
     """
     path = pathlib.Path(folder) / "evaluations.jsonl"
-    with lock.wait_for(path.with_name(".evaluations.lock")):
-        old, new = {_key(row): row for row in read_evaluations(folder)}, {_key(row): row for row in rows}
+    with lock.hold_file(path.with_name(".evaluations.lock")):
+        old, new = (
+            {_evaluation_key(row): row for row in read_evaluations(folder)},
+            {_evaluation_key(row): row for row in rows},
+        )
         draft = path.with_suffix(".tmp")
         draft.unlink(missing_ok=True)
-        append(draft, [*(row for key, row in old.items() if key not in new), *new.values()])
-        sync(draft)
+        append_json_lines(draft, [*(row for key, row in old.items() if key not in new), *new.values()])
+        sync_to_disk(draft)
         draft.replace(path)
     both = old.keys() & new.keys()
     return sorted({key[2] for key in both if old[key]["fingerprint"] != new[key]["fingerprint"]})
 
 
-def _key(row: dict) -> tuple[int, str, str]:
+def _evaluation_key(row: dict) -> tuple[int, str, str]:
     return row["step"], row["weights"], row["set"]
 
 
 def read_evaluations(folder: Folder) -> list[dict]:
     """What `scalelab eval` scored of a run, in order of writing."""
-    return read_lines(pathlib.Path(folder) / "evaluations.jsonl", EVALUATION)
+    return read_json_lines(pathlib.Path(folder) / "evaluations.jsonl", EVALUATION_SCHEMA)
 
 
-def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one level of dotted keys."""
     found: dict[str, Any] = {}
     for key, value in content.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 
-def by_source(columns: Mapping[str, Any]) -> list[dict]:
+def rows_by_source(columns: Mapping[str, Any]) -> list[dict]:
     """One row a source of columns KIND/SOURCE: `source`, `val_loss`, `bpb`, `tokens`, `epochs`; None where there is none."""
     names = dict.fromkeys(key.partition("/")[2] for key in columns if key.startswith("tokens/"))
     kinds = ("val_loss", "bpb", "tokens", "epochs")
     return [{"source": name} | {kind: columns.get(f"{kind}/{name}") for kind in kinds} for name in names]
 
 
-def _scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
+def _last_step_scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
     """`{"brackets_acc": …, "ema_brackets_acc": …}` at the run's last step: those of other steps belong to other N, D, C."""
     return {
         ("" if row["weights"] == "trained" else f"{row['weights']}_") + f"{row['set']}_{metric}": value
@@ -194,7 +204,7 @@ def _scores(folder: pathlib.Path, step: int | None) -> dict[str, float]:
     }
 
 
-def describe_mixed(record: Mapping[str, Any]) -> str | None:
+def describe_config_changes(record: Mapping[str, Any]) -> str | None:
     """`optim.peak_lr 0.01 -> 0.05 at step 20; …`: what changed on a run's way; None of a run that went on as it began."""
     parts = []
     for entry in record.get("mixed", {}).values():
@@ -245,7 +255,7 @@ def read_runs(folder: Folder) -> list[dict]:
 
     Config values are named `group.key`, metrics as the step names them.
 
-    Of several runs a damaged one has the status "damaged", with the reason in `damage`; a single one is BadInput.
+    Of several runs a damaged one has the status "damaged", with the reason in `describe_damage`; a single one is BadInput.
     """
     folders = run_folders(folder)
     if folders == [pathlib.Path(folder)]:
@@ -257,11 +267,11 @@ def _row_or_damage(folder: pathlib.Path) -> dict:
     try:
         return read_run(folder)
     except BadInput as error:
-        row = dict.fromkeys(COLUMNS) | {"name": folder.name, "folder": str(folder), "role": ""}
-        return row | {"status": DAMAGED, "damage": str(error)}
+        row = dict.fromkeys(ROW_COLUMNS) | {"name": folder.name, "folder": str(folder), "role": ""}
+        return row | {"status": DAMAGED_STATUS, "damage": str(error)}
 
 
-def damage(folder: pathlib.Path) -> str:
+def describe_damage(folder: pathlib.Path) -> str:
     """What can't be read of a run, as text; "" where all of it can."""
     try:
         read_run(folder), read_metrics(folder), read_events(folder)
@@ -290,8 +300,10 @@ def read_run(folder: pathlib.Path) -> dict:
         "val_loss": record.get("val_loss"),
         "bpb": record.get("bpb"),
         "identity": record.get("identity"),
-        "mixed": describe_mixed(record),
+        "mixed": describe_config_changes(record),
     }
-    row |= record.get("by_source", {}) | {key: value for key, value in flat(config).items() if key != set_by.KEY}
-    measured = last_metrics(folder) | _scores(folder, record.get("steps"))
+    row |= record.get("by_source", {}) | {
+        key: value for key, value in flatten_keys(config).items() if key != set_by.NOTES_KEY
+    }
+    measured = last_metrics(folder) | _last_step_scores(folder, record.get("steps"))
     return row | {key: value for key, value in measured.items() if key not in row}

@@ -10,20 +10,20 @@ from typing import Any
 COMMAND_LINE, FILE, SWEEP = "the command line", "the config file", "the sweep's grid"
 DEFAULT = "default"  # of the optimizer, or of warm-up and decay
 DERIVED = "derived"  # steps that tokens or a share came to
-STORED = "a stored config"  # of a version that took no notes
+STORED_CONFIG = "a stored config"  # of a version that took no notes
 PROGRAM = "a program"
-USERS = (COMMAND_LINE, FILE, SWEEP)
-KEY = "log.set_by"
-GROUPS = ("optim.", "schedule.")
+USER_ORIGINS = (COMMAND_LINE, FILE, SWEEP)
+NOTES_KEY = "log.set_by"
+TRACKED_GROUPS = ("optim.", "schedule.")
 
 
-def concerns(key: str) -> bool:
+def is_tracked_key(key: str) -> bool:
     """Whether who set this value is noted."""
-    return key.startswith(GROUPS)
+    return key.startswith(TRACKED_GROUPS)
 
 
-def read_notes(text: str) -> dict[str, tuple[str, Any]]:
-    """`{key: (who, value)}` of `log.set_by`; {} where it isn't what `write_notes` writes."""
+def parse_origin_notes(text: str) -> dict[str, tuple[str, Any]]:
+    """`{key: (who, value)}` of `log.set_by`; {} where it isn't what `format_origin_notes` writes."""
     try:
         notes = json.loads(text or "{}")
         return {str(key): (str(who), value) for key, (who, value) in notes.items()}
@@ -31,19 +31,19 @@ def read_notes(text: str) -> dict[str, tuple[str, Any]]:
         return {}
 
 
-def write_notes(notes: Mapping[str, tuple[str, Any]]) -> str:
+def format_origin_notes(notes: Mapping[str, tuple[str, Any]]) -> str:
     """The text of `log.set_by`."""
     return json.dumps(notes, sort_keys=True)
 
 
-def origins(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
+def value_origins(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
     """`{key: who set it}` of a config's values by `group.key`, and of the default tree's; what nobody set is left out.
 
     A value without a note that is not the default tree's was set by the config file.
     """
-    notes, who = read_notes(values[KEY]), {}
+    notes, who = parse_origin_notes(values[NOTES_KEY]), {}
     for key, value in values.items():
-        if value is None or not concerns(key):
+        if value is None or not is_tracked_key(key):
             continue
         if key in notes:
             who[key] = notes[key][0] if notes[key][1] == value else PROGRAM
@@ -52,7 +52,7 @@ def origins(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
     return who
 
 
-def describe(who: Mapping[str, str], values: Mapping[str, Any]) -> str:
+def describe_origins(who: Mapping[str, str], values: Mapping[str, Any]) -> str:
     """What of `optim` was set, and by whom, as one line; "" where nothing was."""
     by: dict[str, list[str]] = {}
     for key, author in who.items():

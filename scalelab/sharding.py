@@ -17,24 +17,28 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec, reshard
 
-BATCH = ("data", "fsdp")
-CONTEXT = "context"
-TENSOR = "tensor"
-STAGE = "stage"
+BATCH_AXES = ("data", "fsdp")
+CONTEXT_AXIS = "context"
+TENSOR_AXIS = "tensor"
+STAGE_AXIS = "stage"
 SPLIT_BY_TENSOR = ("heads", "kv_heads", "mlp", "vocab")
-SPLIT: dict[str | None, Any] = {"batch": BATCH, "context": CONTEXT, "split_seq": (CONTEXT, TENSOR)}
-SPLIT |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR)
+MESH_AXES_OF: dict[str | None, Any] = {
+    "batch": BATCH_AXES,
+    "context": CONTEXT_AXIS,
+    "split_seq": (CONTEXT_AXIS, TENSOR_AXIS),
+}
+MESH_AXES_OF |= dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS)
 
 _PLATFORM: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
 
-def platform() -> str:
-    """What programs are traced for, as jax names backends: the one that is here, or what `traced_for` says."""
+def target_platform() -> str:
+    """What programs are traced for, as jax names backends: the one that is here, or what `trace_for_platform` says."""
     return _PLATFORM.get() or jax.default_backend()
 
 
 @contextlib.contextmanager
-def traced_for(platform: str) -> Iterator[None]:
+def trace_for_platform(platform: str) -> Iterator[None]:
     """Within it programs are traced for a platform that isn't here: `cpu`, `gpu` or `tpu`. For a process of its own, since
     jax keeps traces by function."""
     token = _PLATFORM.set(platform)
@@ -44,57 +48,57 @@ def traced_for(platform: str) -> Iterator[None]:
         _PLATFORM.reset(token)
 
 
-def on_mesh() -> bool:
+def has_explicit_mesh() -> bool:
     """Whether this is traced for a mesh whose splits are the program's to name: not so under `auto_axes`."""
     mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and any(kind != AxisType.Auto for kind in mesh.axis_types)
 
 
-def off_mesh() -> AbstractContextManager:
+def without_mesh() -> AbstractContextManager:
     """Within it, what is traced is traced for no mesh: shapes and initial values don't depend on one."""
     return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 
 
-def spec(*names: str | None) -> PartitionSpec:
+def activation_spec(*names: str | None) -> PartitionSpec:
     """How an activation with these logical axes is split; `context` is its sequence, `split_seq` the same between blocks."""
-    return PartitionSpec(*[SPLIT.get(n) for n in names])
+    return PartitionSpec(*[MESH_AXES_OF.get(n) for n in names])
 
 
-def place(x: jax.Array, *names: str | None) -> jax.Array:
+def reshard_to(x: jax.Array, *names: str | None) -> jax.Array:
     """`x` split as its logical axes say: an all-gather, a slice, or nothing."""
-    return reshard(x, spec(*names)) if on_mesh() else x
+    return reshard(x, activation_spec(*names)) if has_explicit_mesh() else x
 
 
-def use(w: jax.Array, *names: str) -> jax.Array:
+def gather_weight(w: jax.Array, *names: str) -> jax.Array:
     """A parameter as the forward pass needs it: gathered over fsdp, still split over tensor. Its gradient is scattered back."""
-    return place(w, *names)
+    return reshard_to(w, *names)
 
 
-def residual(sequence_parallel: bool) -> tuple[str | None, ...]:
+def residual_axes(sequence_parallel: bool) -> tuple[str | None, ...]:
     """Logical axes of the residual stream [B, S, D]."""
     return ("batch", "split_seq" if sequence_parallel else "context", None)
 
 
-def in_stage() -> bool:
+def is_in_stage() -> bool:
     """Whether this is traced for a stage of a pipeline."""
-    return STAGE in jax.sharding.get_abstract_mesh().manual_axes
+    return STAGE_AXIS in jax.sharding.get_abstract_mesh().manual_axes
 
 
-def local(function: Callable, ins: tuple[PartitionSpec, ...], out: Any, checked: bool = True) -> Callable:
+def per_device(function: Callable, ins: tuple[PartitionSpec, ...], out: Any, checked: bool = True) -> Callable:
     """`function` on each device's own part of its arguments; the function itself where there is no mesh.
 
     Not `checked`: jax isn't to follow which values differ between devices; for kernels that don't say so of their results.
     """
-    if not on_mesh():
+    if not has_explicit_mesh():
         return function
     mesh = jax.sharding.get_abstract_mesh()
     free = set(mesh.axis_names) - set(mesh.manual_axes)
     whole = functools.partial(jax.shard_map, axis_names=free, check_vma=checked)
     mapped = whole(function, in_specs=ins, out_specs=out)
-    return _recomputed(function, mapped, whole, ins, out) if mesh.manual_axes else mapped
+    return _recompute_in_backward(function, mapped, whole, ins, out) if mesh.manual_axes else mapped
 
 
-def _recomputed(
+def _recompute_in_backward(
     function: Callable, mapped: Callable, whole: Callable, ins: tuple[PartitionSpec, ...], out: Any
 ) -> Callable:
     """`mapped` with a backward that keeps its arguments only and maps the function's own backward.
@@ -118,12 +122,12 @@ def _recomputed(
     return called
 
 
-def size(axis: str) -> int:
+def mesh_axis_size(axis: str) -> int:
     """How many devices the mesh has along `axis`; 1 where there is no mesh."""
     return dict(jax.sharding.get_abstract_mesh().shape).get(axis, 1)
 
 
-def as_varying(x: jax.Array, *others: jax.Array) -> jax.Array:
+def vary_like(x: jax.Array, *others: jax.Array) -> jax.Array:
     """Within a shard_map: `x` as a value that may differ along every axis that one of `others` differs along."""
     axes = frozenset().union(*[jax.typeof(other).manual_axis_type.varying for other in others])
     return jax.lax.pcast(x, tuple(axes - jax.typeof(x).manual_axis_type.varying), to="varying")

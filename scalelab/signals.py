@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU)
-URGENT = (signal.SIGTERM, signal.SIGINT)  # the others are warnings, which kernels, shells and schedulers repeat
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU)
+URGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # the others are warnings, which kernels, shells and schedulers repeat
 
 
 @contextlib.contextmanager
@@ -25,15 +25,15 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
     def notice(number: int, _: Any) -> None:
         seen.append(number)
-        if number in URGENT:
+        if number in URGENT_SIGNALS:
             signal.signal(number, old[number])
         for descriptor in terminals:
             if not os.isatty(descriptor):
-                _lead_nowhere(descriptor)
+                _redirect_to_null(descriptor)
 
-    numbers = [n for n in STOPS if (n, signal.getsignal(n)) != (signal.SIGHUP, signal.SIG_IGN)]
+    numbers = [n for n in STOP_SIGNALS if (n, signal.getsignal(n)) != (signal.SIGHUP, signal.SIG_IGN)]
     old: dict[int, Any] = {number: signal.signal(number, notice) for number in numbers}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     try:
         yield lambda: bool(seen)
     finally:
@@ -42,16 +42,16 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 
 @contextlib.contextmanager
-def blocked() -> Iterator[None]:
+def block_stop_signals() -> Iterator[None]:
     """Keep STOPS waiting: processes that are started meanwhile are deaf to them until they listen with `stop_on_signals`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _lead_nowhere(descriptor: int) -> None:
+def _redirect_to_null(descriptor: int) -> None:
     """Let it lead to /dev/null: writing to a terminal that has gone is an error, and a save comes first."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, descriptor)

@@ -1,7 +1,7 @@
 """The user's own code: functions and records named `pkg.mod:fn`, and the modules that lie beside a config file.
 
 Only code that the user names is run. A name counts as the user's where a config, a command line or a program of the user's
-gives it (`trust`); one that a stored file alone gives (a checkpoint's manifest, a run's config.json, a fitted law) is refused.
+gives it (`trust_names`); one that a stored file alone gives (a checkpoint's manifest, a run's config.json, a fitted law) is refused.
 """
 
 import contextlib
@@ -14,21 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
-OURS = (
+OUR_PACKAGES = (
     "configs",
     "experiments",
 )  # packages of this project that a config file may import; a checkout is where they lie
 
 _trusted: set[str] = set()  # `pkg.mod:fn`, as the user named them in this process
 _config_folders: list[str] = []  # of the config files that were read, the last one first
-_searched: list[str] = []  # folders that `modules_in` is looking in right now
+_searched: list[str] = []  # folders that `allow_imports_from` is looking in right now
 _loaded: dict[str, dict[str, ModuleType]] = {}  # folder -> modules that were imported from it, by their names
 _objects: dict[tuple[str, ...], Any] = {}  # (`pkg.mod:fn`, folders that it is looked for in) -> what it is
 
 
-def trust(*names: Any) -> None:
+def trust_names(*names: Any) -> None:
     """Allow these names (`pkg.mod:fn`; anything else is ignored) to be imported in this process."""
     _trusted.update(name for name in names if isinstance(name, str) and ":" in name)
 
@@ -38,19 +38,19 @@ def is_trusted(name: str) -> bool:
     return name in _trusted
 
 
-def permissions() -> dict[str, list[str]]:
-    """What was trusted and where it is looked for, as plain JSON: for `permit` in a child process."""
+def export_permissions() -> dict[str, list[str]]:
+    """What was trusted and where it is looked for, as plain JSON: for `apply_permissions` in a child process."""
     return {"names": sorted(_trusted), "folders": list(_config_folders)}
 
 
-def permit(given: Mapping[str, Sequence[str]]) -> None:
-    """Take over the `permissions` of the process that started this one."""
-    trust(*given["names"])
+def apply_permissions(given: Mapping[str, Sequence[str]]) -> None:
+    """Take over the `export_permissions` of the process that started this one."""
+    trust_names(*given["names"])
     for folder in reversed(given["folders"]):
-        _remember(folder)
+        _remember_folder(folder)
 
 
-def user_object(text: str, what: str) -> Any:
+def load_user_object(text: str, what: str) -> Any:
     """What `fn` is in the module `pkg.mod` that `text` = "pkg.mod:fn" names; `what` is the key it was given for.
 
     The module may be installed, or lie beside the config file that was read or in the current directory. BadInput, in one
@@ -64,14 +64,14 @@ def user_object(text: str, what: str) -> Any:
     folders = list(dict.fromkeys([*_config_folders, os.getcwd()]))
     key = (text, *folders)
     if key not in _objects:
-        _objects[key] = _imported(text, what, folders)
+        _objects[key] = _import_object(text, what, folders)
     return _objects[key]
 
 
-def _imported(text: str, what: str, folders: Sequence[str]) -> Any:
+def _import_object(text: str, what: str, folders: Sequence[str]) -> Any:
     module_name, _, name = text.partition(":")
     try:
-        with modules_in(folders):
+        with allow_imports_from(folders):
             module = importlib.import_module(module_name)
     except Exception as error:  # whatever a user's module may raise
         reason = str(error).strip().split("\n")[0]
@@ -83,33 +83,33 @@ def _imported(text: str, what: str, folders: Sequence[str]) -> Any:
         ) from error
     if not hasattr(module, name):
         there = [key for key in vars(module) if not key.startswith("_")]
-        raise BadInput(f"{what}={text!r}: {module_name} has no {name!r}{nearest(name, there)}")
+        raise BadInput(f"{what}={text!r}: {module_name} has no {name!r}{nearest_hint(name, there)}")
     return getattr(module, name)
 
 
 @contextlib.contextmanager
-def beside(config_file: pathlib.Path) -> Iterator[None]:
+def allow_neighbour_imports(config_file: pathlib.Path) -> Iterator[None]:
     """Let a config file import its neighbours, then what lies in the current directory."""
     folder = os.path.realpath(config_file.parent)
-    _remember(folder)
-    with modules_in(list(dict.fromkeys([folder, os.getcwd()]))):
+    _remember_folder(folder)
+    with allow_imports_from(list(dict.fromkeys([folder, os.getcwd()]))):
         yield
 
 
-def _remember(folder: str) -> None:
+def _remember_folder(folder: str) -> None:
     if folder in _config_folders:
         _config_folders.remove(folder)
     _config_folders.insert(0, folder)
 
 
 @contextlib.contextmanager
-def modules_in(folders: Sequence[str]) -> Iterator[None]:
+def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
     """Let modules be imported from `folders` (the first one wins), after all that is installed: none of it can be hidden.
 
     What comes from a folder is put aside afterwards, and is back when the folder is looked in again: two folders may hold
     modules of one name. A folder that Python looks in anyway (`python -m` has the current directory) keeps its modules.
     """
-    for package in OURS:  # imported while the path is as it was: below, the current directory comes last
+    for package in OUR_PACKAGES:  # imported while the path is as it was: below, the current directory comes last
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
     folders = list(dict.fromkeys(map(os.path.realpath, folders)))
@@ -119,7 +119,7 @@ def modules_in(folders: Sequence[str]) -> Iterator[None]:
     installed = [entry for entry in path if places[entry] not in users]
     others = [entry for entry in path if places[entry] in users - {*folders, *searched}]
     during = [*installed, *folders, *others]
-    hidden = _put_aside(folders, users)
+    hidden = _hide_modules(folders, users)
     before = set(sys.modules)
     for folder in reversed(folders):
         sys.modules.update({name: module for name, module in _loaded.get(folder, {}).items() if name not in before})
@@ -130,14 +130,14 @@ def modules_in(folders: Sequence[str]) -> Iterator[None]:
     finally:
         sys.path[:] = [*(entry for entry in sys.path if entry not in during), *path]  # what the user's code added stays
         _searched[:] = searched
-        _take_out({folder for folder in folders if folder not in places.values()}, before)
+        _store_modules({folder for folder in folders if folder not in places.values()}, before)
         sys.modules.update(hidden)
 
 
-def _put_aside(folders: Sequence[str], users: set[str]) -> dict[str, ModuleType]:
+def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleType]:
     """Remove from sys.modules what hides a module of `folders` and comes from another folder of the user's; returns it."""
     hiding = set()
-    for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab", *OURS}:
+    for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab", *OUR_PACKAGES}:
         origin = _folder_of(sys.modules.get(name))
         if origin in users:
             holds = [f for f in folders if os.path.isfile(f"{f}/{name}.py") or os.path.isdir(f"{f}/{name}")]
@@ -145,8 +145,8 @@ def _put_aside(folders: Sequence[str], users: set[str]) -> dict[str, ModuleType]
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in hiding}
 
 
-def _take_out(folders: set[str], before: set[str]) -> None:
-    """Move what was imported from `folders` since `before` out of sys.modules, to be had again by `modules_in`."""
+def _store_modules(folders: set[str], before: set[str]) -> None:
+    """Move what was imported from `folders` since `before` out of sys.modules, to be had again by `allow_imports_from`."""
     for name in [name for name in sys.modules if name.partition(".")[0] not in before]:
         origin = _folder_of(sys.modules.get(name.partition(".")[0]))
         if origin in folders:

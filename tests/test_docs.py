@@ -10,7 +10,7 @@ import pytest
 from docs import own
 from scalelab import config as config_lib
 from scalelab.__main__ import COMMANDS, main
-from scalelab.config.files import OWN, default_tree, leaves
+from scalelab.config.files import USER_OPTIM_PREFIX, default_tree, leaves
 from scalelab.laws.law.law import law_of
 from scalelab.optim import schedules, table
 
@@ -42,7 +42,7 @@ def test_commands_have_the_options_that_they_are_shown_with(page, capsys):
     for words in commands(page):
         options = {word.split("=")[0] for word in words if word.startswith("--") and len(word) > 2}
         keys = {option.removeprefix("--config.") for option in options if option.startswith("--config.")}
-        assert {key for key in keys if not key.startswith(OWN)} <= set(leaves(default_tree())), words
+        assert {key for key in keys if not key.startswith(USER_OPTIM_PREFIX)} <= set(leaves(default_tree())), words
         if words[0] == "scalelab":
             assert words[1] in COMMANDS, words
             with pytest.raises(SystemExit):
@@ -58,9 +58,9 @@ def test_commands_have_the_options_that_they_are_shown_with(page, capsys):
 def test_an_optimizer_and_a_schedule_of_ones_own():
     values = {"optim.name": "docs.own:signs", "optim.peak_lr": 1e-3, "optim.beta1": 0.9}
     config = config_lib.load(TINY, values | {"schedule.name": "docs.own:triangle"})
-    rows = table.rows(config_lib.static(config), config_lib.hparams(config))
+    rows = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
     assert {(row.optimizer, row.bytes_per_parameter) for row in rows} == {("docs.own:signs", 4.0)}  # the momentum
-    lr = schedules.curves(config, [0, 149, 299])["lr"]
+    lr = schedules.schedule_curves(config, [0, 149, 299])["lr"]
     np.testing.assert_allclose(lr, [1e-3 * 2 / 300, 1e-3, 0.0], atol=1e-9)
 
 

@@ -55,10 +55,10 @@ def readers(folder, name):
     """All that reads a run: each must come to its end, or raise BadInput in one line."""
     run = folder / "runs" / name
     yield lambda: records.read_runs(run)
-    yield lambda: status.trial_row(run, 5)
-    yield lambda: gather.curve_rows([run]) and gather.step_rows(run) and gather.event_rows([run])
-    yield lambda: gather.provenance([run]) and gather.entropy_rate([run])
-    yield lambda: extend.furthest(run) or start.furthest(run)
+    yield lambda: status.read_trial_row(run, 5)
+    yield lambda: gather.read_curve_rows([run]) and gather.read_step_rows(run) and gather.read_event_rows([run])
+    yield lambda: gather.collect_provenance([run]) and gather.entropy_rate([run])
+    yield lambda: extend.last_checkpoint_facts(run) or start.find_last_checkpoint(run)
 
 
 def test_every_edit_is_one_line_and_spares_the_other_trials(sweep, tmp_path):
@@ -80,7 +80,7 @@ def test_every_edit_is_one_line_and_spares_the_other_trials(sweep, tmp_path):
                 both = f"{path.parent / 'config.json'} is not the config that record.json was written for"
                 named = both if key == "identity" and both in str(error) else str(path)
                 assert "\n" not in str(error) and named in str(error), (file, key, value)
-        rows = {row["name"]: row for row in status.rows(sweep)}
+        rows = {row["name"]: row for row in status.read_trial_rows(sweep)}
         assert rows["a"]["status"] == rows["c"]["status"] == "done", (file, key, value)
         rows = {row["name"]: row for row in records.read_runs(sweep)}
         assert rows["a"]["status"] == rows["c"]["status"] == "done" and len(rows) == 3, (file, key, value)

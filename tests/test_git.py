@@ -99,7 +99,7 @@ def test_no_repository_no_commit_no_git_and_a_slow_one_are_said_and_nothing_fail
     slow.mkdir()
     (slow / "git").write_text("#!/bin/sh\nexec sleep 5\n")
     (slow / "git").chmod(0o755)
-    monkeypatch.setattr(git, "LIMIT_S", 0.1)
+    monkeypatch.setattr(git, "GIT_TIMEOUT_S", 0.1)
     with monkeypatch.context() as patched:
         patched.setenv("PATH", f"{slow}:{os.environ['PATH']}")
         assert user(repository)["note"] == "git took longer than 0.1 s"
@@ -113,10 +113,10 @@ def test_the_commit_of_scalelab_is_its_checkouts_and_never_a_repository_that_it_
     package = repository / ".venv" / "lib" / "scalelab"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    monkeypatch.setattr(git, "PACKAGE", package)
+    monkeypatch.setattr(git, "PACKAGE_FOLDER", package)
     git._package_state.cache_clear()
     assert git.code_state()["scalelab"] == {"folder": str(package), "note": "not a checkout"}
-    monkeypatch.setattr(git, "PACKAGE", repository / "configs")
+    monkeypatch.setattr(git, "PACKAGE_FOLDER", repository / "configs")
     (repository / "configs" / "__init__.py").write_text("")
     run_git(repository, "add", ".")
     run_git(repository, "commit", "-q", "-m", "as a package")
@@ -143,7 +143,7 @@ def test_a_run_and_a_sweep_have_it_on_record_and_a_resumed_one_notes_another_com
     assert "scalelab" in record["git"]
     authors = {"optim.peak_lr": "the config file", "schedule.name": "the command line", "optim.beta1": "default"}
     assert {key: record["set_by"][key] for key in authors} == authors and "train.seed" not in record["set_by"]
-    assert gather.provenance([folder])["git.user.commit"] == first
+    assert gather.collect_provenance([folder])["git.user.commit"] == first
 
     file.write_text(file.read_text() + "\n\ndef sweep(h):\n    return h.sweep('train.seed', [0, 1])\n")
     assert main([*command, "--config.train.steps=2"]) == 0  # nothing left to do: what trained it stays on record

@@ -50,7 +50,7 @@ def test_a_record_of_any_earlier_version_belongs_to_its_config_and_to_no_edited_
 
 
 def test_identity_is_that_of_today(tmp_path):
-    assert identity(records.flat(CONFIG)) == WRITTEN["5ee5ccd"]
+    assert identity(records.flatten_keys(CONFIG)) == WRITTEN["5ee5ccd"]
 
 
 def test_a_run_whose_config_was_edited_is_a_damaged_row_and_the_others_are_listed(tmp_path, capsys):
@@ -59,7 +59,7 @@ def test_a_run_whose_config_was_edited_is_a_damaged_row_and_the_others_are_liste
     path = tmp_path / "runs" / "b" / "config.json"
     content = records.read_json(path)
     record = records.read_json(path.with_name("record.json"))
-    records.write_json(path.with_name("record.json"), record | {"identity": identity(records.flat(content))})
+    records.write_json(path.with_name("record.json"), record | {"identity": identity(records.flatten_keys(content))})
     assert main(["runs", str(tmp_path)]) == 0 and "damaged" not in capsys.readouterr().out
     content["optim"]["peak_lr"] *= 5
     records.write_json(path, content)

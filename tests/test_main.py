@@ -16,7 +16,7 @@ import pytest
 
 from scalelab import __version__
 from scalelab.__main__ import COMMANDS, guarded, main
-from scalelab.cli.parser import emit
+from scalelab.cli.parser import emit_json
 from tests.report import synthetic
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -125,7 +125,7 @@ def test_what_standard_output_cannot_write_stands_as_its_number(tmp_path):
 
 
 def test_what_is_not_finite_is_null_in_json(capsys):
-    emit({"a": [1.5, math.nan], "b": {"c": math.inf}, "d": np.float32("nan")}, "-")
+    emit_json({"a": [1.5, math.nan], "b": {"c": math.inf}, "d": np.float32("nan")}, "-")
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": [1.5, None],
         "b": {"c": None},

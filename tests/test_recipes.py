@@ -9,15 +9,15 @@ from scalelab import config as config_lib
 from scalelab.config import schedule_steps
 from scalelab.model import count
 from scalelab.sweep.scaling import recipes
-from scalelab.sweep.scaling.shrink import shrunk
+from scalelab.sweep.scaling.shrink import shrink_recipe
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
 
-NAMES = recipes.names()
+NAMES = recipes.list_recipes()
 
 
 def parameters(name):
-    return count.parameters(config_lib.static(recipes.find(name).config).model)
+    return count.count_parameters(config_lib.static(recipes.find_recipe(name).config).model)
 
 
 def last_digit(value):
@@ -26,23 +26,23 @@ def last_digit(value):
     return 10.0 ** (int(exponent) - len(digits.rstrip("0").partition(".")[2]))
 
 
-COUNTED = [(n, key) for n in NAMES for key in recipes.find(n).published if key not in ("tokens", "flops")]
+COUNTED = [(n, key) for n in NAMES for key in recipes.find_recipe(n).published if key not in ("tokens", "flops")]
 
 
 @pytest.mark.parametrize(("name", "convention"), COUNTED)
 def test_parameters_are_those_published(name, convention):
     """Whole numbers to the last parameter; rounded ones to half of what their last digit stands for."""
-    published, found = recipes.find(name).published[convention], parameters(name)[convention]
+    published, found = recipes.find_recipe(name).published[convention], parameters(name)[convention]
     if isinstance(published, int):
         assert found == published
     else:
         assert abs(found - published) <= 0.51 * last_digit(published)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if recipes.find(n).published])
+@pytest.mark.parametrize("name", [n for n in NAMES if recipes.find_recipe(n).published])
 def test_tokens_are_those_published(name):
     """Within 2 %; a recipe of a first stage, or of what carries over, says by its missing parts which tokens it lacks."""
-    recipe = recipes.find(name)
+    recipe = recipes.find_recipe(name)
     tokens = schedule_steps.tokens_before(recipe.config, recipe.config.train.steps)
     ratio = tokens / recipe.published["tokens"]
     assert ratio <= 1.02
@@ -54,20 +54,20 @@ def test_tokens_are_those_published(name):
 def test_published_flops():
     """GPT-3's Table D.1 and Llama 3's section 3.2.1 are 6 N D; Gopher's is the authors' own count, an eighth above that."""
     for name, low, high in (("gpt3_175b", 0.99, 1.01), ("llama3_405b", 0.99, 1.01), ("gopher_280b", 0.85, 0.9)):
-        recipe = recipes.find(name)
+        recipe = recipes.find_recipe(name)
         tokens = schedule_steps.tokens_before(recipe.config, recipe.config.train.steps)
         assert low < 6 * parameters(name)["total"] * tokens / recipe.published["flops"] < high
 
 
 def test_gpt3s_learning_rate_stands_at_a_tenth_from_260_billion_tokens_on():
-    config = recipes.find("gpt3_175b").config
+    config = recipes.find_recipe("gpt3_175b").config
     end = round(config.schedule.fall_share * config.train.steps)
     assert schedule_steps.tokens_before(config, end) == pytest.approx(260e9, rel=1e-4)
 
 
 def test_the_batches_of_palm_and_llama_3():
     """Chowdhery et al. 2022, section 5, in tokens; Llama 3, section 3.4.1, and tokens seen where they change."""
-    palm, llama = (recipes.find(name).config for name in ("palm_540b", "llama3_405b"))
+    palm, llama = (recipes.find_recipe(name).config for name in ("palm_540b", "llama3_405b"))
     sizes = [
         schedule_steps.tokens_before(palm, step + 1) - schedule_steps.tokens_before(palm, step)
         for step in (0, 50_000, 254_999)
@@ -80,14 +80,14 @@ def test_the_batches_of_palm_and_llama_3():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_choice_says_where_it_is_from(name):
     """Each value that a file sets has a comment on its line, wherever a formatter has put it."""
-    found = recipes.choices(recipes.find(name))
+    found = recipes.list_choices(recipes.find_recipe(name))
     assert len(found) > 15 and [choice.key for choice in found if not choice.why] == []
     said = {choice.key: choice.why for choice in found}
     assert said["train.global_batch"] != said["eval.batches"] == "how a long run is watched: ours"
 
 
 def test_what_a_preset_brings_is_the_presets_word():
-    said = {choice.key: choice.why for choice in recipes.choices(recipes.find("opt_175b"))}
+    said = {choice.key: choice.why for choice in recipes.list_choices(recipes.find_recipe("opt_175b"))}
     assert said["model.d_model"] == "Table 1" and said["model.bias"].startswith("base.gpt2: Radford et al. 2019")
 
 
@@ -97,8 +97,8 @@ KEPT = {"position", "norm", "mlp", "block", "norm_place", "qk_norm", "qk_norm_ov
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_small_one_has_the_recipes_choices(name):
-    recipe = recipes.find(name).config
-    config = shrunk(recipe, d_model=64, steps=500)
+    recipe = recipes.find_recipe(name).config
+    config = shrink_recipe(recipe, d_model=64, steps=500)
     small, large = config.model, recipe.model
     assert {key: small[key] for key in KEPT} == {key: large[key] for key in KEPT}
     assert small.n_layers == (large.nope_every or 2) and small.vocab_size == 256 and small.seq_len == 128
@@ -119,14 +119,14 @@ QUICK = ("palm_540b",)
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_a_small_one_trains(name):
     """Two steps on random bytes: finite losses that change."""
-    config = shrunk(recipes.find(name).config, d_model=32, steps=60)
+    config = shrink_recipe(recipes.find_recipe(name).config, d_model=32, steps=60)
     static = config_lib.static(config)
     h = {
         key: jnp.float32(value)
         for key, value in (config_lib.hparams(config) | {"log_every": 1, "separator": 0}).items()
     }
     batch = np.random.default_rng(0).integers(0, 256, (2, 16, config.model.seq_len + 1), np.int32)
-    run, init = (jax.jit(function, static_argnums=0) for function in (many_steps, state_lib.init))
+    run, init = (jax.jit(function, static_argnums=0) for function in (many_steps, state_lib.init_state))
     state, metrics = run(static, init(static, h), jnp.asarray(batch), jnp.int32(2), h)
     losses = np.asarray(metrics["train_loss"])
     assert np.isfinite(losses).all() and losses[0] != losses[1] and int(state.step) == 2

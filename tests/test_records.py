@@ -80,14 +80,14 @@ def test_no_file_is_no_lines(tmp_path):
 
 def test_appended_lines_come_back_in_order(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    records.append(path, [{"step": 1}])
-    records.append(path, [])
-    records.append(path, [{"step": 2}, {"step": 3}])
-    assert records.read_lines(path) == [{"step": 1}, {"step": 2}, {"step": 3}]
+    records.append_json_lines(path, [{"step": 1}])
+    records.append_json_lines(path, [])
+    records.append_json_lines(path, [{"step": 2}, {"step": 3}])
+    assert records.read_json_lines(path) == [{"step": 1}, {"step": 2}, {"step": 3}]
 
 
 def test_not_a_number_survives(tmp_path):
-    records.append(tmp_path / "metrics.jsonl", [{"step": 1, "train_loss": x} for x in (math.nan, math.inf)])
+    records.append_json_lines(tmp_path / "metrics.jsonl", [{"step": 1, "train_loss": x} for x in (math.nan, math.inf)])
     first, second = records.read_metrics(tmp_path)
     assert first["train_loss"] != first["train_loss"] and second["train_loss"] == float("inf")
 
@@ -98,7 +98,7 @@ def test_rewind_drops_later_lines_and_the_torn_one(tmp_path, step, kept):
     records.rewind_metrics(tmp_path, step)
     assert [line["step"] for line in records.read_metrics(tmp_path)] == kept
     assert path.read_text().count("\n") == len(kept) and os.listdir(tmp_path) == ["metrics.jsonl"]
-    records.append(path, [{"step": step + 1}])  # what follows is not glued to a torn line
+    records.append_json_lines(path, [{"step": step + 1}])  # what follows is not glued to a torn line
     assert [line["step"] for line in records.read_metrics(tmp_path)] == [*kept, step + 1]
 
 
@@ -116,20 +116,20 @@ def test_rewind_keeps_the_bytes_of_good_lines_and_sets_damaged_ones_aside(tmp_pa
 def test_a_torn_last_line_costs_itself_alone_and_is_told(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(b'{"time": 1, "step": 1, "kind": "a"}\n{"time": 2, "st')
-    warning = records.append(path, [{"time": 3, "step": 3, "kind": "c"}])
+    warning = records.append_json_lines(path, [{"time": 3, "step": 3, "kind": "c"}])
     assert str(path) in warning and "st" in warning and "\n" not in warning
-    assert records.append(path, [{"time": 4, "step": 4, "kind": "d"}]) == ""
+    assert records.append_json_lines(path, [{"time": 4, "step": 4, "kind": "d"}]) == ""
     damaged: list[str] = []
-    assert [row["step"] for row in records.read_lines(path, damaged=damaged)] == [1, 3, 4]
+    assert [row["step"] for row in records.read_json_lines(path, damaged=damaged)] == [1, 3, 4]
     assert len(damaged) == 1 and "line 2" in damaged[0]
 
 
 def test_a_torn_logbook_goes_on_and_says_so(tmp_path):
-    records.event(tmp_path, "start", 0)
+    records.write_event(tmp_path, "start", 0)
     with open(tmp_path / "events.jsonl", "a") as file:
         file.write('{"time": 17, "step": 3, "ki')  # a disk that was full, a process killed
-    records.event(tmp_path, "note", 4, "on we go")
-    records.event(tmp_path, "done", 5)
+    records.write_event(tmp_path, "note", 4, "on we go")
+    records.write_event(tmp_path, "done", 5)
     kinds = [event["kind"] for event in records.read_events(tmp_path)]
     assert kinds == ["start", "warning", "note", "warning", "done"]
 
@@ -137,7 +137,9 @@ def test_a_torn_logbook_goes_on_and_says_so(tmp_path):
 def test_a_line_that_lacks_only_its_newline_is_no_loss(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}')
-    assert records.append(path, [{"step": 2}]) == "" and [r["step"] for r in records.read_metrics(tmp_path)] == [1, 2]
+    assert records.append_json_lines(path, [{"step": 2}]) == "" and [
+        r["step"] for r in records.read_metrics(tmp_path)
+    ] == [1, 2]
 
 
 def fail_once(monkeypatch, name: str, number: int, times: int = 1) -> list[int]:
@@ -156,35 +158,35 @@ def fail_once(monkeypatch, name: str, number: int, times: int = 1) -> list[int]:
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(jsonfiles, "WAITS_S", (0, 0, 0))
+    monkeypatch.setattr(jsonfiles, "RETRY_WAITS_S", (0, 0, 0))
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("call", ["write", "fsync", "open"])
 def test_a_passing_error_of_the_file_system_is_tried_again(tmp_path, monkeypatch, impatient, call, number):
-    records.event(tmp_path, "start", 0)
+    records.write_event(tmp_path, "start", 0)
     calls = fail_once(monkeypatch, call, number, times=3)
     if call == "fsync":
         records.write_json(tmp_path / "record.json", {"a": 1})
-    records.event(tmp_path, "note", 1)
+    records.write_event(tmp_path, "note", 1)
     monkeypatch.undo()
     assert len(calls) >= (3 if call == "fsync" else 4)
     assert [event["kind"] for event in records.read_events(tmp_path)] == ["start", "note"]
 
 
 def test_one_that_stays_is_said_with_the_number_of_tries_and_leaves_nothing_torn(tmp_path, monkeypatch, impatient):
-    records.event(tmp_path, "start", 0)
+    records.write_event(tmp_path, "start", 0)
     before = (tmp_path / "events.jsonl").read_bytes()
     fail_once(monkeypatch, "write", errno.EIO, 99)
     with pytest.raises(WorkFailed, match=r"events.jsonl could not be written \(Input/output error, 4 times\)"):
-        records.event(tmp_path, "note", 1)
+        records.write_event(tmp_path, "note", 1)
     monkeypatch.undo()
     assert (tmp_path / "events.jsonl").read_bytes() == before
 
 
 def test_a_disk_that_fills_within_a_line_takes_the_part_back(tmp_path, monkeypatch):
     """Of the bytes that a full disk still took none stay."""
-    records.event(tmp_path, "start", 0)
+    records.write_event(tmp_path, "start", 0)
     before, real, writes = (tmp_path / "events.jsonl").read_bytes(), os.write, []
 
     def full(descriptor, data):
@@ -195,7 +197,7 @@ def test_a_disk_that_fills_within_a_line_takes_the_part_back(tmp_path, monkeypat
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(WorkFailed, match="No space left"):
-        records.event(tmp_path, "note", 1)
+        records.write_event(tmp_path, "note", 1)
     monkeypatch.undo()
     assert len(writes) == 2 and (tmp_path / "events.jsonl").read_bytes() == before
 
@@ -206,7 +208,7 @@ def test_rewind_without_metrics_leaves_an_empty_file(tmp_path):
 
 
 def test_an_event_carries_its_extra_fields(tmp_path):
-    records.event(tmp_path, "skip", 7, "loss is nan", loss="nan")
+    records.write_event(tmp_path, "skip", 7, "loss is nan", loss="nan")
     (event,) = records.read_events(tmp_path)
     assert event.pop("time") > 1.7e9
     assert event == {"step": 7, "kind": "skip", "text": "loss is nan", "loss": "nan"}

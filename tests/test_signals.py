@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from scalelab.signals import STOPS, blocked, stop_on_signals
+from scalelab.signals import STOP_SIGNALS, block_stop_signals, stop_on_signals
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")
@@ -18,12 +18,12 @@ NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_becomes_a_flag_and_leaves_the_handlers_as_they_were(name):
-    number, before = getattr(signal, name), [signal.getsignal(n) for n in STOPS]
+    number, before = getattr(signal, name), [signal.getsignal(n) for n in STOP_SIGNALS]
     with stop_on_signals() as stop:
         assert not stop()
         os.kill(os.getpid(), number)
         assert stop()
-    assert [signal.getsignal(n) for n in STOPS] == before
+    assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
 
 
 @pytest.mark.parametrize("name", NAMES[2:])
@@ -59,7 +59,7 @@ def test_under_nohup_a_hangup_is_nothing():
 
 
 def test_what_came_while_they_were_blocked_is_noticed_on_listening():
-    with blocked():
+    with block_stop_signals():
         signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)  # libraries' threads here are not deaf
         with stop_on_signals() as stop:
             assert stop()

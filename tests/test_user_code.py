@@ -70,7 +70,7 @@ def test_configs_import_their_neighbours_of_whatever_name(tmp_path):
         for file, steps, layers in ((one, 7, 1), (two, 9, 2)):
             config = config_lib.load(file)
             assert (config.train.steps, config.model.n_layers) == (steps, layers)
-            assert len(trials.from_file(file, {})) == layers
+            assert len(trials.load_trials(file, {})) == layers
     assert sys.path == path and not {"helper", "later", "later.inner"} & (set(sys.modules) - modules)
 
 
@@ -90,7 +90,7 @@ def test_a_config_may_name_code_that_lies_beside_it_and_workers_find_it_too(tmp_
     (tmp_path / "one" / "helper.py").write_text("STEPS = 2\ndef build(*_): raise RuntimeError('reached')\n")
     config = config_lib.load(one, {"optim.name": "helper:build", "optim.peak_lr": "0.1", "data.source": "synthetic"})
     jobs = {"pack": {"trial": config_lib.resolve(config)}}
-    with pool.Pool(tmp_path / "sweep", 1) as workers:
+    with pool.WorkerPool(tmp_path / "sweep", 1) as workers:
         assert workers.run(jobs) == {"pack": 1}
     assert "RuntimeError: reached" in (tmp_path / "sweep" / "packs" / "pack" / "log.txt").read_text()
 
@@ -102,7 +102,7 @@ def test_what_only_a_file_names_is_refused_until_the_user_names_it(tmp_path, mon
     tree.schedule.name = "strange:value"
     config_lib.resolve(tree, stored=True)
     with pytest.raises(BadInput, match=r"'strange:value' is code that a stored file names.*--trust=strange:value"):
-        user_code.user_object("strange:value", "schedule.name")
+        user_code.load_user_object("strange:value", "schedule.name")
     assert "strange" not in sys.modules
     config_lib.resolve(tree)
-    assert user_code.user_object("strange:value", "schedule.name") == 1
+    assert user_code.load_user_object("strange:value", "schedule.name") == 1

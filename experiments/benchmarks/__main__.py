@@ -17,14 +17,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.shared import command_line, machine
+from experiments.shared import command_line, describe_machine
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit
-from scalelab.errors import BadInput, nearest
+from scalelab.cli.parser import emit_json
+from scalelab.errors import BadInput, nearest_hint
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "benchmarks.json"
-PARTS = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile", "data")
+PART_NAMES = ("step", "optimizers", "packing", "startup", "laws", "checkpoints", "compile", "data")
 Cells = tuple[str, str, str, str, str]
 
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 def _main(argv: list[str]) -> int:
     parser = command_line("benchmarks", __doc__)
-    parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PARTS)}")
+    parser.add_argument("--only", metavar="PART", help=f"one part: {', '.join(PART_NAMES)}")
     parser.add_argument(
         "--keep", action="store_true", help="into experiments/results/benchmarks.json; other parts stay"
     )
@@ -43,36 +43,36 @@ def _main(argv: list[str]) -> int:
         "--rounds", type=int, default=7, metavar="N", help="timed rounds of each contender (default: 7)"
     )
     options = parser.parse_args(argv)
-    if options.only and options.only not in PARTS:
-        raise BadInput(f"--only={options.only}: no such part{nearest(options.only, PARTS)}")
+    if options.only and options.only not in PART_NAMES:
+        raise BadInput(f"--only={options.only}: no such part{nearest_hint(options.only, PART_NAMES)}")
     if options.rounds < 1:
         raise BadInput(f"--rounds={options.rounds}: at least 1")
     from experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step
 
-    result: dict[str, Any] = {"machine": machine(), "date": str(datetime.date.today())}
+    result: dict[str, Any] = {"machine": describe_machine(), "date": str(datetime.date.today())}
     few = max(1, options.rounds // 2)  # of what takes half a minute a round
     parts = {
-        "step": lambda: step.rows(options.rounds),
-        "optimizers": lambda: optimizers.measure(few),
-        "packing": lambda: packing.measure(few),
-        "startup": lambda: startup.measure(few),
-        "checkpoints": lambda: checkpoints.measure(options.rounds),
-        "laws": lambda: laws.measure(options.rounds),
-        "compile": lambda: compiling.measure(few),
-        "data": lambda: data.measure(options.rounds),
+        "step": lambda: step.measure_step_rows(options.rounds),
+        "optimizers": lambda: optimizers.measure_optimizers(few),
+        "packing": lambda: packing.measure_packing(few),
+        "startup": lambda: startup.measure_startup(few),
+        "checkpoints": lambda: checkpoints.measure_checkpoints(options.rounds),
+        "laws": lambda: laws.measure_laws(options.rounds),
+        "compile": lambda: compiling.measure_compilation(few),
+        "data": lambda: data.measure_data(options.rounds),
     }
-    for name in [options.only] if options.only else PARTS:
+    for name in [options.only] if options.only else PART_NAMES:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
         result[name] = parts[name]()
         if options.keep:
-            keep(name, result, options.rounds)
+            store_part(name, result, options.rounds)
     if options.json != "-":
-        show(result)
-    emit(result, options.json)
+        print_table(result)
+    emit_json(result, options.json)
     return 0
 
 
-def keep(name: str, result: dict[str, Any], rounds: int) -> None:
+def store_part(name: str, result: dict[str, Any], rounds: int) -> None:
     """Put one part into RESULTS, and beside all parts on what machine and when it was measured."""
     kept = records.read_json(RESULTS)
     measured = {"machine": result["machine"], "date": result["date"], "rounds": rounds}
@@ -80,11 +80,11 @@ def keep(name: str, result: dict[str, Any], rounds: int) -> None:
     records.write_json(RESULTS, kept | {name: result[name]})
 
 
-def show(result: dict[str, Any]) -> None:
+def print_table(result: dict[str, Any]) -> None:
     """The table."""
     columns = ("what", "scalelab", "against", "ratio (lowest to highest)", "goal")
     table = Table(*columns, title=result["machine"], caption=result["date"])
-    for name, rows in SHOWN.items():
+    for name, rows in PART_ROWS.items():
         for cells in rows(result[name]) if name in result else ():
             table.add_row(*cells)
     Console(width=160).print(table)
@@ -193,7 +193,7 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})"
 
 
-SHOWN: dict[str, Callable[[Any], list[Cells]]] = {
+PART_ROWS: dict[str, Callable[[Any], list[Cells]]] = {
     "step": _step_rows, "optimizers": _optimizer_rows, "packing": _packing_rows, "startup": _startup_rows,
     "compile": _compile_rows, "laws": _laws_rows, "checkpoints": _checkpoint_rows, "data": _data_rows,
 }  # fmt: skip

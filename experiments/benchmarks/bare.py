@@ -23,7 +23,7 @@ CHUNK_LOGITS = 2**24  # logits held at once: 512 tokens of vocabulary 32,768
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class BareShape:
     """A decoder: pre-norm RMSNorm, RoPE, no biases, untied head. Its optimizer: AdamW after a global-norm clip."""
 
     d_model: int = 256
@@ -43,18 +43,18 @@ class Shape:
     clip_norm: float = 1.0
 
 
-STEP_256 = Shape()
-STEP_32768 = Shape(vocab_size=32_768)
-TRIAL = Shape(d_model=64, n_layers=2, d_ff=176, seq_len=128, batch=16)
+STEP_256 = BareShape()
+STEP_32768 = BareShape(vocab_size=32_768)
+TRIAL_SHAPE = BareShape(d_model=64, n_layers=2, d_ff=176, seq_len=128, batch=16)
 
 
-def make_step(shape: Shape) -> tuple[Callable, Callable]:
+def make_step(shape: BareShape) -> tuple[Callable, Callable]:
     """`init(key) -> state` and `step(state, tokens [B, S + 1], lr) -> (state, loss)`, jitted; the old state is donated."""
-    init = jax.jit(lambda key: fresh(init_params(shape, key)))
+    init = jax.jit(lambda key: init_state(init_params(shape, key)))
     return init, jax.jit(functools.partial(train_step, shape), donate_argnums=0)
 
 
-def make_run(shape: Shape) -> tuple[Callable, Callable]:
+def make_run(shape: BareShape) -> tuple[Callable, Callable]:
     """`init(key) -> state` and `run(state, tokens [K, B, S + 1], lr [K]) -> (state, losses [K])`: K steps a dispatch.
 
     XLA:CPU takes its temporary memory anew at each dispatch; the page faults are a fifth of a single step's CPU time at
@@ -68,7 +68,7 @@ def make_run(shape: Shape) -> tuple[Callable, Callable]:
     return init, jax.jit(run, donate_argnums=0)
 
 
-def step_flops(shape: Shape) -> float:
+def step_flops(shape: BareShape) -> float:
     """(6 N + 12 L d S) x tokens, N without the embedding (a lookup) and with the head."""
     s = shape
     n = (
@@ -78,7 +78,7 @@ def step_flops(shape: Shape) -> float:
     return (6.0 * n + 12.0 * s.n_layers * s.d_model * s.seq_len) * s.batch * s.seq_len
 
 
-def init_params(shape: Shape, key: jax.Array) -> Tree:
+def init_params(shape: BareShape, key: jax.Array) -> Tree:
     """{"embed", "head", "norm", "blocks": [one dict a layer]}; projections ~ N(0, 1/fan_in), embedding and head 0.02."""
     s, d = shape, shape.d_model
     sizes = {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "up": (d, s.d_ff), "down": (s.d_ff, d)}
@@ -97,12 +97,12 @@ def init_params(shape: Shape, key: jax.Array) -> Tree:
     }
 
 
-def fresh(params: Tree) -> State:
+def init_state(params: Tree) -> State:
     """The state before the first step: moments are zero."""
     return params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
 
 
-def train_step(shape: Shape, state: State, tokens_BS: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
+def train_step(shape: BareShape, state: State, tokens_BS: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
     """One AdamW step (Loshchilov & Hutter 2019, Alg. 2, decay x lr); returns the loss before it, in nats a token."""
     params, mean, square, t = state
     loss, grads = jax.value_and_grad(functools.partial(mean_loss, shape))(params, tokens_BS)
@@ -119,32 +119,32 @@ def train_step(shape: Shape, state: State, tokens_BS: jax.Array, lr: jax.Array) 
     return (jax.tree.map(update, params, mean, square), mean, square, t), loss
 
 
-def mean_loss(shape: Shape, params: Tree, tokens_BS: jax.Array) -> jax.Array:
+def mean_loss(shape: BareShape, params: Tree, tokens_BS: jax.Array) -> jax.Array:
     """Mean nats over the targets tokens[:, 1:]."""
     inputs_BS, targets_T = tokens_BS[:, :-1], tokens_BS[:, 1:].reshape(-1)
     x_TD = params["embed"][inputs_BS.reshape(-1)]
     for block in params["blocks"]:
-        x_TD = x_TD + attention(shape, block, rms_norm(shape, x_TD, block["attention_norm"]))
-        x_TD = x_TD + mlp(shape, block, rms_norm(shape, x_TD, block["mlp_norm"]))
+        x_TD = x_TD + causal_attention(shape, block, rms_norm(shape, x_TD, block["attention_norm"]))
+        x_TD = x_TD + apply_mlp(shape, block, rms_norm(shape, x_TD, block["mlp_norm"]))
     return cross_entropy(rms_norm(shape, x_TD, params["norm"]), params["head"], targets_T) / targets_T.size
 
 
-def rms_norm(shape: Shape, x: jax.Array, gain: jax.Array) -> jax.Array:
+def rms_norm(shape: BareShape, x: jax.Array, gain: jax.Array) -> jax.Array:
     """x / sqrt(mean square + eps), times a gain."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + shape.norm_eps) * gain
 
 
-def mlp(shape: Shape, w: Tree, x_TD: jax.Array) -> jax.Array:
+def apply_mlp(shape: BareShape, w: Tree, x_TD: jax.Array) -> jax.Array:
     """SwiGLU, or GELU in its tanh form."""
     up_TF = x_TD @ w["up"]
     return (jax.nn.silu(x_TD @ w["gate"]) * up_TF if shape.mlp == "swiglu" else jax.nn.gelu(up_TF)) @ w["down"]
 
 
-def attention(shape: Shape, w: Tree, x_TD: jax.Array) -> jax.Array:
+def causal_attention(shape: BareShape, w: Tree, x_TD: jax.Array) -> jax.Array:
     """Causal self-attention, queries and keys rotated by position."""
     s, heads = shape, (-1, shape.seq_len, shape.n_heads, shape.d_model // shape.n_heads)
     q, k, v = ((x_TD @ w[name]).reshape(heads) for name in "qkv")
-    q_BNSH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (rope(s, q) * heads[-1] ** -0.5, rope(s, k), v))
+    q_BNSH, k_BNSH, v_BNSH = (x.swapaxes(1, 2) for x in (apply_rope(s, q) * heads[-1] ** -0.5, apply_rope(s, k), v))
     logits_BNST = jnp.einsum("bnsh,bnth->bnst", q_BNSH, k_BNSH)
     past = jnp.tril(jnp.ones((s.seq_len, s.seq_len), bool))
     weights_BNST = jax.nn.softmax(jnp.where(past, logits_BNST, -1e30), axis=-1)
@@ -152,7 +152,7 @@ def attention(shape: Shape, w: Tree, x_TD: jax.Array) -> jax.Array:
     return y_BNSH.swapaxes(1, 2).reshape(x_TD.shape) @ w["o"]
 
 
-def rope(shape: Shape, x_BSNH: jax.Array) -> jax.Array:
+def apply_rope(shape: BareShape, x_BSNH: jax.Array) -> jax.Array:
     """Rotate pairs (i, i + H/2) by position x theta^(-2i/H) (Su et al. 2021, eq. 34)."""
     half = x_BSNH.shape[-1] // 2
     angle_S1h = jnp.arange(shape.seq_len)[:, None, None] * shape.rope_theta ** (-jnp.arange(half) / half)

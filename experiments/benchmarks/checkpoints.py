@@ -23,10 +23,10 @@ from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 
 ARRAYS, SHAPE = 10, (2500, 4000)  # 100 M numbers, 400 MB
-PIECE = 1 << 22
+PIECE_BYTES = 1 << 22
 
 
-def measure(rounds: int, folder: str | None = None) -> dict[str, Any]:
+def measure_checkpoints(rounds: int, folder: str | None = None) -> dict[str, Any]:
     """Medians over `rounds`, in a new folder below `folder` (default: the current one, so that it is a disk you use)."""
     place = pathlib.Path(tempfile.mkdtemp(dir=folder or ".", prefix=".checkpoints-"))
     try:
@@ -59,7 +59,7 @@ def _round(place: pathlib.Path, state: dict[str, jax.Array], step: int) -> dict[
     restore_s = _timed(lambda: jax.block_until_ready(checkpoints.load(like).states))
     hash_s = _timed(lambda: checkpoints.load(None))  # each of the two alone, the file by now in memory
     orbax_s = _timed(lambda: jax.block_until_ready(checkpoints.restore(step, like)))
-    assert manifest.steps(place / "checkpoints") == [step]
+    assert manifest.list_steps(place / "checkpoints") == [step]
     checkpoints.close()
     return {
         "raw_write_s": raw_write_s, "raw_read_s": raw_read_s, "save_s": save_s, "restore_s": restore_s,
@@ -80,13 +80,13 @@ def _write(path: pathlib.Path, state: dict[str, jax.Array]) -> None:
     with open(path, "wb", 0) as file:
         for leaf in state.values():
             data = memoryview(jax.device_get(leaf)).cast("B")
-            for start in range(0, len(data), PIECE):
-                file.write(data[start : start + PIECE])
+            for start in range(0, len(data), PIECE_BYTES):
+                file.write(data[start : start + PIECE_BYTES])
         os.fsync(file.fileno())
 
 
 def _read(path: pathlib.Path) -> None:
-    buffer = bytearray(PIECE)
+    buffer = bytearray(PIECE_BYTES)
     with open(path, "rb", 0) as file:
         while file.readinto(buffer):
             pass

@@ -19,7 +19,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {"one": {}, "mesh": {"fsdp": 4, "tensor": 2
 STEPS_A_DISPATCH = 4
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure_compilation(rounds: int) -> dict[str, Any]:
     """Medians, in a process of its own, since the number of devices is fixed when jax starts."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
@@ -39,21 +39,23 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
     from experiments.benchmarks import bare, ours
     from scalelab.config import hparams, static
     from scalelab.parallel import mesh as mesh_lib
-    from scalelab.sharding import BATCH
+    from scalelab.sharding import BATCH_AXES
     from scalelab.train.step import state
     from scalelab.train.step.step import many_steps
 
     jax.clear_caches()
-    run = ours.config(bare.STEP_256, **{f"parallel.{axis}": size for axis, size in layout.items()})
+    run = ours.config_for_shape(bare.STEP_256, **{f"parallel.{axis}": size for axis, size in layout.items()})
     fixed, h = static(run), hparams(run)
     size = (STEPS_A_DISPATCH, run.train.global_batch, run.model.seq_len + 1)
     scalars = {key: jnp.float32(value) for key, value in h.items()} | {"seed": jnp.uint32(0)}
-    mesh = mesh_lib.make(fixed.layout) if layout else None
+    mesh = mesh_lib.make_mesh(fixed.layout) if layout else None
     if mesh:
-        like = state.placed(fixed, mesh)
-        batches = jax.ShapeDtypeStruct(size, jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(None, BATCH, None)))
+        like = state.sharded_state_shapes(fixed, mesh)
+        batches = jax.ShapeDtypeStruct(
+            size, jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+        )
     else:
-        like, batches = state.shapes(fixed), jax.ShapeDtypeStruct(size, jnp.int32)
+        like, batches = state.state_shapes(fixed), jax.ShapeDtypeStruct(size, jnp.int32)
     step = jax.jit(functools.partial(many_steps, fixed), donate_argnums=0)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         begun = time.perf_counter()

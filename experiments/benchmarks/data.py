@@ -17,21 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.timing import interleaved, ratio
+from experiments.benchmarks.timing import ratio_over_rounds, time_interleaved
 from scalelab.data.batches.batches import train_batches
-from scalelab.data.dataset import prepare
+from scalelab.data.dataset import open_dataset
 from scalelab.data.prepare import corpus
 from scalelab.data.prepare.request import Request
 from scalelab.data.sources.sources import DataConfig, open_source
 from scalelab.data.tokenizers import hf_json
 
 SEQ_LEN, BATCH, STEPS = 256, 256, 32
-SMALL = 16  # of the mixture
+SMALL_SEQ_LEN = 16  # of the mixture
 TOKENS, VOCAB = 2**26, 50_257
 COPIES = 4  # of the library: 43 MB, so that starting the workers is a small part
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure_data(rounds: int) -> dict[str, Any]:
     """Medians: tokens/s of reading and of its ceiling, bytes/s of preparing with one worker and with a worker a core."""
     with tempfile.TemporaryDirectory() as folder:
         return _reading(pathlib.Path(folder), rounds) | _preparing(pathlib.Path(folder), max(1, rounds // 3))
@@ -42,11 +42,13 @@ def _reading(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     tokens = random.integers(0, VOCAB, TOKENS, np.uint16)
     tokens[random.integers(0, TOKENS, TOKENS // 700)] = VOCAB - 1  # documents of 700 tokens
     tokens.tofile(folder / "tokens.bin")
-    corpus.prepare(Request([str(folder / "tokens.bin")], f"ids:{VOCAB}", folder / "tokens", val_fraction=0.01))
-    data = prepare(DataConfig(source="prepared", path=str(folder / "tokens"), vocab_size=VOCAB))
+    corpus.prepare_corpus(Request([str(folder / "tokens.bin")], f"ids:{VOCAB}", folder / "tokens", val_fraction=0.01))
+    data = open_dataset(DataConfig(source="prepared", path=str(folder / "tokens"), vocab_size=VOCAB))
     batches = train_batches(data, SEQ_LEN, BATCH, seed=0)
     four = dataclasses.replace(data, parts=tuple(dataclasses.replace(data.parts[0], name=name) for name in "abcd"))
-    small = train_batches(four, SEQ_LEN, SMALL, seed=0, mixture="a=0.4,b=0.3,c=0.2,d=0.1", unique_tokens=str(2**22))
+    small = train_batches(
+        four, SEQ_LEN, SMALL_SEQ_LEN, seed=0, mixture="a=0.4,b=0.3,c=0.2,d=0.1", unique_tokens=str(2**22)
+    )
     shard = data.parts[0].train.shards[0]
     windows = np.lib.stride_tricks.sliding_window_view(np.asarray(shard), SEQ_LEN + 1)[::SEQ_LEN]
     orders = [random.integers(0, len(windows), (STEPS, BATCH)) for _ in range(8)]
@@ -58,7 +60,7 @@ def _reading(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
 
     def mixed() -> None:
         turn["mixed"] += 1
-        steps = STEPS * BATCH // SMALL
+        steps = STEPS * BATCH // SMALL_SEQ_LEN
         small.chunk(turn["mixed"] * steps, steps)
 
     def bare() -> None:
@@ -66,9 +68,9 @@ def _reading(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         order = orders[turn["bare"] % len(orders)]
         np.stack([windows[numbers].astype(np.int32) for numbers in order])
 
-    seconds = interleaved({"ours": ours, "bare": bare, "mixed": mixed}, rounds)
-    value, low, high = ratio(seconds, "bare", "ours")
-    of_mixed, *range_of_mixed = ratio(seconds, "bare", "mixed")
+    seconds = time_interleaved({"ours": ours, "bare": bare, "mixed": mixed}, rounds)
+    value, low, high = ratio_over_rounds(seconds, "bare", "ours")
+    of_mixed, *range_of_mixed = ratio_over_rounds(seconds, "bare", "mixed")
     n = STEPS * BATCH * SEQ_LEN
     return {
         "read_tokens_per_s": n / float(np.median(seconds["ours"])),
@@ -85,7 +87,7 @@ def _preparing(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
     texts = [document.decode(errors="replace") for document in open_source(DataConfig()).documents()]  # type: ignore[union-attr]
     with open(folder / "library.jsonl", "w") as file:
         file.writelines(json.dumps({"text": text}) + "\n" for text in texts * COPIES)
-    (folder / "tokenizer.json").write_bytes(hf_json.train(texts, 4096))
+    (folder / "tokenizer.json").write_bytes(hf_json.train_bpe(texts, 4096))
     cores = len(os.sched_getaffinity(0))
     cpu: dict[int, list[float]] = {1: [], cores: []}
 
@@ -93,11 +95,11 @@ def _preparing(folder: pathlib.Path, rounds: int) -> dict[str, Any]:
         out, before = folder / f"prepared-{workers}-{len(cpu[workers])}", _cpu_s()
         request = Request([str(folder / "library.jsonl")], str(folder / "tokenizer.json"), out, workers=workers)
         with contextlib.redirect_stderr(None):
-            corpus.prepare(request)
+            corpus.prepare_corpus(request)
         cpu[workers].append(_cpu_s() - before)
 
-    seconds = interleaved({"one": lambda: run(1), "all": lambda: run(cores)}, rounds, warmup=0)
-    value, low, high = ratio(seconds, "one", "all")
+    seconds = time_interleaved({"one": lambda: run(1), "all": lambda: run(cores)}, rounds, warmup=0)
+    value, low, high = ratio_over_rounds(seconds, "one", "all")
     n = sum(len(text.encode()) for text in texts) * COPIES
     return {
         "cores": cores,

@@ -34,8 +34,13 @@ GRID = {
 STARTS, RESAMPLES = 100, 200  # sampled of the grid's 4,500 and of 4,000 resamples; the whole is extrapolated
 ALL_STARTS, ALL_RESAMPLES = 4500, 4000
 DELTA = 1e-3
-TIGHT = {"ftol": 1e-14, "gtol": 1e-9, "maxiter": 2000, "maxfun": 20000}  # scipy's defaults stop where the step is 2e-9
-FRESH = """
+TIGHT_OPTIONS = {
+    "ftol": 1e-14,
+    "gtol": 1e-9,
+    "maxiter": 2000,
+    "maxfun": 20000,
+}  # scipy's defaults stop where the step is 2e-9
+FIRST_FIT_CODE = """
 import time
 import numpy as np
 from scalelab.laws.fit import exact
@@ -46,7 +51,7 @@ print(time.process_time())
 """
 
 
-def points() -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+def load_points() -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """(N, D, loss, source) of Besiroglu's 240 points; where they are not at hand, of as many from their law."""
     if POINTS.exists():
         with POINTS.open() as file:
@@ -73,20 +78,20 @@ def huber_sum(theta: np.ndarray, log_n: np.ndarray, log_d: np.ndarray, log_y: np
     return float(np.sum(weights * np.where(size <= DELTA, 0.5 * size**2, DELTA * (size - 0.5 * DELTA))))
 
 
-def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
+def time_cpu(work: Callable[[], Any]) -> tuple[float, Any]:
     """(CPU seconds of this process, result)."""
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
 
 
-def repeated(work: Callable[[], Any], rounds: int) -> float:
+def median_cpu_s(work: Callable[[], Any], rounds: int) -> float:
     """The median CPU seconds of `rounds` calls, after one that is not timed."""
     work()
-    return float(np.median([cpu(work)[0] for _ in range(rounds)]))
+    return float(np.median([time_cpu(work)[0] for _ in range(rounds)]))
 
 
-def posed(N: np.ndarray, D: np.ndarray, loss: np.ndarray) -> Problem:
+def pose_fit(N: np.ndarray, D: np.ndarray, loss: np.ndarray) -> Problem:
     """The same fit as scalelab sees it."""
     return pose_problem(load_law("chinchilla"), {"N": N, "D": D}, loss, huber_log(DELTA))
 
@@ -97,7 +102,9 @@ def grid_reference(logs: tuple[np.ndarray, ...]) -> tuple[float, float]:
     assert len(starts) == ALL_STARTS
     sample = starts[np.random.default_rng(0).choice(ALL_STARTS, STARTS, replace=False)]
     ones = np.ones(len(logs[0]))
-    seconds, found = cpu(lambda: [minimize(huber_sum, s, args=(*logs, ones), method="L-BFGS-B").fun for s in sample])
+    seconds, found = time_cpu(
+        lambda: [minimize(huber_sum, s, args=(*logs, ones), method="L-BFGS-B").fun for s in sample]
+    )
     return seconds * ALL_STARTS / STARTS, min(found)
 
 
@@ -105,13 +112,13 @@ def resample_reference(
     logs: tuple[np.ndarray, ...], warm: np.ndarray, draws: np.ndarray, **options: float
 ) -> tuple[float, np.ndarray]:
     """(CPU seconds of 4,000 resamples, from a sample; each sampled one's objective): one L-BFGS-B from the optimum."""
-    seconds, found = cpu(
+    seconds, found = time_cpu(
         lambda: [minimize(huber_sum, warm, (*logs, draw), "L-BFGS-B", options=options).fun for draw in draws]
     )
     return seconds * ALL_RESAMPLES / len(draws), np.array(found)
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure_laws(rounds: int) -> dict[str, Any]:
     """Every figure of the table, from a process of one core and one thread.
 
     Threads are counted where numpy is first imported, so it takes a new process; one core with more BLAS threads than one
@@ -126,22 +133,22 @@ def measure(rounds: int) -> dict[str, Any]:
 def _measure(rounds: int) -> dict[str, Any]:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    N, D, loss, source = points()
-    fit = posed(N, D, loss)
-    best = optimum.minimise(fit)
+    N, D, loss, source = load_points()
+    fit = pose_fit(N, D, loss)
+    best = optimum.minimise_objective(fit)
     logs = np.log(N), np.log(D), np.log(loss)
     draws = np.random.default_rng(0).multinomial(len(N), np.full(len(N), 1 / len(N)), ALL_RESAMPLES).astype(float)
     p = best.params
     theta = np.array([np.log(p["A"]), np.log(p["B"]), np.log(p["E"]), p["alpha"], p["beta"]])
     grid_s, grid_best = grid_reference(logs)
-    fit_s = repeated(lambda: optimum.minimise(posed(N, D, loss)), max(5, 3 * rounds))
-    boot_s, boot = cpu(lambda: uncertainty.refit(fit, draws, best.x))
+    fit_s = median_cpu_s(lambda: optimum.minimise_objective(pose_fit(N, D, loss)), max(5, 3 * rounds))
+    boot_s, boot = time_cpu(lambda: uncertainty.refit_weighted(fit, draws, best.x))
     result = {
         "source": source, "sampled_starts": STARTS, "sampled_resamples": RESAMPLES,
         "fit_s": fit_s, "grid_s": grid_s, "fit_ratio": grid_s / fit_s, "objective": best.value, "grid_objective": grid_best,
         "bootstrap_s": boot_s, "resamples_converged": int(boot.converged.sum()), "spread_alpha": float(np.std(boot.x[:, 3])),
     }  # fmt: skip
-    for name, options in {"scipy": {}, "tight": TIGHT}.items():
+    for name, options in {"scipy": {}, "tight": TIGHT_OPTIONS}.items():
         seconds, found = resample_reference(logs, theta, draws[:RESAMPLES], **options)
         excess = boot.objective[:RESAMPLES] / found - 1
         result |= {
@@ -150,28 +157,29 @@ def _measure(rounds: int) -> dict[str, Any]:
             f"{name}_highest": float(excess.max()),  # of ours over theirs: at most 1e-8
             f"{name}_median_excess": float(np.median(found / boot.objective[:RESAMPLES]) - 1),
         }
-    return result | {"growth": growth(N, D, loss, draws), "fresh_s": fresh()}
+    return result | {"growth": measure_growth(N, D, loss, draws), "fresh_s": measure_first_fit()}
 
 
-def growth(N: np.ndarray, D: np.ndarray, loss: np.ndarray, draws: np.ndarray) -> dict[str, float]:
+def measure_growth(N: np.ndarray, D: np.ndarray, loss: np.ndarray, draws: np.ndarray) -> dict[str, float]:
     """CPU seconds of 400 resamples, of ten times the resamples and of ten times the rows, as multiples of the first."""
     random = np.random.default_rng(1)
     many = [np.tile(column, 10) for column in (N, D)]
     noisy = np.tile(loss, 10) * np.exp(0.002 * random.standard_normal(10 * len(N)))
     long = random.multinomial(10 * len(N), np.full(10 * len(N), 1 / (10 * len(N))), 400).astype(float)
-    plain, wide = posed(N, D, loss), posed(*many, noisy)
-    x, wide_x = optimum.minimise(plain).x, optimum.minimise(wide).x
-    one = repeated(lambda: uncertainty.refit(plain, draws[:400], x), 3)
+    plain, wide = pose_fit(N, D, loss), pose_fit(*many, noisy)
+    x, wide_x = optimum.minimise_objective(plain).x, optimum.minimise_objective(wide).x
+    one = median_cpu_s(lambda: uncertainty.refit_weighted(plain, draws[:400], x), 3)
     return {
-        "resamples_10x": repeated(lambda: uncertainty.refit(plain, draws, x), 1) / one,
-        "rows_10x": repeated(lambda: uncertainty.refit(wide, long, wide_x), 1) / one,
-        "fit_rows_10x": repeated(lambda: optimum.minimise(wide), 3) / repeated(lambda: optimum.minimise(plain), 5),
+        "resamples_10x": median_cpu_s(lambda: uncertainty.refit_weighted(plain, draws, x), 1) / one,
+        "rows_10x": median_cpu_s(lambda: uncertainty.refit_weighted(wide, long, wide_x), 1) / one,
+        "fit_rows_10x": median_cpu_s(lambda: optimum.minimise_objective(wide), 3)
+        / median_cpu_s(lambda: optimum.minimise_objective(plain), 5),
     }
 
 
-def fresh() -> float:
+def measure_first_fit() -> float:
     """CPU seconds of a first fit of 240 points in a new process: the interpreter, imports and compilation included."""
-    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", FIRST_FIT_CODE], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 

@@ -8,18 +8,18 @@ import jax
 import numpy as np
 
 from experiments.benchmarks import bare, ours
-from experiments.benchmarks.timing import interleaved, ratio
+from experiments.benchmarks.timing import ratio_over_rounds, time_interleaved
 from scalelab import config as config_lib
-from scalelab.config.optimizer_defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.model import count
-from scalelab.model.transformer import declarations
-from scalelab.optim.groups import sides
+from scalelab.model.transformer import parameter_declarations
+from scalelab.optim.groups import matrix_shape
 from scalelab.train.step import program
 
-SHAPE = bare.Shape(d_model=256, n_layers=4, n_heads=4, vocab_size=256, seq_len=128, batch=32)
+SHAPE = bare.BareShape(d_model=256, n_layers=4, n_heads=4, vocab_size=256, seq_len=128, batch=32)
 STEPS = 10  # a dispatch: one refresh of what is refreshed every 10 steps
 # At most this many AdamW steps; what has no goal is only measured.
-GOALS = {
+RATIO_GOALS = {
     "lion": 1.05,
     "sgd": 1.05,
     "schedule_free_adamw": 1.05,
@@ -46,18 +46,18 @@ def added_flops(name: str, m: int, n: int) -> float:
     }.get(name, 0.0)
 
 
-def predicted(name: str, config: Any) -> float:
+def predicted_ratio(name: str, config: Any) -> float:
     """A step's time over AdamW's, if all FLOPs took the same time."""
     static = config_lib.static(config)
     step = count.flops_per_token(static.model)["exact"] * config.train.global_batch * config.model.seq_len
-    hidden = [sides(d) for d in jax.tree.leaves(declarations(static.model)) if d.is_hidden_matrix]
+    hidden = [matrix_shape(d) for d in jax.tree.leaves(parameter_declarations(static.model)) if d.is_hidden_matrix]
     return 1 + sum(stack * added_flops(name, min(ins, outs), max(ins, outs)) for stack, ins, outs in hidden) / step
 
 
-def contender(name: str, batches: np.ndarray) -> tuple[Callable[[], Any], Any]:
+def make_contender(name: str, batches: np.ndarray) -> tuple[Callable[[], Any], Any]:
     """(STEPS steps under optimizer `name` with its own values, its config)."""
     matrices = {"optim.every": 10} if name in ("soap", "shampoo") else {}
-    config = ours.config(
+    config = ours.config_for_shape(
         SHAPE, **{"optim.name": name, "train.steps": 10_000, "train.steps_per_dispatch": STEPS}, **matrices
     )
     run = program.PACKINGS["turn"](config_lib.static(config), [config_lib.hparams(config)])
@@ -70,16 +70,16 @@ def contender(name: str, batches: np.ndarray) -> tuple[Callable[[], Any], Any]:
     return steps, config
 
 
-def measure(rounds: int) -> list[dict[str, Any]]:
+def measure_optimizers(rounds: int) -> list[dict[str, Any]]:
     """A row an optimizer: ms a step, time over AdamW's (median, lowest, highest of neighbours in time), prediction, goal."""
     batches = ours.random_batches(SHAPE, STEPS)
-    made = {name: contender(name, batches) for name in DEFAULTS}
-    seconds = interleaved({name: steps for name, (steps, _) in made.items()}, rounds=rounds, warmup=1)
+    made = {name: make_contender(name, batches) for name in OPTIM_DEFAULTS}
+    seconds = time_interleaved({name: steps for name, (steps, _) in made.items()}, rounds=rounds, warmup=1)
     rows = []
     for name, (_, config) in made.items():
-        middle, low, high = ratio(seconds, name, "adamw")
+        middle, low, high = ratio_over_rounds(seconds, name, "adamw")
         rows.append({
             "optimizer": name, "ms_a_step": 1e3 * statistics.median(seconds[name]) / STEPS, "ratio": middle, "low": low,
-            "high": high, "predicted": predicted(name, config), "goal": GOALS.get(name),
+            "high": high, "predicted": predicted_ratio(name, config), "goal": RATIO_GOALS.get(name),
         })  # fmt: skip
     return rows

@@ -14,7 +14,7 @@ from scalelab.optim import schedules
 from scalelab.train.step.state import TrainState
 
 
-def config(shape: bare.Shape, **changes: Any) -> ConfigDict:
+def config_for_shape(shape: bare.BareShape, **changes: Any) -> ConfigDict:
     """The resolved config whose arithmetic `shape` describes."""
     tree = base.get_config()
     tree.model = base.llama(shape.d_model, shape.n_layers, shape.n_heads)
@@ -26,10 +26,10 @@ def config(shape: bare.Shape, **changes: Any) -> ConfigDict:
 
 def learning_rates(run: ConfigDict) -> jax.Array:
     """The run's learning rate at every step, [steps]."""
-    return jnp.asarray(schedules.curves(run, range(run.train.steps))["lr"])
+    return jnp.asarray(schedules.schedule_curves(run, range(run.train.steps))["lr"])
 
 
-def as_bare(shape: bare.Shape, state: TrainState) -> bare.State:
+def to_bare_state(shape: bare.BareShape, state: TrainState) -> bare.State:
     """A fresh state of ours as the reference keeps it: a list of layers, projections as matrices."""
     params, blocks = state.params, state.params["blocks"]
     d = shape.d_model
@@ -38,10 +38,10 @@ def as_bare(shape: bare.Shape, state: TrainState) -> bare.State:
     flat |= {name: blocks[name]["g"] for name in ("attention_norm", "mlp_norm")}
     layers = [{name: stack[i] for name, stack in flat.items()} for i in range(shape.n_layers)]
     tables = {"embed": params["embed"]["w"], "head": params["head"]["w"], "norm": params["final_norm"]["g"]}
-    return jax.tree.map(jnp.copy, bare.fresh(tables | {"blocks": layers}))
+    return jax.tree.map(jnp.copy, bare.init_state(tables | {"blocks": layers}))
 
 
-def random_batches(shape: bare.Shape, k: int) -> np.ndarray:
+def random_batches(shape: bare.BareShape, k: int) -> np.ndarray:
     """int32 [k, batch, seq_len + 1]."""
     size = (k, shape.batch, shape.seq_len + 1)
     return np.random.default_rng(0).integers(0, shape.vocab_size, size).astype(np.int32)

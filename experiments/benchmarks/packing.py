@@ -17,8 +17,8 @@ from scalelab import records
 from scalelab.config import hparams, static
 from scalelab.data.batches.batches import train_batches
 from scalelab.sweep.pack import train_pack
-from scalelab.train.run.single import dataset
-from scalelab.train.step.program import in_turn
+from scalelab.train.run.single import load_run_dataset
+from scalelab.train.step.program import sequential_program
 
 # Rates at which training forgets a rounding error; from 1e-2 on, it grows to the second digit of the loss in 200 steps.
 POINTS = [{"optim.peak_lr": lr, "train.seed": seed} for lr in (5e-4, 1e-3, 2e-3, 3e-3) for seed in (0, 1)]
@@ -26,9 +26,9 @@ STEPS = 200
 SETTINGS = {"train.steps": STEPS, "eval.every_steps": STEPS, "checkpoint.every_steps": STEPS}
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure_packing(rounds: int) -> dict[str, Any]:
     """The row: seconds of each way, and ratios. Both ways in this process have compiled before the clock starts."""
-    trials = {f"t{i}": ours.config(bare.TRIAL, **SETTINGS, **point) for i, point in enumerate(POINTS)}
+    trials = {f"t{i}": ours.config_for_shape(bare.TRIAL_SHAPE, **SETTINGS, **point) for i, point in enumerate(POINTS)}
     last: dict[str, np.ndarray] = {}
 
     def packed() -> None:
@@ -42,10 +42,10 @@ def measure(rounds: int) -> dict[str, Any]:
     def bare_loop() -> None:
         last["bare"] = loop()
 
-    seconds = timing.interleaved({"packed": packed, "bare": bare_loop}, rounds, warmup=1)
+    seconds = timing.time_interleaved({"packed": packed, "bare": bare_loop}, rounds, warmup=1)
     np.testing.assert_allclose(last["packed"], last["bare"], rtol=1e-5, err_msg="not the same eight trials")
     processes = _processes()
-    middle, low, high = timing.ratio(seconds, "packed", "bare")
+    middle, low, high = timing.ratio_over_rounds(seconds, "packed", "bare")
     packed_s = float(np.median(seconds["packed"]))
     return {
         "packed_s": packed_s,
@@ -61,15 +61,15 @@ def measure(rounds: int) -> dict[str, Any]:
 def _bare_loop(trials: dict[str, ConfigDict]) -> Any:
     """A function that trains all eight from their own initialisation; returns their last losses."""
     first = next(iter(trials.values()))
-    data, k = dataset(first), first.train.steps_per_dispatch
-    _, run = bare.make_run(bare.TRIAL)
-    states = in_turn(static(first), [hparams(c) for c in trials.values()]).init()
+    data, k = load_run_dataset(first), first.train.steps_per_dispatch
+    _, run = bare.make_run(bare.TRIAL_SHAPE)
+    states = sequential_program(static(first), [hparams(c) for c in trials.values()]).init()
 
     def loop() -> np.ndarray:
         losses = []
         for config, state in zip(trials.values(), states, strict=True):
-            mine, rates = ours.as_bare(bare.TRIAL, state), ours.learning_rates(config)
-            batches = train_batches(data, bare.TRIAL.seq_len, bare.TRIAL.batch, config.train.seed)
+            mine, rates = ours.to_bare_state(bare.TRIAL_SHAPE, state), ours.learning_rates(config)
+            batches = train_batches(data, bare.TRIAL_SHAPE.seq_len, bare.TRIAL_SHAPE.batch, config.train.seed)
             for start in range(0, STEPS, k):
                 mine, loss = run(mine, batches.chunk(start, k), rates[start : start + k])
             losses.append(loss[-1])

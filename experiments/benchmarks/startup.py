@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure_startup(rounds: int) -> dict[str, Any]:
     """Median seconds of each, alternating: every cold start has an empty cache, the warm one after it that cache filled."""
     cold, warm = [], []
     for _ in range(rounds):

@@ -8,20 +8,20 @@ import numpy as np
 
 from experiments.benchmarks import bare, ours, timing
 from scalelab.config import hparams, static
-from scalelab.train.step.program import in_turn
+from scalelab.train.step.program import sequential_program
 
 STEPS_A_DISPATCH = 4
-QUARTER = 0.25  # a reference below this share of the matmul peak is no reference
+SLOW_RATIO = 0.25  # a reference below this share of the matmul peak is no reference
 
 
-def measure(shape: bare.Shape, rounds: int) -> dict[str, Any]:
+def measure_step(shape: bare.BareShape, rounds: int) -> dict[str, Any]:
     """One row of the table. `ratio` is scalelab's tokens a second over the bare step's, None where the bare is too slow."""
-    run = ours.config(shape, **{"train.steps": 1000})
-    program, batches = in_turn(static(run), [hparams(run)]), ours.random_batches(shape, STEPS_A_DISPATCH)
+    run = ours.config_for_shape(shape, **{"train.steps": 1000})
+    program, batches = sequential_program(static(run), [hparams(run)]), ours.random_batches(shape, STEPS_A_DISPATCH)
     _, bare_run = bare.make_run(shape)
     rates = ours.learning_rates(run)[:STEPS_A_DISPATCH]
     state = {"scalelab": program.init()}
-    state["bare"] = ours.as_bare(shape, state["scalelab"][0])
+    state["bare"] = ours.to_bare_state(shape, state["scalelab"][0])
     losses: dict[str, list] = {"scalelab": [], "bare": []}
 
     def step_scalelab() -> Any:
@@ -35,28 +35,28 @@ def measure(shape: bare.Shape, rounds: int) -> dict[str, Any]:
         return loss
 
     peak, peak_flops = timing.peak_matmul()
-    seconds = timing.interleaved({"peak": peak, "scalelab": step_scalelab, "bare": step_bare}, rounds)
+    seconds = timing.time_interleaved({"peak": peak, "scalelab": step_scalelab, "bare": step_bare}, rounds)
     first = [np.asarray(losses[name][0]) for name in ("scalelab", "bare")]
     np.testing.assert_allclose(*first, rtol=1e-5, err_msg="not the same arithmetic")
     median = {name: statistics.median(values) for name, values in seconds.items()}
     tokens = STEPS_A_DISPATCH * shape.batch * shape.seq_len
     share = STEPS_A_DISPATCH * bare.step_flops(shape) / median["bare"] / (peak_flops / median["peak"])
-    middle, low, high = timing.ratio(seconds, "bare", "scalelab")
+    middle, low, high = timing.ratio_over_rounds(seconds, "bare", "scalelab")
     return {
         "vocab": shape.vocab_size,
         "peak_gflops": peak_flops / median["peak"] / 1e9,
         "bare_tokens_per_s": tokens / median["bare"],
         "bare_share_of_peak": share,
         "scalelab_tokens_per_s": tokens / median["scalelab"],
-        "ratio": middle if share >= QUARTER else None,
+        "ratio": middle if share >= SLOW_RATIO else None,
         "ratio_range": (low, high),
     }
 
 
-def rows(rounds: int) -> list[dict[str, Any]]:
+def measure_step_rows(rounds: int) -> list[dict[str, Any]]:
     """Vocabulary 256 and 32,768."""
     found = []
     for shape in (bare.STEP_256, bare.STEP_32768):
-        found.append(measure(shape, rounds))
+        found.append(measure_step(shape, rounds))
         jax.clear_caches()
     return found

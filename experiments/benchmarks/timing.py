@@ -15,7 +15,7 @@ import jax.numpy as jnp
 PEAK_SIZE = 2048  # large enough that the product, not its dispatch, takes the time; 17 GFLOP
 
 
-def interleaved(
+def time_interleaved(
     contenders: Mapping[str, Callable[[], Any]], rounds: int = 9, warmup: int = 2
 ) -> dict[str, list[float]]:
     """Seconds of each contender in each round, after `warmup` untimed rounds (compilation, first touch of memory)."""
@@ -30,7 +30,7 @@ def interleaved(
     return seconds
 
 
-def ratio(seconds: Mapping[str, list[float]], top: str, bottom: str) -> tuple[float, float, float]:
+def ratio_over_rounds(seconds: Mapping[str, list[float]], top: str, bottom: str) -> tuple[float, float, float]:
     """(median, lowest, highest) over rounds of seconds[top] / seconds[bottom]; a round's two are neighbours in time."""
     each = [a / b for a, b in zip(seconds[top], seconds[bottom], strict=True)]
     return statistics.median(each), min(each), max(each)

@@ -22,23 +22,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from experiments.gpu import attention, commands, compiled, packing, page, resume, settings, utilisation
-from experiments.shared import RESULTS, command_line, keep, machine
+from experiments.shared import RESULTS, command_line, describe_machine, write_result
 from scalelab import records
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit, folder_path
-from scalelab.errors import BadInput, nearest
+from scalelab.cli.parser import emit_json, folder_path
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.hardware import chips as hardware
 from scalelab.hardware import device_memory
-from scalelab.train.resume.compatibility import versions
+from scalelab.train.resume.compatibility import package_versions
 
 Part = Callable[[settings.Settings, pathlib.Path], dict[str, Any]]
 # In this order: what decides whether the rest means anything, then what nobody has measured; (function, seconds at most).
 PARTS: dict[str, tuple[Part, float]] = {
-    "doctor": (commands.doctor, 60), "mfu": (utilisation.run, 180), "attention": (attention.run, 60), "packing": (packing.run, 60),
-    "resume": (resume.run, 120), "tests": (commands.tests, 100), "quickstart": (commands.quickstart, 240),
+    "doctor": (commands.run_doctor, 60), "mfu": (utilisation.measure_mfu, 180), "attention": (attention.measure_attention, 60), "packing": (packing.measure_packing, 60),
+    "resume": (resume.compare_resumed_run, 120), "tests": (commands.run_tests, 100), "quickstart": (commands.run_quickstart, 240),
 }  # fmt: skip
 TOTAL_S = 600.0
-PATIENCE = 5  # times as long with --tiny, whose seconds are of busy cores
+TINY_TIME_FACTOR = 5  # times as long with --tiny, whose seconds are of busy cores
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,24 +58,27 @@ def _main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--part", choices=PARTS, help="this part in this process (what the others are started as)")
     options = parser.parse_args(argv)
-    size, folder = settings.TINY if options.tiny else settings.FULL, options.workdir or pathlib.Path("runs/gpu")
+    size, folder = (
+        settings.TINY_SETTINGS if options.tiny else settings.FULL_SETTINGS,
+        options.workdir or pathlib.Path("runs/gpu"),
+    )
     names = options.only.split(",")
     if unknown := [name for name in names if name not in PARTS]:
-        raise BadInput(f"--only={unknown[0]}: no such part{nearest(unknown[0], PARTS)}")
+        raise BadInput(f"--only={unknown[0]}: no such part{nearest_hint(unknown[0], PARTS)}")
     if options.compile:
-        rows = compiled.rows(size, options.compile)
-        head = f"`python -m experiments.gpu --compile={options.compile}`, {datetime.date.today()}, jax {versions()['jax']}; run on none."
-        text = "\n".join([head, "", *page.compiled(rows)])
+        rows = compiled.compile_for_chip(size, options.compile)
+        head = f"`python -m experiments.gpu --compile={options.compile}`, {datetime.date.today()}, jax {package_versions()['jax']}; run on none."
+        text = "\n".join([head, "", *page.format_compiled(rows)])
         if not options.tiny:
-            keep(RESULTS, "gpu_compiled", rows, f"{text}\n")
+            write_result(RESULTS, "gpu_compiled", rows, f"{text}\n")
         print(text)
-        emit({"rows": rows}, options.json)
+        emit_json({"rows": rows}, options.json)
         return 0
     if not options.tiny:
         refuse_without_gpu()
-    device_memory.reserve()
+    device_memory.reserve_gpu_memory()
     if options.part:
-        alone(options.part, size, folder)
+        run_part(options.part, size, folder)
         return 0
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # the part under way ends too
     try:
@@ -83,17 +86,17 @@ def _main(argv: Sequence[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     if not options.tiny:
-        keep(RESULTS, "gpu", found, page.text(found))
+        write_result(RESULTS, "gpu", found, page.format_page(found))
     if options.json != "-":
-        print(page.text(found))
-    emit(found, options.json)
+        print(page.format_page(found))
+    emit_json(found, options.json)
     return 0 if all(part["status"] == "done" for part in found["parts"].values()) else 1
 
 
 def refuse_without_gpu() -> None:
     """BadInput where jax sees no GPU: asked in a process that ends before the parts begin, which need its memory."""
     why = "this jax has no build for one (`make setup ACCEL=cuda12` installs it)"
-    if hardware.accelerated():
+    if hardware.expects_accelerator():
         asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
         done = subprocess.run(asked, capture_output=True, text=True)
         if done.stdout.strip() == "gpu":
@@ -102,7 +105,7 @@ def refuse_without_gpu() -> None:
     raise BadInput(f"no GPU is here: {why}; --tiny tries the code on any device, --compile compiles it for an H100")
 
 
-def alone(name: str, size: settings.Settings, folder: pathlib.Path) -> None:
+def run_part(name: str, size: settings.Settings, folder: pathlib.Path) -> None:
     """One part in this process; its file says what it found, on what and when."""
     begun = time.monotonic()
     try:
@@ -110,10 +113,10 @@ def alone(name: str, size: settings.Settings, folder: pathlib.Path) -> None:
     except RuntimeError as failure:
         found = {"status": "failed", "why": str(failure)}
     found |= {"seconds": time.monotonic() - begun, "date": str(datetime.date.today())}
-    records.write_json(file(folder, name), found)
+    records.write_json(part_path(folder, name), found)
 
 
-def file(folder: pathlib.Path, name: str) -> pathlib.Path:
+def part_path(folder: pathlib.Path, name: str) -> pathlib.Path:
     """Where a part's result is kept."""
     return folder / f"{name}.json"
 
@@ -122,30 +125,30 @@ def all_parts(names: list[str], folder: pathlib.Path, tiny: bool) -> dict[str, A
     """Every part that isn't done yet, each in a process of its own, within ten minutes; all that is known then."""
     begun = time.monotonic()
     for name in names:
-        patience = PATIENCE if tiny else 1
+        patience = TINY_TIME_FACTOR if tiny else 1
         left = patience * TOTAL_S - (time.monotonic() - begun)
-        if finished(folder, name) or left < 1:
+        if is_finished(folder, name) or left < 1:
             continue
         print(f"{name} …", file=sys.stderr, flush=True)
         _started(name, folder, tiny, min(left, patience * PARTS[name][1]))
-    parts = {name: records.read_json(file(folder, name)) for name in PARTS if file(folder, name).exists()}
+    parts = {name: records.read_json(part_path(folder, name)) for name in PARTS if part_path(folder, name).exists()}
     missing = {name: {"status": "not started"} for name in names if name not in parts}
     doctor = parts.get("doctor", {}).get("result") or {}
     chips = [device["kind"] for device in doctor.get("devices", [])]
     return {
-        "command": "make gpu", "date": str(datetime.date.today()), "machine": machine(), "chip": chips[0] if chips else None,
-        "devices": len(chips), "versions": versions(), "parts": parts | missing,
+        "command": "make gpu", "date": str(datetime.date.today()), "machine": describe_machine(), "chip": chips[0] if chips else None,
+        "devices": len(chips), "versions": package_versions(), "parts": parts | missing,
     }  # fmt: skip
 
 
-def finished(folder: pathlib.Path, name: str) -> bool:
+def is_finished(folder: pathlib.Path, name: str) -> bool:
     """Whether the part was done before; what failed or ran out of time is tried again."""
-    return file(folder, name).exists() and json.loads(file(folder, name).read_text())["status"] == "done"
+    return part_path(folder, name).exists() and json.loads(part_path(folder, name).read_text())["status"] == "done"
 
 
 def _started(name: str, folder: pathlib.Path, tiny: bool, most_s: float) -> None:
     """Run one part as a process, its words in NAME.log; where it ends without a result of its own, say how."""
-    before = file(folder, name).stat().st_mtime_ns if file(folder, name).exists() else 0
+    before = part_path(folder, name).stat().st_mtime_ns if part_path(folder, name).exists() else 0
     argv = [sys.executable, "-m", "experiments.gpu", f"--part={name}", f"--workdir={folder}", *["--tiny"] * tiny]
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
@@ -157,12 +160,14 @@ def _started(name: str, folder: pathlib.Path, tiny: bool, most_s: float) -> None
     except subprocess.TimeoutExpired:
         why = f"stopped after {most_s:.0f} s"
     finally:
-        end(running)
-    if not file(folder, name).exists() or file(folder, name).stat().st_mtime_ns == before:
-        records.write_json(file(folder, name), {"status": "failed", "why": why, "date": str(datetime.date.today())})
+        kill_part(running)
+    if not part_path(folder, name).exists() or part_path(folder, name).stat().st_mtime_ns == before:
+        records.write_json(
+            part_path(folder, name), {"status": "failed", "why": why, "date": str(datetime.date.today())}
+        )
 
 
-def end(running: subprocess.Popen) -> None:
+def kill_part(running: subprocess.Popen) -> None:
     """The part and whatever it started."""
     try:
         os.killpg(running.pid, 9)

@@ -9,7 +9,7 @@ import time
 import xml.etree.ElementTree as ET
 from typing import Any
 
-from experiments.gpu.settings import TINY, Settings
+from experiments.gpu.settings import TINY_SETTINGS, Settings
 from scalelab.hardware import chips, device_memory
 
 # Kernels against attention written out, formats of products, the update rules in float64, and what a device says of itself.
@@ -21,27 +21,27 @@ TESTS = (
 )
 
 
-def doctor(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+def run_doctor(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """`scalelab doctor`'s own report."""
     return _json(["-m", "scalelab", "doctor"], folder / "doctor.json")
 
 
-def tests(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+def run_tests(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """How many pass there, and which do not."""
-    wanted, report = TESTS[: 1 if settings == TINY else None], folder / "tests.xml"
+    wanted, report = TESTS[: 1 if settings == TINY_SETTINGS else None], folder / "tests.xml"
     # The device is what is tested; XLA's own effort; room for what tests start beside them.
     env = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
-    env |= {"JAX_PLATFORMS": "cuda" if chips.accelerated() else "cpu", device_memory.SHARE: "0.5"}
+    env |= {"JAX_PLATFORMS": "cuda" if chips.expects_accelerator() else "cpu", device_memory.SHARE_VARIABLE: "0.5"}
     env["XLA_FLAGS"] = "--xla_backend_optimization_level=3"
     folder.mkdir(parents=True, exist_ok=True)
     argv = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *wanted]
     done = subprocess.run([sys.executable, *argv], env=env, capture_output=True, text=True)
     if not report.exists():
         raise RuntimeError(f"pytest: exit {done.returncode}: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
-    return counted(report.read_text()) | {"files": list(wanted)}
+    return count_junit(report.read_text()) | {"files": list(wanted)}
 
 
-def counted(junit: str) -> dict[str, Any]:
+def count_junit(junit: str) -> dict[str, Any]:
     """{passed, failed, skipped, failures} of a JUnit report."""
     cases = list(ET.fromstring(junit).iter("testcase"))
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
@@ -50,7 +50,7 @@ def counted(junit: str) -> dict[str, Any]:
     return {"passed": len(cases) - len(failed) - skipped, "failed": len(failed), "skipped": skipped, "failures": names}
 
 
-def quickstart(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+def run_quickstart(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """The study's exit code and seconds; stopped, it goes on where it was at the next call."""
     begun = time.monotonic()
     argv = ["-m", "experiments.isoflop", "--quick", f"--workdir={folder / 'study'}"]

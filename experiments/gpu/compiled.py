@@ -13,24 +13,24 @@ import jax
 import jax.numpy as jnp
 
 from experiments.gpu import attention, packing, utilisation
-from experiments.gpu.settings import FULL, TINY, Settings, config
+from experiments.gpu.settings import FULL_SETTINGS, TINY_SETTINGS, Settings, build_config
 from scalelab import config as config_lib
 from scalelab.errors import WorkFailed
 from scalelab.plan.machine import absent_devices
-from scalelab.plan.machine.compile import compiled
-from scalelab.plan.machine.machine import Machine, machine
-from scalelab.sharding import traced_for
+from scalelab.plan.machine.compile import compile_step
+from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.sharding import trace_for_platform
 
-CHILD = "import sys; from experiments.gpu import compiled; compiled.child(sys.argv[1], sys.argv[2])"
+CHILD_CODE = "import sys; from experiments.gpu import compiled; compiled.child(sys.argv[1], sys.argv[2])"
 
 
-def rows(settings: Settings, chip: str) -> list[dict[str, Any]]:
+def compile_for_chip(settings: Settings, chip: str) -> list[dict[str, Any]]:
     """A row a program: each model's step at the plan's own rows, the packed trials', attention's. BadInput without the compiler."""
-    on = machine(chip)
+    on = load_machine(chip)
     absent_devices.check_installed(on)
     steps = [_step(settings, name, on) for name in settings.models]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    argv = [sys.executable, "-c", CHILD, chip, "tiny" if settings == TINY else "full"]
+    argv = [sys.executable, "-c", CHILD_CODE, chip, "tiny" if settings == TINY_SETTINGS else "full"]
     done = subprocess.run(argv, env=env, capture_output=True, text=True)
     if done.returncode:
         raise WorkFailed(f"the compiler for {on.chip.name} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
@@ -39,9 +39,9 @@ def rows(settings: Settings, chip: str) -> list[dict[str, Any]]:
 
 def _step(settings: Settings, name: str, on: Machine) -> dict[str, Any]:
     """A model's train step as part `mfu` runs it."""
-    way = utilisation.plan(settings.models[name], on, settings.rows)
-    tree = config(settings.models[name], model__remat=way["remat"], train__global_batch=way["rows"])
-    found = compiled(config_lib.static(tree), on)
+    way = utilisation.choose_plan(settings.models[name], on, settings.rows)
+    tree = build_config(settings.models[name], model__remat=way["remat"], train__global_batch=way["rows"])
+    found = compile_step(config_lib.static(tree), on)
     return {
         "program": f"{name}, {way['rows']} rows, remat {way['remat']}", "platform": found.platform, "seconds": found.seconds,
         "planned_bytes": way["memory_bytes"], "peak_bytes": found.peak_bytes, "note": found.oom or found.note,
@@ -50,14 +50,14 @@ def _step(settings: Settings, name: str, on: Machine) -> dict[str, Any]:
 
 def child(chip: str, size: str) -> None:
     """What has no config of its own, compiled in this process: prints the rows as JSON."""
-    settings, on = TINY if size == "tiny" else FULL, machine(chip)
-    (device, *_), where = absent_devices.devices(on, 1, 1)
+    settings, on = TINY_SETTINGS if size == "tiny" else FULL_SETTINGS, load_machine(chip)
+    (device, *_), where = absent_devices.make_absent_devices(on, 1, 1)
     alone = jax.sharding.SingleDeviceSharding(device)
     found = []
-    for name, function, arguments in programs(settings):
+    for name, function, arguments in list_programs(settings):
         placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone), arguments)
         begun = time.perf_counter()
-        with traced_for(absent_devices.platform(on)):
+        with trace_for_platform(absent_devices.compiler_platform(on)):
             memory = jax.jit(function).lower(*placed).compile().memory_analysis()
         found.append({
             "program": name, "platform": where, "seconds": time.perf_counter() - begun, "planned_bytes": 0,
@@ -66,24 +66,24 @@ def child(chip: str, size: str) -> None:
     print(json.dumps(found))
 
 
-def programs(settings: Settings) -> Iterator[tuple[str, Callable, tuple[Any, ...]]]:
+def list_programs(settings: Settings) -> Iterator[tuple[str, Callable, tuple[Any, ...]]]:
     """(name, function, shapes of its arguments) of the packed trials and of attention; cuDNN's is a library's, not compiled here."""
-    static, h, state = packing.shapes(settings)
+    static, h, state = packing.stacked_shapes(settings)
     batches = (settings.trials, settings.steps, settings.trial_rows, settings.trial["seq_len"] + 1)
     arguments = state, jax.ShapeDtypeStruct(batches, jnp.int32), jax.ShapeDtypeStruct((), jnp.int32), h
-    yield f"{settings.trials} trials under vmap", packing.stacked(static), arguments
+    yield f"{settings.trials} trials under vmap", packing.vmap_steps(static), arguments
     given = (jax.ShapeDtypeStruct(settings.attention, jnp.bfloat16),) * 3
     for kind in ("blockwise", "xla"):
         for masked in (False, True):
-            yield f"{kind} attention{', documents masked' * masked}", attention.gradients(kind, masked), given
+            yield f"{kind} attention{', documents masked' * masked}", attention.make_gradients(kind, masked), given
 
 
-def lowered(settings: Settings, platform: str = "cuda") -> dict[str, str]:
+def lower_programs(settings: Settings, platform: str = "cuda") -> dict[str, str]:
     """Each program's StableHLO for `platform`, without a compiler for it: shapes and formats, as a test can see them anywhere."""
-    with traced_for({"cuda": "gpu"}.get(platform, platform)), _no_cache():
+    with trace_for_platform({"cuda": "gpu"}.get(platform, platform)), _no_cache():
         texts = {
             name: jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
-            for name, function, arguments in programs(settings)
+            for name, function, arguments in list_programs(settings)
         }
     return texts
 

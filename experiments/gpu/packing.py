@@ -11,33 +11,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.gpu.settings import Settings, config
+from experiments.gpu.settings import Settings, build_config
 from scalelab import config as config_lib
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.step.step import many_steps
 
-RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 
 
-def trees(settings: Settings) -> list[Any]:
+def trial_configs(settings: Settings) -> list[Any]:
     """The trials' configs: every learning rate with every seed, as many as `settings.trials`."""
-    points = [(rate, seed) for seed in range(settings.trials) for rate in RATES][: settings.trials]
+    points = [(rate, seed) for seed in range(settings.trials) for rate in LEARNING_RATES][: settings.trials]
     return [
-        config(settings.trial, optim__peak_lr=rate, train__seed=seed, train__global_batch=settings.trial_rows)
+        build_config(settings.trial, optim__peak_lr=rate, train__seed=seed, train__global_batch=settings.trial_rows)
         for rate, seed in points
     ]
 
 
-def program(settings: Settings, how: str) -> Program:
+def make_program(settings: Settings, how: str) -> Program:
     """Their program, packed so."""
-    configs = trees(settings)
+    configs = trial_configs(settings)
     return PACKINGS[how](config_lib.static(configs[0]), [config_lib.hparams(c) | {"separator": -1} for c in configs])
 
 
-def run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+def measure_packing(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """Seconds of a step of all trials each way, and whether their losses agree."""
-    ways = {how: _timed(program(settings, how), settings) for how in PACKINGS}
+    ways = {how: _timed(make_program(settings, how), settings) for how in PACKINGS}
     losses = np.array([ways[how].pop("losses") for how in PACKINGS])
     return {
         "trials": settings.trials, "steps": settings.steps, "ways": ways,
@@ -46,24 +46,24 @@ def run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stacked(static: config_lib.Static) -> Callable:
+def vmap_steps(static: config_lib.Static) -> Callable:
     """All trials' steps in one program: state, batches [trials, k, B, S+1], number of steps, hparams."""
     return jax.vmap(functools.partial(many_steps, static), in_axes=(0, 0, None, 0))
 
 
-def shapes(settings: Settings) -> tuple[config_lib.Static, Any, Any]:
+def stacked_shapes(settings: Settings) -> tuple[config_lib.Static, Any, Any]:
     """(the trials' compiled half, shapes of their hparams and of their states), each with the trials in front.
 
     Attention in blocks: cuDNN's is a library's, which can't be asked without a device.
     """
-    configs = trees(settings)
+    configs = trial_configs(settings)
     static, n = config_lib.static(configs[0]), len(configs)
     static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     names = [*config_lib.hparams(configs[0]), "separator"]
     h = {name: jax.ShapeDtypeStruct((n,), kinds.get(name, jnp.float32)) for name in names}
     front = lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype)  # noqa: E731
-    return static, h, jax.tree.map(front, state_lib.shapes(static))
+    return static, h, jax.tree.map(front, state_lib.state_shapes(static))
 
 
 def _timed(packed: Program, settings: Settings) -> dict[str, Any]:

@@ -3,22 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
-from experiments.shared import markdown
+from experiments.shared import markdown_table
 
 GB = 1e9
 Lines = list[str]
 
 
-def text(found: dict[str, Any]) -> str:
+def format_page(found: dict[str, Any]) -> str:
     """The whole page."""
     chip = f"{found['devices']} x {found['chip']}" if found["chip"] else "no device was seen"
     lines = [f"`{found['command']}`, {found['date']}, {chip}; {found['machine']}.", ""]
-    lines += markdown(
+    lines += markdown_table(
         ("part", "status", "seconds", "when"), [_summary(name, part) for name, part in found["parts"].items()]
     )
     for name, part in found["parts"].items():
-        if part["status"] == "done" and name in TABLES:
-            lines += ["", *TABLES[name](part["result"])]
+        if part["status"] == "done" and name in PART_TABLES:
+            lines += ["", *PART_TABLES[name](part["result"])]
     return "\n".join(lines) + "\n"
 
 
@@ -48,7 +48,7 @@ def _mfu(result: dict[str, Any]) -> Lines:
         "peak GB",
         "compile s",
     )
-    return markdown(columns, [_model(name, row) for name, row in result["models"].items()])
+    return markdown_table(columns, [_model(name, row) for name, row in result["models"].items()])
 
 
 def _model(name: str, row: dict[str, Any]) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def _attention(result: dict[str, Any]) -> Lines:
     return [
         f"Attention, forward and backward, bf16, {size}.",
         "",
-        *markdown(("kernel", "documents", "ms", "of the peak", "off float32 by"), rows),
+        *markdown_table(("kernel", "documents", "ms", "of the peak", "off float32 by"), rows),
     ]
 
 
@@ -101,17 +101,17 @@ def _quickstart(result: dict[str, Any]) -> Lines:
     return [f"The quickstart: {result['seconds']:.0f} s."]
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], Lines]] = {
+PART_TABLES: dict[str, Callable[[dict[str, Any]], Lines]] = {
     "doctor": _doctor, "mfu": _mfu, "attention": _attention, "packing": _packing, "resume": _resume, "tests": _tests,
     "quickstart": _quickstart,
 }  # fmt: skip
 
 
-def compiled(rows: list[dict[str, Any]]) -> Lines:
+def format_compiled(rows: list[dict[str, Any]]) -> Lines:
     """What was compiled for a chip that isn't here."""
     cells = [
         (r["program"], r["platform"], f"{r['planned_bytes'] / GB:.2f}" if r["planned_bytes"] else "", f"{r['peak_bytes'] / GB:.2f}",
          f"{r['seconds']:.0f}", r["note"])
         for r in rows
     ]  # fmt: skip
-    return markdown(("program", "for", "planned GB", "compiled GB", "s", "note"), cells)
+    return markdown_table(("program", "for", "planned GB", "compiled GB", "s", "note"), cells)

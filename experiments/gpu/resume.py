@@ -12,10 +12,10 @@ from experiments.gpu.settings import Settings
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import determinism
 
-WAIT_S = 120.0  # for a first checkpoint
+MOST_WAIT_S = 120.0  # for a first checkpoint
 
 
-def command(settings: Settings, workdir: pathlib.Path) -> list[str]:
+def train_command(settings: Settings, workdir: pathlib.Path) -> list[str]:
     """`scalelab train` of the small model, with a checkpoint every tenth of the run."""
     model = {key: value for key, value in settings.trial.items() if key not in ("preset", "vocab_size")}
     every = max(1, settings.run_steps // 10)
@@ -28,7 +28,7 @@ def command(settings: Settings, workdir: pathlib.Path) -> list[str]:
     return [sys.executable, "-m", "scalelab", "train", "--config=configs/tiny.py", f"--workdir={workdir}", *overrides]
 
 
-def run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+def compare_resumed_run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """Whether both runs end with the same parameters and metrics, and where the second was killed."""
     whole, killed = folder / "whole", folder / "killed"
     for old in (whole, killed):  # a part that was stopped begins anew
@@ -36,9 +36,9 @@ def run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     undisturbed = _finish(settings, whole)
     killed.mkdir(parents=True)
     if (
-        whole / determinism.AUTOTUNED
+        whole / determinism.AUTOTUNE_FILE
     ).exists():  # the kernels that the first run chose: another choice has other roundings
-        shutil.copy(whole / determinism.AUTOTUNED, killed)
+        shutil.copy(whole / determinism.AUTOTUNE_FILE, killed)
     at = _kill(settings, killed)
     resumed = _finish(settings, killed)
     return {
@@ -50,7 +50,7 @@ def run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
 
 def _finish(settings: Settings, workdir: pathlib.Path) -> dict[str, Any]:
     """Train to the end; the command's JSON."""
-    done = subprocess.run([*command(settings, workdir), "--json=-"], capture_output=True, text=True)
+    done = subprocess.run([*train_command(settings, workdir), "--json=-"], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"scalelab train: exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
     return json.loads(done.stdout)
@@ -58,11 +58,11 @@ def _finish(settings: Settings, workdir: pathlib.Path) -> dict[str, Any]:
 
 def _kill(settings: Settings, workdir: pathlib.Path) -> int | None:
     """SIGKILL as soon as a checkpoint is there; its step, None where the run ended before."""
-    running = subprocess.Popen(command(settings, workdir), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(train_command(settings, workdir), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     begun = time.monotonic()
     try:
-        while running.poll() is None and time.monotonic() - begun < WAIT_S:
-            steps = manifest.steps(workdir / "checkpoints")
+        while running.poll() is None and time.monotonic() - begun < MOST_WAIT_S:
+            steps = manifest.list_steps(workdir / "checkpoints")
             if steps:
                 return steps[-1]
             time.sleep(0.01)

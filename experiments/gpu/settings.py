@@ -12,8 +12,8 @@ GPT2_124M = {  # Radford et al. 2019, the vocabulary rounded up to a multiple of
     "preset": "gpt2", "d_model": 768, "n_layers": 12, "n_heads": 12, "vocab_size": 50_304, "seq_len": 1024,
 }  # fmt: skip
 LLAMA_1B = {"preset": "llama", "d_model": 2048, "n_layers": 18, "n_heads": 16, "vocab_size": 32_000, "seq_len": 2048}
-SMALL = {"preset": "llama", "d_model": 256, "n_layers": 4, "n_heads": 4, "vocab_size": 256, "seq_len": 256}
-LEAST = {"preset": "llama", "d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 256, "seq_len": 16}
+SMALL_MODEL = {"preset": "llama", "d_model": 256, "n_layers": 4, "n_heads": 4, "vocab_size": 256, "seq_len": 256}
+LEAST_MODEL = {"preset": "llama", "d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 256, "seq_len": 16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Settings:
     budget_s: float  # a model's MFU
 
 
-FULL = Settings(
+FULL_SETTINGS = Settings(
     models={"124M": GPT2_124M, "1B": LLAMA_1B}, rows=(1, 2, 4, 8, 16, 32, 64), attention=(4, 4096, 16, 128), exact_tokens=512,
-    trial=SMALL, trials=16, trial_rows=16, steps=60, run_steps=400, budget_s=60.0,
+    trial=SMALL_MODEL, trials=16, trial_rows=16, steps=60, run_steps=400, budget_s=60.0,
 )  # fmt: skip
-TINY = Settings(
-    models={"least": LEAST}, rows=(1, 2), attention=(1, 32, 2, 8), exact_tokens=32, trial=LEAST, trials=3, trial_rows=2,
+TINY_SETTINGS = Settings(
+    models={"least": LEAST_MODEL}, rows=(1, 2), attention=(1, 32, 2, 8), exact_tokens=32, trial=LEAST_MODEL, trials=3, trial_rows=2,
     steps=3, run_steps=60, budget_s=1.0,
 )  # fmt: skip
 
 
-def config(model: dict[str, Any], **changes: Any) -> ConfigDict:
+def build_config(model: dict[str, Any], **changes: Any) -> ConfigDict:
     """A resolved config of one of these models; `changes`: keys with "__" for the point. Precision bf16."""
     tree = base.get_config()
     tree.model = getattr(base, model["preset"])(model["d_model"], model["n_layers"], model["n_heads"])

@@ -5,37 +5,37 @@ from typing import Any
 
 import jax
 
-from experiments.gpu.settings import Settings, config
+from experiments.gpu.settings import Settings, build_config
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.plan.machine.machine import Machine, machine
-from scalelab.plan.measure import measure
-from scalelab.plan.memory.memory import memory
-from scalelab.plan.published.mfu import utilisation
+from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.measure import measure_throughput
+from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.published.mfu import flops_utilisation
 from scalelab.plan.step.time import step_time
 
-REMAT = ("none", "dots", "full")
+REMAT_POLICIES = ("none", "dots", "full")
 
 
-def run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
+def measure_mfu(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
     """A row a model: what was planned (in `folder`/plan.json before anything is compiled) and what was measured."""
     device = jax.local_devices()[0]
-    on = machine("cpu" if device.platform == "cpu" else device.device_kind)
-    planned = {name: plan(model, on, settings.rows) for name, model in settings.models.items()}
+    on = load_machine("cpu" if device.platform == "cpu" else device.device_kind)
+    planned = {name: choose_plan(model, on, settings.rows) for name, model in settings.models.items()}
     records.write_json(folder / "plan.json", {"device": device.device_kind, "planned": planned})
     return {"models": {name: _measured(settings, name, planned[name], on, device) for name in planned}}
 
 
-def plan(model: dict[str, Any], on: Machine, rows: tuple[int, ...]) -> dict[str, Any]:
+def choose_plan(model: dict[str, Any], on: Machine, rows: tuple[int, ...]) -> dict[str, Any]:
     """The remat policy and rows with the most tokens a second among those that fit; the smallest of all where none does."""
-    ways = [_way(model, on, remat, n) for remat in REMAT for n in rows]
+    ways = [_way(model, on, remat, n) for remat in REMAT_POLICIES for n in rows]
     fitting = [way for way in ways if way["fits"]] or [min(ways, key=lambda way: way["memory_bytes"])]
     return max(fitting, key=lambda way: way["tokens_per_s"])
 
 
 def _way(model: dict[str, Any], on: Machine, remat: str, rows: int) -> dict[str, Any]:
-    static = config_lib.static(config(model, model__remat=remat, train__global_batch=rows))
-    held, step = memory(static, on), step_time(static, on)
+    static = config_lib.static(build_config(model, model__remat=remat, train__global_batch=rows))
+    held, step = step_memory(static, on), step_time(static, on)
     return {
         "remat": remat, "rows": rows, "fits": held.fits, "memory_bytes": held.total, "capacity_bytes": held.capacity,
         "step_s": step.total_s, "tokens_per_s": step.tokens_per_s, "mfu": step.mfu, "mfu_range": [step.mfu_low, step.mfu_high],
@@ -44,13 +44,13 @@ def _way(model: dict[str, Any], on: Machine, remat: str, rows: int) -> dict[str,
 
 
 def _measured(settings: Settings, name: str, way: dict[str, Any], on: Machine, device: Any) -> dict[str, Any]:
-    tree = config(settings.models[name], model__remat=way["remat"])
-    found = measure(tree, on, rows=(way["rows"],), budget_s=settings.budget_s)
+    tree = build_config(settings.models[name], model__remat=way["remat"])
+    found = measure_throughput(tree, on, rows=(way["rows"],), budget_s=settings.budget_s)
     row: dict[str, Any] = {"planned": way, "stopped": found.stopped}
     if found.points:
         (point,) = found.points
         row |= {"step_s": point.step_s, "tokens_per_s": point.tokens_per_s, "compile_s": point.compile_s}
-        row["mfu"] = utilisation(way["flops_per_token"], point.tokens_per_s, 1, way["peak_flops"])
+        row["mfu"] = flops_utilisation(way["flops_per_token"], point.tokens_per_s, 1, way["peak_flops"])
         row["in_range"] = way["mfu_range"][0] <= row["mfu"] <= way["mfu_range"][1]
         row["peak_bytes"] = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return row

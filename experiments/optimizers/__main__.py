@@ -19,17 +19,17 @@ from ml_collections import ConfigDict
 
 from configs import tiny
 from experiments.optimizers import limits, race, ranking, search
-from experiments.optimizers.page import page
-from experiments.shared import RESULTS, command_line, facts, keep
+from experiments.optimizers.page import format_page
+from experiments.shared import RESULTS, command_line, result_header, write_result
 from scalelab import config as config_lib
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit, folder_path
-from scalelab.cli.progress import Board
-from scalelab.config.optimizer_defaults import DEFAULTS
-from scalelab.errors import BadInput, nearest
-from scalelab.plan.sweep.sweep import Planned
+from scalelab.cli.parser import emit_json, folder_path
+from scalelab.cli.progress import PoolProgress
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.plan.sweep.sweep import PlannedStudy
 
-SMALL = {
+SMALL_STUDY = {
     "model.d_model": 32, "model.n_layers": 2, "model.seq_len": 64, "train.global_batch": 16, "train.steps": 100,
     "eval.batches": 4, "eval.every_steps": 20, "checkpoint.every_steps": 100, "train.steps_per_dispatch": 20,
 }  # fmt: skip
@@ -58,10 +58,10 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     parser.add_argument("--seeds", type=int, metavar="N", help="fresh seeds of each one's loss (default: 6; quick: 3)")
     parser.add_argument("--target-loss", type=float, metavar="L", help="also say what it takes to reach this loss")
     options = parser.parse_args(rest)
-    names = options.only.split(",") if options.only else list(DEFAULTS)
+    names = options.only.split(",") if options.only else list(OPTIM_DEFAULTS)
     for name in names:
-        if name not in DEFAULTS:
-            raise BadInput(f"--only: {name!r} is not an optimizer{nearest(name, DEFAULTS)}")
+        if name not in OPTIM_DEFAULTS:
+            raise BadInput(f"--only: {name!r} is not an optimizer{nearest_hint(name, OPTIM_DEFAULTS)}")
     for key, full, quick in (("trials", 48, 8), ("choosing", 2, 2), ("seeds", 6, 3)):
         if getattr(options, key) is None:
             setattr(options, key, quick if options.quick else full)
@@ -72,41 +72,43 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
     ):
         if getattr(options, key) < least:
             raise BadInput(f"--{key}={getattr(options, key)}: {why}; at least {least}")
-    base = config_lib.load_module(options.config).get_config() if options.config else tiny.get_config()
-    return options, config_lib.override(base, ({} if options.config else SMALL) | overrides), names
+    base = config_lib.load_config_module(options.config).get_config() if options.config else tiny.get_config()
+    return options, config_lib.override(base, ({} if options.config else SMALL_STUDY) | overrides), names
 
 
-def plan(arguments: Sequence[str]) -> Planned:
+def plan(arguments: Sequence[str]) -> PlannedStudy:
     """What this study would run (default: --quick), before any of it: `scalelab plan --sweep` asks.
 
     Where its boxes will lie isn't known yet, nor its best points: all are listed around the sources' values, and cost as much.
     """
     options, base, names = _options(arguments or ["--quick"])
-    boxes = {name: search.first_box(DEFAULTS[name]["peak_lr"][0]) for name in names}
-    drawn = {name: search.points(box, options.trials, base.train.seed) for name, box in boxes.items()}
+    boxes = {name: search.first_box(OPTIM_DEFAULTS[name]["peak_lr"][0]) for name in names}
+    drawn = {name: search.sample_box(box, options.trials, base.train.seed) for name, box in boxes.items()}
     best = {
-        name: [search.values(name, point, base.train.steps) for point in points[: race.FINALISTS]]
+        name: [search.config_values(name, point, base.train.steps) for point in points[: race.FINALISTS]]
         for name, points in drawn.items()
     }
-    scans = race.scans(base, dict.fromkeys(names, search.SCANNED))
-    return Planned(scans | race.tuning(base, drawn) | race.finals(base, best, options.choosing + options.seeds))
+    scans = race.scan_trials(base, dict.fromkeys(names, search.FIRST_OCTAVES))
+    return PlannedStudy(
+        scans | race.tuning_trials(base, drawn) | race.final_trials(base, best, options.choosing + options.seeds)
+    )
 
 
 def _main(argv: Sequence[str]) -> int:
     from scalelab.signals import stop_on_signals
-    from scalelab.train.run.single import dataset
+    from scalelab.train.run.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
     options, base, names = _options(argv)
     if options.workdir is None:
         raise BadInput("--workdir=DIR is needed: where the runs go")
     cache_compilations()
-    dataset(race.trial(base, names[0], {}, base.train.seed))
+    load_run_dataset(race.trial_config(base, names[0], {}, base.train.seed))
     try:
         with stop_on_signals() as stop:
             train = _trainer(options.workdir, stop)
-            tuned = race.tune(base, names, options.trials, train)
-            ended = race.compete(base, tuned, options.choosing, options.seeds, train)
+            tuned = race.tune_optimizers(base, names, options.trials, train)
+            ended = race.run_finals(base, tuned, options.choosing, options.seeds, train)
     except _Stopped:
         print(f"stopped; the same command goes on where it was ({options.workdir})", file=sys.stderr)
         return 75
@@ -114,24 +116,24 @@ def _main(argv: Sequence[str]) -> int:
     full = not (options.quick or options.config or options.only)
     for folder in [options.workdir, *([RESULTS] if full else [])]:
         _write(folder, result, tuned, ended)
-    print(page(result))
-    emit(result, options.json)
+    print(format_page(result))
+    emit_json(result, options.json)
     return 0
 
 
-def _trainer(folder: pathlib.Path, stop: Any) -> race.Train:
+def _trainer(folder: pathlib.Path, stop: Any) -> race.TrainStage:
     """Trains a stage's runs in `folder/STAGE` and reads them; a stage that has ended is only read."""
     from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
 
     def train(stage: str, made: Mapping[str, ConfigDict]) -> list[dict[str, Any]]:
         print(f"{stage}: {len(made)} runs", file=sys.stderr, flush=True)
-        with Board(folder / stage, {name: config.train.steps for name, config in made.items()}) as board:
+        with PoolProgress(folder / stage, {name: config.train.steps for name, config in made.items()}) as board:
             ended = run_sweep(folder / stage, made, watch=board.update, stop=stop)
         if stop():
             raise _Stopped
         status.refuse_crashed(folder / stage, ended)
-        return [race.result(folder / stage / "runs" / name) for name in made]
+        return [race.read_result(folder / stage / "runs" / name) for name in made]
 
     return train
 
@@ -142,32 +144,32 @@ def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, end
 
     state_bytes = {}
     for name in tuned:
-        config = race.trial(base, name, ended[name]["values"], 0)
-        rows = table.rows(config_lib.static(config), config_lib.hparams(config))
+        config = race.trial_config(base, name, ended[name]["values"], 0)
+        rows = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
         state_bytes[name] = sum(row.state_bytes for row in rows) / sum(row.parameters for row in rows)
     tokens = base.train.global_batch * base.model.seq_len
-    size = count.parameters(config_lib.static(config).model)["total"]
-    table_rows = ranking.table(tuned, ended, state_bytes, options.target_loss, tokens)
-    return facts("optimizers", argv) | {
+    size = count.count_parameters(config_lib.static(config).model)["total"]
+    table_rows = ranking.ranking_rows(tuned, ended, state_bytes, options.target_loss, tokens)
+    return result_header("optimizers", argv) | {
         "what": f"{size:,} parameters, {base.train.steps} steps of {tokens:,} bytes, {base.schedule.name} LR; {options.trials} "
         f"tuning trials of each after the scan, {options.choosing} + {options.seeds} fresh seeds of three points",
         "target_loss": options.target_loss, "choosing": options.choosing, "seeds": options.seeds,
         "reference": next((row["name"] for row in table_rows if row["explained"] == "the reference"), ""),
         "sides": sum(len(row["widened"]) for row in table_rows),
-        "rescanned": sum(len(row["scan"]) > len(search.SCANNED) for row in table_rows),
-        "rise": ranking.rise(table_rows), "limits": limits.limits(base, list(tuned)), "rows": table_rows,
+        "rescanned": sum(len(row["scan"]) > len(search.FIRST_OCTAVES) for row in table_rows),
+        "rise": ranking.loss_rise(table_rows), "limits": limits.describe_limits(base, list(tuned)), "rows": table_rows,
     }  # fmt: skip
 
 
 def _write(folder: pathlib.Path, result: dict[str, Any], tuned: Any, ended: Any) -> None:
-    from scalelab.report.figures.raceplot import race as drawn
+    from scalelab.report.figures.raceplot import plot_race as drawn
 
     shown = [
         {"name": row["name"], "losses": row["losses"], "curves": [run["curve"] for run in ended[row["name"]]["runs"]],
          "tuned": [run["loss"] for run in tuned[row["name"]]["runs"]], "interval": row["interval"]}
         for row in result["rows"]
     ]  # fmt: skip
-    keep(folder, "optimizers", result, page(result))
+    write_result(folder, "optimizers", result, format_page(result))
     drawn(shown).savefig(folder / "optimizers.png", dpi=110)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.optimizers import search
-from experiments.shared import markdown
+from experiments.shared import markdown_table
 
 
-def page(result: Mapping[str, Any]) -> str:
+def format_page(result: Mapping[str, Any]) -> str:
     """Markdown of what `python -m experiments.optimizers` measured."""
     rows, target = result["rows"], result["target_loss"]
     rise = result["rise"]
@@ -40,7 +40,7 @@ def page(result: Mapping[str, Any]) -> str:
         "warm-up",
     ]
     columns += ["state bytes"] + ([f"steps, tokens to {target}"] if target is not None else [])
-    lines += markdown(columns, [_cells(row, target) for row in rows])
+    lines += markdown_table(columns, [_cells(row, target) for row in rows])
     lines += ["", f"Against {result['reference']}:", ""]
     lines += [f"- **{row['name']}**: {'; '.join([row['explained'], *_remarks(row)])}" for row in rows]
     lines += ["", "What this cannot tell:", "", *(f"- {line}" for line in result["limits"])]
@@ -51,7 +51,7 @@ def _cells(row: Mapping[str, Any], target: float | None) -> list[str]:
     values = row["values"]
     betas = [
         next((f"{values[key]:.3f}" for key in keys if key in values), "–")
-        for keys in (search.BETAS["1-beta1"], search.BETAS["1-beta2"])
+        for keys in (search.BETA_KEYS["1-beta1"], search.BETA_KEYS["1-beta2"])
     ]
     cells = [
         f"{row['rank']} [{row['rank_interval'][0]}, {row['rank_interval'][1]}]", row["name"],

@@ -7,22 +7,22 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments.intervals import Finals
+from experiments.intervals import FinalsRecord
 from experiments.optimizers import search
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.config.optimizer_defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 
 ROUNDS = 2
 FINALISTS = 3
 SCHEDULES = {"schedule_free_adamw": "constant"}  # what it is made for; all others take the base's
 
-Train = Callable[[str, Mapping[str, ConfigDict]], list[dict[str, Any]]]  # (stage, runs) -> results, in their order
+TrainStage = Callable[[str, Mapping[str, ConfigDict]], list[dict[str, Any]]]  # (stage, runs) -> results, in their order
 
 
-def trial(base: ConfigDict, name: str, values: Mapping[str, Any], seed: int) -> ConfigDict:
+def trial_config(base: ConfigDict, name: str, values: Mapping[str, Any], seed: int) -> ConfigDict:
     """One run of optimizer `name`; what `base` sets of `optim` is only kept where it isn't an optimizer's own."""
-    unset = dict.fromkeys((f"optim.{key}" for defaults in DEFAULTS.values() for key in defaults), "none")
+    unset = dict.fromkeys((f"optim.{key}" for defaults in OPTIM_DEFAULTS.values() for key in defaults), "none")
     warmup = dict.fromkeys(("schedule.warmup_steps", "schedule.warmup_tokens"), "none")
     schedule = {"schedule.name": SCHEDULES.get(name, base.schedule.name)}
     return config_lib.resolve(
@@ -30,105 +30,112 @@ def trial(base: ConfigDict, name: str, values: Mapping[str, Any], seed: int) -> 
     )
 
 
-def scans(base: ConfigDict, octaves: Mapping[str, Sequence[int]]) -> dict[str, ConfigDict]:
+def scan_trials(base: ConfigDict, octaves: Mapping[str, Sequence[int]]) -> dict[str, ConfigDict]:
     """{run: config} of the scan: LRs by octaves from each one's own, all else as its source has it."""
     made = {}
     for name, each in octaves.items():
         for octave in each:
-            lr = DEFAULTS[name]["peak_lr"][0] * 2.0**octave
+            lr = OPTIM_DEFAULTS[name]["peak_lr"][0] * 2.0**octave
             values = {"optim.peak_lr": lr} | search.rest_lr(name, lr)
-            made[f"{name}-lr{octave:+03d}"] = trial(base, name, values, base.train.seed)
+            made[f"{name}-lr{octave:+03d}"] = trial_config(base, name, values, base.train.seed)
     return made
 
 
-def tuning(
+def tuning_trials(
     base: ConfigDict, points: Mapping[str, Sequence[Mapping[str, float]]], first: int = 0
 ) -> dict[str, ConfigDict]:
     """{run: config} of a round's trials, all on the base's seed, numbered from `first`."""
     return {
-        f"{name}-tune{first + i:03d}": trial(base, name, search.values(name, point, base.train.steps), base.train.seed)
+        f"{name}-tune{first + i:03d}": trial_config(
+            base, name, search.config_values(name, point, base.train.steps), base.train.seed
+        )
         for name, each in points.items()
         for i, point in enumerate(each)
     }
 
 
-def finals(base: ConfigDict, best: Mapping[str, Sequence[Mapping[str, Any]]], seeds: int) -> dict[str, ConfigDict]:
+def final_trials(
+    base: ConfigDict, best: Mapping[str, Sequence[Mapping[str, Any]]], seeds: int
+) -> dict[str, ConfigDict]:
     """{run: config}: each optimizer's best values on `seeds` seeds that tuning didn't see, the same for all."""
     return {
-        f"{name}-best{place + 1}-seed{seed:02d}": trial(base, name, values, seed)
+        f"{name}-best{place + 1}-seed{seed:02d}": trial_config(base, name, values, seed)
         for name, points in best.items()
         for place, values in enumerate(points)
         for seed in range(base.train.seed + 1, base.train.seed + 1 + seeds)
     }
 
 
-def tune(base: ConfigDict, names: Sequence[str], trials: int, train: Train) -> dict[str, dict[str, Any]]:
+def tune_optimizers(
+    base: ConfigDict, names: Sequence[str], trials: int, train: TrainStage
+) -> dict[str, dict[str, Any]]:
     """Scan and rounds of every optimizer: {name: {scan, points, runs, boxes, widened, edge}}; `trials` each, the scan's aside.
 
     Nothing but `train` runs anything: on what it returns all that follows depends, so stages that have ended are gone through again.
     """
     tuned: dict[str, dict[str, Any]] = {name: {"scan": {}, "points": [], "runs": [], "boxes": []} for name in names}
-    ahead: dict[str, Sequence[int]] = dict.fromkeys(names, search.SCANNED)
+    ahead: dict[str, Sequence[int]] = dict.fromkeys(names, search.FIRST_OCTAVES)
     for number in range(search.MOST_SCANS):
-        for name, each in _by_name(train(f"scan{number}", scans(base, ahead)), ahead).items():
+        for name, each in _by_name(train(f"scan{number}", scan_trials(base, ahead)), ahead).items():
             tuned[name]["scan"] |= {octave: run["loss"] for octave, run in zip(ahead[name], each, strict=True)}
         further = {
-            name: search.scan(*map(list, zip(*sorted(tuned[name]["scan"].items()), strict=True))) for name in ahead
+            name: search.next_octaves(*map(list, zip(*sorted(tuned[name]["scan"].items()), strict=True)))
+            for name in ahead
         }
         ahead = {name: octaves for name, octaves in further.items() if octaves}
         if not ahead:
             break
     for name, each in tuned.items():
         octave = min(each["scan"], key=lambda o, losses=each["scan"]: (losses[o], o))
-        each["boxes"].append(search.first_box(DEFAULTS[name]["peak_lr"][0] * 2.0**octave))
+        each["boxes"].append(search.first_box(OPTIM_DEFAULTS[name]["peak_lr"][0] * 2.0**octave))
     for number in range(ROUNDS):
         share = trials * (number + 1) // ROUNDS - trials * number // ROUNDS
         drawn = {
-            name: search.points(each["boxes"][-1], share, base.train.seed + number) for name, each in tuned.items()
+            name: search.sample_box(each["boxes"][-1], share, base.train.seed + number) for name, each in tuned.items()
         }
-        made = tuning(base, drawn, first=trials * number // ROUNDS)
+        made = tuning_trials(base, drawn, first=trials * number // ROUNDS)
         for name, runs in _by_name(train(f"round{number}", made), drawn).items():
             tuned[name]["points"] += drawn[name]
             tuned[name]["runs"] += runs
-            best = tuned[name]["points"][order(tuned[name]["runs"])[0]]
+            best = tuned[name]["points"][order_by_loss(tuned[name]["runs"])[0]]
             if number + 1 < ROUNDS:
                 tuned[name]["boxes"].append(search.next_box(tuned[name]["boxes"][-1], best))
     for each in tuned.values():
-        best = each["points"][order(each["runs"])[0]]
+        best = each["points"][order_by_loss(each["runs"])[0]]
         each["widened"] = [
-            side for a, b in zip(each["boxes"], each["boxes"][1:], strict=False) for side in search.widened(a, b)
+            side for a, b in zip(each["boxes"], each["boxes"][1:], strict=False) for side in search.widened_sides(a, b)
         ]
         each["edge"] = search.at_edge(each["boxes"], best)
     return tuned
 
 
-def order(runs: Sequence[Mapping[str, Any]]) -> list[int]:
+def order_by_loss(runs: Sequence[Mapping[str, Any]]) -> list[int]:
     """Indices of the runs, least loss first; those that diverged last."""
     return sorted(range(len(runs)), key=lambda i: runs[i]["loss"])
 
 
-def compete(
-    base: ConfigDict, tuned: Mapping[str, Mapping[str, Any]], choosing: int, seeds: int, train: Train
+def run_finals(
+    base: ConfigDict, tuned: Mapping[str, Mapping[str, Any]], choosing: int, seeds: int, train: TrainStage
 ) -> dict[str, dict[str, Any]]:
     """Each one's best points on fresh seeds: {name: {finals, values, runs}}, `runs` those of the chosen point that are reported.
 
     The first `choosing` seeds say which point is taken, the `seeds` after them what its loss is: what was chosen for being low
     on some seeds is low by luck there too.
     """
-    places = {name: order(each["runs"])[:FINALISTS] for name, each in tuned.items()}
+    places = {name: order_by_loss(each["runs"])[:FINALISTS] for name, each in tuned.items()}
     best = {
-        name: [search.values(name, tuned[name]["points"][i], base.train.steps) for i in each]
+        name: [search.config_values(name, tuned[name]["points"][i], base.train.steps) for i in each]
         for name, each in places.items()
     }
     by_name = _by_name(
-        train("finals", finals(base, best, choosing + seeds)),
+        train("finals", final_trials(base, best, choosing + seeds)),
         {n: range(len(best[n]) * (choosing + seeds)) for n in best},
     )
     ended = {}
     for name, runs in by_name.items():
         each = [runs[i : i + choosing + seeds] for i in range(0, len(runs), choosing + seeds)]
         losses = [[run["loss"] for run in point] for point in each]
-        final = Finals(
+        final = FinalsRecord(
             [run["loss"] for run in tuned[name]["runs"]], places[name],
             [point[:choosing] for point in losses], [point[choosing:] for point in losses],
         )  # fmt: skip
@@ -142,7 +149,7 @@ def _by_name(results: Sequence[dict[str, Any]], counts: Mapping[str, Sequence[An
     return {name: [next(rest) for _ in each] for name, each in counts.items()}
 
 
-def result(place: pathlib.Path) -> dict[str, Any]:
+def read_result(place: pathlib.Path) -> dict[str, Any]:
     """A run's name, loss (inf: diverged), curve [(step, validation loss)] and median rate in tokens/s."""
     record, lines = records.read_json(place / "record.json"), records.read_metrics(place)
     ended = record["status"] == "done" and record["val_loss"] is not None

@@ -8,10 +8,10 @@ from typing import Any
 
 from experiments import intervals
 from experiments.optimizers import race
-from scalelab.config.optimizer_defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 
 # Why an optimizer may stand where it does, by the side of the reference that it is on; said as a guess beside what was measured.
-BEHIND = {
+REASONS_BEHIND = {
     "sgd": "embedding, norms and matrices have gradients of very different size, and share one LR (Zhao et al. 2024, section 4)",
     "momentum": "it averages gradients, and doesn't make their sizes alike (sgd neither)",
     "lion": "signs want large batches (Chen et al. 2023, section 4.6)",
@@ -23,7 +23,7 @@ BEHIND = {
     "sophia_g": "its Hessian is fresh every few steps only; short runs see few of them",
     "shampoo": "its statistics are sums, so a matrix's step falls as 1/sqrt(t) beside the schedule (Gupta et al. 2018, Alg. 1)",
 }
-AHEAD = {
+REASONS_AHEAD = {
     "adafactor": "its step is a share of a parameter's own size, and its second moment has rank one",
     "muon": "every direction of a matrix moves alike, rare ones too",
     "soap": "Adam runs in the eigenbasis of Shampoo's factors",
@@ -31,7 +31,7 @@ AHEAD = {
 }
 
 
-def to_target(runs: Sequence[dict[str, Any]], target: float, tokens_per_step: int) -> dict[str, float] | None:
+def cost_to_target(runs: Sequence[dict[str, Any]], target: float, tokens_per_step: int) -> dict[str, float] | None:
     """Median over seeds of steps, tokens and seconds until a validation loss of `target`; None where one never gets there.
 
     Between two evaluations the loss is taken for a straight line; seconds at the median rate of the run.
@@ -50,7 +50,7 @@ def to_target(runs: Sequence[dict[str, Any]], target: float, tokens_per_step: in
     return {"steps": statistics.median(steps), "tokens": tokens, "seconds": tokens / rate}
 
 
-def verdict(apart: intervals.Difference | None, name: str) -> str:
+def describe_difference(apart: intervals.MeanDifference | None, name: str) -> str:
     """A difference to the reference in words: what its interval shows, and why that may be."""
     if apart is None:
         return "diverged on a fresh seed, so there is no mean difference"
@@ -58,30 +58,32 @@ def verdict(apart: intervals.Difference | None, name: str) -> str:
     if apart.low <= 0 <= apart.high:
         return f"{interval}: the interval holds 0, so which is better is open"
     side = "behind" if apart.low > 0 else "ahead"
-    why = (BEHIND if side == "behind" else AHEAD).get(name)
+    why = (REASONS_BEHIND if side == "behind" else REASONS_AHEAD).get(name)
     return f"{interval}: {side}" + (f"; perhaps because {why}" if why else "")
 
 
-def table(
+def ranking_rows(
     tuned: Mapping[str, Mapping[str, Any]], ended: Mapping[str, Mapping[str, Any]], state_bytes: Mapping[str, float],
     target: float | None, tokens_per_step: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row an optimizer, best first: tuned loss, loss on fresh seeds, rank, each with its interval, values, bytes, target.
 
-    `tuned` and `ended` as from `race.tune` and `race.compete`. The reference is adamw, without it the first.
+    `tuned` and `ended` as from `race.tune_optimizers` and `race.run_finals`. The reference is adamw, without it the first.
     """
     names = list(ended)
     finals = [ended[name]["finals"] for name in names]
     losses = [final.loss for final in finals]
     draws = intervals.final_losses(finals)
-    columns = zip(names, losses, intervals.ranks(losses), intervals.rank_intervals(losses, draws), draws.T, strict=True)
+    columns = zip(
+        names, losses, intervals.rank_losses(losses), intervals.rank_intervals(losses, draws), draws.T, strict=True
+    )
     rows: list[dict[str, Any]] = []
     for name, loss, rank, around, drawn in columns:
         each, runs = tuned[name], ended[name]["runs"]
-        by_tuning = race.order(each["runs"])
+        by_tuning = race.order_by_loss(each["runs"])
         rows.append({
             "name": name, "rank": rank, "rank_interval": list(around), "loss": loss,
-            "interval": list(intervals.percentiles(loss, drawn)), "losses": [run["loss"] for run in runs],
+            "interval": list(intervals.percentile_interval(loss, drawn)), "losses": [run["loss"] for run in runs],
             "tuned_loss": each["runs"][by_tuning[0]]["loss"], "chosen": ended[name]["finals"].chosen + 1,
             "finals": ended[name]["finals"]._asdict(),
             "diverged": sum(not math.isfinite(run["loss"]) for run in each["runs"]), "trials": len(each["runs"]),
@@ -89,24 +91,24 @@ def table(
             "boxes": each["boxes"], "widened": each["widened"], "edge": each["edge"],
             "values": dict(ended[name]["values"]), "lr_octaves": _octaves(name, ended[name]["values"]),
             "state_bytes_per_parameter": state_bytes[name],
-            "target": to_target(runs, target, tokens_per_step) if target is not None else None,
+            "target": cost_to_target(runs, target, tokens_per_step) if target is not None else None,
         })  # fmt: skip
     rows.sort(key=lambda row: row["rank"])
     reference = next((row for row in rows if row["name"] == "adamw"), rows[0])
     for row in rows:
         alone = row is reference
-        apart = None if alone else intervals.difference(*(dict(enumerate(r["losses"])) for r in (row, reference)))
+        apart = None if alone else intervals.mean_difference(*(dict(enumerate(r["losses"])) for r in (row, reference)))
         row["difference"] = apart._asdict() if apart else None
-        row["explained"] = "the reference" if alone else verdict(apart, row["name"])
+        row["explained"] = "the reference" if alone else describe_difference(apart, row["name"])
     return rows
 
 
 def _octaves(name: str, values: Mapping[str, Any]) -> float:
     """How far the LR is from the optimizer's own default."""
-    return math.log2(values["optim.peak_lr"] / DEFAULTS[name]["peak_lr"][0])
+    return math.log2(values["optim.peak_lr"] / OPTIM_DEFAULTS[name]["peak_lr"][0])
 
 
-def rise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def loss_rise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Loss on fresh seeds less the tuned loss, over all rows that ended: how much of a tuned loss was luck."""
     apart = [row["loss"] - row["tuned_loss"] for row in rows if math.isfinite(row["loss"])]
     return (

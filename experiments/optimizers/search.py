@@ -8,33 +8,33 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.config.optimizer_defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.sweep import grid
 
 Box = dict[str, tuple[float, float]]
 
-SCANNED = range(-1, 8)  # octaves of LR from its source's: tiny models want more than their sources' large ones
-FURTHER = 3  # octaves that a scan goes on by where its end is the best, up to
+FIRST_OCTAVES = range(-1, 8)  # octaves of LR from its source's: tiny models want more than their sources' large ones
+SCAN_EXTENSION = 3  # octaves that a scan goes on by where its end is the best, up to
 MOST_SCANS = 5  # times
 HALF_WIDTH = 2.5  # octaves of LR to each side of the scan's best
 # decay: peak LR x weight_decay x steps; adamw's 0.1 at 1e-2 over 100 steps is 0.1
 DIMENSIONS: Box = {"decay": (1e-3, 3.0), "warmup": (0.02, 0.3), "1-beta1": (0.02, 0.5), "1-beta2": (0.003, 0.3)}
-LIMITS: Box = {"decay": (1e-6, 100.0), "warmup": (0.01, 0.9), "1-beta1": (1e-3, 1.0), "1-beta2": (1e-4, 1.0)}
+DIMENSION_LIMITS: Box = {"decay": (1e-6, 100.0), "warmup": (0.01, 0.9), "1-beta1": (1e-3, 1.0), "1-beta2": (1e-4, 1.0)}
 # What each is of an optimizer; the AdamW beside one for hidden matrices takes the same betas, and its LR moves along.
-BETAS = {"1-beta1": ("optim.beta1", "optim.rest_beta1"), "1-beta2": ("optim.beta2", "optim.rest_beta2")}
-IDLE = {"adafactor": ("optim.beta1",), "shampoo": ("optim.beta2",)}  # read with averaged=true only
+BETA_KEYS = {"1-beta1": ("optim.beta1", "optim.rest_beta1"), "1-beta2": ("optim.beta2", "optim.rest_beta2")}
+IDLE_KEYS = {"adafactor": ("optim.beta1",), "shampoo": ("optim.beta2",)}  # read with averaged=true only
 
 
-def scan(octaves: Sequence[int], losses: Sequence[float]) -> list[int]:
+def next_octaves(octaves: Sequence[int], losses: Sequence[float]) -> list[int]:
     """Octaves to scan next: further where an end is the best, none where the best has neighbours on both sides.
 
     Where all diverged the way is down.
     """
     best = octaves[losses.index(min(losses))] if any(map(math.isfinite, losses)) else min(octaves)
     if best == min(octaves):
-        return list(range(best - FURTHER, best))
+        return list(range(best - SCAN_EXTENSION, best))
     if best == max(octaves):
-        return list(range(best + 1, best + 1 + FURTHER))
+        return list(range(best + 1, best + 1 + SCAN_EXTENSION))
     return []
 
 
@@ -48,12 +48,12 @@ def next_box(box: Box, best: Mapping[str, float]) -> Box:
     after = {}
     for key, (low, high) in box.items():
         half = (high / low) ** 0.25
-        least, most = LIMITS.get(key, (0.0, math.inf))
+        least, most = DIMENSION_LIMITS.get(key, (0.0, math.inf))
         after[key] = max(best[key] / half, least), min(best[key] * half, most)
     return after
 
 
-def widened(before: Box, after: Box) -> list[str]:
+def widened_sides(before: Box, after: Box) -> list[str]:
     """Sides by which a box leaves the one before it, e.g. `lr up`."""
     ups = [f"{key} up" for key, (_, high) in after.items() if high > before[key][1] * (1 + 1e-9)]
     return ups + [f"{key} down" for key, (low, _) in after.items() if low < before[key][0] * (1 - 1e-9)]
@@ -67,34 +67,34 @@ def at_edge(boxes: Sequence[Box], best: Mapping[str, float], share: float = 0.1)
     sides = []
     for key in boxes[0]:
         low, high = min(box[key][0] for box in boxes), max(box[key][1] for box in boxes)
-        least, most = LIMITS.get(key, (0.0, math.inf))
+        least, most = DIMENSION_LIMITS.get(key, (0.0, math.inf))
         place = math.log(best[key] / low) / math.log(high / low)
         sides += [f"{key} up"] if place > 1 - share and high < most else []
         sides += [f"{key} down"] if place < share and low > least else []
     return sides
 
 
-def points(box: Box, count: int, seed: int) -> list[dict[str, float]]:
+def sample_box(box: Box, count: int, seed: int) -> list[dict[str, float]]:
     """`count` points of the box: scrambled Sobol where that is a power of two, else Halton. One seed, one set of the unit cube."""
     method = "halton" if count & (count - 1) else "sobol"
     return grid.sample({key: (*ends, "log") for key, ends in box.items()}, count, method, seed)
 
 
-def values(name: str, point: Mapping[str, float], steps: int) -> dict[str, Any]:
+def config_values(name: str, point: Mapping[str, float], steps: int) -> dict[str, Any]:
     """A point as config values of optimizer `name`; what it does not have is left out."""
-    defaults = DEFAULTS[name]
+    defaults = OPTIM_DEFAULTS[name]
     config = {
         "optim.peak_lr": point["lr"],
         "optim.weight_decay": point["decay"] / (point["lr"] * steps),
         "schedule.warmup_share": point["warmup"],
     } | rest_lr(name, point["lr"])
-    for dimension, keys in BETAS.items():
-        tuned = [key for key in keys if key.split(".")[1] in defaults and key not in IDLE.get(name, ())]
+    for dimension, keys in BETA_KEYS.items():
+        tuned = [key for key in keys if key.split(".")[1] in defaults and key not in IDLE_KEYS.get(name, ())]
         config |= dict.fromkeys(tuned, 1 - point[dimension])
     return config
 
 
 def rest_lr(name: str, peak_lr: float) -> dict[str, float]:
     """The LR of the AdamW beside an optimizer for hidden matrices, in its source's ratio; {} where there is none."""
-    defaults = DEFAULTS[name]
+    defaults = OPTIM_DEFAULTS[name]
     return {"optim.rest_lr": defaults["rest_lr"][0] * peak_lr / defaults["peak_lr"][0]} if "rest_lr" in defaults else {}

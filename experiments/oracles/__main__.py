@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.oracles import beyond, problem
-from experiments.oracles.cases import CASES, Case
-from experiments.shared import RESULTS, command_line, keep, markdown
+from experiments.oracles.cases import CASES, OracleCase
+from experiments.shared import RESULTS, command_line, markdown_table, write_result
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit
-from scalelab.errors import BadInput, nearest
-from scalelab.train.resume.compatibility import versions
+from scalelab.cli.parser import emit_json
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.train.resume.compatibility import package_versions
 
 REQUIREMENTS = pathlib.Path(__file__).parents[2] / "requirements-oracles.txt"
 COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")
@@ -46,39 +46,46 @@ def _main(argv: list[str]) -> int:
     chosen = options.only.split(",")
     for name in chosen:
         if name not in known:
-            raise BadInput(f"--only={name}: there is no such row{nearest(name, known)}")
-    rows = [row(case) for case in CASES if case.optimizer in chosen]
+            raise BadInput(f"--only={name}: there is no such row{nearest_hint(name, known)}")
+    rows = [compare_case(case) for case in CASES if case.optimizer in chosen]
     if {"mup", "loss scale"} & set(chosen):
-        rows += [r for r in beyond.rows() if r["what"] in chosen]
-    result = {"command": "make test-oracles", "date": str(datetime.date.today()), "versions": installed(), "rows": rows}
+        rows += [r for r in beyond.compare_beyond() if r["what"] in chosen]
+    result = {
+        "command": "make test-oracles",
+        "date": str(datetime.date.today()),
+        "versions": installed_versions(),
+        "rows": rows,
+    }
     if options.json != "-":
         table = Table(*COLUMNS)
-        for line in cells(rows):
+        for line in table_cells(rows):
             table.add_row(*line)
         Console(width=200).print(table)
     if chosen == known:
-        write(result)
-    emit(result, options.json)
+        write_oracles(result)
+    emit_json(result, options.json)
     return 0 if all(r["tolerance"] is None or r["difference"] <= r["tolerance"] for r in rows) else 1
 
 
-def row(case: Case) -> dict[str, Any]:
+def compare_case(case: OracleCase) -> dict[str, Any]:
     """One comparison."""
     print(f"{case.optimizer} {case.changes}", file=sys.stderr, flush=True)
-    both = problem.make(case.optimizer, case.changes, case.dtype, case.transposed)
-    found = problem.difference(problem.ours(both), problem.theirs(both, case.oracle))
+    both = problem.make_problem(case.optimizer, case.changes, case.dtype, case.transposed)
+    found = problem.relative_difference(problem.our_updates(both), problem.oracle_updates(both, case.oracle))
     setting = ", ".join(f"{key.removeprefix('optim.')}={value}" for key, value in case.changes.items())
     facts = {"what": case.optimizer, "setting": setting, "oracle": case.says, "difference": found}
     return facts | {"tolerance": case.tolerance, "note": case.note}
 
 
-def installed() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """Our versions and those of requirements-oracles.txt."""
     lines = [line for line in REQUIREMENTS.read_text().splitlines() if "==" in line]
-    return versions() | {name: importlib.metadata.version(name) for name in (line.split("==")[0] for line in lines)}
+    return package_versions() | {
+        name: importlib.metadata.version(name) for name in (line.split("==")[0] for line in lines)
+    }
 
 
-def cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def table_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The rows of the table for people."""
     found = []
     for r in rows:
@@ -87,11 +94,13 @@ def cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return found
 
 
-def write(result: dict[str, Any]) -> None:
+def write_oracles(result: dict[str, Any]) -> None:
     """Write results/oracles.json and .md."""
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     lines = ["# Oracles", "", __doc__.partition("    make")[0].strip(), "", f"`make test-oracles` on {result['date']} ({packages}):", ""]  # fmt: skip
-    keep(RESULTS, "oracles", result, "\n".join([*lines, *markdown(COLUMNS, cells(result["rows"]))]) + "\n")
+    write_result(
+        RESULTS, "oracles", result, "\n".join([*lines, *markdown_table(COLUMNS, table_cells(result["rows"]))]) + "\n"
+    )
 
 
 if __name__ == "__main__":

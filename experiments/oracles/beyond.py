@@ -11,24 +11,24 @@ import torch
 from configs import tiny
 from scalelab import config as config_lib
 from scalelab.model import parametrization
-from scalelab.model.declare import named
-from scalelab.model.transformer import declarations, head_multiplier
+from scalelab.model.declare import named_leaves
+from scalelab.model.transformer import head_multiplier, parameter_declarations
 from scalelab.optim import groups
 from scalelab.precision import loss_scale
 
 BASE, WIDTH = 64, 256
 
 
-def rows() -> list[dict[str, Any]]:
+def compare_beyond() -> list[dict[str, Any]]:
     """As those of the optimizers; here everything has to be equal."""
     optimizers = {"adam": mup.MuAdamW, "sgd": mup.MuSGD}
     table = [
-        _row("mup", f"{like}: LR and decay by parameter, width {BASE} to {WIDTH}", f"mup.{theirs.__name__}", groups_differ(like, theirs))
+        _row("mup", f"{like}: LR and decay by parameter, width {BASE} to {WIDTH}", f"mup.{theirs.__name__}", group_difference(like, theirs))
         for like, theirs in optimizers.items()
     ]  # fmt: skip
-    table.append(_row("mup", f"the head's factor, width {BASE} to {WIDTH}", "mup.MuReadout", heads_differ()))
-    table += [_row("loss scale", setting, "torch.amp.GradScaler", scales_differ(start, finite))
-              for setting, (start, finite) in traces().items()]  # fmt: skip
+    table.append(_row("mup", f"the head's factor, width {BASE} to {WIDTH}", "mup.MuReadout", head_difference()))
+    table += [_row("loss scale", setting, "torch.amp.GradScaler", scale_difference(start, finite))
+              for setting, (start, finite) in finite_traces().items()]  # fmt: skip
     return table
 
 
@@ -51,19 +51,19 @@ def _shape(width: int) -> Any:
 def _module(width: int) -> torch.nn.ParameterDict:
     """Every parameter of ours as torch would have it: (out, in), heads folded, the first of a stack; names without dots."""
     tensors = {}
-    for name, d in named(declarations(_shape(width))).items():
-        _, ins, outs = groups.sides(d) if d.ins else (1, 1, d.shape[-1])
+    for name, d in named_leaves(parameter_declarations(_shape(width))).items():
+        _, ins, outs = groups.matrix_shape(d) if d.ins else (1, 1, d.shape[-1])
         tensors[name.replace(".", "-")] = torch.nn.Parameter(torch.empty(outs, ins) if d.ins else torch.empty(outs))
     return torch.nn.ParameterDict(tensors)
 
 
-def groups_differ(like: parametrization.Like, theirs: Any) -> float:
+def group_difference(like: parametrization.UpdateFamily, theirs: Any) -> float:
     """The largest relative difference of an LR or a decay."""
     model = _module(WIDTH)
     mup.set_base_shapes(model, _module(BASE), delta=_module(2 * BASE), rescale_params=False)
     optimizer = theirs(model.parameters(), lr=1.0, weight_decay=1.0)
     found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
-    ours = named(parametrization.scales(_shape(WIDTH), like))
+    ours = named_leaves(parametrization.parameter_scales(_shape(WIDTH), like))
     return max(
         max(abs(s.lr / lr - 1.0), abs(s.decay / decay - 1.0))
         for name, s in ours.items()
@@ -71,14 +71,14 @@ def groups_differ(like: parametrization.Like, theirs: Any) -> float:
     )
 
 
-def heads_differ() -> float:
+def head_difference() -> float:
     """Of what the logits are multiplied by."""
     heads = [mup.MuReadout(width, 8) for width in (WIDTH, BASE, 2 * BASE)]
     mup.set_base_shapes(heads[0], heads[1], delta=heads[2])
     return abs(head_multiplier(_shape(WIDTH)) * heads[0].width_mult() - 1.0)
 
 
-def traces() -> dict[str, tuple[float, np.ndarray]]:
+def finite_traces() -> dict[str, tuple[float, np.ndarray]]:
     """{setting: (first scale, which steps were finite)}."""
     random = np.random.default_rng(0)
     rare = random.random(9000) > 1 / 1500
@@ -90,12 +90,12 @@ def traces() -> dict[str, tuple[float, np.ndarray]]:
     }
 
 
-def scales_differ(start: float, finite: np.ndarray) -> float:
+def scale_difference(start: float, finite: np.ndarray) -> float:
     """The largest relative difference of the scale after any step."""
     first = loss_scale.LossScale(jnp.float32(start), jnp.int32(0))
 
     def step(old: loss_scale.LossScale, ok: jax.Array) -> tuple[loss_scale.LossScale, jax.Array]:
-        new = loss_scale.update(old, ok)
+        new = loss_scale.update_loss_scale(old, ok)
         return new, new.scale
 
     ours = np.float64(jax.jit(lambda: jax.lax.scan(step, first, jnp.asarray(finite))[1])())

@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 
 from configs import tiny
 from scalelab import config as config_lib
-from scalelab.model.declare import Declaration, named
-from scalelab.model.transformer import declarations
+from scalelab.model.declare import Declaration, named_leaves
+from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import groups, registry
-from scalelab.optim.chain import chain
+from scalelab.optim.chain import build_optimizer_chain
 
 STEPS = 30
 MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "vocab_size": 24, "seq_len": 16}
@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass
-class Problem:
+class UpdateProblem:
     """A model's parameters, STEPS gradients of each, and learning rates; `tensors` are what the other side updates."""
 
     config: ConfigDict
@@ -45,12 +45,14 @@ class Problem:
     @functools.cached_property
     def own(self) -> list[str]:
         """The parameters that the optimizer takes itself."""
-        member = registry.find(self.o.name)
+        member = registry.find_optimizer(self.o.name)
         return [name for name, d in self.declared.items() if member.claims(d)]
 
     def groups(self, names: list[str] | None = None) -> list[dict[str, Any]]:
         """torch's parameter groups of the optimizer's own (or of `names`): those that decay, and those that don't."""
-        decays = named(groups.decays(config_lib.static(self.config).model, config_lib.static(self.config).optim))
+        decays = named_leaves(
+            groups.decay_mask(config_lib.static(self.config).model, config_lib.static(self.config).optim)
+        )
         chosen = self.own if names is None else names
         found = []
         for decay in (True, False):
@@ -67,7 +69,7 @@ class Problem:
         """STEPS steps of `optimizer`, at the learning rates that `rate` makes of ours; `extra` are arguments of step t = 1, …"""
         for t, (gradient, lr) in enumerate(zip(self.gradients, self.rates, strict=True), start=1):
             for name, tensors in self.tensors.items():
-                each = as_torch(self.declared[name], gradient[name], tensors[0].dtype, self.transposed)
+                each = to_torch(self.declared[name], gradient[name], tensors[0].dtype, self.transposed)
                 for tensor, g in zip(tensors, each, strict=True):
                     tensor.grad = g
             for group in optimizer.param_groups:
@@ -75,7 +77,7 @@ class Problem:
             optimizer.step(**extra(t))
 
 
-def make(optimizer: str, changes: dict[str, Any], dtype: torch.dtype, transposed: bool) -> Problem:
+def make_problem(optimizer: str, changes: dict[str, Any], dtype: torch.dtype, transposed: bool) -> UpdateProblem:
     """Random parameters and gradients in float64, the gradients of another size for every parameter; no clipping.
 
     Parameters are small, for they are rounded at every step; learning rates rise.
@@ -85,37 +87,37 @@ def make(optimizer: str, changes: dict[str, Any], dtype: torch.dtype, transposed
     values = {f"model.{key}": value for key, value in MODEL.items()}
     values |= {"optim.name": optimizer, "optim.clip_norm": 1e9, "optim.weight_decay": 0.0} | changes
     config = config_lib.resolve(config_lib.override(config, values))
-    declared, random = named(declarations(config_lib.static(config).model)), np.random.default_rng(0)
+    declared, random = named_leaves(parameter_declarations(config_lib.static(config).model)), np.random.default_rng(0)
     params = {k: 0.03 * random.normal(size=d.shape) for k, d in declared.items()}
     sizes = {k: 10 ** random.uniform(-2, 0) for k in declared}
     gradients = [{k: sizes[k] * random.normal(size=d.shape) for k, d in declared.items()} for _ in range(STEPS)]
     estimates = [{k: 10 * np.abs(g) + 12 * g for k, g in each.items()} for each in gradients[::-1]]  # some are negative
-    tensors = {k: as_torch(d, params[k], dtype, transposed) for k, d in declared.items()}
+    tensors = {k: to_torch(d, params[k], dtype, transposed) for k, d in declared.items()}
     tensors = {k: [torch.nn.Parameter(x) for x in some] for k, some in tensors.items()}
     rates = config.optim.peak_lr * np.linspace(0.5, 1.0, STEPS)
-    return Problem(config, declared, params, gradients, estimates, rates, tensors, transposed)
+    return UpdateProblem(config, declared, params, gradients, estimates, rates, tensors, transposed)
 
 
-def as_torch(d: Declaration, x: np.ndarray, dtype: torch.dtype, transposed: bool) -> list[torch.Tensor]:
+def to_torch(d: Declaration, x: np.ndarray, dtype: torch.dtype, transposed: bool) -> list[torch.Tensor]:
     """A parameter [stack…, ins…, outs…] as tensors (out, in) or (in, out), (n,) where it has no ins: one of the stack for itself."""
-    stacked = x.reshape(groups.sides(d)) if d.ins else x.reshape(groups.sides(d)[0], -1)
+    stacked = x.reshape(groups.matrix_shape(d)) if d.ins else x.reshape(groups.matrix_shape(d)[0], -1)
     stacked = stacked.swapaxes(1, 2) if d.ins and transposed else stacked
     return [torch.tensor(np.ascontiguousarray(one), dtype=dtype) for one in stacked]
 
 
-def ours(problem: Problem) -> Arrays:
+def our_updates(problem: UpdateProblem) -> Arrays:
     """What the chain makes of each parameter's gradients (the point to evaluate, where it is another), less where it began."""
     config = problem.config
     static = config_lib.static(config)
     h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
-    member = registry.find(static.optim.name)
+    member = registry.find_optimizer(static.optim.name)
     gradients, estimates = (
-        nested({k: np.stack([x[k] for x in each]) for k in problem.params})
+        nest_arrays({k: np.stack([x[k] for x in each]) for k in problem.params})
         for each in (problem.gradients, problem.estimates)
     )
     fresh = jnp.arange(STEPS) % (problem.o.every or 1) == 0
     extra = {"curvature": (estimates, fresh)} if member.curvature else {}
-    start = nested(problem.params)
+    start = nest_arrays(problem.params)
     rates = jnp.asarray(problem.rates, jnp.float32)
 
     @jax.jit
@@ -123,17 +125,17 @@ def ours(problem: Problem) -> Arrays:
         def step(carry: Any, at: Any) -> Any:
             params, state = carry
             gradient, lr, more = at
-            updates, state = chain(static, h, lr).update(gradient, state, params, **more)
+            updates, state = build_optimizer_chain(static, h, lr).update(gradient, state, params, **more)
             return (optax.apply_updates(params, updates), state), None
 
-        first = (params, chain(static, h, 0.0).init(params))
+        first = (params, build_optimizer_chain(static, h, 0.0).init(params))
         params, state = jax.lax.scan(step, first, (gradients, rates, extra))[0]
         return member.evaluated(params, state, h) if member.evaluated else params
 
-    return {k: np.float64(x) - np.float64(named(start)[k]) for k, x in named(run(start)).items()}
+    return {k: np.float64(x) - np.float64(named_leaves(start)[k]) for k, x in named_leaves(run(start)).items()}
 
 
-def nested(flat: Arrays) -> dict[str, Any]:
+def nest_arrays(flat: Arrays) -> dict[str, Any]:
     """{"a.b": x} -> {"a": {"b": x}} in fp32."""
     tree: dict[str, Any] = {}
     for name, leaf in flat.items():
@@ -145,7 +147,7 @@ def nested(flat: Arrays) -> dict[str, Any]:
     return tree
 
 
-def theirs(problem: Problem, oracle: Callable[[Problem], None]) -> Arrays:
+def oracle_updates(problem: UpdateProblem, oracle: Callable[[UpdateProblem], None]) -> Arrays:
     """How far `oracle` moves each parameter; what the optimizer leaves to AdamW is moved by torch's."""
     before = {k: [t.detach().double().clone() for t in ts] for k, ts in problem.tensors.items()}
     oracle(problem)
@@ -161,6 +163,6 @@ def theirs(problem: Problem, oracle: Callable[[Problem], None]) -> Arrays:
     return moved
 
 
-def difference(found: Arrays, wanted: Arrays) -> float:
+def relative_difference(found: Arrays, wanted: Arrays) -> float:
     """Of total updates, relative, of the parameter where that is largest."""
     return max(float(np.linalg.norm(found[k] - wanted[k]) / np.linalg.norm(wanted[k])) for k in wanted)

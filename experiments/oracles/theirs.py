@@ -13,29 +13,29 @@ import pytorch_optimizer
 import schedulefree
 import torch
 
-from experiments.oracles.problem import Problem, as_torch
+from experiments.oracles.problem import UpdateProblem, to_torch
 from scalelab.optim import apollo as our_apollo
 from scalelab.optim import matrices
 
 
-def sgd(p: Problem) -> None:
+def run_sgd(p: UpdateProblem) -> None:
     """Momentum in the form of an average is heavy ball at (1 - beta1) times the LR."""
     factor = 1.0 - p.o.beta1 if p.o.averaged else 1.0
     optimizer = torch.optim.SGD(p.groups(), momentum=p.o.beta1 or 0.0, nesterov=bool(p.o.nesterov))
     p.follow(optimizer, lambda lr, t: factor * lr)
 
 
-def adam(p: Problem) -> None:
+def run_adam(p: UpdateProblem) -> None:
     """With coupled L2."""
     p.follow(torch.optim.Adam(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps))
 
 
-def adamw(p: Problem) -> None:
+def run_adamw(p: UpdateProblem) -> None:
     """torch's."""
     p.follow(torch.optim.AdamW(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps))
 
 
-def adamw_uncorrected(p: Problem) -> None:
+def run_adamw_uncorrected(p: UpdateProblem) -> None:
     """The AdamW in galore_torch, which is that of transformers; without a rank it projects nothing."""
     betas = (p.o.beta1, p.o.beta2)
     p.follow(galore_torch.GaLoreAdamW(p.groups(), betas=betas, eps=p.o.eps, correct_bias=False, **_quiet))
@@ -44,72 +44,72 @@ def adamw_uncorrected(p: Problem) -> None:
 _quiet = {"no_deprecation_warning": True}
 
 
-def rmsprop(p: Problem) -> None:
+def run_rmsprop(p: UpdateProblem) -> None:
     """torch's."""
     p.follow(torch.optim.RMSprop(p.groups(), alpha=p.o.beta2, eps=p.o.eps))
 
 
-def nadamw(p: Problem) -> None:
+def run_nadamw(p: UpdateProblem) -> None:
     """torch's momentum is beta1 (1 - 0.96^(t momentum_decay) / 2): beta1 from the first step where that decay is huge."""
     betas = (p.o.beta1, p.o.beta2)
     options = {"momentum_decay": 1e6, "decoupled_weight_decay": True}
     p.follow(torch.optim.NAdam(p.groups(), betas=betas, eps=p.o.eps, **options))
 
 
-def lion(p: Problem) -> None:
+def run_lion(p: UpdateProblem) -> None:
     """pytorch_optimizer's, with decoupled decay."""
     p.follow(pytorch_optimizer.Lion(p.groups(), betas=(p.o.beta1, p.o.beta2), weight_decouple=True))
 
 
-def ademamix(p: Problem) -> None:
+def run_ademamix(p: UpdateProblem) -> None:
     """pytorch_optimizer's; alpha and beta3 grow over `train.steps`."""
     betas = (p.o.beta1, p.o.beta2, p.o.beta3)
     more = {"alpha": p.o.alpha, "t_alpha_beta3": float(p.config.train.steps), "eps": p.o.eps, "weight_decouple": True}
     p.follow(pytorch_optimizer.AdEMAMix(p.groups(), betas=betas, **more))
 
 
-def adalayer(p: Problem) -> None:
+def run_adalayer(p: UpdateProblem) -> None:
     """Adam-mini treats tensors that it doesn't know by name as Adalayer does all: one second moment each."""
     unnamed = torch.nn.ParameterList([t for group in p.groups() for t in group["params"]])
     p.follow(pytorch_optimizer.AdamMini(unnamed, betas=(p.o.beta1, p.o.beta2), weight_decay=0.0, eps=p.o.eps))
 
 
-def muon(p: Problem) -> None:
+def run_muon(p: UpdateProblem) -> None:
     """torch's, its Newton-Schulz in bf16 as it comes."""
     adjusted = {"spectral": "original", "rms": "match_rms_adamw"}[p.o.scale]
     optimizer = torch.optim.Muon(p.groups(), momentum=p.o.beta1, nesterov=p.o.nesterov, adjust_lr_fn=adjusted)
     p.follow(optimizer)
 
 
-def muon_float64(p: Problem) -> None:
+def run_muon_float64(p: UpdateProblem) -> None:
     """The same, but that its cast to bf16 is made to keep float64."""
     with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
-        muon(p)
+        run_muon(p)
 
 
-def adafactor(p: Problem) -> None:
+def run_adafactor(p: UpdateProblem) -> None:
     """torch's: factored wherever there are two axes, and scaled by the parameter's size."""
     p.follow(torch.optim.Adafactor(p.groups(), eps=(p.o.eps, 1e-3), foreach=False))
 
 
-def adam8bit(p: Problem) -> None:
+def run_adam8bit(p: UpdateProblem) -> None:
     """bitsandbytes' CPU kernels, in fp32."""
     optimizer = bitsandbytes.optim.AdamW8bit(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, min_8bit_size=4096)
     p.follow(optimizer)
 
 
-def soap(p: Problem) -> None:
+def run_soap(p: UpdateProblem) -> None:
     """pytorch_optimizer's, which follows the authors' code."""
     betas = (p.o.beta1, p.o.beta2)
     p.follow(pytorch_optimizer.SOAP(p.groups(), betas=betas, precondition_frequency=p.o.every, eps=p.o.eps))
 
 
-def shampoo(p: Problem) -> None:
+def run_shampoo(p: UpdateProblem) -> None:
     """pytorch_optimizer's without momentum; with `every` above 1 it would stand still until the first roots."""
     p.follow(pytorch_optimizer.Shampoo(p.groups(), momentum=0.0, preconditioning_compute_steps=1, matrix_eps=p.o.eps))
 
 
-def galore(p: Problem) -> None:
+def run_galore(p: UpdateProblem) -> None:
     """The authors', with singular vectors of the sign that ours have: the paper leaves it open, and old moments see it."""
     low = {"rank": p.o.rank, "update_proj_gap": p.o.every, "scale": p.o.low_rank_scale, "proj_type": "std"}
     whole = galore_torch.galore_projector.GaLoreProjector.get_orthogonal_matrix
@@ -124,7 +124,7 @@ def galore(p: Problem) -> None:
         p.follow(galore_torch.GaLoreAdamW(groups, betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, **_quiet))
 
 
-def apollo(p: Problem) -> None:
+def run_apollo(p: UpdateProblem) -> None:
     """The authors', given our random projections."""
     kind = "tensor" if p.o.name == "apollo_mini" else "channel"
     low = {"rank": p.o.rank, "update_proj_gap": p.o.every, "scale": p.o.low_rank_scale**2, "proj_type": "std"}
@@ -139,19 +139,19 @@ def apollo(p: Problem) -> None:
 class _Projector:
     """In the place of apollo_torch's own, which draws other numbers."""
 
-    def __init__(self, p: Problem, index: int, name: str) -> None:
+    def __init__(self, p: UpdateProblem, index: int, name: str) -> None:
         self.p, self.index = p, index
-        _, self.small, _ = matrices.shape(p.declared[name])
+        _, self.small, _ = matrices.folded_shape(p.declared[name])
 
     def project(self, g: torch.Tensor, step: int) -> torch.Tensor:
         """`g` (out, in) -> the smaller side projected, the larger kept where it is."""
         shape = (min(self.p.o.rank, self.small), self.small)
-        drawn = our_apollo.projection(self.p.config.train.seed, self.index, step // self.p.o.every, shape)
+        drawn = our_apollo.random_projection(self.p.config.train.seed, self.index, step // self.p.o.every, shape)
         projection = torch.tensor(np.array(drawn), dtype=g.dtype)
         return g @ projection.T if g.shape[0] >= g.shape[1] else projection @ g
 
 
-def sophia(p: Problem) -> None:
+def run_sophia(p: UpdateProblem) -> None:
     """pytorch_optimizer's, given the same estimates. It clips m / h to rho, where ours clips m / (rho h) to 1."""
     rho, groups = p.o.rho, p.groups()
     for group in groups:
@@ -164,23 +164,23 @@ def sophia(p: Problem) -> None:
     def estimate(t: int) -> dict[str, Any]:
         if t % p.o.every != 1:
             return {}
-        whole = {k: as_torch(p.declared[k], x, torch.float64, p.transposed) for k, x in p.estimates[t - 1].items()}
+        whole = {k: to_torch(p.declared[k], x, torch.float64, p.transposed) for k, x in p.estimates[t - 1].items()}
         return {"hessian": [whole[name][layer] for name, layer in (names[id(t)] for t in tensors)]}
 
     p.follow(optimizer, lambda lr, t: lr / rho, estimate)
 
 
-def schedule_free(p: Problem) -> None:
+def run_schedule_free(p: UpdateProblem) -> None:
     """The authors' released form: a step weighs in the average by the square of the largest LR so far."""
     _averaged(p, schedulefree.AdamWScheduleFree)
 
 
-def schedule_free_paper(p: Problem) -> None:
+def run_schedule_free_paper(p: UpdateProblem) -> None:
     """The authors' for their published experiments (Alg. 1): sqrt(1 - beta2^t) is a factor of the LR."""
     _averaged(p, schedulefree.AdamWScheduleFreePaper)
 
 
-def _averaged(p: Problem, optimizer_class: Callable[..., Any]) -> None:
+def _averaged(p: UpdateProblem, optimizer_class: Callable[..., Any]) -> None:
     optimizer = optimizer_class(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, foreach=False)
     optimizer.train()
     p.follow(optimizer)

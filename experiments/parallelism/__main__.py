@@ -24,12 +24,12 @@ if __name__ == "__main__":  # before jax is imported: bf16 rounded where the pro
 from rich.console import Console
 from rich.table import Table
 
-from experiments.parallelism.rows import LAYOUTS, OPTIONS, row, temporaries, variants
-from experiments.shared import RESULTS, command_line, keep, markdown
+from experiments.parallelism.rows import LAYOUTS, MODEL_OPTIONS, compare_layout, model_variants, temporary_bytes
+from experiments.shared import RESULTS, command_line, markdown_table, write_result
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit
-from scalelab.errors import BadInput, nearest
-from scalelab.train.resume.compatibility import versions
+from scalelab.cli.parser import emit_json
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.train.resume.compatibility import package_versions
 
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "bubble", "by formula", "KiB a device")
 COLUMNS += ("by formula", "KiB moved a step")
@@ -44,50 +44,52 @@ def _main(argv: list[str]) -> int:
     parser = command_line("parallelism", __doc__)
     parser.add_argument("--quick", action="store_true", help="each layout with one variant of the model")
     parser.add_argument("--only", default=",".join(LAYOUTS), metavar="A,B", help=f"layouts: {', '.join(LAYOUTS)}")
-    parser.add_argument("--options", default="", metavar="A,B", help=f"options: {', '.join(OPTIONS)}")
+    parser.add_argument("--options", default="", metavar="A,B", help=f"options: {', '.join(MODEL_OPTIONS)}")
     options = parser.parse_args(argv)
     chosen = _names("only", options.only, LAYOUTS)
-    models = _names("options", options.options, OPTIONS) if options.options else []
+    models = _names("options", options.options, MODEL_OPTIONS) if options.options else []
     result: dict[str, list] = {"rows": [], "rows_bf16": [], "temporaries": []}
     if models:
         for name, model in itertools.product(chosen, models):
             print(f"{name}: {model}", file=sys.stderr, flush=True)
-            result["rows"].append(row(name, LAYOUTS[name], OPTIONS[model], "fp32", costly=False) | {"options": model})
-        emit(result, options.json)
-        return 0 if agrees(result) else 1
+            result["rows"].append(
+                compare_layout(name, LAYOUTS[name], MODEL_OPTIONS[model], "fp32", costly=False) | {"options": model}
+            )
+        emit_json(result, options.json)
+        return 0 if is_within_tolerance(result) else 1
     for index, (name, layout) in enumerate(LAYOUTS.items()):
         if name not in chosen:
             continue
-        for variant in variants(index)[: 1 if options.quick else 2]:
+        for variant in model_variants(index)[: 1 if options.quick else 2]:
             print(f"{name}: {variant}", file=sys.stderr, flush=True)
-            result["rows"].append(row(name, layout, variant, "fp32"))
-        result["rows_bf16"].append(row(name, layout, variants(index)[0], "bf16"))
+            result["rows"].append(compare_layout(name, layout, variant, "fp32"))
+        result["rows_bf16"].append(compare_layout(name, layout, model_variants(index)[0], "bf16"))
     for schedule in {layout.schedule for name, layout in LAYOUTS.items() if name in chosen and layout.stage > 1}:
         if schedule != "circular":
-            sizes = {m: temporaries(schedule, m) for m in (4, 32)}
+            sizes = {m: temporary_bytes(schedule, m) for m in (4, 32)}
             result["temporaries"].append({"schedule": schedule, "stages": 2, "bytes_by_microbatches": sizes})
     if options.json != "-":
-        show(result)
+        print_tables(result)
     if not options.quick and len(chosen) == len(LAYOUTS):
-        write(result)
-    emit(result, options.json)
-    return 0 if agrees(result) else 1
+        write_parallelism(result)
+    emit_json(result, options.json)
+    return 0 if is_within_tolerance(result) else 1
 
 
 def _names(option: str, text: str, known: Mapping[str, Any]) -> list[str]:
     for name in (names := text.split(",")):
         if name not in known:
-            raise BadInput(f"--{option}={name}: no such thing{nearest(name, known)}")
+            raise BadInput(f"--{option}={name}: no such thing{nearest_hint(name, known)}")
     return names
 
 
-def agrees(result: dict[str, list]) -> bool:
+def is_within_tolerance(result: dict[str, list]) -> bool:
     """fp32: loss to 2e-6 and gradients to 3e-6; bf16: both within 1e-2 (its unit roundoff is 4e-3)."""
     exact = all(r["loss_rel_diff"] <= 2e-6 and r["grad_rel_diff"] <= 3e-6 for r in result["rows"])
     return exact and all(max(r["loss_rel_diff"], r["grad_rel_diff"]) <= 1e-2 for r in result["rows_bf16"])
 
 
-def cells(result: dict[str, list]) -> list[tuple[str, ...]]:
+def table_cells(result: dict[str, list]) -> list[tuple[str, ...]]:
     """The rows of the table for people."""
     rounded = {r["layout"]: r["grad_rel_diff"] for r in result["rows_bf16"]}
     found = []
@@ -109,26 +111,26 @@ def temporaries_lines(result: dict[str, list]) -> list[str]:
     return lines
 
 
-def show(result: dict[str, list]) -> None:
+def print_tables(result: dict[str, list]) -> None:
     """The table, and the lines under it."""
     table = Table(*COLUMNS)
-    for line in cells(result):
+    for line in table_cells(result):
         table.add_row(*line)
     Console(width=180).print(table)
     print("\n".join(temporaries_lines(result)))
 
 
-def write(result: dict[str, list]) -> None:
+def write_parallelism(result: dict[str, list]) -> None:
     """Write results/parallelism.json and .md."""
-    facts = {"command": "make test-parallel", "date": str(datetime.date.today()), "versions": versions()}
+    facts = {"command": "make test-parallel", "date": str(datetime.date.today()), "versions": package_versions()}
     installed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines = [f"`make test-parallel`, {facts['date']}; {installed}; eight fake CPU devices.", ""]
     lines += [
         "Two variants of the model a layout, opposite in family, key heads, tied head, remat and accumulation.",
         "",
     ]
-    lines += [*markdown(COLUMNS, cells(result)), "", *temporaries_lines(result)]
-    keep(RESULTS, "parallelism", facts | result, "\n".join(lines) + "\n")
+    lines += [*markdown_table(COLUMNS, table_cells(result)), "", *temporaries_lines(result)]
+    write_result(RESULTS, "parallelism", facts | result, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import base
-from experiments.parallelism.traffic import collectives
+from experiments.parallelism.traffic import collective_bytes
 from scalelab import config as config_lib
-from scalelab.config import TRACED, Layout, Static
+from scalelab.config import TRACED_KEYS, Layout, Static
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
-from scalelab.sharding import BATCH, SPLIT_BY_TENSOR
+from scalelab.sharding import BATCH_AXES, SPLIT_BY_TENSOR
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.gradients import ends, gradients
+from scalelab.train.step.gradients import compute_gradients, document_ends
 from scalelab.train.step.step import train_step
 
 LAYOUTS = {
@@ -50,7 +50,7 @@ LAYOUTS = {
     "1f1b+zero1": Layout(stage=2, fsdp=4, microbatches=4, zero=1),
     "1f1b+fsdp+tensor+sequence": Layout(stage=2, fsdp=2, tensor=2, sequence=True, microbatches=4),
 }
-FACTORS: dict[str, tuple[Any, Any]] = {
+MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
     "family": ("llama", "gpt2"),
     "model.n_kv_heads": (8, 4),
     "model.tied_head": (False, True),
@@ -59,12 +59,12 @@ FACTORS: dict[str, tuple[Any, Any]] = {
     "data.documents": ("cross", "mask"),
 }
 # Models with what recipes ask of a block or of attention, each against one device like the variants (--options).
-LAYERS = {"model.n_layers": 4}
-OPTIONS: dict[str, dict[str, Any]] = {
+FOUR_LAYERS = {"model.n_layers": 4}
+MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "parallel block": {"model.block": "parallel"},
     "norms after": {"model.norm_place": "after", "model.qk_norm": True},
-    "window": {"model.window": 5, "model.global_every": 2, **LAYERS},
-    "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **LAYERS},
+    "window": {"model.window": 5, "model.global_every": 2, **FOUR_LAYERS},
+    "no positions": {"model.nope_every": 2, "model.window": 12, "data.documents": "mask", **FOUR_LAYERS},
     "short sequences": {"schedule.seq_start": 8, "schedule.seq_warmup_tokens": 10**6},
     "distances": {"family": "chinchilla", "data.documents": "mask"},
     "distances in blocks": {"family": "chinchilla", "model.attention": "blockwise", "model.window": 9},
@@ -76,23 +76,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "model.qk_norm": True, "model.qk_norm_over": "projection", "model.qkv_bias": True, "model.norm_place": "after",
         "model.window": 9, "model.global_every": 4, "model.nope_every": 3,
         "model.n_kv_heads": 4, "data.documents": "mask", "schedule.seq_start": 12, "schedule.seq_warmup_tokens": 10**6,
-        "train.accumulate": 2, **LAYERS,
+        "train.accumulate": 2, **FOUR_LAYERS,
     },
 }  # fmt: skip
-ZERO = {"fp32": 1e-6, "bf16": 1e-4}  # of the largest gradient entry: below, a leaf is rounding
+ZERO_SHARE = {"fp32": 1e-6, "bf16": 1e-4}  # of the largest gradient entry: below, a leaf is rounding
 SEPARATOR = 3  # the id that ends a document: every twentieth token
 SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 128  # as many tokens as bf16 needs for its rounding to average out
 
 
-def variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Two variants of the model for the layout of this index: opposite in every factor."""
     levels = [index >> bit & 1 for bit in range(4)]
     levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
-    first = {name: FACTORS[name][level] for name, level in zip(FACTORS, levels, strict=True)}
-    return first, {name: FACTORS[name][1 - level] for name, level in zip(FACTORS, levels, strict=True)}
+    first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
+    return first, {name: MODEL_FACTORS[name][1 - level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
 
 
-def static_of(
+def build_static(
     variant: dict[str, Any], layout: Layout, precision: str, batch: int = BATCH_SIZE
 ) -> tuple[Static, dict[str, float]]:
     """The compiled half of the config and its hparams."""
@@ -101,11 +101,11 @@ def static_of(
     sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": batch}
     placed = {f"parallel.{key}": value for key, value in dataclasses.asdict(layout).items()}
     config = config_lib.resolve(config_lib.override(tree, values | sizes | placed | {"precision.name": precision}))
-    rules.check(config_lib.static(config), layout)
+    rules.check_layout(config_lib.static(config), layout)
     return config_lib.static(config), config_lib.hparams(config) | {"separator": SEPARATOR}
 
 
-def tokens() -> np.ndarray:
+def draw_tokens() -> np.ndarray:
     """One batch, int32 [B, S + 1], of Zipf's frequencies as text has them, some targets ignored, unevenly over its rows."""
     often = 1 / np.arange(1, VOCAB + 1)
     found = np.random.default_rng(1).choice(VOCAB, (BATCH_SIZE, SEQ_LEN + 1), p=often / often.sum()).astype(np.int32)
@@ -115,48 +115,52 @@ def tokens() -> np.ndarray:
 
 def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, float]) -> tuple[jax.Array, Any]:
     """Token-mean loss with a z-loss, and its gradient, as at the first step."""
-    sums, grads = gradients(static, params, batch, jnp.float32(1e-3), ends=ends(static, h, jnp.int32(0)))
+    sums, grads = compute_gradients(
+        static, params, batch, jnp.float32(1e-3), ends=document_ends(static, h, jnp.int32(0))
+    )
     return sums.objective / sums.tokens, grads
 
 
 @functools.cache
-def alone(static: Static, h: tuple[tuple[str, float], ...]) -> tuple[Any, float, Any]:
+def single_device_reference(static: Static, h: tuple[tuple[str, float], ...]) -> tuple[Any, float, Any]:
     """(parameters, loss, gradients) on one device."""
-    params = state_lib.init(static, {"seed": np.uint32(0), **dict.fromkeys(UNUSED, 0.0)}).params
-    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, tokens(), dict(h))
+    params = state_lib.init_state(static, {"seed": np.uint32(0), **dict.fromkeys(UNUSED_HPARAMS, 0.0)}).params
+    loss, grads = jax.jit(functools.partial(loss_and_gradients, static))(params, draw_tokens(), dict(h))
     return params, float(loss), jax.device_get(grads)
 
 
-UNUSED = [key.split(".")[1] for key in TRACED if key != "train.seed"]  # by the parameters that init draws
+UNUSED_HPARAMS = [key.split(".")[1] for key in TRACED_KEYS if key != "train.seed"]  # by the parameters that init draws
 
 
-def row(name: str, layout: Layout, variant: dict[str, Any], precision: str, costly: bool = True) -> dict[str, Any]:
+def compare_layout(
+    name: str, layout: Layout, variant: dict[str, Any], precision: str, costly: bool = True
+) -> dict[str, Any]:
     """One line of the table; of one in fp32 that is `costly` also bytes are counted."""
-    static, h = static_of(variant, layout, precision)
+    static, h = build_static(variant, layout, precision)
     model = dataclasses.replace(static.model, sequence_parallel=False, attention="plain")
     one = dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
-    params, loss, grads = alone(one, tuple(h.items()))
-    mesh = mesh_lib.make(layout)
-    specs = state_lib.specs(static)
+    params, loss, grads = single_device_reference(one, tuple(h.items()))
+    mesh = mesh_lib.make_mesh(layout)
+    specs = state_lib.state_specs(static)
     with jax.set_mesh(mesh):
-        held = pipeline.reorder(params, specs.params, layout)
+        held = pipeline.reorder_layers(params, specs.params, layout)
         placed = jax.device_put(held, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
-        batch = jax.device_put(tokens(), NamedSharding(mesh, PartitionSpec(BATCH, None)))
+        batch = jax.device_put(draw_tokens(), NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
         found_loss, found = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h)
-        cost = costs(static, h, specs, mesh) if precision == "fp32" and costly else {}
-    found = pipeline.reorder(jax.device_get(found), specs.params, layout, back=True)
-    worst = worst_leaf(grads, found, ZERO[precision])
+        cost = measure_costs(static, h, specs, mesh) if precision == "fp32" and costly else {}
+    found = pipeline.reorder_layers(jax.device_get(found), specs.params, layout, back=True)
+    worst = worst_leaf(grads, found, ZERO_SHARE[precision])
     return {
-        "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.AXES},
-        **pipelined(layout), "loss_rel_diff": abs(float(found_loss) / loss - 1), "grad_rel_diff": worst, **cost,
+        "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.MESH_AXES},
+        **describe_pipeline(layout), "loss_rel_diff": abs(float(found_loss) / loss - 1), "grad_rel_diff": worst, **cost,
     }  # fmt: skip
 
 
-def pipelined(layout: Layout) -> dict[str, Any]:
+def describe_pipeline(layout: Layout) -> dict[str, Any]:
     """Schedule and bubble: the idle ticks of the table that is run, and the formula."""
     if layout.stage == 1:
         return {"schedule": None, "bubble_measured": None, "bubble_predicted": None}
-    done = ticks.table(layout.schedule, layout.stage, layout.microbatches, layout.rounds)
+    done = ticks.make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds)
     predicted = ticks.predicted_bubble(layout.stage, layout.microbatches, layout.rounds)
     return {"schedule": layout.schedule, "bubble_measured": done.bubble, "bubble_predicted": predicted}
 
@@ -176,14 +180,14 @@ def worst_leaf(expected: Any, found: Any, zero: float) -> float:
     return float(max(np.abs(a - b).max() / over(a) for a, b in leaves))
 
 
-def costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[str, Any]:
+def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[str, Any]:
     """Bytes of a training step: what a device holds, by XLA and by formula, and what moves along which axes."""
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
-        state_lib.shapes(static), specs,
+        state_lib.state_shapes(static), specs,
     )  # fmt: skip
     batch = jax.ShapeDtypeStruct(
-        (BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH, None))
+        (BATCH_SIZE, SEQ_LEN + 1), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     )
     traced = {key: jnp.float32(value) for key, value in h.items()}
     compiled = jax.jit(functools.partial(train_step, static)).lower(like, batch, traced).compile()
@@ -193,12 +197,12 @@ def costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[st
     )
     return {
         "argument_bytes": held - small,
-        "argument_bytes_formula": formula(static),
-        "collective_bytes": collectives(compiled.as_text(), mesh),
+        "argument_bytes_formula": adam_state_bytes(static),
+        "collective_bytes": collective_bytes(compiled.as_text(), mesh),
     }
 
 
-def formula(static: Static) -> float:
+def adam_state_bytes(static: Static) -> float:
     """Bytes of the fp32 Adam state a device holds: 4 of parameters and 8 of moments, each split as the stage says.
 
     Without tensor parallelism: 12, (4 + 8/n), 12/n bytes a parameter at ZeRO 0, 1 and 2, 3 (Rajbhandari et al. 2020, fig. 1,
@@ -212,21 +216,21 @@ def formula(static: Static) -> float:
         stage = layout.stage if "layers" in declaration.axes else 1
         return declaration.size / (fsdp * tensor * stage)
 
-    leaves = jax.tree.leaves(rules.declarations(static.model))
+    leaves = jax.tree.leaves(rules.parameter_declarations(static.model))
     return sum(4 * share(d, layout.zero >= 3) + 8 * share(d, layout.zero >= 1) for d in leaves)
 
 
-def temporaries(schedule: str, microbatches: int) -> int:
+def temporary_bytes(schedule: str, microbatches: int) -> int:
     """Bytes of temporaries of loss and gradients with two stages and micro-batches of four sequences."""
     layout = Layout(stage=2, data=4, schedule=schedule, microbatches=microbatches)
     batch = 4 * microbatches
-    static, h = static_of({"family": "llama"}, layout, "fp32", batch)
-    mesh = mesh_lib.make(layout)
+    static, h = build_static({"family": "llama"}, layout, "fp32", batch)
+    mesh = mesh_lib.make_mesh(layout)
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
-        state_lib.shapes(static).params, state_lib.specs(static).params,
+        state_lib.state_shapes(static).params, state_lib.state_specs(static).params,
     )  # fmt: skip
-    rows = NamedSharding(mesh, PartitionSpec(BATCH, None))
+    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     with jax.set_mesh(mesh):
         batch_like = jax.ShapeDtypeStruct((batch, SEQ_LEN + 1), jnp.int32, sharding=rows)
         compiled = jax.jit(functools.partial(loss_and_gradients, static)).lower(like, batch_like, h).compile()

@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
-KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
-GROUPS = r"\{\{.*?\}\}|\[[\d,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?|mesh\[.*?\{.*?\}"
-COLLECTIVE = re.compile(rf"= (.*?) (?:{KINDS})\(.*?(replica_groups|source_target_pairs)=({GROUPS})")
-WIDTH = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2}  # bytes
+COLLECTIVE_KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
+GROUP_PATTERN = r"\{\{.*?\}\}|\[[\d,]*\]<=\[[\d,]*\](?:T\([\d,]*\))?|mesh\[.*?\{.*?\}"
+COLLECTIVE_PATTERN = re.compile(
+    rf"= (.*?) (?:{COLLECTIVE_KINDS})\(.*?(replica_groups|source_target_pairs)=({GROUP_PATTERN})"
+)
+DTYPE_BYTES = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "f16": 2}  # bytes
 
 
-def collectives(text: str, mesh: Any) -> dict[str, int]:
+def collective_bytes(text: str, mesh: Any) -> dict[str, int]:
     """Bytes of the results of a program's collectives, by mesh axes; in a loop of known length as often as it turns.
 
     Each branch of a conditional counts once. A collective over axes of one device moves nothing and is not counted.
@@ -21,7 +23,7 @@ def collectives(text: str, mesh: Any) -> dict[str, int]:
     groups = {axes: _groups(mesh, axes) for n in range(1, len(split) + 1) for axes in itertools.combinations(split, n)}
     moved: dict[str, int] = {}
     for computation, times in _turns(text):
-        for shapes, kind, listed in COLLECTIVE.findall(computation):
+        for shapes, kind, listed in COLLECTIVE_PATTERN.findall(computation):
             joined = _pairs(listed) if kind == "source_target_pairs" else _listed(listed)
             if max(map(len, joined)) > 1:
                 name = " x ".join(next((axes for axes, found in groups.items() if found == joined), ("other",)))
@@ -97,6 +99,6 @@ def _rows(groups: np.ndarray) -> frozenset:
 
 def _bytes(shapes: str) -> int:
     return sum(
-        WIDTH.get(kind, 4) * int(np.prod([int(d) for d in dims.split(",") if d] or [1]))
+        DTYPE_BYTES.get(kind, 4) * int(np.prod([int(d) for d in dims.split(",") if d] or [1]))
         for kind, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes)
     )

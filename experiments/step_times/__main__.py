@@ -16,13 +16,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.shared import RESULTS, command_line, keep, markdown
+from experiments.shared import RESULTS, command_line, markdown_table, write_result
 from experiments.step_times import tables
-from experiments.step_times.rows import CALIBRATED, HELD_OUT, MISSED
+from experiments.step_times.rows import CALIBRATED_ROWS, HELD_OUT_ROWS, MISSED_ROWS
 from scalelab.__main__ import guarded
-from scalelab.cli.parser import emit
+from scalelab.cli.parser import emit_json
 from scalelab.plan.step.time import step_time
-from scalelab.train.resume.compatibility import versions
+from scalelab.train.resume.compatibility import package_versions
 
 CHIP_COLUMNS = (
     "chip",
@@ -46,22 +46,26 @@ def _main(argv: list[str]) -> int:
     parser = command_line("step_times", __doc__)
     parser.add_argument("--data", metavar="DIR", type=pathlib.Path, help="a folder of tables of published step times")
     options = parser.parse_args(argv)
-    more = tables.compared(tables.read(options.data)) if options.data else []
-    groups = {"calibrated": CALIBRATED, "held out": HELD_OUT, "missed": MISSED}
-    rows = [row(name, kind, make()) for kind, group in groups.items() for name, make in group.items()]
-    facts = {"command": "python -m experiments.step_times", "date": str(datetime.date.today()), "versions": versions()}
-    result = facts | {"rows": rows, "error": {kind: errors(rows, kind) for kind in groups}}
-    result |= {"tables": more, "chips": tables.by_chip(more)} if more else {}
+    more = tables.compare_rows(tables.read_tables(options.data)) if options.data else []
+    groups = {"calibrated": CALIBRATED_ROWS, "held out": HELD_OUT_ROWS, "missed": MISSED_ROWS}
+    rows = [compare_step_time(name, kind, make()) for kind, group in groups.items() for name, make in group.items()]
+    facts = {
+        "command": "python -m experiments.step_times",
+        "date": str(datetime.date.today()),
+        "versions": package_versions(),
+    }
+    result = facts | {"rows": rows, "error": {kind: summarize_errors(rows, kind) for kind in groups}}
+    result |= {"tables": more, "chips": tables.summarize_by_chip(more)} if more else {}
     if options.json != "-":
-        show(COLUMNS, cells(rows))
+        print_table(COLUMNS, table_cells(rows))
         if more:
-            show(CHIP_COLUMNS, chip_cells(result["chips"]))
-    write(result)
-    emit(result, options.json)
+            print_table(CHIP_COLUMNS, chip_cells(result["chips"]))
+    write_step_times(result)
+    emit_json(result, options.json)
     return 0 if all(r["in_range"] or r["kind"] == "missed" for r in rows) else 1
 
 
-def row(name: str, kind: str, measured: Any) -> dict[str, Any]:
+def compare_step_time(name: str, kind: str, measured: Any) -> dict[str, Any]:
     """One published time beside the planner's."""
     found = step_time(measured.static, measured.machine, habits=measured.habits)
     return {
@@ -72,14 +76,14 @@ def row(name: str, kind: str, measured: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def errors(rows: list[dict[str, Any]], kind: str) -> dict[str, float]:
+def summarize_errors(rows: list[dict[str, Any]], kind: str) -> dict[str, float]:
     """Of the expected times: median, mean of the absolute, largest."""
     found = [r["error"] for r in rows if r["kind"] == kind]
     sizes = [abs(e) for e in found]
     return {"median": statistics.median(found), "mean_absolute": statistics.mean(sizes), "largest": max(sizes)}
 
 
-def cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+def table_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The table for people."""
     return [
         (
@@ -106,7 +110,7 @@ def chip_cells(chips: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def show(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
+def print_table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
     """A table, to a terminal."""
     table = Table(*columns)
     for line in lines:
@@ -114,22 +118,22 @@ def show(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
     Console(width=150).print(table)
 
 
-def write(result: dict[str, Any]) -> None:
+def write_step_times(result: dict[str, Any]) -> None:
     """Write results/step_times.json and .md."""
     said = ", ".join(
         f"{kind}: median {e['median']:+.1%}, mean of absolute {e['mean_absolute']:.1%}, largest {e['largest']:.0%}"
         for kind, e in result["error"].items()
     )
     lines = [f"`{result['command']}`, {result['date']}. Expected over published, less one. {said}.", ""]
-    lines += markdown(COLUMNS, cells(result["rows"]))
+    lines += markdown_table(COLUMNS, table_cells(result["rows"]))
     if "chips" in result:
         lines += [
             "",
             f"{len(result['tables'])} rows of other tables (--data), by chip and unit. Share: of the peak in large products.",
             "",
         ]
-        lines += markdown(CHIP_COLUMNS, chip_cells(result["chips"]))
-    keep(RESULTS, "step_times", result, "\n".join(lines) + "\n")
+        lines += markdown_table(CHIP_COLUMNS, chip_cells(result["chips"]))
+    write_result(RESULTS, "step_times", result, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

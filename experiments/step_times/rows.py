@@ -10,20 +10,20 @@ from ml_collections import ConfigDict
 from configs import base
 from scalelab import config as config_lib
 from scalelab.config import Static
-from scalelab.plan.machine.machine import Machine, machine
-from scalelab.plan.memory.megatron import Gpt, recomputed_flops
-from scalelab.plan.step.flops import flops
-from scalelab.plan.step.systems import MAXTEXT, MEGATRON, Habits
+from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.memory.megatron import GptShape, recomputed_flops
+from scalelab.plan.step.flops import count_flops
+from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS, SystemTraits
 
 
-class Measured(NamedTuple):
+class PublishedStep(NamedTuple):
     static: Static
     machine: Machine
-    habits: Habits
+    habits: SystemTraits
     seconds: float
 
 
-def config(
+def build_config(
     preset: str, n_layers: int, d_model: int, n_heads: int, global_batch: int, seq_len: int, vocab_size: int,
     accumulate: int = 1, precision: str = "bf16", optimizer: str = "adamw", model: dict | None = None, **layout,
 ) -> ConfigDict:  # fmt: skip
@@ -37,12 +37,12 @@ def config(
     return config_lib.resolve(config_lib.override(tree, values | sizes | more))
 
 
-def static(*sizes, **more) -> Static:
+def build_static(*sizes, **more) -> Static:
     """The compiled half of such a config."""
-    return config_lib.static(config(*sizes, **more))
+    return config_lib.static(build_config(*sizes, **more))
 
 
-def megatron(
+def megatron_static(
     layers: int, width: int, heads: int, tensor: int, stages: int, gpus: int, batch: int, micro: int, rounds: int,
     selective: bool = False,
 ) -> Static:  # fmt: skip
@@ -58,7 +58,7 @@ def megatron(
         layout |= {"stage": stages, "microbatches": many, "rounds": rounds, "schedule": schedule}
     model = {"attention": "plain", "remat": "none" if selective else "full"}
     accumulate = 1 if stages > 1 else many
-    return static("gpt2", layers, width, heads, batch, 2048, 51_200, accumulate, "fp16", model=model, **layout)
+    return build_static("gpt2", layers, width, heads, batch, 2048, 51_200, accumulate, "fp16", model=model, **layout)
 
 
 A100_ROWS = {
@@ -88,27 +88,27 @@ LLAMA3_ROWS = (
     (16384, 2048, 8192, {"data": 128, "microbatches": 16}, 400),
     (16384, 128, 131_072, {"data": 8, "context": 16, "microbatches": 16}, 380),
 )
-GROUPED = {"n_kv_heads": 8, "remat": "full"}
+GROUPED_QUERIES = {"n_kv_heads": 8, "remat": "full"}
 # AI-Hypercomputer/tpu-recipes, training/trillium: pure FSDP on one slice of v6e; blocks recomputed but for what is offloaded.
 MAXTEXT_ROWS = (
-    ("Llama 3.1 8B", ("llama", 32, 4096, 32, 1024, 8192, 128_256), GROUPED | {"d_ff": 14_336}, 256, 4.546),
-    ("Llama 3.1 70B", ("llama", 80, 8192, 64, 1280, 8192, 128_256), GROUPED | {"d_ff": 28_672}, 256, 42.656),
+    ("Llama 3.1 8B", ("llama", 32, 4096, 32, 1024, 8192, 128_256), GROUPED_QUERIES | {"d_ff": 14_336}, 256, 4.546),
+    ("Llama 3.1 70B", ("llama", 80, 8192, 64, 1280, 8192, 128_256), GROUPED_QUERIES | {"d_ff": 28_672}, 256, 42.656),
     # 512 sequences by the log's own tokens; the recipe beside it says 3 a chip, so 768
-    ("Llama 2 70B", ("llama", 80, 8192, 64, 512, 4096, 32_000), GROUPED | {"d_ff": 28_672}, 256, 9.052),
+    ("Llama 2 70B", ("llama", 80, 8192, 64, 512, 4096, 32_000), GROUPED_QUERIES | {"d_ff": 28_672}, 256, 9.052),
     ("GPT-3 175B", ("gpt2", 96, 12_288, 96, 768, 2048, 50_304), {"remat": "full"}, 256, 17.182),
-    ("Mistral 7B", ("llama", 32, 4096, 32, 48, 8192, 32_000), GROUPED | {"d_ff": 14_336}, 8, 6.320),
+    ("Mistral 7B", ("llama", 32, 4096, 32, 48, 8192, 32_000), GROUPED_QUERIES | {"d_ff": 14_336}, 8, 6.320),
 )
 MT_NLG_ROWS = {2240: 60.1, 2800: 50.2}  # seconds an iteration of 1,920 sequences (Smith et al. 2022, section 2.3)
 
 
-def narayanan(shape: tuple, tflops: float) -> Measured:
+def narayanan_row(shape: tuple, tflops: float) -> PublishedStep:
     """TFLOP/s as seconds of the paper's own FLOPs (equation 3)."""
     layers, width, heads, _, _, gpus, batch, _, _ = shape
-    spent = recomputed_flops(Gpt(layers, width, heads, 51_200, 2048), batch)
-    return Measured(megatron(*shape), machine("a100"), MEGATRON, spent / (gpus * tflops * 1e12))
+    spent = recomputed_flops(GptShape(layers, width, heads, 51_200, 2048), batch)
+    return PublishedStep(megatron_static(*shape), load_machine("a100"), MEGATRON_TRAITS, spent / (gpus * tflops * 1e12))
 
 
-def llama3(gpus: int, batch: int, length: int, layout: dict, tflops: float) -> Measured:
+def llama3_row(gpus: int, batch: int, length: int, layout: dict, tflops: float) -> PublishedStep:
     """405B on H100s: 16 stages of 8 layers, each layer a round of its own.
 
     The paper says neither the rounds (8 reproduces the ratio of its rows, and 126 = 128 - 2) nor how it counts attention: halved
@@ -116,60 +116,64 @@ def llama3(gpus: int, batch: int, length: int, layout: dict, tflops: float) -> M
     """
     model, pipeline = {"n_kv_heads": 8, "d_ff": 53_248}, {"stage": 16, "rounds": 8, "schedule": "circular", "zero": 1}
     layout = layout | pipeline | {"tensor": 8, "sequence": True}
-    of = static("llama", 126, 16_384, 128, batch, length, 128_256, model=model, **layout)
-    seconds = flops(of).per_token["causal"] * batch * length / (gpus * tflops * 1e12)
-    return Measured(of, machine("h100"), MEGATRON, seconds)
+    of = build_static("llama", 126, 16_384, 128, batch, length, 128_256, model=model, **layout)
+    seconds = count_flops(of).per_token["causal"] * batch * length / (gpus * tflops * 1e12)
+    return PublishedStep(of, load_machine("h100"), MEGATRON_TRAITS, seconds)
 
 
-def palm() -> Measured:
+def palm_row() -> PublishedStep:
     """540B: 238.3k tokens/s on two pods of 3,072 TPU v4, batch 2,048 (Chowdhery et al. 2022, section 4.1)."""
     model = {"n_kv_heads": 1, "d_head": 256, "d_ff": 73_728, "block": "parallel", "tied_head": True, "remat": "full"}
-    of = static("llama", 118, 18_432, 48, 2048, 2048, 256_000, model=model, data=2, fsdp=256, tensor=12)
-    return Measured(of, dataclasses.replace(machine("v4"), devices_per_node=3072), MAXTEXT, 2048 * 2048 / 238.3e3)
+    of = build_static("llama", 118, 18_432, 48, 2048, 2048, 256_000, model=model, data=2, fsdp=256, tensor=12)
+    return PublishedStep(
+        of, dataclasses.replace(load_machine("v4"), devices_per_node=3072), MAXTEXT_TRAITS, 2048 * 2048 / 238.3e3
+    )
 
 
-def maxtext(shape: tuple, model: dict, chips: int, seconds: float) -> Measured:
+def maxtext_row(shape: tuple, model: dict, chips: int, seconds: float) -> PublishedStep:
     """One slice of v6e."""
-    return Measured(static(*shape, model=model, fsdp=chips), machine("v6e"), MAXTEXT, seconds)
+    return PublishedStep(build_static(*shape, model=model, fsdp=chips), load_machine("v6e"), MAXTEXT_TRAITS, seconds)
 
 
-def mt_nlg(gpus: int, seconds: float) -> Measured:
+def mt_nlg_row(gpus: int, seconds: float) -> PublishedStep:
     """530B with DeepSpeed."""
-    return Measured(megatron(105, 20_480, 128, 8, 35, gpus, 1920, 1, 1), machine("a100"), MEGATRON, seconds)
+    return PublishedStep(
+        megatron_static(105, 20_480, 128, 8, 35, gpus, 1920, 1, 1), load_machine("a100"), MEGATRON_TRAITS, seconds
+    )
 
 
-def torchtitan(gpus: int, tokens_per_s: float) -> Measured:
+def torchtitan_row(gpus: int, tokens_per_s: float) -> PublishedStep:
     """FSDP, torch.compile, selective recomputation, two sequences of 8,192 tokens a GPU."""
     model = {"n_kv_heads": 8, "d_ff": 14_336, "remat": "dots"}
-    of = static("llama", 32, 4096, 32, 2 * gpus, 8192, 128_256, model=model, fsdp=gpus)
-    h100 = machine("h100")
+    of = build_static("llama", 32, 4096, 32, 2 * gpus, 8192, 128_256, model=model, fsdp=gpus)
+    h100 = load_machine("h100")
     slower = dataclasses.replace(h100, chip=dataclasses.replace(h100.chip, hbm_bytes_per_s=2.4e12))
-    return Measured(of, slower, MEGATRON, 2 * 8192 / tokens_per_s)
+    return PublishedStep(of, slower, MEGATRON_TRAITS, 2 * 8192 / tokens_per_s)
 
 
-def on_a100(shape: tuple, seconds: float, selective: bool) -> Measured:
+def korthikanti_row(shape: tuple, seconds: float, selective: bool) -> PublishedStep:
     """A row of Korthikanti et al. 2022."""
-    return Measured(megatron(*shape, selective=selective), machine("a100"), MEGATRON, seconds)
+    return PublishedStep(megatron_static(*shape, selective=selective), load_machine("a100"), MEGATRON_TRAITS, seconds)
 
 
 # Each by its name, made when asked for. On these the expected efficiency of products was set, and on no other.
-CALIBRATED: dict[str, Callable[[], Measured]] = {
-    f"Narayanan {shape[0]} x {shape[1]}": partial(narayanan, shape, tflops) for shape, tflops in A100_ROWS.items()
+CALIBRATED_ROWS: dict[str, Callable[[], PublishedStep]] = {
+    f"Narayanan {shape[0]} x {shape[1]}": partial(narayanan_row, shape, tflops) for shape, tflops in A100_ROWS.items()
 } | {
-    f"Korthikanti {shape[0]} x {shape[1]} {kind}": partial(on_a100, shape, seconds[kind == "selective"], kind == "selective")
+    f"Korthikanti {shape[0]} x {shape[1]} {kind}": partial(korthikanti_row, shape, seconds[kind == "selective"], kind == "selective")
     for shape, seconds in KORTHIKANTI_ROWS.items()
     for kind in ("full", "selective")
 }  # fmt: skip
 # Other chips, other code, other papers.
-HELD_OUT: dict[str, Callable[[], Measured]] = (
-    {f"Llama 3 405B, {row[0]} x {row[2]}": partial(llama3, *row) for row in LLAMA3_ROWS}
-    | {f"MaxText {name}": partial(maxtext, *row) for name, *row in MAXTEXT_ROWS}
-    | {f"MT-NLG 530B, {gpus}": partial(mt_nlg, gpus, seconds) for gpus, seconds in MT_NLG_ROWS.items()}
-    | {"PaLM 540B": palm}
+HELD_OUT_ROWS: dict[str, Callable[[], PublishedStep]] = (
+    {f"Llama 3 405B, {row[0]} x {row[2]}": partial(llama3_row, *row) for row in LLAMA3_ROWS}
+    | {f"MaxText {name}": partial(maxtext_row, *row) for name, *row in MAXTEXT_ROWS}
+    | {f"MT-NLG 530B, {gpus}": partial(mt_nlg_row, gpus, seconds) for gpus, seconds in MT_NLG_ROWS.items()}
+    | {"PaLM 540B": palm_row}
 )
 # What is known to fall outside: H100s held to 500 W, with 2.4 TB/s of memory. Their peak nobody states (benchmarks/
 # llama3_h100_202412_torchtitan.md), and the table's is of 700 W.
-MISSED: dict[str, Callable[[], Measured]] = {
-    f"torchtitan Llama 3.1 8B, {gpus}": partial(torchtitan, gpus, tokens_per_s)
+MISSED_ROWS: dict[str, Callable[[], PublishedStep]] = {
+    f"torchtitan Llama 3.1 8B, {gpus}": partial(torchtitan_row, gpus, tokens_per_s)
     for gpus, tokens_per_s in ((8, 6667), (128, 6514))
 }

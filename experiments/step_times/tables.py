@@ -12,24 +12,24 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from experiments.step_times.rows import Measured, static
+from experiments.step_times.rows import PublishedStep, build_static
 from scalelab.errors import BadInput
-from scalelab.plan.machine.machine import machine
-from scalelab.plan.step.efficiency import Efficiency, Range, default
-from scalelab.plan.step.systems import MAXTEXT, MEGATRON
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
+from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS
 from scalelab.plan.step.time import expected_s, step_time
 
-FILES = ("llm_foundry.csv", "others.csv")
-CHIPS = {"a100-80gb": "a100", "h100_80gb": "h100", "a100_80gb": "a100", "a100_40gb": "a100-40gb"}
-IN_JAX = ("MaxText", "JAX-Toolbox", "tpu-recipes", "PaLM")  # systems that do as MaxText does
+TABLE_FILES = ("llm_foundry.csv", "others.csv")
+CHIP_ALIASES = {"a100-80gb": "a100", "h100_80gb": "h100", "a100_80gb": "a100", "a100_40gb": "a100-40gb"}
+JAX_SYSTEMS = ("MaxText", "JAX-Toolbox", "tpu-recipes", "PaLM")  # systems that do as MaxText does
 DEVICES_A_CHIP = {"v7": 2}
-MOST = 1.5  # a share of the datasheet beyond which no row is looked for
+MOST_SHARE = 1.5  # a share of the datasheet beyond which no row is looked for
 
 
-def read(folder: pathlib.Path) -> dict[str, Measured]:
+def read_tables(folder: pathlib.Path) -> dict[str, PublishedStep]:
     """Every row of both files by a name that begins with its system. BadInput where a file isn't there."""
-    rows: dict[str, Measured] = {}
-    for name, make in zip(FILES, (_foundry, _other), strict=True):
+    rows: dict[str, PublishedStep] = {}
+    for name, make in zip(TABLE_FILES, (_foundry, _other), strict=True):
         path = folder / name
         if not path.exists():
             raise BadInput(f"--data={folder}: no {name} there")
@@ -38,12 +38,12 @@ def read(folder: pathlib.Path) -> dict[str, Measured]:
     return rows
 
 
-def _foundry(line: dict[str, str]) -> tuple[str, Measured]:
+def _foundry(line: dict[str, str]) -> tuple[str, PublishedStep]:
     """One of mosaicml/llm-foundry's: a GPT under FSDP over all devices."""
     sizes = {key: int(line[key]) for key in ("n_layers", "d_model", "n_heads", "seq_len", "devices")}
     micro, accumulate = int(line["micro_batch"]), int(line["accumulate"])
     remat = "full" if line["activation_checkpointing"] == "True" else "none"
-    of = static(
+    of = build_static(
         "gpt2", sizes["n_layers"], sizes["d_model"], sizes["n_heads"], micro * accumulate * sizes["devices"],
         sizes["seq_len"], 50_368, accumulate, "fp8" if "fp8" in line["precision"] else "bf16", model={"remat": remat},
         fsdp=sizes["devices"], zero=3 if line["sharding"] == "FULL_SHARD" else 2,
@@ -51,10 +51,10 @@ def _foundry(line: dict[str, str]) -> tuple[str, Measured]:
     name = (
         f"llm-foundry {line['model']}, {line['seq_len']} tokens, {line['devices']} {line['chip']} {line['precision']}"
     )
-    return name, Measured(of, machine(CHIPS[line["chip"]]), MEGATRON, float(line["seconds"]))
+    return name, PublishedStep(of, load_machine(CHIP_ALIASES[line["chip"]]), MEGATRON_TRAITS, float(line["seconds"]))
 
 
-def _other(line: dict[str, str]) -> tuple[str, Measured]:
+def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
     """One of another system: `layout` names axes, rounds, ZeRO's stage and micro-batches."""
     chip, text, gpu = line["chip"], line["layout"], int(line["devices"])
     each = DEVICES_A_CHIP.get(chip, 1)
@@ -73,13 +73,17 @@ def _other(line: dict[str, str]) -> tuple[str, Measured]:
         layout["sequence"] = axes.get("tensor", 1) > 1
         many = 1
     shape, model = _shape(line)
-    of = static(
+    of = build_static(
         *shape, rows, int(line["seq_len"]), int(line["vocab_size"]), many, line["precision"],
         model=model | {"remat": line["remat"]}, **layout,
     )  # fmt: skip
-    habits = MAXTEXT if line["source"].endswith(IN_JAX) or line["source"].startswith(IN_JAX) else MEGATRON
+    habits = (
+        MAXTEXT_TRAITS
+        if line["source"].endswith(JAX_SYSTEMS) or line["source"].startswith(JAX_SYSTEMS)
+        else MEGATRON_TRAITS
+    )
     name = f"{line['source']} {line['model']}, {line['seq_len']} tokens, {line['devices']} {chip} {line['precision']}"
-    return name, Measured(of, machine(CHIPS.get(chip, chip)), habits, float(line["seconds"]))
+    return name, PublishedStep(of, load_machine(CHIP_ALIASES.get(chip, chip)), habits, float(line["seconds"]))
 
 
 def _number(pattern: str, text: str, otherwise: int) -> int:
@@ -90,14 +94,14 @@ def _number(pattern: str, text: str, otherwise: int) -> int:
 def _shape(line: dict[str, str]) -> tuple[tuple[str, int, int, int], dict[str, Any]]:
     """(preset, layers, width, heads) and the rest of the model; an MLP that is not 4 d wide is taken to be gated."""
     if not line["n_layers"]:
-        return scaled(int(line["model"].removesuffix("B")))
+        return maxtext_shape(int(line["model"].removesuffix("B")))
     layers, width, heads, kv, inner = (int(line[k]) for k in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff"))
     if line["source"] == "MaxText":  # heads of 128 and gated MLPs are its base.yml's
         return ("llama", layers, width, heads), {"d_head": 128, "n_kv_heads": kv, "d_ff": inner}
     return ("gpt2" if inner == 4 * width else "llama", layers, width, heads), {"n_kv_heads": kv, "d_ff": inner}
 
 
-def scaled(billions: int) -> tuple[tuple[str, int, int, int], dict[str, Any]]:
+def maxtext_shape(billions: int) -> tuple[tuple[str, int, int, int], dict[str, Any]]:
     """MaxText's model of `global_parameter_scale` 2^n: what is left of n after thirds goes to heads and MLP, then to width."""
     third, rest = divmod(int(math.log2(billions)), 3)
     wide, embed = third + (rest > 0), third + (rest > 1)
@@ -105,9 +109,9 @@ def scaled(billions: int) -> tuple[tuple[str, int, int, int], dict[str, Any]]:
     return ("llama", layers, width, heads), {"d_head": 128, "n_kv_heads": heads, "d_ff": 7168 * 2**wide}
 
 
-def share_that_fits(row: Measured) -> float | None:
+def share_that_fits(row: PublishedStep) -> float | None:
     """The share of the peak in large products at which the expected time is the published one; None where none is."""
-    low, high = 0.05, MOST
+    low, high = 0.05, MOST_SHARE
     if not _seconds(row, high) < row.seconds < _seconds(row, low):
         return None
     while high - low > 1e-3:
@@ -116,8 +120,8 @@ def share_that_fits(row: Measured) -> float | None:
     return (low + high) / 2
 
 
-def _seconds(row: Measured, share: float) -> float:
-    return expected_s(row.static, row.machine, with_share(default(row.machine), share), row.habits)
+def _seconds(row: PublishedStep, share: float) -> float:
+    return expected_s(row.static, row.machine, with_share(default_efficiency(row.machine), share), row.habits)
 
 
 def with_share(of: Efficiency, share: float) -> Efficiency:
@@ -125,7 +129,7 @@ def with_share(of: Efficiency, share: float) -> Efficiency:
     return dataclasses.replace(of, matmul=Range(min(of.matmul.low, share), share, max(of.matmul.high, share)))
 
 
-def compared(rows: dict[str, Measured]) -> list[dict[str, Any]]:
+def compare_rows(rows: dict[str, PublishedStep]) -> list[dict[str, Any]]:
     """Each row as planned, the share that fits it, and its error with the median share of the other systems on its chip.
 
     The one part of the table that no row of the same system had a hand in: `left_out_error`, None where nobody else ran on the chip.
@@ -150,7 +154,7 @@ def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return a["chip"] == b["chip"] and ("fp8" in a["precision"]) == ("fp8" in b["precision"])
 
 
-def by_chip(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def summarize_by_chip(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One line a chip and unit: how far its rows are off, and the share of the peak that would fit them."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for line in lines:

@@ -14,43 +14,45 @@ from rich.table import Table
 from scalelab import config as config_lib
 from scalelab import user_code
 from scalelab.errors import BadInput
-from scalelab.hardware.chips import accelerated
+from scalelab.hardware.chips import expects_accelerator
 
 GIB = 2**30
 
 
-def refuse(config: Any, place: pathlib.Path, trials: int = 1) -> None:
+def check_memory_fits(config: Any, place: pathlib.Path, trials: int = 1) -> None:
     """BadInput, after a table of what it would need, for a resolved config whose step can't fit the devices that are here.
 
     `place`: where the run (or a pack of so many trials) keeps what makes it deterministic.
     """
     from scalelab.train.resume import determinism
 
-    determinism.arrange(config, place)  # before jax is asked for its devices
+    determinism.set_deterministic_flags(config, place)  # before jax is asked for its devices
     _refuse(config.to_dict(), trials)
 
 
-def refuse_any(packs: Mapping[str, list[ConfigDict]]) -> None:
+def check_packs_fit(packs: Mapping[str, list[ConfigDict]]) -> None:
     """The same for each of a sweep's packs (the trials that share a program), whose processes are still to come.
 
     Where there may be an accelerator it is asked from a process that ends before them: this one leaves the devices to them.
     """
     asked = [(trials[0].to_dict(), len(trials)) for trials in packs.values()]
-    if not accelerated():
+    if not expects_accelerator():
         for config, many in asked:
             _refuse(config, many)
         return
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, initializer=user_code.permit, initargs=(user_code.permissions(),)) as apart:
+    with ProcessPoolExecutor(
+        1, spawn, initializer=user_code.apply_permissions, initargs=(user_code.export_permissions(),)
+    ) as apart:
         for answer in [apart.submit(_refuse, config, many) for config, many in asked]:
             answer.result()
 
 
 def _refuse(config: dict[str, Any], trials: int) -> None:
-    from scalelab.plan.memory.fits_here import too_large, way_out
+    from scalelab.plan.memory.fits_here import memory_if_too_large, suggest_fitting_change
 
     static = config_lib.static(ConfigDict(config))
-    found = too_large(static, trials)
+    found = memory_if_too_large(static, trials)
     if found is None:
         return
     table = Table("a device's memory", "GiB")
@@ -61,7 +63,7 @@ def _refuse(config: dict[str, Any], trials: int) -> None:
     Console(stderr=True).print(table)
     for note in found.notes:
         print(note, file=sys.stderr)
-    way = way_out(static) if trials == 1 else None
+    way = suggest_fitting_change(static) if trials == 1 else None
     nearest = (
         "nearest that fits: " + " ".join(f"--config.{key}={value}" for key, value in way.changes.items()) if way else ""
     )

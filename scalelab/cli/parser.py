@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from scalelab import user_code
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,8 +40,8 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args([bare.get(arg, self._new_name(arg)) for arg in args], namespace)
         if unknown:
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
-            raise BadInput(f"unknown argument {unknown[0]!r}{nearest(unknown[0].split('=')[0], options)}")
-        user_code.trust(*getattr(parsed, "trust", None) or ())
+            raise BadInput(f"unknown argument {unknown[0]!r}{nearest_hint(unknown[0].split('=')[0], options)}")
+        user_code.trust_names(*getattr(parsed, "trust", None) or ())
         if parsed.json not in (None, "-"):  # before the work, not after it
             file_path("--json", parsed.json)
         return parsed
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         old, equal, value = argument.partition("=")
         if old not in self.renamed:
             return argument
-        say(f"{self.prog}: {old} is now called {self.renamed[old]}; the old name goes with the next release")
+        print_status(f"{self.prog}: {old} is now called {self.renamed[old]}; the old name goes with the next release")
         return self.renamed[old] + equal + value
 
 
@@ -75,7 +75,7 @@ def folder_path(text: str) -> pathlib.Path:
     return path
 
 
-def emit(result: Any, destination: str | None) -> None:
+def emit_json(result: Any, destination: str | None) -> None:
     """Write `result` as one line of JSON to stdout (`-`) or to a file; do nothing without `--json`.
 
     What is not finite is null: JSON (RFC 8259) has no NaN, and most readers but Python's refuse it.
@@ -89,19 +89,19 @@ def emit(result: Any, destination: str | None) -> None:
         pathlib.Path(destination).write_text(text + "\n")
 
 
-def aligned(rows: Sequence[Sequence[str]], to: str = "left") -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], to: str = "left") -> list[str]:
     """Rows of cells as lines whose columns stand below each other, cells to the left or right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     fill = str.ljust if to == "left" else str.rjust
     return ["  ".join(map(fill, row, widths)).rstrip() for row in rows]
 
 
-def say(text: str) -> None:
+def print_status(text: str) -> None:
     """A line on standard error: standard output is the result's."""
     print(text, file=sys.stderr, flush=True)
 
 
-def add_trust(parser: Parser) -> None:
+def add_trust_option(parser: Parser) -> None:
     """--trust: for commands that read what a run's, a checkpoint's or a law's file names."""
     parser.add_argument(
         "--trust", action="append", type=_code, metavar="PKG.MOD:FN",
@@ -115,22 +115,22 @@ def _code(text: str) -> str:
     return text
 
 
-def add_take_over(parser: Parser) -> None:
+def add_take_over_option(parser: Parser) -> None:
     """--take-over."""
     parser.add_argument(
         "--take-over", action="store_true", help="the process on another host that holds the folder is gone: go on"
     )
 
 
-def add_weights(parser: Parser) -> None:
+def add_weights_options(parser: Parser) -> None:
     """Which weights: RUN[@STEP], --ema, --average; --trust."""
-    add_trust(parser)
+    add_trust_option(parser)
     parser.add_argument("run", metavar="RUN[@STEP]", help="a run's folder, and a step other than its last")
     parser.add_argument("--ema", action="store_true", help="the average that the run keeps of its weights (train.ema)")
     parser.add_argument("--average", type=int, default=1, metavar="K", help="the mean of its last K checkpoints kept")
 
 
-def headline(origin: dict) -> str:
+def describe_weights(origin: dict) -> str:
     """Which weights these are."""
     what = {"trained": "", "ema": ", the average of its weights"}.get(
         origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
@@ -152,4 +152,4 @@ def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
             table.add_row(*map(Text, line))  # Text: a name in brackets is a name, not markup
         Console().print(table)
         return
-    print("\n".join(aligned([columns, *cells])))
+    print("\n".join(align_columns([columns, *cells])))

@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from scalelab.sweep.status import trial_row
+from scalelab.sweep.status import read_trial_row
 
 PLAIN_EVERY_S = 10.0
 
 
-class Bar:
+class RunProgress:
     """Progress of one run (or of run i of n): step, loss, tokens/s, time left."""
 
     def __init__(self, title: str, steps: int) -> None:
@@ -26,7 +26,7 @@ class Bar:
         self.rich = self.console.is_terminal
         self.spoken = time.monotonic()
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "RunProgress":
         if self.rich:
             columns = (
                 TextColumn("{task.description}"),
@@ -70,7 +70,7 @@ class Bar:
         return "  ".join(parts)
 
 
-class Board:
+class PoolProgress:
     """Progress of many runs in a pool: how many are done, and of those that run the step, loss and tokens/s."""
 
     def __init__(self, folder: pathlib.Path, steps: Mapping[str, int]) -> None:
@@ -80,7 +80,7 @@ class Board:
         self.at_start: float | None = None
         self.live = Live(console=self.console, transient=True, auto_refresh=False)
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "PoolProgress":
         if self.console.is_terminal:
             self.live.start()
         return self
@@ -95,7 +95,7 @@ class Board:
         if time.monotonic() - self.spoken < every:
             return
         self.spoken = time.monotonic()
-        rows = [trial_row(self.folder / "runs" / name, self.steps[name]) for name in self.steps]
+        rows = [read_trial_row(self.folder / "runs" / name, self.steps[name]) for name in self.steps]
         text = "\n".join([self._headline(rows), *[_line(row) for row in rows if row["name"] in running]])
         if self.console.is_terminal:
             self.live.update(Text(text), refresh=True)
@@ -118,10 +118,10 @@ def _line(row: Mapping[str, Any]) -> str:
     return f"  {row['name']}: step {row['step']}/{row['steps']}{loss}"
 
 
-class Counts:
+class WorkProgress:
     """Progress of pieces of work that come one after the other, each by its name: a bar each on a terminal, else nothing."""
 
-    def __enter__(self) -> "Counts":
+    def __enter__(self) -> "WorkProgress":
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),

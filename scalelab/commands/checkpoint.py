@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from scalelab.cli.parser import Parser, emit
+from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
 from scalelab.train.checkpoints import logs, manifest
 
@@ -28,26 +28,26 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     found = [
         (folder, step)
-        for folder in manifest.checkpoint_folders(pathlib.Path(options.folder))
-        for step in manifest.steps(folder)
+        for folder in manifest.find_checkpoint_folders(pathlib.Path(options.folder))
+        for step in manifest.list_steps(folder)
         if options.step in (None, step)
     ]
     if not found:
         raise BadInput(f"{options.folder} holds no checkpoint" + ("" if options.step is None else f" {options.step}"))
     for folder in dict.fromkeys(folder for folder, _ in found):
-        for stray in manifest.strays(folder):
+        for stray in manifest.list_strays(folder):
             print(f"scalelab: ignoring {folder / stray}: not a checkpoint", file=sys.stderr)
     result = ACTIONS[options.action](found, options.json != "-")
-    emit(result, options.json)
+    emit_json(result, options.json)
     return int(options.action == "verify" and result["damaged"] > 0)
 
 
 def _verify(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any]:
     rows = []
     for folder, step in found:
-        lines = manifest.problems(folder / str(step))
+        lines = manifest.find_step_problems(folder / str(step))
         if not lines:
-            lines = [text for _, text in logs.lost_logs(folder, manifest.read(folder / str(step)))]
+            lines = [text for _, text in logs.find_lost_logs(folder, manifest.read_manifest(folder / str(step)))]
         rows.append({"folder": str(folder), "step": step, "ok": not lines, "problems": lines})
         if speak:
             print(
@@ -59,10 +59,10 @@ def _verify(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any
 def _list(found: list[tuple[pathlib.Path, int]], speak: bool) -> list[dict[str, Any]]:
     rows = []
     for folder, step in found:
-        lines = manifest.problems(folder / str(step), contents=False)
+        lines = manifest.find_step_problems(folder / str(step), contents=False)
         row: dict[str, Any] = {"folder": str(folder), "step": step, "looks_ok": not lines}
         if not lines:
-            content = manifest.read(folder / str(step))
+            content = manifest.read_manifest(folder / str(step))
             size = sum(file["bytes"] for file in content["files"].values())
             row |= {"bytes": size, "time": content["time"], "trials": sorted(content["facts"])}
             row |= {"health": content.get("health", {})}
@@ -80,7 +80,7 @@ def _row(row: dict[str, Any]) -> str:
 
 def _show(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any]:
     folder, step = max(found, key=lambda place: place[1])
-    content = manifest.read(folder / str(step))
+    content = manifest.read_manifest(folder / str(step))
     if speak:
         print(f"{folder / str(step)}")
         for trial, facts in content["facts"].items():

@@ -12,9 +12,9 @@ Exit code: 0 done (whether or not they differ), 2 bad input.
 
 from typing import Any
 
-from scalelab.cli.parser import Parser, add_trust, emit
+from scalelab.cli.parser import Parser, add_trust_option, emit_json
 
-MOST = 12  # lines of one kind
+MOST_LINES = 12  # lines of one kind
 
 
 def main(argv: list[str]) -> int:
@@ -22,15 +22,15 @@ def main(argv: list[str]) -> int:
     parser = Parser("compare", __doc__)
     parser.add_argument("a", metavar="A", help="a run's folder, or one with runs/*/ that differ in their seeds only")
     parser.add_argument("b", metavar="B", help="the other")
-    add_trust(parser)
+    add_trust_option(parser)
     options = parser.parse_args(argv)
 
-    from scalelab.evaluate.compare import compare
+    from scalelab.evaluate.compare import compare_runs
 
-    found = compare(options.a, options.b)
+    found = compare_runs(options.a, options.b)
     if options.json != "-":
         print("\n".join([f"A = {found['a']}", f"B = {found['b']}", *_sections(found), *_metrics(found), *_gap(found)]))
-    emit(found, options.json)
+    emit_json(found, options.json)
     return 0
 
 
@@ -42,8 +42,8 @@ def _sections(found: dict[str, Any]) -> list[str]:
     lines = []
     for name, apart in (("config", config), ("data", found["data"]), ("environment", found["environment"])):
         lines.append(f"{name}: {'the same' if not apart else f'{len(apart)} differ'}")
-        shown = [f"  {key}: {a!r} | {b!r}" for key, (a, b) in list(apart.items())[:MOST]]
-        lines += [*shown, *([f"  and {len(apart) - MOST} more (--json)"] if len(apart) > MOST else [])]
+        shown = [f"  {key}: {a!r} | {b!r}" for key, (a, b) in list(apart.items())[:MOST_LINES]]
+        lines += [*shown, *([f"  and {len(apart) - MOST_LINES} more (--json)"] if len(apart) > MOST_LINES else [])]
     return lines
 
 
@@ -67,7 +67,7 @@ def _metrics(found: dict[str, Any]) -> list[str]:
     lines = [
         f"metrics: first differ at step {m['first']['step']}{only}; largest in train_loss: {m['largest']:.2g} of it"
     ]
-    for key, d in list(m["first"]["differ"].items())[:MOST]:
+    for key, d in list(m["first"]["differ"].items())[:MOST_LINES]:
         lines.append(f"  {key}: {d['a']!r} | {d['b']!r}  ({d['relative']:.2g} of it)")
     return lines
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab.cli.parser import Parser, aligned, emit, say
-from scalelab.cli.progress import Bar
+from scalelab.cli.parser import Parser, align_columns, emit_json, print_status
+from scalelab.cli.progress import RunProgress
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
-WIDTHS = (64, 128, 256, 512, 1024)
-AXES = {"widths": "d_model", "depths": "n_layers"}
+DEFAULT_WIDTHS = (64, 128, 256, 512, 1024)
+AXIS_KEYS = {"widths": "d_model", "depths": "n_layers"}
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         _print(result)
     if options.plot:
         _draw(result, options.plot)
-    emit(result, options.json)
+    emit_json(result, options.json)
     return int(options.check and any(check["verdict"] == "growing" for check in result["checks"]))
 
 
@@ -70,35 +70,44 @@ def _whole(text: str) -> list[int]:
 
 def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]:
     """{axis: {size: config}} of what is asked for; without any wish the default widths, or the least that heads allow."""
-    from scalelab.model.resize import resized, width_unit
+    from scalelab.model.resize import resize_config, width_unit
 
     widths, depths = options.widths, options.depths
     if not widths and not depths:
         unit = width_unit(config)
-        widths = WIDTHS if not any(width % unit for width in WIDTHS) else [unit * 2**i for i in range(len(WIDTHS))]
-    found = {"d_model": {d: resized(config, d) for d in widths}} if widths else {}
-    return found | ({"n_layers": {n: resized(config, n_layers=n) for n in depths}} if depths else {})
+        widths = (
+            DEFAULT_WIDTHS
+            if not any(width % unit for width in DEFAULT_WIDTHS)
+            else [unit * 2**i for i in range(len(DEFAULT_WIDTHS))]
+        )
+    found = {"d_model": {d: resize_config(config, d) for d in widths}} if widths else {}
+    return found | ({"n_layers": {n: resize_config(config, n_layers=n) for n in depths}} if depths else {})
 
 
 def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options: Any) -> dict[str, Any]:
     from scalelab.train import coordcheck
-    from scalelab.train.run.single import dataset
+    from scalelab.train.run.single import load_run_dataset
     from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
-    data, seeds = dataset(config), range(config.train.seed, config.train.seed + options.seeds)
+    data, seeds = load_run_dataset(config), range(config.train.seed, config.train.seed + options.seeds)
     checks = []
     for axis, configs in sizes.items():
         name = f"{axis} {', '.join(map(str, configs))}"
-        say(
+        print_status(
             f"{name}: {options.steps} steps of {options.batch} x {config.model.seq_len} tokens, {len(seeds)} seed(s) each"
         )
-        with Bar(f"coordcheck over {axis}", len(configs) * len(seeds)) as bar:
-            rows = coordcheck.check(
+        with RunProgress(f"coordcheck over {axis}", len(configs) * len(seeds)) as bar:
+            rows = coordcheck.run_coordinate_check(
                 configs, data, options.steps, seeds, options.batch, lambda done: bar.update({"step": done})
             )
         checks.append(
-            {"axis": axis, "sizes": list(configs), "verdict": coordcheck.verdict(rows), "rows": list(map(_row, rows))}
+            {
+                "axis": axis,
+                "sizes": list(configs),
+                "verdict": coordcheck.growth_verdict(rows),
+                "rows": list(map(_row, rows)),
+            }
         )
     facts = {"optimizer": config.optim.name, "peak_lr": config.optim.peak_lr} | config.parametrization.to_dict()
     return facts | {"steps": options.steps, "seeds": list(seeds), "batch": options.batch, "checks": checks}
@@ -132,13 +141,13 @@ def _print(result: dict[str, Any]) -> None:
             ]
             for row in check["rows"]
         ]
-        print("\n".join(aligned([head, *rows])))
+        print("\n".join(align_columns([head, *rows])))
         print(
             f"{result['name']}, {result['optimizer']} at {result['peak_lr']:g}, over {check['axis']}: {check['verdict']}\n"
         )
 
 
 def _draw(result: dict[str, Any], path: str) -> None:
-    from scalelab.report.figures.coordplots import write
+    from scalelab.report.figures.coordplots import write_coordinate_check
 
-    say(f"drawn: {', '.join(write(path, result))}")
+    print_status(f"drawn: {', '.join(write_coordinate_check(path, result))}")

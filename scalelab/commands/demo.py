@@ -8,21 +8,25 @@ Exit code: 0 done, 2 bad input.
 
 import pathlib
 
-from scalelab.cli.parser import Parser, aligned, emit, folder_path
+from scalelab.cli.parser import Parser, align_columns, emit_json, folder_path
 
-DEFAULT = "scalelab-demo"
+DEFAULT_FOLDER = "scalelab-demo"
 
 
 def main(argv: list[str]) -> int:
     """Print the fit, the prediction and its score; write the figure."""
     parser = Parser("demo", __doc__)
     parser.add_argument(
-        "--out", type=folder_path, default=pathlib.Path(DEFAULT), metavar="DIR", help=f"default: {DEFAULT}"
+        "--out",
+        type=folder_path,
+        default=pathlib.Path(DEFAULT_FOLDER),
+        metavar="DIR",
+        help=f"default: {DEFAULT_FOLDER}",
     )
     options = parser.parse_args(argv)
     from scalelab.laws import examples
     from scalelab.laws.read.study import fit_study
-    from scalelab.laws.use.chinchilla_optimum import Params
+    from scalelab.laws.use.chinchilla_optimum import ChinchillaParams
     from scalelab.report.figures import lawplots, style
 
     rows = examples.read_quickstart()
@@ -38,15 +42,19 @@ def main(argv: list[str]) -> int:
     }  # fmt: skip
     points = [row | {"loss": row["val_loss"]} for row in rows if row["role"] != "check"]
     band = {"C": budgets, "low": [each.low for each in bands], "high": [each.high for each in bands]}
-    figure = lawplots.held_out(
-        points, scored, Params(**fitted.params), fitted.k, band, None, "Predicted, then measured"
+    figure = lawplots.plot_held_out(
+        points, scored, ChinchillaParams(**fitted.params), fitted.k, band, None, "Predicted, then measured"
     )
     numbers = [{key: row[key] for key in ("name", "role", "N", "D", "C", "loss")} for row in points]
-    files = [p for kind in style.KINDS for p in style.save_as(options.out / f"prediction{kind}", figure, numbers)]
+    files = [
+        p
+        for kind in style.FIGURE_SUFFIXES
+        for p in style.write_figure(options.out / f"prediction{kind}", figure, numbers)
+    ]
     result = {"fit": fitted.to_json(), "held_out": scored, "files": files, "table": str(examples.QUICKSTART)}
     if options.json != "-":
         print("\n".join(_lines(result)))
-    emit(result, options.json)
+    emit_json(result, options.json)
     return 0
 
 
@@ -59,7 +67,7 @@ def _lines(result: dict) -> list[str]:
     return [
         f"{fit['n_runs']} small transformers on Python source, 1e11 to 8e11 FLOPs each, trained by `make quickstart`;",
         f"fitted: {fit['equation']} (loss in nats per token, N parameters, D tokens)",
-        *aligned([["", "value", "90 % low", "high"], *cells]),
+        *align_columns([["", "value", "90 % low", "high"], *cells]),
         "",
         f"predicted {held['predicted_loss']:.4f} (90 %: {low:.4f} to {high:.4f}) for a run of {held['C']:.3g} FLOPs, which then "
         f"reached {held['measured_loss']:.4f}: error {held['error']:+.2%}, {'inside' if held['inside'] else 'OUTSIDE'}",

@@ -7,7 +7,7 @@ where an accelerator was asked for (by --expect, by JAX_PLATFORMS, or by install
 import sys
 from typing import Any
 
-from scalelab.cli.parser import Parser, emit
+from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
 
 
@@ -17,20 +17,20 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--expect", choices=["cpu", "gpu", "tpu"], help="the platform that jax must see")
     options = parser.parse_args(argv)
 
-    from scalelab.hardware.doctor import examine
+    from scalelab.hardware.doctor import examine_installation
 
-    report = examine(options.expect)
+    report = examine_installation(options.expect)
     if options.json != "-":
-        print("\n".join(lines(report)))
+        print("\n".join(describe_environment(report)))
     for warning in report["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
-    emit(report, options.json)
+    emit_json(report, options.json)
     if report["failure"]:
         raise BadInput(report["failure"])
     return 0 if report["matmul"]["right"] else 1
 
 
-def lines(report: dict[str, Any]) -> list[str]:
+def describe_environment(report: dict[str, Any]) -> list[str]:
     """The report as aligned text."""
     rows = list((report["versions"] | report["builds"]).items())
     rows += [("driver", line) for line in report["driver"]]

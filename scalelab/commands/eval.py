@@ -12,8 +12,8 @@ On one device, in the precision of the run. Exit code: 0 done, 1 the checkpoint 
 """
 
 from scalelab import records
-from scalelab.cli.parser import Parser, add_weights, emit, headline
-from scalelab.cli.progress import Counts
+from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json
+from scalelab.cli.progress import WorkProgress
 from scalelab.config import split_overrides
 from scalelab.errors import BadInput
 
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     """Score, keep and print; the exit code is as the module says."""
     overrides, rest = split_overrides(argv)
     parser = Parser("eval", __doc__)
-    add_weights(parser)
+    add_weights_options(parser)
     parser.add_argument("--data", metavar="DIR", help="a prepared folder in place of the run's own data")
     parser.add_argument("--tasks", metavar="FILES", default="", help="task files (JSON lines), separated by commas")
     parser.add_argument(
@@ -38,22 +38,22 @@ def main(argv: list[str]) -> int:
     from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
-    asked = [tasks.read(path) for path in filter(None, options.tasks.split(","))]
-    of = subject.of(options.run, options.ema, options.average)
-    config = evaluations.other_data(of.config, overrides)
-    with Counts() as bars:
-        rows = evaluations.of_tasks(of, asked, bars.update)
-        rows = [*evaluations.of_data(of, config, options.sequences, bars.update), *rows]
-    replaced = records.keep_evaluations(of.origin["run"], rows)
+    asked = [tasks.read_task(path) for path in filter(None, options.tasks.split(","))]
+    of = subject.load_evaluated_model(options.run, options.ema, options.average)
+    config = evaluations.override_data(of.config, overrides)
+    with WorkProgress() as bars:
+        rows = evaluations.evaluate_tasks(of, asked, bars.update)
+        rows = [*evaluations.evaluate_data(of, config, options.sequences, bars.update), *rows]
+    replaced = records.write_evaluations(of.origin["run"], rows)
     if options.json != "-":
-        print("\n".join([headline(of.origin), *map(line, rows)]))
+        print("\n".join([describe_weights(of.origin), *map(format_evaluation, rows)]))
         for name in replaced:
             print(f"  {name}: what was kept under this name was of other content, and is replaced")
-    emit({"origin": of.origin, "evaluations": rows, "replaced": replaced}, options.json)
+    emit_json({"origin": of.origin, "evaluations": rows, "replaced": replaced}, options.json)
     return 0
 
 
-def line(row: dict) -> str:
+def format_evaluation(row: dict) -> str:
     """One row of evaluations.jsonl as text."""
     m = row["metrics"]
     if row["kind"] == "data":

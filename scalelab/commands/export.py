@@ -10,7 +10,7 @@ import dataclasses
 import re
 from typing import Any
 
-from scalelab.cli.parser import Parser, add_weights, emit, folder_path, headline
+from scalelab.cli.parser import Parser, add_weights_options, describe_weights, emit_json, folder_path
 from scalelab.errors import BadInput
 
 
@@ -18,46 +18,48 @@ def main(argv: list[str]) -> int:
     """Exit code 0, 1 where the checkpoint is damaged, 2 for bad input."""
     parser = Parser("export", __doc__)
     parser.add_argument("format", choices=["hf"], help="hf: the files of Hugging Face's transformers")
-    add_weights(parser)
+    add_weights_options(parser)
     parser.add_argument(
         "--out", required=True, type=folder_path, metavar="DIR", help="the folder to write; must not exist, or be empty"
     )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the tensors written")
     options = parser.parse_args(argv)
 
-    from scalelab.hf.write import write
-    from scalelab.train.resume.weights import of_run
+    from scalelab.hf.write import write_model
+    from scalelab.train.resume.weights import load_run_weights
 
-    weights = of_run(options.run, options.ema, options.average)
+    weights = load_run_weights(options.run, options.ema, options.average)
     tokenizer, why = _tokenizer(weights)
-    written = write(options.out, weights.shape, weights.params, weights.origin, options.dtype, tokenizer=tokenizer)
+    written = write_model(
+        options.out, weights.shape, weights.params, weights.origin, options.dtype, tokenizer=tokenizer
+    )
     if options.json != "-":
-        print("\n".join(lines(written, weights.origin, why)))
-    emit(dataclasses.asdict(written) | {"folder": str(written.folder), "origin": weights.origin}, options.json)
+        print("\n".join(describe_export(written, weights.origin, why)))
+    emit_json(dataclasses.asdict(written) | {"folder": str(written.folder), "origin": weights.origin}, options.json)
     return 0
 
 
 def _tokenizer(weights: Any) -> tuple[Any, str]:
     """The tokenizer of the run's data (None: not known), and why no file of it can be written ("": one can)."""
-    from scalelab.data.tokenizers.tokenizer import byte_tokens, given_tokens
-    from scalelab.evaluate.subject import tokenizer
+    from scalelab.data.tokenizers.tokenizer import byte_tokenizer, id_tokenizer
+    from scalelab.evaluate.subject import load_model_tokenizer
 
     name = weights.origin["data"]["tokenizer"] or ""
     if ids := re.fullmatch(r"ids-(\d+)(?:-(\d+))?", name):
-        return given_tokens(int(ids[1]), int(ids[2] or 0)), "the data are token ids without one"
+        return id_tokenizer(int(ids[1]), int(ids[2] or 0)), "the data are token ids without one"
     if name == "bytes":
-        return byte_tokens(), ""
+        return byte_tokenizer(), ""
     try:
-        return tokenizer(weights), ""
+        return load_model_tokenizer(weights), ""
     except BadInput as reason:
         return None, str(reason)
 
 
-def lines(written, origin: dict, why: str = "") -> list[str]:
+def describe_export(written, origin: dict, why: str = "") -> list[str]:
     """What was written, and what became of it on the way; `why` no tokenizer was."""
     weights = sum(name.endswith(".safetensors") for name in written.files)
     text = [
-        f"{headline(origin)} -> {written.folder}: {written.format}, {written.tensors} tensors of "
+        f"{describe_weights(origin)} -> {written.folder}: {written.format}, {written.tensors} tensors of "
         f"{written.dtype}, {written.tensor_bytes / 1e6:.1f} MB in {weights} file{'s' * (weights != 1)}"
     ]
     if written.dtype != "float32":

@@ -9,7 +9,7 @@ tokenizer.json, if that fits, so that `scalelab eval --tasks` and `scalelab samp
 
 import pathlib
 
-from scalelab.cli.parser import Parser, emit, folder_path
+from scalelab.cli.parser import Parser, emit_json, folder_path
 
 
 def main(argv: list[str]) -> int:
@@ -24,24 +24,24 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
 
-    from scalelab.hf.formats import IRRELEVANT
-    from scalelab.train.resume.weights import keep, of_hf, tokenizer_of_hf
+    from scalelab.hf.formats import IRRELEVANT_KEYS
+    from scalelab.train.resume.weights import load_hf_tokenizer, load_hf_weights, write_weights
 
-    weights = of_hf(pathlib.Path(options.folder))
-    tokenizer, why = tokenizer_of_hf(pathlib.Path(options.folder), weights.shape.vocab_size)
+    weights = load_hf_weights(pathlib.Path(options.folder))
+    tokenizer, why = load_hf_tokenizer(pathlib.Path(options.folder), weights.shape.vocab_size)
     if options.out:
-        keep(options.out, weights, tokenizer)
-    values = {key: value for key, value in weights.config.model.items() if key not in IRRELEVANT}
+        write_weights(options.out, weights, tokenizer)
+    values = {key: value for key, value in weights.config.model.items() if key not in IRRELEVANT_KEYS}
     out = options.out and str(options.out)
     if options.json != "-":
-        print("\n".join(lines(values, weights.origin, out)))
+        print("\n".join(describe_import(values, weights.origin, out)))
         print(f"  tokenizer: {tokenizer.name}" if tokenizer else f"  no tokenizer: {why}")
     facts = {"model": values, "origin": weights.origin, "folder": out}
-    emit(facts | {"tokenizer": tokenizer and tokenizer.name}, options.json)
+    emit_json(facts | {"tokenizer": tokenizer and tokenizer.name}, options.json)
     return 0
 
 
-def lines(values: dict, origin: dict, out: str | None) -> list[str]:
+def describe_import(values: dict, origin: dict, out: str | None) -> list[str]:
     """Where the weights come from, how they were converted, and the config that fits them."""
     kinds = ", ".join(f"{count} of {dtype}" for dtype, count in origin["dtypes"].items())
     done = "already in float32" if set(origin["dtypes"]) == {"float32"} else "converted to float32, exactly"

@@ -9,7 +9,7 @@ Exit code: 0 done, 2 bad input.
 import pathlib
 
 from scalelab import records
-from scalelab.cli.parser import Parser, emit
+from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
 
 
@@ -27,8 +27,8 @@ def main(argv: list[str]) -> int:
         raise BadInput('the note is empty: write `scalelab note RUN "what happened"`')
     lines = records.read_metrics(folder)
     step = lines[-1]["step"] if lines else 0
-    records.event(folder, "note", step, text)
+    records.write_event(folder, "note", step, text)
     if arguments.json != "-":
         print(f"noted at step {step} of {folder.name}")
-    emit({"run": str(folder), "step": step, "text": text}, arguments.json)
+    emit_json({"run": str(folder), "step": step, "text": text}, arguments.json)
     return 0

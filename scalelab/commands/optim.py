@@ -14,13 +14,15 @@ import sys
 from typing import Any
 
 from scalelab import set_by
-from scalelab.cli.parser import Parser, emit
-from scalelab.config import hparams, leaves, load, origins, split_overrides, static
-from scalelab.config.optimizer_defaults import DEFAULTS, doubts, words
+from scalelab.cli.parser import Parser, emit_json
+from scalelab.config import config_value_origins, hparams, leaves, load, split_overrides, static
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS, describe_optim_defaults, lr_warnings
 
 
 def _known() -> str:
-    rows = [f"  {name:<20} {values['peak_lr'][0]:<8g} {values['peak_lr'][1]}" for name, values in DEFAULTS.items()]
+    rows = [
+        f"  {name:<20} {values['peak_lr'][0]:<8g} {values['peak_lr'][1]}" for name, values in OPTIM_DEFAULTS.items()
+    ]
     return "\n".join(rows)
 
 
@@ -31,12 +33,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
     options = parser.parse_args(rest)
     config = load(options.config, overrides)
-    who = origins(config)
+    who = config_value_origins(config)
 
     from scalelab.optim import chain, table
 
-    chain.refuse_unset(static(config))
-    rows = table.rows(static(config), hparams(config))
+    chain.check_numbers_set(static(config))
+    rows = table.optimizer_rows(static(config), hparams(config))
     if options.json != "-":
         print(
             f"{'group':<10} {'optimizer':<20} {'parameters':>14} {'x LR':>9} {'decay':>9} {'state bytes':>15} {'a parameter':>12}"
@@ -50,8 +52,10 @@ def main(argv: list[str]) -> int:
         print(f"{'all':<10} {'':<20} {parameters:>14,} {'':>9} {'':>9} {bytes_:>15,.0f} {bytes_ / parameters:>12.3f}")
         numbers = "".join(f", {name} {value:g}" for name, value in config.optim.own.items())
         print(f"peak LR {config.optim.peak_lr:g}, clip {config.optim.clip_norm:g}{numbers}", file=sys.stderr)
-        authors = set_by.describe(who, leaves(config))
-        for line in filter(None, [words(config.optim, who), authors, *doubts(config.optim, who)]):
+        authors = set_by.describe_origins(who, leaves(config))
+        for line in filter(
+            None, [describe_optim_defaults(config.optim, who), authors, *lr_warnings(config.optim, who)]
+        ):
             print(line, file=sys.stderr)
     shown = [vars(row) | {"bytes_per_parameter": row.bytes_per_parameter} for row in rows]
     set_values = {key.removeprefix("optim."): by for key, by in who.items() if key.startswith("optim.")}
@@ -61,5 +65,5 @@ def main(argv: list[str]) -> int:
         "peak_lr": config.optim.peak_lr,
         "own": config.optim.own.to_dict(),
     }
-    emit(facts | {"groups": shown}, options.json)
+    emit_json(facts | {"groups": shown}, options.json)
     return 0

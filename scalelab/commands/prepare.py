@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from scalelab.cli.parser import Parser, add_take_over, emit, folder_path
+from scalelab.cli.parser import Parser, add_take_over_option, emit_json, folder_path
 from scalelab.cli.progress import PLAIN_EVERY_S
 
 
@@ -53,10 +53,10 @@ def main(argv: list[str]) -> int:
     add("--val-fraction", type=float, default=0.1, metavar="F", help="share of the documents held out; default: 0.1")
     add("--split-seed", type=int, default=0, metavar="N", help="which documents are held out; default: 0")
     add("--skip-bad", action="store_true", help="leave out documents that can't be read, and count them")
-    add_take_over(parser)
+    add_take_over_option(parser)
     options = parser.parse_args(argv)
 
-    from scalelab.data.prepare.corpus import prepare
+    from scalelab.data.prepare.corpus import prepare_corpus
     from scalelab.data.prepare.request import Request
     from scalelab.data.prepare.units import Stopped
     from scalelab.signals import stop_on_signals
@@ -68,13 +68,13 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     with _Bar(out.name) as bar, stop_on_signals() as stop:
         try:
-            result = prepare(request, bar.update, stop)
+            result = prepare_corpus(request, bar.update, stop)
         except Stopped:
             print(f"scalelab: stopped; the same command goes on with {out}", file=sys.stderr)
             return 75
     if options.json != "-":
         _show(result)
-    emit(result, options.json)
+    emit_json(result, options.json)
     return 0
 
 
@@ -105,7 +105,7 @@ class _Bar:
             self.bar.stop()
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Take what `corpus.prepare` reports."""
+        """Take what `corpus.prepare_corpus` reports."""
         if "note" in facts:
             self.console.print(facts["note"], markup=False, highlight=False, soft_wrap=True)
             return

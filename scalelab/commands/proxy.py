@@ -16,8 +16,8 @@ import pathlib
 from typing import Any
 
 from scalelab import git
-from scalelab.cli.parser import Parser, emit, folder_path, say
-from scalelab.cli.progress import Bar
+from scalelab.cli.parser import Parser, emit_json, folder_path, print_status
+from scalelab.cli.progress import RunProgress
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
@@ -54,33 +54,35 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
 
     folder, lrs = options.workdir, _lrs(options.lrs, config.optim.peak_lr)
     seeds = range(config.train.seed, config.train.seed + options.seeds)
-    plan = proxy.plan(config, options.flops, len(lrs) * len(seeds))
-    runs = proxy.trials(plan, lrs, seeds)
-    say("\n".join([*plan.lines(), f"sweep: {len(runs)} runs, {plan.sweep_flops:.3g} FLOPs in all"]))
+    plan = proxy.plan_proxy(config, options.flops, len(lrs) * len(seeds))
+    runs = proxy.proxy_trials(plan, lrs, seeds)
+    print_status("\n".join([*plan.lines(), f"sweep: {len(runs)} runs, {plan.sweep_flops:.3g} FLOPs in all"]))
     write_forks(folder, options.config, {"twin": plan.twin}, {"twin": f"The small twin of {options.config}."})
     cache_compilations()
-    with stop_on_signals() as stop, Bar(f"{len(runs)} trials", plan.twin.train.steps) as bar:
+    with stop_on_signals() as stop, RunProgress(f"{len(runs)} trials", plan.twin.train.steps) as bar:
         verdicts = run_sweep(folder, runs, progress=bar.update, stop=stop, code=git.code_state(options.config))
     if status.exit_code(verdicts.values()) == 75:
         return 75
-    target, found = proxy.fill(plan, status.rows(folder), lrs, seeds)
+    target, found = proxy.fill_target(plan, status.read_trial_rows(folder), lrs, seeds)
     result = _result(plan, target, found, verdicts, lrs)
     if not found.interior:
-        say(f"the best of the twin's learning rates tried, {2**found.log2_lr:.4g}, is the first or last: shift --lrs")
+        print_status(
+            f"the best of the twin's learning rates tried, {2**found.log2_lr:.4g}, is the first or last: shift --lrs"
+        )
     else:
         title = f"{options.config} with the learning rate of a twin of width {plan.twin.model.d_model} ({folder})."
         write_forks(out.parent, options.config, {out.stem: target}, {out.stem: title})
         low, high = result["peak_lr_interval90"]
-        say(f"peak_lr {target.optim.peak_lr:.4g}, 90 % in {low:.4g} to {high:.4g}; written: {out}")
-    emit(result | {"out": str(out) if found.interior else None}, options.json)
+        print_status(f"peak_lr {target.optim.peak_lr:.4g}, 90 % in {low:.4g} to {high:.4g}; written: {out}")
+    emit_json(result | {"out": str(out) if found.interior else None}, options.json)
     return 0 if found.interior else 1
 
 
 def _lrs(text: str | None, centre: float) -> list[float]:
-    from scalelab.sweep.scaling.proxy import OCTAVES
+    from scalelab.sweep.scaling.proxy import LR_OCTAVES
 
     if not text:
-        return [centre * 2.0**i for i in OCTAVES]
+        return [centre * 2.0**i for i in LR_OCTAVES]
     try:
         values = sorted({float(part) for part in text.split(",")})
     except ValueError:

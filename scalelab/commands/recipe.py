@@ -19,10 +19,10 @@ import pathlib
 import sys
 from typing import Any
 
-from scalelab.cli.parser import Parser, emit
+from scalelab.cli.parser import Parser, emit_json
 from scalelab.errors import BadInput
 
-STEPS = 500
+TWIN_STEPS = 500
 
 
 def main(argv: list[str]) -> int:
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--shrink", nargs="?", const="64", metavar="WIDTH", help="its scaled-down twin as a config file"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help=f"of the twin (default: {STEPS})")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"of the twin (default: {TWIN_STEPS})")
     parser.add_argument("--out", metavar="FILE", help="where to write the twin, a file that ends in .py")
     options = parser.parse_args(argv)
 
@@ -40,9 +40,11 @@ def main(argv: list[str]) -> int:
 
     if options.name is None:
         if options.shrink or options.out:
-            raise BadInput(f"--{'shrink' if options.shrink else 'out'} needs a recipe: {', '.join(recipes.names())}")
+            raise BadInput(
+                f"--{'shrink' if options.shrink else 'out'} needs a recipe: {', '.join(recipes.list_recipes())}"
+            )
         return _list(options.json)
-    recipe = recipes.find(options.name)
+    recipe = recipes.find_recipe(options.name)
     if options.shrink:
         return _shrink(recipe, options)
     if options.out or options.steps is not None:
@@ -54,14 +56,14 @@ def main(argv: list[str]) -> int:
 def _list(destination: str | None) -> int:
     from scalelab.sweep.scaling import recipes
 
-    found = [recipes.find(name) for name in recipes.names()]
+    found = [recipes.find_recipe(name) for name in recipes.list_recipes()]
     if destination != "-":
         print(f"{'':<18} {'published':>9} {'tokens':>9}")
         for recipe in found:
             total = max((n for key, n in recipe.published.items() if key not in ("tokens", "flops")), default=0)
             sizes = [f"{n:.3g}" if n else "" for n in (total, recipe.published.get("tokens", 0))]
             print(f"{recipe.name:<18} {sizes[0]:>9} {sizes[1]:>9}  {recipe.summary}")
-    emit(
+    emit_json(
         [{"name": r.name, "summary": r.summary, "path": str(r.path), "published": r.published} for r in found],
         destination,
     )
@@ -69,13 +71,13 @@ def _list(destination: str | None) -> int:
 
 
 def _shrink(recipe: Any, options: Any) -> int:
-    from scalelab.sweep.forks import fork, write_forks
-    from scalelab.sweep.scaling.shrink import shrunk
+    from scalelab.sweep.forks import fork_text, write_forks
+    from scalelab.sweep.scaling.shrink import shrink_recipe
 
-    steps = STEPS if options.steps is None else options.steps
+    steps = TWIN_STEPS if options.steps is None else options.steps
     if not options.shrink.isdecimal() or steps < 1:
         raise BadInput(f"--shrink={options.shrink} --steps={steps}: a width and a number of steps, e.g. --shrink=64")
-    twin = shrunk(recipe.config, int(options.shrink), steps)
+    twin = shrink_recipe(recipe.config, int(options.shrink), steps)
     title = f"The scaled-down twin of {recipe.name}: width {twin.model.d_model}, {twin.train.steps} steps on bytes."
     path = pathlib.Path(options.out or f"{recipe.name}_small.py")
     if path.suffix != ".py" or path.resolve() == recipe.path.resolve():
@@ -84,8 +86,8 @@ def _shrink(recipe: Any, options: Any) -> int:
         write_forks(path.parent, recipe.path, {path.stem: twin}, {path.stem: title})
         print(f"written: {path}", file=sys.stderr)
     elif options.json != "-":
-        print(fork(path, recipe.path, twin, title), end="")
-    emit({"recipe": recipe.name, "out": options.out, "config": twin.to_dict()}, options.json)
+        print(fork_text(path, recipe.path, twin, title), end="")
+    emit_json({"recipe": recipe.name, "out": options.out, "config": twin.to_dict()}, options.json)
     return 0
 
 
@@ -100,7 +102,7 @@ def _show(recipe: Any, destination: str | None) -> int:
         for text in recipe.not_reproduced:
             print(f"not reproduced: {text}")
         print(f"\nscalelab train --config={os.path.relpath(recipe.path)} --workdir=runs/{recipe.name}")
-    emit(result, destination)
+    emit_json(result, destination)
     return 0
 
 
@@ -117,12 +119,12 @@ def _facts(recipe: Any) -> dict[str, Any]:
         "name": recipe.name,
         "summary": recipe.summary,
         "path": str(recipe.path),
-        "choices": [vars(choice) for choice in recipes.choices(recipe)],
-        "parameters": count.parameters(shape),
+        "choices": [vars(choice) for choice in recipes.list_choices(recipe)],
+        "parameters": count.count_parameters(shape),
         "tokens": tokens,
         "flops": {convention: each * tokens for convention, each in count.flops_per_token(shape).items()},
         "published": recipe.published,
-        "schedule": schedule_steps.describe(config),
+        "schedule": schedule_steps.describe_schedule(config),
         "not_reproduced": list(recipe.not_reproduced),
     }
 

@@ -5,7 +5,7 @@ A self-contained page of a run, a sweep or a study, DIR/report.html, and every f
 Exit code: 0 done, 1 the study failed its own checks (an optimum at the edge; the page is written), 2 bad input.
 """
 
-from scalelab.cli.parser import Parser, emit, say
+from scalelab.cli.parser import Parser, emit_json, print_status
 
 
 def main(argv: list[str]) -> int:
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
         print(f"{report['path']}  ({report['kind']}; runs: {report['runs']}, figures: {len(report['figures'])})")
         for gap in report["missing"]:
             print(f"  not included: {gap}")
-    emit(report, arguments.json)
+    emit_json(report, arguments.json)
     for failure in report["failures"]:
-        say(f"FAILED: {failure}")
+        print_status(f"FAILED: {failure}")
     return 1 if report["failures"] else 0

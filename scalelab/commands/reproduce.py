@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from scalelab.cli.parser import Parser, emit
-from scalelab.errors import BadInput, nearest
+from scalelab.cli.parser import Parser, emit_json
+from scalelab.errors import BadInput, nearest_hint
 
 if TYPE_CHECKING:
-    from scalelab.laws.published.verdict import Report, Row
+    from scalelab.laws.published.verdict import ComparisonRow, PaperReport
 
 SPEAK_EVERY_S = 2.0
 NAME_WIDTH = 84
@@ -44,13 +44,13 @@ def main(argv: list[str]) -> int:
     ]
     if arguments.json != "-" and len(reports) > 1:
         print(f"\nall: {_counts(row for report in reports for row in report.rows)}")
-    emit(_json(reports, rows, time.monotonic() - started), arguments.json)
+    emit_json(_json(reports, rows, time.monotonic() - started), arguments.json)
     return int(any(row["verdict"] == "mismatch" for row in rows))
 
 
-def _reports(arguments: Any) -> "Iterator[Report]":
+def _reports(arguments: Any) -> "Iterator[PaperReport]":
     """One report a paper that was asked for. BadInput for one that nobody knows, or without its data."""
-    from scalelab.laws.published import PAPERS, reproduce
+    from scalelab.laws.published import PAPERS, reproduce_paper
 
     paper = arguments.paper
     if paper == "textbook":
@@ -61,11 +61,11 @@ def _reports(arguments: Any) -> "Iterator[Report]":
     chosen = PAPERS if paper == "all" else (paper,)
     if paper is None or not set(chosen) <= set(PAPERS):
         given = "no paper" if paper is None else f"paper {paper!r}: unknown"
-        raise BadInput(f"{given}{nearest(paper or '', [*PAPERS, 'all', 'textbook'])}")
+        raise BadInput(f"{given}{nearest_hint(paper or '', [*PAPERS, 'all', 'textbook'])}")
     data, tell = _data_folder(arguments.data), _speaker()
     for one in chosen:
         tell(f"{one}: reading tables and fitting")
-        yield reproduce(one, data, tell)
+        yield reproduce_paper(one, data, tell)
 
 
 def _parser() -> Parser:
@@ -103,7 +103,7 @@ def _speaker() -> Any:
     return tell
 
 
-def _json(reports: "Iterable[Report]", rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+def _json(reports: "Iterable[PaperReport]", rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
     reports = list(reports)
     return {
         "rows": rows,
@@ -113,14 +113,14 @@ def _json(reports: "Iterable[Report]", rows: list[dict[str, Any]], seconds: floa
     }
 
 
-def _counts(rows: "Iterable[Row]") -> str:
+def _counts(rows: "Iterable[ComparisonRow]") -> str:
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.verdict] = counts.get(row.verdict, 0) + 1
     return ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
 
 
-def _lines(report: "Report") -> list[str]:
+def _lines(report: "PaperReport") -> list[str]:
     """The table of one paper, its recipes as numbered notes, and the findings."""
     recipes = list(dict.fromkeys(row.recipe for row in report.rows))
     width = min(NAME_WIDTH, max(len(row.name) for row in report.rows))
@@ -141,17 +141,17 @@ def _download(folder: pathlib.Path) -> int:
     from scalelab.laws.published import download
 
     missing = 0
-    for name, source in download.FILES.items():
-        if download.present(source, folder / name):
+    for name, source in download.DOWNLOADABLE_FILES.items():
+        if download.has_valid_copy(source, folder / name):
             print(f"{name}: already there")
             continue
         try:
-            download.fetch(source, folder / name, _speaker())
+            download.download_file(source, folder / name, _speaker())
             print(f"{name}: fetched and verified")
         except download.DownloadError as failure:
             missing += 1
             print(f"scalelab: {name}: {failure}", file=sys.stderr)
-    for name, text in download.BY_HAND.items():
+    for name, text in download.MANUAL_SOURCES.items():
         if not (folder / name).is_file():
             missing += 1
             print(f"scalelab: {name} can't be fetched as it is; its source: {text}", file=sys.stderr)

@@ -9,11 +9,11 @@ At their last steps, what `scalelab eval` scored stands in columns SET_METRIC; s
 import sys
 
 from scalelab import records
-from scalelab.cli.parser import Parser, emit, file_path, print_table, say
-from scalelab.errors import BadInput, nearest
+from scalelab.cli.parser import Parser, emit_json, file_path, print_status, print_table
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.report.tables import csv_text
 
-COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss", "bpb")
+RUN_COLUMNS = ("name", "status", "N", "D", "C", "train.steps", "optim.peak_lr", "train.seed", "val_loss", "bpb")
 
 
 def main(argv: list[str]) -> int:
@@ -25,7 +25,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--csv", nargs="?", const="-", metavar="PATH", help="print one tidy table, or write it to PATH")
     parser.add_argument("--parquet", metavar="PATH", help="write the same table to PATH, with types")
     parser.add_argument(
-        "--columns", metavar="A,B,…", help=f"columns to show (default: {','.join(COLUMNS)}; csv, parquet, json: all)"
+        "--columns",
+        metavar="A,B,…",
+        help=f"columns to show (default: {','.join(RUN_COLUMNS)}; csv, parquet, json: all)",
     )
     arguments = parser.parse_args(argv)
     rows = [row for folder in arguments.folders for row in records.read_runs(folder)]
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> int:
     columns = arguments.columns.split(",") if arguments.columns else None
     for column in columns or ():
         if column not in known:
-            raise BadInput(f"unknown column {column!r}{nearest(column, known)}")
+            raise BadInput(f"unknown column {column!r}{nearest_hint(column, known)}")
     if arguments.parquet:
         from scalelab.laws.read.readers import write_parquet
 
@@ -41,12 +43,12 @@ def main(argv: list[str]) -> int:
     if arguments.csv:
         _write(csv_text(rows, columns or known), arguments.csv)
     elif not arguments.parquet and arguments.json != "-":
-        shown = columns or [column for column in COLUMNS if column in known]
+        shown = columns or [column for column in RUN_COLUMNS if column in known]
         print_table(shown, [[_cell(row.get(column)) for column in shown] for row in rows])
-    emit([{key: row.get(key) for key in columns or known} for row in rows], arguments.json)
-    damaged = [row for row in rows if row["status"] == records.DAMAGED]
+    emit_json([{key: row.get(key) for key in columns or known} for row in rows], arguments.json)
+    damaged = [row for row in rows if row["status"] == records.DAMAGED_STATUS]
     for row in damaged:
-        say(f"{row['name']} is damaged: {row['damage']}")
+        print_status(f"{row['name']} is damaged: {row['damage']}")
     return int(bool(damaged))
 
 

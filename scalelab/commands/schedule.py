@@ -11,12 +11,12 @@ import functools
 import sys
 from typing import Any
 
-from scalelab.cli.parser import Parser, aligned, emit
+from scalelab.cli.parser import Parser, align_columns, emit_json
 from scalelab.config import load, schedule_steps, split_overrides
 from scalelab.errors import BadInput
 
-COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len")
-DRAWN = 1000  # points of a curve
+SCHEDULE_COLUMNS = ("step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len")
+CURVE_POINTS = 1000  # points of a curve
 
 
 def main(argv: list[str]) -> int:
@@ -30,14 +30,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--plot", metavar="PATH", help="draw the whole run: x.pdf (and x.csv) or x.png")
     options = parser.parse_args(rest)
     config = load(options.config, overrides)
-    steps = schedule_steps.landmarks(config) if options.steps is None else _steps(options.steps, config.train.steps)
+    steps = (
+        schedule_steps.landmark_steps(config) if options.steps is None else _steps(options.steps, config.train.steps)
+    )
     rows = _rows(config, steps)
     figures = _draw(options.plot, config, steps) if options.plot else []
     if options.json != "-":
         _print(config, rows)
         print("".join(f"wrote {path}\n" for path in figures), end="", file=sys.stderr)
     facts = {key: config.schedule[key] for key in ("name", "warmup_steps", "decay_steps")}
-    emit(facts | {"steps": config.train.steps, "rows": rows, "figures": figures}, options.json)
+    emit_json(facts | {"steps": config.train.steps, "rows": rows, "figures": figures}, options.json)
     return 0
 
 
@@ -59,7 +61,7 @@ def _steps(text: str, last: int) -> list[int]:
 def _rows(config: Any, steps: list[int]) -> list[dict[str, float]]:
     from scalelab.optim import schedules
 
-    curves, seen = schedules.curves(config, steps), functools.partial(schedule_steps.tokens_before, config)
+    curves, seen = schedules.schedule_curves(config, steps), functools.partial(schedule_steps.tokens_before, config)
     return [
         {"step": step, "tokens": seen(step)} | {key: curve[i].item() for key, curve in curves.items()}
         | {"batch_tokens": seen(step + 1) - seen(step)}
@@ -71,11 +73,17 @@ def _draw(path: str, config: Any, marked: list[int]) -> list[str]:
     from scalelab.report.figures import scheduleplot
 
     last = config.train.steps - 1
-    drawn = {round(i * last / (DRAWN - 1)) for i in range(DRAWN)} | {*marked, *schedule_steps.landmarks(config)}
-    return scheduleplot.write(path, _rows(config, sorted(drawn)), marked)
+    drawn = {round(i * last / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)} | {
+        *marked,
+        *schedule_steps.landmark_steps(config),
+    }
+    return scheduleplot.write_schedule_figure(path, _rows(config, sorted(drawn)), marked)
 
 
 def _print(config: Any, rows: list[dict[str, float]]) -> None:
-    print(schedule_steps.describe(config))
-    cells = [[f"{row[key]:.6g}" if isinstance(row[key], float) else f"{row[key]:,}" for key in COLUMNS] for row in rows]
-    print("\n".join(aligned([COLUMNS, *cells], to="right")))
+    print(schedule_steps.describe_schedule(config))
+    cells = [
+        [f"{row[key]:.6g}" if isinstance(row[key], float) else f"{row[key]:,}" for key in SCHEDULE_COLUMNS]
+        for row in rows
+    ]
+    print("\n".join(align_columns([SCHEDULE_COLUMNS, *cells], to="right")))

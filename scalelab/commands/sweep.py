@@ -11,8 +11,16 @@ import sys
 from typing import Any
 
 from scalelab import git
-from scalelab.cli.parser import Parser, add_take_over, add_trust, emit, folder_path, print_table, say
-from scalelab.cli.progress import Bar, Board
+from scalelab.cli.parser import (
+    Parser,
+    add_take_over_option,
+    add_trust_option,
+    emit_json,
+    folder_path,
+    print_status,
+    print_table,
+)
+from scalelab.cli.progress import PoolProgress, RunProgress
 from scalelab.config import split_overrides
 from scalelab.hardware import device_memory
 
@@ -27,11 +35,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="go on though this key (or group) changed"
     )
-    add_trust(parser)
+    add_trust_option(parser)
     parser.add_argument(
         "--force", action="store_true", help="start trials that are predicted not to fit this device's memory"
     )
-    add_take_over(parser)
+    add_take_over_option(parser)
     options = parser.parse_args(rest)
     if not options.status:
         if options.config is None:
@@ -40,44 +48,44 @@ def main(argv: list[str]) -> int:
 
     from scalelab.sweep import status
 
-    rows = status.rows(options.workdir)
+    rows = status.read_trial_rows(options.workdir)
     if options.json != "-":
         _print(rows)
-    emit({"trials": rows}, options.json)
+    emit_json({"trials": rows}, options.json)
     for row in rows:
         if "damage" in row:
-            say(f"{row['name']} is damaged: {row['damage']}")
+            print_status(f"{row['name']} is damaged: {row['damage']}")
     verdicts = [row["status"] for row in rows]
-    say(status.count_verdicts(verdicts))
+    print_status(status.describe_verdicts(verdicts))
     return 0 if options.status else status.exit_code(verdicts)
 
 
 def _run(config: str, overrides: dict[str, str], options: Any) -> None:
-    from scalelab.cli.memory_check import refuse, refuse_any
+    from scalelab.cli.memory_check import check_memory_fits, check_packs_fit
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.run import run_sweep
-    from scalelab.sweep.trials import from_file, packs
+    from scalelab.sweep.trials import group_into_packs, load_trials
     from scalelab.train.step.program import cache_compilations
 
-    device_memory.reserve()
+    device_memory.reserve_gpu_memory()
     folder, allow, take_over = options.workdir, options.allow_change, options.take_over
-    trials = from_file(config, overrides)
+    trials = load_trials(config, overrides)
     steps = {name: c.train.steps for name, c in trials.items()}
     code = git.code_state(config)
-    grouped = {pack: [trials[name] for name in names] for pack, names in packs(trials).items()}
+    grouped = {pack: [trials[name] for name in names] for pack, names in group_into_packs(trials).items()}
     one = len(grouped) == 1
     print(f"{len(trials)} trials in {len(grouped)} pack(s)", file=sys.stderr)
     cache_compilations()
     if one and not options.force:
-        refuse(next(iter(trials.values())), folder / "packs" / next(iter(grouped)), len(trials))
+        check_memory_fits(next(iter(trials.values())), folder / "packs" / next(iter(grouped)), len(trials))
     elif not options.force:
-        refuse_any(grouped)
+        check_packs_fit(grouped)
     with stop_on_signals() as stop:
         if one:
-            with Bar(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
+            with RunProgress(f"{len(trials)} trials", next(iter(steps.values()))) as bar:
                 run_sweep(folder, trials, progress=bar.update, stop=stop, allow=allow, take_over=take_over, code=code)
         else:
-            with Board(folder, steps) as board:
+            with PoolProgress(folder, steps) as board:
                 run_sweep(folder, trials, watch=board.update, stop=stop, allow=allow, take_over=take_over, code=code)
 
 

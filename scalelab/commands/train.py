@@ -27,10 +27,10 @@ import traceback
 from typing import Any
 
 from scalelab import git, lock, records
-from scalelab.cli.memory_check import refuse
-from scalelab.cli.parser import Parser, add_take_over, add_trust, emit, folder_path
-from scalelab.cli.progress import Bar
-from scalelab.config import leaves, load, not_reproduced, split_overrides
+from scalelab.cli.memory_check import check_memory_fits
+from scalelab.cli.parser import Parser, add_take_over_option, add_trust_option, emit_json, folder_path
+from scalelab.cli.progress import RunProgress
+from scalelab.config import leaves, list_not_reproduced, load, split_overrides
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hardware import device_memory
 
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--allow-change", action="append", default=[], metavar="KEY", help="resume though this key (or group) changed"
     )
-    add_trust(parser)
+    add_trust_option(parser)
     parser.add_argument(
         "--force", action="store_true", help="start a run that is predicted not to fit this device's memory"
     )
@@ -66,9 +66,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--processes", type=int, metavar="N", help="how many processes train this run together")
     parser.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0 on")
-    add_take_over(parser)
+    add_take_over_option(parser)
     options = parser.parse_args(rest)
-    device_memory.reserve()
+    device_memory.reserve_gpu_memory()
     if options.init_from:
         overrides["train.init_from"] = options.init_from
     if options.fallback:
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 
     from scalelab.parallel import processes
 
-    place = processes.place(options.coordinator, options.processes, options.process_id)
+    place = processes.find_process_place(options.coordinator, options.processes, options.process_id)
     return _train(config, options) if place is None else _one_of(place, config, options)
 
 
@@ -88,9 +88,9 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
         return load(options.config, overrides)
     if options.init_from:
         raise BadInput("--branch-from takes all of a run's state, --init-from its weights alone: give one of them")
-    from scalelab.train.resume.branch import plan
+    from scalelab.train.resume.branch import plan_branch
 
-    return plan(options.branch_from, options.config, overrides, options.workdir)
+    return plan_branch(options.branch_from, options.config, overrides, options.workdir)
 
 
 def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> int:
@@ -99,12 +99,12 @@ def _train(config: Any, options: Any, first: bool = True, pulse: Any = None) -> 
     from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
-    for text in not_reproduced(options.config) if first and options.config else ():
+    for text in list_not_reproduced(options.config) if first and options.config else ():
         print(f"note: {options.config} does not reproduce: {text}", file=sys.stderr)
     folder = options.workdir
     if not options.force:
-        refuse(config, folder)
-    with Bar(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
+        check_memory_fits(config, folder)
+    with RunProgress(folder.name, config.train.steps) as bar, stop_on_signals() as stop:
         progress = bar.update if first else lambda _: None
         code = git.code_state(options.config)
         result = train_single(config, folder, progress, stop, options.allow_change, options.take_over, pulse, code)
@@ -119,25 +119,25 @@ def _report(result: dict[str, Any], destination: str | None) -> None:
         f"{_number(result['val_loss'])} nats/token, {_number(result['bpb'])} bits/byte; {result['folder']}",
         file=sys.stderr,
     )
-    for source in records.by_source(result["by_source"]):
+    for source in records.rows_by_source(result["by_source"]):
         print(
             f"  {source['source']}: {_number(source['val_loss'])} nats/token, {_number(source['bpb'])} bits/byte; "
             f"{source['tokens']:,} tokens, {source['epochs']:.3g} epochs",
             file=sys.stderr,
         )
-    emit(result, destination)
+    emit_json(result, destination)
 
 
 def _one_of(place: Any, config: Any, options: Any) -> int:
     """The same as one of several processes. A failure ends it on the spot: jax would wait for the others to part too."""
-    from scalelab.parallel.processes import together
-    from scalelab.parallel.pulse import Pulse, within
+    from scalelab.parallel.processes import run_together
+    from scalelab.parallel.pulse import Pulse, run_with_timeout
 
     folder, pulse = options.workdir, Pulse()
 
     def end(code: int, why: str) -> None:
         _last_words(f"scalelab: {place.name()}: {why}\n")
-        within(10.0, lock.release_all)
+        run_with_timeout(10.0, lock.release_all_locks)
         os._exit(code)
 
     def lost(code: int, why: str) -> None:
@@ -147,7 +147,7 @@ def _one_of(place: Any, config: Any, options: Any) -> int:
     facts |= {"--workdir": str(folder.absolute()), "--allow-change": " ".join(sorted(options.allow_change))}
     _native_output_aside()
     try:
-        with together(place, facts, folder, lost, pulse):
+        with run_together(place, facts, folder, lost, pulse):
             return _train(config, options, place.index == 0, pulse)
     except (BadInput, WorkFailed) as error:
         end(2 if isinstance(error, BadInput) else 1, str(error))
@@ -159,7 +159,7 @@ def _one_of(place: Any, config: Any, options: Any) -> int:
 def _resumes(folder: pathlib.Path) -> str:
     from scalelab.train.checkpoints import manifest
 
-    steps = manifest.steps(folder / "checkpoints")
+    steps = manifest.list_steps(folder / "checkpoints")
     return f"the same commands resume from step {steps[-1]}" if steps else "nothing was saved yet"
 
 

@@ -5,21 +5,51 @@ halves); `optimizer_defaults`, `schedule_steps`, `batch_ramp` and `mixture_text`
 """
 
 from scalelab.config.files import (
-    OWN,
+    USER_OPTIM_PREFIX,
     default_tree,
     leaves,
-    load_module,
-    not_reproduced,
+    list_not_reproduced,
+    load_config_module,
     override,
-    read,
+    read_config_file,
     split_overrides,
 )
-from scalelab.config.resolve import identity, load, origins, resolve
-from scalelab.config.static import TRACED, Layout, ModelShape, Optim, Static, hparams, static, traced_names, unset
-from scalelab.identity import UNIDENTIFYING, WAYS
+from scalelab.config.resolve import config_value_origins, identity, load, resolve
+from scalelab.config.static import (
+    TRACED_KEYS,
+    Layout,
+    ModelShape,
+    Optim,
+    Static,
+    hparams,
+    static,
+    traced_names,
+    unset_numbers,
+)
+from scalelab.identity import NON_IDENTITY_KEYS, SCHEDULE_LENGTH_KEYS
 
 __all__ = [
-    "OWN", "TRACED", "UNIDENTIFYING", "WAYS", "Layout", "ModelShape", "Optim", "Static", "default_tree", "hparams", "identity",
-    "leaves", "load", "load_module", "not_reproduced", "origins", "override", "read", "resolve", "split_overrides", "static",
-    "traced_names", "unset",
+    "NON_IDENTITY_KEYS",
+    "SCHEDULE_LENGTH_KEYS",
+    "TRACED_KEYS",
+    "USER_OPTIM_PREFIX",
+    "Layout",
+    "ModelShape",
+    "Optim",
+    "Static",
+    "config_value_origins",
+    "default_tree",
+    "hparams",
+    "identity",
+    "leaves",
+    "list_not_reproduced",
+    "load",
+    "load_config_module",
+    "override",
+    "read_config_file",
+    "resolve",
+    "split_overrides",
+    "static",
+    "traced_names",
+    "unset_numbers",
 ]  # fmt: skip

@@ -17,12 +17,12 @@ from ml_collections import ConfigDict
 from scalelab.errors import BadInput
 
 
-def of(config: ConfigDict) -> tuple[int, ...]:
-    """The ramp of a config that `check` let pass."""
+def batch_ramp_steps(config: ConfigDict) -> tuple[int, ...]:
+    """The ramp of a config that `check_batch_ramp` let pass."""
     schedule, train = config.schedule, config.train
     micro = train.global_batch // train.accumulate
     if schedule.batch_stages:
-        return _jumps(stages(schedule.batch_stages), micro)
+        return _jumps(parse_batch_stages(schedule.batch_stages), micro)
     if schedule.batch_start is None:
         return ()
     return _starts(
@@ -30,7 +30,7 @@ def of(config: ConfigDict) -> tuple[int, ...]:
     )
 
 
-def stages(text: str) -> list[tuple[int, int]]:
+def parse_batch_stages(text: str) -> list[tuple[int, int]]:
     """`"512; 50000: 1024"` -> [(0, 512), (50000, 1024)]: from each step on, sequences. BadInput for anything else."""
     found: list[tuple[int, int]] = []
     for part in text.split(";"):
@@ -48,7 +48,7 @@ def _jumps(stages: list[tuple[int, int]], micro: int) -> tuple[int, ...]:
 
 def _check_stages(config: ConfigDict) -> None:
     schedule, train = config.schedule, config.train
-    found, micro = stages(schedule.batch_stages), train.global_batch // train.accumulate
+    found, micro = parse_batch_stages(schedule.batch_stages), train.global_batch // train.accumulate
     asked = f"schedule.batch_stages={schedule.batch_stages!r}"
     if schedule.batch_start is not None:
         raise BadInput(f"{asked} with schedule.batch_start={schedule.batch_start}: give one of them, the other none")
@@ -80,18 +80,18 @@ def _starts(first: int, last: int, micro_tokens: int, tokens: int) -> tuple[int,
     return tuple(found)
 
 
-def micro_batches(ramp: tuple[int, ...], accumulate: int, steps: np.ndarray) -> np.ndarray:
+def micro_batches_per_step(ramp: tuple[int, ...], accumulate: int, steps: np.ndarray) -> np.ndarray:
     """How many micro-batches each of `steps` takes, int64 like them."""
     return accumulate - len(ramp) + np.searchsorted(np.asarray(ramp, np.int64), steps, side="right")
 
 
-def before(ramp: tuple[int, ...], accumulate: int, steps: np.ndarray) -> np.ndarray:
+def micro_batches_before(ramp: tuple[int, ...], accumulate: int, steps: np.ndarray) -> np.ndarray:
     """How many micro-batches the steps before each of `steps` took, int64 like them."""
     more = sum((np.maximum(0, steps - start) for start in ramp), start=np.zeros_like(steps))
     return steps * (accumulate - len(ramp)) + more
 
 
-def check(config: ConfigDict) -> None:
+def check_batch_ramp(config: ConfigDict) -> None:
     """BadInput for a batch that can't be cut into `train.accumulate` parts, or for a warm-up of it that can't be had."""
     schedule, train = config.schedule, config.train
     batch, accumulate = train.global_batch, train.accumulate
@@ -119,11 +119,11 @@ def check(config: ConfigDict) -> None:
         raise BadInput(
             f"{asked} is not a multiple of train.global_batch / train.accumulate = {micro} below {batch}; nearest: {good}"
         )
-    if of(config)[-1] < train.steps:
+    if batch_ramp_steps(config)[-1] < train.steps:
         return
     sizes = start // micro, accumulate, micro * config.model.seq_len
     most = bisect.bisect_left(range(tokens), True, key=lambda t: _starts(*sizes, t)[-1] >= train.steps) - 1
     raise BadInput(
-        f"schedule.batch_warmup_tokens={tokens}: the batch is not full before step {of(config)[-1]} of train.steps={train.steps}; "
+        f"schedule.batch_warmup_tokens={tokens}: the batch is not full before step {batch_ramp_steps(config)[-1]} of train.steps={train.steps}; "
         f"nearest: {most}"
     )

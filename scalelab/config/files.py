@@ -14,10 +14,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import set_by, user_code
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
-OWN = "optim.own."  # what begins the keys of numbers that only a user's own optimizer knows
-OTHERWISE = re.compile(
+USER_OPTIM_PREFIX = "optim.own."  # what begins the keys of numbers that only a user's own optimizer knows
+MISSPELT_OVERRIDE = re.compile(
     r"-{0,2}(config\.)?(?P<key>[a-z_]+\.[a-z0-9_]+)=.*", re.DOTALL
 )  # `--optim.name=lion`, `config.optim.name=lion`
 
@@ -39,48 +39,48 @@ def leaves(config: ConfigDict) -> dict[str, Any]:
     return flat
 
 
-def load_module(path: str | pathlib.Path) -> ModuleType:
+def load_config_module(path: str | pathlib.Path) -> ModuleType:
     """Run a config file. Errors in it become one line with its line number."""
-    module = run_file(path)
+    module = run_user_file(path)
     if not hasattr(module, "get_config"):
         raise BadInput(f"{path} defines no get_config(): a config file returns its tree from it (see configs/tiny.py)")
     return module
 
 
-def run_file(path: str | pathlib.Path) -> ModuleType:
-    """Run a file of the user's, whatever it defines; errors as in `load_module`."""
+def run_user_file(path: str | pathlib.Path) -> ModuleType:
+    """Run a file of the user's, whatever it defines; errors as in `load_config_module`."""
     path = pathlib.Path(path)
     if not path.is_file():
         there = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise BadInput(f"no config file {str(path)!r}{nearest(str(path), there)}")
+        raise BadInput(f"no config file {str(path)!r}{nearest_hint(str(path), there)}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise BadInput(f"{path} is no config file: it must be Python, with a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
-        with user_code.beside(path):
+        with user_code.allow_neighbour_imports(path):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever a user's file may raise
-        raise BadInput(_blame(path, error)) from error
+        raise BadInput(_format_user_error(path, error)) from error
     return module
 
 
-def not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
+def list_not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
     """What of the original a config file, or the one it is a fork of, says it does not reproduce (`configs/recipes`); else ()."""
-    module = load_module(path)
+    module = load_config_module(path)
     if base := getattr(module, "BASE", None):
-        return not_reproduced(base)
+        return list_not_reproduced(base)
     return tuple(getattr(module, "NOT_REPRODUCED", ()))
 
 
-def read(path: str | pathlib.Path) -> ConfigDict:
+def read_config_file(path: str | pathlib.Path) -> ConfigDict:
     """The tree that a config file gives, not resolved yet. Raises BadInput."""
-    return given(path, load_module(path))
+    return config_from_module(path, load_config_module(path))
 
 
-def given(path: str | pathlib.Path, module: ModuleType) -> ConfigDict:
+def config_from_module(path: str | pathlib.Path, module: ModuleType) -> ConfigDict:
     """The tree that the config file at `path`, loaded as `module`, gives. Raises BadInput."""
-    config = call(path, module.get_config)
+    config = call_user_function(path, module.get_config)
     if not isinstance(config, ConfigDict):
         raise BadInput(
             f"{path}: get_config() returned {config!r}; it must return the tree of configs.base.get_config()"
@@ -91,16 +91,16 @@ def given(path: str | pathlib.Path, module: ModuleType) -> ConfigDict:
     return config
 
 
-def call(path: str | pathlib.Path, function: Callable[..., Any], *arguments: Any) -> Any:
+def call_user_function(path: str | pathlib.Path, function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function of the user's file at `path` returns; errors in it become one line with its line number."""
     try:
-        with user_code.beside(pathlib.Path(path)):
+        with user_code.allow_neighbour_imports(pathlib.Path(path)):
             return function(*arguments)
     except (Exception, SystemExit) as error:  # whatever a user's file may raise
-        raise BadInput(_blame(pathlib.Path(path), error)) from error
+        raise BadInput(_format_user_error(pathlib.Path(path), error)) from error
 
 
-def _blame(path: pathlib.Path, error: BaseException) -> str:
+def _format_user_error(path: pathlib.Path, error: BaseException) -> str:
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace:
@@ -116,8 +116,8 @@ def override(config: ConfigDict, values: Mapping[str, Any], by: str = set_by.PRO
 
     `by` is who sets them (`set_by`); values that bring notes of their own are another config's, and keep those.
     """
-    if set_by.KEY in values and by == set_by.COMMAND_LINE:
-        raise BadInput(f"{set_by.KEY} is filled in by scalelab and can't be set")
+    if set_by.NOTES_KEY in values and by == set_by.COMMAND_LINE:
+        raise BadInput(f"{set_by.NOTES_KEY} is filled in by scalelab and can't be set")
     config = config.copy_and_resolve_references()
     defaults = default_tree()
     known = leaves(defaults)
@@ -127,20 +127,20 @@ def override(config: ConfigDict, values: Mapping[str, Any], by: str = set_by.PRO
             raise BadInput(
                 f"unknown config key {key!r}: it is a group, whose values are set one by one, as --config.{first}=VALUE"
             )
-        if key.startswith(OWN):
-            _set_own(config, key, str(text))
+        if key.startswith(USER_OPTIM_PREFIX):
+            _set_user_number(config, key, str(text))
             continue
-        if key == OWN[:-1]:
+        if key == USER_OPTIM_PREFIX[:-1]:
             raise BadInput(f"{key}={text}: its numbers are set one by one, as --config.{key}.gamma=0.025")
         if key not in known:
-            raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
+            raise BadInput(f"unknown config key {key!r}{nearest_hint(key, known)}")
         group, name = key.split(".")
         if not isinstance(config.get(group), ConfigDict):
             raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
         with config.ignore_type():
             config[group][name] = _parse(key, str(text), _type(defaults, key), known[key])
-    if set_by.KEY not in values:
-        _note(config, [key for key in values if set_by.concerns(key)], by)
+    if set_by.NOTES_KEY not in values:
+        _note(config, [key for key in values if set_by.is_tracked_key(key)], by)
     return config
 
 
@@ -148,16 +148,18 @@ def _note(config: ConfigDict, keys: list[str], by: str) -> None:
     """Note who set these values; what is None now is left to its default."""
     if not keys or not isinstance(config.get("log"), ConfigDict):
         return
-    notes = {key: note for key, note in set_by.read_notes(config.log.get("set_by", "")).items() if key not in keys}
+    notes = {
+        key: note for key, note in set_by.parse_origin_notes(config.log.get("set_by", "")).items() if key not in keys
+    }
     values = leaves(ConfigDict({group: config[group] for group in {key.split(".")[0] for key in keys}}))
     notes |= {key: (by, values[key]) for key in keys if values.get(key) is not None}
     with config.unlocked():
-        config.log.set_by = set_by.write_notes(notes) if notes else ""
+        config.log.set_by = set_by.format_origin_notes(notes) if notes else ""
 
 
-def _set_own(config: ConfigDict, key: str, text: str) -> None:
+def _set_user_number(config: ConfigDict, key: str, text: str) -> None:
     """Set a number of an own optimizer; `none` unsets it."""
-    name, value = key.removeprefix(OWN), _parse(key, text, float, None)
+    name, value = key.removeprefix(USER_OPTIM_PREFIX), _parse(key, text, float, None)
     with config.unlocked(), config.ignore_type():
         if value is not None:
             config.optim.own[name] = value
@@ -174,7 +176,7 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
             if not sign:
                 raise BadInput(f"{argument!r} has no value: write {argument}=VALUE")
             values[key] = value
-        elif (said := OTHERWISE.fullmatch(argument)) and said["key"] in leaves(default_tree()):
+        elif (said := MISSPELT_OVERRIDE.fullmatch(argument)) and said["key"] in leaves(default_tree()):
             raise BadInput(f"{argument!r}: a config value is written --config.{said['key']}=VALUE")
         else:
             rest.append(argument)
@@ -211,14 +213,14 @@ def check_tree(config: ConfigDict) -> None:
     known = leaves(defaults)
     for group, part in config.items():
         if not isinstance(part, ConfigDict):
-            raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest(group, known)}")
+            raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest_hint(group, known)}")
     given = leaves(config)
     for key, value in given.items():
-        if key.startswith(OWN):
-            _check_own(config, key, value)
+        if key.startswith(USER_OPTIM_PREFIX):
+            _check_user_number(config, key, value)
             continue
         if key not in known:
-            raise BadInput(f"unknown config key {key!r}{nearest(key, known)}")
+            raise BadInput(f"unknown config key {key!r}{nearest_hint(key, known)}")
         kind = _type(defaults, key)
         group, name = key.split(".")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -233,11 +235,11 @@ def check_tree(config: ConfigDict) -> None:
         raise BadInput(f"the config lacks {missing[0]!r}: start from configs.base.get_config()")
 
 
-def _check_own(config: ConfigDict, key: str, value: Any) -> None:
+def _check_user_number(config: ConfigDict, key: str, value: Any) -> None:
     """A name that Python could have, and a finite number."""
-    name = key.removeprefix(OWN)
+    name = key.removeprefix(USER_OPTIM_PREFIX)
     if not name.isidentifier():
-        raise BadInput(f"{key!r}: a number of your own optimizer has one word for a name, as {OWN}gamma")
+        raise BadInput(f"{key!r}: a number of your own optimizer has one word for a name, as {USER_OPTIM_PREFIX}gamma")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise BadInput(
             f"{key}={value!r} must be a finite number: it is traced; what is compiled in belongs in your function"

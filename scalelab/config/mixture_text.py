@@ -6,22 +6,22 @@ from typing import NamedTuple
 from scalelab.errors import BadInput
 
 
-class Stage(NamedTuple):
+class MixtureStage(NamedTuple):
     """From step `step` on, the share of the training sequences that each source has; a source not named has none."""
 
     step: int
     shares: dict[str, Fraction]
 
 
-def mixture(text: str) -> tuple[Stage, ...]:
+def parse_mixture(text: str) -> tuple[MixtureStage, ...]:
     """`"web=0.7,code=0.3; 8000: web=1/5,code=4/5"` -> stages; `""` -> (): as much of each as there is.
 
     BadInput for what is no NAME=SHARE or no STEP:, a name twice, shares that don't sum to 1, steps that don't rise.
     """
-    stages: list[Stage] = []
+    stages: list[MixtureStage] = []
     for part in text.split(";") if text.strip() else []:
         start, colon, shares = part.rpartition(":")
-        step = _step(start.strip()) if colon else 0
+        step = _parse_step(start.strip()) if colon else 0
         if stages and not colon:
             raise BadInput(
                 f"data.mixture: {part.strip()!r} says no step; write it as STEP: {part.strip()}, e.g. 8000: {part.strip()}"
@@ -32,28 +32,28 @@ def mixture(text: str) -> tuple[Stage, ...]:
             )
         if not stages and step:
             raise BadInput(f"data.mixture begins at step {step}, and nothing is said of the steps before; nearest: 0")
-        stages.append(Stage(step, _shares(shares)))
+        stages.append(MixtureStage(step, _parse_shares(shares)))
     return tuple(stages)
 
 
-def same_before(old: str, new: str, step: int) -> bool:
+def same_mixture_before(old: str, new: str, step: int) -> bool:
     """Whether two `data.mixture` are the same in the steps before `step`."""
     parts = [
-        [(stage.step, {name: share for name, share in stage.shares.items() if share}) for stage in mixture(text)]
+        [(stage.step, {name: share for name, share in stage.shares.items() if share}) for stage in parse_mixture(text)]
         for text in (old, new)
     ]
     before = [[stage for stage in stages if stage[0] < step] for stages in parts]
     return before[0] == before[1]
 
 
-def _step(text: str) -> int:
+def _parse_step(text: str) -> int:
     if not text.replace("_", "").isdecimal():
         raise BadInput(f"data.mixture: {text!r} is not a step; e.g. web=0.7,code=0.3; 8000: web=0.2,code=0.8")
     return int(text.replace("_", ""))
 
 
-def _shares(text: str) -> dict[str, Fraction]:
-    shares = numbers("data.mixture", text, "web=0.7,code=0.3")
+def _parse_shares(text: str) -> dict[str, Fraction]:
+    shares = parse_named_numbers("data.mixture", text, "web=0.7,code=0.3")
     if (total := sum(shares.values(), Fraction())) != 1:
         ways = f"e.g. {'NAME=1/3' if abs(total - 1) < 0.01 else _scaled(shares)}"
         raise BadInput(f"data.mixture: the shares in {text.strip()!r} sum to {float(total):.12g}, not 1; {ways}")
@@ -65,12 +65,12 @@ def _scaled(shares: dict[str, Fraction]) -> str:
     return ",".join(f"{name}={share / total}" for name, share in shares.items()) if total else "NAME=1"
 
 
-def unique_tokens(text: str) -> dict[str, int]:
+def parse_unique_tokens(text: str) -> dict[str, int]:
     """`"web=1e6,code=2e6"` -> tokens by name; `"1e6"` -> {"": tokens}: of every source; `""` -> {}."""
     if not text.strip():
         return {}
     text = text if "=" in text else f"={text}"
-    found = numbers("data.unique_tokens", text, "1e6, or web=1e6,code=2e6")
+    found = parse_named_numbers("data.unique_tokens", text, "1e6, or web=1e6,code=2e6")
     for name, number in found.items():
         if number.denominator != 1 or not number:
             part = f"{name}={float(number):g}".lstrip("=")
@@ -78,7 +78,7 @@ def unique_tokens(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in found.items()}
 
 
-def numbers(key: str, text: str, example: str) -> dict[str, Fraction]:
+def parse_named_numbers(key: str, text: str, example: str) -> dict[str, Fraction]:
     """`"a=0.1,b=1/3"` -> {name: number}, exact. BadInput, of the config value `key`: no NAME=NUMBER, below 0, named twice."""
     found: dict[str, Fraction] = {}
     for part in text.split(","):

@@ -5,13 +5,15 @@ from typing import Any
 
 from scalelab.set_by import DEFAULT
 
-Own = dict[str, tuple[Any, str]]  # key of `optim` -> (value, source)
+OptimDefaults = dict[str, tuple[Any, str]]  # key of `optim` -> (value, source)
 
-FAR = 10.5  # an LR so many times the default (tiny models want more than large ones: 3.3 times under adamw) is told
+FAR_FACTOR = (
+    10.5  # an LR so many times the default (tiny models want more than large ones: 3.3 times under adamw) is told
+)
 # Keys that every optimizer has.
-COMMON = ("name", "weight_decay", "clip_norm", "decay_embeddings", "decay_vectors", "own", "groups")
+COMMON_KEYS = ("name", "weight_decay", "clip_norm", "decay_embeddings", "decay_vectors", "own", "groups")
 _GPT3 = "Brown et al. 2020, App. B"
-_ADAMW: Own = {
+_ADAMW: OptimDefaults = {
     "peak_lr": (3e-3, "between Brown et al. 2020, Table 2.1 (6e-4) and Wen et al. 2025 (8e-3), both for some 130 M parameters"),
     "beta1": (0.9, _GPT3),
     "beta2": (0.95, _GPT3),
@@ -19,16 +21,16 @@ _ADAMW: Own = {
     "bias_correction": (True, "Kingma & Ba 2015, sec. 3"),
     "weight_decay": (0.1, _GPT3),
 }  # fmt: skip
-_AS_ADAMW: Own = {
+_AS_ADAMW: OptimDefaults = {
     key: (value, "our choice: as adamw") for key, (value, _) in _ADAMW.items() if key != "bias_correction"
 }
 _SCHEDULE_FREE = "facebookresearch/schedule_free, AdamWScheduleFree"
 _ADEMAMIX = "Pagliardini et al. 2024, section 4"
 # Of an optimizer for hidden matrices only: the AdamW that the other parameters get.
-REST: Own = {
+REST_DEFAULTS: OptimDefaults = {
     "rest_lr": (3e-3, "as adamw"), "rest_beta1": (0.9, _GPT3), "rest_beta2": (0.95, _GPT3), "rest_eps": (1e-8, _GPT3),
 }  # fmt: skip
-_APOLLO = REST | {
+_APOLLO = REST_DEFAULTS | {
     "peak_lr": (0.01, "Zhu et al. 2024, their scripts"),
     "beta1": (0.9, "Zhu et al. 2024, their code"),
     "beta2": (0.999, "Zhu et al. 2024, their code"),
@@ -40,7 +42,7 @@ _APOLLO = REST | {
 }
 
 _LIU = "Liu et al. 2023, section 3.1"
-_SOPHIA: Own = {
+_SOPHIA: OptimDefaults = {
     "peak_lr": (2.4e-3, f"0.8 of adamw's: {_LIU}"),
     "beta1": (0.96, _LIU),
     "beta2": (0.99, _LIU),
@@ -50,7 +52,7 @@ _SOPHIA: Own = {
     "weight_decay": (0.2, _LIU),
 }
 
-DEFAULTS: dict[str, Own] = {
+OPTIM_DEFAULTS: dict[str, OptimDefaults] = {
     "sgd": {
         "peak_lr": (0.1, "He et al. 2016, sec. 3.4"),
         "weight_decay": (1e-4, "He et al. 2016, sec. 3.4"),
@@ -109,7 +111,7 @@ DEFAULTS: dict[str, Own] = {
         "eps": (1e-8, _SCHEDULE_FREE),
         "weight_decay": (0.1, "our choice: as adamw"),
     },
-    "muon": REST
+    "muon": REST_DEFAULTS
     | {
         "peak_lr": (0.02, "Jordan 2024, for scale=spectral"),
         "beta1": (0.95, "Jordan 2024"),
@@ -126,7 +128,7 @@ DEFAULTS: dict[str, Own] = {
         "beta1": (0.9, "Chowdhery et al. 2022, sec. 5; averaged=true only"),
         "weight_decay": (0.0, "Shazeer & Stern 2018 has none"),
     },
-    "soap": REST
+    "soap": REST_DEFAULTS
     | {
         "peak_lr": (3e-3, "Vyas et al. 2024, their README"),
         "beta1": (0.95, "Vyas et al. 2024, their README"),
@@ -135,7 +137,7 @@ DEFAULTS: dict[str, Own] = {
         "every": (10, "Vyas et al. 2024, their README"),
         "weight_decay": (0.01, "Vyas et al. 2024, their README"),
     },
-    "shampoo": REST
+    "shampoo": REST_DEFAULTS
     | {
         "peak_lr": (0.1, "ours: Gupta et al. 2018 tunes it; the first step has spectral norm 1, later ones 1/sqrt(t)"),
         "beta2": (0.95, "ours, as soap's; averaged=true only"),
@@ -144,7 +146,7 @@ DEFAULTS: dict[str, Own] = {
         "averaged": (False, "sums: Gupta et al. 2018, Alg. 1; true: exponential averages, Shi et al. 2023"),
         "weight_decay": (0.1, "as adamw"),
     },
-    "galore": REST
+    "galore": REST_DEFAULTS
     | {
         "peak_lr": (0.01, "Zhao et al. 2024, their scripts"),
         "beta1": (0.9, "Zhao et al. 2024, their code"),
@@ -164,38 +166,44 @@ DEFAULTS: dict[str, Own] = {
 }
 
 
-def own(name: str, scale: str | None = None) -> Own:
+def default_optim_values(name: str, scale: str | None = None) -> OptimDefaults:
     """The values of optimizer `name`, with `optim.scale` as it is set (None: not).
 
     A user's own (`pkg.mod:fn`) may use every key and has adamw's values, but no LR; so has the AdamW beside one that takes
     hidden matrices only.
     """
     if name == "muon" and scale == "rms":
-        return DEFAULTS[name] | {"peak_lr": (_ADAMW["peak_lr"][0], "adamw's: Liu et al. 2025, sec. 2.2, on scale=rms")}
-    if name in DEFAULTS:
-        return DEFAULTS[name]
-    everything = {key: (None, "") for values in DEFAULTS.values() for key in values}
-    return everything | REST | {key: value for key, value in _ADAMW.items() if key != "peak_lr"}
+        return OPTIM_DEFAULTS[name] | {
+            "peak_lr": (_ADAMW["peak_lr"][0], "adamw's: Liu et al. 2025, sec. 2.2, on scale=rms")
+        }
+    if name in OPTIM_DEFAULTS:
+        return OPTIM_DEFAULTS[name]
+    everything = {key: (None, "") for values in OPTIM_DEFAULTS.values() for key in values}
+    return everything | REST_DEFAULTS | {key: value for key, value in _ADAMW.items() if key != "peak_lr"}
 
 
-def words(optim: Mapping[str, Any], who: Mapping[str, str]) -> str:
+def describe_optim_defaults(optim: Mapping[str, Any], who: Mapping[str, str]) -> str:
     """What of `optim` (resolved) is the optimizer's own default, by `who` set it (`config.origins`), each with its source, as one line."""
     name, by_source = optim["name"], dict[str, list[str]]()
-    for key, (_, source) in own(name, optim["scale"]).items():
+    for key, (_, source) in default_optim_values(name, optim["scale"]).items():
         if who.get(f"optim.{key}") == DEFAULT:
             by_source.setdefault(source, []).append(f"{key}={optim[key]}")
     text = "; ".join(f"{', '.join(some)} ({source})" for source, some in by_source.items())
-    whose = f"{name}'s own values" if name in DEFAULTS else f"adamw's values, for what the config of {name} leaves open"
+    whose = (
+        f"{name}'s own values"
+        if name in OPTIM_DEFAULTS
+        else f"adamw's values, for what the config of {name} leaves open"
+    )
     return f"{whose}: {text}" if text else ""
 
 
-def doubts(optim: Mapping[str, Any], who: Mapping[str, str]) -> list[str]:
+def lr_warnings(optim: Mapping[str, Any], who: Mapping[str, str]) -> list[str]:
     """What of `optim` (resolved) its user may not have meant: an LR, of the config file perhaps, far from the optimizer's own."""
     name, lr = optim["name"], optim["peak_lr"]
-    if name not in DEFAULTS or not lr:
+    if name not in OPTIM_DEFAULTS or not lr:
         return []
-    default, source = own(name, optim["scale"])["peak_lr"]
-    if 1 / FAR < lr / default < FAR:
+    default, source = default_optim_values(name, optim["scale"])["peak_lr"]
+    if 1 / FAR_FACTOR < lr / default < FAR_FACTOR:
         return []
     times = f"{lr / default:.3g} times" if lr > default else f"1/{default / lr:.3g} of"
     author = who.get("optim.peak_lr", "nobody")

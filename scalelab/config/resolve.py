@@ -9,15 +9,15 @@ from ml_collections import ConfigDict
 from scalelab import identity as identity_lib
 from scalelab import set_by, user_code
 from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
-from scalelab.config.files import check_tree, default_tree, leaves, override, read
-from scalelab.config.static import TRACED
-from scalelab.config.validate import check
+from scalelab.config.files import check_tree, default_tree, leaves, override, read_config_file
+from scalelab.config.static import TRACED_KEYS
+from scalelab.config.validate import check_config
 from scalelab.errors import BadInput
 
 
 def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
     """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
-    return resolve(override(read(path), overrides or {}, set_by.COMMAND_LINE))
+    return resolve(override(read_config_file(path), overrides or {}, set_by.COMMAND_LINE))
 
 
 def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
@@ -28,9 +28,9 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
     config = config.copy_and_resolve_references()
     check_tree(config)
     if not stored:
-        user_code.trust(config.optim.name, config.schedule.name)
-    check(config, derived=False)
-    model, who = config.model, origins(config)
+        user_code.trust_names(config.optim.name, config.schedule.name)
+    check_config(config, derived=False)
+    model, who = config.model, config_value_origins(config)
     with config.unlocked(), config.ignore_type():
         if model.n_kv_heads is None:
             model.n_kv_heads = model.n_heads
@@ -48,49 +48,53 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
         if config.parametrization.base_d_head is None:
             config.parametrization.base_d_head = model.d_head * config.parametrization.base_width / model.d_model
         _optimizer_values(config.optim)
-        batch_ramp.check(config)
-        schedule_steps.resolve(config)
-        schedule_steps.check_sequences(config)
+        batch_ramp.check_batch_ramp(config)
+        schedule_steps.resolve_schedule_steps(config)
+        schedule_steps.check_seq_warmup(config)
         _note_defaults(config, who)
-    check(config, derived=True)
+    check_config(config, derived=True)
     return config
 
 
-def origins(config: ConfigDict) -> dict[str, str]:
+def config_value_origins(config: ConfigDict) -> dict[str, str]:
     """Who set each value of `optim` and `schedule` (`set_by`); those that nobody set are left out."""
-    return set_by.origins(leaves(config), leaves(default_tree()))
+    return set_by.value_origins(leaves(config), leaves(default_tree()))
 
 
 def _note_defaults(config: ConfigDict, who: dict[str, str]) -> None:
     """Note who set what in a resolved config; `who` says it of what was set before, and a default counts if it is one still."""
-    values, own = leaves(config), optimizer_defaults.own(config.optim.name, config.optim.scale)
-    derived = {f"schedule.{what}_steps" for what in schedule_steps.DEFAULTS if schedule_steps.said(config, what)}
+    values, own = leaves(config), optimizer_defaults.default_optim_values(config.optim.name, config.optim.scale)
+    derived = {
+        f"schedule.{what}_steps"
+        for what in schedule_steps.SCHEDULE_DEFAULTS
+        if schedule_steps.requested_steps(config, what)
+    }
     for key, value in values.items():
-        if not set_by.concerns(key) or value is None:
+        if not set_by.is_tracked_key(key) or value is None:
             continue
         if key not in who and value != leaves(default_tree())[key]:
             who[key] = set_by.DERIVED if key in derived else set_by.DEFAULT
         group, _, name = key.partition(".")
         if who.get(key) == set_by.DEFAULT and group == "optim" and own.get(name, (None,))[0] != value:
             who[key] = set_by.PROGRAM
-    config.log.set_by = set_by.write_notes({key: (author, values[key]) for key, author in who.items()})
+    config.log.set_by = set_by.format_origin_notes({key: (author, values[key]) for key, author in who.items()})
 
 
 def _optimizer_values(optim: ConfigDict) -> None:
     """Fill in the optimizer's own values; BadInput for a value set that it has no use for, or one that it needs and lacks."""
-    values = optimizer_defaults.own(optim.name, optim.scale)
+    values = optimizer_defaults.default_optim_values(optim.name, optim.scale)
     for name in optim.own:
         if ":" not in optim.name:
             raise BadInput(
                 f"optim.own.{name}={optim.own[name]:g}: {optim.name} has none; optim.own is for an optimizer of your own, "
                 "optim.name=pkg.mod:fn"
             )
-        if name in {key.split(".")[1] for key in (*TRACED, "data.log_every", "data.separator")}:
+        if name in {key.split(".")[1] for key in (*TRACED_KEYS, "data.log_every", "data.separator")}:
             raise BadInput(
                 f"optim.own.{name}={optim.own[name]:g}: h[{name!r}] is another number already; choose another name"
             )
     for key, value in optim.items():
-        if key not in values and key not in optimizer_defaults.COMMON and value is not None:
+        if key not in values and key not in optimizer_defaults.COMMON_KEYS and value is not None:
             raise BadInput(
                 f"optim.{key}={value!r}: {optim.name} has none; it has {', '.join(values)} (optim.{key}=none unsets it)"
             )

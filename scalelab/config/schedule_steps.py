@@ -11,27 +11,27 @@ from ml_collections import ConfigDict
 
 from scalelab import set_by
 from scalelab.config import batch_ramp
-from scalelab.config.validate import DECAYING
+from scalelab.config.validate import SCHEDULES_WITH_DECAY
 from scalelab.errors import BadInput
 
 # Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
-DEFAULTS = {
+SCHEDULE_DEFAULTS = {
     "warmup": lambda steps: min(2000, max(1, round(0.05 * steps))),
     "decay": lambda steps: round(0.2 * steps),
 }
 
 
-def resolve(config: ConfigDict) -> None:
+def resolve_schedule_steps(config: ConfigDict) -> None:
     """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways of saying one disagree."""
-    for what in DEFAULTS:
-        schedule, found = config.schedule, said(config, what)
+    for what in SCHEDULE_DEFAULTS:
+        schedule, found = config.schedule, requested_steps(config, what)
         if (steps := schedule[f"{what}_steps"]) is not None:
             found[f"{what}_steps"] = steps
         if len(set(found.values())) > 1:
             text = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in found.items())
             raise BadInput(f"{text} are given at once and disagree: keep one, set the others to none")
-        schedule[f"{what}_steps"] = next(iter(found.values()), DEFAULTS[what](config.train.steps))
-    first, full = config.train.steps - schedule.decay_steps, ramped(config)
+        schedule[f"{what}_steps"] = next(iter(found.values()), SCHEDULE_DEFAULTS[what](config.train.steps))
+    first, full = config.train.steps - schedule.decay_steps, full_batch_step(config)
     if schedule.decay_tokens is not None and 0 <= first < full:
         raise BadInput(
             f"schedule.decay_tokens={schedule.decay_tokens} would begin at step {first}, and the batch is full from step {full} on; "
@@ -39,7 +39,7 @@ def resolve(config: ConfigDict) -> None:
         )
 
 
-def check_sequences(config: ConfigDict) -> None:
+def check_seq_warmup(config: ConfigDict) -> None:
     """BadInput for a warm-up of the sequence length that can't be had."""
     schedule, full = config.schedule, config.model.seq_len
     start, tokens = schedule.seq_start, schedule.seq_warmup_tokens
@@ -56,22 +56,24 @@ def check_sequences(config: ConfigDict) -> None:
         )
 
 
-def forget(config: ConfigDict) -> None:
+def forget_derived_steps(config: ConfigDict) -> None:
     """Unset the steps that tokens, a share or the default came to, not those that a user set to as many: before a config gets another length or batch."""
-    who = set_by.read_notes(config.log.set_by)
-    for what in DEFAULTS:
+    who = set_by.parse_origin_notes(config.log.set_by)
+    for what in SCHEDULE_DEFAULTS:
         key = f"{what}_steps"
-        found = said(config, what) or {"": DEFAULTS[what](config.train.steps)}
-        chosen = "" in found and who.get(f"schedule.{key}") in [(user, config.schedule[key]) for user in set_by.USERS]
+        found = requested_steps(config, what) or {"": SCHEDULE_DEFAULTS[what](config.train.steps)}
+        chosen = "" in found and who.get(f"schedule.{key}") in [
+            (user, config.schedule[key]) for user in set_by.USER_ORIGINS
+        ]
         if config.schedule[key] in found.values() and not chosen:
             config.schedule[key] = None
 
 
-def describe(config: ConfigDict) -> str:
+def describe_schedule(config: ConfigDict) -> str:
     """A resolved config's schedule in one line, with what was derived said as such."""
     schedule, steps = config.schedule, config.train.steps
     text = f"{schedule.name} over {steps:,} steps of {_batch(config)}: {_phrase(config, 'warmup', 'warm-up')}"
-    if schedule.name in DECAYING:
+    if schedule.name in SCHEDULES_WITH_DECAY:
         text += (
             f", {_phrase(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
         )
@@ -95,7 +97,7 @@ def _full_sequences(config: ConfigDict) -> int:
 
 
 def _batch(config: ConfigDict) -> str:
-    text, steps = f"{tokens_per_step(config):,} tokens", ramped(config)
+    text, steps = f"{tokens_per_step(config):,} tokens", full_batch_step(config)
     if not steps:
         return text
     return f"{text} ({tokens_before(config, 1):,} at first, all from step {steps:,} on, {tokens_before(config, steps):,} tokens in)"
@@ -108,11 +110,11 @@ def _phrase(config: ConfigDict, what: str, name: str) -> str:
         if config.schedule[f"{what}_{unit}"] is not None
     ]
     given = config.schedule[f"{what}_steps"]
-    default = set_by.read_notes(config.log.set_by).get(f"schedule.{what}_steps") == (set_by.DEFAULT, given)
+    default = set_by.parse_origin_notes(config.log.set_by).get(f"schedule.{what}_steps") == (set_by.DEFAULT, given)
     return f"{name} {given:,} steps" + (f" ({', '.join(ways)})" if ways else " (default)" if default else "")
 
 
-def doubts(config: ConfigDict) -> list[str]:
+def schedule_warnings(config: ConfigDict) -> list[str]:
     """What of the schedule its user may not have meant."""
     name = config.schedule.name
     if config.optim.name == "schedule_free_adamw" and name != "constant":
@@ -123,15 +125,15 @@ def doubts(config: ConfigDict) -> list[str]:
     return []
 
 
-def landmarks(config: ConfigDict) -> list[int]:
+def landmark_steps(config: ConfigDict) -> list[int]:
     """The steps worth looking at: the first, the warm-ups' last, every tenth of the run, the decay's first, the last."""
     steps, schedule = config.train.steps, config.schedule
     bends = (
         [schedule.warmup_steps - 1, steps - schedule.decay_steps, *_earlier_decays(config)]
-        if schedule.name in DECAYING
+        if schedule.name in SCHEDULES_WITH_DECAY
         else [schedule.warmup_steps - 1]
     )
-    bends += batch_ramp.of(config)[:1] + batch_ramp.of(config)[-1:]
+    bends += batch_ramp.batch_ramp_steps(config)[:1] + batch_ramp.batch_ramp_steps(config)[-1:]
     bends += [round(schedule.fall_share * steps)] if schedule.fall_share != 1 else []
     bends += [_full_sequences(config)] if schedule.seq_start is not None else []
     tenths = [i * steps // 10 for i in range(10)]
@@ -156,27 +158,29 @@ def tokens_per_step(config: ConfigDict) -> int:
 
 def tokens_before(config: ConfigDict, step: int) -> int:
     """Tokens predicted in the steps before `step`: exact, whatever the batch was in each."""
-    parts = batch_ramp.before(batch_ramp.of(config), config.train.accumulate, np.asarray(step, np.int64))
+    parts = batch_ramp.micro_batches_before(
+        batch_ramp.batch_ramp_steps(config), config.train.accumulate, np.asarray(step, np.int64)
+    )
     return int(parts) * (tokens_per_step(config) // config.train.accumulate)
 
 
-def ramped(config: ConfigDict) -> int:
+def full_batch_step(config: ConfigDict) -> int:
     """The first step of the full batch: 0 without a batch-size warm-up."""
-    return max(batch_ramp.of(config), default=0)
+    return max(batch_ramp.batch_ramp_steps(config), default=0)
 
 
 def _steps_of(config: ConfigDict, tokens: int) -> int:
     """The number of steps, from the first on, whose tokens are nearest to `tokens`."""
     full = tokens_per_step(config)
-    more = tokens - tokens_before(config, ramped(config))
+    more = tokens - tokens_before(config, full_batch_step(config))
     if more >= 0:
-        return ramped(config) + round(more / full)
-    above = bisect.bisect_left(range(ramped(config)), tokens, key=lambda step: tokens_before(config, step))
+        return full_batch_step(config) + round(more / full)
+    above = bisect.bisect_left(range(full_batch_step(config)), tokens, key=lambda step: tokens_before(config, step))
     below = max(above - 1, 0)
     return min(below, above, key=lambda step: abs(tokens_before(config, step) - tokens))
 
 
-def said(config: ConfigDict, what: str) -> dict[str, int]:
+def requested_steps(config: ConfigDict, what: str) -> dict[str, int]:
     """The steps that tokens and share come to, by key. A share of the warm-up is at least one step."""
     schedule, found = config.schedule, {}
     if (tokens := schedule[f"{what}_tokens"]) is not None:

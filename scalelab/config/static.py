@@ -7,10 +7,10 @@ from ml_collections import ConfigDict
 
 from scalelab.config import batch_ramp
 from scalelab.config.files import leaves
-from scalelab.identity import WAYS
+from scalelab.identity import SCHEDULE_LENGTH_KEYS
 
 # Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
-TRACED = (
+TRACED_KEYS = (
     *(f"optim.{name}" for name in ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")),
     *(f"optim.{name}" for name in ("beta3", "alpha", "rho", "low_rank_scale")),
     *(f"optim.{name}" for name in ("rest_lr", "rest_beta1", "rest_beta2", "rest_eps")),
@@ -157,29 +157,29 @@ def static(config: ConfigDict) -> Static:
     options = {
         field.name: config.optim[field.name] for field in dataclasses.fields(Optim) if field.name in config.optim
     }
-    optim = Optim(**options | {"own": tuple(sorted(config.optim.own)), "unset": unset(config)})
+    optim = Optim(**options | {"own": tuple(sorted(config.optim.own)), "unset": unset_numbers(config)})
     return Static(
         shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
-        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, batch_ramp.of(config),
+        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, batch_ramp.batch_ramp_steps(config),
         config.data.documents, schedule.seq_start is not None,
     )  # fmt: skip
 
 
-def unset(config: ConfigDict) -> tuple[str, ...]:
+def unset_numbers(config: ConfigDict) -> tuple[str, ...]:
     """The optimizer's numbers that the config of a user's own (`pkg.mod:fn`) leaves open; () of those that are known."""
-    keys = [key.removeprefix("optim.") for key in TRACED if key.startswith("optim.")]
+    keys = [key.removeprefix("optim.") for key in TRACED_KEYS if key.startswith("optim.")]
     return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()
 
 
 def traced_names(o: Optim) -> list[str]:
     """Names of all numbers that a program under the optimizer `o` is given (`log_every` and what data need aside)."""
-    return [key.split(".")[1] for key in TRACED] + list(o.own)
+    return [key.split(".")[1] for key in TRACED_KEYS] + list(o.own)
 
 
 def hparams(config: ConfigDict) -> dict[str, float]:
     """The traced half of a resolved config: scalars that change without recompiling."""
     values = leaves(config)
-    traced = {key.split(".")[1]: values[key] for key in TRACED if key not in WAYS}
+    traced = {key.split(".")[1]: values[key] for key in TRACED_KEYS if key not in SCHEDULE_LENGTH_KEYS}
     # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
     given = {key: 0.0 if value is None else value for key, value in traced.items()}
     given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}

@@ -6,9 +6,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab.config import mixture_text
-from scalelab.config.optimizer_defaults import DEFAULTS
-from scalelab.errors import BadInput, nearest
-from scalelab.user_code import is_trusted, user_object
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.user_code import is_trusted, load_user_object
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.position": ("rope", "learned", "relative", "none"),
@@ -23,7 +23,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "model.attention": ("auto", "plain", "blockwise", "cudnn", "splash", "xla"),
     "data.source": ("stdlib", "text", "synthetic", "prepared"),
     "data.documents": ("cross", "mask"),
-    "optim.name": tuple(DEFAULTS),
+    "optim.name": tuple(OPTIM_DEFAULTS),
     "optim.scale": (None, "spectral", "rms"),
     "optim.newton_schulz": (None, "bf16", "fp32"),
     "schedule.name": (
@@ -48,9 +48,15 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "sweep.pack": ("auto", "vmap", "turn"),
 }
 # Of these a function of the user's own may take the place, as pkg.mod:fn.
-OWN = ("optim.name", "schedule.name")
-DECAYING = ("wsd", "wsd_s", "power")  # schedules that end in a decay of decay_steps, of decay_shape
-GROUPS = ("embed", "head", "position", "hidden", "vector")  # of parameters; `optim/groups.py` says which is which
+USER_CODE_KEYS = ("optim.name", "schedule.name")
+SCHEDULES_WITH_DECAY = ("wsd", "wsd_s", "power")  # schedules that end in a decay of decay_steps, of decay_shape
+PARAMETER_GROUPS = (
+    "embed",
+    "head",
+    "position",
+    "hidden",
+    "vector",
+)  # of parameters; `optim/groups.py` says which is which
 LEAST_EPS = 1e-36  # smaller ones, times a share of them, are zero in fp32: 0 / 0 wherever a gradient is zero
 # key: (lowest, highest, is the lowest itself allowed)
 RANGES = {
@@ -103,7 +109,7 @@ RANGES = {
     "sweep.workers": (0, 1024, True),
 }
 # Whole numbers and widths that must be at least one (or, for floats, above zero).
-POSITIVE = [
+POSITIVE_KEYS = [
     "model.n_layers",
     "model.d_model",
     "model.n_heads",
@@ -137,18 +143,18 @@ POSITIVE = [
 ]
 
 
-def check(config: ConfigDict, derived: bool) -> None:
+def check_config(config: ConfigDict, derived: bool) -> None:
     """Raise BadInput for the first impossible value; with `derived`, also for impossible combinations."""
     for key, options in CHOICES.items():
-        if key in OWN and ":" in _get(config, key):
+        if key in USER_CODE_KEYS and ":" in _get(config, key):
             if is_trusted(_get(config, key)):  # else it is refused by what would run it
-                user_object(_get(config, key), key)
+                load_user_object(_get(config, key), key)
         elif _get(config, key) not in options:
             value, known = _get(config, key), list(filter(None, options))
-            close = nearest(value, known)
+            close = nearest_hint(value, known)
             listed = "" if "known: " in close else f" Known: {', '.join(known)}"
             raise BadInput(f"{key}={value!r} is not a choice{close}{listed}")
-    for key in POSITIVE:
+    for key in POSITIVE_KEYS:
         value = _get(config, key)
         if value is not None and not 0 < value < math.inf:
             raise BadInput(f"{key}={value} must be finite and above zero; the nearest good value is 1")
@@ -160,9 +166,9 @@ def check(config: ConfigDict, derived: bool) -> None:
         if value is not None and not ((low <= value if closed else low < value) and value <= high):
             bound = low if value <= low else high
             raise BadInput(f"{key}={value} is outside {'[' if closed else '('}{low}, {high}]; nearest bound: {bound}")
-    group_multipliers(config.optim.groups)
-    mixture_text.mixture(config.data.mixture)
-    mixture_text.unique_tokens(config.data.unique_tokens)
+    parse_group_multipliers(config.optim.groups)
+    mixture_text.parse_mixture(config.data.mixture)
+    mixture_text.parse_unique_tokens(config.data.unique_tokens)
     if derived:
         _check_combinations(config)
 
@@ -194,7 +200,7 @@ def _check_combinations(config: ConfigDict) -> None:
     _check_parts(model)
     _check_groups(config.optim.groups, model)
     _check_schedule(config)
-    for stage in mixture_text.mixture(config.data.mixture)[1:]:
+    for stage in mixture_text.parse_mixture(config.data.mixture)[1:]:
         if stage.step >= train.steps:
             raise BadInput(
                 f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; nearest: {train.steps - 1}"
@@ -213,13 +219,17 @@ def _check_schedule(config: ConfigDict) -> None:
             f"schedule.warmup_steps={config.schedule.warmup_steps} is longer than train.steps={train.steps}; "
             f"nearest: {train.steps} (or unset it: then warm-up is a share of the run)"
         )
-    if config.schedule.name in DECAYING and config.schedule.decay_steps > train.steps:
+    if config.schedule.name in SCHEDULES_WITH_DECAY and config.schedule.decay_steps > train.steps:
         raise BadInput(
             f"schedule.decay_steps={config.schedule.decay_steps} is longer than train.steps={train.steps}; "
             f"nearest: {train.steps}"
         )
     schedule = config.schedule
-    if schedule.name in DECAYING and schedule.decay_shape in ("exponential", "inverse") and not schedule.final_share:
+    if (
+        schedule.name in SCHEDULES_WITH_DECAY
+        and schedule.decay_shape in ("exponential", "inverse")
+        and not schedule.final_share
+    ):
         raise BadInput(
             f"schedule.final_share=0 with schedule.decay_shape={schedule.decay_shape!r}, which never gets to 0; nearest: "
             "schedule.final_share=0.01"
@@ -303,7 +313,7 @@ def _check_parts(model: ConfigDict) -> None:
 
 def _check_groups(text: str, model: ConfigDict) -> None:
     """LR multipliers of groups that this model has no parameter in."""
-    for name in group_multipliers(text):
+    for name in parse_group_multipliers(text):
         if name == "head" and model.tied_head:
             raise BadInput(
                 f"optim.groups={text!r}: with model.tied_head the head is in the group embed; leave head out"
@@ -318,10 +328,10 @@ def _near(value: int):
     return lambda candidate: abs(candidate - value)
 
 
-def group_multipliers(text: str) -> dict[str, float]:
+def parse_group_multipliers(text: str) -> dict[str, float]:
     """`"embed=0.1,head=0.5"` -> {group: multiplier}. BadInput for what is no group or no number."""
-    found = mixture_text.numbers("optim.groups", text, "embed=0.1,head=0.5") if text else {}
+    found = mixture_text.parse_named_numbers("optim.groups", text, "embed=0.1,head=0.5") if text else {}
     for name in found:
-        if name not in GROUPS:
-            raise BadInput(f"optim.groups: {name!r} is no group of parameters{nearest(name, GROUPS)}")
+        if name not in PARAMETER_GROUPS:
+            raise BadInput(f"optim.groups: {name!r} is no group of parameters{nearest_hint(name, PARAMETER_GROUPS)}")
     return {name: float(multiplier) for name, multiplier in found.items()}

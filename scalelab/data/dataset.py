@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.batches.shards import FORMAT, Split, read_folder, write_folder
+from scalelab.data.batches.shards import SHARD_FORMAT, Split, read_shard_folder, write_shard_folder
 from scalelab.data.prepare import prepared
 from scalelab.data.sources.sources import DataConfig, Source, open_source
-from scalelab.data.tokenizers.tokenizer import SEPARATOR, Tokenizer, byte_tokens, given_tokens
+from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 
 OVERSHOOT = 1.25  # a document that would take the held-out share beyond this times the wanted one stays in training
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """One named source's tokens. `bytes_per_token` is its validation split's: text bytes over tokens, separators included."""
 
     name: str
@@ -38,7 +38,7 @@ class Dataset:
     `entropy_rate` is in nats per token, None unless synthetic. `description` is plain JSON for the run's record.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[DatasetPart, ...]
     vocab_size: int
     separator: int
     fingerprint: str
@@ -52,7 +52,7 @@ class Dataset:
         return {"separator": self.separator}
 
 
-def prepare(config: DataConfig) -> Dataset:
+def open_dataset(config: DataConfig) -> Dataset:
     """Open the dataset of `config`, writing its shards to the cache first if they aren't there.
 
     Any number of processes may call this at once. Raises BadInput: unknown source, nothing to read, a single document (the
@@ -63,7 +63,7 @@ def prepare(config: DataConfig) -> Dataset:
     if config.source == "prepared":
         return _open_prepared(config)
     source = open_source(config)
-    tokenizer = byte_tokens() if source.vocab_size is None else given_tokens(source.vocab_size)
+    tokenizer = byte_tokenizer() if source.vocab_size is None else id_tokenizer(source.vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
         raise BadInput(
             f"vocab_size={config.vocab_size} is too small: the {tokenizer.name} tokenizer of data.source="
@@ -72,22 +72,22 @@ def prepare(config: DataConfig) -> Dataset:
     folder = _cache_folder(config, source, tokenizer)
     if not folder.exists():
         _build(folder, config, source, tokenizer)
-    index, splits = read_folder(folder)
+    index, splits = read_shard_folder(folder)
     return _describe(index, splits, source, tokenizer)
 
 
 def _open_prepared(config: DataConfig) -> Dataset:
     """A folder of `scalelab prepare`: its own split, tokenizer and parts."""
     folder = pathlib.Path(os.path.expanduser(config.path))
-    index, splits = prepared.read(folder)
-    tokenizer, fingerprint = index["tokenizer"], prepared.fingerprint(index)
+    index, splits = prepared.read_prepared(folder)
+    tokenizer, fingerprint = index["tokenizer"], prepared.corpus_fingerprint(index)
     if tokenizer["vocab_size"] > config.vocab_size:
         raise BadInput(
             f"model.vocab_size={config.vocab_size} is too small: the tokenizer of {folder} ({tokenizer['name']}) has "
             f"{tokenizer['vocab_size']} ids; nearest: {tokenizer['vocab_size']}"
         )
     parts = tuple(
-        Part(name, found["train"], found["val"], prepared.bytes_per_token(index, name, found["val"]))
+        DatasetPart(name, found["train"], found["val"], prepared.bytes_per_token(index, name, found["val"]))
         for name, found in splits.items()
     )
     counts = {
@@ -119,7 +119,7 @@ def _open_prepared(config: DataConfig) -> Dataset:
 
 def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:
     root = config.cache_dir or os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
-    made_from = [FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
+    made_from = [SHARD_FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
     key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     return pathlib.Path(os.path.expanduser(root)) / f"{config.source}-{key[:16]}"
 
@@ -136,7 +136,7 @@ def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: 
         "text_bytes": sum(sizes.values()),
     }
     try:
-        write_folder(folder, _tokenized(source, tokenizer, sizes, held_out), tokenizer.dtype, facts)
+        write_shard_folder(folder, _tokenized(source, tokenizer, sizes, held_out), tokenizer.dtype, facts)
     except OSError as error:
         raise BadInput(f"data.cache_dir: can't write {folder} ({error.strerror})") from error
 
@@ -197,7 +197,7 @@ def _describe(index: dict[str, Any], splits: dict[str, Split], source: Source, t
         "bytes_per_token": bytes_per_token,
         "entropy_rate": source.entropy_rate,
     }
-    part = Part(source.description["source"], train, val, bytes_per_token)
+    part = DatasetPart(source.description["source"], train, val, bytes_per_token)
     return Dataset(
-        (part,), tokenizer.vocab_size, SEPARATOR, fingerprint, bytes_per_token, source.entropy_rate, description
+        (part,), tokenizer.vocab_size, DEFAULT_SEPARATOR, fingerprint, bytes_per_token, source.entropy_rate, description
     )

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalelab.data.tokenizers.tokenizer import SEPARATOR, check_ids
+from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, check_ids
 from scalelab.errors import BadInput
-from scalelab.evaluate.subject import CHUNK_TOKENS, PADDING, Subject, token_losses, tokenizer
-from scalelab.evaluate.tasks import Item, Task, Text
+from scalelab.evaluate.subject import CHUNK_TOKENS, PADDING_ID, EvaluatedModel, load_model_tokenizer, token_losses
+from scalelab.evaluate.tasks import Task, TaskItem, TextOrIds
 
-SHORTEST = 16  # rows are filled up to a power of two from here on: a task compiles few programs
+SHORTEST_ROW = 16  # rows are filled up to a power of two from here on: a task compiles few programs
 
 
-class Row(NamedTuple):
+class ChoiceRow(NamedTuple):
     """Token ids of a context and one choice, of which those from `start` on are scored; bytes of the choice's text."""
 
     tokens: np.ndarray
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     cut: bool = False  # whether the context lost its beginning
 
 
-class Score(NamedTuple):
+class ChoiceScore(NamedTuple):
     """Of one choice: its nats, tokens and bytes, and whether each of its tokens was the likeliest."""
 
     nats: float
@@ -34,26 +34,26 @@ class Score(NamedTuple):
     greedy: bool
 
 
-class Reading(NamedTuple):
+class EncodedTask(NamedTuple):
     """A task's items as rows, a list a choice; and the id that ends a document in the run's data."""
 
-    items: list[list[Row]]
+    items: list[list[ChoiceRow]]
     separator: int
 
 
-Encode = Callable[[Text], np.ndarray]
+Encode = Callable[[TextOrIds], np.ndarray]
 
 
-def read(of: Subject, task: Task) -> Reading:
+def encode_task(of: EvaluatedModel, task: Task) -> EncodedTask:
     """A task as the model reads it. BadInput, with file and line, for what it can't read."""
     texts = any(isinstance(text, str) for item in task.items for text in (item.context, *item.choices))
     synthetic = of.config.data.source == "synthetic"
-    tokens = None if synthetic and not texts else tokenizer(of)
-    separator = tokens.separator if tokens else SEPARATOR
+    tokens = None if synthetic and not texts else load_model_tokenizer(of)
+    separator = tokens.separator if tokens else DEFAULT_SEPARATOR
     # A document follows the one before it; where documents don't see each other it begins with its own first token.
     before = [] if of.static.documents == "mask" else [separator]
 
-    def encode(text: Text) -> np.ndarray:
+    def encode(text: TextOrIds) -> np.ndarray:
         if isinstance(text, str):
             assert tokens
             return np.asarray(tokens.encode(text.encode()), np.int32)
@@ -67,10 +67,10 @@ def read(of: Subject, task: Task) -> Reading:
             found.append(_rows(item, encode, before, of.seq_len))
         except ValueError as error:  # also half a surrogate pair, and what a tokenizer gives up on
             raise BadInput(f"{task.path}, line {item.line}: {error}") from None
-    return Reading(found, separator)
+    return EncodedTask(found, separator)
 
 
-def _rows(item: Item, encode: Encode, before: Sequence[int], seq_len: int) -> list[Row]:
+def _rows(item: TaskItem, encode: Encode, before: Sequence[int], seq_len: int) -> list[ChoiceRow]:
     """A choice begins where its ids part from the context's own: a token across the border counts as the choice's.
 
     All choices of an item begin at the first such place, so that each is asked for the same text.
@@ -88,11 +88,11 @@ def _rows(item: Item, encode: Encode, before: Sequence[int], seq_len: int) -> li
             raise BadInput(f"a choice of {scored} tokens; the model reads {seq_len} (model.seq_len)")
         size = len(choice.encode()) if isinstance(choice, str) else len(choice)
         kept = row[-longest:]
-        found.append(Row(kept, len(kept) - scored, size, len(row) > longest))
+        found.append(ChoiceRow(kept, len(kept) - scored, size, len(row) > longest))
     return found
 
 
-def _joined(context: Text, choice: Text) -> Text:
+def _joined(context: TextOrIds, choice: TextOrIds) -> TextOrIds:
     if isinstance(context, str) and isinstance(choice, str):
         return context + choice
     if isinstance(context, list) and isinstance(choice, list):
@@ -106,12 +106,15 @@ def _shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(apart[0]) if len(apart) else n
 
 
-def score(
-    of: Subject, rows: Sequence[Row], separator: int, progress: Callable[[int, int], None] = lambda *_: None
-) -> list[Score]:
+def score_rows(
+    of: EvaluatedModel,
+    rows: Sequence[ChoiceRow],
+    separator: int,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> list[ChoiceScore]:
     """Each row's score, in batches of few shapes: what fills a row or a batch up changes no score."""
-    lengths = [min(max(SHORTEST, 1 << (len(row.tokens) - 2).bit_length()), of.seq_len) for row in rows]
-    scores: dict[int, Score] = {}
+    lengths = [min(max(SHORTEST_ROW, 1 << (len(row.tokens) - 2).bit_length()), of.seq_len) for row in rows]
+    scores: dict[int, ChoiceScore] = {}
     for length in sorted(set(lengths)):
         mine, size = [i for i, one in enumerate(lengths) if one == length], max(1, CHUNK_TOKENS // length)
         for first in range(0, len(mine), size):
@@ -120,8 +123,10 @@ def score(
     return [scores[i] for i in range(len(rows))]
 
 
-def _batch(of: Subject, rows: dict[int, Row], shape: tuple[int, int], separator: int) -> dict[int, Score]:
-    tokens = np.full(shape, PADDING, np.int32)
+def _batch(
+    of: EvaluatedModel, rows: dict[int, ChoiceRow], shape: tuple[int, int], separator: int
+) -> dict[int, ChoiceScore]:
+    tokens = np.full(shape, PADDING_ID, np.int32)
     for at, row in enumerate(rows.values()):
         tokens[at, : len(row.tokens)] = row.tokens
     scored = token_losses(of, tokens, separator)
@@ -129,21 +134,21 @@ def _batch(of: Subject, rows: dict[int, Row], shape: tuple[int, int], separator:
     for at, (i, row) in enumerate(rows.items()):
         here = slice(row.start - 1, len(row.tokens) - 1)
         nats = float(scored.nats[at, here].sum(dtype=np.float64))
-        found[i] = Score(nats, len(row.tokens) - row.start, row.bytes, bool(scored.best[at, here].all()))
+        found[i] = ChoiceScore(nats, len(row.tokens) - row.start, row.bytes, bool(scored.best[at, here].all()))
     return found
 
 
-def evaluate(
-    of: Subject, task: Task, reading: Reading, progress: Callable[[int, int], None] = lambda *_: None
+def evaluate_task(
+    of: EvaluatedModel, task: Task, reading: EncodedTask, progress: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, float]:
-    """A task's metrics (see `metrics`), the number of its items and of contexts that lost their beginning."""
-    flat = iter(score(of, [row for item in reading.items for row in item], reading.separator, progress))
+    """A task's metrics (see `task_metrics`), the number of its items and of contexts that lost their beginning."""
+    flat = iter(score_rows(of, [row for item in reading.items for row in item], reading.separator, progress))
     scores = [[next(flat) for _ in item] for item in reading.items]
-    found = metrics(scores, [item.answer for item in task.items], task.kind)
+    found = task_metrics(scores, [item.answer for item in task.items], task.kind)
     return found | {"items": len(scores), "cut": sum(any(row.cut for row in item) for item in reading.items)}
 
 
-def metrics(scores: Sequence[Sequence[Score]], answers: Sequence[int], kind: str) -> dict[str, float]:
+def task_metrics(scores: Sequence[Sequence[ChoiceScore]], answers: Sequence[int], kind: str) -> dict[str, float]:
     """What the scores of a task's items come to.
 
     choice: `acc` (the headline) where the right choice has the least nats a byte, `acc_token` a token, `acc_raw` in all (ties:
@@ -172,7 +177,7 @@ def metrics(scores: Sequence[Sequence[Score]], answers: Sequence[int], kind: str
     return {name: float(value) for name, value in found.items()}
 
 
-def _share(item: Sequence[Score], answer: int) -> float:
+def _share(item: Sequence[ChoiceScore], answer: int) -> float:
     """Of the likelihood of all choices, the right one's."""
     logs = -np.array([s.nats for s in item])
     shares = np.exp(logs - logs.max())

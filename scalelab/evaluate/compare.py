@@ -10,27 +10,27 @@ from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.evaluate import noise
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume.weights import of_run
+from scalelab.train.resume.weights import load_run_weights
 
-TIMED = ("tokens_per_s", "mfu", "time")  # of the clock, not of what is computed
-ENVIRONMENT = ("versions", "device", "mesh", "dtypes", "attention", "determinism")
+TIMING_KEYS = ("tokens_per_s", "mfu", "time")  # of the clock, not of what is computed
+ENVIRONMENT_KEYS = ("versions", "device", "mesh", "dtypes", "attention", "determinism")
 
 
-def compare(a: str, b: str) -> dict[str, Any]:
+def compare_runs(a: str, b: str) -> dict[str, Any]:
     """Everything that `scalelab compare` says, as plain JSON; A and B are runs, or folders of runs but for their seeds."""
-    sides = [noise.side(source) for source in (a, b)]
+    sides = [noise.load_side(source) for source in (a, b)]
     one, two = (each.folder for each in sides)
     records_of = [records.read_record(folder) for folder in (one, two)]
     metrics = first_difference(*(records.read_metrics(folder) for folder in (one, two)))
     weights = same_weights(one, two) if metrics["lines"] and metrics["first"] is None else None
-    gap = noise.gap(*sides)
+    gap = noise.loss_gap(*sides)
     return {
         "a": str(one),
         "b": str(two),
         "runs": [[str(path) for path in each.meant] for each in sides],
         "config": config_differences(one, two),
-        "data": _apart(*(records.flat(record.get("data", {})) for record in records_of)),
-        "environment": _apart(*(records.flat({k: r.get(k) for k in ENVIRONMENT}) for r in records_of)),
+        "data": _apart(*(records.flatten_keys(record.get("data", {})) for record in records_of)),
+        "environment": _apart(*(records.flatten_keys({k: r.get(k) for k in ENVIRONMENT_KEYS}) for r in records_of)),
         "metrics": metrics,
         "weights": weights,
         "same_bits": bool(
@@ -42,10 +42,10 @@ def compare(a: str, b: str) -> dict[str, Any]:
 
 def config_differences(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any]:
     """`{key: {"a", "b", "computes"}}`: what differs, and whether what is computed depends on it."""
-    aside = config_lib.UNIDENTIFYING
+    aside = config_lib.NON_IDENTITY_KEYS
     return {
         key: {"a": x, "b": y, "computes": key not in aside and key.split(".")[0] not in aside}
-        for key, (x, y) in _apart(noise.settings(a), noise.settings(b)).items()
+        for key, (x, y) in _apart(noise.read_settings(a), noise.read_settings(b)).items()
     }
 
 
@@ -74,7 +74,7 @@ def first_difference(a: list[dict], b: list[dict]) -> dict[str, Any]:
 
 def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     found = {}
-    for key in [key for key in a if key in b and key not in TIMED]:
+    for key in [key for key in a if key in b and key not in TIMING_KEYS]:
         x, y = a[key], b[key]
         if x != y and not (x != x and y != y):
             known = all(isinstance(v, int | float) and math.isfinite(v) for v in (x, y))
@@ -85,12 +85,12 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str
 
 def same_weights(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any] | None:
     """{"step", "same"}: whether the weights of the last step that both keep are the same bits; None where there is none."""
-    common = manifest.saved(a).keys() & manifest.saved(b).keys()
+    common = manifest.find_saved_steps(a).keys() & manifest.find_saved_steps(b).keys()
     if not common:
         return None
     step = max(common)
     try:
-        one, two = (of_run(f"{folder}@{step}").origin["digest"] for folder in (a, b))
+        one, two = (load_run_weights(f"{folder}@{step}").origin["digest"] for folder in (a, b))
     except (BadInput, WorkFailed) as error:
         return {"step": step, "same": False, "why": str(error)}
     return {"step": step, "same": one == two}

@@ -14,13 +14,13 @@ import numpy as np
 from scalelab.config import Static
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
-from scalelab.evaluate.subject import Subject
+from scalelab.evaluate.subject import EvaluatedModel
 from scalelab.model import decode
 from scalelab.precision.policy import POLICIES
-from scalelab.precision.products import arithmetic
+from scalelab.precision.products import product_precision
 
 
-class Choice(NamedTuple):
+class SamplingOptions(NamedTuple):
     """How a token is chosen. `temperature` 0: the likeliest one. Else from softmax(logits / temperature), of the `top_k`
     likeliest (0: all), and of these from the fewest that hold `top_p` of the probability (Holtzman et al. 2020)."""
 
@@ -38,8 +38,8 @@ class Sample(NamedTuple):
     nats: float
 
 
-def sample(
-    of: Subject, tokenizer: Tokenizer, prompt: str, most: int, count: int, choice: Choice,
+def draw_samples(
+    of: EvaluatedModel, tokenizer: Tokenizer, prompt: str, most: int, count: int, choice: SamplingOptions,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Sample]:  # fmt: skip
     """`count` samples of at most `most` tokens after `prompt`, each until a document ends.
@@ -50,7 +50,7 @@ def sample(
     """
     _check(choice, most, count)
     before = [] if of.static.documents == "mask" else [tokenizer.separator]
-    begun = np.array([*before, *encoded(tokenizer, prompt)], np.int32)
+    begun = np.array([*before, *encode_prompt(tokenizer, prompt)], np.int32)
     room = of.seq_len - len(begun)
     if not len(begun):
         raise BadInput("--prompt is empty, and a document's first token is never predicted in this run's data")
@@ -75,7 +75,7 @@ def sample(
     return [_cut(*row, tokenizer.separator, i + 1) for row in zip(ids, nats, strict=True)]
 
 
-def encoded(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
     """The prompt's ids. BadInput where it is no text, or none that the tokenizer takes."""
     try:
         return tokenizer.encode(prompt.encode())
@@ -83,7 +83,7 @@ def encoded(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
         raise BadInput(f"--prompt={prompt[:40]!r} can't be encoded: {error}") from error
 
 
-def _check(choice: Choice, most: int, count: int) -> None:
+def _check(choice: SamplingOptions, most: int, count: int) -> None:
     ranges = {"temperature": (0, 100), "top_k": (0, 2**31), "top_p": (0, 1), "seed": (0, 2**31 - 1)}
     for name, (low, high) in ranges.items():
         value = getattr(choice, name)
@@ -128,14 +128,14 @@ def _allowed(logits_BV: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
     return jnp.take_along_axis(ranked_BV, jnp.argsort(order_BV, axis=-1), axis=-1)
 
 
-def _program(of: Subject, count: int, separator: int) -> tuple[Callable, Callable]:
+def _program(of: EvaluatedModel, count: int, separator: int) -> tuple[Callable, Callable]:
     """begin(tokens_BT) -> (logits of what follows [B, V], state); follow(tokens_B, state) -> the same one token on.
 
     The state is a cache of keys and values as long as the model's sequences: a prompt of another length compiles `begin` again,
     nothing else.
     """
     ends = jnp.int32(separator) if of.static.documents == "mask" else None
-    cache = decode.empty(of.static.model, count, of.seq_len, POLICIES[of.static.precision])
+    cache = decode.empty_cache(of.static.model, count, of.seq_len, POLICIES[of.static.precision])
 
     def begin(tokens_BT: jax.Array) -> tuple[jax.Array, Any]:
         return _extend(of.static, of.params, tokens_BT, cache, ends)
@@ -149,6 +149,6 @@ def _program(of: Subject, count: int, separator: int) -> tuple[Callable, Callabl
 @functools.partial(jax.jit, static_argnums=0)
 def _extend(static: Static, params: Any, tokens_BT: jax.Array, cache: Any, ends: Any) -> tuple[jax.Array, Any]:
     policy = POLICIES[static.precision]
-    with arithmetic(policy):
-        logits_BTV, cache = decode.extend(static.model, params, tokens_BT, cache, policy, ends)
+    with product_precision(policy):
+        logits_BTV, cache = decode.decode_tokens(static.model, params, tokens_BT, cache, policy, ends)
     return logits_BTV[:, -1], cache

@@ -6,17 +6,17 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
-Text = str | list[int]  # of data without text: token ids
-KEYS = ("context", "choices", "answer", "completion", "id")
+TextOrIds = str | list[int]  # of data without text: token ids
+ITEM_KEYS = ("context", "choices", "answer", "completion", "id")
 
 
-class Item(NamedTuple):
+class TaskItem(NamedTuple):
     """A context, what may follow, and which of these is right. A cloze has one: its completion."""
 
-    context: Text
-    choices: list[Text]
+    context: TextOrIds
+    choices: list[TextOrIds]
     answer: int
     line: int
 
@@ -26,22 +26,22 @@ class Task(NamedTuple):
 
     name: str
     kind: str
-    items: list[Item]
+    items: list[TaskItem]
     fingerprint: str
     path: str
 
 
-def slug(text: str) -> str:
+def make_slug(text: str) -> str:
     """A name that a column may have: letters, digits and underscores."""
     return re.sub(r"\W+", "_", text).strip("_").lower() or "task"
 
 
-def read(path: str | pathlib.Path) -> Task:
+def read_task(path: str | pathlib.Path) -> Task:
     """The task in a file. BadInput with file and line for a line that is no item, and for a file without items."""
     path = pathlib.Path(path)
     if not path.is_file():
         beside = [str(p) for p in path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
-        raise BadInput(f"--tasks: no file {str(path)!r}{nearest(str(path), beside)}")
+        raise BadInput(f"--tasks: no file {str(path)!r}{nearest_hint(str(path), beside)}")
     content = path.read_bytes()
     try:
         lines = content.decode().split("\n")
@@ -56,10 +56,10 @@ def read(path: str | pathlib.Path) -> Task:
         if other != kind:
             raise BadInput(f"{path}, line {item.line} is a {other}, those before it a {kind}: put them into two files")
     fingerprint = hashlib.sha256(content).hexdigest()[:16]
-    return Task(slug(path.stem), kind, [item for _, item in found], fingerprint, str(path))
+    return Task(make_slug(path.stem), kind, [item for _, item in found], fingerprint, str(path))
 
 
-def _item(text: str, line: int, where: str) -> tuple[str, Item]:
+def _item(text: str, line: int, where: str) -> tuple[str, TaskItem]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -67,13 +67,13 @@ def _item(text: str, line: int, where: str) -> tuple[str, Item]:
     if not isinstance(row, dict):
         raise BadInput(f"{where} is not an object but {text.strip()[:40]!r}")
     for key in row:
-        if key not in KEYS:
-            raise BadInput(f"{where}: unknown key {key!r}{nearest(key, KEYS)}")
+        if key not in ITEM_KEYS:
+            raise BadInput(f"{where}: unknown key {key!r}{nearest_hint(key, ITEM_KEYS)}")
     context = _text(row.get("context", ""), f"{where}: context", empty=True)
     if "completion" in row:
         if "choices" in row or "answer" in row:
             raise BadInput(f"{where} has a completion and choices: a cloze has the one, a choice the others")
-        return "cloze", Item(context, [_text(row["completion"], f"{where}: completion")], 0, line)
+        return "cloze", TaskItem(context, [_text(row["completion"], f"{where}: completion")], 0, line)
     choices, answer = row.get("choices"), row.get("answer")
     if not isinstance(choices, list) or len(choices) < 2:
         raise BadInput(f"{where} needs a completion, or choices (two or more) and the answer's number")
@@ -82,10 +82,10 @@ def _item(text: str, line: int, where: str) -> tuple[str, Item]:
         raise BadInput(f"{where}: answer={answer!r} is no choice's number; 0 to {len(texts) - 1}")
     if len({json.dumps(t) for t in texts}) < len(texts):
         raise BadInput(f"{where}: two choices are the same")
-    return "choice", Item(context, texts, answer, line)
+    return "choice", TaskItem(context, texts, answer, line)
 
 
-def _text(value: Any, where: str, empty: bool = False) -> Text:
+def _text(value: Any, where: str, empty: bool = False) -> TextOrIds:
     ids = isinstance(value, list) and all(type(i) is int for i in value)
     if not (isinstance(value, str) or ids):
         raise BadInput(f"{where} is neither text nor a list of token ids: {str(value)[:40]!r}")

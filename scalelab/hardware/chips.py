@@ -29,19 +29,21 @@ class Chip:
     )
 
 
-def _tpu(name: str, bf16: float, hbm_gib: int, hbm: float, ici: float, links: int, fp8: float | None = None) -> Chip:
+def _make_tpu(
+    name: str, bf16: float, hbm_gib: int, hbm: float, ici: float, links: int, fp8: float | None = None
+) -> Chip:
     """TFLOP/s, GiB, GB/s, GB/s. ICI is the Scaling Book's figure (part 2): the documentation's raw rate less its overhead."""
     rates = {"bfloat16": bf16 * 1e12} | ({"float8": fp8 * 1e12} if fp8 else {})
     return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, ici * 1e9, links, "Google Cloud TPU documentation")
 
 
-def _gpu(name: str, flops: dict[str, float], hbm_gib: int, hbm: float, link: float) -> Chip:
+def _make_gpu(name: str, flops: dict[str, float], hbm_gib: int, hbm: float, link: float) -> Chip:
     """TFLOP/s by precision, GiB, GB/s, GB/s."""
     rates = {precision: rate * 1e12 for precision, rate in flops.items()}
     return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, link * 1e9, 1, "NVIDIA datasheet")
 
 
-def _tensor(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> dict[str, float]:
+def _tensor_core_flops(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> dict[str, float]:
     """Tensor cores since Ampere run fp16 at the rate of bf16; fp8 came with Ada and Hopper."""
     rates = {"bfloat16": bf16, "float16": bf16, "tensorfloat32": tf32, "float32": fp32}
     return rates | ({"float8": fp8} if fp8 else {})
@@ -50,40 +52,40 @@ def _tensor(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> 
 # Pattern in jax's `device_kind` -> chip. The first match counts, so variants stand before the plain name.
 CHIPS = {
     # cloud.google.com/tpu/docs, "System architecture" of each version. v6e: 918 there, rounded to 920 in the Scaling Book.
-    r"TPU v4$": _tpu("TPU v4", 275, 32, 1228, 45, 6),
-    r"TPU v5( lite|e)$": _tpu("TPU v5e", 197, 16, 819, 45, 4),
-    r"TPU v5p?$": _tpu("TPU v5p", 459, 95, 2765, 90, 6),
-    r"TPU v6( lite|e)$": _tpu("TPU v6e", 918, 32, 1640, 90, 4),
+    r"TPU v4$": _make_tpu("TPU v4", 275, 32, 1228, 45, 6),
+    r"TPU v5( lite|e)$": _make_tpu("TPU v5e", 197, 16, 819, 45, 4),
+    r"TPU v5p?$": _make_tpu("TPU v5p", 459, 95, 2765, 90, 6),
+    r"TPU v6( lite|e)$": _make_tpu("TPU v6e", 918, 32, 1640, 90, 4),
     # Two jax devices a chip of 2,307 TFLOP/s, 192 GiB, 7,380 GB/s and 1,200 GB/s of ICI both ways: each has half of all.
-    r"TPU ?(7x|v7x?)$": _tpu("TPU v7", 1153.5, 96, 3690, 50, 6, fp8=2307),
+    r"TPU ?(7x|v7x?)$": _make_tpu("TPU v7", 1153.5, 96, 3690, 50, 6, fp8=2307),
     # Blackwell: DGX B200 datasheet, an eighth of the machine's figures, sparse ones halved.
-    r"B200": _gpu("B200", _tensor(2250, 1125, 75, 4500), 180, 8000, 900),
+    r"B200": _make_gpu("B200", _tensor_core_flops(2250, 1125, 75, 4500), 180, 8000, 900),
     # Hopper: H100 whitepaper (table 2) and datasheet, H200 datasheet; sparse figures halved.
-    r"H200(?! NVL)": _gpu("H200 SXM", _tensor(989.4, 494.7, 66.9, 1978.9), 141, 4800, 450),
-    r"H100 NVL": _gpu("H100 NVL", _tensor(835.5, 417.5, 60, 1670.5), 94, 3900, 300),
-    r"H100 PCIe": _gpu("H100 PCIe", _tensor(756.5, 378, 51.2, 1513), 80, 2000, 300),
-    r"H100": _gpu("H100 SXM", _tensor(989.4, 494.7, 66.9, 1978.9), 80, 3350, 450),
+    r"H200(?! NVL)": _make_gpu("H200 SXM", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 141, 4800, 450),
+    r"H100 NVL": _make_gpu("H100 NVL", _tensor_core_flops(835.5, 417.5, 60, 1670.5), 94, 3900, 300),
+    r"H100 PCIe": _make_gpu("H100 PCIe", _tensor_core_flops(756.5, 378, 51.2, 1513), 80, 2000, 300),
+    r"H100": _make_gpu("H100 SXM", _tensor_core_flops(989.4, 494.7, 66.9, 1978.9), 80, 3350, 450),
     # Ampere: A100 40 GB and 80 GB datasheets, A10 and RTX A6000 datasheets, GA102 whitepaper (RTX 3090).
-    r"A100 80GB PCIe": _gpu("A100 80GB PCIe", _tensor(312, 156, 19.5), 80, 1935, 300),
-    r"A100-SXM4-80GB": _gpu("A100 80GB SXM", _tensor(312, 156, 19.5), 80, 2039, 300),
-    r"A100-(SXM4|PCIE)-40GB": _gpu("A100 40GB", _tensor(312, 156, 19.5), 40, 1555, 300),
-    r"A10$": _gpu("A10", _tensor(125, 62.5, 31.2), 24, 600, 32),
-    r"RTX A6000$": _gpu("RTX A6000", _tensor(154.8, 77.4, 38.7), 48, 768, 32),
-    r"RTX 3090$": _gpu("RTX 3090", _tensor(71, 35.6, 35.6), 24, 936, 32),
+    r"A100 80GB PCIe": _make_gpu("A100 80GB PCIe", _tensor_core_flops(312, 156, 19.5), 80, 1935, 300),
+    r"A100-SXM4-80GB": _make_gpu("A100 80GB SXM", _tensor_core_flops(312, 156, 19.5), 80, 2039, 300),
+    r"A100-(SXM4|PCIE)-40GB": _make_gpu("A100 40GB", _tensor_core_flops(312, 156, 19.5), 40, 1555, 300),
+    r"A10$": _make_gpu("A10", _tensor_core_flops(125, 62.5, 31.2), 24, 600, 32),
+    r"RTX A6000$": _make_gpu("RTX A6000", _tensor_core_flops(154.8, 77.4, 38.7), 48, 768, 32),
+    r"RTX 3090$": _make_gpu("RTX 3090", _tensor_core_flops(71, 35.6, 35.6), 24, 936, 32),
     # Ada: L40S and L4 datasheets, Ada whitepaper (appendix A, RTX 4090).
-    r"L40S$": _gpu("L40S", _tensor(362, 183, 91.6, 733), 48, 864, 32),
-    r"L4$": _gpu("L4", _tensor(121, 60, 30.3, 242.5), 24, 300, 32),
-    r"RTX 4090$": _gpu("RTX 4090", _tensor(165.2, 82.6, 82.6, 330.3), 24, 1008, 32),
+    r"L40S$": _make_gpu("L40S", _tensor_core_flops(362, 183, 91.6, 733), 48, 864, 32),
+    r"L4$": _make_gpu("L4", _tensor_core_flops(121, 60, 30.3, 242.5), 24, 300, 32),
+    r"RTX 4090$": _make_gpu("RTX 4090", _tensor_core_flops(165.2, 82.6, 82.6, 330.3), 24, 1008, 32),
     # Volta and Turing: V100 and T4 datasheets. Their tensor cores know fp16 alone.
-    r"V100-PCIE-16GB": _gpu("V100 PCIe 16GB", {"float16": 112, "float32": 14}, 16, 900, 16),
-    r"V100-PCIE-32GB": _gpu("V100 PCIe 32GB", {"float16": 112, "float32": 14}, 32, 900, 16),
-    r"V100-SXM2-16GB": _gpu("V100 SXM2 16GB", {"float16": 125, "float32": 15.7}, 16, 900, 150),
-    r"V100-SXM[23]-32GB": _gpu("V100 SXM2 32GB", {"float16": 125, "float32": 15.7}, 32, 900, 150),
-    r"T4$": _gpu("T4", {"float16": 65, "float32": 8.1}, 16, 320, 16),
+    r"V100-PCIE-16GB": _make_gpu("V100 PCIe 16GB", {"float16": 112, "float32": 14}, 16, 900, 16),
+    r"V100-PCIE-32GB": _make_gpu("V100 PCIe 32GB", {"float16": 112, "float32": 14}, 32, 900, 16),
+    r"V100-SXM2-16GB": _make_gpu("V100 SXM2 16GB", {"float16": 125, "float32": 15.7}, 16, 900, 150),
+    r"V100-SXM[23]-32GB": _make_gpu("V100 SXM2 32GB", {"float16": 125, "float32": 15.7}, 32, 900, 150),
+    r"T4$": _make_gpu("T4", {"float16": 65, "float32": 8.1}, 16, 320, 16),
 }
 
 
-def chip(device_kind: str) -> Chip | None:
+def find_chip(device_kind: str) -> Chip | None:
     """The chip behind jax's `device_kind` ('NVIDIA H100 80GB HBM3', 'TPU v5 lite'); None where the table has none.
 
     A MIG slice has a share of its chip's power that its name doesn't tell, so it has no entry either.
@@ -106,17 +108,17 @@ def capacity_bytes(device: Any) -> int:
     if device.platform == "cpu":
         return host_memory_bytes() // len(device.client.local_devices())
     said = (device.memory_stats() or {}).get("bytes_limit", 0)
-    found = chip(device.device_kind)
+    found = find_chip(device.device_kind)
     return int(said) or (found.hbm_bytes if found else 0)
 
 
 # Passes of bf16 that a product takes on a TPU (documentation of jax.lax.Precision: HIGHEST, and HIGH, which tensorfloat32 names).
-PASSES = {"float32": 6, "tensorfloat32": 3}
+MATMUL_PASSES = {"float32": 6, "tensorfloat32": 3}
 
 
 def table_flops(device_kind: str, dtype: Any) -> tuple[float, str] | None:
     """The same as `unit_flops` of jax's `device_kind`; None where the table has no such chip."""
-    found = chip(device_kind)
+    found = find_chip(device_kind)
     return unit_flops(found, dtype) if found else None
 
 
@@ -124,16 +126,16 @@ def unit_flops(found: Chip, dtype: Any) -> tuple[float, str] | None:
     """FLOP/s of the unit that multiplies `dtype` (or "tensorfloat32"), and what the figure is; None where there is none.
 
     float32 is all 32 bits, as precision `fp32` asks for. XLA's own default is TF32 on NVIDIA's tensor cores since Ampere and
-    one bf16 pass on TPUs (JAX documentation, "Matmul precision"), which have no unit for more: `PASSES`.
+    one bf16 pass on TPUs (JAX documentation, "Matmul precision"), which have no unit for more: `MATMUL_PASSES`.
     """
     name = dtype_name(dtype)
     wider = {"tensorfloat32": ("tensorfloat32", "float32")}.get(name, (name,))
     unit = next((unit for unit in wider if unit in found.flops), None)
     if unit is not None:
         return found.flops[unit], f"{found.name}, {unit}, dense: {found.source}"
-    if name not in PASSES or "bfloat16" not in found.flops:
+    if name not in MATMUL_PASSES or "bfloat16" not in found.flops:
         return None
-    passes = PASSES[name]
+    passes = MATMUL_PASSES[name]
     return found.flops[
         "bfloat16"
     ] / passes, f"{found.name}, {name} in {passes} passes of bfloat16, dense: {found.source}"
@@ -150,7 +152,7 @@ def dtype_name(dtype: Any) -> str:
     return "float8" if name.startswith("float8") else name
 
 
-def accelerated() -> bool:
+def expects_accelerator() -> bool:
     """Whether jax will look for an accelerator here; asked without starting jax, which would take the device's memory."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return False

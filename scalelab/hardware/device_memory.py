@@ -10,11 +10,11 @@ import sys
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import GIB, Chip
 
-SHARE = "XLA_CLIENT_MEM_FRACTION"  # the name since jax 0.9; with both set jax refuses to start
-OLD_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
-JAX_DEFAULT = 0.75
-ASKED_FOR = 0.9  # the rest is for CUDA, cuDNN and NCCL, which take theirs beside jax's
+SHARE_VARIABLE = "XLA_CLIENT_MEM_FRACTION"  # the name since jax 0.9; with both set jax refuses to start
+OLD_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+ALLOCATOR_VARIABLE = "XLA_PYTHON_CLIENT_ALLOCATOR"
+JAX_DEFAULT_SHARE = 0.75
+REQUESTED_SHARE = 0.9  # the rest is for CUDA, cuDNN and NCCL, which take theirs beside jax's
 # Of the memory that a GPU is sold with, what CUDA reports as its total: the driver keeps 1 to 2.5 %, ECC in GDDR6 a sixteenth.
 REPORTED, REPORTED_GDDR6_ECC = 0.975, 0.91
 GDDR6_ECC = ("A10", "L4", "L40S", "T4")
@@ -23,15 +23,15 @@ TPU_KEEPS = {"TPU v5e": 0.25, "TPU v5p": 0.0}
 TPU_KEEPS_ELSE = 0.75
 
 
-def gpu_share(unset: float = ASKED_FOR) -> float:
+def gpu_memory_share(unset: float = REQUESTED_SHARE) -> float:
     """The share of a GPU's memory that jax gives a program: the user's own from the environment, else what `train` asks for.
 
-    `unset`: what counts where the environment says nothing; `JAX_DEFAULT` for a process that didn't ask (`reserve`).
+    `unset`: what counts where the environment says nothing; `JAX_DEFAULT_SHARE` for a process that didn't ask (`reserve_gpu_memory`).
     BadInput where the environment has no share that jax would take.
     """
-    if os.environ.get(ALLOCATOR, "").lower() == "platform":  # no pool: every array is the driver's
+    if os.environ.get(ALLOCATOR_VARIABLE, "").lower() == "platform":  # no pool: every array is the driver's
         return 1.0
-    name = next((name for name in (SHARE, OLD_SHARE) if os.environ.get(name)), None)
+    name = next((name for name in (SHARE_VARIABLE, OLD_SHARE_VARIABLE) if os.environ.get(name)), None)
     if name is None:
         return unset
     try:
@@ -39,18 +39,18 @@ def gpu_share(unset: float = ASKED_FOR) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise BadInput(f"{name}={os.environ[name]!r} is not a share above 0 and at most 1; e.g. {ASKED_FOR}")
+        raise BadInput(f"{name}={os.environ[name]!r} is not a share above 0 and at most 1; e.g. {REQUESTED_SHARE}")
     return share
 
 
-def reserve() -> None:
-    """Have jax take `gpu_share` of a GPU's memory when it starts; nothing is changed once it has, nor where the user set a share."""
-    gpu_share()
-    if not os.environ.get(SHARE) and not os.environ.get(OLD_SHARE) and not _started():
-        os.environ[SHARE] = str(ASKED_FOR)
+def reserve_gpu_memory() -> None:
+    """Have jax take `gpu_memory_share` of a GPU's memory when it starts; nothing is changed once it has, nor where the user set a share."""
+    gpu_memory_share()
+    if not os.environ.get(SHARE_VARIABLE) and not os.environ.get(OLD_SHARE_VARIABLE) and not _jax_started():
+        os.environ[SHARE_VARIABLE] = str(REQUESTED_SHARE)
 
 
-def _started() -> bool:
+def _jax_started() -> bool:
     """Whether jax has taken its devices, and with them their memory."""
     if "jax" not in sys.modules:
         return False
@@ -68,10 +68,10 @@ def usable_bytes(chip: Chip) -> int:
     if chip.name.startswith("TPU"):
         return chip.hbm_bytes - int(TPU_KEEPS.get(chip.name, TPU_KEEPS_ELSE) * GIB)
     reported = REPORTED_GDDR6_ECC if chip.name in GDDR6_ECC else REPORTED
-    return int(gpu_share() * reported * chip.hbm_bytes)
+    return int(gpu_memory_share() * reported * chip.hbm_bytes)
 
 
-def described(chip: Chip) -> str:
+def describe_usable_bytes(chip: Chip) -> str:
     """Where `usable_bytes` comes from, in words; "" where all of it is a program's."""
     usable = usable_bytes(chip)
     if chip.given_bytes is not None or usable == chip.hbm_bytes:
@@ -79,4 +79,4 @@ def described(chip: Chip) -> str:
     text = f"{usable / GIB:.1f} of {chip.hbm_bytes / GIB:.0f} GiB are a program's"
     if chip.name.startswith("TPU"):
         return f"{text}: the runtime keeps the rest"
-    return f"{text}: jax takes {gpu_share():.0%} of what the driver leaves ({SHARE}; `scalelab train` sets it)"
+    return f"{text}: jax takes {gpu_memory_share():.0%} of what the driver leaves ({SHARE_VARIABLE}; `scalelab train` sets it)"

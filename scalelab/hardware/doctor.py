@@ -20,19 +20,19 @@ BUILDS = {"jax-cuda12-plugin": "gpu", "jax-cuda13-plugin": "gpu", "libtpu": "tpu
 PLATFORMS = {"gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # a name in JAX_PLATFORMS -> what it asks for
 
 
-def examine(expect: str | None = None) -> dict[str, Any]:
+def examine_installation(expect: str | None = None) -> dict[str, Any]:
     """The whole report; `failure` is None or one line.
 
     expect: 'cpu', 'gpu' or 'tpu', the platform that must be seen; None: what JAX_PLATFORMS or the installed build asks for.
-    Keys: `versions`, `pins`, `builds`, `driver`, `platform`, `devices`, `matmul`, `expected`, `warnings`, `failure`.
+    Keys: `versions`, `pins`, `builds`, `list_nvidia_gpus`, `platform`, `devices`, `matmul`, `expected`, `warnings`, `failure`.
     """
-    versions, pins, builds = installed(PACKAGES), pinned(), installed(tuple(BUILDS))
-    expected, asked_by = asked_for(expect, os.environ.get("JAX_PLATFORMS", ""), builds)
+    versions, pins, builds = installed_versions(PACKAGES), pinned_versions(), installed_versions(tuple(BUILDS))
+    expected, asked_by = expected_platform(expect, os.environ.get("JAX_PLATFORMS", ""), builds)
     report: dict[str, Any] = {
         "versions": {"python": platform.python_version()} | versions,
         "pins": pins,
         "builds": builds,
-        "driver": driver(),
+        "driver": list_nvidia_gpus(),
         "platform": None,
         "devices": [],
         "matmul": None,
@@ -40,7 +40,7 @@ def examine(expect: str | None = None) -> dict[str, Any]:
     }
     devices, why = local_devices()
     if devices:
-        report["platform"], report["devices"] = devices[0].platform, [describe(device) for device in devices]
+        report["platform"], report["devices"] = devices[0].platform, [summarise_device(device) for device in devices]
         report["matmul"] = check_matmul() | measure_matmul(devices[0])
     report["warnings"] = pin_warnings(versions, pins) + _unused_gpu(report)
     missing = report["platform"] is None or expected not in (None, report["platform"])
@@ -50,7 +50,7 @@ def examine(expect: str | None = None) -> dict[str, Any]:
     return report
 
 
-def installed(packages: tuple[str, ...]) -> dict[str, str]:
+def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
     """Versions of those packages that are installed, without importing any."""
     found = {}
     for package in packages:
@@ -61,7 +61,7 @@ def installed(packages: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def pinned() -> dict[str, str]:
+def pinned_versions() -> dict[str, str]:
     """The versions this installation of scalelab was tested with, by package; {} where scalelab is not installed."""
     try:
         lines = importlib.metadata.requires("scalelab") or []
@@ -80,7 +80,7 @@ def pin_warnings(versions: dict[str, str], pins: dict[str, str]) -> list[str]:
     return lines
 
 
-def asked_for(expect: str | None, jax_platforms: str, builds: dict[str, str]) -> tuple[str | None, str]:
+def expected_platform(expect: str | None, jax_platforms: str, builds: dict[str, str]) -> tuple[str | None, str]:
     """(platform that must be seen or None, who asked): --expect, then JAX_PLATFORMS, then the installed build of jax."""
     if expect:
         return expect, f"--expect={expect}"
@@ -90,7 +90,7 @@ def asked_for(expect: str | None, jax_platforms: str, builds: dict[str, str]) ->
     return next(((BUILDS[package], f"the installed {package}") for package in builds), (None, "nobody"))
 
 
-def driver() -> list[str]:
+def list_nvidia_gpus() -> list[str]:
     """One line a GPU from nvidia-smi: name, driver version, memory; [] where there is no NVIDIA driver."""
     if not shutil.which("nvidia-smi"):
         return []
@@ -112,7 +112,7 @@ def local_devices() -> tuple[list[Any], str]:
     """jax's devices in this process ([] where it can't start the platform that JAX_PLATFORMS names), and what it says."""
     import jax
 
-    with _overheard("jax._src.xla_bridge") as said:
+    with _capture_warnings("jax._src.xla_bridge") as said:
         try:
             devices = jax.local_devices()
         except RuntimeError as error:
@@ -123,7 +123,7 @@ def local_devices() -> tuple[list[Any], str]:
 
 
 @contextlib.contextmanager
-def _overheard(logger_name: str) -> Iterator[list[str]]:
+def _capture_warnings(logger_name: str) -> Iterator[list[str]]:
     """Collect a logger's warnings, one line each, in place of the tracebacks that it would print."""
     said: list[str] = []
     logger, listener = logging.getLogger(logger_name), logging.Handler(logging.WARNING)
@@ -142,9 +142,9 @@ def _overheard(logger_name: str) -> Iterator[list[str]]:
         logger.removeHandler(listener)
 
 
-def describe(device: Any) -> dict[str, Any]:
+def summarise_device(device: Any) -> dict[str, Any]:
     """`id`, `kind`, the `chip` of our table or None, and `memory_bytes` that jax may allocate (None on CPU)."""
-    found = chips.chip(device.device_kind)
+    found = chips.find_chip(device.device_kind)
     memory = device.memory_stats() or {}
     return {
         "id": device.id,

@@ -6,7 +6,10 @@ from typing import Any
 
 from scalelab.hardware.chips import dtype_name, table_flops
 
-WIDER = {"float8": "bfloat16", "tensorfloat32": "float32"}  # what is measured where the table knows no unit for it
+WIDER_DTYPE = {
+    "float8": "bfloat16",
+    "tensorfloat32": "float32",
+}  # what is measured where the table knows no unit for it
 
 
 def measured_copy_bytes_per_s(mib: int = 64, repeats: int = 5) -> float:
@@ -15,11 +18,11 @@ def measured_copy_bytes_per_s(mib: int = 64, repeats: int = 5) -> float:
 
     source = np.ones(mib * 2**20, np.uint8)
     target = source.copy()
-    best = min(_copied(source, target) for _ in range(repeats))
+    best = min(_copy_array(source, target) for _ in range(repeats))
     return 2 * source.nbytes / best
 
 
-def _copied(source: Any, target: Any) -> float:
+def _copy_array(source: Any, target: Any) -> float:
     start = time.perf_counter()
     target[...] = source
     return time.perf_counter() - start
@@ -37,13 +40,13 @@ def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 
     bits = "highest" if a.dtype == "float32" else None
     product = jax.jit(lambda a: jax.numpy.matmul(a, a, precision=bits))
     product(a).block_until_ready()
-    return 2 * n**3 / min(_seconds(product, a) for _ in range(repeats))
+    return 2 * n**3 / min(_time_call(product, a) for _ in range(repeats))
 
 
 _measured = functools.cache(lambda n, dtype, device: measured_matmul_flops(n, dtype, device=device))
 
 
-def _seconds(function: Any, argument: Any) -> float:
+def _time_call(function: Any, argument: Any) -> float:
     start = time.perf_counter()
     function(argument).block_until_ready()
     return time.perf_counter() - start
@@ -57,7 +60,7 @@ def peak_flops(device: Any, dtype: Any = "float32") -> tuple[float, str]:
     known = table_flops(device.device_kind, dtype)
     if known:
         return known
-    name, on_cpu = WIDER.get(dtype_name(dtype), dtype_name(dtype)), device.platform == "cpu"
+    name, on_cpu = WIDER_DTYPE.get(dtype_name(dtype), dtype_name(dtype)), device.platform == "cpu"
     n = 1024 if on_cpu else 8192
     flops = _measured(n, name, device)
     sharing = len(device.client.local_devices()) if on_cpu else 1

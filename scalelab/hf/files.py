@@ -16,11 +16,11 @@ from safetensors import SafetensorError, safe_open
 from scalelab.errors import BadInput
 
 CONFIG, LINEAGE, WHOLE, INDEX = "config.json", "scalelab.json", "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 MOST_JSON_BYTES = 50_000_000  # an index of a million tensors; no real config.json comes near
 
 
-class Header(NamedTuple):
+class TensorHeader(NamedTuple):
     """What a file says about one tensor; nothing of it is read yet. `name`: as in the file."""
 
     file: pathlib.Path
@@ -29,7 +29,7 @@ class Header(NamedTuple):
     shape: tuple[int, ...]
 
 
-def read_object(path: pathlib.Path) -> dict[str, Any]:
+def read_json_object(path: pathlib.Path) -> dict[str, Any]:
     """The JSON object in `path`."""
     try:
         size = path.stat().st_size
@@ -45,9 +45,9 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def headers(folder: pathlib.Path) -> dict[str, Header]:
+def read_headers(folder: pathlib.Path) -> dict[str, TensorHeader]:
     """Every tensor of the folder, by name."""
-    found: dict[str, Header] = {}
+    found: dict[str, TensorHeader] = {}
     index = _index(folder)
     for name in dict.fromkeys(index.values()) if index else [WHOLE]:
         for header in _headers_of(folder / name):
@@ -65,7 +65,7 @@ def _index(folder: pathlib.Path) -> dict[str, str]:
     if whole and cut:
         raise BadInput(f"{folder} holds both {WHOLE} and {INDEX}: which of them counts? Remove the other")
     if not whole and not cut:
-        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+        pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
         why = (
             f"only pickled weights ({pickles[0]}), which can run code and are never opened here; convert them, "
             "with transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)"
@@ -75,7 +75,7 @@ def _index(folder: pathlib.Path) -> dict[str, str]:
         raise BadInput(f"{folder} holds no {WHOLE}: {why}")
     if whole:
         return {}
-    content = read_object(folder / INDEX).get("weight_map")
+    content = read_json_object(folder / INDEX).get("weight_map")
     if not isinstance(content, dict) or not content:
         raise BadInput(f"{folder / INDEX} has no weight_map: tensor -> file")
     for name, file in content.items():
@@ -86,31 +86,31 @@ def _index(folder: pathlib.Path) -> dict[str, str]:
     return content
 
 
-def _headers_of(path: pathlib.Path) -> list[Header]:
+def _headers_of(path: pathlib.Path) -> list[TensorHeader]:
     if not path.is_file():
         raise BadInput(f"{path} is missing, or no file")
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  not a dict
-            return [Header(path, name, str(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()]
+            return [TensorHeader(path, name, str(s.get_dtype()), tuple(s.get_shape())) for name, s in slices.items()]
     except (SafetensorError, OSError, ValueError) as error:
         raise BadInput(f"{path} is no intact safetensors file: {str(error).splitlines()[0]}") from None
 
 
-def metadata(path: pathlib.Path) -> dict[str, str]:
+def read_metadata(path: pathlib.Path) -> dict[str, str]:
     """The text that a safetensors file carries beside its tensors."""
     with safe_open(path, framework="np") as file:
         return file.metadata() or {}
 
 
-def tensors(path: pathlib.Path, names: list[str]) -> Any:
+def read_tensors(path: pathlib.Path, names: list[str]) -> Any:
     """(name, array) of each of these tensors, one at a time."""
     with safe_open(path, framework="np") as file:
         for name in names:
             yield name, np.asarray(file.get_tensor(name))
 
 
-def sha256(path: pathlib.Path) -> str:
+def file_sha256(path: pathlib.Path) -> str:
     """The file's SHA-256, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -14,15 +14,15 @@ import numpy as np
 
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
-from scalelab.model.declare import Declaration, named
-from scalelab.model.transformer import declarations
+from scalelab.model.declare import Declaration, named_leaves
+from scalelab.model.transformer import parameter_declarations
 
 Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
-REQUIRED = object()  # in `Format.absent`: config.json must have this key
-UNKNOWN = "not known"  # in `refusals`: an option of the model that the format has no word for
+REQUIRED_KEY = object()  # in `Format.absent`: config.json must have this key
+UNKNOWN = "not known"  # in `unsupported_keys`: an option of the model that the format has no word for
 
-# Fields of a ModelShape that the function of the weights does not depend on, or that are folded into them (`write.fold`).
-IRRELEVANT = (
+# Fields of a ModelShape that the function of the weights does not depend on, or that are folded into them (`write.fold_multipliers`).
+IRRELEVANT_KEYS = (
     *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel"),
     # without effect where there is no window (with one the first is demanded, and the second needs it) and no qk_norm
     *("global_every", "rope_local_theta", "qk_norm_over"),
@@ -30,11 +30,11 @@ IRRELEVANT = (
 )
 
 # Options that no format can express.
-PLAIN = {"nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
+PLAIN_BLOCK = {"nope_every": 0, "block": "sequential", "norm_place": "before", "qkv_bias": False, "logit_scale": "none"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
+class TensorRow:
     """One row of the table: `{}` in `theirs` stands for the layer; `ours` are concatenated along their outs."""
 
     theirs: str
@@ -64,7 +64,7 @@ class Format:
     ours: dict[str, Any]
     theirs: dict[str, Any]
     limits: Callable[[ModelShape], dict[str, Any]]
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorRow, ...]
     buffers: tuple[str, ...]
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     unused: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Format:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The parameters that one tensor of a file holds, their declarations, and the layer (None: outside the blocks)."""
 
     ours: tuple[str, ...]
@@ -119,13 +119,13 @@ def _flat(declaration: Declaration) -> tuple[int, ...]:
     return (declaration.fan_in, outs) if declaration.ins else (outs,)
 
 
-def places(form: Format, shape: ModelShape) -> dict[str, Place]:
+def tensor_places(form: Format, shape: ModelShape) -> dict[str, TensorPlace]:
     """Every tensor that a file of this model holds, by its name there.
 
     BadInput, with the parameter's name, if the table doesn't place every declared parameter exactly once, or if a parameter
     doesn't have the size that config.json implies.
     """
-    declared: dict[str, Declaration] = named(declarations(shape))
+    declared: dict[str, Declaration] = named_leaves(parameter_declarations(shape))
     tensors, placed = {}, collections.Counter[str]()
     for row in form.tensors:
         present = [name for name in row.ours if name in declared]
@@ -138,7 +138,7 @@ def places(form: Format, shape: ModelShape) -> dict[str, Place]:
         placed.update(row.ours)
         each = tuple(declared[name] for name in row.ours)
         for layer in range(shape.n_layers) if each[0].stack else (None,):
-            tensors[row.theirs.format(layer)] = Place(row.ours, each, layer, row.transposed)
+            tensors[row.theirs.format(layer)] = TensorPlace(row.ours, each, layer, row.transposed)
     _refuse_unplaced(form, shape, declared, placed)
     return tensors
 
@@ -166,7 +166,7 @@ def _refuse_unplaced(
                 )
 
 
-def to_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str, int | None]) -> dict[str, Any]:
+def to_hf_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str, int | None]) -> dict[str, Any]:
     """The config.json of a model in this format, with its special ids (`tokenizer.Specials.of_model`)."""
     mapped = {theirs: getattr(shape, ours) for ours, names in form.keys.items() for theirs in names}
     content: dict[str, Any] = {"model_type": form.name, "architectures": [form.architecture], "torch_dtype": dtype}
@@ -178,7 +178,7 @@ def to_config(form: Format, shape: ModelShape, dtype: str, specials: Mapping[str
     return content
 
 
-def from_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf_config(form: Format, content: Mapping[str, Any]) -> dict[str, Any]:
     """config.model's values that the format knows; None: derived by `config.resolve`. Raises BadInput."""
     for name, wanted in form.theirs.items():
         if (value := _look_up(form, content, name)) != wanted:
@@ -200,18 +200,18 @@ def _look_up(form: Format, content: Any, name: str, *default: Any) -> Any:
         content = content.get(key) if isinstance(content, dict) else None
     if content is None:
         content = default[0] if default else form.absent[name]
-    if content is REQUIRED:
+    if content is REQUIRED_KEY:
         raise BadInput(f"{name} is missing")
     return content
 
 
-def refusals(form: Format, shape: ModelShape) -> dict[str, tuple[Any, Any]]:
+def unsupported_keys(form: Format, shape: ModelShape) -> dict[str, tuple[Any, Any]]:
     """`{config.model's key: (value, the value that the format can express)}` for everything that it can't express.
 
     An option that the format doesn't know at all stands there with `UNKNOWN`.
     """
     demanded = form.ours | form.limits(shape)
     refused = {key: (getattr(shape, key), v) for key, v in demanded.items() if getattr(shape, key) != v}
-    known = {*form.keys, *demanded, *form.told, *form.unused, *IRRELEVANT}
+    known = {*form.keys, *demanded, *form.told, *form.unused, *IRRELEVANT_KEYS}
     unknown = [field.name for field in dataclasses.fields(shape) if field.name not in known]
     return refused | {key: (getattr(shape, key), UNKNOWN) for key in unknown}

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019) as `GPT2LMHeadModel` keeps it: ins x outs, with q, k and v fused side by side."""
 
-from scalelab.hf.formats import PLAIN, REQUIRED, Format, Tensor
+from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format, TensorRow
 
 _LAYER = "transformer.h.{}."
 _PROJECTIONS = {
@@ -30,7 +30,7 @@ GPT2 = Format(
         "tied_head": ("tie_word_embeddings",),
     },
     absent={
-        **dict.fromkeys(("vocab_size", "n_embd", "n_layer", "n_head", "n_positions"), REQUIRED),
+        **dict.fromkeys(("vocab_size", "n_embd", "n_layer", "n_head", "n_positions"), REQUIRED_KEY),
         **{"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
         **{"activation_function": "gelu_new", "scale_attn_weights": True},
         **{"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
@@ -45,7 +45,7 @@ GPT2 = Format(
         "rope_scaling": "none",
         "window": 0,
     }
-    | PLAIN,
+    | PLAIN_BLOCK,
     theirs={
         "activation_function": "gelu_new",
         "scale_attn_weights": True,
@@ -54,16 +54,16 @@ GPT2 = Format(
     },
     limits=lambda shape: {"n_kv_heads": shape.n_heads, "d_head": shape.d_model / shape.n_heads},
     tensors=(
-        Tensor("transformer.wte.weight", ("embed.w",)),
-        Tensor("transformer.wpe.weight", ("positions.w",)),
+        TensorRow("transformer.wte.weight", ("embed.w",)),
+        TensorRow("transformer.wpe.weight", ("positions.w",)),
         *(
-            Tensor(f"{_LAYER}{theirs}.{kind}", tuple(f"{name}.{leaf}" for name in ours))
+            TensorRow(f"{_LAYER}{theirs}.{kind}", tuple(f"{name}.{leaf}" for name in ours))
             for theirs, ours in _PROJECTIONS.items()
             for kind, leaf in (("weight", "w"), ("bias", "b"))
         ),
-        *(Tensor(f"{theirs}.weight", (f"{ours}.g",)) for theirs, ours in _NORMS.items()),
-        *(Tensor(f"{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _NORMS.items()),
-        Tensor("lm_head.weight", ("head.w",), True),
+        *(TensorRow(f"{theirs}.weight", (f"{ours}.g",)) for theirs, ours in _NORMS.items()),
+        *(TensorRow(f"{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _NORMS.items()),
+        TensorRow("lm_head.weight", ("head.w",), True),
     ),
     buffers=(".attn.bias", ".attn.masked_bias"),
     unused=("rope_theta", "rope_factor", "rope_original"),

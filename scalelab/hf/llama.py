@@ -6,14 +6,14 @@ And Mistral (Jiang et al. 2023), which is a Llama without biases whose layers al
 import dataclasses
 
 from scalelab.hf import options
-from scalelab.hf.formats import PLAIN, REQUIRED, Format, Tensor
+from scalelab.hf.formats import PLAIN_BLOCK, REQUIRED_KEY, Format, TensorRow
 
 _LAYER = "model.layers.{}."
 _PROJECTIONS = {f"self_attn.{name}_proj": f"blocks.attention.{name}" for name in "qkvo"} | {
     f"mlp.{name}_proj": f"blocks.mlp.{name}" for name in ("gate", "up", "down")
 }
 
-_OURS = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0} | PLAIN
+_OURS = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "qk_norm": False, "logit_softcap": 0.0} | PLAIN_BLOCK
 
 LLAMA = Format(
     name="llama",
@@ -34,8 +34,8 @@ LLAMA = Format(
         "bias": ("attention_bias", "mlp_bias"),
     },
     absent={
-        **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"), REQUIRED),
-        **{"intermediate_size": REQUIRED, "num_key_value_heads": None, "head_dim": None},
+        **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"), REQUIRED_KEY),
+        **{"intermediate_size": REQUIRED_KEY, "num_key_value_heads": None, "head_dim": None},
         **{"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0},
         **{"tie_word_embeddings": False, "attention_bias": False},
         **{"hidden_act": "silu"},
@@ -43,20 +43,22 @@ LLAMA = Format(
     ours=_OURS | {"window": 0},
     theirs={"hidden_act": "silu"},
     # transformers insists on it, although head_dim is a key of its own
-    limits=lambda shape: {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads} | options.limits(shape),
+    limits=lambda shape: (
+        {"d_model": max(1, shape.d_model // shape.n_heads) * shape.n_heads} | options.rope_constraints(shape)
+    ),
     tensors=(
-        Tensor("model.embed_tokens.weight", ("embed.w",)),
-        *(Tensor(f"{_LAYER}{theirs}.weight", (f"{ours}.w",), True) for theirs, ours in _PROJECTIONS.items()),
-        *(Tensor(f"{_LAYER}{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _PROJECTIONS.items()),
-        Tensor(f"{_LAYER}input_layernorm.weight", ("blocks.attention_norm.g",)),
-        Tensor(f"{_LAYER}post_attention_layernorm.weight", ("blocks.mlp_norm.g",)),
-        Tensor("model.norm.weight", ("final_norm.g",)),
-        Tensor("lm_head.weight", ("head.w",), True),
+        TensorRow("model.embed_tokens.weight", ("embed.w",)),
+        *(TensorRow(f"{_LAYER}{theirs}.weight", (f"{ours}.w",), True) for theirs, ours in _PROJECTIONS.items()),
+        *(TensorRow(f"{_LAYER}{theirs}.bias", (f"{ours}.b",)) for theirs, ours in _PROJECTIONS.items()),
+        TensorRow(f"{_LAYER}input_layernorm.weight", ("blocks.attention_norm.g",)),
+        TensorRow(f"{_LAYER}post_attention_layernorm.weight", ("blocks.mlp_norm.g",)),
+        TensorRow("model.norm.weight", ("final_norm.g",)),
+        TensorRow("lm_head.weight", ("head.w",), True),
     ),
     buffers=(".rotary_emb.inv_freq",),
-    told=options.TOLD,
-    write=options.written,
-    read=lambda content, values: options.found(content, values["seq_len"]),
+    told=options.ROPE_KEYS,
+    write=options.rope_to_hf,
+    read=lambda content, values: options.rope_from_hf(content, values["seq_len"]),
 )
 
 MISTRAL = dataclasses.replace(
@@ -66,7 +68,7 @@ MISTRAL = dataclasses.replace(
     keys={ours: theirs for ours, theirs in LLAMA.keys.items() if ours != "bias"},
     absent=LLAMA.absent | {"num_key_value_heads": 8, "max_position_embeddings": 131_072},
     ours=_OURS | {"bias": False, "global_every": 0},
-    told=(*options.TOLD, "window"),
-    write=lambda shape: options.written(shape) | {"sliding_window": shape.window},
-    read=lambda content, values: options.found(content, values["seq_len"]) | options.window(content),
+    told=(*options.ROPE_KEYS, "window"),
+    write=lambda shape: options.rope_to_hf(shape) | {"sliding_window": shape.window},
+    read=lambda content, values: options.rope_from_hf(content, values["seq_len"]) | options.parse_window(content),
 )

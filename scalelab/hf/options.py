@@ -11,39 +11,45 @@ from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model.attention.rotary import FAST, HIGH, LOW, SLOW
 
-TOLD = ("rope_scaling", "rope_factor", "rope_original")  # of config.model: what `written` and `found` are about
-GROUPS = ("rope_scaling", "rope_parameters")
-ORIGINAL = "original_max_position_embeddings"
-BY_ORIGINAL = ("llama3", "yarn")
+ROPE_KEYS = (
+    "rope_scaling",
+    "rope_factor",
+    "rope_original",
+)  # of config.model: what `rope_to_hf` and `rope_from_hf` are about
+HF_ROPE_GROUPS = ("rope_scaling", "rope_parameters")
+ORIGINAL_LENGTH_KEY = "original_max_position_embeddings"
+KINDS_WITH_ORIGINAL = ("llama3", "yarn")
 # Numbers that transformers takes from the file and that are constants here.
-FIXED: dict[str, dict[str, Any]] = {
+FIXED_ROPE_VALUES: dict[str, dict[str, Any]] = {
     "linear": {},
     "llama3": {"low_freq_factor": LOW, "high_freq_factor": HIGH},
     "yarn": {"beta_fast": FAST, "beta_slow": SLOW},
 }
-LATITUDE = {"yarn": {"truncate": True, "mscale": None, "mscale_all_dim": None}}  # may stand there if they say this
+ALLOWED_ROPE_VALUES = {
+    "yarn": {"truncate": True, "mscale": None, "mscale_all_dim": None}
+}  # may stand there if they say this
 
 
-def written(shape: ModelShape) -> dict[str, Any]:
+def rope_to_hf(shape: ModelShape) -> dict[str, Any]:
     """config.json's names, dots leading into objects."""
     kind = shape.rope_scaling
     if kind == "none":
         return {"rope_parameters.rope_type": "default"}
-    content = {"rope_type": kind, "factor": shape.rope_factor} | FIXED[kind]
-    content |= {ORIGINAL: shape.rope_original} if kind in BY_ORIGINAL else {}
-    return {f"{group}.{key}": value for group in GROUPS for key, value in content.items()}
+    content = {"rope_type": kind, "factor": shape.rope_factor} | FIXED_ROPE_VALUES[kind]
+    content |= {ORIGINAL_LENGTH_KEY: shape.rope_original} if kind in KINDS_WITH_ORIGINAL else {}
+    return {f"{group}.{key}": value for group in HF_ROPE_GROUPS for key, value in content.items()}
 
 
-def limits(shape: ModelShape) -> dict[str, Any]:
+def rope_constraints(shape: ModelShape) -> dict[str, Any]:
     """What is demanded of a shape: transformers has no fixed ntk, and its version 4 takes yarn's factor from the lengths."""
     if shape.rope_scaling == "ntk":
         return {"rope_scaling": "none"}
     return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
 
 
-def found(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:
+def rope_from_hf(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:
     """config.model's values. BadInput, by config.json's name, for whatever would be another function."""
-    said = {name: _group(name, content[name]) for name in GROUPS if content.get(name) is not None}
+    said = {name: _group(name, content[name]) for name in HF_ROPE_GROUPS if content.get(name) is not None}
     kinds = {name: group["rope_type"] for name, group in said.items()}
     if len(set(kinds.values())) > 1:
         raise BadInput(f"{' and '.join(f'{name} is {kind!r}' for name, kind in kinds.items())}: they must agree")
@@ -57,8 +63,10 @@ def _group(name: str, group: Any) -> dict[str, Any]:
     if not isinstance(group, dict):
         raise BadInput(f"{name}={repr(group)[:40]} is no object")
     kind = group.get("rope_type") or group.get("type") or "default"
-    if kind != "default" and (not isinstance(kind, str) or kind not in FIXED):
-        raise BadInput(f"{name}.rope_type={repr(kind)[:40]}: only {', '.join(FIXED)} and 'default' can be read")
+    if kind != "default" and (not isinstance(kind, str) or kind not in FIXED_ROPE_VALUES):
+        raise BadInput(
+            f"{name}.rope_type={repr(kind)[:40]}: only {', '.join(FIXED_ROPE_VALUES)} and 'default' can be read"
+        )
     return {key: value for key, value in group.items() if key not in ("type", "rope_theta")} | {"rope_type": kind}
 
 
@@ -66,21 +74,25 @@ def _values(name: str, group: dict[str, Any], seq_len: Any) -> dict[str, Any]:
     kind, rest = group["rope_type"], {key: value for key, value in group.items() if key != "rope_type"}
     if kind == "default":
         return {"rope_scaling": "none"} | _refuse(name, rest, {"partial_rotary_factor": 1.0})
-    factor, original = rest.pop("factor", None), rest.pop(ORIGINAL, seq_len)
-    for key, value in (("factor", factor), (ORIGINAL, original)):
+    factor, original = rest.pop("factor", None), rest.pop(ORIGINAL_LENGTH_KEY, seq_len)
+    for key, value in (("factor", factor), (ORIGINAL_LENGTH_KEY, original)):
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 2**31:
             raise BadInput(f"{name}.{key}={repr(value)[:40]} is not a number from 0 to 2^31")
     if kind == "yarn" and factor * original != seq_len:
         raise BadInput(
-            f"{name}: factor={factor:g} x {ORIGINAL}={original} is not max_position_embeddings={seq_len}: transformers 4 and 5 "
+            f"{name}: factor={factor:g} x {ORIGINAL_LENGTH_KEY}={original} is not max_position_embeddings={seq_len}: transformers 4 and 5 "
             "read that as two models"
         )
-    known = FIXED[kind] | LATITUDE.get(kind, {}) | {"attention_factor": None, "partial_rotary_factor": 1.0}
-    if kind == "llama3" and (missing := [key for key in FIXED[kind] if key not in rest]):
+    known = (
+        FIXED_ROPE_VALUES[kind]
+        | ALLOWED_ROPE_VALUES.get(kind, {})
+        | {"attention_factor": None, "partial_rotary_factor": 1.0}
+    )
+    if kind == "llama3" and (missing := [key for key in FIXED_ROPE_VALUES[kind] if key not in rest]):
         raise BadInput(f"{name}.{missing[0]} is missing")
     _refuse(name, rest, known)
     values = {"rope_scaling": kind, "rope_factor": float(factor)}
-    return values | ({"rope_original": original} if kind in BY_ORIGINAL else {})
+    return values | ({"rope_original": original} if kind in KINDS_WITH_ORIGINAL else {})
 
 
 def _refuse(name: str, rest: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +103,7 @@ def _refuse(name: str, rest: Mapping[str, Any], known: Mapping[str, Any]) -> dic
     return {}
 
 
-def window(content: Mapping[str, Any]) -> dict[str, Any]:
+def parse_window(content: Mapping[str, Any]) -> dict[str, Any]:
     """Mistral's, all layers alike: 4096 tokens where nothing is said, none where null stands."""
     value = content.get("sliding_window", 4096)
     if content.get("layer_types") is not None:

@@ -1,7 +1,7 @@
 """A folder of weights as transformers keeps them -> our parameters, in fp32.
 
-`examine` believes nothing: config.json against the tensors' headers, name by name and shape by shape, before any number is
-read. `load` then reads one tensor at a time. fp16 and bf16 become fp32, exactly; other dtypes are refused.
+`examine_folder` believes nothing: config.json against the tensors' headers, name by name and shape by shape, before any number is
+read. `load_params` then reads one tensor at a time. fp16 and bf16 become fp32, exactly; other dtypes are refused.
 """
 
 import collections
@@ -14,30 +14,30 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.hf import FORMATS, files
-from scalelab.hf.files import CONFIG, Header
-from scalelab.hf.formats import Format, Place, from_config, places
-from scalelab.hf.options import BY_ORIGINAL
-from scalelab.model.declare import named
+from scalelab.hf.files import CONFIG_FILE, TensorHeader
+from scalelab.hf.formats import Format, TensorPlace, from_hf_config, tensor_places
+from scalelab.hf.options import KINDS_WITH_ORIGINAL
+from scalelab.model.declare import named_leaves
 from scalelab.model.parametrization import forward_multipliers
-from scalelab.model.transformer import Params, declarations
+from scalelab.model.transformer import Params, parameter_declarations
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # exact in fp32
-HEAD = "lm_head.weight"
+HEAD_TENSOR = "lm_head.weight"
 LINEAGE_KEYS = ("run", "step", "digest", "identity", "scalelab")  # of what `write` notes, these go into a record
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ExaminedFolder:
     """An examined folder: `config` is the default tree with its model; `headers` and `places` have the same names."""
 
     folder: pathlib.Path
     form: Format
     config: ConfigDict
-    places: dict[str, Place]
-    headers: dict[str, Header]
-    tied_copy: Header | None  # a tied model's head, where the file repeats it
+    places: dict[str, TensorPlace]
+    headers: dict[str, TensorHeader]
+    tied_copy: TensorHeader | None  # a tied model's head, where the file repeats it
 
     @property
     def dtypes(self) -> dict[str, int]:
@@ -47,52 +47,54 @@ class Source:
     def origin(self) -> dict[str, Any]:
         """What a record says about where these weights come from: folder, format, dtypes, every file's SHA-256."""
         names = {header.file for header in self.headers.values()}
-        used = [self.folder / CONFIG, *sorted(names)]
-        text = files.metadata(min(names))
+        used = [self.folder / CONFIG_FILE, *sorted(names)]
+        text = files.read_metadata(min(names))
         made = {key: text[f"scalelab.{key}"][:200] for key in LINEAGE_KEYS if f"scalelab.{key}" in text}
         facts = {"hf": str(self.folder), "format": self.form.name, "dtypes": self.dtypes}
-        facts["files"] = {path.name: files.sha256(path) for path in used}
+        facts["files"] = {path.name: files.file_sha256(path) for path in used}
         return facts | ({"exported_from": made} if made else {})
 
 
-def examine(folder: pathlib.Path) -> Source:
+def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
     """Look at everything but the numbers. BadInput, in one line, for whatever is not a model that we can be."""
     if not folder.is_dir():
         raise BadInput(f"no folder {str(folder)!r}")
-    path = folder / CONFIG
-    content = files.read_object(path)
+    path = folder / CONFIG_FILE
+    content = files.read_json_object(path)
     form = _format(path, content)
-    found = _named(form, files.headers(folder))
+    found = _named(form, files.read_headers(folder))
     try:
-        values = from_config(form, content)
+        values = from_hf_config(form, content)
         _refuse_absurd(form, values, found)
         config = _config(values)
     except BadInput as mistake:
         raise BadInput(f"{path}: {mistake}") from None
-    expected = places(form, config_lib.static(config).model)
-    tied_copy = found.pop(HEAD) if HEAD in found and HEAD not in expected else None
+    expected = tensor_places(form, config_lib.static(config).model)
+    tied_copy = found.pop(HEAD_TENSOR) if HEAD_TENSOR in found and HEAD_TENSOR not in expected else None
     _refuse_others(folder, expected, found)
-    return Source(folder, form, config, expected, found, tied_copy)
+    return ExaminedFolder(folder, form, config, expected, found, tied_copy)
 
 
 def _format(path: pathlib.Path, content: dict[str, Any]) -> Format:
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise BadInput(f"{path}: model_type={kind!r} is not a format that can be read{nearest(str(kind), FORMATS)}")
+        raise BadInput(
+            f"{path}: model_type={kind!r} is not a format that can be read{nearest_hint(str(kind), FORMATS)}"
+        )
     for key in ("auto_map", "quantization_config"):
         if content.get(key):
             raise BadInput(f"{path}: {key} is set: custom code and quantized weights are not read")
     return FORMATS[kind]
 
 
-def _named(form: Format, found: Mapping[str, Header]) -> dict[str, Header]:
+def _named(form: Format, found: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """The weights by their full names: without constants, and with the prefix that files of the bare model lack."""
     weights = {name: header for name, header in found.items() if not name.endswith(form.buffers)}
     bare = not any(name.startswith(form.prefix) for name in weights)
-    return {(form.prefix + n if bare and n != HEAD else n): header for n, header in weights.items()}
+    return {(form.prefix + n if bare and n != HEAD_TENSOR else n): header for n, header in weights.items()}
 
 
-def _refuse_absurd(form: Format, values: Mapping[str, Any], found: Mapping[str, Header]) -> None:
+def _refuse_absurd(form: Format, values: Mapping[str, Any], found: Mapping[str, TensorHeader]) -> None:
     """No size can exceed the count of numbers in the files, which are really there: nothing larger is ever built."""
     held, most = sum(int(np.prod(header.shape, dtype=object)) for header in found.values()), 2**31 - 1
     fp32 = float(np.finfo(np.float32).max)
@@ -112,37 +114,41 @@ def _config(values: Mapping[str, Any]) -> ConfigDict:
     return config_lib.resolve(config)
 
 
-def _refuse_others(folder: pathlib.Path, expected: Mapping[str, Place], found: Mapping[str, Header]) -> None:
+def _refuse_others(
+    folder: pathlib.Path, expected: Mapping[str, TensorPlace], found: Mapping[str, TensorHeader]
+) -> None:
     for name, place in expected.items():
         if name not in found:
-            raise BadInput(f"{folder} lacks the tensor {name!r} that its {CONFIG} asks for")
+            raise BadInput(f"{folder} lacks the tensor {name!r} that its {CONFIG_FILE} asks for")
         header = found[name]
         if header.dtype not in DTYPES:
             raise BadInput(f"{header.file}: {name} is {header.dtype}; read are {', '.join(DTYPES)}")
         if header.shape != place.shape:
-            raise BadInput(f"{header.file}: {name} is {list(header.shape)}, its {CONFIG} says {list(place.shape)}")
+            raise BadInput(f"{header.file}: {name} is {list(header.shape)}, its {CONFIG_FILE} says {list(place.shape)}")
     if extra := [name for name in found if name not in expected]:
         more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
         raise BadInput(f"{folder} holds a tensor {extra[0]!r}{more} that no part of the model takes")
 
 
-def load(source: Source) -> Params:
+def load_params(source: ExaminedFolder) -> Params:
     """The parameters, as numpy arrays in fp32. BadInput where a number is not finite, or a tied head isn't the embedding."""
     shape = config_lib.static(source.config).model
-    leaves = {name: np.empty(d.shape, np.float32) for name, d in named(declarations(shape)).items()}
-    by_file: dict[pathlib.Path, dict[str, Place]] = {}
+    leaves = {name: np.empty(d.shape, np.float32) for name, d in named_leaves(parameter_declarations(shape)).items()}
+    by_file: dict[pathlib.Path, dict[str, TensorPlace]] = {}
     for name, header in source.headers.items():
         by_file.setdefault(header.file, {})[header.name] = source.places[name]
     for path, wanted in by_file.items():
-        for name, tensor in files.tensors(path, list(wanted)):
+        for name, tensor in files.read_tensors(path, list(wanted)):
             values = tensor.astype(np.float32)
             if not np.isfinite(values).all():
                 raise BadInput(f"{path}: {name} holds values that are not finite")
             wanted[name].unpack(values, leaves)
     if source.tied_copy:
-        ((_, head),) = files.tensors(source.tied_copy.file, [HEAD])
+        ((_, head),) = files.read_tensors(source.tied_copy.file, [HEAD_TENSOR])
         if not np.array_equal(head.astype(np.float32), leaves["embed.w"]):
-            raise BadInput(f"{source.folder}: {HEAD} differs from the embedding that its {CONFIG} ties it to")
+            raise BadInput(
+                f"{source.folder}: {HEAD_TENSOR} differs from the embedding that its {CONFIG_FILE} ties it to"
+            )
     return _nested(leaves)
 
 
@@ -157,14 +163,14 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Params:
     return tree
 
 
-def refuse_other_model(source: Source, config: ConfigDict) -> None:
+def check_same_model(source: ExaminedFolder, config: ConfigDict) -> None:
     """BadInput with every value of the run's config that makes it another model than the folder's, both sides named.
 
     seq_len counts only where positions are learned: rope has no table.
     """
     theirs, ours, differ = source.config.model, config.model, []
     free = {"seq_len"} if theirs.position == "rope" else set()
-    free |= {"rope_original"} if theirs.rope_scaling not in BY_ORIGINAL else set()
+    free |= {"rope_original"} if theirs.rope_scaling not in KINDS_WITH_ORIGINAL else set()
     for key in dict.fromkeys((*source.form.keys, *source.form.ours, *source.form.told, "n_kv_heads", "d_head")):
         if ours[key] != theirs[key] and key not in free:
             named = f" ({', '.join(source.form.keys[key])})" if key in source.form.keys else ""

@@ -12,16 +12,22 @@ from typing import Any
 
 from scalelab.data.tokenizers import ranks as ranktokens
 from scalelab.data.tokenizers.hf_json import byte_letters, token_names
-from scalelab.data.tokenizers.load import FILES
+from scalelab.data.tokenizers.load import TOKENIZER_FILES
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 
-TOKENIZER, TOKENIZER_CONFIG, GENERATION = FILES["json"], "tokenizer_config.json", "generation_config.json"
-PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")  # a vocabulary's own, where it has one
+TOKENIZER, TOKENIZER_CONFIG, GENERATION = TOKENIZER_FILES["json"], "tokenizer_config.json", "generation_config.json"
+PAD_NAMES = (
+    "<pad>",
+    "[PAD]",
+    "<|pad|>",
+    "<|padding|>",
+    "<|finetune_right_pad_id|>",
+)  # a vocabulary's own, where it has one
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 
 
 @dataclasses.dataclass(frozen=True)
-class Specials:
+class SpecialIds:
     """Ids with a meaning; None: not known. `pad` is the vocabulary's own padding, which few have."""
 
     end: int | None
@@ -39,20 +45,20 @@ class Specials:
         return self.of_model() | {"pad_token_id": pad, "max_length": max_length}
 
 
-def files_of(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, dict[str, Any]], Specials]:
+def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, dict[str, Any]], SpecialIds]:
     """`{file name: its JSON}` of a tokenizer and its special ids; no file for ids without a tokenizer."""
     if tokenizer.kind == "ids":
-        return {}, Specials(tokenizer.separator)
+        return {}, SpecialIds(tokenizer.separator)
     content = {"json": _given, "ranks": _from_ranks, "bytes": _from_bytes}[tokenizer.kind](tokenizer)
     names = token_names(content)
-    pad = next((number for number, name in sorted(names.items()) if name in PADS), None)
+    pad = next((number for number, name in sorted(names.items()) if name in PAD_NAMES), None)
     end = names.get(tokenizer.separator)
     says = {
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end,
         "pad_token": end if pad is None else names[pad], "model_max_length": max_length,
         "clean_up_tokenization_spaces": False, "split_special_tokens": True,
     }  # fmt: skip
-    return {TOKENIZER: content, TOKENIZER_CONFIG: says}, Specials(tokenizer.separator, pad)
+    return {TOKENIZER: content, TOKENIZER_CONFIG: says}, SpecialIds(tokenizer.separator, pad)
 
 
 def _given(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -72,8 +78,8 @@ def _from_ranks(tokenizer: Tokenizer) -> dict[str, Any]:
 
     A word that is a token is taken whole (`ignore_merges`), as tiktoken does.
     """
-    ranks = ranktokens.parse(tokenizer.content, pathlib.Path(tokenizer.name))
-    known, letters = ranktokens.published(ranks), byte_letters()
+    ranks = ranktokens.parse_ranks(tokenizer.content, pathlib.Path(tokenizer.name))
+    known, letters = ranktokens.find_published(ranks), byte_letters()
     spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
@@ -81,14 +87,14 @@ def _from_ranks(tokenizer: Tokenizer) -> dict[str, Any]:
         pairs = [(left, right) for left, right in pairs if left in ranks and right in ranks]
         merges += [f"{spelled[a]} {spelled[b]}" for a, b in sorted(pairs, key=lambda p: (ranks[p[0]], ranks[p[1]]))]
     split = [
-        {"type": "Split", "pattern": {"Regex": for_oniguruma(known.split)}, "behavior": "Isolated", "invert": False}
+        {"type": "Split", "pattern": {"Regex": to_oniguruma(known.split)}, "behavior": "Isolated", "invert": False}
     ]
     vocabulary = {spelled[token]: rank for token, rank in ranks.items()}
     end = "<|end_of_text|>" if known.name.startswith("Llama") else "<|endoftext|>"
     return _byte_level(vocabulary, merges, tokenizer.separator, end, split, {"type": "NFC"} if known.nfc else None)
 
 
-def for_oniguruma(split: str) -> str:
+def to_oniguruma(split: str) -> str:
     r"""A split into words as `tokenizers` reads it: there {n,m}+ repeats instead of being possessive, and $ is any line's end."""
     return split.replace(r"\p{N}{1,3}+", r"(?>\p{N}{1,3})").replace("$", r"\z")
 

@@ -18,10 +18,10 @@ from scalelab.config import ModelShape
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS
-from scalelab.hf.files import CONFIG, INDEX, LINEAGE, WHOLE, sha256
-from scalelab.hf.formats import Format, Place, places, refusals, to_config
-from scalelab.hf.tokenizer import GENERATION, Specials, files_of
-from scalelab.model.declare import named
+from scalelab.hf.files import CONFIG_FILE, INDEX_FILE, LINEAGE_FILE, WEIGHTS_FILE, file_sha256
+from scalelab.hf.formats import Format, TensorPlace, tensor_places, to_hf_config, unsupported_keys
+from scalelab.hf.tokenizer import GENERATION_FILE, SpecialIds, tokenizer_files
+from scalelab.model.declare import named_leaves
 from scalelab.model.parametrization import forward_multipliers
 from scalelab.model.transformer import Params
 
@@ -30,8 +30,8 @@ LARGEST_FILE_BYTES = 5_000_000_000  # as transformers cuts its own files
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
-    """What `write` wrote: `files` are name -> SHA-256; `folded`: multipliers now part of the weights, by parameter."""
+class WrittenModel:
+    """What `write_model` wrote: `files` are name -> SHA-256; `folded`: multipliers now part of the weights, by parameter."""
 
     folder: pathlib.Path
     format: str
@@ -43,9 +43,9 @@ class Written:
     special_ids: dict[str, int | None]
 
 
-def format_of(shape: ModelShape) -> Format:
+def find_format(shape: ModelShape) -> Format:
     """The format that can express all of this shape; BadInput with every key that the nearest one can't express."""
-    wrong = {name: refusals(form, shape) for name, form in FORMATS.items()}
+    wrong = {name: unsupported_keys(form, shape) for name, form in FORMATS.items()}
     best = min(wrong, key=lambda name: len(wrong[name]))
     if not wrong[best]:
         return FORMATS[best]
@@ -56,7 +56,7 @@ def format_of(shape: ModelShape) -> Format:
     raise BadInput(f"no Hugging Face format can express {'; '.join(listed)}")
 
 
-def fold(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
+def fold_multipliers(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
     """Forward multipliers moved into weights: (parameters of the same function under `standard`, {parameter: factor}).
 
     One rounding a weight; none if the factor is a power of two.
@@ -70,59 +70,59 @@ def fold(shape: ModelShape, params: Params) -> tuple[Params, dict[str, float]]:
     return jax.tree_util.tree_map_with_path(scaled, params), factors
 
 
-def write(
+def write_model(
     folder: pathlib.Path, shape: ModelShape, params: Params, lineage: Mapping[str, Any], dtype: str = "float32",
     largest_file_bytes: int = LARGEST_FILE_BYTES, tokenizer: Tokenizer | None = None,
-) -> Written:  # fmt: skip
+) -> WrittenModel:  # fmt: skip
     """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata.
 
     With the `tokenizer` of its data the folder also holds its files and special ids; without one, they are not known.
     BadInput if no format can express the shape or has a place for every parameter, or if the folder is not empty; WorkFailed
     if the disk can't take it.
     """
-    form = format_of(shape)
-    where = places(form, shape)
+    form = find_format(shape)
+    where = tensor_places(form, shape)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} exists and is not an empty folder: name another, or delete it")
-    params, folded = fold(shape, jax.device_get(params))
+    params, folded = fold_multipliers(shape, jax.device_get(params))
     lineage = {**lineage, "scalelab": scalelab.__version__, "dtype": dtype, "folded": folded}
-    texts, specials = files_of(tokenizer, shape.seq_len) if tokenizer else ({}, Specials(None))
+    texts, specials = tokenizer_files(tokenizer, shape.seq_len) if tokenizer else ({}, SpecialIds(None))
     draft = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
         sizes = _write_tensors(draft, where, params, lineage, dtype, largest_file_bytes)
-        records.write_json(draft / CONFIG, to_config(form, shape, dtype, specials.of_model()))
-        texts |= {GENERATION: specials.of_generation(shape.seq_len)} if tokenizer else {}
+        records.write_json(draft / CONFIG_FILE, to_hf_config(form, shape, dtype, specials.of_model()))
+        texts |= {GENERATION_FILE: specials.of_generation(shape.seq_len)} if tokenizer else {}
         for name, content in texts.items():
             records.write_json(draft / name, content)
-        records.write_json(draft / LINEAGE, lineage)
-        files = {path.name: sha256(path) for path in sorted(draft.iterdir())}
+        records.write_json(draft / LINEAGE_FILE, lineage)
+        files = {path.name: file_sha256(path) for path in sorted(draft.iterdir())}
         draft.replace(folder)  # whole or not at all
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise WorkFailed(f"{folder} could not be written ({error}); nothing is left of it") from error
-    return Written(folder, form.name, dtype, len(sizes), sum(sizes.values()), files, folded, specials.of_model())
+    return WrittenModel(folder, form.name, dtype, len(sizes), sum(sizes.values()), files, folded, specials.of_model())
 
 
 def _write_tensors(
-    draft: pathlib.Path, where: Mapping[str, Place], params: Params, lineage: Mapping[str, Any], dtype: str,
+    draft: pathlib.Path, where: Mapping[str, TensorPlace], params: Params, lineage: Mapping[str, Any], dtype: str,
     largest_file_bytes: int,
 ) -> dict[str, int]:  # fmt: skip
     """Write every tensor, a file at a time; returns their sizes in bytes."""
-    leaves, kind = named(params), np.dtype(DTYPES[dtype])
+    leaves, kind = named_leaves(params), np.dtype(DTYPES[dtype])
     sizes = {name: int(np.prod(place.shape)) * kind.itemsize for name, place in where.items()}
     # transformers looks for "format"; the rest is ours, and text, as metadata must be
     metadata = {"format": "pt"} | {f"scalelab.{key}": str(value) for key, value in lineage.items()}
     groups = list(_groups(sizes, largest_file_bytes))
     index: dict[str, str] = {}
     for number, group in enumerate(groups, 1):
-        name = WHOLE if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
+        name = WEIGHTS_FILE if len(groups) == 1 else f"model-{number:05}-of-{len(groups):05}.safetensors"
         save_file({t: where[t].pack(leaves).astype(kind) for t in group}, draft / name, metadata)
         index |= dict.fromkeys(group, name)
     if len(groups) > 1:
         content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": index}
-        records.write_json(draft / INDEX, content)
+        records.write_json(draft / INDEX_FILE, content)
     return sizes
 
 

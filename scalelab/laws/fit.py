@@ -21,7 +21,7 @@ from scalelab.laws.law import objective as objective_lib
 from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
-from scalelab.laws.read.points import columns_of, numeric
+from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.solve import likelihood, optimum
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
@@ -29,12 +29,12 @@ from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust import design, profile, uncertainty
 from scalelab.laws.trust.design import Finding
 from scalelab.laws.trust.holdout import Holdout, hold_out
-from scalelab.laws.trust.profile import Profile
+from scalelab.laws.trust.profile import ParamProfile
 from scalelab.laws.trust.uncertainty import Bootstrap, Prediction
 from scalelab.laws.use import chinchilla_optimum, decision
 from scalelab.laws.use.decision import Decision
 
-LEVEL = 0.9
+INTERVAL_LEVEL = 0.9
 CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
 # BCa: in simulated studies its 90 % cover 87 to 95 %, plain percentiles 93 to 97 % (experiments/results/coverage.md).
 INTERVAL_METHOD = "BCa of refits to resampled runs (a, b: percentiles); for one new run, percentiles times the residuals of left-out runs"
@@ -51,7 +51,7 @@ class Fitted:
     problem: Problem
     best: Optimum
     bootstrap: Bootstrap | None
-    identifiability: dict[str, Profile]
+    identifiability: dict[str, ParamProfile]
     decisions: tuple[Decision, ...]
     design: tuple[Finding, ...]
     holdout: Holdout | None
@@ -78,11 +78,13 @@ class Fitted:
 
     def predict(self, N: float, D: float, **others: float) -> Prediction:
         """The loss of one new run with its interval. N by the fit's own convention."""
-        return uncertainty.predict(self.problem, self.best, self._resamples(), _point(N, D, self.k, others), self.level)
+        return uncertainty.predict_run(
+            self.problem, self.best, self._resamples(), _point(N, D, self.k, others), self.level
+        )
 
     def decide(self, C: float, **held: float) -> Decision:
         """How to spend C FLOPs, counted as the fitted runs count theirs. N by the fit's own convention."""
-        return decision.decide(self.problem, self.best, self._resamples(), C, self.k, self.level, held)
+        return decision.decide_allocation(self.problem, self.best, self._resamples(), C, self.k, self.level, held)
 
     def _resamples(self) -> Bootstrap:
         if self.bootstrap is None:
@@ -103,10 +105,10 @@ class Fitted:
 
     def to_json(self) -> dict[str, Any]:
         """What `scalelab fit --json` writes, and the `fit` block of a study's summary.json."""
-        intervals = uncertainty.intervals(self.bootstrap, self.params, self.level) if self.bootstrap else {}
+        intervals = uncertainty.param_intervals(self.bootstrap, self.params, self.level) if self.bootstrap else {}
         exponents: dict[str, float] = {}
         if self.law.function in (forms.chinchilla, forms.chinchilla_gamma):  # where eq. 4 holds
-            exponents, spread = _exponents(self.params, self.bootstrap, self.level)
+            exponents, spread = _optimal_exponents(self.params, self.bootstrap, self.level)
             intervals |= spread
         residuals = self.problem.residuals(self.params)
         return {
@@ -142,7 +144,7 @@ def _point(N: float, D: float, k: float, others: Mapping[str, float]) -> dict[st
     return {"N": N, "D": D, "C": k * N * D, "M": D / N, **others}
 
 
-def _exponents(
+def _optimal_exponents(
     params: Mapping[str, float], boot: Bootstrap | None, level: float
 ) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     """a, b of N_opt ~ C^a, D_opt ~ C^b (Hoffmann et al. 2022, eq. 4), and their percentile intervals."""
@@ -153,14 +155,14 @@ def _exponents(
     point = split(params["alpha"], params["beta"])
     spread = split(boot.params["alpha"], boot.params["beta"]) if boot else {}
     return point, {
-        n: {"percentile": uncertainty.quantiles(v, level), "se": float(np.std(v))} for n, v in spread.items()
+        n: {"percentile": uncertainty.central_interval(v, level), "se": float(np.std(v))} for n, v in spread.items()
     }
 
 
 def fit(
     table: Mapping[str, ArrayLike], law: str | Law = "chinchilla", *, objective: str = "huber_log",
     delta: float | None = None, bootstrap: int = 1000, seed: int = 0, cluster: ArrayLike | None = None,
-    target_flops: Sequence[float] = (), holdout: int = 0, level: float = LEVEL, identify: bool = True,
+    target_flops: Sequence[float] = (), holdout: int = 0, level: float = INTERVAL_LEVEL, identify: bool = True,
     k: float | None = None, n_convention: str = "N", held: Mapping[str, float] | None = None,
     fixed: Mapping[str, float] | None = None,
 ) -> Fitted:  # fmt: skip
@@ -168,33 +170,37 @@ def fit(
 
     `cluster` [P] labels runs that are resampled together; `holdout`: that many of the largest rows are held out, predicted
     and scored by a second fit; `held` fixes other columns for the decisions at `target_flops`, `fixed` parameters of the
-    law (see `law.hold`). BadInput for a table or a design that no law can be fitted to, FitError where the optimum is not
+    law (see `law.hold_params`). BadInput for a table or a design that no law can be fitted to, FitError where the optimum is not
     certain.
     """
     if not 0 < level < 1:
         raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
     start = time.process_time()
-    law = law_lib.hold(load_law(law) if isinstance(law, str) else law, **(fixed or {}))
-    columns, target = columns_of(table, law)
+    law = law_lib.hold_params(load_law(law) if isinstance(law, str) else law, **(fixed or {}))
+    columns, target = law_columns(table, law)
     if bootstrap:
-        uncertainty.check_size(bootstrap, len(target))
-    chosen = objective_lib.objective(objective, delta)
+        uncertainty.check_resample_count(bootstrap, len(target))
+    chosen = objective_lib.load_objective(objective, delta)
     flops = np.asarray(table["C"], float) if _knows_k(table, columns) else None
-    findings = design.check(law, columns, target, flops, chosen.log)
+    findings = design.row_findings(law, columns, target, flops, chosen.log)
     posed, best = likelihood.fit_scale(law, columns, target, chosen) if objective == "mle" else (None, None)
     posed = posed or pose_problem(law, columns, target, chosen)
-    best = best or optimum.minimise(posed)
-    boot = uncertainty.bootstrap(posed, best, bootstrap, seed, cluster) if bootstrap else None
+    best = best or optimum.minimise_objective(posed)
+    boot = uncertainty.bootstrap_fit(posed, best, bootstrap, seed, cluster) if bootstrap else None
     given_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
     split = float(k or given_k or FLOPS_PER_PARAM_TOKEN)
-    decisions = [decision.decide(posed, best, boot, C, split, level, held or {}) for C in target_flops] if boot else []
+    decisions = (
+        [decision.decide_allocation(posed, best, boot, C, split, level, held or {}) for C in target_flops]
+        if boot
+        else []
+    )
     return Fitted(
         problem=posed,
         best=best,
         bootstrap=boot,
-        identifiability=profile.identify(posed, best, level, split) if identify else {},
+        identifiability=profile.profile_params(posed, best, level, split) if identify else {},
         decisions=tuple(decisions),
-        design=(*findings, *design.review(posed, best, split, flops, target_flops, held)),
+        design=(*findings, *design.fit_findings(posed, best, split, flops, target_flops, held)),
         holdout=hold_out(law, columns, target, chosen, holdout, flops) if holdout else None,
         seconds=time.process_time() - start,
         k=split,
@@ -207,17 +213,17 @@ def _knows_k(table: Mapping[str, ArrayLike], columns: Columns) -> bool:
     return (
         "C" in table
         and {"N", "D"} <= set(columns)
-        and numeric(table["C"])
+        and is_numeric(table["C"])
         and bool(np.all(np.asarray(table["C"], float) > 0))
     )
 
 
-def exact(
+def fit_chinchilla(
     N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3
-) -> tuple[chinchilla_optimum.Params, Optimum]:
+) -> tuple[chinchilla_optimum.ChinchillaParams, Optimum]:
     """Chinchilla's law alone, by Hoffmann's objective, without intervals: (parameters, optimum)."""
     law = load_law("chinchilla")
-    columns, target = columns_of({"N": N, "D": D, "loss": loss}, law)
-    design.check(law, columns, target)
-    best = optimum.minimise(pose_problem(law, columns, target, objective_lib.huber_log(delta)))
-    return chinchilla_optimum.Params(**best.params), best
+    columns, target = law_columns({"N": N, "D": D, "loss": loss}, law)
+    design.row_findings(law, columns, target)
+    best = optimum.minimise_objective(pose_problem(law, columns, target, objective_lib.huber_log(delta)))
+    return chinchilla_optimum.ChinchillaParams(**best.params), best

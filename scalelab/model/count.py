@@ -16,17 +16,17 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
-from scalelab.model.layer_flags import n_local
+from scalelab.model.layer_flags import count_local_layers
 
 
-def parameters(shape: ModelShape) -> dict[str, int]:
+def count_parameters(shape: ModelShape) -> dict[str, int]:
     """Parameters by convention.
 
     total: every scalar. non_embedding: without tables over the vocabulary or positions, head included in those (Kaplan
     et al. 2020 exclude both). kaplan: matrices of the blocks only, Kaplan's 2 d n_layer (2 d_attn + d_ff).
     chinchilla: Hoffmann et al. 2022, Table A9: embedding, matrices and biases; no gains, no position vectors.
     """
-    leaves = jax.tree.leaves(transformer.declarations(shape))
+    leaves = jax.tree.leaves(transformer.parameter_declarations(shape))
     return {
         "total": sum(d.size for d in leaves),
         "non_embedding": sum(d.size for d in leaves if not d.is_table),
@@ -35,17 +35,17 @@ def parameters(shape: ModelShape) -> dict[str, int]:
     }
 
 
-def groups(shape: ModelShape) -> dict[str, int]:
+def count_parameters_by_group(shape: ModelShape) -> dict[str, int]:
     """Parameters by group; the groups sum to the total."""
     sums: dict[str, int] = {}
-    for path, declared in jax.tree_util.tree_leaves_with_path(transformer.declarations(shape)):
+    for path, declared in jax.tree_util.tree_leaves_with_path(transformer.parameter_declarations(shape)):
         names = [key.key for key in path]
         group = next((n for n in names if n in ("attention", "mlp", "embed", "head", "positions")), "norms")
         sums[group] = sums.get(group, 0) + declared.size
     return sums
 
 
-def appendix_f(shape: ModelShape, seq_len: int | None = None) -> dict[str, float]:
+def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str, float]:
     """Forward FLOPs of one sequence by term (Hoffmann et al. 2022, appendix F); training costs three times the sum.
 
     Table A4 of the paper comes out of the sum *without* `embedding` and `final_logits`, against 6 N D with N as
@@ -55,7 +55,7 @@ def appendix_f(shape: ModelShape, seq_len: int | None = None) -> dict[str, float
     kh, layers = shape.d_head * shape.n_heads, shape.n_layers
     keys_values = 2 * shape.d_head * shape.n_kv_heads
     mlp_matrices = 3 if shape.mlp == "swiglu" else 2
-    seen = layers * s - n_local(shape) * max(0, s - shape.window)  # keys a query, over all layers
+    seen = layers * s - count_local_layers(shape) * max(0, s - shape.window)  # keys a query, over all layers
     return {
         "embedding": 2.0 * s * shape.vocab_size * d,
         "qkv": layers * 2.0 * s * d * (kh + keys_values),
@@ -75,8 +75,8 @@ def flops_per_token(shape: ModelShape) -> dict[str, float]:
     forward and backward, walked from its jaxpr (look-ups are no products; softmax and norms are not counted).
     """
     return {
-        "6N": 6.0 * parameters(shape)["total"],
-        "chinchilla": 3.0 * sum(appendix_f(shape).values()) / shape.seq_len,
+        "6N": 6.0 * count_parameters(shape)["total"],
+        "chinchilla": 3.0 * sum(appendix_f_flops(shape).values()) / shape.seq_len,
         "exact": _exact(shape.plain, "none"),
     }
 
@@ -94,7 +94,7 @@ def _exact(shape: ModelShape, remat: str) -> float:
     # The traced products take all keys; a window's layers are counted with as many as it holds. Of the six products of
     # attention two are computed again: `dots` keeps none that has a batch axis.
     products = 12.0 if remat == "none" else 16.0
-    hidden = products * n_local(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
+    hidden = products * count_local_layers(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
     return matmul_flops(_traced_step(shape, remat)) / shape.seq_len - hidden
 
 
@@ -102,10 +102,12 @@ def _traced_step(shape: ModelShape, remat: str) -> Any:
     # No chunk of the loss is filled up. Attention in full, whatever computes it: blocks that are computed again or left out
     # change no count.
     shape = dataclasses.replace(shape, remat=remat, attention="plain")
-    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(shape))
+    params = jax.tree.map(
+        lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.parameter_declarations(shape)
+    )
     tokens = jax.ShapeDtypeStruct((1, shape.seq_len), jnp.int32)
 
     def objective(params: Any, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        return transformer.loss(shape, params, inputs, targets, 0.0, chunk=shape.seq_len).objective
+        return transformer.summed_loss(shape, params, inputs, targets, 0.0, chunk=shape.seq_len).objective
 
     return jax.make_jaxpr(jax.grad(objective))(params, tokens, tokens).jaxpr

@@ -59,7 +59,7 @@ class Declaration:
         return bool(self.ins and self.outs) and not self.is_table
 
 
-class Declared(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
+class DeclaredValue(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
     """A value with its declaration; `nn.scan` adds the `layers` axis through the two methods below."""
 
     value: Any
@@ -69,11 +69,11 @@ class Declared(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
         """The bare array."""
         return self.value
 
-    def replace_boxed(self, val: Any) -> "Declared":
+    def replace_boxed(self, val: Any) -> "DeclaredValue":
         """The same declaration around another value."""
         return self.replace(value=val)
 
-    def add_axis(self, index: int, params: dict) -> "Declared":
+    def add_axis(self, index: int, params: dict) -> "DeclaredValue":
         """The declaration of a stack of this parameter; its size is read off the stacked value."""
         assert index == 0, "layers are stacked in front"
         old = self.declaration
@@ -82,7 +82,7 @@ class Declared(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
         )
         return self.replace(declaration=new)
 
-    def remove_axis(self, index: int, params: dict) -> "Declared":
+    def remove_axis(self, index: int, params: dict) -> "DeclaredValue":
         """The declaration of one of the stack."""
         del params
         assert index == 0
@@ -90,15 +90,15 @@ class Declared(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
         return self.replace(declaration=dataclasses.replace(old, shape=old.shape[1:], stack=old.stack[1:]))
 
 
-def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array:
+def declare_parameter(module: nn.Module, name: str, declaration: Declaration) -> jax.Array:
     """Create (at init) or fetch (at apply) a parameter of `module`; returns the fp32 array."""
 
-    def create(key: jax.Array) -> Declared:
+    def create(key: jax.Array) -> DeclaredValue:
         if declaration.std is None:
             value = jnp.full(declaration.shape, declaration.fill, jnp.float32)
         else:
             value = declaration.std * jax.random.normal(key, declaration.shape, jnp.float32)
-        return Declared(value, declaration)
+        return DeclaredValue(value, declaration)
 
     if module.is_initializing():
         return cast(jax.Array, module.param(name, create))
@@ -108,16 +108,16 @@ def declare(module: nn.Module, name: str, declaration: Declaration) -> jax.Array
     return value
 
 
-def named(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: Any) -> dict[str, Any]:
     """A tree's leaves by their dotted names (`blocks.attention.q.w`), in its order."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def split(boxed: Any) -> tuple[Any, Any]:
-    """A tree of `Declared` -> (tree of values, tree of declarations), both plain nested dicts."""
+    """A tree of `DeclaredValue` -> (tree of values, tree of declarations), both plain nested dicts."""
 
     def take(part: Callable) -> Any:
-        return jax.tree.map(part, boxed, is_leaf=lambda x: isinstance(x, Declared))
+        return jax.tree.map(part, boxed, is_leaf=lambda x: isinstance(x, DeclaredValue))
 
     return take(lambda box: box.value), take(lambda box: box.declaration)

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.attention.documents import Packed, Past
-from scalelab.precision.policy import FP32, Policy, dtype
+from scalelab.model.attention.documents import CachePast, PackedDocuments
+from scalelab.precision.policy import FP32, Policy, array_dtype
 
 
-class Cache(NamedTuple):
+class KVCache(NamedTuple):
     """What the model keeps of the tokens so far."""
 
     keys: Any  # {"k", "v"}: [L, B, C, K, H] in what the policy computes in
@@ -25,28 +25,28 @@ class Cache(NamedTuple):
     last_B: jax.Array  # the token before the next; -1: none
 
 
-def empty(shape: ModelShape, batch: int, length: int, policy: Policy = FP32) -> Cache:
+def empty_cache(shape: ModelShape, batch: int, length: int, policy: Policy = FP32) -> KVCache:
     """Room for `length` tokens of each of `batch` sequences. BadInput where the model has no positions for so many."""
     if shape.position == "learned" and length > shape.seq_len:
         raise BadInput(
             f"{length} tokens: the model has learned positions for model.seq_len={shape.seq_len}; nearest: {shape.seq_len}"
         )
-    held = jnp.zeros((shape.n_layers, batch, length, shape.n_kv_heads, shape.d_head), dtype(policy.compute))
+    held = jnp.zeros((shape.n_layers, batch, length, shape.n_kv_heads, shape.d_head), array_dtype(policy.compute))
     none = jnp.zeros(batch, jnp.int32)
-    return Cache({"k": held, "v": held}, jnp.zeros((batch, length), jnp.int32), jnp.int32(0), none, none - 1)
+    return KVCache({"k": held, "v": held}, jnp.zeros((batch, length), jnp.int32), jnp.int32(0), none, none - 1)
 
 
-def extend(
+def decode_tokens(
     shape: ModelShape,
     params: Any,
     tokens_BT: jax.Array,
-    cache: Cache,
+    cache: KVCache,
     policy: Policy = FP32,
     separator: jax.Array | int | None = None,
-) -> tuple[jax.Array, Cache]:
+) -> tuple[jax.Array, KVCache]:
     """Next-token logits [B, T, V] in fp32 after each of `tokens` [B, T], T >= 1, and the cache that holds them too.
 
-    They are those of `transformer.logits` on all tokens so far. `separator` ends a document where the model was trained
+    They are those of `transformer.next_token_logits` on all tokens so far. `separator` ends a document where the model was trained
     with data.documents=mask. The caller sees to it that the cache has room: tokens beyond its end overwrite the last ones.
     """
     index_T = cache.filled + jnp.arange(tokens_BT.shape[1])
@@ -54,7 +54,7 @@ def extend(
     begins_BT = jnp.zeros(tokens_BT.shape, bool) if separator is None else before_BT == separator
     first_BT = jax.lax.cummax(jnp.where(begins_BT, index_T[None], cache.first_B[:, None]), axis=1)
     segment_BC = jax.lax.dynamic_update_slice_in_dim(cache.segment_BC, first_BT, cache.filled, axis=1)
-    packed = Packed(first_BT, index_T[None] - first_BT, Past(cache.filled, segment_BC))
-    logits, keys = transformer.extended_logits(shape, params, tokens_BT, policy, packed, cache.keys)
+    packed = PackedDocuments(first_BT, index_T[None] - first_BT, CachePast(cache.filled, segment_BC))
+    logits, keys = transformer.cached_logits(shape, params, tokens_BT, policy, packed, cache.keys)
     filled = cache.filled + tokens_BT.shape[1]
-    return logits, Cache(keys, segment_BC, filled, first_BT[:, -1], tokens_BT[:, -1].astype(jnp.int32))
+    return logits, KVCache(keys, segment_BC, filled, first_BT[:, -1], tokens_BT[:, -1].astype(jnp.int32))

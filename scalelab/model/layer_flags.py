@@ -8,7 +8,7 @@ import numpy as np
 from scalelab.config import ModelShape
 
 
-class Layer(NamedTuple):
+class LayerFlags(NamedTuple):
     """Flags of one layer, or of all, [L]; None where all layers are alike.
 
     `everywhere`: it disregards the window. `turns`: its queries and keys are turned by their positions.
@@ -18,32 +18,32 @@ class Layer(NamedTuple):
     turns: Any = None
 
 
-ALIKE = Layer()
+UNIFORM_LAYERS = LayerFlags()
 
 
-def layers(shape: ModelShape) -> Layer:
+def all_layer_flags(shape: ModelShape) -> LayerFlags:
     """The flags of all layers: of every n-th, counted from one (Gemma 2: n = 2 global; SmolLM3: n = 4 without positions)."""
     number_L = np.arange(shape.n_layers) + 1
     everywhere = number_L % shape.global_every == 0 if shape.window and shape.global_every else None
     turns = number_L % shape.nope_every != 0 if shape.nope_every else None
-    return Layer(everywhere, turns)
+    return LayerFlags(everywhere, turns)
 
 
-def at(flags: Layer, index: Any) -> Layer:
+def select_layers(flags: LayerFlags, index: Any) -> LayerFlags:
     """Those of some layers; a traced index will do."""
     return jax.tree.map(lambda each: jax.numpy.asarray(each)[index], flags)
 
 
-def turned(position_BS: jax.Array | None, layer: Layer, length: int) -> jax.Array | None:
+def rope_positions(position_BS: jax.Array | None, layer: LayerFlags, length: int) -> jax.Array | None:
     """Positions for rope: all zero, which turns nothing, in a layer without positions."""
     if layer.turns is None:
         return position_BS
     return (jax.numpy.arange(length)[None] if position_BS is None else position_BS) * layer.turns
 
 
-def n_local(shape: ModelShape) -> int:
+def count_local_layers(shape: ModelShape) -> int:
     """Layers that see a window only."""
     if not shape.window:
         return 0
-    flags = layers(shape).everywhere
+    flags = all_layer_flags(shape).everywhere
     return shape.n_layers if flags is None else int((~flags).sum())

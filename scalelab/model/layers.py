@@ -11,39 +11,39 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.model.declare import Declaration, declare
-from scalelab.model.product import product
-from scalelab.precision.policy import Policy, dtype
-from scalelab.sharding import use
+from scalelab.model.declare import Declaration, declare_parameter
+from scalelab.model.product import weight_product
+from scalelab.precision.policy import Policy, array_dtype
+from scalelab.sharding import gather_weight
 
 Axes = tuple[tuple[str, int], ...]  # ((logical name, size), …)
 
 
-def add(x: jax.Array, b: jax.Array) -> jax.Array:
+def add_bias(x: jax.Array, b: jax.Array) -> jax.Array:
     """x + b over the leading axes, in x's dtype; the gradient of b (fp32) is summed over them in fp32."""
-    return (x + behind(b, x)).astype(x.dtype)
+    return (x + broadcast_trailing(b, x)).astype(x.dtype)
 
 
-def behind(b: jax.Array, x: jax.Array) -> jax.Array:
+def broadcast_trailing(b: jax.Array, x: jax.Array) -> jax.Array:
     """`b` with leading axes of size one, as many as `x` has more."""
     return jnp.expand_dims(b, tuple(range(x.ndim - b.ndim)))
 
 
-class Init(NamedTuple):
+class ProjectionInit(NamedTuple):
     """Standard deviations of projections: `std` (0: 1/sqrt(fan_in)), times `last` for those into the residual stream."""
 
     std: float = 0.0
     last: float = 1.0
 
 
-def init_of(shape: ModelShape) -> Init:
+def projection_init(shape: ModelShape) -> ProjectionInit:
     """As `projection_std` and `depth_scaled_init` say (Radford et al. 2019, section 2.3).
 
     muP lets variances shrink as 1/fan_in, so its `projection_std` is that at base_width. CompleteP has the depth in the
     forward pass, so its `last` is that at base_layers.
     """
     last = (2 * shape.n_layers / shape.depth_ratio) ** -0.5 if shape.depth_scaled_init else 1.0
-    return Init(shape.projection_std * shape.width_ratio**-0.5, last)
+    return ProjectionInit(shape.projection_std * shape.width_ratio**-0.5, last)
 
 
 class Einsum(nn.Module):
@@ -65,17 +65,17 @@ class Einsum(nn.Module):
         out_names, out_sizes = zip(*self.outs, strict=True)
         std = self.times * (self.std or math.prod(in_sizes) ** -0.5)
         weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
-        w = declare(self, "w", weight)
-        x = x.astype(dtype(self.policy.compute))
+        w = declare_parameter(self, "w", weight)
+        x = x.astype(array_dtype(self.policy.compute))
         scales: Any = self.get_variable("scales", "s")  # none but under delayed scaling
-        y = product(x, w, scales, len(in_sizes), in_names + out_names, self.place, self.policy)
+        y = weight_product(x, w, scales, len(in_sizes), in_names + out_names, self.place, self.policy)
         if self.bias:
-            b = declare(self, "b", Declaration(out_sizes, (), out_names, "bias"))
-            y = add(y, use(b, *out_names))
+            b = declare_parameter(self, "b", Declaration(out_sizes, (), out_names, "bias"))
+            y = add_bias(y, gather_weight(b, *out_names))
         return y
 
 
-class Table(nn.Module):
+class BareParameter(nn.Module):
     """A bare parameter: the embedding, the head, learned positions."""
 
     declaration: Declaration
@@ -83,7 +83,7 @@ class Table(nn.Module):
     @nn.compact
     def __call__(self) -> jax.Array:
         """The array as declared, in fp32."""
-        return declare(self, "w", self.declaration)
+        return declare_parameter(self, "w", self.declaration)
 
 
 class Norm(nn.Module):
@@ -98,14 +98,16 @@ class Norm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x: [..., *axes] -> the same shape, in `dtype`."""
         names, sizes = zip(*self.axes, strict=True)
-        gain = use(declare(self, "g", Declaration(sizes, (), names, "gain", fill=1.0)), *names)
+        gain = gather_weight(declare_parameter(self, "g", Declaration(sizes, (), names, "gain", fill=1.0)), *names)
         x, over = x.astype(jnp.float32), tuple(range(-len(sizes), 0))
         if self.kind != "rmsnorm":
             x = x - jnp.mean(x, axis=over, keepdims=True)
         y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=over, keepdims=True) + self.eps)
-        y = y * behind(gain, y)
+        y = y * broadcast_trailing(gain, y)
         if self.kind == "layernorm":
-            y = y + behind(use(declare(self, "b", Declaration(sizes, (), names, "bias")), *names), y)
+            y = y + broadcast_trailing(
+                gather_weight(declare_parameter(self, "b", Declaration(sizes, (), names, "bias")), *names), y
+            )
         return y.astype(self.dtype)
 
 
@@ -118,7 +120,7 @@ class MLP(nn.Module):
     bias: bool
     policy: Policy
     residual: tuple[str | None, ...] = ("batch", "context", None)
-    stds: Init = Init()
+    stds: ProjectionInit = ProjectionInit()
 
     @nn.compact
     def __call__(self, x_BSD: jax.Array) -> jax.Array:

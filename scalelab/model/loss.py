@@ -13,11 +13,19 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from scalelab.precision.products import matmul
-from scalelab.sharding import BATCH, CONTEXT, TENSOR, as_varying, local, on_mesh, spec
+from scalelab.precision.products import mixed_matmul
+from scalelab.sharding import (
+    BATCH_AXES,
+    CONTEXT_AXIS,
+    TENSOR_AXIS,
+    activation_spec,
+    has_explicit_mesh,
+    per_device,
+    vary_like,
+)
 
 CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient shows
-TOKENS = (*BATCH, CONTEXT)  # the mesh axes that split them
+TOKEN_AXES = (*BATCH_AXES, CONTEXT_AXIS)  # the mesh axes that split them
 
 
 class LossSums(NamedTuple):
@@ -31,10 +39,14 @@ class LossSums(NamedTuple):
 def _chunk_sums(
     x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    logits_TV = checkpoint_name(matmul(x_TD, head_DV, form), "logits")  # found again by precision/formats_in_jaxpr.py
-    logits_TV = capped(logits_TV, softcap)
+    logits_TV = checkpoint_name(
+        mixed_matmul(x_TD, head_DV, form), "logits"
+    )  # found again by precision/formats_in_jaxpr.py
+    logits_TV = softcap_logits(logits_TV, softcap)
     counts_T = targets_T >= 0
-    log_z_T, correct_T = (_split_vocabulary if on_mesh() else _whole_vocabulary)(logits_TV, jnp.maximum(targets_T, 0))
+    log_z_T, correct_T = (_split_vocabulary if has_explicit_mesh() else _whole_vocabulary)(
+        logits_TV, jnp.maximum(targets_T, 0)
+    )
     nll = jnp.sum(jnp.where(counts_T, log_z_T - correct_T, 0.0))
     z = jnp.sum(jnp.where(counts_T, jnp.square(log_z_T), 0.0))
     return nll + z_weight * z, (nll, jnp.sum(counts_T, dtype=jnp.float32))
@@ -47,12 +59,12 @@ def _whole_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.A
 
 def _split_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The same where each device holds the logits of its part of the vocabulary (Shoeybi et al. 2019, section 3)."""
-    most_T = jax.lax.pmax(jax.lax.stop_gradient(logits_TV.max(axis=-1)), TENSOR)
-    log_z_T = most_T + jnp.log(jax.lax.psum(jnp.exp(logits_TV - most_T[:, None]).sum(axis=-1), TENSOR))
-    own_T = targets_T - jax.lax.axis_index(TENSOR) * logits_TV.shape[1]
+    most_T = jax.lax.pmax(jax.lax.stop_gradient(logits_TV.max(axis=-1)), TENSOR_AXIS)
+    log_z_T = most_T + jnp.log(jax.lax.psum(jnp.exp(logits_TV - most_T[:, None]).sum(axis=-1), TENSOR_AXIS))
+    own_T = targets_T - jax.lax.axis_index(TENSOR_AXIS) * logits_TV.shape[1]
     here_T = (own_T >= 0) & (own_T < logits_TV.shape[1])
     found_T = jnp.take_along_axis(logits_TV, jnp.where(here_T, own_T, 0)[:, None], axis=-1)[:, 0]
-    return log_z_T, jax.lax.psum(jnp.where(here_T, found_T, 0.0), TENSOR)
+    return log_z_T, jax.lax.psum(jnp.where(here_T, found_T, 0.0), TENSOR_AXIS)
 
 
 def smooth_cross_entropy(
@@ -74,16 +86,16 @@ def smooth_cross_entropy(
 
         return _over_tokens(jax.lax.scan(body, _zero(x_BSD), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
 
-    return local(own, split_arguments(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
+    return per_device(own, loss_argument_specs(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
 
 
-def token_losses(
+def head_token_losses(
     x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, softcap: float = 0.0, chunk: int = 0
 ) -> tuple[jax.Array, jax.Array]:
     """Per target: its loss in nats [B, S], 0 where it is negative, and whether it was the likeliest of all. On one device."""
 
     def body(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
-        logits_TV = capped(matmul(part[0], head_DV, x_BSD.dtype), softcap)
+        logits_TV = softcap_logits(mixed_matmul(part[0], head_DV, x_BSD.dtype), softcap)
         log_z_T, correct_T = _whole_vocabulary(logits_TV, jnp.maximum(part[1], 0))
         return None, (jnp.where(part[1] >= 0, log_z_T - correct_T, 0.0), logits_TV.argmax(axis=-1) == part[1])
 
@@ -92,22 +104,27 @@ def token_losses(
     return nll_BS, best_BS
 
 
-def capped(logits_TV: jax.Array, softcap: float) -> jax.Array:
+def softcap_logits(logits_TV: jax.Array, softcap: float) -> jax.Array:
     """Logits within ±softcap by a tanh; 0: as they are."""
     return softcap * jnp.tanh(logits_TV / softcap) if softcap else logits_TV
 
 
-def split_arguments() -> tuple[PartitionSpec, ...]:
+def loss_argument_specs() -> tuple[PartitionSpec, ...]:
     """How the arguments of `cross_entropy` lie on a mesh."""
-    return spec("batch", "context", None), spec(None, "vocab"), spec("batch", "context"), PartitionSpec()
+    return (
+        activation_spec("batch", "context", None),
+        activation_spec(None, "vocab"),
+        activation_spec("batch", "context"),
+        PartitionSpec(),
+    )
 
 
 def _over_tokens(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.lax.psum(x, TOKENS), tree) if on_mesh() else tree
+    return jax.tree.map(lambda x: jax.lax.psum(x, TOKEN_AXES), tree) if has_explicit_mesh() else tree
 
 
 def _zero(x: jax.Array) -> LossSums:
-    return LossSums(*[as_varying(jnp.zeros(()), x) for _ in range(3)])
+    return LossSums(*[vary_like(jnp.zeros(()), x) for _ in range(3)])
 
 
 def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -124,7 +141,7 @@ def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: 
 def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
     def own(x_BSD, head_DV, targets_BS, z_weight):
         gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
-        head_DV = as_varying(head_DV, x_BSD)  # so that its gradient is summed over the batch once, after the last chunk
+        head_DV = vary_like(head_DV, x_BSD)  # so that its gradient is summed over the batch once, after the last chunk
 
         def body(carry, part):
             sums, head_grad = carry
@@ -137,15 +154,15 @@ def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
 
         # Gradients of single tokens, not yet times the loss scale: in fp16 the smallest of them would be lost.
         held = jnp.float32 if x_BSD.dtype == jnp.float16 else x_BSD.dtype
-        zeros = as_varying(jnp.zeros(head_DV.shape, head_DV.dtype), x_BSD, head_DV)
+        zeros = vary_like(jnp.zeros(head_DV.shape, head_DV.dtype), x_BSD, head_DV)
         (sums, head_grad), x_grad = jax.lax.scan(
             body, (_zero(x_BSD), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk)
         )
         x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
         return _over_tokens(sums), (x_grad, _over_tokens(head_grad))
 
-    out = PartitionSpec(), (spec("batch", "context", None), spec(None, "vocab"))
-    sums, grads = local(own, split_arguments(), out)(x_BSD, head_DV, targets_BS, z_weight)
+    out = PartitionSpec(), (activation_spec("batch", "context", None), activation_spec(None, "vocab"))
+    sums, grads = per_device(own, loss_argument_specs(), out)(x_BSD, head_DV, targets_BS, z_weight)
     return sums, (*grads, jnp.zeros((), x_BSD.dtype))
 
 

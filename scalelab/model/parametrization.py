@@ -9,7 +9,7 @@ no change: tables keep their std, hidden matrices have 1/sqrt(fan_in) anyway. Al
 
 `completep` (Dey et al. 2025, Table 1 at alpha = 1) adds depth: a block's branches are divided by m_L in the forward pass,
 hidden LR x m_L^(alpha-1) = 1 and the same for gains and biases in blocks, hidden decay x m_d, eps / (m_d m_L) inside blocks
-and / m_d outside. The paper's table is AdamW's; the column for SGD is ours, by the same argument (see `scales`).
+and / m_d outside. The paper's table is AdamW's; the column for SGD is ours, by the same argument (see `parameter_scales`).
 
 At base_width and base_layers all three are the same.
 """
@@ -23,13 +23,13 @@ import numpy as np
 from scalelab.config import ModelShape
 from scalelab.model.attention.attention import attention_scale
 from scalelab.model.declare import Declaration
-from scalelab.model.transformer import branch_multiplier, declarations, head_multiplier
+from scalelab.model.transformer import branch_multiplier, head_multiplier, parameter_declarations
 
-Like = Literal["adam", "sgd", "spectral", "relative"]
+UpdateFamily = Literal["adam", "sgd", "spectral", "relative"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Scales:
+class ParameterScales:
     """What one parameter's numbers are multiplied by. With decoupled decay its step is
 
     -peak_lr * lr * (update(eps * the optimizer's eps) + decay * weight_decay * parameter).
@@ -40,8 +40,8 @@ class Scales:
     eps: float = 1.0
 
 
-def scales(shape: ModelShape, like: Like) -> Any:
-    """A tree of `Scales`, for optimizers whose updates are like one of four.
+def parameter_scales(shape: ModelShape, like: UpdateFamily) -> Any:
+    """A tree of `ParameterScales`, for optimizers whose updates are like one of four.
 
     adam: of a size that doesn't depend on the gradient's (Adam, Lion, signs; Muon scaled to 0.2 sqrt(max)).
     relative: that, times the parameter's RMS (Adafactor). A hidden matrix's is 1/sqrt(fan_in) at the start, so half of Adam's
@@ -57,18 +57,18 @@ def scales(shape: ModelShape, like: Like) -> Any:
     package (MuAdamW) the same.
     """
 
-    def of(d: Declaration) -> Scales:
+    def of(d: Declaration) -> ParameterScales:
         if like == "spectral":
-            return Scales()
+            return ParameterScales()
         adam = 1 / shape.width_ratio if d.is_hidden_matrix else 1.0
         if like == "relative":
-            return Scales(adam**0.5, adam**-0.5)
+            return ParameterScales(adam**0.5, adam**-0.5)
         gradient = 1 / shape.width_ratio / (shape.depth_ratio if "layers" in d.stack else 1.0)
         if like == "sgd":
-            return Scales(adam / gradient, gradient / adam)
-        return Scales(adam, 1 / adam, gradient if shape.parametrization == "completep" else 1.0)
+            return ParameterScales(adam / gradient, gradient / adam)
+        return ParameterScales(adam, 1 / adam, gradient if shape.parametrization == "completep" else 1.0)
 
-    return jax.tree.map(of, declarations(shape))
+    return jax.tree.map(of, parameter_declarations(shape))
 
 
 def forward_multipliers(shape: ModelShape) -> dict[str, float]:

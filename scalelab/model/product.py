@@ -16,16 +16,22 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec, reshard
 
 from scalelab.precision import fp8
-from scalelab.precision.policy import Policy, dtype
-from scalelab.precision.products import rounded
-from scalelab.sharding import local, on_mesh, place, spec, use
+from scalelab.precision.policy import Policy, array_dtype
+from scalelab.precision.products import round_to_tf32
+from scalelab.sharding import activation_spec, gather_weight, has_explicit_mesh, per_device, reshard_to
 
-Names = tuple[str | None, ...]
+AxisNames = tuple[str | None, ...]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def product(
-    x: jax.Array, w: jax.Array, scales: jax.Array | None, ins: int, names: tuple[str, ...], where: Names, policy: Policy
+def weight_product(
+    x: jax.Array,
+    w: jax.Array,
+    scales: jax.Array | None,
+    ins: int,
+    names: tuple[str, ...],
+    where: AxisNames,
+    policy: Policy,
 ) -> jax.Array:
     """x [..., ins] times w [ins, outs] (fp32, logical axes `names`) -> [..., outs] in x's dtype, lying as `where` says.
 
@@ -43,11 +49,11 @@ class _Operand(NamedTuple):
 
 def _operand(x: jax.Array, form: str, policy: Policy, given: jax.Array | None = None) -> _Operand:
     if not policy.scaling:
-        return _Operand(rounded(x.astype(dtype(form))), None)
-    amax = fp8.amax_of(x)
-    scale = fp8.scale_of(amax, form)
+        return _Operand(round_to_tf32(x.astype(array_dtype(form))), None)
+    amax = fp8.max_magnitude(x)
+    scale = fp8.fp8_scale(amax, form)
     scale = scale if given is None else jnp.where(given > 0, given, scale)
-    return _Operand(fp8.cast(x, scale, form), scale, amax)
+    return _Operand(fp8.cast_to_fp8(x, scale, form), scale, amax)
 
 
 def _each(scales: jax.Array | None) -> tuple[jax.Array | None, ...]:
@@ -63,7 +69,7 @@ def _forward(x, w, scales, ins, names, where, policy):
         return _block_forward(x, w, ins, names, where, policy), (x, w)
     of_x, of_w, _ = _each(scales)
     a, b = _operand(x, policy.forward, policy, of_x), _operand(w, policy.forward, policy, of_w)
-    y = _dot(a.values, use(b.values, *names), (x.ndim - ins, x.ndim), (0, ins), spec(*where))
+    y = _dot(a.values, gather_weight(b.values, *names), (x.ndim - ins, x.ndim), (0, ins), activation_spec(*where))
     return _scaled(y, a, b, x.dtype), (a, w, scales)
 
 
@@ -75,22 +81,22 @@ def _backward(ins, names, where, policy, kept, dy):
     _, of_w, of_dy = _each(scales)
     b, c = _operand(w, policy.forward, policy, of_w), _operand(dy, policy.backward, policy, of_dy)
     amax = None if scales is None else jnp.stack([part.amax for part in (a, b, c) if part.amax is not None])
-    if not on_mesh():
+    if not has_explicit_mesh():
         tokens, inner = math.prod(x.shape[:lead]), math.prod(x.shape[lead:])
         x_TK, dy_TN, w_KN = x.reshape(tokens, inner), c.values.reshape(tokens, -1), b.values.reshape(inner, -1)
         dw, dx = _dot_general(x_TK, dy_TN, (0,), (0,)), _matmul(dy_TN, w_KN.T)
         return _scaled(dx.reshape(x.shape), c, b, out), _scaled(dw.reshape(w.shape), a, c, w.dtype), amax
-    dx = _dot(c.values, use(b.values, *names), (lead, dy.ndim), (ins, w.ndim), jax.typeof(x).sharding.spec)
-    dw = _dot(x, c.values, (0, lead), (0, lead), spec(*names))
+    dx = _dot(c.values, gather_weight(b.values, *names), (lead, dy.ndim), (ins, w.ndim), jax.typeof(x).sharding.spec)
+    dw = _dot(x, c.values, (0, lead), (0, lead), activation_spec(*names))
     return _scaled(dx, c, b, out), reshard(_scaled(dw, a, c, w.dtype), jax.typeof(w).sharding.spec), amax
 
 
-product.defvjp(_forward, _backward)
+weight_product.defvjp(_forward, _backward)
 
 
 def _dot(a: jax.Array, b: jax.Array, of_a: tuple[int, int], of_b: tuple[int, int], out: PartitionSpec) -> jax.Array:
     """Contract axes of_a[0] to of_a[1] of a with those of b, in fp32; on a mesh the result lies as `out` says."""
-    if on_mesh():  # in fp32 first: where the contraction is split, it is the devices' parts that are added
+    if has_explicit_mesh():  # in fp32 first: where the contraction is split, it is the devices' parts that are added
         return _dot_general(a, b, tuple(range(*of_a)), tuple(range(*of_b)), out)
     # As one product of two matrices: left with its own axes, XLA:CPU contracts two of them for the weight's gradient on a
     # strided copy, and a whole step takes 1.5 times as long (experiments/benchmarks).
@@ -112,13 +118,15 @@ def _block_forward(x, w, ins, names, where, policy):
 
     def own(x: jax.Array, w: jax.Array) -> jax.Array:
         x_MK, w_KN = x.reshape(-1, math.prod(x.shape[x.ndim - ins :])), w.reshape(math.prod(w.shape[:ins]), -1)
-        y_MN = fp8.block_dot(fp8.tiles(x_MK, policy.forward), fp8.blocks(w_KN, policy.forward))
+        y_MN = fp8.block_dot(fp8.quantize_tiles(x_MK, policy.forward), fp8.quantize_blocks(w_KN, policy.forward))
         y = y_MN.reshape(*x.shape[: x.ndim - ins], *w.shape[ins:])
         return _added(y, _axes(names[:ins]))
 
     x_spec = _spec_of(x)
-    y = local(own, (x_spec, spec(*names)), spec(*_unsplit(where)))(x, use(w, *names))
-    return place(y, *where).astype(x.dtype)
+    y = per_device(own, (x_spec, activation_spec(*names)), activation_spec(*_unsplit(where)))(
+        x, gather_weight(w, *names)
+    )
+    return reshard_to(y, *where).astype(x.dtype)
 
 
 def _block_backward(ins, names, where, policy, kept, dy):
@@ -128,32 +136,32 @@ def _block_backward(ins, names, where, policy, kept, dy):
     def own(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
         tokens, inner = math.prod(x.shape[:lead]), math.prod(x.shape[lead:])
         x_TK, dy_TN, w_KN = x.reshape(tokens, inner), dy.reshape(tokens, -1), w.reshape(inner, -1)
-        dx_TK = fp8.block_dot(fp8.tiles(dy_TN, policy.backward), fp8.blocks(w_KN.T, policy.forward))
-        along = fp8.tiles(dy_TN.T, policy.backward)  # now along tokens, which are what is contracted
-        swapped = fp8.Scaled(along.values.swapaxes(1, 2), along.scale.swapaxes(1, 2))
-        dw_KN = fp8.block_dot(fp8.tiles(x_TK.T, policy.forward), swapped)
+        dx_TK = fp8.block_dot(fp8.quantize_tiles(dy_TN, policy.backward), fp8.quantize_blocks(w_KN.T, policy.forward))
+        along = fp8.quantize_tiles(dy_TN.T, policy.backward)  # now along tokens, which are what is contracted
+        swapped = fp8.ScaledBlocks(along.values.swapaxes(1, 2), along.scale.swapaxes(1, 2))
+        dw_KN = fp8.block_dot(fp8.quantize_tiles(x_TK.T, policy.forward), swapped)
         dx = _added(dx_TK.reshape(x.shape), _axes(names[ins:]))
         return dx.astype(x.dtype), _added(dw_KN.reshape(w.shape), _axes(_unsplit(where)[:lead]))
 
-    x_spec, ways = _spec_of(x), spec(*names)
-    mapped = local(own, (x_spec, ways, spec(*_unsplit(where))), (x_spec, ways))
-    dx, dw = mapped(x, use(w, *names), place(dy, *_unsplit(where)))
-    return dx, reshard(dw, jax.typeof(w).sharding.spec) if on_mesh() else dw, None
+    x_spec, ways = _spec_of(x), activation_spec(*names)
+    mapped = per_device(own, (x_spec, ways, activation_spec(*_unsplit(where))), (x_spec, ways))
+    dx, dw = mapped(x, gather_weight(w, *names), reshard_to(dy, *_unsplit(where)))
+    return dx, reshard(dw, jax.typeof(w).sharding.spec) if has_explicit_mesh() else dw, None
 
 
-def _unsplit(where: Names) -> Names:
+def _unsplit(where: AxisNames) -> AxisNames:
     return tuple("context" if name == "split_seq" else name for name in where)
 
 
 def _spec_of(x: jax.Array) -> PartitionSpec:
-    return jax.typeof(x).sharding.spec if on_mesh() else PartitionSpec()
+    return jax.typeof(x).sharding.spec if has_explicit_mesh() else PartitionSpec()
 
 
-def _axes(names: Names) -> tuple[str, ...]:
+def _axes(names: AxisNames) -> tuple[str, ...]:
     """The mesh axes that split any of these logical axes."""
-    found = [entry for entry in spec(*names) if entry]
+    found = [entry for entry in activation_spec(*names) if entry]
     return tuple(axis for entry in found for axis in (entry if isinstance(entry, tuple) else (entry,)))
 
 
 def _added(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    return jax.lax.psum(x, axes) if on_mesh() and axes else x
+    return jax.lax.psum(x, axes) if has_explicit_mesh() and axes else x

@@ -13,7 +13,7 @@ def width_unit(config: ConfigDict) -> int:
     return fractions.Fraction(config.model.d_model, config.model.n_kv_heads).numerator
 
 
-def resized(config: ConfigDict, d_model: int | None = None, n_layers: int | None = None) -> ConfigDict:
+def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int | None = None) -> ConfigDict:
     """A resolved config at `d_model` (default: its own) and `n_layers` (the same).
 
     d_head stays and heads multiply, with as many queries a key head; d_ff stays the same multiple of d_model, up to a

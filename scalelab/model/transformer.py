@@ -1,4 +1,4 @@
-"""A decoder-only transformer as three pure functions of a shape: `declarations`, `init` and `loss` (and `logits`).
+"""A decoder-only transformer as three pure functions of a shape: `parameter_declarations`, `init_params` and `summed_loss` (and `next_token_logits`).
 
 Blocks are scanned; their parameters are stacked along a leading `layers` axis, and what differs between layers are flags.
 Shapes: B batch, S sequence, D d_model, V vocab.
@@ -13,23 +13,33 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.attention.attention import Attention
-from scalelab.model.attention.documents import Packed
-from scalelab.model.declare import Declaration, split
-from scalelab.model.layer_flags import ALIKE, Layer, layers
-from scalelab.model.layers import MLP, Norm, Table, init_of
-from scalelab.model.loss import LossSums, capped, cross_entropy, smooth_cross_entropy
-from scalelab.model.loss import token_losses as token_losses_of
-from scalelab.precision.policy import FP32, Policy, dtype
-from scalelab.sharding import TENSOR, local, off_mesh, on_mesh, place, platform, residual, spec, use
+from scalelab.model.attention.documents import PackedDocuments
+from scalelab.model.declare import Declaration, unbox
+from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_flags
+from scalelab.model.layers import MLP, BareParameter, Norm, projection_init
+from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy, softcap_logits
+from scalelab.model.loss import head_token_losses as token_losses_of
+from scalelab.precision.policy import FP32, Policy, array_dtype
+from scalelab.sharding import (
+    TENSOR_AXIS,
+    activation_spec,
+    gather_weight,
+    has_explicit_mesh,
+    per_device,
+    reshard_to,
+    residual_axes,
+    target_platform,
+    without_mesh,
+)
 
 Params = dict[str, Any]
 
-REMAT = {
+REMAT_POLICIES = {
     "none": None,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-MOST_UNROLLED = 12  # blocks; beyond, compiling takes longer than a CPU run gains
+MAX_UNROLLED_LAYERS = 12  # blocks; beyond, compiling takes longer than a CPU run gains
 
 
 class Block(nn.Module):
@@ -43,22 +53,24 @@ class Block(nn.Module):
     policy: Policy
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array, layer: Layer = ALIKE, packed: Packed | None = None) -> tuple[jax.Array, None]:
+    def __call__(
+        self, x_BSD: jax.Array, layer: LayerFlags = UNIFORM_LAYERS, packed: PackedDocuments | None = None
+    ) -> tuple[jax.Array, None]:
         """x_BSD -> (x_BSD, None); `packed` where documents don't see each other."""
         s = self.shape
-        norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, dtype(self.policy.compute))
-        out = residual(s.sequence_parallel)
-        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, out, init_of(s), name="mlp")
+        norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
+        out = residual_axes(s.sequence_parallel)
+        mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, out, projection_init(s), name="mlp")
         inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products see all of it
         attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
         if s.block == "parallel":
-            y_BSD = place(norm(name="attention_norm")(x_BSD), *inside)
+            y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
             return x_BSD + times * (attention(y_BSD, layer, packed) + mlp(y_BSD)), None
         if s.norm_place == "after":
-            x_BSD = x_BSD + times * norm(name="attention_norm")(attention(place(x_BSD, *inside), layer, packed))
-            return x_BSD + times * norm(name="mlp_norm")(mlp(place(x_BSD, *inside))), None
-        x_BSD = x_BSD + times * attention(place(norm(name="attention_norm")(x_BSD), *inside), layer, packed)
-        return x_BSD + times * mlp(place(norm(name="mlp_norm")(x_BSD), *inside)), None
+            x_BSD = x_BSD + times * norm(name="attention_norm")(attention(reshard_to(x_BSD, *inside), layer, packed))
+            return x_BSD + times * norm(name="mlp_norm")(mlp(reshard_to(x_BSD, *inside))), None
+        x_BSD = x_BSD + times * attention(reshard_to(norm(name="attention_norm")(x_BSD), *inside), layer, packed)
+        return x_BSD + times * mlp(reshard_to(norm(name="mlp_norm")(x_BSD), *inside)), None
 
 
 class Transformer(nn.Module):
@@ -73,12 +85,16 @@ class Transformer(nn.Module):
     def setup(self) -> None:
         """Declare every part."""
         s = self.shape
-        self.embed = Table(Declaration((s.vocab_size, s.d_model), ("vocab",), ("embed",), std=s.init_std))
+        self.embed = BareParameter(Declaration((s.vocab_size, s.d_model), ("vocab",), ("embed",), std=s.init_std))
         if s.position == "learned":
-            self.positions = Table(
+            self.positions = BareParameter(
                 Declaration((s.seq_len, s.d_model), ("seq",), ("embed",), "position", std=s.init_std)
             )
-        block = Block if REMAT[s.remat] is None else nn.remat(Block, policy=REMAT[s.remat], prevent_cse=False)
+        block = (
+            Block
+            if REMAT_POLICIES[s.remat] is None
+            else nn.remat(Block, policy=REMAT_POLICIES[s.remat], prevent_cse=False)
+        )
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0, "cache": 0}, split_rngs={"params": True}, length=s.n_layers,
             in_axes=(0, nn.broadcast),
@@ -86,52 +102,56 @@ class Transformer(nn.Module):
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
-        self.final_norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, dtype(self.policy.compute))
+        self.final_norm = Norm(s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
         if not s.tied_head:
-            self.head = Table(Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std))
+            self.head = BareParameter(Declaration((s.d_model, s.vocab_size), ("embed",), ("vocab",), std=s.init_std))
 
-    def enter(self, tokens_BS: jax.Array, packed: Packed | None = None) -> jax.Array:
+    def enter(self, tokens_BS: jax.Array, packed: PackedDocuments | None = None) -> jax.Array:
         """tokens_BS (int) -> x_BSD, the residual stream before the first block."""
         # fp32 up to the sum: so a row's gradient is summed over tokens
-        x_BSD = lookup(use(self.embed(), "vocab", "embed"), place(tokens_BS, "batch", "context"))
+        x_BSD = lookup_embeddings(
+            gather_weight(self.embed(), "vocab", "embed"), reshard_to(tokens_BS, "batch", "context")
+        )
         if self.shape.position == "learned":
-            positions_SD = use(self.positions(), "seq", "embed")
+            positions_SD = gather_weight(self.positions(), "seq", "embed")
             if packed is None:
-                x_BSD = x_BSD + place(positions_SD[: tokens_BS.shape[1]], "context", None)[None]
+                x_BSD = x_BSD + reshard_to(positions_SD[: tokens_BS.shape[1]], "context", None)[None]
             else:
-                x_BSD = x_BSD + rows(positions_SD, packed.position_BS)
-        return place(x_BSD, *residual(self.shape.sequence_parallel)).astype(dtype(self.policy.residual))
+                x_BSD = x_BSD + gather_rows(positions_SD, packed.position_BS)
+        return reshard_to(x_BSD, *residual_axes(self.shape.sequence_parallel)).astype(array_dtype(self.policy.residual))
 
     def leave(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """x_BSD after the last block -> (x_BSD, head_DV)."""
-        head_DV = use(self.embed().T if self.shape.tied_head else self.head(), "embed", "vocab")
+        head_DV = gather_weight(self.embed().T if self.shape.tied_head else self.head(), "embed", "vocab")
         times = head_multiplier(self.shape) * logit_multiplier(self.shape)
-        return place(self.final_norm(x_BSD), "batch", "context", None) * times, head_DV
+        return reshard_to(self.final_norm(x_BSD), "batch", "context", None) * times, head_DV
 
-    def __call__(self, tokens_BS: jax.Array, packed: Packed | None = None) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, tokens_BS: jax.Array, packed: PackedDocuments | None = None) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
-        return self.leave(self.blocks(self.enter(tokens_BS, packed), layers(self.shape), packed)[0])
+        return self.leave(self.blocks(self.enter(tokens_BS, packed), all_layer_flags(self.shape), packed)[0])
 
 
-def lookup(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
+def lookup_embeddings(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
     """Rows of the embedding [B, S, D]; on a mesh each device looks up what lies in its part of the vocabulary, and adds."""
 
     def own(table_vD: jax.Array, tokens: jax.Array) -> jax.Array:
-        row = tokens - jax.lax.axis_index(TENSOR) * table_vD.shape[0]
+        row = tokens - jax.lax.axis_index(TENSOR_AXIS) * table_vD.shape[0]
         here = (row >= 0) & (row < table_vD.shape[0])
         found = table_vD[jnp.where(here, row, 0)]
-        return jax.lax.psum(jnp.where(here[..., None], found, 0.0), TENSOR)
+        return jax.lax.psum(jnp.where(here[..., None], found, 0.0), TENSOR_AXIS)
 
-    if not on_mesh():
+    if not has_explicit_mesh():
         return embed_VD[tokens_BS]
-    split_tokens = spec("batch", "context")
-    return local(own, (spec("vocab", None), split_tokens), spec("batch", "context", None))(embed_VD, tokens_BS)
+    split_tokens = activation_spec("batch", "context")
+    return per_device(own, (activation_spec("vocab", None), split_tokens), activation_spec("batch", "context", None))(
+        embed_VD, tokens_BS
+    )
 
 
-def rows(table_SD: jax.Array, index_BS: jax.Array) -> jax.Array:
+def gather_rows(table_SD: jax.Array, index_BS: jax.Array) -> jax.Array:
     """Rows of a table that lies whole on every device [B, S, D]."""
-    split, out = spec("batch", "context"), spec("batch", "context", None)
-    return local(lambda table, index: table[index], (spec(None, None), split), out)(table_SD, index_BS)
+    split, out = activation_spec("batch", "context"), activation_spec("batch", "context", None)
+    return per_device(lambda table, index: table[index], (activation_spec(None, None), split), out)(table_SD, index_BS)
 
 
 def layers_at_once(shape: ModelShape) -> int:
@@ -140,7 +160,7 @@ def layers_at_once(shape: ModelShape) -> int:
     XLA:CPU makes one pass over the stacked parameters for each turn of a loop, which costs a fifth of a step
     (experiments/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
     """
-    return shape.n_layers if platform() == "cpu" and shape.n_layers <= MOST_UNROLLED else 1
+    return shape.n_layers if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
 
 
 def head_multiplier(shape: ModelShape) -> float:
@@ -160,16 +180,16 @@ def branch_multiplier(shape: ModelShape) -> float:
 
 def _init(shape: ModelShape, key: jax.Array) -> Any:
     tokens_BS = jnp.zeros((1, shape.seq_len), jnp.int32)
-    with off_mesh():
+    with without_mesh():
         return Transformer(shape, FP32).init(key, tokens_BS)["params"]
 
 
-def init(shape: ModelShape, key: jax.Array) -> Params:
+def init_params(shape: ModelShape, key: jax.Array) -> Params:
     """Fresh fp32 parameters: a nested dict of arrays, block parameters stacked along a leading `layers` axis."""
-    return split(_init(shape, key))[0]
+    return unbox(_init(shape, key))[0]
 
 
-def declarations(shape: ModelShape) -> Params:
+def parameter_declarations(shape: ModelShape) -> Params:
     """The declaration of every parameter, as a nested dict of the same structure. Nothing is computed."""
     return _declarations(shape.plain)
 
@@ -177,22 +197,26 @@ def declarations(shape: ModelShape) -> Params:
 @functools.cache
 def _declarations(shape: ModelShape) -> Params:
     key = jax.eval_shape(jax.random.key, 0)  # drawing a real one would compile something
-    return split(jax.eval_shape(functools.partial(_init, shape), key))[1]
+    return unbox(jax.eval_shape(functools.partial(_init, shape), key))[1]
 
 
 def _part(name: str, shape: ModelShape, params: Params, policy: Policy, *values: Any, **more: Params) -> Any:
     return Transformer(shape, policy).apply({"params": params, **more}, *values, method=name)
 
 
-def logits(
-    shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32, packed: Packed | None = None
+def next_token_logits(
+    shape: ModelShape,
+    params: Params,
+    tokens_BS: jax.Array,
+    policy: Policy = FP32,
+    packed: PackedDocuments | None = None,
 ) -> jax.Array:
-    """Next-token logits [B, S, V] in fp32; `packed` where documents don't see each other (`documents.segments`)."""
+    """Next-token logits [B, S, V] in fp32; `packed` where documents don't see each other (`documents.document_segments`)."""
     return _logits(shape, *_part("__call__", shape, params, policy, tokens_BS, packed))
 
 
-def extended_logits(
-    shape: ModelShape, params: Params, tokens_BT: jax.Array, policy: Policy, packed: Packed, keys: Any
+def cached_logits(
+    shape: ModelShape, params: Params, tokens_BT: jax.Array, policy: Policy, packed: PackedDocuments, keys: Any
 ) -> tuple[jax.Array, Any]:
     """The same of tokens that go on from a cache of keys and values, and the cache that holds theirs too (`decode.py`)."""
     variables = {"params": params, "cache": {"blocks": {"attention": keys}}}
@@ -202,24 +226,29 @@ def extended_logits(
 
 def _logits(shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array) -> jax.Array:
     logits_BSV = jnp.dot(x_BSD, head_DV.astype(x_BSD.dtype), preferred_element_type=jnp.float32)
-    return capped(logits_BSV, shape.logit_softcap)
+    return softcap_logits(logits_BSV, shape.logit_softcap)
 
 
-def enter(
-    shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy, packed: Packed | None = None
+def embed_tokens(
+    shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy, packed: PackedDocuments | None = None
 ) -> jax.Array:
     """Tokens -> the residual stream x_BSD before the first block."""
     return _part("enter", shape, params, policy, tokens_BS, packed)
 
 
-def block(
-    shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy, layer: Layer, packed: Packed | None = None
+def apply_block(
+    shape: ModelShape,
+    params: Params,
+    x_BSD: jax.Array,
+    policy: Policy,
+    layer: LayerFlags,
+    packed: PackedDocuments | None = None,
 ) -> jax.Array:
     """x_BSD after one block, whose parameters and flags (`layerkinds.layers`) these are."""
     return Block(shape, policy).apply({"params": params}, x_BSD, layer, packed)[0]
 
 
-def leave(
+def head_loss(
     shape: ModelShape,
     params: Params,
     x_BSD: jax.Array,
@@ -232,9 +261,9 @@ def leave(
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight)
 
 
-def loss(
+def summed_loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
-    policy: Policy = FP32, chunk: int = 0, scales: Params | None = None, packed: Packed | None = None,
+    policy: Policy = FP32, chunk: int = 0, scales: Params | None = None, packed: PackedDocuments | None = None,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
 
@@ -247,7 +276,7 @@ def loss(
 
 def token_losses(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, policy: Policy = FP32,
-    packed: Packed | None = None,
+    packed: PackedDocuments | None = None,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Each target's loss in nats [B, S] (0 where it is negative), and whether it was the likeliest token."""
     x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed)
@@ -255,16 +284,20 @@ def token_losses(
 
 
 def smooth_loss(
-    shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, packed: Packed | None = None
+    shape: ModelShape,
+    params: Params,
+    tokens_BS: jax.Array,
+    targets_BS: jax.Array,
+    packed: PackedDocuments | None = None,
 ) -> jax.Array:
     """The summed loss in fp32, for derivatives of any order (reverse over reverse: products have backwards of their own)."""
     x_BSD, head_DV = _part("__call__", shape, params, FP32, tokens_BS, packed)
-    targets_BS, zero = place(targets_BS, "batch", "context"), jnp.zeros(())
+    targets_BS, zero = reshard_to(targets_BS, "batch", "context"), jnp.zeros(())
     return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, shape.logit_softcap).objective
 
 
 def _loss(
     shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: Any, chunk: int = 0
 ) -> LossSums:
-    targets_BS, z_weight = place(targets_BS, "batch", "context"), jnp.asarray(z_weight, jnp.float32)
+    targets_BS, z_weight = reshard_to(targets_BS, "batch", "context"), jnp.asarray(z_weight, jnp.float32)
     return cross_entropy(x_BSD, head_DV, targets_BS, z_weight, shape.logit_softcap, chunk)

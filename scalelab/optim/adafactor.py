@@ -15,12 +15,12 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import groups
-from scalelab.optim.optimizer import Member, Tree
+from scalelab.optim.optimizer import Optimizer, Tree
 from scalelab.optim.schedules import Hparams
 
-DECAY = 0.8  # beta2 of step t is 1 - t^-DECAY (Alg. 6)
-MOST_RMS = 1.0  # d: the largest RMS of an update before it is scaled (Alg. 6)
-LEAST_RMS = 1e-3  # eps2: parameters smaller than that move as if they had it (Alg. 6)
+DECAY_EXPONENT = 0.8  # beta2 of step t is 1 - t^-DECAY (Alg. 6)
+MAX_UPDATE_RMS = 1.0  # d: the largest RMS of an update before it is scaled (Alg. 6)
+MIN_PARAMETER_RMS = 1e-3  # eps2: parameters smaller than that move as if they had it (Alg. 6)
 
 
 class Factors(NamedTuple):
@@ -47,7 +47,7 @@ def _is_matrix(d: Declaration) -> bool:
 def _shape(d: Declaration) -> tuple[int, ...]:
     """[stack, in, out], or [stack, n] for a vector."""
     return (
-        groups.sides(d)
+        groups.matrix_shape(d)
         if _is_matrix(d)
         else (math.prod(d.shape[: len(d.stack)]), d.size // math.prod(d.shape[: len(d.stack)]))
     )
@@ -66,7 +66,7 @@ def _zeros(d: Declaration, factored: bool) -> Factors | jax.Array:
     return Factors(*zeros) if _is_matrix(d) else zeros[0]
 
 
-def normalised(
+def normalise_gradient(
     g: jax.Array, moment: Factors | jax.Array, b2: jax.Array, eps: jax.Array
 ) -> tuple[jax.Array, Factors | jax.Array]:
     """G / sqrt(V) and the new moment; V = R C / (1^T R) for matrices [stack, in, out] (Alg. 4), whole for vectors (Alg. 5).
@@ -94,13 +94,13 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
 
     def update(grads: Tree, state: AdafactorState, params: Tree = None) -> tuple[Tree, AdafactorState]:
         steps = optax.safe_increment(state.steps)
-        b2 = 1.0 - steps.astype(jnp.float32) ** -DECAY
+        b2 = 1.0 - steps.astype(jnp.float32) ** -DECAY_EXPONENT
 
         def one(d: Declaration, g: jax.Array, moment: Factors | jax.Array, p: jax.Array) -> tuple:
-            u, moment = normalised(g.reshape(_shape(d)) if factored else g, moment, b2, h["eps"])
+            u, moment = normalise_gradient(g.reshape(_shape(d)) if factored else g, moment, b2, h["eps"])
             u = u.reshape(_shape(d))
-            u = u / jnp.maximum(1.0, _rms(u) / MOST_RMS)
-            size = jnp.maximum(LEAST_RMS, _rms(p.reshape(_shape(d))))
+            u = u / jnp.maximum(1.0, _rms(u) / MAX_UPDATE_RMS)
+            size = jnp.maximum(MIN_PARAMETER_RMS, _rms(p.reshape(_shape(d))))
             return (size * u).reshape(d.shape), moment
 
         both = jax.tree.map(one, declared, grads, state.moments, params)
@@ -121,4 +121,4 @@ def _state_bytes(d: Declaration, o: Optim) -> float:
     return 4 * (first + (d.size if o.factored is False else stack * sum(sides)))
 
 
-ADAFACTOR = Member(_build, _state_bytes, like="relative")
+ADAFACTOR = Optimizer(_build, _state_bytes, like="relative")

@@ -12,7 +12,7 @@ import optax
 
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
-from scalelab.optim.optimizer import Member, Tree
+from scalelab.optim.optimizer import Optimizer, Tree
 from scalelab.optim.schedules import Hparams
 
 
@@ -56,4 +56,4 @@ def _state_bytes(d: Declaration, o: Optim) -> float:
     return 4 * d.size + 4 * math.prod(d.shape[: len(d.stack)])
 
 
-ADALAYER = Member(_build, _state_bytes)
+ADALAYER = Optimizer(_build, _state_bytes)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.optim.optimizer import Member, Tree, per_scalar
+from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
 
-def transform(b1: jax.Array, b2: jax.Array, eps: jax.Array, corrected: bool = True) -> optax.GradientTransformation:
+def scale_by_adam(b1: jax.Array, b2: jax.Array, eps: jax.Array, corrected: bool = True) -> optax.GradientTransformation:
     """m / (sqrt(v) + eps); with `corrected`, m / (1 - b1^t) and v / (1 - b2^t) in their places (Alg. 1)."""
     adam = optax.scale_by_adam(b1, b2, eps)
     if corrected:
@@ -24,8 +24,8 @@ def transform(b1: jax.Array, b2: jax.Array, eps: jax.Array, corrected: bool = Tr
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del declared, lr
-    return transform(h["beta1"], h["beta2"], h["eps"], bool(o.bias_correction))
+    return scale_by_adam(h["beta1"], h["beta2"], h["eps"], bool(o.bias_correction))
 
 
-ADAMW = Member(_build, per_scalar(8))
-ADAM = Member(_build, per_scalar(8), coupled=True)
+ADAMW = Optimizer(_build, bytes_per_scalar(8))
+ADAM = Optimizer(_build, bytes_per_scalar(8), coupled=True)

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.optim.optimizer import Member, Tree, per_scalar
+from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del declared, o, lr
     return optax.contrib.scale_by_ademamix(
-        h["beta1"], h["beta2"], lambda count: slow_decay(_share(count, h), h), lambda count: _share(count, h) * h["alpha"],
+        h["beta1"], h["beta2"], lambda count: slow_decay(_run_share(count, h), h), lambda count: _run_share(count, h) * h["alpha"],
         h["eps"],
     )  # fmt: skip
 
 
-def _share(count: jax.Array, h: Hparams) -> jax.Array:
+def _run_share(count: jax.Array, h: Hparams) -> jax.Array:
     """t / steps, at most 1: the paper's t counts from 1, optax from 0."""
     return jnp.minimum((count + 1.0) / h["steps"], 1.0)
 
@@ -31,4 +31,4 @@ def slow_decay(share: jax.Array, h: Hparams) -> jax.Array:
     return jnp.exp(1.0 / ((1.0 - share) / jnp.log(h["beta1"]) + share / jnp.log(h["beta3"])))
 
 
-ADEMAMIX = Member(_build, per_scalar(12))
+ADEMAMIX = Optimizer(_build, bytes_per_scalar(12))

@@ -16,13 +16,13 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import adam, matrices
-from scalelab.optim.galore import rank
-from scalelab.optim.matrices import Arrays, Declared, batched, product
-from scalelab.optim.optimizer import Member, hidden_matrices
+from scalelab.optim.galore import projection_rank
+from scalelab.optim.matrices import Arrays, Declarations, fp32_matmul, map_batched
+from scalelab.optim.optimizer import Optimizer, claims_hidden_matrices
 from scalelab.optim.schedules import Hparams
 
-GROWTH = 1.01  # gamma: how much an update's norm may grow from one step to the next (sec. 3.2)
-STREAM = 0xA9011
+MAX_NORM_GROWTH = 1.01  # gamma: how much an update's norm may grow from one step to the next (sec. 3.2)
+PROJECTION_STREAM = 0xA9011
 
 
 class ApolloState(NamedTuple):
@@ -32,17 +32,17 @@ class ApolloState(NamedTuple):
     adam: optax.ScaleByAdamState  # of P G [stack, rank, large]
 
 
-def projection(seed: jax.Array, index: int, turn: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def random_projection(seed: jax.Array, index: int, turn: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """P [rank, small] of the `index`-th parameter: N(0, 1/rank), another one every `turn`.
 
     All of its layers share it: a pipeline may keep them in another order.
     """
-    key = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), STREAM)
+    key = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), PROJECTION_STREAM)
     key = jax.random.fold_in(jax.random.fold_in(key, index), turn)
     return jax.random.normal(key, shape) / jnp.sqrt(float(shape[0]))
 
 
-def scaled(
+def scale_gradient(
     g: jax.Array, low: jax.Array, moved: jax.Array, last: jax.Array, tensor: bool
 ) -> tuple[jax.Array, jax.Array]:
     """G times |N| / |R|, channel by channel of the larger side, or for the whole tensor; its norm at most GROWTH x `last`.
@@ -52,43 +52,49 @@ def scaled(
     norm = functools.partial(jnp.linalg.norm, axis=(-2, -1) if tensor else -2, keepdims=True)
     update = g * (norm(moved) / jnp.maximum(norm(low), 1e-30))
     size = jnp.linalg.norm(update, axis=(-2, -1))
-    limit = jnp.where((last > 0) & (size > GROWTH * last), GROWTH * last / jnp.where(size > 0, size, 1.0), 1.0)
+    limit = jnp.where(
+        (last > 0) & (size > MAX_NORM_GROWTH * last), MAX_NORM_GROWTH * last / jnp.where(size > 0, size, 1.0), 1.0
+    )
     return update * limit[..., None, None], size * limit
 
 
-def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array, *, tensor: bool) -> optax.GradientTransformation:
+def _build(
+    declared: Declarations, o: Optim, h: Hparams, lr: jax.Array, *, tensor: bool
+) -> optax.GradientTransformation:
     del lr
     b1, b2 = h["beta1"], h["beta2"]
-    inner = adam.transform(b1, b2, h["eps"], corrected=False)
+    inner = adam.scale_by_adam(b1, b2, h["eps"], corrected=False)
 
     def init(params: Arrays) -> ApolloState:
         del params
-        shapes = {name: (*matrices.shape(d), rank(d, o)) for name, d in declared.items()}
+        shapes = {name: (*matrices.folded_shape(d), projection_rank(d, o)) for name, d in declared.items()}
         low = {name: jnp.zeros((stack, r, large)) for name, (stack, _, large, r) in shapes.items()}
         return ApolloState({name: jnp.zeros(s[0]) for name, s in shapes.items()}, inner.init(low))
 
     def update(grads: Arrays, state: ApolloState, params: Arrays | None = None) -> tuple[Arrays, ApolloState]:
         del params
-        g, turn = matrices.folded(declared, grads), state.adam.count // (o.every or 1)
+        g, turn = matrices.fold_matrices(declared, grads), state.adam.count // (o.every or 1)
         low = {}
         for index, (name, d) in enumerate(sorted(declared.items())):
-            p = projection(h["seed"], index, turn, (rank(d, o), g[name].shape[1]))
-            low[name] = product(p[None], g[name])
+            p = random_projection(h["seed"], index, turn, (projection_rank(d, o), g[name].shape[1]))
+            low[name] = fp32_matmul(p[None], g[name])
         moved, new = inner.update(low, state.adam)
         t = new.count.astype(jnp.float32)
         size = h["low_rank_scale"] * jnp.sqrt(1 - b2**t) / (1 - b1**t)
-        found = batched(functools.partial(scaled, tensor=tensor), g, low, moved, state.norm)
+        found = map_batched(functools.partial(scale_gradient, tensor=tensor), g, low, moved, state.norm)
         directions = {name: size * pair[0] for name, pair in found.items()}
-        return matrices.unfolded(declared, directions), ApolloState({name: x[1] for name, x in found.items()}, new)
+        return matrices.unfold_matrices(declared, directions), ApolloState(
+            {name: x[1] for name, x in found.items()}, new
+        )
 
     return optax.GradientTransformation(init, update)
 
 
 def _state_bytes(d: Declaration, o: Optim) -> float:
     """Two moments, and the norm of each matrix's last update."""
-    stack, _, large = matrices.shape(d)
-    return 4 * stack * (2 * rank(d, o) * large + 1)
+    stack, _, large = matrices.folded_shape(d)
+    return 4 * stack * (2 * projection_rank(d, o) * large + 1)
 
 
-APOLLO = Member(functools.partial(_build, tensor=False), _state_bytes, claims=hidden_matrices)
-APOLLO_MINI = Member(functools.partial(_build, tensor=True), _state_bytes, claims=hidden_matrices)
+APOLLO = Optimizer(functools.partial(_build, tensor=False), _state_bytes, claims=claims_hidden_matrices)
+APOLLO_MINI = Optimizer(functools.partial(_build, tensor=True), _state_bytes, claims=claims_hidden_matrices)

@@ -7,28 +7,30 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim, Static, traced_names
-from scalelab.model.declare import named
-from scalelab.model.parametrization import Scales
-from scalelab.model.transformer import declarations
+from scalelab.model.declare import named_leaves
+from scalelab.model.parametrization import ParameterScales
+from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import adam, groups, registry, user_numbers
-from scalelab.optim.optimizer import Member, Tree
+from scalelab.optim.optimizer import Optimizer, Tree
 from scalelab.optim.schedules import Hparams
 
 
-def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransformationExtraArgs:
+def build_optimizer_chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Clip, the optimizer's directions, LR multipliers, decoupled decay, LR: updates to be added to the parameters.
 
-    A `coupled` optimizer has its decay added to the gradient instead (L2). `parametrization.scales` says what LR, decay and
+    A `coupled` optimizer has its decay added to the gradient instead (L2). `parametrization.parameter_scales` says what LR, decay and
     eps of a parameter are multiplied by.
     """
-    member, o = registry.find(static.optim.name), static.optim
-    numbers = user_numbers.given(o, h)
-    by = groups.scales(static.model, o, member)
-    decay = _decay(weight_decays(member, static, h), by, groups.decays(static.model, o), multiplied=not member.coupled)
+    member, o = registry.find_optimizer(static.optim.name), static.optim
+    numbers = user_numbers.readable_hparams(o, h)
+    by = groups.optimizer_scales(static.model, o, member)
+    decay = _add_decay(
+        weight_decays(member, static, h), by, groups.decay_mask(static.model, o), multiplied=not member.coupled
+    )
     return optax.chain(
-        clip(h["clip_norm"]),
+        clip_global_norm(h["clip_norm"]),
         *([decay] if member.coupled else []),
-        _with_scaled_eps(by, directions(member, declarations(static.model), o, numbers, lr)),
+        _with_scaled_eps(by, build_directions(member, parameter_declarations(static.model), o, numbers, lr)),
         _scale_each(jax.tree.map(lambda s: s.lr, by)),
         *([] if member.coupled else [decay]),
         optax.scale_by_learning_rate(lr),
@@ -36,28 +38,29 @@ def chain(static: Static, h: Hparams, lr: jax.Array) -> optax.GradientTransforma
     )
 
 
-def refuse_unset(static: Static) -> None:
+def check_numbers_set(static: Static) -> None:
     """BadInput where a user's own optimizer reads a number that its config doesn't set; from shapes, so nothing is computed."""
     if ":" not in static.optim.name:
         return
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     h = dict.fromkeys(traced_names(static.optim), scalar)
-    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declarations(static.model))
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), parameter_declarations(static.model))
     estimate = (params, jax.ShapeDtypeStruct((), bool))
-    extra = {"curvature": estimate} if registry.find(static.optim.name).curvature else {}
+    extra = {"curvature": estimate} if registry.find_optimizer(static.optim.name).curvature else {}
 
     def update(h: Hparams, lr: jax.Array, params: Tree, extra: dict[str, Any]) -> Any:
-        transform = chain(static, h, lr)
+        transform = build_optimizer_chain(static, h, lr)
         return transform.update(params, transform.init(params), params, **extra)
 
     jax.eval_shape(update, h, scalar, params, extra)
 
 
-def weight_decays(member: Member, static: Static, h: Hparams) -> Tree:
+def weight_decays(member: Optimizer, static: Static, h: Hparams) -> Tree:
     """A parameter decays by its own optimizer's LR: the rest's by `rest_lr`, unless decay is to be independent of LRs."""
     rest = 1.0 if static.wd_shape == "independent" else rest_ratio(h)
     return jax.tree.map(
-        lambda d: h["weight_decay"] if member.claims(d) else rest * h["weight_decay"], declarations(static.model)
+        lambda d: h["weight_decay"] if member.claims(d) else rest * h["weight_decay"],
+        parameter_declarations(static.model),
     )
 
 
@@ -66,11 +69,11 @@ def rest_ratio(h: Hparams) -> jax.Array:
     return h["rest_lr"] / jnp.where(h["peak_lr"] > 0, h["peak_lr"], 1.0)
 
 
-def _decay(weight_decays: Tree, by: Tree, decays: Tree, multiplied: bool) -> optax.GradientTransformation:
+def _add_decay(weight_decays: Tree, by: Tree, decays: Tree, multiplied: bool) -> optax.GradientTransformation:
     """Adds decay x parameter where it decays; `multiplied`: by its LR multiplier too, since it comes after that is applied."""
 
     def add(updates: Tree, _: Any, params: Tree) -> Tree:
-        def one(u: jax.Array, p: jax.Array, s: Scales, decays: bool, weight_decay: jax.Array) -> jax.Array:
+        def one(u: jax.Array, p: jax.Array, s: ParameterScales, decays: bool, weight_decay: jax.Array) -> jax.Array:
             factor = s.decay * (s.lr if multiplied else 1.0)
             return u + weight_decay * (p if factor == 1 else factor * p) if decays else u
 
@@ -97,49 +100,49 @@ def _with_scaled_eps(by: Tree, inner: optax.GradientTransformationExtraArgs) -> 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def directions(
-    member: Member, declared: Tree, o: Optim, h: Hparams, lr: jax.Array
+def build_directions(
+    member: Optimizer, declared: Tree, o: Optim, h: Hparams, lr: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer's own transform; where it takes some parameters only, AdamW beside it for the others."""
-    claimed = {name for name, d in named(declared).items() if member.claims(d)}
-    if len(claimed) == len(named(declared)):
+    claimed = {name for name, d in named_leaves(declared).items() if member.claims(d)}
+    if len(claimed) == len(named_leaves(declared)):
         return optax.with_extra_args_support(member.build(declared, o, h, lr))
-    own = member.build({name: d for name, d in named(declared).items() if name in claimed}, o, h, lr)
-    rest = optax.chain(adam.transform(h["rest_beta1"], h["rest_beta2"], h["rest_eps"]), optax.scale(rest_ratio(h)))
-    return _both(claimed, optax.with_extra_args_support(own), rest)
+    own = member.build({name: d for name, d in named_leaves(declared).items() if name in claimed}, o, h, lr)
+    rest = optax.chain(adam.scale_by_adam(h["rest_beta1"], h["rest_beta2"], h["rest_eps"]), optax.scale(rest_ratio(h)))
+    return _pair_transforms(claimed, optax.with_extra_args_support(own), rest)
 
 
-class Both(NamedTuple):
+class PairedState(NamedTuple):
     """The state of an optimizer and of the AdamW beside it; their trees are flat: {"blocks.mlp.up.w": …}."""
 
     own: Any
     rest: Any
 
 
-def _both(
+def _pair_transforms(
     claimed: set[str], own: optax.GradientTransformationExtraArgs, rest: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     def parts(tree: Tree) -> tuple[dict, dict]:
-        flat = named(tree)
+        flat = named_leaves(tree)
         return {n: flat[n] for n in flat if n in claimed}, {n: flat[n] for n in flat if n not in claimed}
 
-    def init(params: Tree) -> Both:
+    def init(params: Tree) -> PairedState:
         mine, others = parts(params)
-        return Both(own.init(mine), rest.init(others))
+        return PairedState(own.init(mine), rest.init(others))
 
-    def update(grads: Tree, state: Both, params: Tree = None, **extra: Any) -> tuple[Tree, Both]:
+    def update(grads: Tree, state: PairedState, params: Tree = None, **extra: Any) -> tuple[Tree, PairedState]:
         (mine, others), (my_params, other_params) = parts(grads), parts(params)
         mine, own_state = own.update(mine, state.own, my_params, **extra)
         others, rest_state = rest.update(others, state.rest, other_params)
         together = mine | others
-        return jax.tree.unflatten(jax.tree.structure(grads), [together[n] for n in named(grads)]), Both(
+        return jax.tree.unflatten(jax.tree.structure(grads), [together[n] for n in named_leaves(grads)]), PairedState(
             own_state, rest_state
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def clip(most: jax.Array) -> optax.GradientTransformation:
+def clip_global_norm(most: jax.Array) -> optax.GradientTransformation:
     """Scale all gradients by min(1, most / global norm); optax's own divides every element, which costs 2 % of a step."""
 
     def scaled(grads: Any, _: Any) -> Any:

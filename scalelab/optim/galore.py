@@ -13,8 +13,8 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import adam, matrices
-from scalelab.optim.matrices import Arrays, Declared, batched, decomposed, product
-from scalelab.optim.optimizer import Member, hidden_matrices
+from scalelab.optim.matrices import Arrays, Declarations, fp32_matmul, map_batched, map_decomposition
+from scalelab.optim.optimizer import Optimizer, claims_hidden_matrices
 from scalelab.optim.schedules import Hparams
 
 
@@ -26,53 +26,55 @@ class GaloreState(NamedTuple):
     adam: optax.ScaleByAdamState  # of P^T G [stack, rank, large]
 
 
-def rank(d: Declaration, o: Optim) -> int:
+def projection_rank(d: Declaration, o: Optim) -> int:
     """`optim.rank`, or the smaller side where that is less."""
-    return min(o.rank or 1, matrices.shape(d)[1])
+    return min(o.rank or 1, matrices.folded_shape(d)[1])
 
 
-def leading(g: jax.Array, rank: int) -> jax.Array:
-    """The first `rank` left singular vectors of g [..., small, large], as columns.
+def leading_singular_vectors(g: jax.Array, rank: int) -> jax.Array:
+    """The first `projection_rank` left singular vectors of g [..., small, large], as columns.
 
     Their signs, which the paper leaves open and old moments see, are such that each one's largest entry is positive.
     """
-    u = decomposed(partial(jnp.linalg.svd, full_matrices=False), g)[0][..., :rank]
+    u = map_decomposition(partial(jnp.linalg.svd, full_matrices=False), g)[0][..., :rank]
     largest = jnp.take_along_axis(u, jnp.argmax(jnp.abs(u), axis=-2, keepdims=True), axis=-2)
     return jnp.where(largest < 0, -u, u)
 
 
-def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del lr
     every = o.every or 1
-    inner = adam.transform(h["beta1"], h["beta2"], h["eps"])
+    inner = adam.scale_by_adam(h["beta1"], h["beta2"], h["eps"])
 
     def init(params: Arrays) -> GaloreState:
         del params
-        shapes = {name: (*matrices.shape(d), rank(d, o)) for name, d in declared.items()}
+        shapes = {name: (*matrices.folded_shape(d), projection_rank(d, o)) for name, d in declared.items()}
         projection = {name: jnp.zeros((stack, small, r)) for name, (stack, small, _, r) in shapes.items()}
         low = {name: jnp.zeros((stack, r, large)) for name, (stack, _, large, r) in shapes.items()}
         return GaloreState(jnp.zeros((), jnp.int32), projection, inner.init(low))
 
     def update(grads: Arrays, state: GaloreState, params: Arrays | None = None) -> tuple[Arrays, GaloreState]:
         del params
-        g = matrices.folded(declared, grads)
+        g = matrices.fold_matrices(declared, grads)
 
         def new() -> Arrays:
-            return batched(lambda x: leading(x, min(o.rank or 1, x.shape[-2])), g)
+            return map_batched(lambda x: leading_singular_vectors(x, min(o.rank or 1, x.shape[-2])), g)
 
         projection = jax.lax.cond(state.steps % every == 0, new, lambda: state.projection)
-        low = batched(lambda p, x: product(p.mT, x), projection, g)
+        low = map_batched(lambda p, x: fp32_matmul(p.mT, x), projection, g)
         moved, adam_state = inner.update(low, state.adam)
-        back = batched(lambda p, x: h["low_rank_scale"] * product(p, x), projection, moved)
-        return matrices.unfolded(declared, back), GaloreState(optax.safe_increment(state.steps), projection, adam_state)
+        back = map_batched(lambda p, x: h["low_rank_scale"] * fp32_matmul(p, x), projection, moved)
+        return matrices.unfold_matrices(declared, back), GaloreState(
+            optax.safe_increment(state.steps), projection, adam_state
+        )
 
     return optax.GradientTransformation(init, update)
 
 
 def _state_bytes(d: Declaration, o: Optim) -> float:
     """The projection and two moments."""
-    stack, small, large = matrices.shape(d)
-    return 4 * stack * rank(d, o) * (small + 2 * large)
+    stack, small, large = matrices.folded_shape(d)
+    return 4 * stack * projection_rank(d, o) * (small + 2 * large)
 
 
-GALORE = Member(_build, _state_bytes, claims=hidden_matrices)
+GALORE = Optimizer(_build, _state_bytes, claims=claims_hidden_matrices)

@@ -6,15 +6,15 @@ import math
 import jax
 
 from scalelab.config import ModelShape, Optim
-from scalelab.config.validate import group_multipliers
+from scalelab.config.validate import parse_group_multipliers
 from scalelab.model import parametrization
 from scalelab.model.declare import Declaration
-from scalelab.model.parametrization import Scales
-from scalelab.model.transformer import declarations
-from scalelab.optim.optimizer import Member, Tree
+from scalelab.model.parametrization import ParameterScales
+from scalelab.model.transformer import parameter_declarations
+from scalelab.optim.optimizer import Optimizer, Tree
 
 
-def group(declaration: Declaration) -> str:
+def parameter_group(declaration: Declaration) -> str:
     """embed (vocab -> …), head (… -> vocab), position (from a `seq` axis), hidden (matrices), vector (no ins: gains, biases).
 
     AssertionError where none of them claims it: a parameter without a group is a mistake, not a default.
@@ -29,31 +29,33 @@ def group(declaration: Declaration) -> str:
     return found[0]
 
 
-def scales(shape: ModelShape, o: Optim, member: Member) -> Tree:
+def optimizer_scales(shape: ModelShape, o: Optim, member: Optimizer) -> Tree:
     """A tree of `Scales`: the parametrization's rule for updates like this optimizer's, its LR times that of `optim.groups`."""
-    asked = group_multipliers(o.groups)
+    asked = parse_group_multipliers(o.groups)
 
-    def of(d: Declaration, by_width: Scales) -> Scales:
-        return dataclasses.replace(by_width, lr=by_width.lr * asked.get(group(d), 1.0))
+    def of(d: Declaration, by_width: ParameterScales) -> ParameterScales:
+        return dataclasses.replace(by_width, lr=by_width.lr * asked.get(parameter_group(d), 1.0))
 
     like = member.like(o) if callable(member.like) else member.like
-    rules = parametrization.scales(shape, like), parametrization.scales(shape, "adam")
-    return jax.tree.map(lambda d, own, rest: of(d, own if member.claims(d) else rest), declarations(shape), *rules)
+    rules = parametrization.parameter_scales(shape, like), parametrization.parameter_scales(shape, "adam")
+    return jax.tree.map(
+        lambda d, own, rest: of(d, own if member.claims(d) else rest), parameter_declarations(shape), *rules
+    )
 
 
-def decays(shape: ModelShape, o: Optim) -> Tree:
+def decay_mask(shape: ModelShape, o: Optim) -> Tree:
     """A tree of bools: matrices decay, embedding and positions with `decay_embeddings`, gains and biases with `decay_vectors`."""
     spared = (set() if o.decay_embeddings else {"embed", "position"}) | (set() if o.decay_vectors else {"vector"})
-    return jax.tree.map(lambda d: group(d) not in spared, declarations(shape))
+    return jax.tree.map(lambda d: parameter_group(d) not in spared, parameter_declarations(shape))
 
 
 def as_matrices(declaration: Declaration, x: jax.Array) -> jax.Array:
     """A parameter [stack…, ins…, outs…] as matrices [stack, in, out]: heads are folded, stacked layers are a batch."""
-    stack, ins, outs = sides(declaration)
+    stack, ins, outs = matrix_shape(declaration)
     return x.reshape(stack, ins, outs)
 
 
-def sides(declaration: Declaration) -> tuple[int, int, int]:
+def matrix_shape(declaration: Declaration) -> tuple[int, int, int]:
     """(how many matrices, rows, columns) of a parameter that has ins and outs."""
     d = declaration
     start, middle = len(d.stack), len(d.stack) + len(d.ins)

@@ -9,32 +9,32 @@ import jax.numpy as jnp
 from scalelab.model.declare import Declaration
 from scalelab.optim import groups
 
-Declared = Mapping[str, Declaration]
+Declarations = Mapping[str, Declaration]
 Arrays = dict[str, jax.Array]
 
 
-def folded(declared: Declared, tree: Mapping[str, jax.Array]) -> Arrays:
+def fold_matrices(declared: Declarations, tree: Mapping[str, jax.Array]) -> Arrays:
     """Parameters (or gradients) as [stack, small, large]: heads folded, transposed where in > out, so that `up` goes with `down`."""
 
     def fold(d: Declaration, x: jax.Array) -> jax.Array:
         matrices = groups.as_matrices(d, x)
-        return matrices.mT if _tall(d) else matrices
+        return matrices.mT if _is_tall(d) else matrices
 
     return {name: fold(d, tree[name]) for name, d in declared.items()}
 
 
-def unfolded(declared: Declared, tree: Mapping[str, jax.Array]) -> Arrays:
-    """The inverse of `folded`."""
-    return {name: (tree[name].mT if _tall(d) else tree[name]).reshape(d.shape) for name, d in declared.items()}
+def unfold_matrices(declared: Declarations, tree: Mapping[str, jax.Array]) -> Arrays:
+    """The inverse of `fold_matrices`."""
+    return {name: (tree[name].mT if _is_tall(d) else tree[name]).reshape(d.shape) for name, d in declared.items()}
 
 
-def shape(declaration: Declaration) -> tuple[int, int, int]:
+def folded_shape(declaration: Declaration) -> tuple[int, int, int]:
     """(stack, small, large) of a folded parameter."""
-    stack, ins, outs = groups.sides(declaration)
+    stack, ins, outs = groups.matrix_shape(declaration)
     return stack, min(ins, outs), max(ins, outs)
 
 
-def batched(function: Callable[..., Any], *trees: Mapping[str, jax.Array]) -> dict[str, Any]:
+def map_batched(function: Callable[..., Any], *trees: Mapping[str, jax.Array]) -> dict[str, Any]:
     """`function` of arrays [stack, k, …], each of k parameters whose arrays have equal shapes; its results by name, [stack, …].
 
     They are stacked behind the layers, so that layers which lie on several stages stay there.
@@ -49,7 +49,7 @@ def batched(function: Callable[..., Any], *trees: Mapping[str, jax.Array]) -> di
     return found
 
 
-def product(*factors: jax.Array) -> jax.Array:
+def fp32_matmul(*factors: jax.Array) -> jax.Array:
     """The matrix product in full fp32: a GPU's or TPU's own choice would be TF32 or bf16."""
     result, *others = factors
     for other in others:
@@ -57,7 +57,7 @@ def product(*factors: jax.Array) -> jax.Array:
     return result
 
 
-def decomposed(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+def map_decomposition(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
     """`function` (eigh, QR or SVD) of matrices [..., n, m]: all at once, but on a CPU one after the other, packed or not.
 
     jaxlib's LAPACK calls share out a batch among threads, and wait for them. Where a program makes as many such calls at once
@@ -72,6 +72,6 @@ def decomposed(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
     return jax.lax.platform_dependent(x, cpu=in_turn, default=function)
 
 
-def _tall(declaration: Declaration) -> bool:
-    _, ins, outs = groups.sides(declaration)
+def _is_tall(declaration: Declaration) -> bool:
+    _, ins, outs = groups.matrix_shape(declaration)
     return ins > outs

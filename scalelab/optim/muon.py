@@ -9,14 +9,14 @@ import optax
 
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
-from scalelab.model.parametrization import Like
+from scalelab.model.parametrization import UpdateFamily
 from scalelab.optim import groups, matrices
-from scalelab.optim.matrices import Arrays, Declared
-from scalelab.optim.optimizer import Member, hidden_matrices, per_scalar
+from scalelab.optim.matrices import Arrays, Declarations
+from scalelab.optim.optimizer import Optimizer, bytes_per_scalar, claims_hidden_matrices
 from scalelab.optim.schedules import Hparams
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-ITERATIONS = 5
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_ITERATIONS = 5
 LEAST_NORM = 1e-7  # matrices smaller than this (Frobenius) are taken for zero
 
 
@@ -32,28 +32,28 @@ def newton_schulz(x: jax.Array, arithmetic: str = "fp32") -> jax.Array:
     p(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5 takes [0.01, 1] into [0.68, 1.14] and [0.003, 1] into [0.68, 1.21]; smaller ones
     stay small, and so zero stays zero. `arithmetic`: products in `bf16` (Jordan's) or `fp32`; the norm is fp32's.
     """
-    a, b, c = COEFFICIENTS
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     norm = jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
     x = (x / jnp.maximum(norm, LEAST_NORM)).astype("bfloat16" if arithmetic == "bf16" else x.dtype)
 
     def once(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-        square = matrices.product(x, x.mT)
-        return a * x + matrices.product(b * square + c * matrices.product(square, square), x), None
+        square = matrices.fp32_matmul(x, x.mT)
+        return a * x + matrices.fp32_matmul(b * square + c * matrices.fp32_matmul(square, square), x), None
 
-    return jax.lax.scan(once, x, length=ITERATIONS)[0].astype(norm.dtype)
+    return jax.lax.scan(once, x, length=NEWTON_SCHULZ_ITERATIONS)[0].astype(norm.dtype)
 
 
-def factor(declaration: Declaration, scale: str) -> float:
+def update_factor(declaration: Declaration, scale: str) -> float:
     """What the orthogonal matrix is multiplied by.
 
     spectral: sqrt(max(1, out / in)) (Jordan 2024). rms: 0.2 sqrt(max(in, out)), for entries of AdamW's usual size
     (Liu et al. 2025, arXiv 2502.16982, eq. 4).
     """
-    _, ins, outs = groups.sides(declaration)
+    _, ins, outs = groups.matrix_shape(declaration)
     return math.sqrt(max(1.0, outs / ins)) if scale == "spectral" else 0.2 * math.sqrt(max(ins, outs))
 
 
-def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     """m = b m + (1 - b) g, then NS(m), with Nesterov NS(b m + (1 - b) g). Neither is corrected for bias: optax's are."""
     del lr
     b = h["beta1"]
@@ -65,17 +65,17 @@ def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gra
         del params
         momentum = jax.tree.map(average, state.momentum, grads)
         ahead = jax.tree.map(average, momentum, grads) if o.nesterov else momentum
-        orthogonal = matrices.batched(
-            lambda x: newton_schulz(x, str(o.newton_schulz)), matrices.folded(declared, ahead)
+        orthogonal = matrices.map_batched(
+            lambda x: newton_schulz(x, str(o.newton_schulz)), matrices.fold_matrices(declared, ahead)
         )
-        found = matrices.unfolded(declared, orthogonal)
-        return {name: factor(d, str(o.scale)) * found[name] for name, d in declared.items()}, MuonState(momentum)
+        found = matrices.unfold_matrices(declared, orthogonal)
+        return {name: update_factor(d, str(o.scale)) * found[name] for name, d in declared.items()}, MuonState(momentum)
 
     return optax.GradientTransformation(lambda params: MuonState(jax.tree.map(jnp.zeros_like, params)), update)
 
 
-def _like(o: Optim) -> Like:
+def _like(o: Optim) -> UpdateFamily:
     return "spectral" if o.scale == "spectral" else "adam"
 
 
-MUON = Member(_build, per_scalar(4), claims=hidden_matrices, like=_like)
+MUON = Optimizer(_build, bytes_per_scalar(4), claims=claims_hidden_matrices, like=_like)

@@ -9,29 +9,29 @@ import optax
 
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
-from scalelab.model.parametrization import Like
+from scalelab.model.parametrization import UpdateFamily
 from scalelab.optim.schedules import Hparams
 
 # Like the parameters: a nested dict, or a flat one {"blocks.mlp.up.w": …} where the optimizer takes only some.
 Tree = Any
-Build = Callable[
+BuildTransform = Callable[
     [Tree, Optim, Hparams, jax.Array], optax.GradientTransformationExtraArgs | optax.GradientTransformation
 ]
 
 
-def everything(declaration: Declaration) -> bool:
+def claims_everything(declaration: Declaration) -> bool:
     """Claims every parameter."""
     del declaration
     return True
 
 
-def hidden_matrices(declaration: Declaration) -> bool:
+def claims_hidden_matrices(declaration: Declaration) -> bool:
     """Claims matrices between hidden units; tables and vectors get AdamW (`optim.rest_*`)."""
     return declaration.is_hidden_matrix
 
 
 @dataclass(frozen=True)
-class Member:
+class Optimizer:
     """`build(declared, o, h, lr)` makes the transform of gradients into directions: the chain applies multipliers, decay and -LR.
 
     `declared` is the tree of declarations of what it updates, `o` its static options, `h` the traced numbers.
@@ -45,16 +45,16 @@ class Member:
     isn't `params`.
     """
 
-    build: Build
+    build: BuildTransform
     state_bytes: Callable[[Declaration, Optim], float]
-    claims: Callable[[Declaration], bool] = everything
-    like: Like | Callable[[Optim], Like] = "adam"
+    claims: Callable[[Declaration], bool] = claims_everything
+    like: UpdateFamily | Callable[[Optim], UpdateFamily] = "adam"
     coupled: bool = False
     last: Callable[[Hparams, jax.Array], Any] | None = None
     curvature: str = ""
     evaluated: Callable[[Tree, Any, Hparams], Tree] | None = None
 
 
-def per_scalar(n: float) -> Callable[[Declaration, Optim], float]:
+def bytes_per_scalar(n: float) -> Callable[[Declaration, Optim], float]:
     """`state_bytes` of what keeps `n` bytes for every scalar of a parameter."""
     return lambda declaration, _: n * declaration.size

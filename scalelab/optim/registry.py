@@ -25,10 +25,10 @@ from scalelab.optim import (
     sophia,
     user_numbers,
 )
-from scalelab.optim.optimizer import Build, Member
-from scalelab.user_code import user_object
+from scalelab.optim.optimizer import BuildTransform, Optimizer
+from scalelab.user_code import load_user_object
 
-MEMBERS = {
+OPTIMIZERS = {
     "sgd": sgd.SGD,
     "momentum": sgd.MOMENTUM,
     "adam": adam.ADAM,
@@ -52,25 +52,28 @@ MEMBERS = {
 }
 
 
-def find(name: str) -> Member:
+def find_optimizer(name: str) -> Optimizer:
     """The record of `optim.name`. A user's own may be a `Member` or just its `build` function; BadInput if it is neither."""
-    if name in MEMBERS:
-        return MEMBERS[name]
-    found = user_object(name, "optim.name")
-    if isinstance(found, Member):
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    found = load_user_object(name, "optim.name")
+    if isinstance(found, Optimizer):
         return found
     if not callable(found):
         raise BadInput(
             f"optim.name={name!r} is {found!r}: neither a Member nor a function (declared, o, h, lr) -> transform"
         )
-    return Member(found, lambda declaration, o: _counted(found, declaration, o))
+    return Optimizer(found, lambda declaration, o: _count_state_bytes(found, declaration, o))
 
 
-def _counted(build: Build, declaration: Declaration, o: Optim) -> float:
+def _count_state_bytes(build: BuildTransform, declaration: Declaration, o: Optim) -> float:
     """What a bare function's transform keeps of one parameter, scalars aside: from shapes, so nothing is computed."""
     scalar, param = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), declaration.shape))
     h = dict.fromkeys(traced_names(o), scalar)
     state = jax.eval_shape(
-        lambda h, lr, p: build({"p": declaration}, o, user_numbers.given(o, h), lr).init({"p": p}), h, scalar, param
+        lambda h, lr, p: build({"p": declaration}, o, user_numbers.readable_hparams(o, h), lr).init({"p": p}),
+        h,
+        scalar,
+        param,
     )
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state) if leaf.ndim)

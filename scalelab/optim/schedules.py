@@ -14,17 +14,17 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.user_code import user_object
+from scalelab.user_code import load_user_object
 
 Hparams = Mapping[str, jax.Array]
 Schedule = Callable[[jax.Array, Hparams], jax.Array]
-Shape = Callable[[jax.Array, jax.Array], jax.Array]  # (what is left of a decay, final_share) -> share of the peak
-MOST_CYCLES = 64
-MOST_AT_ONCE = 2**20  # steps whose LR is worked out together
+DecayShape = Callable[[jax.Array, jax.Array], jax.Array]  # (what is left of a decay, final_share) -> share of the peak
+MAX_CYCLES = 64
+MAX_STEPS_AT_ONCE = 2**20  # steps whose LR is worked out together
 MILESTONES = ((0.8, 10**-0.5), (0.9, 10**-0.5))  # (share of the run, factor from there on)
 
 
-def warmup(step: jax.Array, h: Hparams) -> jax.Array:
+def warmup_factor(step: jax.Array, h: Hparams) -> jax.Array:
     """Linear from peak / warmup_steps at step 0 to the peak at step warmup_steps - 1; a factor in (0, 1]."""
     return jnp.minimum(1.0, (step + 1.0) / jnp.maximum(h["warmup_steps"], 1.0))
 
@@ -45,41 +45,43 @@ def cosine_restarts(step: jax.Array, h: Hparams) -> jax.Array:
     The last step of a cycle is a step short of final_share; from `steps` on it is reached.
     """
     # In units of the first cycle, cycle i starts at 1 + g + … + g^(i-1).
-    lengths = h["cycle_growth"] ** jnp.arange(MOST_CYCLES, dtype=jnp.float32)
+    lengths = h["cycle_growth"] ** jnp.arange(MAX_CYCLES, dtype=jnp.float32)
     starts = jnp.cumsum(lengths) - lengths
     count = jnp.int32(h["cycles"])
     first = jnp.maximum(h["steps"] - h["warmup_steps"], 1.0) / jnp.sum(
-        jnp.where(jnp.arange(MOST_CYCLES) < count, lengths, 0.0)
+        jnp.where(jnp.arange(MAX_CYCLES) < count, lengths, 0.0)
     )
     at = jnp.maximum(step - h["warmup_steps"], 0.0) / first
     cycle = jnp.minimum(jnp.sum(at >= starts), count) - 1
     return _fall(step, h, _half_cosine(jnp.clip((at - starts[cycle]) / lengths[cycle], 0.0, 1.0)))
 
 
-def wsd(step: jax.Array, h: Hparams, shape: Shape) -> jax.Array:
+def wsd(step: jax.Array, h: Hparams, shape: DecayShape) -> jax.Array:
     """Warm-up, constant, then over the last decay_steps of `steps` down to final_share (Hu et al. 2024, eq. 2).
 
     `shape` is one of DECAYS. Before the decay the value doesn't depend on `steps`, to the last bit. A `constant`
     config is this without a decay (`config.static`, `config.hparams`).
     """
-    return h["peak_lr"] * warmup(step, h) * shape(_left(step, h), h["final_share"])
+    return h["peak_lr"] * warmup_factor(step, h) * shape(_left(step, h), h["final_share"])
 
 
-def wsd_s(step: jax.Array, h: Hparams, shape: Shape) -> jax.Array:
+def wsd_s(step: jax.Array, h: Hparams, shape: DecayShape) -> jax.Array:
     """Like `wsd`, with `cycles` decays in one run, each followed by the peak at once (Wen et al. 2024, section 4: WSD-S).
 
     The decays end at steps / cycle_growth^i, i = cycles - 1 … 0 (theirs: 12.5, 25 and 50 billion tokens), and each takes the
     same share of the steps before its end: up to there the LR is that of a `wsd` of that length, earlier decays aside.
     """
-    powers = h["cycle_growth"] ** -jnp.arange(MOST_CYCLES, dtype=jnp.float32)  # the last decay's first
+    powers = h["cycle_growth"] ** -jnp.arange(MAX_CYCLES, dtype=jnp.float32)  # the last decay's first
     ends = jnp.round(h["steps"] * powers)
-    ahead = jnp.sum((step < ends) & (jnp.arange(MOST_CYCLES) < h["cycles"]))  # decays that are not over
+    ahead = jnp.sum((step < ends) & (jnp.arange(MAX_CYCLES) < h["cycles"]))  # decays that are not over
     end = ends[jnp.maximum(ahead - 1, 0)]
     decay_steps = jnp.round(h["decay_steps"] * powers[jnp.maximum(ahead - 1, 0)])
     return wsd(step, {**h, "steps": end, "decay_steps": decay_steps}, shape)
 
 
-def power(step: jax.Array, h: Hparams, shape: Shape, seen: Callable[[jax.Array], jax.Array], batch: int) -> jax.Array:
+def power(
+    step: jax.Array, h: Hparams, shape: DecayShape, seen: Callable[[jax.Array], jax.Array], batch: int
+) -> jax.Array:
     """min(peak, batch x a x n^b) between warm-up and decay, n tokens (Shen et al. 2024, eq. 4 and 5: Power scheduler).
 
     a = power_scale, b = power_exponent, `batch` in sequences, n = `seen(step + 1)`: the step's own count. The warm-up is a line
@@ -89,7 +91,7 @@ def power(step: jax.Array, h: Hparams, shape: Shape, seen: Callable[[jax.Array],
     last = jnp.maximum(h["steps"] - h["decay_steps"], first)
     n = jnp.maximum(seen(jnp.clip(step, first, last) + 1.0), 1.0)
     height = jnp.minimum(h["peak_lr"], batch * h["power_scale"] * n ** h["power_exponent"])
-    return height * warmup(step, h) * shape(_left(step, h), h["final_share"])
+    return height * warmup_factor(step, h) * shape(_left(step, h), h["final_share"])
 
 
 def _left(step: jax.Array, h: Hparams) -> jax.Array:
@@ -101,7 +103,7 @@ def _left(step: jax.Array, h: Hparams) -> jax.Array:
 def multi_step(step: jax.Array, h: Hparams) -> jax.Array:
     """Warm-up, constant, x 0.316 (10^-0.5) at 80 % and again at 90 % of the run (DeepSeek LLM 2024, section 2.3)."""
     factors = [jnp.where(step >= jnp.round(share * h["steps"]), factor, 1.0) for share, factor in MILESTONES]
-    return h["peak_lr"] * warmup(step, h) * factors[0] * factors[1]
+    return h["peak_lr"] * warmup_factor(step, h) * factors[0] * factors[1]
 
 
 def inverse_sqrt(step: jax.Array, h: Hparams) -> jax.Array:
@@ -110,7 +112,7 @@ def inverse_sqrt(step: jax.Array, h: Hparams) -> jax.Array:
     hold_steps = 0 is the warm-up's length: Vaswani et al. 2017, eq. 3. Without warm-up and hold_steps = 10,000: T5, PaLM.
     """
     hold = jnp.maximum(jnp.maximum(h["hold_steps"], h["warmup_steps"]), 1.0)
-    return h["peak_lr"] * warmup(step, h) * jnp.sqrt(hold / jnp.maximum(step + 1.0, hold))
+    return h["peak_lr"] * warmup_factor(step, h) * jnp.sqrt(hold / jnp.maximum(step + 1.0, hold))
 
 
 def _progress(step: jax.Array, h: Hparams) -> jax.Array:
@@ -125,7 +127,7 @@ def _half_cosine(progress: jax.Array) -> jax.Array:
 
 def _fall(step: jax.Array, h: Hparams, height: jax.Array) -> jax.Array:
     """LR at `height`: at 1 the peak, at 0 final_share of it."""
-    return h["peak_lr"] * warmup(step, h) * _share(height, h["final_share"])
+    return h["peak_lr"] * warmup_factor(step, h) * _share(height, h["final_share"])
 
 
 def _share(height: jax.Array, final: jax.Array) -> jax.Array:
@@ -134,7 +136,7 @@ def _share(height: jax.Array, final: jax.Array) -> jax.Array:
 
 
 # (What is left of the decay, 1 to 0; final_share) -> share of the peak, 1 to final_share.
-DECAYS: dict[str, Shape] = {
+DECAYS: dict[str, DecayShape] = {
     "linear": lambda left, final: _share(left, final),
     "cosine": lambda left, final: _share(_half_cosine(1.0 - left), final),
     "sqrt": lambda left, final: _share(1.0 - jnp.sqrt(1.0 - left), final),  # Hägele et al. 2024, eq. 1
@@ -142,7 +144,10 @@ DECAYS: dict[str, Shape] = {
     "exponential": lambda left, final: final ** (1.0 - left),
     "inverse": lambda left, final: 1.0 / (left + (1.0 - left) / final),  # 1/LR rises evenly: Wen et al. 2024, section 4
 }
-DECAYING: dict[str, Callable[..., jax.Array]] = {"wsd": wsd, "wsd_s": wsd_s}  # those that take a decay's shape
+DECAYING_SCHEDULES: dict[str, Callable[..., jax.Array]] = {
+    "wsd": wsd,
+    "wsd_s": wsd_s,
+}  # those that take a decay's shape
 SCHEDULES: dict[str, Schedule] = {
     "linear": linear, "cosine": cosine, "cosine_restarts": cosine_restarts,
     "multi_step": multi_step, "inverse_sqrt": inverse_sqrt,
@@ -159,25 +164,25 @@ WEIGHT_DECAYS: dict[str, Callable[[jax.Array, Hparams, jax.Array], jax.Array]] =
 }
 
 
-def momentum(step: jax.Array, h: Hparams) -> jax.Array:
+def scheduled_beta1(step: jax.Array, h: Hparams) -> jax.Array:
     """beta1: linear from beta1_start at step 0 to beta1 at step beta1_steps (Jordan 2024, Muon)."""
     share = jnp.where(step < h["beta1_steps"], step / jnp.maximum(h["beta1_steps"], 1.0), 1.0)
     return (1.0 - share) * h["beta1_start"] + share * h["beta1"]
 
 
-def micro_batches(static: Static, step: jax.Array) -> jax.Array:
+def traced_micro_batches(static: Static, step: jax.Array) -> jax.Array:
     """How many micro-batches of `accumulate` a step (a scalar) takes, int32; `ramp.micro_batches` is the same on the host."""
     return static.accumulate - len(static.batch_ramp) + jnp.sum(step >= jnp.asarray(static.batch_ramp, jnp.int32))
 
 
-def tokens_before(static: Static, step: jax.Array) -> jax.Array:
+def traced_tokens_before(static: Static, step: jax.Array) -> jax.Array:
     """Tokens of the steps before `step` (a scalar), float32: to 6e-8 of them."""
     steps, ramp = jnp.float32(step), jnp.asarray(static.batch_ramp, jnp.float32)
     parts = steps * (static.accumulate - len(ramp)) + jnp.sum(jnp.maximum(steps - ramp, 0.0))
     return parts * (static.global_batch // static.accumulate * static.model.seq_len)
 
 
-def seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
+def scheduled_seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
     """How far apart attention is cut at a step (a scalar), in tokens, int32: under the warm-up of Li et al. 2022, section 3.
 
     It grows linearly, in the tokens seen as the batch's warm-up does (theirs: in steps), and is rounded down to multiples of
@@ -186,24 +191,24 @@ def seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
     full = static.model.seq_len
     if not static.seq_warmup:
         return jnp.int32(full)
-    seen = tokens_before(static, step)
+    seen = traced_tokens_before(static, step)
     grown = h["seq_start"] + (full - h["seq_start"]) * seen / h["seq_warmup_tokens"]
     rounded = jnp.maximum(8 * jnp.floor(grown / 8), h["seq_start"])
     return jnp.where(seen < h["seq_warmup_tokens"], rounded, full).astype(jnp.int32)
 
 
-def of(static: Static) -> Schedule:
+def make_schedule(static: Static) -> Schedule:
     """The run's LR as a function of (step, hparams)."""
     name, shape = static.schedule, DECAYS[static.decay_shape]
-    if name in DECAYING:
-        return lambda step, h: DECAYING[name](step, h, shape)
+    if name in DECAYING_SCHEDULES:
+        return lambda step, h: DECAYING_SCHEDULES[name](step, h, shape)
     if name == "power":
-        return lambda step, h: power(step, h, shape, lambda s: tokens_before(static, s), static.global_batch)
-    return _own(name) if ":" in name else SCHEDULES[name]
+        return lambda step, h: power(step, h, shape, lambda s: traced_tokens_before(static, s), static.global_batch)
+    return _load_user_schedule(name) if ":" in name else SCHEDULES[name]
 
 
-def _own(name: str) -> Schedule:
-    function = user_object(name, "schedule.name")
+def _load_user_schedule(name: str) -> Schedule:
+    function = load_user_object(name, "schedule.name")
     if not callable(function):
         raise BadInput(f"schedule.name={name!r} is {function!r}, not a function (step, h) -> LR")
 
@@ -216,25 +221,30 @@ def _own(name: str) -> Schedule:
     return checked
 
 
-def at(static: Static, step: jax.Array, h: Hparams) -> dict[str, jax.Array]:
-    """What holds at a step (a scalar): `lr`, `weight_decay` (to be multiplied by it), `beta1`, and `seq_len` of attention.
+def scheduled_values(static: Static, step: jax.Array, h: Hparams) -> dict[str, jax.Array]:
+    """What holds at a step (a scalar): `lr`, `weight_decay` (to be multiplied by it), `beta1`, and `scheduled_seq_len` of attention.
 
     The training step and `scalelab schedule` both ask here, so they can't disagree.
     """
-    lr = of(static)(step, h)
+    lr = make_schedule(static)(step, h)
     decay = WEIGHT_DECAYS[static.wd_shape](step, h, lr)
-    return {"lr": lr, "weight_decay": decay, "beta1": momentum(step, h), "seq_len": seq_len(static, step, h)}
+    return {
+        "lr": lr,
+        "weight_decay": decay,
+        "beta1": scheduled_beta1(step, h),
+        "seq_len": scheduled_seq_len(static, step, h),
+    }
 
 
-def curves(config: ConfigDict, steps: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-    """`at` for each of `steps` of a resolved config: float32 arrays of their length (`seq_len`: int32)."""
+def schedule_curves(config: ConfigDict, steps: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
+    """`scheduled_values` for each of `steps` of a resolved config: float32 arrays of their length (`scheduled_seq_len`: int32)."""
     static = config_lib.static(config)
     h = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
-    found: Any = jax.jit(jax.vmap(lambda step: at(static, step, h)))(jnp.asarray(steps, jnp.int32))
+    found: Any = jax.jit(jax.vmap(lambda step: scheduled_values(static, step, h)))(jnp.asarray(steps, jnp.int32))
     return {key: np.asarray(value) for key, value in found.items()}
 
 
-def refuse_bad(config: ConfigDict) -> None:
+def check_user_schedule(config: ConfigDict) -> None:
     """BadInput where the LR of the user's own schedule is below 0 or not finite at a step of the run, or what follows from it.
 
     The package's own are right for every config that `validate` lets through, so these cost no time.
@@ -242,8 +252,8 @@ def refuse_bad(config: ConfigDict) -> None:
     name, steps = config.schedule.name, config.train.steps
     if ":" not in name:
         return
-    for begin in range(0, steps, MOST_AT_ONCE):
-        for key, values in curves(config, np.arange(begin, min(begin + MOST_AT_ONCE, steps))).items():
+    for begin in range(0, steps, MAX_STEPS_AT_ONCE):
+        for key, values in schedule_curves(config, np.arange(begin, min(begin + MAX_STEPS_AT_ONCE, steps))).items():
             bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
             if len(bad):
                 raise BadInput(

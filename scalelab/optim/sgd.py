@@ -4,7 +4,7 @@ import jax
 import optax
 
 from scalelab.config import Optim
-from scalelab.optim.optimizer import Member, Tree, per_scalar
+from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
 
@@ -15,5 +15,5 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     return optax.chain(optax.scale(1.0 - h["beta1"]), accumulate) if o.averaged else accumulate
 
 
-SGD = Member(lambda declared, o, h, lr: optax.identity(), per_scalar(0), like="sgd", coupled=True)
-MOMENTUM = Member(_build, per_scalar(4), like="sgd", coupled=True)
+SGD = Optimizer(lambda declared, o, h, lr: optax.identity(), bytes_per_scalar(0), like="sgd", coupled=True)
+MOMENTUM = Optimizer(_build, bytes_per_scalar(4), like="sgd", coupled=True)

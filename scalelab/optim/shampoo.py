@@ -13,8 +13,8 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import matrices
-from scalelab.optim.matrices import Arrays, Declared, batched, decomposed, product
-from scalelab.optim.optimizer import Member, hidden_matrices
+from scalelab.optim.matrices import Arrays, Declarations, fp32_matmul, map_batched, map_decomposition
+from scalelab.optim.optimizer import Optimizer, claims_hidden_matrices
 from scalelab.optim.schedules import Hparams
 
 
@@ -30,18 +30,18 @@ class ShampooState(NamedTuple):
 
 def inverse_fourth_root(statistic: jax.Array, eps: jax.Array) -> jax.Array:
     """(X + eps I)^(-1/4) of symmetric matrices [..., n, n] without negative eigenvalues, but for rounding."""
-    values, vectors = decomposed(jnp.linalg.eigh, statistic)
-    return product(vectors * (jnp.maximum(values, 0.0) + eps)[..., None, :] ** -0.25, vectors.mT)
+    values, vectors = map_decomposition(jnp.linalg.eigh, statistic)
+    return fp32_matmul(vectors * (jnp.maximum(values, 0.0) + eps)[..., None, :] ** -0.25, vectors.mT)
 
 
-def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     """Roots are new every `every` steps, and in each of the first `every`: the first statistics are of low rank and change fast."""
     del lr
     b2, every = h["beta2"], o.every or 1
 
     def init(params: Arrays) -> ShampooState:
         del params
-        each = {name: matrices.shape(d) for name, d in declared.items()}
+        each = {name: matrices.folded_shape(d) for name, d in declared.items()}
         sides = [{name: jnp.zeros((s[0], s[i], s[i])) for name, s in each.items()} for i in (1, 2)]
         return ShampooState(jnp.zeros((), jnp.int32), *sides, *sides)
 
@@ -50,19 +50,21 @@ def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gra
 
     def update(grads: Arrays, state: ShampooState, params: Arrays | None = None) -> tuple[Arrays, ShampooState]:
         del params
-        g, steps = matrices.folded(declared, grads), optax.safe_increment(state.steps)
-        left = {name: added(state.left[name], product(x, x.mT)) for name, x in g.items()}
-        right = {name: added(state.right[name], product(x.mT, x)) for name, x in g.items()}
+        g, steps = matrices.fold_matrices(declared, grads), optax.safe_increment(state.steps)
+        left = {name: added(state.left[name], fp32_matmul(x, x.mT)) for name, x in g.items()}
+        right = {name: added(state.right[name], fp32_matmul(x.mT, x)) for name, x in g.items()}
         weight = 1.0 - b2 ** steps.astype(jnp.float32) if o.averaged else 1.0
 
         def roots() -> tuple[Arrays, Arrays]:
-            one, other = (batched(lambda x: inverse_fourth_root(x / weight, h["eps"]), side) for side in (left, right))
+            one, other = (
+                map_batched(lambda x: inverse_fourth_root(x / weight, h["eps"]), side) for side in (left, right)
+            )
             return one, other
 
         due = (state.steps % every == 0) | (state.steps < every)
         lroot, rroot = jax.lax.cond(due, roots, lambda: (state.left_root, state.right_root))
-        directions = batched(product, lroot, g, rroot)
-        return matrices.unfolded(declared, directions), ShampooState(steps, left, right, lroot, rroot)
+        directions = map_batched(fp32_matmul, lroot, g, rroot)
+        return matrices.unfold_matrices(declared, directions), ShampooState(steps, left, right, lroot, rroot)
 
     return optax.GradientTransformation(init, update)
 
@@ -70,8 +72,8 @@ def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gra
 def _state_bytes(d: Declaration, o: Optim) -> float:
     """Two statistics, two roots."""
     del o
-    stack, small, large = matrices.shape(d)
+    stack, small, large = matrices.folded_shape(d)
     return 8 * stack * (small**2 + large**2)
 
 
-SHAMPOO = Member(_build, _state_bytes, claims=hidden_matrices, like="spectral")
+SHAMPOO = Optimizer(_build, _state_bytes, claims=claims_hidden_matrices, like="spectral")

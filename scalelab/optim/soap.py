@@ -14,8 +14,8 @@ import optax
 from scalelab.config import Optim
 from scalelab.model.declare import Declaration
 from scalelab.optim import matrices
-from scalelab.optim.matrices import Arrays, Declared, batched, decomposed, product
-from scalelab.optim.optimizer import Member, hidden_matrices
+from scalelab.optim.matrices import Arrays, Declarations, fp32_matmul, map_batched, map_decomposition
+from scalelab.optim.optimizer import Optimizer, claims_hidden_matrices
 from scalelab.optim.schedules import Hparams
 
 
@@ -34,9 +34,9 @@ class SoapState(NamedTuple):
 Bases = tuple[Arrays, Arrays, Arrays]  # left and right basis, and the second moment in them
 
 
-def eigenbases(statistic: jax.Array) -> jax.Array:
+def sorted_eigenvectors(statistic: jax.Array) -> jax.Array:
     """Eigenvectors as columns [..., n, n], of the largest eigenvalue first."""
-    return decomposed(jnp.linalg.eigh, statistic)[1][..., ::-1]
+    return map_decomposition(jnp.linalg.eigh, statistic)[1][..., ::-1]
 
 
 def larger_basis(statistic: jax.Array, small: int) -> jax.Array:
@@ -44,64 +44,70 @@ def larger_basis(statistic: jax.Array, small: int) -> jax.Array:
 
     Unit vectors, made orthogonal to the first `small`: what LAPACK finds there is rounding's, another basis on every mesh.
     """
-    leading = eigenbases(statistic)[..., :small]
+    leading = sorted_eigenvectors(statistic)[..., :small]
     large = statistic.shape[-1]
     others = jnp.broadcast_to(jnp.eye(large)[:, small:], (*leading.shape[:-1], large - small))
-    return decomposed(jnp.linalg.qr, jnp.concatenate([leading, others], axis=-1))[0]
+    return map_decomposition(jnp.linalg.qr, jnp.concatenate([leading, others], axis=-1))[0]
 
 
-def power_step(statistic: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
+def power_iteration_step(statistic: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Alg. 4, one step of power iteration and QR; the columns are sorted by their eigenvalues before, and that order is returned."""
-    order = jnp.argsort(jnp.sum(basis * product(statistic, basis), axis=-2), axis=-1, descending=True)
+    order = jnp.argsort(jnp.sum(basis * fp32_matmul(statistic, basis), axis=-2), axis=-1, descending=True)
     basis = jnp.take_along_axis(basis, order[..., None, :], axis=-1)
-    return decomposed(jnp.linalg.qr, product(statistic, basis))[0], order
+    return map_decomposition(jnp.linalg.qr, fp32_matmul(statistic, basis))[0], order
 
 
 def _refresh(v: jax.Array, left: jax.Array, right: jax.Array, ql: jax.Array, qr: jax.Array) -> tuple:
-    (ql, rows), (qr, columns) = power_step(left, ql), power_step(right, qr)
+    (ql, rows), (qr, columns) = power_iteration_step(left, ql), power_iteration_step(right, qr)
     v = jnp.take_along_axis(v, rows[..., :, None], axis=-2)
     return ql, qr, jnp.take_along_axis(v, columns[..., None, :], axis=-1)
 
 
-def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
+def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del lr
     every = o.every or 1
     b1, b2, eps = h["beta1"], h["beta2"], h["eps"]
 
     def init(params: Arrays) -> SoapState:
-        v = {name: jnp.zeros(matrices.shape(d)) for name, d in declared.items()}
+        v = {name: jnp.zeros(matrices.folded_shape(d)) for name, d in declared.items()}
         sides = [{name: jnp.zeros((x.shape[0], x.shape[i], x.shape[i])) for name, x in v.items()} for i in (1, 2)]
         return SoapState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), v, *sides, *sides)
 
     def update(grads: Arrays, state: SoapState, params: Arrays | None = None) -> tuple[Arrays, SoapState]:
         del params
-        first, g = state.steps == 0, matrices.folded(declared, grads)
+        first, g = state.steps == 0, matrices.fold_matrices(declared, grads)
         t = jnp.maximum(state.steps, 1).astype(jnp.float32)
 
         def adam(g: jax.Array, m: jax.Array, v: jax.Array, ql: jax.Array, qr: jax.Array) -> tuple[jax.Array, jax.Array]:
             """Zero with the bases of the first call, which are zero."""
-            g, m = (product(ql.mT, x, qr) for x in (g, m))
+            g, m = (fp32_matmul(ql.mT, x, qr) for x in (g, m))
             v = b2 * v + (1 - b2) * g**2
-            return product(ql, m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + eps), qr.mT), v
+            return fp32_matmul(ql, m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + eps), qr.mT), v
 
         m = jax.tree.map(lambda m, g: jnp.where(first, m, b1 * m + (1 - b1) * g), state.m, grads)
-        rotated = batched(adam, g, matrices.folded(declared, m), state.v, state.left_basis, state.right_basis)
+        rotated = map_batched(
+            adam, g, matrices.fold_matrices(declared, m), state.v, state.left_basis, state.right_basis
+        )
         directions, v = ({name: pair[i] for name, pair in rotated.items()} for i in range(2))
-        left = {name: b2 * state.left[name] + (1 - b2) * product(x, x.mT) for name, x in g.items()}
-        right = {name: b2 * state.right[name] + (1 - b2) * product(x.mT, x) for name, x in g.items()}
+        left = {name: b2 * state.left[name] + (1 - b2) * fp32_matmul(x, x.mT) for name, x in g.items()}
+        right = {name: b2 * state.right[name] + (1 - b2) * fp32_matmul(x.mT, x) for name, x in g.items()}
 
         def make() -> Bases:
-            return batched(eigenbases, left), batched(lambda x, v: larger_basis(x, v.shape[-2]), right, v), v
+            return (
+                map_batched(sorted_eigenvectors, left),
+                map_batched(lambda x, v: larger_basis(x, v.shape[-2]), right, v),
+                v,
+            )
 
         def refresh() -> Bases:
-            found = batched(_refresh, v, left, right, state.left_basis, state.right_basis)
+            found = map_batched(_refresh, v, left, right, state.left_basis, state.right_basis)
             ql, qr, new_v = ({name: three[i] for name, three in found.items()} for i in range(3))
             return ql, qr, new_v
 
         which = jnp.where(first, 1, jnp.where(state.steps % every == 0, 2, 0))
         ql, qr, v = jax.lax.switch(which, [lambda: (state.left_basis, state.right_basis, v), make, refresh])
         new = SoapState(optax.safe_increment(state.steps), m, v, left, right, ql, qr)
-        return matrices.unfolded(declared, directions), new
+        return matrices.unfold_matrices(declared, directions), new
 
     return optax.GradientTransformation(init, update)
 
@@ -109,8 +115,8 @@ def _build(declared: Declared, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gra
 def _state_bytes(d: Declaration, o: Optim) -> float:
     """Two moments, two statistics, two bases."""
     del o
-    stack, small, large = matrices.shape(d)
+    stack, small, large = matrices.folded_shape(d)
     return 8 * d.size + 8 * stack * (small**2 + large**2)
 
 
-SOAP = Member(_build, _state_bytes, claims=hidden_matrices)
+SOAP = Optimizer(_build, _state_bytes, claims=claims_hidden_matrices)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from scalelab.config import Optim
-from scalelab.optim.optimizer import Member, Tree, per_scalar
+from scalelab.optim.optimizer import Optimizer, Tree, bytes_per_scalar
 from scalelab.optim.schedules import Hparams
 
 
@@ -44,5 +44,5 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-SOPHIA_H = Member(_build, per_scalar(8), curvature="hutchinson")
-SOPHIA_G = Member(_build, per_scalar(8), curvature="gauss_newton")
+SOPHIA_H = Optimizer(_build, bytes_per_scalar(8), curvature="hutchinson")
+SOPHIA_G = Optimizer(_build, bytes_per_scalar(8), curvature="gauss_newton")

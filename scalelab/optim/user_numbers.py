@@ -9,7 +9,7 @@ from scalelab.errors import BadInput
 from scalelab.optim.schedules import Hparams
 
 
-class OwnNumbers(dict[str, Any]):
+class UserNumbers(dict[str, Any]):
     """hparams by name, where a name that isn't set is refused in one line: read as 0 it would train something else."""
 
     def __init__(self, optimizer: str, unset: tuple[str, ...], h: Hparams) -> None:
@@ -26,9 +26,9 @@ def _plain(names: Any, values: Any) -> Any:
 
 
 # A function of the user's may be compiled by itself, with `h` an argument: inside it is a plain dict.
-jax.tree_util.register_pytree_node(OwnNumbers, lambda h: (tuple(h.values()), tuple[Any, ...](h)), _plain)
+jax.tree_util.register_pytree_node(UserNumbers, lambda h: (tuple(h.values()), tuple[Any, ...](h)), _plain)
 
 
-def given(o: Optim, h: Hparams) -> Hparams:
+def readable_hparams(o: Optim, h: Hparams) -> Hparams:
     """`h` as the optimizer `o` may read it: an own one (`pkg.mod:fn`) what is set, others all."""
-    return OwnNumbers(o.name, o.unset, h) if ":" in o.name else h
+    return UserNumbers(o.name, o.unset, h) if ":" in o.name else h

@@ -11,16 +11,16 @@ import pathlib
 import secrets
 from collections.abc import Iterator
 
-TOKEN = ".token"
+SECRET_FILE = ".token"
 NUMBER_BYTES = 32
 
 
 @contextlib.contextmanager
-def offer(folder: pathlib.Path) -> Iterator[bytes]:
+def offer_secret(folder: pathlib.Path) -> Iterator[bytes]:
     """The new secret of a folder, in a file there until the block ends. A folder that had to be made and stays empty goes too."""
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    path, secret = folder / TOKEN, secrets.token_hex(NUMBER_BYTES).encode()
+    path, secret = folder / SECRET_FILE, secrets.token_hex(NUMBER_BYTES).encode()
     path.unlink(missing_ok=True)  # a killed process 0's
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     os.write(descriptor, secret + b"\n")
@@ -36,25 +36,25 @@ def offer(folder: pathlib.Path) -> Iterator[bytes]:
     path.unlink(missing_ok=True)
 
 
-def read(folder: pathlib.Path) -> bytes:
+def read_secret(folder: pathlib.Path) -> bytes:
     """The secret that process 0 offers now; b"" while there is none."""
     with contextlib.suppress(OSError):
         os.listdir(folder)  # a network disk then asks the server again whether the file is there
-        text = (folder / TOKEN).read_bytes()
+        text = (folder / SECRET_FILE).read_bytes()
         return text.strip() if text.endswith(b"\n") else b""
     return b""
 
 
-def challenge() -> str:
+def make_challenge() -> str:
     """A fresh number."""
     return secrets.token_hex(NUMBER_BYTES)
 
 
-def prove(secret: bytes, side: str, *numbers: str) -> str:
+def make_proof(secret: bytes, side: str, *numbers: str) -> str:
     """What only who knows the secret can say to these numbers. `side` keeps one side's proof from being the other's."""
     return hmac.new(secret, " ".join((side, *numbers)).encode(), "sha256").hexdigest()
 
 
-def accept(secret: bytes, proof: str, side: str, *numbers: str) -> bool:
+def is_valid_proof(secret: bytes, proof: str, side: str, *numbers: str) -> bool:
     """Whether a proof is right."""
-    return bool(secret) and hmac.compare_digest(proof.encode(), prove(secret, side, *numbers).encode())
+    return bool(secret) and hmac.compare_digest(proof.encode(), make_proof(secret, side, *numbers).encode())

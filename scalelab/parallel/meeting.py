@@ -18,15 +18,17 @@ from typing import Any, NoReturn
 
 from scalelab.errors import BadInput
 from scalelab.parallel import handshake
-from scalelab.parallel.peers import LOCAL_S, Line, Place
+from scalelab.parallel.peers import LOCAL_S, PeerLine, ProcessPlace
 
-MEET_S = 120.0  # the first and the last process of a run are started at most this far apart
+MEET_TIMEOUT_S = 120.0  # the first and the last process of a run are started at most this far apart
 
 Facts = Mapping[str, Any]
 Hello = Mapping[str, Any]  # index, processes, facts
 
 
-def meet(place: Place, facts: Facts, folder: pathlib.Path, within_s: float = MEET_S) -> dict[int, Line]:
+def meet_processes(
+    place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: float = MEET_TIMEOUT_S
+) -> dict[int, PeerLine]:
     """Wait for all processes and compare `facts` (plain JSON) with process 0's; returns lines to the peers, by index.
 
     Process 0 has a line to each, the others one to it. All see `folder`, where the secret lies that they know each other by.
@@ -34,22 +36,22 @@ def meet(place: Place, facts: Facts, folder: pathlib.Path, within_s: float = MEE
     """
     if place.index:
         return {0: _arrive(place, facts, folder, within_s)}
-    with handshake.offer(folder) as secret:
+    with handshake.offer_secret(folder) as secret:
         return _receive(place, facts, secret, within_s)
 
 
-def _arrive(place: Place, facts: Facts, folder: pathlib.Path, within_s: float) -> Line:
+def _arrive(place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: float) -> PeerLine:
     until = time.monotonic() + within_s
     hello = json.dumps({"index": place.index, "processes": place.processes, "facts": facts})
     while time.monotonic() < until:
         try:
-            line = Line(socket.create_connection(place.address, LOCAL_S))
+            line = PeerLine(socket.create_connection(place.address, LOCAL_S))
         except socket.gaierror as error:
             raise BadInput(f"--coordinator={place.coordinator}: no such host ({error.strerror})") from None
         except OSError:
             time.sleep(0.1)  # nobody there yet
             continue
-        kind, text = _ask(line, handshake.read(folder), hello, until)
+        kind, text = _ask(line, handshake.read_secret(folder), hello, until)
         if kind == "go":
             return line
         line.link.close()
@@ -58,16 +60,16 @@ def _arrive(place: Place, facts: Facts, folder: pathlib.Path, within_s: float) -
         time.sleep(0.1)  # somebody else (a former run's service that is about to end), or a former process 0's secret
     raise BadInput(
         f"--coordinator={place.coordinator}: process 0 did not answer there within {within_s:.0f} s: is it started, with the same "
-        f"address and --workdir ({folder / handshake.TOKEN} is how they know each other), and is the port open?"
+        f"address and --workdir ({folder / handshake.SECRET_FILE} is how they know each other), and is the port open?"
     )
 
 
-def _ask(line: Line, secret: bytes, hello: str, until: float) -> tuple[str, str]:
+def _ask(line: PeerLine, secret: bytes, hello: str, until: float) -> tuple[str, str]:
     """Process 0's answer to `hello`, which is said to nobody else; "" where it is not process 0."""
     try:
-        theirs, ours = line.first(time.monotonic() + LOCAL_S), handshake.challenge()
-        line.send(f"{ours} {handshake.prove(secret, 'peer', theirs, ours)}")
-        if not handshake.accept(secret, line.first(time.monotonic() + LOCAL_S), "first", ours, theirs):
+        theirs, ours = line.first(time.monotonic() + LOCAL_S), handshake.make_challenge()
+        line.send(f"{ours} {handshake.make_proof(secret, 'peer', theirs, ours)}")
+        if not handshake.is_valid_proof(secret, line.first(time.monotonic() + LOCAL_S), "first", ours, theirs):
             return "", ""
         line.send(hello)
         kind, _, text = line.first(until).partition(" ")
@@ -76,9 +78,9 @@ def _ask(line: Line, secret: bytes, hello: str, until: float) -> tuple[str, str]
     return kind, text
 
 
-def _receive(place: Place, facts: Facts, secret: bytes, within_s: float) -> dict[int, Line]:
-    until, lines = time.monotonic() + within_s, dict[int, Line]()
-    come: queue.SimpleQueue[tuple[Line, Hello]] = queue.SimpleQueue()
+def _receive(place: ProcessPlace, facts: Facts, secret: bytes, within_s: float) -> dict[int, PeerLine]:
+    until, lines = time.monotonic() + within_s, dict[int, PeerLine]()
+    come: queue.SimpleQueue[tuple[PeerLine, Hello]] = queue.SimpleQueue()
     with _listening(place) as doors, selectors.DefaultSelector() as ready:
         for door in doors:
             ready.register(door, selectors.EVENT_READ)
@@ -101,14 +103,14 @@ def _receive(place: Place, facts: Facts, secret: bytes, within_s: float) -> dict
     return lines
 
 
-def _examine(link: socket.socket, secret: bytes, come: "queue.SimpleQueue[tuple[Line, Hello]]") -> None:
+def _examine(link: socket.socket, secret: bytes, come: "queue.SimpleQueue[tuple[PeerLine, Hello]]") -> None:
     """Pass on who proves to be one of the run's, with what it says of itself; close the line to anybody else."""
-    line, ours = Line(link), handshake.challenge()
+    line, ours = PeerLine(link), handshake.make_challenge()
     try:
         line.send(ours)
         theirs, _, proof = line.first(time.monotonic() + LOCAL_S).partition(" ")
-        if handshake.accept(secret, proof, "peer", ours, theirs):
-            line.send(handshake.prove(secret, "first", theirs, ours))
+        if handshake.is_valid_proof(secret, proof, "peer", ours, theirs):
+            line.send(handshake.make_proof(secret, "first", theirs, ours))
             hello = json.loads(line.first(time.monotonic() + LOCAL_S))
             if isinstance(hello["index"], int) and isinstance(hello["facts"], dict) and "processes" in hello:
                 come.put((line, hello))
@@ -119,11 +121,11 @@ def _examine(link: socket.socket, secret: bytes, come: "queue.SimpleQueue[tuple[
 
 
 @contextlib.contextmanager
-def _listening(place: Place) -> Iterator[list[socket.socket]]:
+def _listening(place: ProcessPlace) -> Iterator[list[socket.socket]]:
     """Sockets that listen at every address of the coordinator's name that is this machine's."""
     with contextlib.ExitStack() as doors:
         listening, refusal = [], None
-        for family, address in addresses(place):
+        for family, address in listen_addresses(place):
             try:
                 listening.append(doors.enter_context(socket.create_server(address, family=family)))
             except OSError as error:
@@ -140,7 +142,7 @@ def _listening(place: Place) -> Iterator[list[socket.socket]]:
         yield listening
 
 
-def addresses(place: Place) -> list[tuple[socket.AddressFamily, Any]]:
+def listen_addresses(place: ProcessPlace) -> list[tuple[socket.AddressFamily, Any]]:
     """(family, socket address) of every address to listen at. BadInput for a name that nobody knows."""
     host, port = place.address
     try:
@@ -158,13 +160,13 @@ def addresses(place: Place) -> list[tuple[socket.AddressFamily, Any]]:
     return list(dict.fromkeys(known))
 
 
-def service_address(place: Place) -> str:
+def service_address(place: ProcessPlace) -> str:
     """Where jax's own service listens in process 0, as HOST:PORT: like the coordinator's, not at every interface."""
-    _, (host, port, *_) = addresses(place)[0]
+    _, (host, port, *_) = listen_addresses(place)[0]
     return place.coordinator if host.startswith("127.") or ":" in host else f"{host}:{port}"
 
 
-def _objection(place: Place, facts: Facts, lines: Mapping[int, Line], hello: Hello) -> str:
+def _objection(place: ProcessPlace, facts: Facts, lines: Mapping[int, PeerLine], hello: Hello) -> str:
     """What is wrong with who has come; "" where nothing is."""
     index, other = hello["index"], hello["facts"]
     if hello["processes"] != place.processes:
@@ -176,7 +178,7 @@ def _objection(place: Place, facts: Facts, lines: Mapping[int, Line], hello: Hel
     return f"processes 0 and {index} were not told the same: {told}; start all with the same command" if told else ""
 
 
-def _refuse(lines: Iterable[Line], why: str) -> NoReturn:
+def _refuse(lines: Iterable[PeerLine], why: str) -> NoReturn:
     for line in lines:
         line.send(f"stop {why}")
         line.link.close()

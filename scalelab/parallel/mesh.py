@@ -13,15 +13,15 @@ from jax.sharding import AxisType, Mesh
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 
-AXES = ("stage", "data", "fsdp", "context", "tensor")
+MESH_AXES = ("stage", "data", "fsdp", "context", "tensor")
 
 
-def resolved(layout: Layout, devices: int) -> Layout:
+def resolve_layout(layout: Layout, devices: int) -> Layout:
     """`layout` with its -1 filled in from the number of devices. BadInput where the sizes don't make it up.
 
     A layout of one device is always possible; it leaves the others idle.
     """
-    sizes = {axis: getattr(layout, axis) for axis in AXES}
+    sizes = {axis: getattr(layout, axis) for axis in MESH_AXES}
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1:
         raise BadInput(f"parallel.{free[0]}=-1 and parallel.{free[1]}=-1: only one size may be the rest of the devices")
@@ -40,9 +40,9 @@ def resolved(layout: Layout, devices: int) -> Layout:
     return dataclasses.replace(layout, **whole)
 
 
-def name(mesh: Mapping[str, Any]) -> str:
+def describe_mesh(mesh: Mapping[str, Any]) -> str:
     """A record's `mesh` in words: "fsdp=4 x tensor=2, sequence, zero=3"; "stage=2 x data=4, 1f1b"; "one device"."""
-    sizes = {axis: mesh.get(axis, 1) for axis in (*AXES, "trial")}
+    sizes = {axis: mesh.get(axis, 1) for axis in (*MESH_AXES, "trial")}
     said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one device"
     schedule = f", {mesh['schedule']}" if sizes["stage"] > 1 else ""
     zero = f", zero={mesh['zero']}" if sizes["fsdp"] > 1 else ""
@@ -50,27 +50,27 @@ def name(mesh: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def make(layout: Layout) -> Mesh:
+def make_mesh(layout: Layout) -> Mesh:
     """The mesh of a resolved layout over all devices."""
-    return over(layout, jax.devices())
+    return mesh_over_devices(layout, jax.devices())
 
 
-def over(layout: Layout, devices: Sequence[Any]) -> Mesh:
+def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
     """The mesh of a resolved layout over these devices, which may be some that aren't here (`plan/machine/absent_devices.py`).
 
     Of several slices (of TPUs, or of GPUs that NVLink joins) the outermost axes take the network between them: stage, data,
     then fsdp. BadInput where these don't divide over the slices.
     """
-    sizes = [getattr(layout, axis) for axis in AXES]
-    kinds = (AxisType.Explicit,) * len(AXES)
+    sizes = [getattr(layout, axis) for axis in MESH_AXES]
+    kinds = (AxisType.Explicit,) * len(MESH_AXES)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices == 1:
         try:
-            return jax.make_mesh(tuple(sizes), AXES, axis_types=kinds, devices=devices)
+            return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=kinds, devices=devices)
         except NotImplementedError:  # a torus whose sides are no products of these sizes: an axis gets part of a side
             laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-            return Mesh(laid_out, AXES, axis_types=kinds)
-    left, outer = slices, [1] * len(AXES)
+            return Mesh(laid_out, MESH_AXES, axis_types=kinds)
+    left, outer = slices, [1] * len(MESH_AXES)
     for i in range(3):
         outer[i] = math.gcd(left, sizes[i])
         left //= outer[i]
@@ -82,4 +82,4 @@ def over(layout: Layout, devices: Sequence[Any]) -> Mesh:
         )
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]
     laid_out = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
-    return Mesh(laid_out, AXES, axis_types=kinds)
+    return Mesh(laid_out, MESH_AXES, axis_types=kinds)

@@ -14,18 +14,18 @@ import threading
 import time
 from collections.abc import Callable
 
-from scalelab.parallel.pulse import LAST_S, STEPPING, Pulse, within
+from scalelab.parallel.pulse import LAST_WRITE_S, STEPPING, Pulse, run_with_timeout
 
 BEAT_S = 1.0
 SILENCE_S = 20.0  # a process that says nothing for so long is gone
 LOCAL_S = 5.0  # for one message of a handshake
-LONGEST = 1 << 20  # bytes of a line; a config takes some 10,000
+MAX_LINE_BYTES = 1 << 20  # bytes of a line; a config takes some 10,000
 
-Lost = Callable[[int, str], None]  # (exit code, why)
+LostCallback = Callable[[int, str], None]  # (exit code, why)
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Which process this is, of how many, and where process 0 is met: HOST:PORT."""
 
     coordinator: str
@@ -43,7 +43,7 @@ class Place:
         return f"process {self.index if index is None else index} of {self.processes}"
 
 
-class Line:
+class PeerLine:
     """One peer's socket, as lines of text."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -67,7 +67,7 @@ class Line:
             return []
         except OSError:
             data = b""
-        if not data or len(self.rest) > LONGEST:
+        if not data or len(self.rest) > MAX_LINE_BYTES:
             raise EOFError
         self.heard = time.monotonic()
         *texts, self.rest = (self.rest + data).split(b"\n")
@@ -82,13 +82,15 @@ class Line:
         raise EOFError
 
 
-class Watch:
+class PeerWatch:
     """A thread that ends the run where a peer ends: it calls `lost(exit code, why)`, once, unless this process is leaving.
 
     It does so too, in all processes, where the `pulse` of one says that it stands still while no peer is busy otherwise.
     """
 
-    def __init__(self, place: Place, lines: dict[int, Line], lost: Lost, pulse: Pulse | None = None) -> None:
+    def __init__(
+        self, place: ProcessPlace, lines: dict[int, PeerLine], lost: LostCallback, pulse: Pulse | None = None
+    ) -> None:
         self.place, self.lines, self.lost, self.pulse = place, lines, lost, pulse or Pulse()
         self.pulse.stalled, self.pulse.excused, self.pulse.hindmost = self.stall, self._excused, self._name_hindmost
         self.states: dict[int, tuple[int, str]] = {}  # step and phase of each peer that has a line here
@@ -159,7 +161,7 @@ class Watch:
                     if not line.bye and time.monotonic() - line.heard > SILENCE_S:
                         self._end(1, f"{self.place.name(index)} is gone: not a word for {SILENCE_S:.0f} s", index)
 
-    def _hear(self, index: int, line: Line) -> bool:
+    def _hear(self, index: int, line: PeerLine) -> bool:
         """Take what a peer says; False where its socket is closed."""
         try:
             for text in line.receive():
@@ -171,7 +173,7 @@ class Watch:
             return False
         return True
 
-    def _take(self, index: int, line: Line, text: str) -> None:
+    def _take(self, index: int, line: PeerLine, text: str) -> None:
         """What a peer's line means here; a malformed one means nothing."""
         match text.split(" "):
             case ["bye"]:
@@ -191,5 +193,5 @@ class Watch:
         if self.lock.acquire(blocking=False):
             self._tell(f"stall {why}" if stalled else f"stop {code} {why}", but=source)
             if stalled:
-                within(LAST_S, self.pulse.dump)
+                run_with_timeout(LAST_WRITE_S, self.pulse.dump)
             self.lost(code, why)

@@ -21,17 +21,17 @@ from jax.sharding import PartitionSpec, auto_axes, explicit_axes, reshard
 from scalelab.config import Layout, Static
 from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import Ends
+from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums
-from scalelab.parallel.mesh import AXES
-from scalelab.parallel.ticks import Ticks, table
-from scalelab.precision.policy import POLICIES, dtype
-from scalelab.sharding import STAGE, on_mesh, place, residual
+from scalelab.parallel.mesh import MESH_AXES
+from scalelab.parallel.ticks import TickTable, make_tick_table
+from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.sharding import STAGE_AXIS, has_explicit_mesh, reshard_to, residual_axes
 
-FREE = tuple(axis for axis in AXES if axis != STAGE)
+COMPILER_AXES = tuple(axis for axis in MESH_AXES if axis != STAGE_AXIS)
 
 
-def reorder(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
+def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
     """`tree` (lying as `specs` say) with its layers as the stages hold them, or `back` in the model's order.
 
     With `circular` a stage's chunks are p chunks apart in the model, and next to each other in its memory.
@@ -40,59 +40,61 @@ def reorder(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
         return tree
 
     def moved(x: Any, spec: PartitionSpec) -> Any:
-        if STAGE not in spec[:1]:
+        if STAGE_AXIS not in spec[:1]:
             return x
         order = np.arange(x.shape[0]).reshape(layout.rounds, layout.stage, -1).swapaxes(0, 1).ravel()
         order = np.argsort(order) if back else order
-        return reshard(reshard(x, PartitionSpec(None, *spec[1:]))[order], spec) if on_mesh() else x[order]
+        return reshard(reshard(x, PartitionSpec(None, *spec[1:]))[order], spec) if has_explicit_mesh() else x[order]
 
     return jax.tree.map(moved, tree, specs)
 
 
-def loss_sums(
-    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: Ends | None = None
+def pipeline_loss_sums(
+    static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: DocumentEnds | None = None
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1], cut where a document `ends`; no gradients."""
     return _run(static, params, tokens, z_weight, None, ends)[0]
 
 
-def gradients(
+def pipeline_gradients(
     static: Static,
     params: Any,
     tokens: jax.Array,
     z_weight: jax.Array | float,
     counted: jax.Array,
-    ends: Ends | None = None,
+    ends: DocumentEnds | None = None,
 ) -> tuple[LossSums, Any]:
     """The same, and the gradient of objective / counted."""
     return _run(static, params, tokens, z_weight, counted, ends)
 
 
 def _run(
-    static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted: jax.Array | None, ends: Ends | None
+    static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted: jax.Array | None, ends: DocumentEnds | None
 ) -> tuple:
     layout = static.layout
-    ticks = table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
+    ticks = make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
     rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/step/gradients.py`
     rest = {name: part for name, part in params.items() if name != "blocks"}
-    stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE))
-    by_stage, whole = PartitionSpec(STAGE), PartitionSpec()
+    stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE_AXIS))
+    by_stage, whole = PartitionSpec(STAGE_AXIS), PartitionSpec()
     arguments = stages, params["blocks"], rest, rows.swapaxes(0, 1), jnp.asarray(z_weight, jnp.float32), counted, ends
     lying = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
     run = jax.shard_map(
-        explicit_axes(functools.partial(_stage, static, ticks), axes=FREE, in_sharding=jax.tree.map(_within, lying)),
+        explicit_axes(
+            functools.partial(_stage, static, ticks), axes=COMPILER_AXES, in_sharding=jax.tree.map(_within, lying)
+        ),
         in_specs=(by_stage, by_stage, whole, whole, whole, whole, whole),
         out_specs=(whole, by_stage, whole) if counted is not None else (whole, None, None),
-        axis_names={STAGE},
+        axis_names={STAGE_AXIS},
     )
     out = (whole, *(lying[1:3] if counted is not None else (None, None)))
-    sums, blocks, others = auto_axes(run, axes=FREE, out_sharding=out)(*arguments)
+    sums, blocks, others = auto_axes(run, axes=COMPILER_AXES, out_sharding=out)(*arguments)
     return sums, None if counted is None else {**others, "blocks": blocks}
 
 
 def _within(spec: PartitionSpec) -> PartitionSpec:
     """How a stage's own part of an array lies: the mesh's other axes split it as they did."""
-    return PartitionSpec(*[None if entry == STAGE else entry for entry in spec])
+    return PartitionSpec(*[None if entry == STAGE_AXIS else entry for entry in spec])
 
 
 class _Work(NamedTuple):
@@ -109,24 +111,24 @@ class _Work(NamedTuple):
 
 
 def _stage(
-    static: Static, ticks: Ticks, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any
+    static: Static, ticks: TickTable, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any
 ) -> tuple:
     """One stage's walk through the table; `blocks` are its own v k layers, `rows` [m, b, S+1] everyone's."""
     layout, shape = static.layout, static.model
-    policy, differ, flags = POLICIES[static.precision], counted is not None, layer_flags.layers(shape)
-    vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE,), to="varying"))
+    policy, differ, flags = POLICIES[static.precision], counted is not None, layer_flags.all_layer_flags(shape)
+    vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE_AXIS,), to="varying"))
     rest, rows, z, ends = vary((rest, rows.astype(jnp.int32), z, ends))
     chunks = jax.tree.map(lambda w: w.reshape(layout.rounds, -1, *w.shape[1:]), blocks)
     depth = jax.tree.leaves(chunks)[0].shape[1]  # blocks of a chunk
 
     def work(chunk: jax.Array, row_bS: jax.Array) -> _Work:
-        inputs_bS, targets_bS, packed = documents.cut(row_bS, ends)
+        inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, ends)
         return _Work(
-            block=lambda layer, w, x: transformer.block(shape, w, x, policy, layer, packed),
-            enter=lambda rest: transformer.enter(shape, rest, inputs_bS, policy, packed),
-            leave=lambda rest, y_bSD: transformer.leave(shape, rest, y_bSD, targets_bS, z, policy),
+            block=lambda layer, w, x: transformer.apply_block(shape, w, x, policy, layer, packed),
+            enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
+            leave=lambda rest, y_bSD: transformer.head_loss(shape, rest, y_bSD, targets_bS, z, policy),
             own=jax.tree.map(lambda w: w[chunk], chunks),
-            layers=layer_flags.at(flags, (chunk * layout.stage + stage[0]) * depth + jnp.arange(depth)),
+            layers=layer_flags.select_layers(flags, (chunk * layout.stage + stage[0]) * depth + jnp.arange(depth)),
             rest=rest,
             first=(stage[0] == 0) & (chunk == 0),
             last=(stage[0] == layout.stage - 1) & (chunk == layout.rounds - 1),
@@ -159,17 +161,19 @@ def _stage(
 
     b, length = rows.shape[1], rows.shape[2] - 1
     nothing = vary(
-        place(jnp.zeros((b, length, shape.d_model), dtype(policy.residual)), *residual(shape.sequence_parallel))
+        reshard_to(
+            jnp.zeros((b, length, shape.d_model), array_dtype(policy.residual)), *residual_axes(shape.sequence_parallel)
+        )
     )
     kept = depth if differ else 1
     held = jnp.stack([jnp.stack([nothing] * kept)] * (ticks.slots + 1))
     grads: Any = jax.tree.map(jnp.zeros_like, (chunks, rest)) if differ else ()
     begin = (nothing, nothing, held, vary(LossSums(*[jnp.zeros(())] * 3)), grads)
     (_, _, _, sums, grads), _ = jax.lax.scan(tick, begin, tuple(jnp.asarray(column) for column in ticks[:5]))
-    sums = jax.lax.psum(sums, STAGE)
+    sums = jax.lax.psum(sums, STAGE_AXIS)
     if not differ:
         return sums, None, None
-    return sums, jax.tree.map(lambda g, w: g.reshape(w.shape), grads[0], blocks), jax.lax.psum(grads[1], STAGE)
+    return sums, jax.tree.map(lambda g, w: g.reshape(w.shape), grads[0], blocks), jax.lax.psum(grads[1], STAGE_AXIS)
 
 
 def _forward(todo: _Work, x_bSD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -204,4 +208,4 @@ def _backward(
 
 
 def _send(x: jax.Array, by: int, stages: int) -> jax.Array:
-    return jax.lax.ppermute(x, STAGE, [(i, (i + by) % stages) for i in range(stages)])
+    return jax.lax.ppermute(x, STAGE_AXIS, [(i, (i + by) % stages) for i in range(stages)])

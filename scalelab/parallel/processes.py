@@ -22,16 +22,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.parallel.meeting import MEET_S, Facts, meet, service_address
-from scalelab.parallel.peers import Lost, Place, Watch
+from scalelab.parallel.meeting import MEET_TIMEOUT_S, Facts, meet_processes, service_address
+from scalelab.parallel.peers import LostCallback, PeerWatch, ProcessPlace
 from scalelab.parallel.pulse import Pulse
 
 VERDICT_S = 3.0  # a computation that fails because a peer is gone waits this long for the watch to say so
 
 
-def place(
+def find_process_place(
     coordinator: str | None, processes: int | None, index: int | None, environment: Mapping[str, str] = os.environ
-) -> Place | None:
+) -> ProcessPlace | None:
     """This process's place among several, as given or else as Slurm says; None where it is alone. BadInput for a mistake."""
     given = {"--coordinator": coordinator, "--processes": processes, "--process-id": index}
     missing = [flag for flag, value in given.items() if value is None]
@@ -41,7 +41,7 @@ def place(
         raise BadInput(f"{missing[0]} is missing: --coordinator=HOST:PORT --processes=N --process-id=I go together")
     if (
         not re.fullmatch(r"[^\s:]+:\d+|\[[0-9a-fA-F:]+\]:\d+", coordinator)
-        or not 0 < Place(coordinator, 1, 0).address[1] < 65536
+        or not 0 < ProcessPlace(coordinator, 1, 0).address[1] < 65536
     ):
         raise BadInput(f"--coordinator={coordinator!r} is not HOST:PORT; for one machine localhost:12321")
     if processes < 1:
@@ -50,19 +50,19 @@ def place(
         raise BadInput(
             f"--process-id={index} is not one of {processes} processes; nearest: {min(max(index, 0), processes - 1)}"
         )
-    return Place(coordinator, processes, index) if processes > 1 else None
+    return ProcessPlace(coordinator, processes, index) if processes > 1 else None
 
 
-def _slurm(environment: Mapping[str, str]) -> Place | None:
+def _slurm(environment: Mapping[str, str]) -> ProcessPlace | None:
     if int(environment.get("SLURM_NTASKS", 1)) == 1 or not SlurmCluster.is_env_present():
         return None
     address = SlurmCluster.get_coordinator_address(None, environment.get("JAX_COORDINATOR_PORT"))
-    return Place(address, SlurmCluster.get_process_count(), SlurmCluster.get_process_id())
+    return ProcessPlace(address, SlurmCluster.get_process_count(), SlurmCluster.get_process_id())
 
 
 @contextlib.contextmanager
-def together(
-    place: Place, facts: Facts, folder: pathlib.Path, lost: Lost, pulse: Pulse | None = None
+def run_together(
+    place: ProcessPlace, facts: Facts, folder: pathlib.Path, lost: LostCallback, pulse: Pulse | None = None
 ) -> Iterator[None]:
     """Meet the other processes and start jax among them; part after the work, or tell the others why this one fails.
 
@@ -70,7 +70,7 @@ def together(
     stands still as its `pulse` says: it must end this process, whose main thread may hang in a collective for ever. BadInput
     where the processes don't find each other or differ in `facts`.
     """
-    watch = Watch(place, meet(place, facts, folder), lost, pulse)
+    watch = PeerWatch(place, meet_processes(place, facts, folder), lost, pulse)
     with _aborting(watch):
         try:
             _start(place)
@@ -78,32 +78,32 @@ def together(
         except BaseException as error:
             if isinstance(error, jax.errors.JaxRuntimeError):
                 time.sleep(VERDICT_S)
-            watch.leave(2 if isinstance(error, BadInput) else 1, first_line(error))
+            watch.leave(2 if isinstance(error, BadInput) else 1, format_first_line(error))
             raise
         watch.part()
         jax.distributed.shutdown()
 
 
-def first_line(error: BaseException) -> str:
+def format_first_line(error: BaseException) -> str:
     """An exception in one line."""
     text = str(error).strip().split("\n")[0]
     return text if isinstance(error, BadInput | WorkFailed) else f"{type(error).__name__}: {text}"
 
 
-def _start(place: Place) -> None:
+def _start(place: ProcessPlace) -> None:
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the loop's
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # on CPU two programs' collectives could get mixed up
     address = service_address(place) if place.index == 0 else place.coordinator
     bind = None if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ else address
     jax.distributed.initialize(
-        address, place.processes, place.index, initialization_timeout=int(MEET_S), coordinator_bind_address=bind,
+        address, place.processes, place.index, initialization_timeout=int(MEET_TIMEOUT_S), coordinator_bind_address=bind,
         cluster_detection_method=None if SlurmCluster.is_env_present() else "deactivate",
     )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _aborting(watch: Watch) -> Iterator[None]:
+def _aborting(watch: PeerWatch) -> Iterator[None]:
     """jax's client aborts the process when the coordinator is gone. That leaves the watch the time to say it in one line."""
 
     def aborted(_: int) -> None:
@@ -117,18 +117,18 @@ def _aborting(watch: Watch) -> Iterator[None]:
     signal.signal(signal.SIGABRT, signal.SIG_DFL)
 
 
-def is_first() -> bool:
+def is_first_process() -> bool:
     """Whether this process writes the run's files: process 0 of several, or the only one."""
     return jax.process_index() == 0
 
 
-def from_first(work: Callable[[], Any]) -> Any:
+def broadcast_from_first(work: Callable[[], Any]) -> Any:
     """What `work` gives in the first process, in every process; its BadInput or WorkFailed likewise. Plain JSON only."""
     if jax.process_count() == 1:
         return work()
     answer: Sequence[Any] = ("", None)
     kinds = {kind.__name__: kind for base in (BadInput, WorkFailed) for kind in (base, *base.__subclasses__())}
-    if is_first():
+    if is_first_process():
         try:
             answer = ("", work())
         except Exception as error:
@@ -142,11 +142,11 @@ def from_first(work: Callable[[], Any]) -> Any:
 def _broadcast(answer: Any) -> Any:
     text = np.frombuffer(json.dumps(answer).encode(), np.uint8)
     length = int(multihost_utils.broadcast_one_to_all(np.int32(text.size)))
-    padded = text if is_first() else np.zeros(length, np.uint8)
+    padded = text if is_first_process() else np.zeros(length, np.uint8)
     return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
 
 
-def agreed(flag: Callable[[], bool]) -> Callable[[], bool]:
+def make_agreed_flag(flag: Callable[[], bool]) -> Callable[[], bool]:
     """`flag` of any process, as every process sees it at its n-th call: true in all or in none.
 
     The answer is that of the call before: the question travels behind what has been dispatched since, so nobody waits for it.
@@ -166,7 +166,7 @@ def agreed(flag: Callable[[], bool]) -> Callable[[], bool]:
     return ask
 
 
-def whole(x: Any) -> np.ndarray:
+def gather_to_host(x: Any) -> np.ndarray:
     """All of an array on this host, wherever its parts are; every process has to ask."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return multihost_utils.process_allgather(x, tiled=True)

@@ -23,8 +23,8 @@ from scalelab import lock
 STEPPING = (
     "train"  # the one phase that has to come to an end; compile, eval, save and start (restoring) take what they take
 )
-MANY = 10  # median dispatches without a step are too many
-LAST_S = 10.0  # for what is written at the end: the disk may be what hangs
+STALL_DISPATCHES = 10  # median dispatches without a step are too many
+LAST_WRITE_S = 10.0  # for what is written at the end: the disk may be what hangs
 
 
 def exit_with(why: str) -> None:
@@ -32,11 +32,11 @@ def exit_with(why: str) -> None:
     shown_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar has hidden it
     os.write(2, f"{shown_cursor}scalelab: {why}\n".encode())
     if not hasattr(sys, "ps1"):
-        within(LAST_S, lock.release_all)
+        run_with_timeout(LAST_WRITE_S, lock.release_all_locks)
         os._exit(1)
 
 
-def within(seconds: float, work: Callable[[], object]) -> None:
+def run_with_timeout(seconds: float, work: Callable[[], object]) -> None:
     """Do `work`, and wait for it for at most so long."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -68,7 +68,9 @@ class Pulse:
     def limit(self, stall_s: float) -> float:
         """Seconds that may pass without a step. Before any dispatch has been timed, each of its steps gets `stall_s`."""
         return (
-            max(stall_s, MANY * statistics.median(self.dispatches)) if self.dispatches else stall_s * self.steps_at_once
+            max(stall_s, STALL_DISPATCHES * statistics.median(self.dispatches))
+            if self.dispatches
+            else stall_s * self.steps_at_once
         )
 
     @contextlib.contextmanager
@@ -98,10 +100,10 @@ class Pulse:
             if still_s > (limit := self.limit(stall_s)):
                 why = (
                     f"no new step for {still_s:.0f} s at step {self.step} (limit: {limit:.0f} s, train.stall_s or "
-                    f"{MANY} dispatches){self.hindmost()}"
+                    f"{STALL_DISPATCHES} dispatches){self.hindmost()}"
                 )
-                within(LAST_S, self.dump)
-                within(LAST_S, functools.partial(note, why))
+                run_with_timeout(LAST_WRITE_S, self.dump)
+                run_with_timeout(LAST_WRITE_S, functools.partial(note, why))
                 self.stalled(f"{why}; the stacks of all threads are in {self.stacks}")
                 return
 

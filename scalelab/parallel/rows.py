@@ -5,7 +5,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 
-def held(sharding: Sharding, shape: tuple[int, ...], axis: int) -> np.ndarray:
+def local_row_indices(sharding: Sharding, shape: tuple[int, ...], axis: int) -> np.ndarray:
     """Indices along `axis` of an array of `shape` that this process's devices hold, ascending, int64 [R].
 
     They need not be neighbours (a mesh may interleave the hosts), and two processes may hold the same ones (tensor peers).
@@ -15,8 +15,8 @@ def held(sharding: Sharding, shape: tuple[int, ...], axis: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(*part) for part in parts]))
 
 
-def assemble(sharding: Sharding, local: np.ndarray, rows: np.ndarray, axis: int, size: int) -> jax.Array:
-    """The global array that is `size` long along `axis`; this process has it at `rows` (as `held` says), in `local`."""
+def assemble_global_array(sharding: Sharding, local: np.ndarray, rows: np.ndarray, axis: int, size: int) -> jax.Array:
+    """The global array that is `size` long along `axis`; this process has it at `rows` (as `local_row_indices` says), in `local`."""
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None

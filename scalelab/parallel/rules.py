@@ -12,64 +12,64 @@ import jax
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout, ModelShape, Static
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.model.declare import Declaration
-from scalelab.model.transformer import declarations
-from scalelab.optim.registry import find
-from scalelab.parallel.ticks import SCHEDULES, predicted_bubble
+from scalelab.model.transformer import parameter_declarations
+from scalelab.optim.registry import find_optimizer
+from scalelab.parallel.ticks import PIPELINE_SCHEDULES, predicted_bubble
 from scalelab.precision.policy import POLICIES
-from scalelab.sharding import SPLIT_BY_TENSOR, STAGE, TENSOR
+from scalelab.sharding import SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS
 
 FSDP_AXIS = "embed"
-WITHOUT_LIBRARY = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty
-MOST_UNSPLIT = 0.02  # of the parameters: more left whole under FSDP is worth a word
+NO_LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty
+MAX_UNSHARDED_SHARE = 0.02  # of the parameters: more left whole under FSDP is worth a word
 
 
-def spec(declaration: Declaration, fsdp: bool, stages: bool) -> PartitionSpec:
+def parameter_spec(declaration: Declaration, fsdp: bool, stages: bool) -> PartitionSpec:
     """How a parameter lies on the mesh: logical axis by logical axis."""
-    split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR) | ({FSDP_AXIS: "fsdp"} if fsdp else {})
-    split |= {"layers": STAGE} if stages else {}
+    split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | ({FSDP_AXIS: "fsdp"} if fsdp else {})
+    split |= {"layers": STAGE_AXIS} if stages else {}
     return PartitionSpec(*[split.get(axis) for axis in declaration.axes])
 
 
 @functools.cache
 def _specs(shape: ModelShape, fsdp: bool, stages: bool) -> Any:
-    return jax.tree.map(lambda d: spec(d, fsdp, stages), declarations(shape))
+    return jax.tree.map(lambda d: parameter_spec(d, fsdp, stages), parameter_declarations(shape))
 
 
-def parameters(shape: ModelShape, layout: Layout) -> Any:
+def parameter_specs(shape: ModelShape, layout: Layout) -> Any:
     """Specs of the parameters at rest."""
     return _specs(shape, layout.zero >= 3, layout.stage > 1)
 
 
-def gradients(shape: ModelShape, layout: Layout) -> Any:
+def gradient_specs(shape: ModelShape, layout: Layout) -> Any:
     """Specs of gradients while micro-batches are summed."""
     return _specs(shape, layout.zero >= 2, layout.stage > 1)
 
 
-def moments(shape: ModelShape, layout: Layout) -> Any:
+def moment_specs(shape: ModelShape, layout: Layout) -> Any:
     """Specs of whatever the optimizer keeps a parameter."""
     return _specs(shape, layout.zero >= 1, layout.stage > 1)
 
 
-def other(declaration: Declaration, shape: tuple[int, ...], layout: Layout) -> PartitionSpec:
+def reshaped_moment_spec(declaration: Declaration, shape: tuple[int, ...], layout: Layout) -> PartitionSpec:
     """Specs of what the optimizer keeps of a parameter in another shape: its stacked layers by stage, its longest side by fsdp."""
     stages = layout.stage > 1 and declaration.stack[:1] == ("layers",) and shape[:1] == declaration.shape[:1]
-    split: list[str | None] = [STAGE if stages and axis == 0 else None for axis in range(len(shape))]
+    split: list[str | None] = [STAGE_AXIS if stages and axis == 0 else None for axis in range(len(shape))]
     free = [axis for axis in range(len(shape)) if split[axis] is None and shape[axis] % layout.fsdp == 0]
     if layout.zero >= 1 and free:
         split[max(free, key=lambda axis: shape[axis])] = "fsdp"
     return PartitionSpec(*split)
 
 
-def check(static: Static, layout: Layout) -> list[str]:
+def check_layout(static: Static, layout: Layout) -> list[str]:
     """Refuse what a resolved layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
     model, micro = static.model, static.global_batch // static.accumulate
     if layout.devices == 1 < jax.process_count():
         raise BadInput(
             f"a mesh of one device for {jax.process_count()} processes; nearest: parallel.data={jax.device_count()}"
         )
-    check_options(layout)
+    check_layout_options(layout)
     for name in ("n_heads", "n_kv_heads", "d_ff", "vocab_size"):
         _divides(f"model.{name}", getattr(model, name), "parallel.tensor", layout.tensor)
     split_sequence = layout.context * (layout.tensor if layout.sequence else 1)
@@ -83,39 +83,39 @@ def check(static: Static, layout: Layout) -> list[str]:
         _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x parallel.fsdp", layout.data * layout.fsdp)
     _check_curvature(static.optim.name, layout)
-    return check_pipeline(static, layout) + whole(declarations(model), layout)
+    return check_pipeline(static, layout) + unsharded_warnings(parameter_declarations(model), layout)
 
 
-def check_options(layout: Layout) -> None:
+def check_layout_options(layout: Layout) -> None:
     """Refuse what is no option of any mesh (BadInput)."""
     if layout.zero not in range(4):
         raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
-    if layout.schedule not in SCHEDULES:
+    if layout.schedule not in PIPELINE_SCHEDULES:
         raise BadInput(
-            f"parallel.schedule={layout.schedule!r} is none of {', '.join(SCHEDULES)}{nearest(layout.schedule, SCHEDULES)}"
+            f"parallel.schedule={layout.schedule!r} is none of {', '.join(PIPELINE_SCHEDULES)}{nearest_hint(layout.schedule, PIPELINE_SCHEDULES)}"
         )
     for name in ("microbatches", "rounds"):
         if getattr(layout, name) < 1:
             raise BadInput(f"parallel.{name}={getattr(layout, name)} is not a count; 1 or more")
 
 
-def check_runtime(static: Static, layout: Layout) -> None:
+def check_layout_runtime(static: Static, layout: Layout) -> None:
     """Refuse what this machine's runtime would not finish (BadInput): known of jax 0.10.2 on a CPU that plays several devices.
 
     A product that XLA hands to its library of kernels and an exchange between stages wait for the same threads, for ever.
     """
     bf16 = POLICIES[static.precision].forward == "bfloat16"
     waits = jax.default_backend() == "cpu" and layout.stage > 1 and static.model.position == "relative" and bf16
-    if waits and WITHOUT_LIBRARY not in os.environ.get("XLA_FLAGS", ""):
+    if waits and NO_LIBRARY_FLAG not in os.environ.get("XLA_FLAGS", ""):
         raise BadInput(
             f"precision.name={static.precision} with model.position=relative and parallel.stage={layout.stage}: on a CPU XLA never "
-            f"finishes that step; nearest: precision.name=fp32, or run it with XLA_FLAGS={WITHOUT_LIBRARY}"
+            f"finishes that step; nearest: precision.name=fp32, or run it with XLA_FLAGS={NO_LIBRARY_FLAG}"
         )
 
 
 def _check_curvature(name: str, layout: Layout) -> None:
     """Refuse meshes on which an optimizer's curvature can't be measured."""
-    kind = find(name).curvature
+    kind = find_optimizer(name).curvature
     for axis in ("stage", "context"):
         if kind and getattr(layout, axis) > 1:
             raise BadInput(
@@ -163,14 +163,14 @@ def _divides(name: str, value: int, axis: str, size: int) -> None:
         )
 
 
-def whole(declared: Any, layout: Layout) -> list[str]:
+def unsharded_warnings(declared: Any, layout: Layout) -> list[str]:
     """Under FSDP, which parameters no rule splits, where they are more than 2 % of all."""
     if layout.zero < 3 or layout.fsdp == 1:
         return []
     leaves = jax.tree_util.tree_leaves_with_path(declared, is_leaf=lambda d: isinstance(d, Declaration))
     left = [(path, d) for path, d in leaves if FSDP_AXIS not in d.axes]
     share = sum(d.size for _, d in left) / sum(d.size for _, d in leaves)
-    if share <= MOST_UNSPLIT:
+    if share <= MAX_UNSHARDED_SHARE:
         return []
     names = ", ".join(".".join(str(key.key) for key in path) for path, _ in left[:6])
     return [f"{share:.1%} of the parameters are not split by fsdp, since they have no `{FSDP_AXIS}` axis: {names}"]

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 IDLE, FORWARD, BACKWARD = range(3)
-SCHEDULES = ("gpipe", "1f1b", "circular")
-Op = tuple[int, int, int]  # (FORWARD or BACKWARD, chunk, micro-batch)
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "circular")
+StageOp = tuple[int, int, int]  # (FORWARD or BACKWARD, chunk, micro-batch)
 
 
-class Ticks(NamedTuple):
+class TickTable(NamedTuple):
     """Arrays [ticks, stages] of numbers: what to do (`op`), on which chunk and micro-batch.
 
     The arriving activation is put into slot `store`, then `op` takes its input from `slot`; the last of `slots` + 1 is for what
@@ -41,24 +41,24 @@ def predicted_bubble(stages: int, microbatches: int, rounds: int) -> float:
     return (stages - 1) / (rounds * microbatches + stages - 1)
 
 
-def order(schedule: str, stage: int, stages: int, microbatches: int, rounds: int) -> list[Op]:
+def stage_operations(schedule: str, stage: int, stages: int, microbatches: int, rounds: int) -> list[StageOp]:
     """What a stage does, one after the other."""
     if schedule == "1f1b":
         ahead = min(microbatches, stages - stage)
         done = [(BACKWARD, 0, i) for i in range(microbatches)]
-        ops: list[Op] = [(FORWARD, 0, i) for i in range(ahead)]
+        ops: list[StageOp] = [(FORWARD, 0, i) for i in range(ahead)]
         for i in range(microbatches - ahead):
             ops += [done[i], (FORWARD, 0, ahead + i)]
         return ops + done[microbatches - ahead :]
     groups = [range(i, min(i + stages, microbatches)) for i in range(0, microbatches, stages)]
-    forward: list[Op] = [(FORWARD, c, i) for group in groups for c in range(rounds) for i in group]
+    forward: list[StageOp] = [(FORWARD, c, i) for group in groups for c in range(rounds) for i in group]
     return forward + [(BACKWARD, c, i) for _, c, i in reversed(forward)]
 
 
 @functools.cache
-def table(schedule: str, stages: int, microbatches: int, rounds: int = 1, backward: bool = True) -> Ticks:
+def make_tick_table(schedule: str, stages: int, microbatches: int, rounds: int = 1, backward: bool = True) -> TickTable:
     """The schedule with every operation as early as its stage and what it waits for allow."""
-    lists = [order(schedule, s, stages, microbatches, rounds) for s in range(stages)]
+    lists = [stage_operations(schedule, s, stages, microbatches, rounds) for s in range(stages)]
     if not backward:
         lists = [[op for op in ops if op[0] == FORWARD] for ops in lists]
     at = _when(lists, stages * rounds)
@@ -82,12 +82,12 @@ def table(schedule: str, stages: int, microbatches: int, rounds: int = 1, backwa
         slot[tick, u % stages] = held[u % stages][arrival(u, i)]
         if u:
             store[arrival(u, i), u % stages] = held[u % stages][arrival(u, i)]
-    return Ticks(op, chunk, microbatch, slot, store, slots)
+    return TickTable(op, chunk, microbatch, slot, store, slots)
 
 
-def _when(lists: list[list[Op]], virtual: int) -> dict[Op, int]:
+def _when(lists: list[list[StageOp]], virtual: int) -> dict[StageOp, int]:
     """{(kind, virtual stage, micro-batch): tick}."""
-    stages, at = len(lists), dict[Op, int]()
+    stages, at = len(lists), dict[StageOp, int]()
     left, tick = [ops[::-1] for ops in lists], 0
     while any(left):
         for s, ops in enumerate(left):

@@ -19,7 +19,7 @@ from scalelab.hardware import chips
 from scalelab.model import count
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.step.efficiency import Efficiency, Range, default
+from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.time import FIELDS, step_time
 
 ENOUGH = 3  # programs, from which on their own spread says more than the chip's range
@@ -27,7 +27,7 @@ COVERAGE = 0.9  # of the range: the next one of this kind lies in it so often, w
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class CalibrationRun:
     """Runs of one program, measured and predicted with the efficiencies before. `ratio`: measured over predicted tokens a second."""
 
     folders: tuple[str, ...]
@@ -46,7 +46,7 @@ class Calibration:
     """
 
     efficiency: Efficiency
-    runs: tuple[Run, ...]
+    runs: tuple[CalibrationRun, ...]
     factor: float
     spread: float | None
     low: float
@@ -54,7 +54,7 @@ class Calibration:
     notes: tuple[str, ...]
 
 
-def calibrate(folder: records.Folder, machine: Machine, efficiency: Efficiency | None = None) -> Calibration:
+def calibrate_efficiency(folder: records.Folder, machine: Machine, efficiency: Efficiency | None = None) -> Calibration:
     """Efficiencies of `machine` from the runs in `folder`: a run, a sweep or a folder of runs.
 
     All rates are scaled by one factor, as a run's tokens a second don't tell which of them was off. Runs of one program (a
@@ -62,24 +62,24 @@ def calibrate(folder: records.Folder, machine: Machine, efficiency: Efficiency |
     Student's t; fewer take the chip's, moved. Left out, and said: runs on another chip, packed ones, and those with less than
     two dispatches after the first, which compiles. BadInput where no run is left.
     """
-    base, notes = efficiency or default(machine), []
+    base, notes = efficiency or default_efficiency(machine), []
     measured: dict[configs.Static, dict[str, float]] = {}
     for run in records.run_folders(folder):
-        why = _unfit(run, machine)
+        why = _describe_unfit(run, machine)
         if why:
             notes.append(f"{run}: {why}")
         else:
-            measured.setdefault(_planned(run), {})[str(run)] = _rates(run)[0]
+            measured.setdefault(_load_run_static(run), {})[str(run)] = _dispatch_rates(run)[0]
     if not measured:
         reasons = "; ".join(notes[:3]) + (f" (and {len(notes) - 3} more)" if len(notes) > 3 else "")
         raise BadInput(f"--calibrate: no run on {machine.chip.name} to learn from: {reasons}")
-    found = tuple(_compared(static, rates, machine, base) for static, rates in measured.items())
+    found = tuple(_compare_program(static, rates, machine, base) for static, rates in measured.items())
     logs = np.log([run.ratio for run in found])
     factor, n = math.exp(float(logs.mean())), len(found)
     spread = float(logs.std(ddof=1)) if n > 1 else None
     if spread is not None and n >= ENOUGH:
         high = math.exp(float(stats.t.ppf((1 + COVERAGE) / 2, n - 1)) * spread * math.sqrt(1 + 1 / n))
-        new = _settled(base, Range(factor / high, factor, factor * high))
+        new = _calibrated_range(base, Range(factor / high, factor, factor * high))
         low, said = (
             1 / high,
             f"range: {COVERAGE:.0%} of such programs, by Student's t from {n} that scatter by {spread:.1%}",
@@ -100,28 +100,28 @@ def calibrate(folder: records.Folder, machine: Machine, efficiency: Efficiency |
     return Calibration(dataclasses.replace(new, sources=(source,)), found, factor, spread, low, high, (said, *notes))
 
 
-def _settled(base: Efficiency, measured: Range) -> Efficiency:
+def _calibrated_range(base: Efficiency, measured: Range) -> Efficiency:
     """All that is uncertain is how far the next program's rates are from the measured ones'."""
     fixed: dict[str, Any] = {name: Range(*[getattr(base, name).expected] * 3) for name in FIELDS if name != "measured"}
     return dataclasses.replace(base, **fixed, measured=measured)
 
 
-def _unfit(folder: pathlib.Path, machine: Machine) -> str:
+def _describe_unfit(folder: pathlib.Path, machine: Machine) -> str:
     """Why a run says nothing about the machine; "" where it does."""
     record = records.read_record(folder)
     if "device" not in record:
         return "no record of what it ran on"
-    chip, found = machine.chip, chips.chip(record["device"])
+    chip, found = machine.chip, chips.find_chip(record["device"])
     if record["device"].lower() != chip.name.lower() and not (found and found.flops == chip.flops):
         return f"ran on {record['device']}"
     if record["device"] == "cpu" and record["mesh"]["devices"] > 1:
         return "devices of one CPU share its cores"
     if "pack" in record:
         return "one of a pack, whose trials share the device"
-    return "" if len(_rates(folder)) > 1 else "less than two dispatches after the first, which compiles"
+    return "" if len(_dispatch_rates(folder)) > 1 else "less than two dispatches after the first, which compiles"
 
 
-def _planned(folder: pathlib.Path) -> configs.Static:
+def _load_run_static(folder: pathlib.Path) -> configs.Static:
     """The run's compiled half, on the mesh that it ran on."""
     tree = configs.resolve(ConfigDict(records.read_config(folder)), stored=True)
     mesh: dict[str, Any] = records.read_json(folder / "record.json")["mesh"]
@@ -129,15 +129,19 @@ def _planned(folder: pathlib.Path) -> configs.Static:
     return dataclasses.replace(configs.static(tree), layout=layout)
 
 
-def _rates(folder: pathlib.Path) -> list[float]:
+def _dispatch_rates(folder: pathlib.Path) -> list[float]:
     """Tokens a second of a run's dispatches, their median first; without the first that logged, which compiled."""
     lines = [line["tokens_per_s"] for line in records.read_metrics(folder) if "tokens_per_s" in line]
     later = list(dict.fromkeys(lines))[1:]  # a dispatch writes its rate on each of its lines
     return [float(np.median(later)), *later[1:]] if later else []
 
 
-def _compared(static: configs.Static, rates: dict[str, float], machine: Machine, base: Efficiency) -> Run:
+def _compare_program(
+    static: configs.Static, rates: dict[str, float], machine: Machine, base: Efficiency
+) -> CalibrationRun:
     predicted = step_time(static, machine, base).tokens_per_s
     rate = math.exp(float(np.mean(np.log(list(rates.values())))))
-    mesh = mesh_lib.name(dataclasses.asdict(static.layout))
-    return Run(tuple(rates), mesh, count.parameters(static.model)["total"], rate, predicted, rate / predicted)
+    mesh = mesh_lib.describe_mesh(dataclasses.asdict(static.layout))
+    return CalibrationRun(
+        tuple(rates), mesh, count.count_parameters(static.model)["total"], rate, predicted, rate / predicted
+    )

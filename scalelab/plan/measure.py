@@ -12,10 +12,10 @@ from scalelab import config as configs
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh, rules
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory.memory import memory
+from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.step.efficiency import Efficiency
 from scalelab.plan.step.time import step_time
-from scalelab.train.step.program import in_turn
+from scalelab.train.step.program import sequential_program
 
 ROWS = tuple(2**i for i in range(13))
 KNEE = 0.95  # of the best rate
@@ -23,7 +23,7 @@ MEASURED_S = 1.0  # a size's steps are repeated for as long
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class ThroughputPoint:
     """One size. `rows`: sequences that a device works on at once; rates are of all devices together."""
 
     rows: int
@@ -41,26 +41,26 @@ class Measurement:
 
     device: str
     devices: int
-    points: tuple[Point, ...]
+    points: tuple[ThroughputPoint, ...]
     knee_rows: int | None
     stopped: str
 
 
-def measure(
+def measure_throughput(
     config: ConfigDict,
     machine: Machine,
     efficiency: Efficiency | None = None,
     rows: Sequence[int] = ROWS,
     budget_s: float = 120.0,
-    progress: Callable[[Point], None] = lambda _: None,
+    progress: Callable[[ThroughputPoint], None] = lambda _: None,
 ) -> Measurement:
     """Ramp the micro-batch of a resolved config: compile its train step for each of `rows`, run it on random tokens.
 
     It ends when the device is out of memory, or would be by the plan, when `budget_s` is over (looked at between sizes), or
     with the last size. Without accumulation: that adds up steps of one size. BadInput where the layout doesn't suit the devices.
     """
-    points: list[Point] = []
-    stopped, machine = f"{rows[-1]} rows were the most asked for", _shared(machine)
+    points: list[ThroughputPoint] = []
+    stopped, machine = f"{rows[-1]} rows were the most asked for", _single_device_machine(machine)
     begun = before = time.perf_counter()
     for size in rows:
         now = time.perf_counter()
@@ -68,15 +68,15 @@ def measure(
             stopped = f"{size} rows would go beyond {budget_s:g} s"
             break
         before = now
-        static, h = _sized(config, size)
-        needed = memory(static, machine)
+        static, h = _split_config(config, size)
+        needed = step_memory(static, machine)
         if needed.least > needed.capacity:
             stopped = (
                 f"{size} rows need {needed.least / 2**30:.1f} GiB by the plan, of {needed.capacity / 2**30:.1f} GiB"
             )
             break
         try:
-            compile_s, step_s = _timed(static, h)
+            compile_s, step_s = _time_steps(static, h)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -84,14 +84,14 @@ def measure(
             break
         tokens = static.global_batch * static.model.seq_len
         predicted = step_time(static, machine, efficiency).tokens_per_s
-        points.append(Point(size, tokens, step_s, tokens / step_s, predicted, compile_s, needed.total))
+        points.append(ThroughputPoint(size, tokens, step_s, tokens / step_s, predicted, compile_s, needed.total))
         progress(points[-1])
     best = max((point.tokens_per_s for point in points), default=0.0)
     knee = next((point.rows for point in points if point.tokens_per_s >= KNEE * best), None)
     return Measurement(jax.devices()[0].device_kind, jax.device_count(), tuple(points), knee, stopped)
 
 
-def _shared(machine: Machine) -> Machine:
+def _single_device_machine(machine: Machine) -> Machine:
     """The machine of one device: fake devices of a CPU share its cores and memory."""
     n = jax.device_count() if jax.devices()[0].platform == "cpu" else 1
     chip = machine.chip
@@ -102,22 +102,22 @@ def _shared(machine: Machine) -> Machine:
     return dataclasses.replace(machine, chip=share, devices_per_node=max(n, machine.devices_per_node))
 
 
-def _sized(config: ConfigDict, rows: int) -> tuple[configs.Static, dict[str, float]]:
+def _split_config(config: ConfigDict, rows: int) -> tuple[configs.Static, dict[str, float]]:
     """The compiled and the traced half of a config with so many rows a device."""
     if jax.process_count() > 1:
         raise BadInput("--measure is for one process: a plan of several is measured by training (--calibrate RUNS)")
-    layout = mesh.resolved(configs.static(config).layout, jax.device_count())
+    layout = mesh.resolve_layout(configs.static(config).layout, jax.device_count())
     batch = rows * layout.data * layout.fsdp * (layout.microbatches if layout.stage > 1 else 1)
     values = {"train.global_batch": batch, "train.accumulate": 1, "schedule.batch_start": "none"}
     sized = configs.resolve(configs.override(config, values | {"schedule.batch_warmup_tokens": "none"}))
     static = dataclasses.replace(configs.static(sized), layout=layout)
-    rules.check(static, layout)
+    rules.check_layout(static, layout)
     return static, configs.hparams(sized) | {"separator": config.model.vocab_size - 1}
 
 
-def _timed(static: configs.Static, h: dict[str, float]) -> tuple[float, float]:
+def _time_steps(static: configs.Static, h: dict[str, float]) -> tuple[float, float]:
     """(seconds of the first dispatch, compilation included; median seconds of a step after it)."""
-    program = in_turn(static, [h])
+    program = sequential_program(static, [h])
     states, random = program.init(), np.random.default_rng(0)
     tokens = random.integers(
         static.model.vocab_size, size=(1, static.global_batch, static.model.seq_len + 1), dtype=np.int32

@@ -10,19 +10,19 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import Layout, schedule_steps
 from scalelab.hardware import device_memory
-from scalelab.parallel.mesh import AXES
-from scalelab.plan.advice import Advice, advice
-from scalelab.plan.machine.compile import Compiled, compiled
-from scalelab.plan.machine.layout import laid_out
-from scalelab.plan.machine.machine import Machine, machine
-from scalelab.plan.memory.memory import Memory, memory
-from scalelab.plan.run.batch import Batch, batch
-from scalelab.plan.run.goodput import RESTART_S, Checkpointing, checkpointing
-from scalelab.plan.run.inference import Inference, inference
-from scalelab.plan.run.training import Training, training
-from scalelab.plan.step.efficiency import Efficiency, default
-from scalelab.plan.step.flops import Flops, flops
-from scalelab.plan.step.savings import savings
+from scalelab.parallel.mesh import MESH_AXES
+from scalelab.plan.advice import Advice, advise_changes
+from scalelab.plan.machine.compile import CompiledMemory, compile_step
+from scalelab.plan.machine.layout import apply_mesh
+from scalelab.plan.machine.machine import Machine, load_machine
+from scalelab.plan.memory.memory import Memory, step_memory
+from scalelab.plan.run.batch import BatchPlan, plan_batch
+from scalelab.plan.run.goodput import RESTART_S, Checkpointing, plan_checkpointing
+from scalelab.plan.run.inference import Inference, inference_memory
+from scalelab.plan.run.training import Training, estimate_training
+from scalelab.plan.step.efficiency import Efficiency, default_efficiency
+from scalelab.plan.step.flops import Flops, count_flops
+from scalelab.plan.step.savings import cost_of_traits
 from scalelab.plan.step.time import StepTime, step_time
 
 
@@ -40,10 +40,10 @@ class Plan:
     time: StepTime
     savings: dict[str, float]  # what this trainer's habits cost a step, in words: s
     training: Training
-    batch: Batch
+    batch: BatchPlan
     checkpoint: Checkpointing
     advice: tuple[Advice, ...]
-    compiled: Compiled | None
+    compiled: CompiledMemory | None
     notes: tuple[str, ...]
 
     @property
@@ -66,7 +66,7 @@ class Plan:
             "memory_bytes": self.memory.components
             | {name: getattr(self.memory, name) for name in ("total", "fits", "capacity", "margin_bytes", "formula_bytes")},
             "time_s": {"compute": t.compute_s, "hbm": t.hbm_s}
-            | dict.fromkeys(AXES, 0.0)
+            | dict.fromkeys(MESH_AXES, 0.0)
             | t.axes
             | {"exposed": t.exposed, "bubble": t.bubble_s, "total": t.total_s, "low": t.low_s, "high": t.high_s},
             "mfu": t.mfu,
@@ -111,29 +111,29 @@ def plan(
     (0: model.seq_len). Nothing is allocated. BadInput as the parts say.
     """
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
-    on = hardware if isinstance(hardware, Machine) else machine(os.fspath(hardware))
-    static, notes = laid_out(config_lib.static(config), devices, mesh)
-    efficiency, steps = efficiency or default(on), config.train.steps
+    on = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
+    static, notes = apply_mesh(config_lib.static(config), devices, mesh)
+    efficiency, steps = efficiency or default_efficiency(on), config.train.steps
     tokens = schedule_steps.tokens_before(config, steps)
-    held, step = memory(static, on), step_time(static, on, efficiency)
-    whole = training(static, on, steps, step, price_per_hour)
-    usable = device_memory.described(on.chip)
+    held, step = step_memory(static, on), step_time(static, on, efficiency)
+    whole = estimate_training(static, on, steps, step, price_per_hour)
+    usable = device_memory.describe_usable_bytes(on.chip)
     return Plan(
         machine=on,
         layout=static.layout,
         steps=steps,
         tokens=tokens,
-        flops=flops(static),
+        flops=count_flops(static),
         memory=held,
-        inference=inference(static, on, *serve),
+        inference=inference_memory(static, on, *serve),
         time=step,
-        savings=savings(static, on, efficiency),
+        savings=cost_of_traits(static, on, efficiency),
         training=whole,
-        batch=batch(static, tokens, critical_tokens=critical_tokens),
-        checkpoint=checkpointing(
+        batch=plan_batch(static, tokens, critical_tokens=critical_tokens),
+        checkpoint=plan_checkpointing(
             static, on, mtbf_s, restart_s, write_bytes_per_s, step_s=step.total_s, work_s=max(whole.days * 86_400, step.total_s)
         ),
-        advice=advice(static, on, efficiency),
-        compiled=compiled(static, on) if compile else None,
+        advice=advise_changes(static, on, efficiency),
+        compiled=compile_step(static, on) if compile else None,
         notes=(*notes, *held.notes, *([usable] if usable else [])),
     )  # fmt: skip

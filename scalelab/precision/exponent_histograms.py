@@ -7,16 +7,16 @@ import jax
 import ml_dtypes
 import numpy as np
 
-FORMATS = ("bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
+NARROW_FORMATS = ("bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
 
 
-def reach(form: str) -> tuple[float, float, float]:
+def float_range(form: str) -> tuple[float, float, float]:
     """(smallest subnormal, smallest normal, largest) of a format."""
     info = ml_dtypes.finfo(form)
     return float(info.smallest_subnormal), float(info.smallest_normal), float(info.max)
 
 
-def histogram(x: np.ndarray) -> dict[int, int]:
+def exponent_histogram(x: np.ndarray) -> dict[int, int]:
     """{e: how many of the finite, non-zero entries have 2^e <= |x| < 2^(e+1)}, for every e from the lowest to the highest."""
     _, powers = np.frexp(np.abs(x[np.isfinite(x) & (x != 0)]))  # |x| = m 2^p with m in [0.5, 1)
     if not len(powers):
@@ -25,7 +25,7 @@ def histogram(x: np.ndarray) -> dict[int, int]:
     return {low - 1 + i: int(n) for i, n in enumerate(np.bincount(powers - low))}
 
 
-def lost(x: np.ndarray, form: str) -> dict[str, float]:
+def cast_loss_shares(x: np.ndarray, form: str) -> dict[str, float]:
     """Shares of the non-zero entries that a cast to `form`, without a scale, turns into zero, and that overflow it.
 
     To nearest even: up to half of the smallest subnormal becomes zero; what rounds to more than the largest overflows.
@@ -34,13 +34,13 @@ def lost(x: np.ndarray, form: str) -> dict[str, float]:
     size = size[size > 0]
     if not len(size):
         return {"zero": 0.0, "overflow": 0.0}
-    small, _, most = reach(form)
+    small, _, most = float_range(form)
     spacing = 2.0 ** (np.floor(np.log2(most)) - ml_dtypes.finfo(form).nmant)
     over = (size >= most + spacing / 2) if form != "float8_e4m3fn" else (size > most + spacing / 2)
     return {"zero": float(np.mean(size <= small / 2)), "overflow": float(np.mean(over | ~np.isfinite(size)))}
 
 
-def layers(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def values_by_layer(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """A tree like the parameters, by layer: {"embed": numbers, "block 0": …, "head": …}, each flat, in the model's order."""
     found: dict[str, list[np.ndarray]] = {}
     for name, leaf in _leaves(tree):
@@ -61,13 +61,13 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def zero_shares(tree: Mapping[str, Any]) -> dict[str, float]:
     """The share of exact zeros in each layer: of gradients, what underflowed on its way."""
-    return {name: float(np.mean(values == 0)) for name, values in layers(tree).items()}
+    return {name: float(np.mean(values == 0)) for name, values in values_by_layer(tree).items()}
 
 
-def rows(kind: str, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+def histogram_rows(kind: str, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row a layer: its histogram, its exact zeros, and what each of FORMATS would lose."""
     return [
-        {"kind": kind, "layer": name, "exponents": histogram(values), "zeros": float(np.mean(values == 0)),
-         "lost": {form: lost(values, form) for form in FORMATS}}
-        for name, values in layers(tree).items()
+        {"kind": kind, "layer": name, "exponents": exponent_histogram(values), "zeros": float(np.mean(values == 0)),
+         "lost": {form: cast_loss_shares(values, form) for form in NARROW_FORMATS}}
+        for name, values in values_by_layer(tree).items()
     ]  # fmt: skip

@@ -7,16 +7,26 @@ from typing import Any
 import jax.extend
 import jax.numpy as jnp
 
-from scalelab.jaxprs import dot_flops, used
+from scalelab.jaxprs import dot_flops, live_equations
 from scalelab.precision.policy import TF32
 
-SUMS = ("reduce_sum", "cumsum", "psum", "psum_invariant", "scatter-add", "reduce_scatter")
+SUM_PRIMITIVES = ("reduce_sum", "cumsum", "psum", "psum_invariant", "scatter-add", "reduce_scatter")
 # What leaves the values of its first operand as they are.
-MOVES = {"reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "dynamic_slice", "expand_dims", "rev", "copy"}
-MOVES |= {"name", "reshard", "sharding_constraint", "mesh_cast", "pvary", "optimization_barrier"}
+MOVE_PRIMITIVES = {
+    "reshape",
+    "transpose",
+    "broadcast_in_dim",
+    "squeeze",
+    "slice",
+    "dynamic_slice",
+    "expand_dims",
+    "rev",
+    "copy",
+}
+MOVE_PRIMITIVES |= {"name", "reshard", "sharding_constraint", "mesh_cast", "pvary", "optimization_barrier"}
 
 
-class Found:
+class JaxprFormats:
     """Formats by role: FLOPs of products by their operands, and dtypes of their results, of sums, and of what is marked."""
 
     def __init__(self) -> None:
@@ -26,45 +36,45 @@ class Found:
         self.marked: dict[str, set[str]] = collections.defaultdict(set)
 
 
-def walk(
-    jaxpr: Any, formats: Sequence[str] | None = None, found: Found | None = None, times: int = 1
-) -> tuple[Found, list]:
+def collect_formats(
+    jaxpr: Any, formats: Sequence[str] | None = None, found: JaxprFormats | None = None, times: int = 1
+) -> tuple[JaxprFormats, list]:
     """What a jaxpr holds, and the formats of its outputs; `formats` are those of its inputs, by default their dtypes.
 
     A loop whose length is not in the program is left out: in a training step that is the optimizer's update.
     """
-    found = Found() if found is None else found
+    found = JaxprFormats() if found is None else found
     known = dict(zip(jaxpr.invars, formats or [_dtype(v) for v in jaxpr.invars], strict=True))
 
     def form(v: Any) -> str:
         return known.get(v, _dtype(v)) if not hasattr(v, "val") else _dtype(v)
 
-    for equation in used(jaxpr):
+    for equation in live_equations(jaxpr):
         name, ins = equation.primitive.name, [form(v) for v in equation.invars]
         outs = [_dtype(v) for v in equation.outvars]
         if name == "dot_general":
             _note_product(found, equation, ins, times)
-        elif name in SUMS and _is_float(equation.outvars[0]):
+        elif name in SUM_PRIMITIVES and _is_float(equation.outvars[0]):
             found.sums.add(outs[0])
         elif name == "reduce_precision" and _bits(equation) == (8, 10):
             outs = [TF32]
-        elif name in MOVES and outs and ins:
+        elif name in MOVE_PRIMITIVES and outs and ins:
             outs = [ins[i] if i < len(ins) and ins[i] == TF32 else out for i, out in enumerate(outs)]
             if name == "name":
                 found.marked[equation.params["name"]].add(ins[0])
         elif name != "while":
-            outs = _inside(equation, ins, outs, found, times)
+            outs = _walk_called(equation, ins, outs, found, times)
         known |= dict(zip(equation.outvars, outs, strict=True))
     return found, [form(v) for v in jaxpr.outvars]
 
 
-def _inside(equation: Any, ins: list[str], outs: list[str], found: Found, times: int) -> list[str]:
+def _walk_called(equation: Any, ins: list[str], outs: list[str], found: JaxprFormats, times: int) -> list[str]:
     """Walk what an equation calls: the formats of what it gives."""
     ins = ins[1:] if equation.primitive.name == "cond" else ins
     times *= equation.params["length"] if equation.primitive.name == "scan" else 1
     for inner in _called(equation):
         matched = len(inner.invars) == len(ins)
-        _, given = walk(inner, ins if matched else None, found, times)
+        _, given = collect_formats(inner, ins if matched else None, found, times)
         outs = given if len(given) == len(outs) else outs
     return outs
 
@@ -79,7 +89,7 @@ def _bits(equation: Any) -> tuple[int, int]:
     return equation.params["exponent_bits"], equation.params["mantissa_bits"]
 
 
-def _note_product(found: Found, equation: Any, ins: list[str], times: int) -> None:
+def _note_product(found: JaxprFormats, equation: Any, ins: list[str], times: int) -> None:
     tf32 = "TF32" in str(equation.params["precision"])
     operands = [TF32 if tf32 and form == "float32" else form for form in ins]
     found.flops[" x ".join(sorted(set(operands)))] += times * dot_flops(equation)

@@ -10,69 +10,69 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from scalelab.sharding import as_varying
+from scalelab.sharding import vary_like
 
-BLOCK = 128  # along the contraction, and of weights along their outputs too
+FP8_BLOCK = 128  # along the contraction, and of weights along their outputs too
 
 
-class Scaled(NamedTuple):
+class ScaledBlocks(NamedTuple):
     """`values` (fp8) times `scale` (fp32, one a tensor or one a tile) are the numbers meant."""
 
     values: jax.Array
     scale: jax.Array
 
 
-def scale_of(amax: jax.Array, dtype: str) -> jax.Array:
+def fp8_scale(amax: jax.Array, dtype: str) -> jax.Array:
     """The scale under which `amax` becomes the largest number of the format; never zero."""
     return jnp.maximum(amax / float(jnp.finfo(dtype).max), float(jnp.finfo(jnp.float32).tiny))
 
 
-def amax_of(x: jax.Array) -> jax.Array:
+def max_magnitude(x: jax.Array) -> jax.Array:
     """The largest magnitude, in fp32; of the whole array, on however many devices it lies."""
     return jnp.max(jnp.abs(x)).astype(jnp.float32)
 
 
-def cast(x: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
+def cast_to_fp8(x: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
     """x / scale in fp8, clipped to what the format holds; NaN stays NaN."""
     most = float(jnp.finfo(dtype).max)
     return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(dtype)
 
 
-def tiles(x_MK: jax.Array, dtype: str) -> Scaled:
+def quantize_tiles(x_MK: jax.Array, dtype: str) -> ScaledBlocks:
     """1 x 128 tiles along the last axis: values [G, M, k], scales [G, M, 1], with G k >= K, filled up with zeros."""
     x_MGk = _cut(x_MK, 1)
     x_GMk = x_MGk.swapaxes(0, 1)
-    scale = scale_of(jnp.max(jnp.abs(x_GMk), axis=2, keepdims=True).astype(jnp.float32), dtype)
-    return Scaled(cast(x_GMk, scale, dtype), scale)
+    scale = fp8_scale(jnp.max(jnp.abs(x_GMk), axis=2, keepdims=True).astype(jnp.float32), dtype)
+    return ScaledBlocks(cast_to_fp8(x_GMk, scale, dtype), scale)
 
 
-def blocks(w_KN: jax.Array, dtype: str) -> Scaled:
+def quantize_blocks(w_KN: jax.Array, dtype: str) -> ScaledBlocks:
     """128 x 128 blocks of a weight, K its contracted side: values [G, k, N], scales [G, 1, N]."""
     n = w_KN.shape[1]
     w_GkHn = _cut(_cut(w_KN, 1), 0)
     amax = jnp.max(jnp.abs(w_GkHn), axis=(1, 3), keepdims=True).astype(jnp.float32)
-    scale = scale_of(amax, dtype)
-    values, wide = cast(w_GkHn, scale, dtype), jnp.broadcast_to(scale, (*scale.shape[:3], w_GkHn.shape[3]))
-    return Scaled(_joined(values)[:, :, :n], _joined(wide)[:, :, :n])
+    scale = fp8_scale(amax, dtype)
+    values, wide = cast_to_fp8(w_GkHn, scale, dtype), jnp.broadcast_to(scale, (*scale.shape[:3], w_GkHn.shape[3]))
+    return ScaledBlocks(_joined(values)[:, :, :n], _joined(wide)[:, :, :n])
 
 
-def block_dot(a: Scaled, b: Scaled) -> jax.Array:
+def block_dot(a: ScaledBlocks, b: ScaledBlocks) -> jax.Array:
     """Sum over G of a [G, M, k] times b [G, k, N], each part's fp32 result scaled before it is added: [M, N] in fp32."""
     zeros = jnp.zeros((a.values.shape[1], b.values.shape[2]), jnp.float32)
 
-    def part(total_MN: jax.Array, one: tuple[Scaled, Scaled]) -> tuple[jax.Array, None]:
+    def part(total_MN: jax.Array, one: tuple[ScaledBlocks, ScaledBlocks]) -> tuple[jax.Array, None]:
         left, right = one
         dims = (((1,), (0,)), ((), ()))
         y_MN = jax.lax.dot_general(left.values, right.values, dims, preferred_element_type=jnp.float32)
         return total_MN + left.scale * y_MN * right.scale, None
 
-    return jax.lax.scan(part, as_varying(zeros, a.values, b.values), (a, b))[0]
+    return jax.lax.scan(part, vary_like(zeros, a.values, b.values), (a, b))[0]
 
 
 def _cut(x: jax.Array, axis: int) -> jax.Array:
     """One axis as two, [G, k] of at most BLOCK each, filled up with zeros."""
     length = x.shape[axis]
-    k = min(BLOCK, length)
+    k = min(FP8_BLOCK, length)
     groups = -(-length // k)
     filled = jnp.pad(x, [(0, groups * k - length if i == axis else 0) for i in range(x.ndim)])
     return filled.reshape(*x.shape[:axis], groups, k, *x.shape[axis + 1 :])

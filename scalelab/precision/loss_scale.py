@@ -15,12 +15,12 @@ class LossScale(NamedTuple):
     good: jax.Array  # int32
 
 
-def init() -> LossScale:
+def init_loss_scale() -> LossScale:
     """The scale of a fresh run."""
     return LossScale(jnp.float32(INIT_SCALE), jnp.int32(0))
 
 
-def update(old: LossScale, finite: jax.Array) -> LossScale:
+def update_loss_scale(old: LossScale, finite: jax.Array) -> LossScale:
     """After a step: halved where a gradient was not finite, doubled after INTERVAL finite steps in a row.
 
     It never grows to Inf. The step that was not finite is skipped by the trainer, which counts it.

@@ -83,12 +83,12 @@ POLICIES = {
 FP32 = POLICIES["fp32"]
 
 
-def dtype(name: str) -> jnp.dtype:
+def array_dtype(name: str) -> jnp.dtype:
     """The array's dtype of a format: TF32 numbers are kept in fp32."""
     return jnp.dtype("float32" if name == TF32 else name)
 
 
-def words(policy: Policy, backend: str) -> list[str]:
+def warnings_for(policy: Policy, backend: str) -> list[str]:
     """What a run under `policy` on this backend is worth saying: harm, and what is emulated."""
     said = [f"precision.name={policy.name!r}: {policy.harm}"] if policy.harm else []
     if policy.forward == TF32 and backend != "gpu":

@@ -23,7 +23,7 @@ RUN_COLUMNS = {
     "bpb": "bits/byte",
 }
 
-SHAREABLE = (
+SHAREABLE_COLUMNS = (
     "model.d_model",
     "model.n_layers",
     "N",
@@ -34,10 +34,10 @@ SHAREABLE = (
     "train.seed",
 )  # a column only where runs differ
 DRAWN_ELSEWHERE = frozenset(("step", "tokens", "time", "train_loss", "val_loss", "bpb", "lr", "grad_norm"))
-ORIGIN = ("data", "git", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
+PROVENANCE_KEYS = ("data", "git", "versions", "device", "mesh", "attention", "peak_flops", "mfu")  # of the record
 
 
-def curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
+def read_curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     """One row a logged line of every run: `run`, `step`, `tokens`, `flops`, and its `train_loss` or `val_loss`, `bpb`.
 
     `N` is the run's total parameter count; `flops` (exact convention) and `N` are None where the record lacks them.
@@ -55,7 +55,7 @@ def curve_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     return rows
 
 
-def step_rows(folder: pathlib.Path) -> list[dict]:
+def read_step_rows(folder: pathlib.Path) -> list[dict]:
     """The training lines of one run: `step`, `lr`, `grad_norm` and `update_ratio` (update norm over parameter norm)."""
     lines = [line for line in records.read_metrics(folder) if line.get("train_loss") is not None]
     return [
@@ -84,7 +84,7 @@ def _both(line: dict, *keys: str) -> bool:
     return all(line.get(key) for key in keys)
 
 
-def event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
+def read_event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     """The logbooks of all runs, in order of time: `run`, `time`, `step`, `kind`, `text`.
 
     An event that was written without a step (a config change, before training starts) stands at the last step logged then.
@@ -99,10 +99,10 @@ def event_rows(folders: Sequence[pathlib.Path]) -> list[dict]:
     return sorted(rows, key=lambda row: row["time"])
 
 
-def swept(rows: Sequence[dict]) -> list[str]:
+def swept_keys(rows: Sequence[dict]) -> list[str]:
     """The config values in which runs differ. What only follows from another one (d_ff from d_model) is left out."""
     groupings, names = [], []
-    rows = [row for row in rows if row.get("status") != records.DAMAGED]
+    rows = [row for row in rows if row.get("status") != records.DAMAGED_STATUS]
     for name in dict.fromkeys(key for row in rows for key in row):
         values = [row.get(name) for row in rows]
         # Config values are named by full keys; what has a slash was measured: of a source, on a task.
@@ -115,12 +115,12 @@ def swept(rows: Sequence[dict]) -> list[str]:
     return names
 
 
-def provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
-    """What `ORIGIN` says of the runs: data, versions, machine; where runs differ, every value with the number of its runs."""
-    kept = [{key: records.read_record(f).get(key) for key in ORIGIN} for f in folders]
+def collect_provenance(folders: Sequence[pathlib.Path]) -> dict[str, Any]:
+    """What `PROVENANCE_KEYS` says of the runs: data, versions, machine; where runs differ, every value with the number of its runs."""
+    kept = [{key: records.read_record(f).get(key) for key in PROVENANCE_KEYS} for f in folders]
     flat: dict[str, dict[str, int]] = {}
     for record in kept:
-        for key, value in records.flat({k: v for k, v in record.items() if v is not None}).items():
+        for key, value in records.flatten_keys({k: v for k, v in record.items() if v is not None}).items():
             counts = flat.setdefault(key, {})
             counts[str(value)] = counts.get(str(value), 0) + 1
     return {
@@ -135,7 +135,7 @@ def entropy_rate(folders: Sequence[pathlib.Path]) -> float | None:
     return rates.pop() if len(rates) == 1 else None
 
 
-def states(rows: Sequence[dict]) -> str:
+def describe_states(rows: Sequence[dict]) -> str:
     """How many runs are in which state, as words: `18 done, 1 diverged`."""
     counts: dict[str, int] = {}
     for row in rows:
@@ -164,16 +164,16 @@ def check_verdicts(rows: Sequence[dict], scatter: float = 0.0) -> list[dict]:
     return verdicts
 
 
-def moment(value: float | str | None) -> float | None:
+def to_unix_seconds(value: float | str | None) -> float | None:
     """Unix seconds of a time written as a number or in ISO 8601."""
     if isinstance(value, str):
         return datetime.datetime.fromisoformat(value).timestamp()
     return value
 
 
-def clock(value: float | str | None) -> str:
+def format_utc(value: float | str | None) -> str:
     """A time as people read it, in UTC."""
-    seconds = moment(value)
+    seconds = to_unix_seconds(value)
     if seconds is None:
         return "–"
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

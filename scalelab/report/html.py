@@ -1,6 +1,6 @@
 """Small functions that make one self-contained HTML page: no scripts, no remote assets, every value escaped.
 
-Functions return HTML text. What comes from a run (names, notes, config values) passes through `esc` and nothing else.
+Functions return HTML text. What comes from a run (names, notes, config values) passes through `escape_html` and nothing else.
 """
 
 import html
@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.records import flat
-from scalelab.report.figures.style import scientific, short
+from scalelab.records import flatten_keys
+from scalelab.report.figures.style import format_scientific, format_short
 
-CSS = """
+STYLESHEET = """
 :root { --ink:#1d2129; --soft:#5c6370; --line:#e1e4e9; --back:#f7f8fa; --card:#ffffff; --accent:#b3224a; --good:#1f7a33; }
 @media (prefers-color-scheme: dark) {
   :root { --ink:#e6e8ec; --soft:#a0a6b1; --line:#343a45; --back:#15181d; --card:#1d2128; --accent:#ff7d9c; --good:#6fd08c; }
@@ -43,12 +43,12 @@ code { font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; background:var(--bac
 """
 
 
-def esc(value: Any) -> str:
+def escape_html(value: Any) -> str:
     """Text that is safe inside an element or a quoted attribute."""
     return html.escape(str(value), quote=True)
 
 
-def say(value: Any, name: str = "") -> str:
+def format_value(value: Any, name: str = "") -> str:
     """A value as a reader wants it (plain text): short numbers, a dash for None, yes and no, lists in brackets.
 
     FLOPs, known by their `name`, are powers of ten: 172B would read as parameters.
@@ -56,7 +56,7 @@ def say(value: Any, name: str = "") -> str:
     if value is None:
         return "–"
     if isinstance(value, int | float) and (name in ("C", "budget") or "flops" in name.lower()):
-        return scientific(value, 4)
+        return format_scientific(value, 4)
     if isinstance(value, float) and math.isfinite(value) and name in ("loss", "val_loss", "bpb"):
         return f"{value:.4f}"  # losses are compared digit by digit
     if isinstance(value, bool):
@@ -66,23 +66,25 @@ def say(value: Any, name: str = "") -> str:
     if isinstance(value, float) and math.isfinite(value) and 1e-2 <= abs(value) < 1e3:
         return f"{value:.4g}"
     if isinstance(value, int | float):
-        return short(value, 4)
+        return format_short(value, 4)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(say(item) for item in value) + "]"
+        return "[" + ", ".join(format_value(item) for item in value) + "]"
     return str(value)
 
 
-def paragraph(text: str, css: str = "") -> str:
+def render_paragraph(text: str, css: str = "") -> str:
     """Escaped text as one paragraph."""
-    return f'<p class="{css}">{esc(text)}</p>' if css else f"<p>{esc(text)}</p>"
+    return f'<p class="{css}">{escape_html(text)}</p>' if css else f"<p>{escape_html(text)}</p>"
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+def render_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     """A table of `rows` with `columns` {key: heading}; numbers stand to the right."""
     numeric = {key for key in columns if all(_is_number(row.get(key)) for row in rows)}
-    head = "".join(f"<th{_css(key, numeric)}>{esc(heading)}</th>" for key, heading in columns.items())
+    head = "".join(f"<th{_css(key, numeric)}>{escape_html(heading)}</th>" for key, heading in columns.items())
     body = "".join(
-        "<tr>" + "".join(f"<td{_css(key, numeric)}>{esc(say(row.get(key), key))}</td>" for key in columns) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{_css(key, numeric)}>{escape_html(format_value(row.get(key), key))}</td>" for key in columns)
+        + "</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -96,49 +98,52 @@ def _css(key: str, numeric: set[str]) -> str:
     return ' class="number"' if key in numeric else ' class="name"' if key == "name" else ""
 
 
-def facts(content: Mapping[str, Any]) -> str:
+def render_facts(content: Mapping[str, Any]) -> str:
     """Keys and values, nested ones as `outer.inner`."""
     rows = "".join(
-        f"<tr><th>{esc(key)}</th><td>{esc(say(value, key))}</td></tr>" for key, value in flat(content).items()
+        f"<tr><th>{escape_html(key)}</th><td>{escape_html(format_value(value, key))}</td></tr>"
+        for key, value in flatten_keys(content).items()
     )
     return f'<div class="scroll"><table>{rows}</table></div>'
 
 
-def numbers(values: Mapping[str, str]) -> str:
+def render_numbers(values: Mapping[str, str]) -> str:
     """A row of large figures, {what it is: number as text}."""
     return '<div class="numbers">' + "".join(
-        f"<div><b>{esc(number)}</b><span>{esc(label)}</span></div>" for label, number in values.items()
+        f"<div><b>{escape_html(number)}</b><span>{escape_html(label)}</span></div>" for label, number in values.items()
     ) + "</div>"  # fmt: skip
 
 
-def card(*parts: str) -> str:
+def render_card(*parts: str) -> str:
     """Parts in a box that stands out."""
     return f'<div class="card">{"".join(parts)}</div>'
 
 
-def picture(name: str, data_uri: str, caption: str, width_px: float) -> str:
+def render_picture(name: str, data_uri: str, caption: str, width_px: float) -> str:
     """A figure drawn inline; its PDF and CSV are linked where they lie beside the page (`figures/`)."""
-    links = " · ".join(f'<a href="figures/{esc(name)}.{end}">{end.upper()}</a>' for end in ("pdf", "csv"))
-    image = f'<img src="{data_uri}" alt="{esc(caption)}" style="max-width:{width_px:.0f}px">'
-    return f'<figure id="{esc(name)}">{image}<figcaption>{esc(caption)} {links}</figcaption></figure>'
+    links = " · ".join(f'<a href="figures/{escape_html(name)}.{end}">{end.upper()}</a>' for end in ("pdf", "csv"))
+    image = f'<img src="{data_uri}" alt="{escape_html(caption)}" style="max-width:{width_px:.0f}px">'
+    return f'<figure id="{escape_html(name)}">{image}<figcaption>{escape_html(caption)} {links}</figcaption></figure>'
 
 
-def section(title: str, *parts: str) -> str:
+def render_section(title: str, *parts: str) -> str:
     """A heading with what follows it; nothing where there is nothing to say."""
     body = "".join(parts)
-    return f"<section><h2>{esc(title)}</h2>{body}</section>" if body else ""
+    return f"<section><h2>{escape_html(title)}</h2>{body}</section>" if body else ""
 
 
-def folded(title: str, body: str) -> str:
+def render_details(title: str, body: str) -> str:
     """Something long that opens at a click, without a script."""
-    return f"<details><summary>{esc(title)}</summary>{body}</details>"
+    return f"<details><summary>{escape_html(title)}</summary>{body}</details>"
 
 
-def page(title: str, subtitle: str, parts: Sequence[str]) -> str:
+def render_page(title: str, subtitle: str, parts: Sequence[str]) -> str:
     """The whole document."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{esc(title)}</title><style>{CSS}</style></head>\n<body><main>"
-        f'<h1>{esc(title)}</h1><p class="soft">{esc(subtitle)}</p>\n' + "\n".join(parts) + "\n</main></body></html>\n"
+        f"<title>{escape_html(title)}</title><style>{STYLESHEET}</style></head>\n<body><main>"
+        f'<h1>{escape_html(title)}</h1><p class="soft">{escape_html(subtitle)}</p>\n'
+        + "\n".join(parts)
+        + "\n</main></body></html>\n"
     )

@@ -12,7 +12,7 @@ from scalelab.report.figures import metricplots, plots, style
 
 
 @dataclasses.dataclass
-class Page:
+class ReportPage:
     """A report as it grows: `parts` of HTML, the names of its figures, and what could not be shown and why."""
 
     folder: pathlib.Path
@@ -23,36 +23,38 @@ class Page:
 
     def readable(self, folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
         """The runs that can be read in full; the page says why the others are missing."""
-        reasons = {folder: records.damage(folder) for folder in folders}
+        reasons = {folder: records.describe_damage(folder) for folder in folders}
         self.missing += [f"{folder.name} is damaged: {reason}" for folder, reason in reasons.items() if reason]
         return [folder for folder, reason in reasons.items() if not reason]
 
     def draw(self, name: str, fig: Figure, rows: Sequence[dict], caption: str) -> str:
         """Save a figure as `figures/name.pdf` with the CSV of `rows`; returns its HTML."""
-        style.save(self.folder / "figures", name, fig, rows)
+        style.write_pdf_and_csv(self.folder / "figures", name, fig, rows)
         self.figures.append(name)
-        return html.picture(name, style.svg_data(fig), caption, 135 * fig.get_figwidth())
+        return html.render_picture(name, style.svg_data_uri(fig), caption, 135 * fig.get_figwidth())
 
     def write(self, title: str, subtitle: str) -> pathlib.Path:
         """Write `report.html` atomically; what is missing stands at its end."""
-        gaps = "".join(html.paragraph(gap) for gap in self.missing)
+        gaps = "".join(html.render_paragraph(gap) for gap in self.missing)
         path = self.folder / "report.html"
         draft = path.with_name(".report.html.tmp")
-        draft.write_text(html.page(title, subtitle, [*self.parts, html.section("Not in this report", gaps)]))
+        draft.write_text(
+            html.render_page(title, subtitle, [*self.parts, html.render_section("Not in this report", gaps)])
+        )
         draft.replace(path)
         return path
 
 
 def loss_sections(
-    page: Page, folders: Sequence[pathlib.Path], colour: str, colour_title: str, held: str | None = None
+    page: ReportPage, folders: Sequence[pathlib.Path], colour: str, colour_title: str, held: str | None = None
 ) -> list[str]:
     """Training and validation curves of all runs, coloured by `colour` (a key of the run's row or `run`).
 
     `held` names the held-out run, which stands out.
     """
     values = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
-    rows = [row | {colour: values[row["run"]]} for row in gather.curve_rows(folders)]
-    events, floor = gather.event_rows(folders), gather.entropy_rate(folders)
+    rows = [row | {colour: values[row["run"]]} for row in gather.read_curve_rows(folders)]
+    events, floor = gather.read_event_rows(folders), gather.entropy_rate(folders)
     several = len(folders) > 1
     drawn = []
     for y, x, name, title in (("train_loss", "tokens", "training_loss", "Training loss"),
@@ -66,7 +68,7 @@ def loss_sections(
         if not mine:
             page.missing.append(f"{title}: no run has logged any yet.")
             continue
-        fig = plots.loss_curves(mine, y, x, colour, colour_title, events, floor, title, held)
+        fig = plots.plot_loss_curves(mine, y, x, colour, colour_title, events, floor, title, held)
         caption = f"{title}{' of every run' if several else ''}; unsmoothed. Signs are events of the logbook."
         drawn.append(page.draw(name, fig, mine, caption))
     return drawn
@@ -79,8 +81,8 @@ def metrics_section(page: Page, folders: Sequence[pathlib.Path], colour: str = "
     """
     rows = gather.metric_rows(folders)
     panels, constant = metricplots.split_constant(rows)
-    values = ", ".join(f"{name} {html.say(value)}" for name, value in constant.items())
-    told = html.paragraph(f"Constant over all steps: {values}.", "soft") if constant else ""
+    values = ", ".join(f"{name} {html.format_value(value)}" for name, value in constant.items())
+    told = html.render_paragraph(f"Constant over all steps: {values}.", "soft") if constant else ""
     if not panels:
         return told
     colour_of = {row["name"]: row.get(colour, row["name"]) for row in map(records.read_run, folders)}
@@ -91,28 +93,40 @@ def metrics_section(page: Page, folders: Sequence[pathlib.Path], colour: str = "
 def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
     """All runs, one line each; `more` names config values to show too. What all runs share is said once, above."""
     columns = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}
-    same = [key for key in gather.SHAREABLE if len(rows) > 1 and len({row.get(key) for row in rows}) == 1]
-    shared = ", ".join(f"{columns.pop(key)} {html.say(rows[0][key], key)}" for key in same)
-    said = f"{len(rows)} runs: {gather.states(rows)}." + (f" All with {shared}." if shared else "")
-    return html.paragraph(said) + html.table(rows, columns)
+    same = [key for key in gather.SHAREABLE_COLUMNS if len(rows) > 1 and len({row.get(key) for row in rows}) == 1]
+    shared = ", ".join(f"{columns.pop(key)} {html.format_value(rows[0][key], key)}" for key in same)
+    said = f"{len(rows)} runs: {gather.describe_states(rows)}." + (f" All with {shared}." if shared else "")
+    return html.render_paragraph(said) + html.render_table(rows, columns)
 
 
-def logbook(folders: Sequence[pathlib.Path]) -> str:
+def logbook_section(folders: Sequence[pathlib.Path]) -> str:
     """Every event but the plain starts and ends of runs; a single run shows those too."""
     plain = ("start", "done") if len(folders) > 1 else ()
-    rows = [row | {"at": gather.clock(row["time"])} for row in gather.event_rows(folders) if row["kind"] not in plain]
+    rows = [
+        row | {"at": gather.format_utc(row["time"])}
+        for row in gather.read_event_rows(folders)
+        if row["kind"] not in plain
+    ]
     if not rows:
-        return html.paragraph("Nothing happened: no skip, resume, divergence, change or note.")
+        return html.render_paragraph("Nothing happened: no skip, resume, divergence, change or note.")
     columns = {"at": "time", "run": "run", "step": "step", "kind": "event", "text": "text"}
     chosen = [row for row in rows if len(folders) > 1 and row["kind"] == "chosen"]  # three lines a run: told on demand
     happened = [row for row in rows if row not in chosen]
-    told = html.table(happened, columns) if happened else html.paragraph("Nothing else happened.") if chosen else ""
+    told = (
+        html.render_table(happened, columns)
+        if happened
+        else html.render_paragraph("Nothing else happened.")
+        if chosen
+        else ""
+    )
     return told + (
-        html.folded(f"what was chosen for the runs: {len(chosen)}", html.table(chosen, columns)) if chosen else ""
+        html.render_details(f"what was chosen for the runs: {len(chosen)}", html.render_table(chosen, columns))
+        if chosen
+        else ""
     )
 
 
-def origin(folders: Sequence[pathlib.Path], commands: Sequence[str]) -> str:
+def origin_section(folders: Sequence[pathlib.Path], commands: Sequence[str]) -> str:
     """Data, versions, machine, and the commands that make this page again."""
-    said = "".join(f"<p><code>{html.esc(command)}</code></p>" for command in commands)
-    return said + html.facts(gather.provenance(folders))
+    said = "".join(f"<p><code>{html.escape_html(command)}</code></p>" for command in commands)
+    return said + html.render_facts(gather.collect_provenance(folders))

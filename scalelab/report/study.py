@@ -13,45 +13,56 @@ import numpy as np
 
 from scalelab import records
 from scalelab.jsonfiles import LIST, NUMBER, TEXT
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at
-from scalelab.laws.use.isoflop import budgets_of
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
+from scalelab.laws.use.isoflop import group_budgets
 from scalelab.report import gather, html, verdict
 from scalelab.report.figures import lawplots, plots
-from scalelab.report.parts import Page, logbook, loss_sections, metrics_section, origin, runs_table
+from scalelab.report.parts import (
+    ReportPage,
+    logbook_section,
+    loss_sections,
+    metrics_section,
+    origin_section,
+    runs_table,
+)
 
 _PARTS: tuple = ({}, None)
-SUMMARY = {
+SUMMARY_SCHEMA = {
     "fit?": ({"params?": ({"*": (NUMBER, None)}, None), "exponents?": _PARTS}, None), "held_out?": _PARTS, "isoflop?": _PARTS,
     "ladder?": _PARTS, "runs?": (LIST, None), "lr_checks?": (LIST, None), "wall_s?": (NUMBER, None), "command?": (TEXT, None),
 }  # fmt: skip
 
 
-def report_study(folder: pathlib.Path) -> tuple[Page, pathlib.Path]:
+def report_study(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
     """Write the page of a study; what the study doesn't have yet is named on it."""
-    page, summary = Page(folder, "study"), records.read_json(folder / "summary.json", SUMMARY)
+    page, summary = ReportPage(folder, "study"), records.read_json(folder / "summary.json", SUMMARY_SCHEMA)
     folders = page.readable(records.run_folders(folder))
     rows = sorted(records.read_runs(folder), key=lambda row: (row["C"] or 0, row["N"] or 0))
     first = _first_metric(summary, folders)
-    page.parts.append(html.card(*verdict.summary_lines(summary, first)))
+    page.parts.append(html.render_card(*verdict.summary_lines(summary, first)))
     page.parts.append(
-        html.section(
+        html.render_section(
             "Prediction and measurement",
             _held_out(page, summary, gather.entropy_rate(folders)),
-            verdict.caveats(summary),
+            verdict.describe_caveats(summary),
         )
     )
-    page.parts.append(html.section("IsoFLOP curves", *_isoflop(page, summary)))
-    page.parts.append(html.section("The fitted law", *_fit(page, summary)))
+    page.parts.append(html.render_section("IsoFLOP curves", *_isoflop(page, summary)))
+    page.parts.append(html.render_section("The fitted law", *_fit(page, summary)))
     for kind, title in (("lr", "Is the learning-rate rule right?"), ("batch", "Is the batch right?")):
-        page.parts.append(html.section(title, *_checks(page, summary, kind)))
-    page.parts.append(html.section("The ladder: how each run was configured", html.facts(summary.get("ladder") or {})))
-    page.parts.append(html.section("Loss curves", *loss_sections(page, folders, "N", "N (total)", _held_name(summary))))
-    page.parts.append(html.section("Metrics", metrics_section(page, folders, "N")))
-    page.parts.append(html.section("Runs", runs_table(rows)))
-    page.parts.append(html.section("Logbook", logbook(folders)))
+        page.parts.append(html.render_section(title, *_checks(page, summary, kind)))
+    page.parts.append(
+        html.render_section("The ladder: how each run was configured", html.render_facts(summary.get("ladder") or {}))
+    )
+    page.parts.append(
+        html.render_section("Loss curves", *loss_sections(page, folders, "N", "N (total)", _held_name(summary)))
+    )
+    page.parts.append(html.render_section("Metrics", metrics_section(page, folders, "N")))
+    page.parts.append(html.render_section("Runs", runs_table(rows)))
+    page.parts.append(html.render_section("Logbook", logbook_section(folders)))
     commands = [summary.get("command") or "", f"scalelab fit {folder}", f"scalelab report {folder}"]
-    page.parts.append(html.section("Where it comes from", origin(folders, [c for c in commands if c])))
-    subtitle = f"{len(rows)} runs: {gather.states(rows)}"
+    page.parts.append(html.render_section("Where it comes from", origin_section(folders, [c for c in commands if c])))
+    subtitle = f"{len(rows)} runs: {gather.describe_states(rows)}"
     if summary.get("wall_s"):
         subtitle += f" · {summary['wall_s']:.0f} s in all"
     return page, page.write(f"Scaling study: {folder.resolve().name}", subtitle)
@@ -69,9 +80,11 @@ def _held_name(summary: dict) -> str | None:
     return pathlib.Path(where).name if where else None
 
 
-def _params(summary: dict) -> Params | None:
+def _params(summary: dict) -> ChinchillaParams | None:
     fit = summary.get("fit") or {}
-    return Params(**{key: fit["params"][key] for key in Params._fields}) if fit.get("params") else None
+    return (
+        ChinchillaParams(**{key: fit["params"][key] for key in ChinchillaParams._fields}) if fit.get("params") else None
+    )
 
 
 def fitted_rows(summary: dict) -> list[dict]:
@@ -98,12 +111,12 @@ def _per_nd(rows: list[dict]) -> float:
     return float(np.median([row["C"] / (row["N"] * row["D"]) for row in rows]))
 
 
-def n_label(summary: dict) -> str:
+def n_axis_label(summary: dict) -> str:
     """The axis label that names the convention of N."""
     return f"N (parameters, {(summary.get('fit') or {}).get('n_convention', 'convention not recorded')})"
 
 
-def _held_out(page: Page, summary: dict, floor: float | None) -> str:
+def _held_out(page: ReportPage, summary: dict, floor: float | None) -> str:
     held, params, rows = summary.get("held_out") or {}, _params(summary), fitted_rows(summary)
     if params is None or not held.get("interval90") or not rows:
         page.missing.append("Prediction: no fit with a held-out prediction in summary.json yet.")
@@ -114,36 +127,36 @@ def _held_out(page: Page, summary: dict, floor: float | None) -> str:
     behind.append({"run": "prediction", "role": "prediction", **{key: held.get(key) for key in keys[:3]},
                    "predicted": held["predicted_loss"], "low90": low, "high90": high})  # fmt: skip
     title = "Predicted, then measured"
-    fig = lawplots.held_out(rows, held, params, _per_nd(rows), summary.get("frontier"), floor, title)
+    fig = lawplots.plot_held_out(rows, held, params, _per_nd(rows), summary.get("frontier"), floor, title)
     caption = "The fitted frontier, extrapolated to the held-out run's compute, and its 90 % interval. Points: fitted runs, by size."
     return page.draw("prediction", fig, behind, caption)
 
 
-def _isoflop(page: Page, summary: dict) -> list[str]:
+def _isoflop(page: ReportPage, summary: dict) -> list[str]:
     rows = [row for row in fitted_rows(summary) if row["role"] == "fit"]
     isoflop = summary.get("isoflop") or {}
     if not rows or not isoflop.get("budgets"):
         page.missing.append("IsoFLOP curves: no IsoFLOP fit in summary.json yet.")
         return []
-    for row, budget in zip(rows, budgets_of([row["C"] for row in rows]), strict=True):
+    for row, budget in zip(rows, group_budgets([row["C"] for row in rows]), strict=True):
         row["budget"] = float(budget)
     fits = isoflop["budgets"]
     behind = [{key: row[key] for key in ("run", "budget", "N", "D", "C", "loss")} for row in rows]
     behind += [{"run": "minimum", "budget": fit["budget"], "N": fit["N"], "loss": fit["loss"]} for fit in fits]
-    fig = lawplots.isoflop(rows, fits, n_label(summary), "IsoFLOP curves")
+    fig = lawplots.plot_isoflops(rows, fits, n_axis_label(summary), "IsoFLOP curves")
     caption = f"Validation loss over size at equal compute; lines: {isoflop['method']} in log N, stars: their minima."
     exponent = (summary.get("fit") or {}).get("exponents", {}).get("a")
     return [page.draw("isoflop", fig, behind, caption), *verdict.isoflop_lines(isoflop, exponent)]
 
 
-def _fit(page: Page, summary: dict) -> list[str]:
+def _fit(page: ReportPage, summary: dict) -> list[str]:
     params, rows = _params(summary), fitted_rows(summary)
     if params is None or not rows:
         page.missing.append("The fitted law: no fit in summary.json yet.")
         return []
     behind = [row | {"residual": row["loss"] / row["predicted"] - 1} for row in rows]
-    surface = lawplots.surface(rows, params, _per_nd(rows), n_label(summary), "Fitted loss L(N, D)")
-    left = lawplots.residuals(rows, n_label(summary), "Residuals of the law")
+    surface = lawplots.plot_surface(rows, params, _per_nd(rows), n_axis_label(summary), "Fitted loss L(N, D)")
+    left = lawplots.plot_residuals(rows, n_axis_label(summary), "Residuals of the law")
     return [
         verdict.fit_table(summary["fit"]),
         page.draw(
@@ -158,13 +171,13 @@ def _fit(page: Page, summary: dict) -> list[str]:
     ]
 
 
-def _checks(page: Page, summary: dict, kind: str) -> list[str]:
+def _checks(page: ReportPage, summary: dict, kind: str) -> list[str]:
     rows: list[dict[str, Any]] = summary.get(f"{kind}_checks") or []
-    name = verdict.CHECKED[kind]
+    name = verdict.CHECK_LABELS[kind]
     if not rows:
         page.missing.append(f"Checks of the {name}: none in summary.json, so the rule's {name} is untested here.")
         return []
     shown = [{key: row.get(key) for key in ("size", "factor", "loss")} for row in rows]
-    drawn = plots.checks(shown, name, verdict.verdicts_of(summary, kind))
+    drawn = plots.plot_checks(shown, name, verdict.study_verdicts(summary, kind))
     figure = page.draw(f"{kind}_checks", drawn, shown, f"Check runs at multiples of the ladder's own {name}.")
     return [*verdict.check_lines(summary, kind), figure]

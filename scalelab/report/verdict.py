@@ -3,9 +3,9 @@
 import math
 
 from scalelab.report import gather, html
-from scalelab.report.figures.style import scientific, short
+from scalelab.report.figures.style import format_scientific, format_short
 
-PARAMETERS = {
+PARAMETER_MEANINGS = {
     "E": "irreducible loss (nats/token)",
     "A": "size term at N = 1",
     "B": "data term at D = 1",
@@ -15,7 +15,7 @@ PARAMETERS = {
     "b": "D_opt ∝ C^b: α / (α + β)",
 }
 # Of the fit block: what is not shown as evidence, because it stands in the table or in sentences.
-SHOWN_APART = (
+KEYS_SHOWN_APART = (
     "params", "exponents", "intervals", "intervals_percentile", "standard_errors", "law", "equation", "n_rows", "n_runs",
     "n_convention", "warnings", "excluded", "identifiability", "allocation", "design", "holdout",
 )  # fmt: skip
@@ -25,25 +25,29 @@ def summary_lines(summary: dict, first_metric: float | None) -> list[str]:
     """The head of the page: the numbers, then sentences that say plainly how the prediction did."""
     held = summary.get("held_out") or {}
     if held.get("predicted_loss") is None or not held.get("interval90"):
-        return [html.paragraph("No prediction yet: the study has not finished its fitted runs.", "bad")]
+        return [html.render_paragraph("No prediction yet: the study has not finished its fitted runs.", "bad")]
     point, (low, high), measured = held["predicted_loss"], held["interval90"], held.get("measured_loss")
     shown = {"predicted loss (nats/token)": f"{point:.4f}", "90 % interval": f"{low:.4f} – {high:.4f}"}
     timing = _timing(held, first_metric)
-    failed = [html.paragraph(f"FAILED: {text}.", "bad") for text in failures(summary)]
+    failed = [html.render_paragraph(f"FAILED: {text}.", "bad") for text in describe_failures(summary)]
     if measured is None or not math.isfinite(measured):
         lost = "The held-out run has no finite loss" if measured is not None else "The held-out run is not measured yet"
-        return [html.numbers(shown), html.paragraph(f"{lost}: the prediction is unscored.", "bad"), timing]
+        return [
+            html.render_numbers(shown),
+            html.render_paragraph(f"{lost}: the prediction is unscored.", "bad"),
+            timing,
+        ]
     error, inside = point / measured - 1, low <= measured <= high
     shown |= {"measured loss": f"{measured:.4f}", "error of the prediction": f"{100 * error:+.2f} %",
               "measured loss lies": "inside" if inside else "OUTSIDE"}  # fmt: skip
     high_or_low = "too high" if error > 0 else "too low"
     said = (
-        f"The law predicted {point:.4f} nats/token for a run of {scientific(held['C'])} FLOPs, "
+        f"The law predicted {point:.4f} nats/token for a run of {format_scientific(held['C'])} FLOPs, "
         f"{_beyond(summary, held)}; it reached {measured:.4f}. The prediction was {100 * abs(error):.2f} % {high_or_low}, and "
         f"the measured loss is {'inside' if inside else 'OUTSIDE'} the 90 % interval, which is "
         f"{100 * (high - low) / point:.1f} % wide."
     )
-    return [html.numbers(shown), html.paragraph(said, "good" if inside else "bad"), *failed, timing]
+    return [html.render_numbers(shown), html.render_paragraph(said, "good" if inside else "bad"), *failed, timing]
 
 
 def _beyond(summary: dict, held: dict) -> str:
@@ -53,20 +57,22 @@ def _beyond(summary: dict, held: dict) -> str:
 
 def _timing(held: dict, first_metric: float | None) -> str:
     """Whether the prediction was on disk before the run that scores it began."""
-    at = gather.moment(held.get("predicted_at"))
+    at = gather.to_unix_seconds(held.get("predicted_at"))
     if at is None:
-        return html.paragraph(
+        return html.render_paragraph(
             "When the prediction was made is not recorded: it can't be shown to precede the run.", "bad"
         )
     if first_metric is None:
-        return html.paragraph(f"Predicted at {gather.clock(at)}; the held-out run has not logged anything yet.", "soft")
-    text = f"Predicted at {gather.clock(at)}; the held-out run first logged at {gather.clock(first_metric)}: "
+        return html.render_paragraph(
+            f"Predicted at {gather.format_utc(at)}; the held-out run has not logged anything yet.", "soft"
+        )
+    text = f"Predicted at {gather.format_utc(at)}; the held-out run first logged at {gather.format_utc(first_metric)}: "
     if at < first_metric:
-        return html.paragraph(text + "the prediction came first.", "soft")
-    return html.paragraph(text + "the prediction came AFTER the run began, so it is no prediction.", "bad")
+        return html.render_paragraph(text + "the prediction came first.", "soft")
+    return html.render_paragraph(text + "the prediction came AFTER the run began, so it is no prediction.", "bad")
 
 
-def caveats(summary: dict) -> str:
+def describe_caveats(summary: dict) -> str:
     """What the interval does and does not cover."""
     fit = summary.get("fit") or {}
     if not fit:
@@ -76,7 +82,7 @@ def caveats(summary: dict) -> str:
         "if the true loss does not follow E + A/N^α + B/D^β, the interval of E above all can exclude the truth, and more "
         "runs of the same kind do not repair that. One held-out run inside its interval is no evidence of 90 % coverage."
     )
-    return html.paragraph(text, "soft")
+    return html.render_paragraph(text, "soft")
 
 
 def fit_table(fit: dict) -> str:
@@ -86,49 +92,49 @@ def fit_table(fit: dict) -> str:
         low, high = fit["intervals"][name]
         said = {key: f"{x:.4g}" for key, x in (("value", value), ("low", low), ("high", high))}
         said["verdict"] = fit["identifiability"].get(name, {}).get("verdict", "")
-        rows.append({"name": name, "meaning": PARAMETERS[name]} | said)
+        rows.append({"name": name, "meaning": PARAMETER_MEANINGS[name]} | said)
     level = f"{100 * fit['interval_level']:.0f} %"
     columns = {"name": "", "value": "fitted", "low": f"{level} low", "high": f"{level} high",
                "verdict": "by its profile likelihood", "meaning": "meaning"}  # fmt: skip
     counted = f"L(N, D) = E + A/N^α + B/D^β, fitted to {fit['n_runs']} runs; N is counted as: {fit['n_convention']}."
-    convention = html.paragraph(counted)
-    evidence = html.facts({key: value for key, value in fit.items() if key not in SHOWN_APART})
-    proof = html.folded("how it was found, and the certificate that it is the optimum", evidence)
+    convention = html.render_paragraph(counted)
+    evidence = html.render_facts({key: value for key, value in fit.items() if key not in KEYS_SHOWN_APART})
+    proof = html.render_details("how it was found, and the certificate that it is the optimum", evidence)
     if not fit["certificate"]["converged"]:
-        proof = html.paragraph("The fit did NOT converge: its numbers are not to be used.", "bad") + proof
-    warnings = "".join(html.paragraph(f"Warning: {warning}.", "bad") for warning in fit["warnings"])
-    warnings += "".join(html.paragraph(f"Design: {finding['text']}.", "soft") for finding in fit["design"])
+        proof = html.render_paragraph("The fit did NOT converge: its numbers are not to be used.", "bad") + proof
+    warnings = "".join(html.render_paragraph(f"Warning: {warning}.", "bad") for warning in fit["warnings"])
+    warnings += "".join(html.render_paragraph(f"Design: {finding['text']}.", "soft") for finding in fit["design"])
     left_out, excluded = fit["excluded"], ""
     if left_out:
-        excluded = html.folded(
-            f"runs not fitted: {len(left_out)}", html.table(left_out, {"name": "run", "reason": "reason"})
+        excluded = html.render_details(
+            f"runs not fitted: {len(left_out)}", html.render_table(left_out, {"name": "run", "reason": "reason"})
         )
-    return convention + warnings + html.table(rows, columns) + excluded + proof
+    return convention + warnings + html.render_table(rows, columns) + excluded + proof
 
 
-CHECKED = {"lr": "LR", "batch": "batch"}  # what a study's checks vary, and its name
+CHECK_LABELS = {"lr": "LR", "batch": "batch"}  # what a study's checks vary, and its name
 
 
-def verdicts_of(summary: dict, kind: str) -> list[dict]:
+def study_verdicts(summary: dict, kind: str) -> list[dict]:
     """`gather.check_verdicts` of a study's checks of one kind; what can't bend the fit, the runs' scatter about it, is let pass."""
     scatter = (summary.get("fit") or {}).get("residual_rms") or 0.0
     return gather.check_verdicts(summary.get(f"{kind}_checks") or [], scatter)
 
 
-def failures(summary: dict) -> list[str]:
+def describe_failures(summary: dict) -> list[str]:
     """Why a study's fit is not to be trusted: checks whose optimum is at the edge, one sentence each."""
     return [
         f"N = {_size(verdict)}: the best {name} tried is {_factor(verdict)} the rule's, the last one tried"
         + (f", and better by {100 * verdict['cost']:.2f} %" if verdict["cost"] else "")
         + "; the fitted exponents hang on this (another --rule, or its checks)"
-        for kind, name in CHECKED.items()
-        for verdict in verdicts_of(summary, kind)
+        for kind, name in CHECK_LABELS.items()
+        for verdict in study_verdicts(summary, kind)
         if verdict["edge"]
     ]
 
 
 def _size(verdict: dict) -> str:
-    return verdict["size"] if isinstance(verdict["size"], str) else short(verdict["size"])
+    return verdict["size"] if isinstance(verdict["size"], str) else format_short(verdict["size"])
 
 
 def _factor(verdict: dict) -> str:
@@ -137,10 +143,10 @@ def _factor(verdict: dict) -> str:
 
 def check_lines(summary: dict, kind: str) -> list[str]:
     """One sentence a size; an optimum at the edge is said loudly, because the fitted exponents hang on it."""
-    lines, name = [], CHECKED[kind]
-    for verdict in verdicts_of(summary, kind):
+    lines, name = [], CHECK_LABELS[kind]
+    for verdict in study_verdicts(summary, kind):
         if verdict["best_factor"] is None:
-            lines.append(html.paragraph(f"N = {_size(verdict)}: no check run has a finite loss.", "bad"))
+            lines.append(html.render_paragraph(f"N = {_size(verdict)}: no check run has a finite loss.", "bad"))
             continue
         cost = (
             "" if verdict["cost"] is None else f" The rule's own costs {100 * verdict['cost']:.2f} % of the loss there."
@@ -148,11 +154,11 @@ def check_lines(summary: dict, kind: str) -> list[str]:
         if verdict["edge"]:
             text = (f"N = {_size(verdict)}: OPTIMUM AT THE EDGE. The best {name} is {_factor(verdict)} the rule's, the last "
                     f"one tried, so the best may lie beyond; the fitted exponents hang on this.")  # fmt: skip
-            lines.append(html.paragraph(text + cost, "bad"))
+            lines.append(html.render_paragraph(text + cost, "bad"))
         else:
             text = f"N = {_size(verdict)}: the best {name} tried is {_factor(verdict)} the rule's"
             beside = "." if verdict["cost"] else ", with worse ones on both sides."
-            lines.append(html.paragraph(text + beside + cost, "good"))
+            lines.append(html.render_paragraph(text + beside + cost, "good"))
     return lines
 
 
@@ -161,14 +167,14 @@ def isoflop_lines(isoflop: dict, exponent_3: float | None) -> list[str]:
     rows = [fit | {"edge": "AT THE EDGE" if fit["edge"] else "inside"} for fit in isoflop["budgets"]]
     columns = {"budget": "budget (FLOPs)", "N": "best N", "loss": "loss there (nats/token)", "sizes": "sizes tried",
                "edge": "minimum"}  # fmt: skip
-    lines = [html.table(rows, columns)]
+    lines = [html.render_table(rows, columns)]
     text = f"Through the minima inside their sizes: N_opt = {isoflop['coefficient']:.3g} × C^{isoflop['a']:.3f}."
     if exponent_3 is not None:
         text += f" The fitted law gives N_opt ∝ C^{exponent_3:.3f}: two readings of the same runs."
-    lines.append(html.paragraph(text))
-    edges = [scientific(fit["budget"]) for fit in isoflop["budgets"] if fit["edge"]]
+    lines.append(html.render_paragraph(text))
+    edges = [format_scientific(fit["budget"]) for fit in isoflop["budgets"] if fit["edge"]]
     if edges:
-        lines.append(html.paragraph(
+        lines.append(html.render_paragraph(
             f"MINIMUM AT THE EDGE at {', '.join(edges)} FLOPs: the best size may lie outside those tried; "
             "left out of the exponent.", "bad"))  # fmt: skip
     return lines

@@ -7,12 +7,12 @@ from scipy import stats
 
 from scalelab.laws.use.isoflop_minima import parabola
 
-LEVEL = 0.9
+INTERVAL_LEVEL = 0.9
 NEAR_OCTAVES = 1.0  # points as near as this to the lowest one are fitted, and its two neighbours
 
 
 @dataclasses.dataclass(frozen=True)
-class Best:
+class BestLr:
     """`log2_lr` of the least loss of the mean over seeds, with a 90 % interval [low, high], and the loss there.
 
     Not `interior`: the lowest of the values tried is the first or last one, so the best may lie beyond.
@@ -25,7 +25,7 @@ class Best:
     interior: bool
 
 
-def best(log2_lrs: np.ndarray, losses: np.ndarray) -> Best:
+def find_best_lr(log2_lrs: np.ndarray, losses: np.ndarray) -> BestLr:
     """From losses [seeds, K] at K ascending log2_lrs; a loss that is not finite (a diverged run) counts as infinite.
 
     The interval is Student's over the seeds' own minima, which see the same initialisations at every LR. With one seed, or
@@ -38,8 +38,8 @@ def best(log2_lrs: np.ndarray, losses: np.ndarray) -> Best:
     half = float(np.min(np.diff(x))) / 2 if len(each) == 1 or at in x else 0.0
     if len(each) > 1:
         error = each.std(ddof=1) / len(each) ** 0.5
-        half = max(half, float(stats.t.ppf((1 + LEVEL) / 2, len(each) - 1) * error))
-    return Best(at, at - half, at + half, loss, interior)
+        half = max(half, float(stats.t.ppf((1 + INTERVAL_LEVEL) / 2, len(each) - 1) * error))
+    return BestLr(at, at - half, at + half, loss, interior)
 
 
 def _vertex(x: np.ndarray, y: np.ndarray) -> tuple[float, float, bool]:

@@ -13,7 +13,7 @@ from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
 
-FORK = '''"""{title}
+FORK_TEMPLATE = '''"""{title}
 
     scalelab train --config={path} --workdir={workdir}
 """
@@ -34,7 +34,7 @@ def get_config():
 '''
 
 
-def candidates(trials: Mapping[str, ConfigDict], n_convention: str = "total") -> dict[str, np.ndarray]:
+def candidate_columns(trials: Mapping[str, ConfigDict], n_convention: str = "total") -> dict[str, np.ndarray]:
     """N (by the convention of `model.count`), D in tokens and C in exact training FLOPs of runs not trained yet, each [G].
 
     Also d_model and n_layers as `width` and `depth`, which some laws want. In the order of `trials`.
@@ -43,7 +43,7 @@ def candidates(trials: Mapping[str, ConfigDict], n_convention: str = "total") ->
     for config in trials.values():
         shape = config_lib.static(config).model
         tokens = schedule_steps.tokens_before(config, config.train.steps)
-        sizes = count.parameters(shape)
+        sizes = count.count_parameters(shape)
         if n_convention not in sizes:
             raise BadInput(f"N convention {n_convention!r}: one of {', '.join(sizes)}")
         flops = count.flops_per_token(shape)["exact"] * tokens
@@ -65,15 +65,15 @@ def write_forks(
     paths = []
     for name, trial in trials.items():
         path = folder / f"{name}.py"
-        path.write_text(fork(path, base, trial, (titles or {}).get(name)))
+        path.write_text(fork_text(path, base, trial, (titles or {}).get(name)))
         paths.append(path)
     return paths
 
 
-def fork(path: pathlib.Path, base: pathlib.Path, trial: ConfigDict, title: str | None = None) -> str:
+def fork_text(path: pathlib.Path, base: pathlib.Path, trial: ConfigDict, title: str | None = None) -> str:
     """The text of a config file that is to stand at `path`: the file `base` plus what `trial` changes."""
     changed = _changes(base, trial)
-    return FORK.format(
+    return FORK_TEMPLATE.format(
         title=title or f"{base.name} with another {', '.join(changed)}.",
         path=path,
         workdir=pathlib.Path("runs") / path.stem,
@@ -87,7 +87,7 @@ def _changes(base: pathlib.Path, trial: ConfigDict) -> dict[str, object]:
     changed: dict[str, object] = {}
     while True:
         found = config_lib.leaves(config_lib.load(base, changed))
-        wanted = {key: value for key, value in config_lib.leaves(trial).items() if key != set_by.KEY}
+        wanted = {key: value for key, value in config_lib.leaves(trial).items() if key != set_by.NOTES_KEY}
         more = {key: value for key, value in wanted.items() if value != found.get(key)}
         if not more.keys() - changed.keys():
             return changed

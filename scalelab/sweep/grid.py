@@ -11,7 +11,7 @@ from typing import Any
 
 from scipy.stats import qmc
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
 Trial = dict[str, Any]
 Grid = list[Trial]
@@ -45,7 +45,7 @@ def sample(ranges: Mapping[str, tuple], count: int, method: str = "halton", seed
     """`count` points of a low-discrepancy sequence (scrambled Halton or Sobol, scipy) over `{key: (low, high[, "log"])}`."""
     samplers = {"halton": qmc.Halton, "sobol": qmc.Sobol}
     if method not in samplers:
-        raise BadInput(f"h.sample method {method!r} is not a choice{nearest(method, samplers)}")
+        raise BadInput(f"h.sample method {method!r} is not a choice{nearest_hint(method, samplers)}")
     if method == "sobol" and count & (count - 1):
         raise BadInput(
             f"h.sample: Sobol points are balanced in powers of two only; nearest to {count}: {1 << count.bit_length() - 1}"

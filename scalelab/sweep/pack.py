@@ -11,11 +11,17 @@ from scalelab import git, lock, records
 from scalelab.errors import BadInput
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.resume import branch, determinism
-from scalelab.train.resume.start import begin, furthest, initial, resume, warner
+from scalelab.train.resume.start import (
+    find_last_checkpoint,
+    load_initial_weights,
+    make_warner,
+    restore_runs,
+    start_from_weights,
+)
 from scalelab.train.run import loop
 from scalelab.train.run.run import Run, open_run
-from scalelab.train.run.single import continued, dataset
-from scalelab.train.step.program import packing
+from scalelab.train.run.single import continued_config, load_run_dataset
+from scalelab.train.step.program import resolve_packing
 
 
 def train_pack(
@@ -26,7 +32,7 @@ def train_pack(
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
     take_over: bool = False,
-    code: Mapping[str, git.State] | None = None,
+    code: Mapping[str, git.RepoState] | None = None,
 ) -> dict[str, str]:
     """Train (or resume) the trials in `folder/runs/NAME`; checkpoints go to `folder/packs/PACK`. Returns the verdicts.
 
@@ -34,20 +40,20 @@ def train_pack(
     """
     names, config = list(trials), next(iter(trials.values()))
     place = folder / "packs" / pack
-    determinism.arrange(config, place)
-    data, mode = dataset(config), packing(config.sweep.pack)
-    with lock.hold(place, take_over=take_over) as warning:
+    determinism.set_deterministic_flags(config, place)
+    data, mode = load_run_dataset(config), resolve_packing(config.sweep.pack)
+    with lock.hold_folder(place, take_over=take_over) as warning:
         if warning:
             progress({"warning": warning})
         for name in names:
             _set_damaged_record_aside(folder / "runs" / name, progress)
         saved = Checkpoints(place / "checkpoints").latest() is not None
-        saved = saved or any(furthest(folder / "runs" / name) for name in names)
-        goes_on = {name: continued(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
+        saved = saved or any(find_last_checkpoint(folder / "runs" / name) for name in names)
+        goes_on = {name: continued_config(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
         trials = {name: trial for name, (trial, _) in goes_on.items()}
         # What they start from comes before the folders become these runs'.
-        trunks = [] if saved else [trunk for trial in trials.values() if (trunk := branch.trunk(trial, data))]
-        weights = None if saved or trunks else initial(config)
+        trunks = [] if saved else [trunk for trial in trials.values() if (trunk := branch.load_trunk(trial, data))]
+        weights = None if saved or trunks else load_initial_weights(config)
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
         shared: dict[str, Any] = {"git": code or git.code_state()}
         shared |= {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
@@ -65,14 +71,17 @@ def train_pack(
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
         known = {name: run.facts for name, run in by_name.items()}
         logs = [run.folder / "metrics.jsonl" for run in runs]
-        warn = warner(runs, progress)
+        warn = make_warner(runs, progress)
         with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
-            start = resume(by_name, checkpoints, allow, progress, c.fallback, mode)
+            start = restore_runs(by_name, checkpoints, allow, progress, c.fallback, mode)
             start = start or _resume_former(runs, allow, progress, mode)
             if trunks:
-                start = trunks[0].step, [branch.begin(*pair, progress) for pair in zip(runs, trunks, strict=True)]
-            params = weights and [begin(run, weights) for run in runs]
-            loop.train(runs, data, checkpoints, names, mode, start, progress, stop, params)
+                start = (
+                    trunks[0].step,
+                    [branch.start_branch(*pair, progress) for pair in zip(runs, trunks, strict=True)],
+                )
+            params = weights and [start_from_weights(run, weights) for run in runs]
+            loop.train_runs(runs, data, checkpoints, names, mode, start, progress, stop, params)
         return {run.name: run.status for run in runs}
 
 
@@ -84,13 +93,15 @@ def _set_damaged_record_aside(folder: pathlib.Path, progress: loop.Progress) -> 
         path = folder / "record.json"
         path.replace(path.with_name("record.json.damaged"))
         text = f"{error} It is made anew; as it was: record.json.damaged"
-        records.event(folder, "warning", None, text)
+        records.write_event(folder, "warning", None, text)
         progress({"warning": text})
 
 
-def _resume_former(runs: list[Run], allow: Collection[str], progress: loop.Progress, mode: str) -> loop.Start | None:
+def _resume_former(
+    runs: list[Run], allow: Collection[str], progress: loop.Progress, mode: str
+) -> loop.StartStates | None:
     """Where the trials stood under another pack's name: it changes with every shared value, as an allowed change does."""
-    found = [pair for pair in (furthest(run.folder) for run in runs) if pair]
+    found = [pair for pair in (find_last_checkpoint(run.folder) for run in runs) if pair]
     if not found:
         return None
     places = {str(checkpoints.folder.resolve()) for checkpoints, _ in found}
@@ -100,4 +111,4 @@ def _resume_former(runs: list[Run], allow: Collection[str], progress: loop.Progr
             f"of the trials that now share a program not all were saved together ({saved}); use another --workdir"
         )
     by_name = {name: run for (_, name), run in zip(found, runs, strict=True)}
-    return resume(by_name, found[0][0], allow, progress, runs[0].config.checkpoint.fallback, mode)
+    return restore_runs(by_name, found[0][0], allow, progress, runs[0].config.checkpoint.fallback, mode)

@@ -11,7 +11,7 @@ from scalelab.errors import BadInput
 from scalelab.sweep import status
 from scalelab.sweep.executors import pool
 from scalelab.sweep.pack import train_pack
-from scalelab.sweep.trials import packs
+from scalelab.sweep.trials import group_into_packs
 from scalelab.train.resume import compatibility
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import has_ended
@@ -25,8 +25,8 @@ def run_sweep(
     stop: Callable[[], bool] = lambda: False,
     allow: Collection[str] = (),
     take_over: bool = False,
-    workers: pool.Pool | None = None,
-    code: Mapping[str, git.State] | None = None,
+    workers: pool.WorkerPool | None = None,
+    code: Mapping[str, git.RepoState] | None = None,
 ) -> dict[str, str]:
     """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`. `allow`, `take_over` and `code` as for `train_single`.
 
@@ -34,9 +34,9 @@ def run_sweep(
     first trials, and `watch` is called with the names of the trials that run. What is finished is not run again. A study
     that sweeps more than once gives its `workers`: they go on living, and every pack goes to them.
     """
-    compatibility.check_allowed(allow)
-    grouped, code = packs(trials), code or git.code_state()
-    with lock.hold(folder, take_over=take_over) as warning:
+    compatibility.check_allowed_keys(allow)
+    grouped, code = group_into_packs(trials), code or git.code_state()
+    with lock.hold_folder(folder, take_over=take_over) as warning:
         if warning:
             progress({"warning": warning})
         for name, config in trials.items():
@@ -54,12 +54,16 @@ def run_sweep(
         elif unfinished:
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
             wanted = pool.worker_count(next(iter(trials.values())).sweep.workers)
-            with contextlib.nullcontext(workers) if workers else pool.Pool(folder, wanted, allow, take_over) as crew:
+            with (
+                contextlib.nullcontext(workers)
+                if workers
+                else pool.WorkerPool(folder, wanted, allow, take_over) as crew
+            ):
                 codes = crew.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
             for pack, exit_code in codes.items():
-                if exit_code not in (0, pool.STOPPED):
+                if exit_code not in (0, pool.STOPPED_EXIT_CODE):
                     pool.mark_failed(folder, pack, grouped[pack], exit_code)
-    return {row["name"]: row["status"] for row in status.rows(folder)}
+    return {row["name"]: row["status"] for row in status.read_trial_rows(folder)}
 
 
 def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) -> bool:
@@ -82,5 +86,5 @@ def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collecti
         return
     before, now = ({"config": values, "data": {}} for values in (old, config.to_dict()))
     if has_ended(record, config):
-        compatibility.refuse_ended(str(place), before, now)
-    compatibility.refuse(str(place), before, now, allow)
+        compatibility.check_ended_identity(str(place), before, now)
+    compatibility.check_changes_allowed(str(place), before, now, allow)

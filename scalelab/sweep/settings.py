@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-SEED = "train.seed"
-LOST = ("diverged", "failed", "damaged")  # these seeds will not have a loss
+SEED_KEY = "train.seed"
+LOST_STATUSES = ("diverged", "failed", "damaged")  # these seeds will not have a loss
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class SweptSetting:
     """Swept `values` without the seed; `seeds` and `losses` (nats a token) of finished trials, how many were lost, how many run."""
 
     values: dict[str, Any]
@@ -41,23 +41,23 @@ def is_final(row: Mapping[str, Any]) -> bool:
     return row["status"] == "done" and loss is not None and math.isfinite(loss)
 
 
-def group_by_setting(rows: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> list[Setting]:
+def group_by_setting(rows: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> list[SweptSetting]:
     """The settings of a sweep's rows, in the order of their first trial; `swept`: the keys in which trials differ."""
-    keys = [key for key in swept if key != SEED]
+    keys = [key for key in swept if key != SEED_KEY]
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(repr(row.get(key)) for key in keys), []).append(row)
     return [_setting({key: members[0].get(key) for key in keys}, members) for members in groups.values()]
 
 
-def _setting(values: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> Setting:
+def _setting(values: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> SweptSetting:
     final = [row for row in rows if is_final(row)]
-    lost = sum(row["status"] in LOST or (row["status"] == "done" and not is_final(row)) for row in rows)
-    seeds, losses = tuple(row.get(SEED) for row in final), tuple(row["val_loss"] for row in final)
-    return Setting(values, seeds, losses, lost, len(rows) - len(final) - lost)
+    lost = sum(row["status"] in LOST_STATUSES or (row["status"] == "done" and not is_final(row)) for row in rows)
+    seeds, losses = tuple(row.get(SEED_KEY) for row in final), tuple(row["val_loss"] for row in final)
+    return SweptSetting(values, seeds, losses, lost, len(rows) - len(final) - lost)
 
 
-def find_best(settings: Sequence[Setting]) -> Setting | None:
+def find_best(settings: Sequence[SweptSetting]) -> SweptSetting | None:
     """The setting of the least mean loss, of those whose seeds are all finished; while there are none, of all that have a loss.
 
     A setting that lost a seed is not the best: what the others reached is luck.

@@ -9,23 +9,23 @@ from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.jsonfiles import WHOLE
 
-ENDED = ("done", "diverged")  # a trial that diverged is a result of its grid
+ENDED_STATUSES = ("done", "diverged")  # a trial that diverged is a result of its grid
 
 
-def rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+def read_trial_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """name, status (waiting, running, done, diverged, stopped, failed, damaged), step, steps, train_loss, val_loss, tokens_per_s."""
     if not (folder / "sweep.json").exists():
         raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not begun there")
     manifest = records.read_json(folder / "sweep.json", {"trials": {"*": WHOLE}})
-    return [trial_row(folder / "runs" / name, steps) for name, steps in manifest["trials"].items()]
+    return [read_trial_row(folder / "runs" / name, steps) for name, steps in manifest["trials"].items()]
 
 
-def trial_row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
+def read_trial_row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
     """The row of one trial; of one whose files can't be read `damage` says why."""
     try:
         return _row(folder, steps)
     except BadInput as error:
-        return {"name": folder.name, "status": records.DAMAGED, "step": 0, "steps": steps, "damage": str(error)}
+        return {"name": folder.name, "status": records.DAMAGED_STATUS, "step": 0, "steps": steps, "damage": str(error)}
 
 
 def _row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
@@ -42,10 +42,10 @@ def _row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
 def exit_code(verdicts: Collection[str]) -> int:
     """0: every trial ended, 75: some were stopped or not begun, 1: some crashed or are damaged."""
     unfinished = {"waiting", "starting", "running", "stopped"} & set(verdicts)
-    return 75 if unfinished else 0 if set(verdicts) <= set(ENDED) else 1
+    return 75 if unfinished else 0 if set(verdicts) <= set(ENDED_STATUSES) else 1
 
 
-def count_verdicts(verdicts: Collection[str]) -> str:
+def describe_verdicts(verdicts: Collection[str]) -> str:
     """`5 trials: 4 done, 1 diverged`."""
     counts = Counter(verdicts)
     return f"{counts.total()} trials: {', '.join(f'{number} {verdict}' for verdict, number in counts.most_common())}"

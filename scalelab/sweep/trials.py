@@ -18,24 +18,24 @@ from scalelab.sweep import grid
 MOST_TRIALS = 10_000  # more is a slip of the pen: nobody reads such a table, and no file system likes such a folder
 
 
-def from_file(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[str, ConfigDict]:
+def load_trials(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[str, ConfigDict]:
     """`{name: resolved config}` of the file's `sweep(h)` around its `get_config()` and the overrides."""
-    module = config_lib.load_module(path)
+    module = config_lib.load_config_module(path)
     if not hasattr(module, "sweep"):
         raise BadInput(f"{path} defines no sweep(h): it returns the grid, e.g. h.sweep('optim.peak_lr', [1e-3, 3e-3])")
-    base = config_lib.override(files.given(path, module), overrides, set_by.COMMAND_LINE)
-    points = files.call(path, module.sweep, grid)
+    base = config_lib.override(files.config_from_module(path, module), overrides, set_by.COMMAND_LINE)
+    points = files.call_user_function(path, module.sweep, grid)
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         raise BadInput(f"{path}: sweep(h) returned {str(points)[:60]}; it must return what h.sweep and h.product make")
     if not 0 < len(points) <= MOST_TRIALS:
         raise BadInput(f"the sweep of {path} has {len(points)} trials; 1 to {MOST_TRIALS} make sense")
     return {
-        name(i, point): config_lib.resolve(config_lib.override(base, point, set_by.SWEEP))
+        trial_name(i, point): config_lib.resolve(config_lib.override(base, point, set_by.SWEEP))
         for i, point in enumerate(points)
     }
 
 
-def name(index: int, point: Mapping[str, Any]) -> str:
+def trial_name(index: int, point: Mapping[str, Any]) -> str:
     """A folder name that tells the trial: `003-peak_lr=0.003-seed=1`."""
     parts = [
         f"{key.split('.')[-1]}={value:.4g}" if isinstance(value, float) else f"{key.split('.')[-1]}={value}"
@@ -44,7 +44,7 @@ def name(index: int, point: Mapping[str, Any]) -> str:
     return re.sub(r"[^\w.=+-]", "_", "-".join([f"{index:03d}", *parts]))[:120]
 
 
-def packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
+def group_into_packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
     """`{pack: [names]}`: trials of a pack differ only in traced values, and share `train.steps` and their role in a study.
 
     Runs of another role begin at another time, so they can't have the same checkpoints.
@@ -54,12 +54,13 @@ def packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
         shared = {
             key: value
             for key, value in config_lib.leaves(config).items()
-            if (key not in config_lib.TRACED or key == "train.steps") and not key.startswith(("log.", config_lib.OWN))
+            if (key not in config_lib.TRACED_KEYS or key == "train.steps")
+            and not key.startswith(("log.", config_lib.USER_OPTIM_PREFIX))
         }
         if (
             ":" in config.optim.name
         ):  # which of an own optimizer's numbers there are is compiled in, their values are not
-            shared |= {"own": sorted(config.optim.own), "unset": config_lib.unset(config)}
+            shared |= {"own": sorted(config.optim.own), "unset": config_lib.unset_numbers(config)}
         if config.log.role:
             shared["log.role"] = config.log.role
         key = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]

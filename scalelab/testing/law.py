@@ -12,28 +12,28 @@ import numpy as np
 from scipy.stats import qmc
 
 from scalelab.errors import BadInput
-from scalelab.laws.law.law import Kind, Law, law_of
+from scalelab.laws.law.law import Law, ParamKind, law_of
 from scalelab.laws.law.objective import Objective, huber_log
-from scalelab.laws.solve.optimum import FitError, minimise, stretch
+from scalelab.laws.solve.optimum import FitError, minimise_objective, scale_to_range
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns
 
-ROWS = 48  # points that a law is checked on
-CANDIDATES = 256  # parameter sets tried as the truth
-LINE = 512  # steps along a parameter's range, to find jumps
-EXACT = 1e-6  # noise-free data must be met, and identified parameters recovered, to this relative error
-SHARP = 1e6  # a parameter is identified where rounding of the data, 1e-16, moves it by less than 1e-10
-RANGES = {
+CHECK_ROWS = 48  # points that a law is checked on
+CANDIDATE_COUNT = 256  # parameter sets tried as the truth
+LINE_STEPS = 512  # steps along a parameter's range, to find jumps
+EXACT_TOLERANCE = 1e-6  # noise-free data must be met, and identified parameters recovered, to this relative error
+SHARP_SPREAD = 1e6  # a parameter is identified where rounding of the data, 1e-16, moves it by less than 1e-10
+COLUMN_RANGES = {
     "N": (1e6, 1e11), "D": (1e9, 1e12), "U": (1e9, 1e12), "C": (1e16, 1e24), "M": (2.0, 500.0),
     "width": (128.0, 8192.0), "depth": (4.0, 64.0), "loss": (1.8, 4.0),
 }  # fmt: skip
-SAME_UNIT = {"U": "D"}  # counted alike: rescaled together
-FACTORS = {"loss": 1 / np.log(2)}  # loss in bits; every other column a thousand times smaller
-Params = Mapping[str, Any]
+SHARED_UNITS = {"U": "D"}  # counted alike: rescaled together
+UNIT_FACTORS = {"loss": 1 / np.log(2)}  # loss in bits; every other column a thousand times smaller
+LawParams = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class LawReport:
     """What `check_law` saw of a law that keeps the contract. All errors are relative.
 
     `truth` made the data; `recovered` is the error of each parameter, `unidentified` names those that the data don't
@@ -50,9 +50,9 @@ class Report:
 
 
 def check_law(
-    function: Callable[..., Any] | Law, *, truth: Params | None = None,
+    function: Callable[..., Any] | Law, *, truth: LawParams | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None, fixed_units: Collection[str] = (),
-) -> Report:  # fmt: skip
+) -> LawReport:  # fmt: skip
     """Check that a law (a function, or a `Law`) is one that this package can fit; AssertionError says what is wrong.
 
     Its signature is readable; it is finite and positive over plausible columns; a row's value depends on no other row;
@@ -72,7 +72,7 @@ def check_law(
     chosen = candidates[0]
     prediction_error, recovered, unidentified = _check_recovery(law, columns, chosen)
     units = _check_units(law, columns, chosen, fixed_units)
-    return Report(law.name, dict(chosen), prediction_error, recovered, unidentified, gradient_error, units)
+    return LawReport(law.name, dict(chosen), prediction_error, recovered, unidentified, gradient_error, units)
 
 
 def _require(law: Law, holds: Any, said: str) -> None:
@@ -91,54 +91,58 @@ def _read(function: Callable[..., Any] | Law) -> Law:
 
 def _columns(law: Law, ranges: Mapping[str, tuple[float, float]]) -> Columns:
     """Plausible columns [P]: a Sobol set, even in logs."""
-    known = RANGES | dict(ranges)
+    known = COLUMN_RANGES | dict(ranges)
     if missing := [name for name in law.columns if name not in known]:
         raise BadInput(
             f"law {law.name!r}: what is plausible for {missing[0]}? Pass ranges={{{missing[0]!r}: (low, high)}}"
         )
-    unit = qmc.Sobol(len(law.columns), seed=1).random(64)[:ROWS]
+    unit = qmc.Sobol(len(law.columns), seed=1).random(64)[:CHECK_ROWS]
     return {
         name: known[name][0] * (known[name][1] / known[name][0]) ** unit[:, i] for i, name in enumerate(law.columns)
     }
 
 
-def _candidates(law: Law, columns: Columns, truth: Params | None) -> list[dict[str, float]]:
+def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dict[str, float]]:
     """Up to five parameter sets at which the law makes sense, the one that the points determine best first."""
     if truth is not None:
         values = law(columns, truth)
-        _require(law, values.shape == (ROWS,), f"{ROWS} rows give values of shape {values.shape}")
+        _require(law, values.shape == (CHECK_ROWS,), f"{CHECK_ROWS} rows give values of shape {values.shape}")
         _require(law, np.isfinite(values).all(), f"not finite at {dict(truth)}")
         _require(law, (values > 0).all(), f"{values.min():.3g} at {dict(truth)}: a {law.target} is positive")
         return [dict(truth)]
-    posed = pose_problem(law, columns, np.ones(ROWS), Objective("mse_log", np.inf))
-    unit = qmc.Sobol(len(law.params), seed=0).random(CANDIDATES)
+    posed = pose_problem(law, columns, np.ones(CHECK_ROWS), Objective("mse_log", np.inf))
+    unit = qmc.Sobol(len(law.params), seed=0).random(CANDIDATE_COUNT)
     x = np.stack([_spread(kind, unit[:, i]) for i, kind in enumerate(law.params.values())], axis=1)
     params = posed.to_params(x)
-    values = np.stack([law(columns, {name: v[g] for name, v in params.items()}) for g in range(CANDIDATES)])
-    _require(law, values.shape[1:] == (ROWS,), f"{ROWS} rows give values of shape {values.shape[1:]}")
+    values = np.stack([law(columns, {name: v[g] for name, v in params.items()}) for g in range(CANDIDATE_COUNT)])
+    _require(law, values.shape[1:] == (CHECK_ROWS,), f"{CHECK_ROWS} rows give values of shape {values.shape[1:]}")
     finite = np.isfinite(values).all(axis=1)
-    _require(law, finite.any(), f"not finite over plausible columns at any of {CANDIDATES} parameter sets of its kinds")
+    _require(
+        law, finite.any(), f"not finite over plausible columns at any of {CANDIDATE_COUNT} parameter sets of its kinds"
+    )
     sensible = finite & (values > 0).all(axis=1)
     _require(law, sensible.any(), f"zero or negative: a {law.target} is positive over plausible columns")
     sensible &= values.max(axis=1) < 1e3 * values.min(axis=1)
     _require(law, sensible.any(), f"its {law.target} varies by more than 1,000 times over plausible columns")
     (chosen,) = np.nonzero(sensible)
-    _, gram, _ = posed.derivatives(x[chosen], np.ones((len(chosen), ROWS)))
+    _, gram, _ = posed.derivatives(x[chosen], np.ones((len(chosen), CHECK_ROWS)))
     size = np.where([kind.how == "linear" for kind in law.params.values()], x[chosen], 1.0)
     scaled = np.where(np.isfinite(gram), gram, 0.0) * size[:, :, None] * size[:, None]
     best = chosen[np.argsort(-np.linalg.eigvalsh(scaled)[:, 0], kind="stable")[:5]]
     return [{name: float(values[g]) for name, values in params.items()} for g in best]
 
 
-def _spread(kind: Kind, unit: np.ndarray) -> np.ndarray:
+def _spread(kind: ParamKind, unit: np.ndarray) -> np.ndarray:
     """[0, 1] -> coordinates of `problem`: a linear term is .3 to 1 at the centre, the others lie in their `starts`."""
-    return 0.3 ** (1 - unit) if kind.how == "linear" else stretch(kind, unit)
+    return 0.3 ** (1 - unit) if kind.how == "linear" else scale_to_range(kind, unit)
 
 
 def _check_rows(law: Law, columns: Columns, candidates: list[dict[str, float]]) -> None:
     for params in candidates:
         whole = law(columns, params)
-        alone = [law({name: values[i : i + 1] for name, values in columns.items()}, params)[0] for i in (0, ROWS - 1)]
+        alone = [
+            law({name: values[i : i + 1] for name, values in columns.items()}, params)[0] for i in (0, CHECK_ROWS - 1)
+        ]
         turned = law({name: values[::-1] for name, values in columns.items()}, params)[::-1]
         same = np.allclose(turned, whole, rtol=1e-12, atol=0) and np.allclose(alone, whole[[0, -1]], rtol=1e-12, atol=0)
         _require(law, same, "a row's value depends on the other rows or on their order")
@@ -159,7 +163,7 @@ def _check_broadcast(law: Law, columns: Columns, candidates: list[dict[str, floa
 def _vector(law: Law, columns: Columns) -> Callable[[Any], Any]:
     """The law as a function of one vector of parameters [K]."""
     given = [np.asarray(columns[name], float) for name in law.columns]
-    return lambda vector: law.function(*given, **dict(zip(law.params, vector, strict=True))) + np.zeros(ROWS)
+    return lambda vector: law.function(*given, **dict(zip(law.params, vector, strict=True))) + np.zeros(CHECK_ROWS)
 
 
 def _check_gradients(law: Law, columns: Columns, candidates: list[dict[str, float]]) -> float:
@@ -180,21 +184,23 @@ def _check_gradients(law: Law, columns: Columns, candidates: list[dict[str, floa
                 size = np.abs(exact[:, i]).max() + 1e-5 * np.abs(away[1]).max() / max(abs(at[i]), 1e-3)
                 error = float(np.abs(numeric - exact[:, i]).max() / size)
                 _require(
-                    law, error < EXACT, f"autodiff and finite differences by {name} differ by {error:.1e} at {params}"
+                    law,
+                    error < EXACT_TOLERANCE,
+                    f"autodiff and finite differences by {name} differ by {error:.1e} at {params}",
                 )
                 worst = max(worst, error)
     return worst
 
 
-def _check_jumps(law: Law, columns: Columns, params: Params) -> None:
+def _check_jumps(law: Law, columns: Columns, params: LawParams) -> None:
     """Along each searched parameter's range (terms kept in size), Simpson's integral of the derivative gives the law back."""
-    posed, function = pose_problem(law, columns, np.ones(ROWS), huber_log()), _vector(law, columns)
+    posed, function = pose_problem(law, columns, np.ones(CHECK_ROWS), huber_log()), _vector(law, columns)
     along = jax.jit(jax.vmap(lambda at, direction: jax.jvp(function, (at,), (direction,)), in_axes=(0, None)))
     for i, (name, kind) in enumerate(law.params.items()):
         if kind.how == "linear":
             continue
-        line = _spread(kind, np.linspace(0.0, 1.0, 2 * LINE + 1))
-        x = np.tile(posed.from_params(params), (LINE, 1))
+        line = _spread(kind, np.linspace(0.0, 1.0, 2 * LINE_STEPS + 1))
+        x = np.tile(posed.from_params(params), (LINE_STEPS, 1))
         x[:, i] = line[1::2]
         middle = np.stack(list(posed.to_params(x).values()), axis=1)  # [LINE, K]
         direction = np.eye(len(law.params))[i]
@@ -233,7 +239,7 @@ def _jumps(
         left, right = np.where(first[:, None], left, middle), np.where(first[:, None], middle, right)
         low = np.where(first, low[0], here[0]), np.where(first, low[1], here[1])
         high = np.where(first, here[0], high[0]), np.where(first, here[1], high[1])
-    return (share.max(axis=1) > EXACT) & (left_over(low, high, width) > 1e-3 * whole)
+    return (share.max(axis=1) > EXACT_TOLERANCE) & (left_over(low, high, width) > 1e-3 * whole)
 
 
 def _check_linear(law: Law, columns: Columns, candidates: list[dict[str, float]]) -> None:
@@ -260,28 +266,28 @@ def _check_linear(law: Law, columns: Columns, candidates: list[dict[str, float]]
 
 def _refit(law: Law, columns: Columns, target: np.ndarray) -> dict[str, float]:
     try:
-        return minimise(pose_problem(law, columns, target, huber_log())).params
+        return minimise_objective(pose_problem(law, columns, target, huber_log())).params
     except FitError as error:
         raise AssertionError(f"law {law.name!r}: fitted to its own noise-free values: {error}") from None
 
 
-def _check_recovery(law: Law, columns: Columns, truth: Params) -> tuple[float, dict[str, float], tuple[str, ...]]:
+def _check_recovery(law: Law, columns: Columns, truth: LawParams) -> tuple[float, dict[str, float], tuple[str, ...]]:
     """(prediction error, error of each parameter, names of those that the points don't determine)."""
     target = law(columns, truth)
     found = _refit(law, columns, target)
     error = float(np.abs(law(columns, found) / target - 1).max())
     _require(
-        law, error <= EXACT,
+        law, error <= EXACT_TOLERANCE,
         f"fitted to its own noise-free values at {dict(truth)} it misses them by {error:.1e}: other kinds or narrower starts?",
     )  # fmt: skip
     recovered = {name: abs(found[name] - truth[name]) / max(abs(truth[name]), 1e-9) for name in law.params}
     posed = pose_problem(law, columns, target, Objective("mse_log", np.inf))
     x = posed.from_params(truth)[None]
-    _, gram, _ = posed.derivatives(x, np.ones((1, ROWS)))
+    _, gram, _ = posed.derivatives(x, np.ones((1, CHECK_ROWS)))
     spread = np.sqrt(np.abs(np.diag(np.linalg.pinv(gram[0], hermitian=True)))) / np.maximum(np.abs(x[0]), 1e-3)
-    flat = {name for name, wide in zip(law.params, spread, strict=True) if wide > SHARP}
-    twin = max((recovered[name] for name in law.params if name not in flat), default=0.0) > EXACT
-    unidentified = tuple(name for name in law.params if recovered[name] > EXACT)
+    flat = {name for name, wide in zip(law.params, spread, strict=True) if wide > SHARP_SPREAD}
+    twin = max((recovered[name] for name in law.params if name not in flat), default=0.0) > EXACT_TOLERANCE
+    unidentified = tuple(name for name in law.params if recovered[name] > EXACT_TOLERANCE)
     _require(
         law, flat or not twin or _exchangeable(law, columns, truth, found),
         f"the same values from {dict(truth)} and from {found}",
@@ -289,24 +295,24 @@ def _check_recovery(law: Law, columns: Columns, truth: Params) -> tuple[float, d
     return error, recovered, unidentified
 
 
-def _exchangeable(law: Law, columns: Columns, truth: Params, found: Params) -> bool:
+def _exchangeable(law: Law, columns: Columns, truth: LawParams, found: LawParams) -> bool:
     """Whether `found` predicts what `truth` does at other points too: then the law itself can't tell the two apart."""
-    others = {name: values * np.linspace(0.5, 2.0, ROWS) for name, values in columns.items()}
+    others = {name: values * np.linspace(0.5, 2.0, CHECK_ROWS) for name, values in columns.items()}
     return bool(np.allclose(law(others, found), law(others, truth), rtol=1e-4))
 
 
-def _check_units(law: Law, columns: Columns, truth: Params, fixed: Collection[str]) -> dict[str, float]:
+def _check_units(law: Law, columns: Columns, truth: LawParams, fixed: Collection[str]) -> dict[str, float]:
     """The change of noise-free predictions by each unit, as a relative error."""
     target, changes = law(columns, truth), {}
     for name in law.columns:
-        if name in fixed or SAME_UNIT.get(name) in law.columns:
+        if name in fixed or SHARED_UNITS.get(name) in law.columns:
             continue
-        together = {name, *(other for other, unit in SAME_UNIT.items() if unit == name)}
-        factor = FACTORS.get(name, 1e-3)
+        together = {name, *(other for other, unit in SHARED_UNITS.items() if unit == name)}
+        factor = UNIT_FACTORS.get(name, 1e-3)
         moved = {column: values * (factor if column in together else 1.0) for column, values in columns.items()}
         changes[name] = float(np.abs(law(moved, _refit(law, moved, target)) / target - 1).max())
         _require(
-            law, changes[name] <= EXACT,
+            law, changes[name] <= EXACT_TOLERANCE,
             f"with {name} in another unit (x {factor:.3g}) the best fit changes by {changes[name]:.1e}: "
             f"a constant with a unit, or a kind too narrow; fixed_units=({name!r},) declares it",
         )  # fmt: skip

@@ -19,35 +19,35 @@ from scalelab import config as config_lib
 from scalelab.config import Static, optimizer_defaults
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.declare import Declaration, named
-from scalelab.model.transformer import declarations
+from scalelab.model.declare import Declaration, named_leaves
+from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import user_numbers
-from scalelab.optim.chain import directions
-from scalelab.optim.groups import scales
-from scalelab.optim.optimizer import Member
-from scalelab.optim.registry import MEMBERS, find
+from scalelab.optim.chain import build_directions
+from scalelab.optim.groups import optimizer_scales
+from scalelab.optim.optimizer import Optimizer
+from scalelab.optim.registry import OPTIMIZERS, find_optimizer
 from scalelab.optim.table import state_bytes
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.step import many_steps, updates
-from scalelab.user_code import user_object
+from scalelab.train.step.step import compute_updates, many_steps
+from scalelab.user_code import load_user_object
 
-SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
+SMALL_CONFIG = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
          "train.global_batch": 4, "train.accumulate": 2, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip
-STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
-SIZES = tuple(map(np.float32, (1e12, 1e-20, 1e-30, 0.0, 1e6, 1.0)))  # of gradients, one after the other
-EQUAL = 1e-5  # relative difference of what is equal up to the order of sums
-VECTORS = {"galore": 5e-5}  # singular vectors make more of rounding: seen 1.0e-5
+FIXED_STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
+GRADIENT_SIZES = tuple(map(np.float32, (1e12, 1e-20, 1e-30, 0.0, 1e6, 1.0)))  # of gradients, one after the other
+EQUAL_TOLERANCE = 1e-5  # relative difference of what is equal up to the order of sums
+VECTOR_TOLERANCES = {"galore": 5e-5}  # singular vectors make more of rounding: seen 1.0e-5
 # Statistics of a few gradients are singular: along their null space X^(-1/4) multiplies the rounding of a gradient by up to
 # rounding^(-1/2), so the update would be known to 3e-4 only (seen 2.8e-4 on an EPYC). Above rounding, eps bounds that.
 ROOT_EPS = {"shampoo": 1e-2}
 Numbers = Mapping[str, Any]  # hparams
-LAYOUT = {"fsdp": 2, "tensor": 2}
+MESH_LAYOUT = {"fsdp": 2, "tensor": 2}
 # On CPU most of the time here is the compiler's; what is checked doesn't depend on how well it does.
 _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 # Leaves that a transformer may have and this model doesn't: a scalar, one of three axes, a row for each of many tokens.
-ODD = {
+ODD_DECLARATIONS = {
     "scalar": Declaration((), (), ()),
     "one": Declaration((1,), (), ("embed",)),
     "heads": Declaration((3, 2, 4, 8), ("heads", "head_dim"), ("embed",), stack=("layers",)),
@@ -57,7 +57,7 @@ ODD = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class OptimizerReport:
     """What `check_optimizer` saw: bytes of state a parameter (scalars of the state aside), and the layout it was checked on."""
 
     optimizer: str
@@ -65,7 +65,7 @@ class Report:
     layout: dict[str, int]
 
 
-def check_optimizer(optimizer: str | Callable | Member, **optim: Any) -> Report:
+def check_optimizer(optimizer: str | Callable | Optimizer, **optim: Any) -> OptimizerReport:
     """Check an optimizer (a name, `pkg.mod:fn`, any function, a `Member`) with options `optim`; AssertionError says what is wrong.
 
     One compilation serves every value of its numbers; two trials packed are two trials alone; of steps of two micro-batches
@@ -78,12 +78,12 @@ def check_optimizer(optimizer: str | Callable | Member, **optim: Any) -> Report:
     name = _name(optimizer)
     try:
         static, h = _setting(name, optim)
-        member = find(name)
+        member = find_optimizer(name)
         _check_odd_leaves(name, static, member, h)
         _check_trained(name, static, h)
         _check_packed(name, static, member, h)
         bytes_ = _check_state(name, static, member)
-        layout = LAYOUT if jax.device_count() >= 4 else {}
+        layout = MESH_LAYOUT if jax.device_count() >= 4 else {}
         if layout:
             _check_mesh(name, optim, static, member, h)
     except (AssertionError, BadInput):
@@ -91,7 +91,7 @@ def check_optimizer(optimizer: str | Callable | Member, **optim: Any) -> Report:
     except Exception as error:  # whatever an optimizer may raise
         reason = str(error).strip().partition("\n")[0]
         raise AssertionError(f"optimizer {name!r}: {type(error).__name__}: {reason}") from error
-    return Report(name, bytes_, layout)
+    return OptimizerReport(name, bytes_, layout)
 
 
 def _name(optimizer: Any) -> str:
@@ -112,8 +112,8 @@ _given = itertools.count()
 def _setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, Numbers]:
     given = {f"optim.{key}": value for key, value in optim.items() if key != "own"}
     given |= {f"optim.own.{key}": value for key, value in optim.get("own", {}).items()}
-    values = SMALL | {"optim.name": name} | given | changes
-    known = optimizer_defaults.DEFAULTS.get(name, {})
+    values = SMALL_CONFIG | {"optim.name": name} | given | changes
+    known = optimizer_defaults.OPTIM_DEFAULTS.get(name, {})
     # So that a few steps see everything, and rounding is fp32's.
     small = {"every": 2, "rank": 4, "newton_schulz": "fp32"}
     wanted = [key for key in small if key in known and known[key][0] != 1 and key not in optim]
@@ -156,7 +156,7 @@ def _tokens(k: int, static: Static) -> np.ndarray:
 def _check_trained(name: str, static: Static, h: Numbers) -> None:
     """What needs the whole step; one compilation for all of it."""
     steps: Any = _jit(many_steps, static_argnums=0)
-    start = jax.device_get(_jit(state_lib.init, static_argnums=0)(static, h))
+    start = jax.device_get(_jit(state_lib.init_state, static_argnums=0)(static, h))
     batches = _tokens(4, static)
     half, log = jax.device_get(steps(static, start, batches, np.int32(2), h))
     _fail_unless(name, _finite(half) and np.all(log["update_norm"][:2] > 0), f"two steps gave {log}")
@@ -165,7 +165,7 @@ def _check_trained(name: str, static: Static, h: Numbers) -> None:
     with tempfile.TemporaryDirectory() as folder, Checkpoints(pathlib.Path(folder)) as checkpoints:
         checkpoints.save(2, {"run": half})
         checkpoints.wait()
-        restored = jax.device_get(checkpoints.restore(2, {"run": state_lib.shapes(static)})["run"])
+        restored = jax.device_get(checkpoints.restore(2, {"run": state_lib.state_shapes(static)})["run"])
     _fail_unless(name, _same(restored, half), "its state is not what was saved")
     _fail_unless(name, _same(steps(static, restored, rest, np.int32(2), h)[0], whole), "resumed, it takes another way")
     for key, value in {"z_loss": np.inf, "peak_lr": np.nan}.items():
@@ -183,37 +183,37 @@ def _check_trained(name: str, static: Static, h: Numbers) -> None:
 def _gradients(static: Static) -> list[Any]:
     """Fixed gradients of every parameter, well-conditioned and of another size each; the last are zero."""
     random, trees = np.random.default_rng(1), []
-    sizes = {k: 10 ** random.uniform(-3, 0) for k in named(declarations(static.model))}
-    for step in range(STEPS):
+    sizes = {k: 10 ** random.uniform(-3, 0) for k in named_leaves(parameter_declarations(static.model))}
+    for step in range(FIXED_STEPS):
         flat = {
-            k: sizes[k] * random.normal(size=d.shape) * (step < STEPS - 1)
-            for k, d in named(declarations(static.model)).items()
+            k: sizes[k] * random.normal(size=d.shape) * (step < FIXED_STEPS - 1)
+            for k, d in named_leaves(parameter_declarations(static.model)).items()
         }
-        tree = declarations(static.model)
+        tree = parameter_declarations(static.model)
         trees.append(
-            jax.tree.unflatten(jax.tree.structure(tree), [np.asarray(flat[k], np.float32) for k in named(tree)])
+            jax.tree.unflatten(jax.tree.structure(tree), [np.asarray(flat[k], np.float32) for k in named_leaves(tree)])
         )
     return trees
 
 
 @functools.cache
 def _params(static: Static) -> Any:
-    return jax.device_get(_jit(transformer.init, static_argnums=0)(static.model, jax.random.key(0)))
+    return jax.device_get(_jit(transformer.init_params, static_argnums=0)(static.model, jax.random.key(0)))
 
 
-def _extra(member: Member, grads: Any, fresh: bool = True) -> dict[str, Any]:
+def _extra(member: Optimizer, grads: Any, fresh: bool = True) -> dict[str, Any]:
     return {"curvature": (jax.tree.map(jnp.square, grads), jnp.asarray(fresh))} if member.curvature else {}
 
 
-def _moved(static: Static, member: Member, h: Any, params: Any, grads: Any) -> Any:
+def _moved(static: Static, member: Optimizer, h: Any, params: Any, grads: Any) -> Any:
     """Parameters and state after the fixed gradients [STEPS, …]."""
 
     def step(carry: Any, g: Any) -> tuple[Any, None]:
         params, state = carry
-        moves, state = updates(static, g, state, params, h, h["peak_lr"], **_extra(member, g))
+        moves, state = compute_updates(static, g, state, params, h, h["peak_lr"], **_extra(member, g))
         return (optax.apply_updates(params, moves), state), None
 
-    opt_state = state_lib.chain(static, h, h["peak_lr"]).init(params)
+    opt_state = state_lib.build_optimizer_chain(static, h, h["peak_lr"]).init(params)
     return jax.lax.scan(step, (params, opt_state), grads)[0]
 
 
@@ -221,7 +221,7 @@ def _stacked(static: Static) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *_gradients(static))
 
 
-def _check_packed(name: str, static: Static, member: Member, h: Numbers) -> None:
+def _check_packed(name: str, static: Static, member: Optimizer, h: Numbers) -> None:
     params = _params(static)
     trials = [h, {key: np.float32(0.8) * value for key, value in h.items()}]
     run = functools.partial(_moved, static, member)
@@ -231,22 +231,28 @@ def _check_packed(name: str, static: Static, member: Member, h: Numbers) -> None
     second = jax.tree.map(lambda leaf: leaf[1], together)
     _fail_unless(name, _finite(together), "gradients of zero, or packing, make it not finite")
     apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - b, p, params) for p in (second[0], alone[0][0])])
-    _fail_unless(name, apart < VECTORS.get(name, EQUAL), f"packed and alone, its updates differ by {apart:.1e}")
+    _fail_unless(
+        name,
+        apart < VECTOR_TOLERANCES.get(name, EQUAL_TOLERANCE),
+        f"packed and alone, its updates differ by {apart:.1e}",
+    )
 
 
-def _check_odd_leaves(name: str, static: Static, member: Member, h: Numbers) -> None:
-    tree = {k: np.ones(d.shape, np.float32) for k, d in ODD.items()}
-    grads = {k: np.cos(np.arange(d.size, dtype=np.float32)).reshape(d.shape) for k, d in ODD.items()}
+def _check_odd_leaves(name: str, static: Static, member: Optimizer, h: Numbers) -> None:
+    tree = {k: np.ones(d.shape, np.float32) for k, d in ODD_DECLARATIONS.items()}
+    grads = {k: np.cos(np.arange(d.size, dtype=np.float32)).reshape(d.shape) for k, d in ODD_DECLARATIONS.items()}
 
     def transform(h: Any) -> optax.GradientTransformationExtraArgs:
-        return directions(member, ODD, static.optim, user_numbers.given(static.optim, h), h["peak_lr"])
+        return build_directions(
+            member, ODD_DECLARATIONS, static.optim, user_numbers.readable_hparams(static.optim, h), h["peak_lr"]
+        )
 
     state = _jit(lambda h: transform(h).init(tree))(h)
     update = _jit(lambda g, state, h: transform(h).update(g, state, tree, **_extra(member, g)))
     for _ in range(2):  # the first step of some only looks at the gradient
         moves, state = update(grads, state, h)
     shapes = {k: m.shape for k, m in moves.items()}
-    _fail_unless(name, shapes == {k: d.shape for k, d in ODD.items()}, f"odd leaves come out as {shapes}")
+    _fail_unless(name, shapes == {k: d.shape for k, d in ODD_DECLARATIONS.items()}, f"odd leaves come out as {shapes}")
     along = {k: float(np.sum(np.float64(grads[k]) * np.float64(move))) for k, move in moves.items()}
     _fail_unless(
         name,
@@ -256,53 +262,63 @@ def _check_odd_leaves(name: str, static: Static, member: Member, h: Numbers) -> 
     )
     moves, state = update(jax.tree.map(jnp.zeros_like, grads), state, h)
     _fail_unless(name, _finite((moves, state)), "scalars, narrow matrices or a large vocabulary make it not finite")
-    for size in SIZES:  # the step checks gradients and LR, and of the package's own optimizers not every update
+    for (
+        size
+    ) in GRADIENT_SIZES:  # the step checks gradients and LR, and of the package's own optimizers not every update
         moves, state = update(jax.tree.map(lambda g, size=size: size * g, grads), state, h)
         _fail_unless(name, _finite((moves, state)), f"gradients that are {size:g} times as large make it not finite")
 
 
-def _check_state(name: str, static: Static, member: Member) -> float:
+def _check_state(name: str, static: Static, member: Optimizer) -> float:
     """Its arrays are the stated bytes; under bf16 arithmetic they are no other."""
-    state = state_lib.shapes(static).opt_state
-    half = state_lib.shapes(dataclasses.replace(static, precision="bf16"))
+    state = state_lib.state_shapes(static).opt_state
+    half = state_lib.state_shapes(dataclasses.replace(static, precision="bf16"))
     same = jax.tree.map(lambda x: (x.shape, x.dtype), half.opt_state) == jax.tree.map(
         lambda x: (x.shape, x.dtype), state
     )
     fp32 = {str(x.dtype) for x in jax.tree.leaves(half.params)} == {"float32"}
     _fail_unless(name, same and fp32, "under bf16 it keeps other formats")
-    declared = jax.tree.leaves(declarations(static.model))
+    declared = jax.tree.leaves(parameter_declarations(static.model))
     stated = sum(state_bytes(member, d, static.optim) for d in declared)
     kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
     scalars = sum(x.dtype.itemsize for x in jax.tree.leaves(state) if not x.ndim and x.dtype == jnp.float32)
-    if name in MEMBERS or isinstance(user_object(name, "optim.name"), Member):  # a bare function states nothing
+    if name in OPTIMIZERS or isinstance(
+        load_user_object(name, "optim.name"), Optimizer
+    ):  # a bare function states nothing
         _fail_unless(
             name, stated in (kept, kept + scalars), f"it states {stated:,.0f} bytes of state, and keeps {kept:,}"
         )
     _fail_unless(
-        name, jax.tree.leaves(scales(static.model, static.optim, member)), "no parametrization knows its `like`"
+        name,
+        jax.tree.leaves(optimizer_scales(static.model, static.optim, member)),
+        "no parametrization knows its `like`",
     )
     return kept / sum(d.size for d in declared)
 
 
-def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Member, h: Numbers) -> None:
+def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Optimizer, h: Numbers) -> None:
     params = _params(static)
     alone = _jit(functools.partial(_moved, static, member))(h, params, _stacked(static))
     rest = jax.device_count() // 4
-    layout = {f"parallel.{axis}": size for axis, size in (LAYOUT | {"data": rest}).items()}
+    layout = {f"parallel.{axis}": size for axis, size in (MESH_LAYOUT | {"data": rest}).items()}
     split, _ = _setting(name, optim, **layout)
-    mesh = mesh_lib.make(split.layout)
-    specs = state_lib.specs(split)
+    mesh = mesh_lib.make_mesh(split.layout)
+    specs = state_lib.state_specs(split)
     place = lambda tree, spec: jax.device_put(tree, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))  # noqa: E731
     with jax.set_mesh(mesh):
         p, s = place(params, state_lib.rules.moments(split.model, split.layout)), None
-        s = place(jax.jit(lambda p: state_lib.chain(static, h, h["peak_lr"]).init(p))(params), specs.opt_state)
-        step = _jit(lambda g, s, p: updates(split, g, s, p, h, h["peak_lr"], **_extra(member, g)))
+        s = place(
+            jax.jit(lambda p: state_lib.build_optimizer_chain(static, h, h["peak_lr"]).init(p))(params), specs.opt_state
+        )
+        step = _jit(lambda g, s, p: compute_updates(split, g, s, p, h, h["peak_lr"], **_extra(member, g)))
         for g in _gradients(static):
             moves, s = step(place(g, state_lib.rules.moments(split.model, split.layout)), s, p)
             p = jax.tree.map(lambda a, b: a + b, p, moves)
     apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])])
     _fail_unless(
-        name, apart < VECTORS.get(name, EQUAL), f"on {layout} its updates differ by {apart:.1e} from one device's"
+        name,
+        apart < VECTOR_TOLERANCES.get(name, EQUAL_TOLERANCE),
+        f"on {layout} its updates differ by {apart:.1e} from one device's",
     )
     lies = jax.tree.map(lambda x, spec: x.sharding.spec == spec, s, specs.opt_state)
     _fail_unless(name, all(jax.tree.leaves(lies)), "its state does not lie on the mesh as it should")

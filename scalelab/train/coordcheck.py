@@ -19,19 +19,19 @@ from scalelab.config import Layout, Static, hparams, static
 from scalelab.data.batches.batches import train_batches
 from scalelab.data.dataset import Dataset
 from scalelab.errors import WorkFailed
-from scalelab.model.activations import INSIDE, activations
-from scalelab.model.attention.attention import LOGITS
+from scalelab.model.activations import BRANCH_MODULES, collect_activations
+from scalelab.model.attention.attention import LOGITS_NAME
 from scalelab.precision.policy import POLICIES
-from scalelab.precision.products import arithmetic
-from scalelab.train.step.program import in_turn
-from scalelab.train.step.state import wide
+from scalelab.precision.products import product_precision
+from scalelab.train.step.program import sequential_program
+from scalelab.train.step.state import upcast
 
-GROWING = 0.25  # of a log-log slope: half of the least power that standard shows, sqrt(width)
-Sizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}
+GROWING_SLOPE = 0.25  # of a log-log slope: half of the least power that standard shows, sqrt(width)
+ActivationSizes = dict[str, tuple[float, float]]  # {activation: (RMS, RMS of the change)}
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ActivationRow:
     """One activation over sizes: its RMS after the last step, that of its change, [seeds, sizes, steps + 1], and slopes.
 
     Rows named "… max" hold the largest magnitude in place of the RMS. A slope is of the logarithms over all sizes, the mean over seeds, with its standard error (None for one seed).
@@ -48,15 +48,15 @@ class Row:
     @property
     def verdict(self) -> str:
         """growing: itself or its change does; shrinking: its change does; else flat. By GROWING."""
-        if max(self.slope, self.change_slope) > GROWING:
+        if max(self.slope, self.change_slope) > GROWING_SLOPE:
             return "growing"
-        return "shrinking" if self.change_slope < -GROWING else "flat"
+        return "shrinking" if self.change_slope < -GROWING_SLOPE else "flat"
 
 
-def check(
+def run_coordinate_check(
     configs: Mapping[int, ConfigDict], dataset: Dataset, steps: int, seeds: Sequence[int], batch: int,
     progress: Callable[[int], None] = lambda done: None,
-) -> list[Row]:  # fmt: skip
+) -> list[ActivationRow]:  # fmt: skip
     """Train each of `{size: config}` for a few steps at its peak LR, without warm-up, and compare what flows through them.
 
     Every size and seed sees the same batches of `batch` sequences; activations are those of the first of them. `progress`
@@ -71,16 +71,18 @@ def check(
     return [_row(name, list(configs), *stacked[name]) for name in names]
 
 
-def _row(name: str, sizes: Sequence[int], rms: np.ndarray, change: np.ndarray) -> Row:
-    return Row(name, rms, change, *slope(sizes, rms[:, :, -1]), *slope(sizes, change[:, :, -1]))
+def _row(name: str, sizes: Sequence[int], rms: np.ndarray, change: np.ndarray) -> ActivationRow:
+    return ActivationRow(
+        name, rms, change, *log_log_slope(sizes, rms[:, :, -1]), *log_log_slope(sizes, change[:, :, -1])
+    )
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def growth_verdict(rows: Sequence[ActivationRow]) -> str:
     """growing where any row is, else shrinking where any is, else flat."""
     return next((word for word in ("growing", "shrinking") if word in {row.verdict for row in rows}), "flat")
 
 
-def slope(sizes: Sequence[int], values: np.ndarray) -> tuple[float, float | None]:
+def log_log_slope(sizes: Sequence[int], values: np.ndarray) -> tuple[float, float | None]:
     """Log-log slope of values [seeds, sizes]: mean over seeds, and its standard error (None for one seed)."""
     each = np.polyfit(np.log(sizes), np.log(values.T), 1)[0]
     return float(each.mean()), float(each.std(ddof=1) / len(each) ** 0.5) if len(each) > 1 else None
@@ -92,13 +94,13 @@ def _trajectories(
     """{activation: [2 (RMS, RMS of the change), seeds, steps + 1]}."""
     of = dataclasses.replace(static(config), global_batch=batch, accumulate=1, batch_ramp=(), layout=Layout())
     trials = [hparams(config) | dataset.hparams | {"warmup_steps": 0, "seed": seed} for seed in seeds]
-    program = in_turn(of, trials)
+    program = sequential_program(of, trials)
     read = config.data.mixture, config.data.unique_tokens
     batches = train_batches(dataset, config.model.seq_len, batch, config.train.seed, 1, (), *read)
-    probe, look = jnp.asarray(batches.batch(0)[:, :-1]), _look(of)
+    probe, look = jnp.asarray(batches.batch(0)[:, :-1]), _compile_probe(of)
     states = program.init()
     start = [look(state.params, probe) for state in states]
-    found: list[list[Sizes]] = [[_sizes(x, x) for x in start]]
+    found: list[list[ActivationSizes]] = [[_sizes(x, x) for x in start]]
     for step in range(steps):
         states, metrics = program.advance(states, [batches.chunk(step, 1)] * len(seeds), 1)
         if not all(np.isfinite(float(m["train_loss"][0])) for m in metrics):
@@ -110,28 +112,28 @@ def _trajectories(
 
 
 @functools.cache
-def _look(of: Static) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
+def _compile_probe(of: Static) -> Callable[[Any, jax.Array], dict[str, jax.Array]]:
     policy = POLICIES[of.precision]
 
     @jax.jit
     def look(params: Any, tokens_BS: jax.Array) -> dict[str, jax.Array]:
-        with arithmetic(policy):
-            found = activations(of.model, wide(params, policy.parameters), tokens_BS, policy)
+        with product_precision(policy):
+            found = collect_activations(of.model, upcast(params, policy.parameters), tokens_BS, policy)
         return jax.tree.map(lambda x: x.astype(jnp.float32), found)
 
     return look
 
 
-def _sizes(now: Mapping[str, jax.Array], start: Mapping[str, jax.Array]) -> Sizes:
+def _sizes(now: Mapping[str, jax.Array], start: Mapping[str, jax.Array]) -> ActivationSizes:
     """In the order of the forward pass; of what lies in a block, one a block."""
-    blocks = [*range(len(now[INSIDE[0]]) - 1), "last"]
-    inside = [(name, (i,)) for i in range(len(blocks)) for name in (LOGITS, *INSIDE)]
-    sizes: Sizes = {}
+    blocks = [*range(len(now[BRANCH_MODULES[0]]) - 1), "last"]
+    inside = [(name, (i,)) for i in range(len(blocks)) for name in (LOGITS_NAME, *BRANCH_MODULES)]
+    sizes: ActivationSizes = {}
     for name, at in [("embedding", ()), *inside, ("stream", ()), ("final_norm", ()), ("logits", ())]:
         label, end = (name.replace("_", " "), f" {blocks[at[0]]}") if at else (name, "")
         pair = now[name][at], now[name][at] - start[name][at]
         sizes[label + end] = (_rms(pair[0]), _rms(pair[1]))
-        if name == LOGITS:  # the largest decide whether the softmax saturates
+        if name == LOGITS_NAME:  # the largest decide whether the softmax saturates
             sizes[f"{label} max{end}"] = (_largest(pair[0]), _largest(pair[1]))
     return sizes
 

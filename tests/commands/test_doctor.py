@@ -22,12 +22,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def test_asked_for_is_by_option_then_by_environment_then_by_build():
     builds = {"libtpu": "0.0.42"}
-    assert doctor.asked_for("cpu", "cuda", builds) == ("cpu", "--expect=cpu")
-    assert doctor.asked_for(None, "cuda,cpu", builds)[0] == "gpu"
-    assert doctor.asked_for(None, "cpu", builds)[0] is None  # who sets it to cpu wants no accelerator
-    assert doctor.asked_for(None, "", builds) == ("tpu", "the installed libtpu")
-    assert doctor.asked_for(None, "", {"jax-cuda12-plugin": "0.10.2"})[0] == "gpu"
-    assert doctor.asked_for(None, "", {})[0] is None
+    assert doctor.expected_platform("cpu", "cuda", builds) == ("cpu", "--expect=cpu")
+    assert doctor.expected_platform(None, "cuda,cpu", builds)[0] == "gpu"
+    assert doctor.expected_platform(None, "cpu", builds)[0] is None  # who sets it to cpu wants no accelerator
+    assert doctor.expected_platform(None, "", builds) == ("tpu", "the installed libtpu")
+    assert doctor.expected_platform(None, "", {"jax-cuda12-plugin": "0.10.2"})[0] == "gpu"
+    assert doctor.expected_platform(None, "", {})[0] is None
 
 
 def test_json_report_on_cpu(capsys):
@@ -72,8 +72,10 @@ def test_a_platform_that_jax_cannot_start_is_one_line_and_exit_2(platforms):
 def test_an_installed_build_asks_for_its_accelerator(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     versions = {"jax-cuda12-plugin": "0.10.2"}
-    monkeypatch.setattr(doctor, "installed", lambda packages: {p: v for p, v in versions.items() if p in packages})
-    assert "gpu was asked for by the installed jax-cuda12-plugin" in doctor.examine()["failure"]
+    monkeypatch.setattr(
+        doctor, "installed_versions", lambda packages: {p: v for p, v in versions.items() if p in packages}
+    )
+    assert "gpu was asked for by the installed jax-cuda12-plugin" in doctor.examine_installation()["failure"]
 
 
 def test_versions_other_than_the_pinned_are_warned_of():
@@ -98,8 +100,8 @@ def test_a_wrong_product_is_exit_1(monkeypatch, capsys):
 
 
 def test_a_gpu_beside_a_cpu_build_is_warned_of(monkeypatch):
-    monkeypatch.setattr(doctor, "driver", lambda: ["NVIDIA L4, 570.1, 23034 MiB"])
-    (line,) = [w for w in doctor.examine("cpu")["warnings"] if "GPU" in w]
+    monkeypatch.setattr(doctor, "list_nvidia_gpus", lambda: ["NVIDIA L4, 570.1, 23034 MiB"])
+    (line,) = [w for w in doctor.examine_installation("cpu")["warnings"] if "GPU" in w]
     assert "NVIDIA L4" in line and "make setup ACCEL=cuda12" in line
 
 
@@ -109,12 +111,12 @@ def test_the_pins_are_those_of_requirements_txt():
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("scalelab is not installed here, so its metadata holds no pins")
     lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
-    assert doctor.pinned() == dict(line.split("==") for line in lines if line)
+    assert doctor.pinned_versions() == dict(line.split("==") for line in lines if line)
 
 
 def test_what_jax_logs_becomes_the_reason_and_not_a_traceback(capsys):
     log = logging.getLogger("scalelab.test")
-    with doctor._overheard("scalelab.test") as said:
+    with doctor._capture_warnings("scalelab.test") as said:
         try:
             raise RuntimeError("Unable to load CUDA.\nIs it installed?")
         except RuntimeError:

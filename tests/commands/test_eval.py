@@ -116,7 +116,7 @@ def test_a_downstream_law_is_fitted_to_own_runs(tmp_path, capsys):
         folder = tmp_path / "sweep" / "runs" / f"r{i}"
         metrics = {"loss": loss, "error": 0.85 - 2.08 * 2.718281828 ** (-0.9 * loss)}
         row = {"step": records.read_json(folder / "record.json")["steps"], "weights": "trained", "set": "ends"}
-        records.keep_evaluations(folder, [row | {"fingerprint": "f", "kind": "choice", "metrics": metrics}])
+        records.write_evaluations(folder, [row | {"fingerprint": "f", "kind": "choice", "metrics": metrics}])
     asked = ["fit", str(tmp_path / "sweep"), "--law=downstream", "--bootstrap=0", "--json"]
     assert main([*asked, "--columns=loss=ends_loss,error=ends_error"]) == 0
     params = json.loads(capsys.readouterr().out)["params"]

@@ -8,8 +8,8 @@ import tokenizers
 from scalelab.__main__ import main
 from scalelab.config import static
 from scalelab.data.tokenizers import ranks as ranktokens
-from scalelab.train.resume.start import initial
-from scalelab.train.resume.weights import Weights, keep, of_run
+from scalelab.train.resume.start import load_initial_weights
+from scalelab.train.resume.weights import Weights, load_run_weights, write_weights
 from scalelab.train.run.single import train_single
 from tests import forks
 from tests.evaluate import runs
@@ -28,7 +28,7 @@ def run(tmp_path_factory):
 def untrained(folder, **changes):
     """Weights of another model, as a folder."""
     made = config(**changes)
-    keep(folder, Weights(made, examples.params(static(made).model), {}))
+    write_weights(folder, Weights(made, examples.params(static(made).model), {}))
 
 
 def test_out_in_and_on(tmp_path, run, capsys):
@@ -54,9 +54,9 @@ def test_the_data_s_tokenizer_and_its_ids_go_along(tmp_path, capsys):
     assert main(["export", "hf", str(runs.trained()), f"--out={tmp_path}/bytes"]) == 0
     assert "with its tokenizer bytes; id 0 begins and ends a document" in capsys.readouterr().out
     assert tokenizers.Tokenizer.from_file(f"{tmp_path}/bytes/tokenizer.json").encode("aé").ids == [97, 195, 169]
-    ranks = ranktokens.load(small_ranks(300), tmp_path / "x.tiktoken")
+    ranks = ranktokens.load_ranks(small_ranks(300), tmp_path / "x.tiktoken")
     made = config(model__vocab_size=320)
-    keep(tmp_path / "run", Weights(made, examples.params(static(made).model), {}), ranks)
+    write_weights(tmp_path / "run", Weights(made, examples.params(static(made).model), {}), ranks)
     assert main(["export", "hf", f"{tmp_path}/run", f"--out={tmp_path}/ranks", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["special_ids"] == {"bos_token_id": 300, "eos_token_id": 300}
     for name in ("config.json", "generation_config.json"):
@@ -80,7 +80,7 @@ def test_an_average_of_weights_goes_out_by_its_own_digest(tmp_path, run, capsys)
     assert main(["export", "hf", str(run[0]), f"--out={tmp_path}/hf", "--average=2"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{run[0]} at step 4, the mean of steps 2, 4 -> {tmp_path}/hf: llama")
-    assert of_run(str(run[0]), last=2).origin["digest"] in out and run[1]["params_digest"] not in out
+    assert load_run_weights(str(run[0]), last=2).origin["digest"] in out and run[1]["params_digest"] not in out
 
 
 def test_what_was_rounded_or_folded_is_said(tmp_path, capsys):
@@ -100,7 +100,7 @@ def test_the_printed_config_is_the_one_that_fits(tmp_path, capsys):
     assert "tensors: 21 of bfloat16, converted to float32, exactly" in capsys.readouterr().out
     values = json.loads((tmp_path / "answer.json").read_text())["model"]
     model = {f"model__{key}": value for key, value in values.items()}
-    params, _ = initial(config(train__init_from=f"hf:{HERE}/their_llama", **model))
+    params, _ = load_initial_weights(config(train__init_from=f"hf:{HERE}/their_llama", **model))
     assert params["blocks"]["mlp"]["up"]["w"].shape == (2, 24, 40)
 
 

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from scalelab.__main__ import main
-from scalelab.config import load, not_reproduced
+from scalelab.config import list_not_reproduced, load
 from scalelab.sweep.scaling import recipes
 
 
 def test_the_list_names_every_file(capsys):
     assert main(["recipe", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in found] == recipes.names() and len(found) > 15
+    assert [row["name"] for row in found] == recipes.list_recipes() and len(found) > 15
     assert all(row["summary"] and load(row["path"]) for row in found[:2])
 
 
@@ -36,7 +36,7 @@ def test_a_twin_is_a_config_file(tmp_path, capsys):
     twin = load(out)
     assert twin.model.d_model == 64 and twin.train.steps == 200 and twin.model.n_heads == 4 * twin.model.n_kv_heads
     assert twin.schedule.batch_stages == "4; 1: 8; 62: 16" and twin.schedule.fall_share == pytest.approx(1.09, rel=1e-3)
-    assert any("long-context" in text for text in not_reproduced(out))  # which `scalelab train` says
+    assert any("long-context" in text for text in list_not_reproduced(out))  # which `scalelab train` says
     assert twin.model.rope_theta == 500_000 and twin.data.documents == "mask"
     capsys.readouterr()
     assert main(["recipe", "llama3_405b", "--shrink=48"]) == 0

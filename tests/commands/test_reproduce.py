@@ -100,14 +100,14 @@ def server(tmp_path):
 
 def test_download_keeps_what_is_right_and_nothing_else(server, tmp_path, monkeypatch, capsys):
     right = hashlib.sha256(CONTENT).hexdigest()
-    monkeypatch.setattr(download, "BY_HAND", {})
+    monkeypatch.setattr(download, "MANUAL_SOURCES", {})
     files = {
         "a/good.csv": Source(f"{server}/good.csv", right),
         "a/wrong.csv": Source(f"{server}/good.csv", "0" * 64),
         "a/cut.csv": Source(f"{server}/cut.csv", right),
         "a/absent.csv": Source(f"{server}/absent.csv", right),
     }
-    monkeypatch.setattr(download, "FILES", files)
+    monkeypatch.setattr(download, "DOWNLOADABLE_FILES", files)
     assert main(["reproduce", f"--download={tmp_path / 'data'}"]) == 1
     said = capsys.readouterr()
     assert (tmp_path / "data" / "a" / "good.csv").read_bytes() == CONTENT
@@ -115,7 +115,7 @@ def test_download_keeps_what_is_right_and_nothing_else(server, tmp_path, monkeyp
     assert "a/good.csv: fetched and verified" in said.out
     failures = [line for line in said.err.splitlines() if line.startswith("scalelab: ")]
     assert len(failures) == 3 and "has SHA-256" in failures[0] and "not found" in failures[2]
-    monkeypatch.setattr(download, "FILES", {"a/good.csv": Source("http://127.0.0.1:9/never", right)})
+    monkeypatch.setattr(download, "DOWNLOADABLE_FILES", {"a/good.csv": Source("http://127.0.0.1:9/never", right)})
     assert main(["reproduce", "--download", f"--data={tmp_path / 'data'}"]) == 0
     assert "already there" in capsys.readouterr().out
 
@@ -124,19 +124,19 @@ def test_a_wrong_file_does_not_replace_a_good_one(server, tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("old\n")
     with pytest.raises(download.DownloadError, match="not kept"):
-        download.fetch(Source(f"{server}/good.csv", "0" * 64), path, lambda _: None)
+        download.download_file(Source(f"{server}/good.csv", "0" * 64), path, lambda _: None)
     assert path.read_text() == "old\n"
 
 
 def test_what_cannot_be_fetched_is_named_with_its_source(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(download, "FILES", {})
+    monkeypatch.setattr(download, "DOWNLOADABLE_FILES", {})
     assert main(["reproduce", f"--download={tmp_path}"]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == len(download.BY_HAND) and all(line.startswith("scalelab: ") for line in said)
-    assert all(any(name in line and "its source" in line for line in said) for name in download.BY_HAND)
+    assert len(said) == len(download.MANUAL_SOURCES) and all(line.startswith("scalelab: ") for line in said)
+    assert all(any(name in line and "its source" in line for line in said) for name in download.MANUAL_SOURCES)
 
 
 def test_pinned_hashes_are_those_of_the_shared_tables():
-    for name, source in download.FILES.items():
-        assert download.present(source, table_path(name)), name
+    for name, source in download.DOWNLOADABLE_FILES.items():
+        assert download.has_valid_copy(source, table_path(name)), name
         assert len(source.url.split("/")[5]) == 40  # a commit, not a branch

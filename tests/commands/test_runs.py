@@ -11,7 +11,7 @@ import pytest
 
 from scalelab import records
 from scalelab.__main__ import main
-from scalelab.laws.read.readers import read_lines, write_parquet
+from scalelab.laws.read.readers import read_raw_rows, write_parquet
 from tests.report import synthetic
 
 
@@ -79,7 +79,7 @@ def test_parquet_is_the_same_table_with_its_types(sweep, tmp_path, capsys):
     assert main(["runs", str(sweep), f"--parquet={tmp_path}/runs.parquet"]) == 0
     assert capsys.readouterr().out == "" and sorted(p.name for p in tmp_path.iterdir()) == ["runs.parquet", "sweep"]
     wanted = records.read_runs(sweep)
-    rows = read_lines(tmp_path / "runs.parquet")
+    rows = read_raw_rows(tmp_path / "runs.parquet")
     assert rows == wanted and list(rows[0]) == list(wanted[0])
     kinds = {
         column: {type(row[column]) for row in rows} - {type(None)}
@@ -93,7 +93,7 @@ def test_parquet_is_the_same_table_with_its_types(sweep, tmp_path, capsys):
 def test_a_column_of_several_kinds_is_of_numbers_or_of_text(tmp_path):
     rows = [{"a": 1, "b": True, "c": None, "d": "x"}, {"a": 2.5, "b": False, "d": 3}, {"b": None, "d": True}]
     write_parquet(rows, list("abcd"), tmp_path / "t.parquet")
-    assert read_lines(tmp_path / "t.parquet") == [
+    assert read_raw_rows(tmp_path / "t.parquet") == [
         {"a": 1.0, "b": True, "c": None, "d": "x"}, {"a": 2.5, "b": False, "c": None, "d": "3"},
         {"a": None, "b": None, "c": None, "d": "True"},
     ]  # fmt: skip

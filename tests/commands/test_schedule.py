@@ -55,10 +55,10 @@ def test_the_figure_holds_the_curves_and_marks_the_steps_asked_for(tmp_path, cap
     assert (tmp_path / "new" / "x.pdf").read_bytes().startswith(b"%PDF")
     with open(tmp_path / "new" / "x.csv") as file:
         rows = list(csv.DictReader(file))
-    wanted = schedules.curves(config(**{k.replace(".", "__"): v for k, v in CHANGES.items()}), range(12))
+    wanted = schedules.schedule_curves(config(**{k.replace(".", "__"): v for k, v in CHANGES.items()}), range(12))
     np.testing.assert_allclose([float(row["lr"]) for row in rows], wanted["lr"], rtol=1e-6)
     rows = [{key: float(value) for key, value in row.items()} for row in rows]
-    for ax, (key, _) in zip(scheduleplot.schedules(rows, [3, 7]).axes, scheduleplot.PANELS, strict=True):
+    for ax, (key, _) in zip(scheduleplot.plot_schedules(rows, [3, 7]).axes, scheduleplot.PANELS, strict=True):
         line, dots = ax.lines
         np.testing.assert_array_equal(line.get_ydata(), [row[key] for row in rows])
         assert list(dots.get_xdata()) == [3, 7]

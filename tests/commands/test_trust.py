@@ -45,9 +45,9 @@ def stranger(tmp_path, monkeypatch, request):
     content["optim"]["name"] = f"{name}:fn"
     records.write_json(run / "config.json", content)
     record = records.read_json(run / "record.json")  # as a stranger's own run has it: of its config
-    records.write_json(run / "record.json", record | {"identity": identity(records.flat(content))})
-    for place, _ in manifest.places(run):
-        for step in manifest.steps(place):
+    records.write_json(run / "record.json", record | {"identity": identity(records.flatten_keys(content))})
+    for place, _ in manifest.list_checkpoint_places(run):
+        for step in manifest.list_steps(place):
             read = json.loads((place / str(step) / "manifest.json").read_text())
             for facts in read["facts"].values():
                 facts["config"]["optim"]["name"] = f"{name}:fn"
@@ -114,8 +114,8 @@ def test_plan_reads_runs_and_laws_without_their_code(stranger, capsys, tmp_path)
 
 def test_own_code_of_ones_own_run_needs_no_word_where_its_checkpoint_says_it_is_not_needed(stranger, tmp_path):
     _, ran = stranger
-    for place, _ in manifest.places(tmp_path / "run"):
-        for step in manifest.steps(place):
+    for place, _ in manifest.list_checkpoint_places(tmp_path / "run"):
+        for step in manifest.list_steps(place):
             read = json.loads((place / str(step) / "manifest.json").read_text())
             for facts in read["facts"].values():
                 facts["evaluates_another_point"] = False

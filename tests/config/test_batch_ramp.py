@@ -29,7 +29,7 @@ def test_the_batch_is_the_line_in_tokens_seen_rounded_down_to_micro_batches(case
     start, batch, accumulate, seq_len, tokens = case
     config = made(*case)
     static, micro, seen, taken = config_lib.static(config), batch // accumulate, 0, []
-    steps = np.arange(schedule_steps.ramped(config) + 3)
+    steps = np.arange(schedule_steps.full_batch_step(config) + 3)
     for step in steps:
         assert schedule_steps.tokens_before(config, step) == seen
         line = start + (batch - start) * seen / tokens if seen < tokens else batch
@@ -37,8 +37,10 @@ def test_the_batch_is_the_line_in_tokens_seen_rounded_down_to_micro_batches(case
         taken.append(start // micro + gained)
         seen += taken[-1] * micro * seq_len
     assert taken[0] == start // micro and taken[-4:] != [accumulate] * 4 and taken[-3:] == [accumulate] * 3
-    np.testing.assert_array_equal(batch_ramp.micro_batches(batch_ramp.of(config), accumulate, steps), taken)
-    traced = jax.jit(jax.vmap(lambda step: schedules.micro_batches(static, step)))(jnp.asarray(steps, jnp.int32))
+    np.testing.assert_array_equal(
+        batch_ramp.micro_batches_per_step(batch_ramp.batch_ramp_steps(config), accumulate, steps), taken
+    )
+    traced = jax.jit(jax.vmap(lambda step: schedules.traced_micro_batches(static, step)))(jnp.asarray(steps, jnp.int32))
     np.testing.assert_array_equal(traced, taken)
 
 
@@ -46,17 +48,17 @@ def test_gpt3s_ramp():
     """Brown et al. 2020: from 32k to 3.2M tokens over (here) 4 billion, in steps of 32k: each batch gets T/99 tokens."""
     config = made(16, 1600, 100, 2048, 4_000_000_000, train__steps=100_000, schedule__warmup_tokens=375_000_000)
     harmonic = sum(1 / k for k in range(1, 100))
-    assert schedule_steps.ramped(config) == pytest.approx(4e9 / 99 / 32768 * harmonic, rel=1e-3)
-    assert schedule_steps.tokens_before(config, schedule_steps.ramped(config)) == pytest.approx(4e9, rel=1e-3)
+    assert schedule_steps.full_batch_step(config) == pytest.approx(4e9 / 99 / 32768 * harmonic, rel=1e-3)
+    assert schedule_steps.tokens_before(config, schedule_steps.full_batch_step(config)) == pytest.approx(4e9, rel=1e-3)
     steps = config.schedule.warmup_steps
     off = [abs(schedule_steps.tokens_before(config, step) - 375_000_000) for step in (steps - 1, steps, steps + 1)]
     assert off[1] == min(off)
-    assert "of 3,276,800 tokens (32,768 at first, all from step" in schedule_steps.describe(config)
+    assert "of 3,276,800 tokens (32,768 at first, all from step" in schedule_steps.describe_schedule(config)
 
 
 def test_warmup_tokens_past_the_ramp_count_full_batches():
     case = (2, 16, 8, 128, 10_000)
-    full = schedule_steps.ramped(made(*case))
+    full = schedule_steps.full_batch_step(made(*case))
     seen = schedule_steps.tokens_before(made(*case), full)
     assert made(*case, schedule__warmup_tokens=seen + 5 * 2048 + 100).schedule.warmup_steps == full + 5
     assert made(*case, schedule__warmup_tokens=seen).schedule.warmup_steps == full
@@ -94,9 +96,14 @@ def test_a_batch_that_jumps_has_each_stages_size_from_its_step_on():
     """PaLM's 512, 1024 and 2048 sequences, an eighth of a thousandth as long."""
     config = staged("4; 50: 8; 115: 16", train__steps=255)
     static, steps, taken = config_lib.static(config), np.arange(255), [2] * 50 + [4] * 65 + [8] * 140
-    assert batch_ramp.of(config) == (50, 50, 115, 115, 115, 115) and schedule_steps.ramped(config) == 115
-    np.testing.assert_array_equal(batch_ramp.micro_batches(batch_ramp.of(config), 8, steps), taken)
-    traced = jax.jit(jax.vmap(lambda step: schedules.micro_batches(static, step)))(jnp.asarray(steps, jnp.int32))
+    assert (
+        batch_ramp.batch_ramp_steps(config) == (50, 50, 115, 115, 115, 115)
+        and schedule_steps.full_batch_step(config) == 115
+    )
+    np.testing.assert_array_equal(
+        batch_ramp.micro_batches_per_step(batch_ramp.batch_ramp_steps(config), 8, steps), taken
+    )
+    traced = jax.jit(jax.vmap(lambda step: schedules.traced_micro_batches(static, step)))(jnp.asarray(steps, jnp.int32))
     np.testing.assert_array_equal(traced, taken)
     assert [schedule_steps.tokens_before(config, step) for step in (0, 50, 115, 255)] == [0, 25_600, 92_160, 378_880]
 

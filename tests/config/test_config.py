@@ -286,7 +286,7 @@ def test_static_is_what_compiles_and_hparams_are_the_rest():
 def test_every_key_marked_as_traced_is_traced_and_no_other():
     """`steps` is traced, but not marked: the trials of a pack share it; `log_every` is no hyperparameter. WAYS come to steps."""
     marked = set(re.findall(r'"(\w+)":[^\n]*# \[h\]', BASE.read_text()))
-    ways = {key.split(".")[1] for key in config_lib.WAYS}
+    ways = {key.split(".")[1] for key in config_lib.SCHEDULE_LENGTH_KEYS}
     assert ways < marked and marked - ways - {"own"} == set(config_lib.hparams(resolved())) - {"steps", "log_every"}
 
 
@@ -319,7 +319,7 @@ FILES = [p for p in sorted((ROOT / "configs").rglob("*.py")) if p.name not in ("
 def test_every_config_file_loads_resolves_and_says_how_to_run_it(path):
     config = config_lib.load(path)
     assert config_lib.static(config)
-    assert re.search(r"\n    (scalelab|python -m|make) .+\n", config_lib.load_module(path).__doc__)
+    assert re.search(r"\n    (scalelab|python -m|make) .+\n", config_lib.load_config_module(path).__doc__)
     assert config.schedule.warmup_steps <= config.train.steps
 
 

@@ -11,21 +11,21 @@ from scalelab.errors import BadInput
 
 
 def test_the_grammar():
-    assert mixture_text.mixture("") == mixture_text.mixture(" ") == ()
-    assert mixture_text.mixture("web=1/3, code=2/3 ;8_000: hq=1") == (
-        mixture_text.Stage(0, {"web": Fraction(1, 3), "code": Fraction(2, 3)}),
-        mixture_text.Stage(8000, {"hq": Fraction(1)}),
+    assert mixture_text.parse_mixture("") == mixture_text.parse_mixture(" ") == ()
+    assert mixture_text.parse_mixture("web=1/3, code=2/3 ;8_000: hq=1") == (
+        mixture_text.MixtureStage(0, {"web": Fraction(1, 3), "code": Fraction(2, 3)}),
+        mixture_text.MixtureStage(8000, {"hq": Fraction(1)}),
     )
-    assert mixture_text.mixture("0: a=0.1,b=0.2,c=7e-1")[0].shares["c"] == Fraction(7, 10)  # decimals are exact
-    assert mixture_text.unique_tokens("1e6") == {"": 10**6} and mixture_text.unique_tokens("") == {}
-    assert mixture_text.unique_tokens("web=1e6,code=2000") == {"web": 10**6, "code": 2000}
+    assert mixture_text.parse_mixture("0: a=0.1,b=0.2,c=7e-1")[0].shares["c"] == Fraction(7, 10)  # decimals are exact
+    assert mixture_text.parse_unique_tokens("1e6") == {"": 10**6} and mixture_text.parse_unique_tokens("") == {}
+    assert mixture_text.parse_unique_tokens("web=1e6,code=2000") == {"web": 10**6, "code": 2000}
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=8).filter(any))
 def test_whatever_sums_to_one_is_taken_as_said(parts):
     wanted = {f"s{i}": Fraction(part, sum(parts)) for i, part in enumerate(parts)}
     text = ",".join(f"{name}={share}" for name, share in wanted.items())
-    assert mixture_text.mixture(text)[0].shares == wanted
+    assert mixture_text.parse_mixture(text)[0].shares == wanted
 
 
 @pytest.mark.parametrize(
@@ -71,5 +71,5 @@ def test_so_is_a_cap(text, said):
 
 def test_what_two_mixtures_share_before_a_step():
     long, short = "a=0.5,b=0.5; 10: a=1; 20: b=1", "b=1/2,a=1/2; 10: a=1,b=0"
-    assert mixture_text.same_before(long, short, 20) and not mixture_text.same_before(long, short, 21)
-    assert not mixture_text.same_before("a=1", "b=1", 1) and not mixture_text.same_before("", "a=1", 5)
+    assert mixture_text.same_mixture_before(long, short, 20) and not mixture_text.same_mixture_before(long, short, 21)
+    assert not mixture_text.same_mixture_before("a=1", "b=1", 1) and not mixture_text.same_mixture_before("", "a=1", 5)

@@ -27,15 +27,15 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def _write(path: str, counts: dict[str, int]) -> None:
-    from scalelab.train.resume.compatibility import versions
+    from scalelab.train.resume.compatibility import package_versions
 
     facts = {"command": "make test-crash", "date": str(datetime.date.today()), "platform": sys.platform}
     with open(path, "w") as file:
-        json.dump(facts | counts | {"versions": versions()}, file, indent=1)
+        json.dump(facts | counts | {"versions": package_versions()}, file, indent=1)
         file.write("\n")
     with open(path.removesuffix("json") + "md", "w") as file:
         numbers = "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in counts.items())
-        installed = ", ".join(f"{name} {version}" for name, version in versions().items())
+        installed = ", ".join(f"{name} {version}" for name, version in package_versions().items())
         file.write(
             "# Crash suite\n\nReal training processes, killed at every file operation of theirs, at random times, during "
             "restores and deletions, with damaged files and a full disk; each then resumed and compared bit for bit "

@@ -160,4 +160,4 @@ def test_the_metrics_of_a_step_are_on_disk_before_the_step_is(tmp_path, monkeypa
     steps = {name: {json.loads(line)["step"] for line in text.splitlines()} for name, text in commits}
     # The commit comes later, lines of more steps may be there.
     assert steps["2"] >= {1, 2} and steps["4"] == {1, 2, 3, 4}
-    assert manifest.steps(tmp_path / "run" / "checkpoints") == [2, 4]
+    assert manifest.list_steps(tmp_path / "run" / "checkpoints") == [2, 4]

@@ -99,7 +99,7 @@ def test_twenty_kills_at_random_times(tmp_path, whole):
             cue = cue or Cue(
                 r"mkdir .*orbax-checkpoint-tmp$", 1 + chance.randrange(2), delay_s=chance.uniform(1e-3, 0.02)
             )
-            before = manifest.steps(folder / "checkpoints")
+            before = manifest.list_steps(folder / "checkpoints")
             code = end(start(folder, cue))
             assert code in (SIGKILL, 0)
             assert max(check_steps(folder), default=0) >= max(before, default=0)
@@ -133,7 +133,7 @@ def check_resumed_from(folder, whole, step: int) -> None:
 
 def test_every_file_of_a_checkpoint_damaged_in_every_way_is_refused_by_name(tmp_path, half):
     """The documented message for each: flipped, emptied, cut, filled with garbage, missing."""
-    names = [*manifest.files_in(half / "checkpoints" / "4"), manifest.NAME]
+    names = [*manifest.list_step_files(half / "checkpoints" / "4"), manifest.MANIFEST_NAME]
     ways = {
         "flipped": lambda path: flip(path, 8 * (path.stat().st_size // 2)),
         "empty": lambda path: path.write_bytes(b""),

@@ -23,12 +23,12 @@ import time
 from collections.abc import Callable
 
 from scalelab import records
-from scalelab.sweep.executors.pool import PRELOAD, _main_is_not_imported_again
+from scalelab.sweep.executors.pool import PRELOADED_MODULES, _main_is_not_imported_again
 from scalelab.train.checkpoints import manifest
 from tests.train.runs import PATIENCE_S, untimed
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([*PRELOAD, "scalelab.commands.train", "scalelab.train.run.single"])
+CONTEXT.set_forkserver_preload([*PRELOADED_MODULES, "scalelab.commands.train", "scalelab.train.run.single"])
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree")
 STEPS, EVERY = 8, 4
 SETTINGS = {
@@ -168,12 +168,12 @@ def count(what: str, number: int = 1) -> None:
 def left(folder: pathlib.Path) -> dict[str, object]:
     """All that a finished run left and that has to be the same whatever happened on the way."""
     checkpoints = folder / "checkpoints"
-    content = manifest.read(checkpoints / str(STEPS))
+    content = manifest.read_manifest(checkpoints / str(STEPS))
     return {
         "digest": result(folder)["params_digest"],
         "state": state_digest(checkpoints),
         "tree": content["tree"],
-        "steps": manifest.steps(checkpoints),
+        "steps": manifest.list_steps(checkpoints),
         "metrics": untimed(folder),
         "status": records.read_json(folder / "record.json")["status"],
     }
@@ -188,8 +188,8 @@ def state_digest(checkpoints: pathlib.Path) -> str:
     from scalelab.train.step import state
 
     config = load("configs/tiny.py", SETTINGS)
-    found = Checkpoints(checkpoints).load({"run": state.shapes(static(config))})
-    return state.digest(jax.device_get(found.states["run"]))
+    found = Checkpoints(checkpoints).load({"run": state.state_shapes(static(config))})
+    return state.params_digest(jax.device_get(found.states["run"]))
 
 
 def check_killed(process) -> None:
@@ -201,9 +201,9 @@ def check_killed(process) -> None:
 
 def check_steps(folder: pathlib.Path) -> list[int]:
     """The steps that a killed process left, each intact to the last bit."""
-    steps = manifest.steps(folder / "checkpoints")
+    steps = manifest.list_steps(folder / "checkpoints")
     for step in steps:
-        assert not manifest.problems(folder / "checkpoints" / str(step))
+        assert not manifest.find_step_problems(folder / "checkpoints" / str(step))
     return steps
 
 

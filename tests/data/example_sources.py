@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from scalelab.data.batches.shards import Split
-from scalelab.data.dataset import Dataset, Part
+from scalelab.data.dataset import Dataset, DatasetPart
 
 
 def split(ids: np.ndarray) -> Split:
@@ -18,7 +18,7 @@ def dataset(**tokens: int) -> Dataset:
     random, parts = np.random.default_rng(0), []
     for i, (name, n) in enumerate(tokens.items()):
         train, val = (split(random.integers(40 * i + 1, 40 * i + 41, size)) for size in (n - 1, n // 10 - 1))
-        parts.append(Part(name, train, val, 0.5 + i))
+        parts.append(DatasetPart(name, train, val, 0.5 + i))
     per_byte = sum(p.bytes_per_token * p.val.n_tokens for p in parts) / sum(p.val.n_tokens for p in parts)
     description = {"source": "test", "tokenizer": "bytes"}
     return Dataset(tuple(parts), 256, 0, "-".join(tokens), per_byte, None, description)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.data.batches import shards
-from scalelab.data.dataset import held_out_documents, prepare
+from scalelab.data.dataset import held_out_documents, open_dataset
 from scalelab.data.sources.language import entropy_rate, make_language
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
@@ -34,7 +34,7 @@ def read_files(config):
 @pytest.mark.parametrize("shard_tokens", [2**26, 4000])
 def test_stored_documents_are_the_files_in_order(corpus, monkeypatch, shard_tokens):
     monkeypatch.setattr(shards, "SHARD_TOKENS", shard_tokens)
-    dataset = prepare(corpus)
+    dataset = open_dataset(corpus)
     train, val = documents_of(dataset.parts[0].train), documents_of(dataset.parts[0].val)
     assert (len(dataset.parts[0].train.shards) > 1) == (shard_tokens == 4000)
     files = read_files(corpus)
@@ -47,7 +47,7 @@ def test_stored_documents_are_the_files_in_order(corpus, monkeypatch, shard_toke
 
 
 def test_no_stretch_of_validation_text_stands_in_training(corpus):
-    dataset = prepare(corpus)
+    dataset = open_dataset(corpus)
     train, val = (
         b"".join(s.tobytes() for s in split.shards) for split in (dataset.parts[0].train, dataset.parts[0].val)
     )
@@ -56,7 +56,7 @@ def test_no_stretch_of_validation_text_stands_in_training(corpus):
 
 
 def test_split_seed_changes_the_split_and_nothing_else(corpus):
-    splits = [prepare(dataclasses.replace(corpus, split_seed=seed)) for seed in (0, 1, 2)]
+    splits = [open_dataset(dataclasses.replace(corpus, split_seed=seed)) for seed in (0, 1, 2)]
     held_out = {tuple(sorted(documents_of(d.parts[0].val))) for d in splits}
     assert len(held_out) == 3 and len({d.fingerprint for d in splits}) == 3
     assert len({d.description["source_fingerprint"] for d in splits}) == 1
@@ -66,17 +66,17 @@ def test_split_seed_changes_the_split_and_nothing_else(corpus):
 
 
 def test_renaming_files_keeps_the_split(corpus):
-    before = set(documents_of(prepare(corpus).parts[0].val))
+    before = set(documents_of(open_dataset(corpus).parts[0].val))
     for i, path in enumerate(sorted(pathlib.Path(corpus.path).parent.iterdir())):
         path.rename(path.with_name(f"z{99 - i}.txt"))
-    assert set(documents_of(prepare(corpus).parts[0].val)) == before
+    assert set(documents_of(open_dataset(corpus).parts[0].val)) == before
 
 
 def test_a_copy_of_a_document_falls_on_the_same_side(corpus):
     for path in list(pathlib.Path(corpus.path).parent.iterdir()):
         for copy in "12":
             path.with_name(f"copy{copy}-{path.name}").write_bytes(path.read_bytes())
-    dataset = prepare(corpus)
+    dataset = open_dataset(corpus)
     train, val = documents_of(dataset.parts[0].train), documents_of(dataset.parts[0].val)
     assert not set(train) & set(val) and len(train) + len(val) == 120
     assert (
@@ -105,12 +105,12 @@ def test_held_out_share_is_sensible(lengths, fraction, seed):
 
 def test_synthetic_knows_its_floor(tmp_path):
     config = DataConfig(source="synthetic", vocab_size=300, n_tokens=50_000, language_seed=7, cache_dir=str(tmp_path))
-    dataset = prepare(config)
+    dataset = open_dataset(config)
     assert dataset.entropy_rate == entropy_rate(make_language(300, 7)) == dataset.description["entropy_rate"]
     assert dataset.parts[0].train.n_tokens + dataset.parts[0].val.n_tokens == 50_000
     assert dataset.parts[0].train.shards[0].dtype == np.dtype("<u2") and dataset.bytes_per_token == 1.0
     assert dataset.parts[0].train.shards[0].max() < 300
-    assert prepare(dataclasses.replace(config, language_seed=8)).fingerprint != dataset.fingerprint
+    assert open_dataset(dataclasses.replace(config, language_seed=8)).fingerprint != dataset.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -123,21 +123,21 @@ def test_synthetic_knows_its_floor(tmp_path):
 )
 def test_refused_configs(corpus, change, message):
     with pytest.raises(BadInput, match=message):
-        prepare(dataclasses.replace(corpus, **change))
+        open_dataset(dataclasses.replace(corpus, **change))
 
 
 def test_one_document_cannot_be_split_by_document(corpus):
     with pytest.raises(BadInput, match="only one"):
-        prepare(dataclasses.replace(corpus, path=corpus.path.replace("*", "00")))
+        open_dataset(dataclasses.replace(corpus, path=corpus.path.replace("*", "00")))
 
 
 def test_cache_from_the_environment(corpus, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALELAB_CACHE", str(tmp_path / "elsewhere"))
-    prepare(dataclasses.replace(corpus, cache_dir=""))
+    open_dataset(dataclasses.replace(corpus, cache_dir=""))
     assert len(list((tmp_path / "elsewhere").glob("text-*/index.json"))) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_named(corpus, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match=r"data.cache_dir: can't write .*file"):
-        prepare(dataclasses.replace(corpus, cache_dir=str(tmp_path / "file")))
+        open_dataset(dataclasses.replace(corpus, cache_dir=str(tmp_path / "file")))

@@ -24,7 +24,7 @@ from scalelab.data.read import tfdsets
 from scalelab.data.read.reading import Reading
 from scalelab.data.sources import sources
 from scalelab.data.sources.sources import DataConfig
-from scalelab.data.tokenizers.load import kept
+from scalelab.data.tokenizers.load import load_indexed_tokenizer
 from scalelab.errors import BadInput
 from tests.data import corpora
 from tests.data.prepare.test_corpus import DOCUMENTS, digests, opened, prepare
@@ -41,7 +41,7 @@ def edit(folder, change):
     """Change the index, and seal it as whoever edits it would."""
     index = json.loads((folder / "index.json").read_text())
     change(index)
-    index["sha256"] = prepared.seal(index)
+    index["sha256"] = prepared.index_sha256(index)
     records.write_json(folder / "index.json", index)
 
 
@@ -102,7 +102,7 @@ def test_prepare_again_puts_the_tokenizer_back(folder, tmp_path, capsys, trained
     for damage in (lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])):
         damage(out / "tokenizer.json")
         with pytest.raises(BadInput):
-            kept(prepared.read_index(out)["tokenizer"], out)
+            load_indexed_tokenizer(prepared.read_prepared_index(out)["tokenizer"], out)
         capsys.readouterr()
         assert main(command) == 0 and digests(out) == whole
         assert "put back: tokenizer.json; all else as it was" in capsys.readouterr().out
@@ -112,9 +112,11 @@ def test_prepare_again_puts_the_tokenizer_back(folder, tmp_path, capsys, trained
 def read(path, **reading):
     """The documents of a file."""
     given = Reading(zero_ends=False, **reading)
-    (part,) = specs.parse([f"x={path}"])
+    (part,) = specs.parse_sources([f"x={path}"])
     return [
-        document.decode() for unit in specs.units(part, 1, given) for document in specs.documents(unit, given)
+        document.decode()
+        for unit in specs.split_into_units(part, 1, given)
+        for document in specs.unit_documents(unit, given)
     ], given
 
 
@@ -183,7 +185,10 @@ def test_what_holds_no_text_is_refused_by_what_it_is(tmp_path, name):
     os.link(tmp_path / name, tmp_path / "b.txt")  # by its content where the name says nothing
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"x"))  # and by its name where it is packed
     for path in (tmp_path / name, tmp_path / "b.txt", tmp_path / f"{name}.gz"):
-        for reader in (lambda path: specs.parse([str(path)]), lambda path: sources.text(DataConfig(path=str(path)))):
+        for reader in (
+            lambda path: specs.parse_sources([str(path)]),
+            lambda path: sources.text_source(DataConfig(path=str(path))),
+        ):
             with pytest.raises(BadInput, match=f"{re.escape(str(path))} is {what}.*: .+"):
                 reader(path)
     packed = corpora.write(tmp_path / "x.tar", corpora.tar([("in/b", (tmp_path / name).read_bytes())]))
@@ -195,19 +200,19 @@ def test_what_holds_no_text_is_refused_by_what_it_is(tmp_path, name):
 def test_a_table_is_no_text_for_a_config(tmp_path, name):
     corpora.write(tmp_path / name, b"id,text\n1,x\n")
     with pytest.raises(BadInput, match=r"`scalelab prepare --source=.*data.source=prepared"):
-        sources.text(DataConfig(path=f"{tmp_path}/*"))
+        sources.text_source(DataConfig(path=f"{tmp_path}/*"))
 
 
 def test_a_data_set_of_tfds_imports_no_module_that_its_files_name(tmp_path, monkeypatch):
     spec, ran = corpora.make_tfds(tmp_path / "tfds", DOCUMENTS[:20]), tmp_path / "RAN"
     (tmp_path / "evil_features.py").write_text(f"open({str(ran)!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert len(specs.parse([spec])) == 1
+    assert len(specs.parse_sources([spec])) == 1
     (path,) = (tmp_path / "tfds").rglob("features.json")
     whole = path.read_text()
     assert "tensorflow_datasets.core.features.text_feature.Text" in whole
     path.write_text(whole.replace("tensorflow_datasets.core.features.text_feature.Text", "evil_features.Text"))
     tfdsets._open.cache_clear()
     with pytest.raises(BadInput, match=r"features.json names the class 'evil_features.Text'"):
-        specs.parse([spec])
+        specs.parse_sources([spec])
     assert not ran.exists()

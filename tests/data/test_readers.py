@@ -22,11 +22,11 @@ GPT2 = Reading(vocab_size=50257, separator=corpora.END)
 def read(spec, reading=None, unit_bytes=None, monkeypatch=None):
     """All documents of a spec, and of how many units."""
     reading = reading or Reading()
-    (part,) = specs.parse([spec])
+    (part,) = specs.parse_sources([spec])
     if unit_bytes:
         monkeypatch.setattr(specs, "UNIT_BYTES", (unit_bytes, unit_bytes))
-    units = list(specs.units(part, specs.size(part), reading))
-    return [document for unit in units for document in specs.documents(unit, reading)], len(units)
+    units = list(specs.split_into_units(part, specs.part_bytes(part), reading))
+    return [document for unit in units for document in specs.unit_documents(unit, reading)], len(units)
 
 
 def lines():
@@ -70,7 +70,7 @@ def test_text_files_are_a_document_each_in_path_order_and_count_once(tmp_path):
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("newlines", [True, False])
 def test_a_long_text_is_cut_at_the_same_places_however_it_is_read(tmp_path, monkeypatch, suffix, newlines):
-    monkeypatch.setattr(text, "DOCUMENT", 1000)
+    monkeypatch.setattr(text, "CUT_BYTES", 1000)
     whole = ("\n" if newlines else " ").join(DOCUMENTS).encode()
     found, n_units = read(corpora.write(tmp_path / f"a.txt{suffix}", whole), None, 3000, monkeypatch)
     assert b"".join(found) == whole and len(found) >= len(whole) // 2000
@@ -97,7 +97,7 @@ def equal(found, expected):
 @pytest.mark.parametrize("unit_bytes", [None, 4096])
 @pytest.mark.parametrize("kind", ["nanogpt", "llmc", "llama3", "megatron", "megatron int32"])
 def test_tokens_come_back_document_by_document(tmp_path, monkeypatch, kind, unit_bytes):
-    monkeypatch.setattr(tokenfiles, "DOCUMENT", 256)
+    monkeypatch.setattr(tokenfiles, "CUT_TOKENS", 256)
     path = {
         "nanogpt": lambda p: corpora.write_nanogpt(p, IDS),
         "llmc": lambda p: corpora.write_llmc(p, IDS),
@@ -111,7 +111,7 @@ def test_tokens_come_back_document_by_document(tmp_path, monkeypatch, kind, unit
 
 
 def test_an_unending_document_is_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenfiles, "DOCUMENT", 1000)
+    monkeypatch.setattr(tokenfiles, "CUT_TOKENS", 1000)
     stream = np.random.default_rng(0).integers(0, 60, 10_500).astype(np.uint16)
     stream.tofile(tmp_path / "char.bin")
     found, _ = read(f"{tmp_path}/char.bin", Reading(vocab_size=66, separator=65))

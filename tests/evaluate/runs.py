@@ -11,7 +11,7 @@ import numpy as np
 
 from scalelab.evaluate import subject
 from scalelab.model import transformer
-from scalelab.train.resume.weights import of_run
+from scalelab.train.resume.weights import load_run_weights
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import config
 
@@ -56,12 +56,12 @@ def copy(to: pathlib.Path) -> pathlib.Path:
 
 
 @functools.cache
-def loaded() -> subject.Subject:
+def loaded() -> subject.EvaluatedModel:
     """Its weights."""
-    return subject.subject(of_run(str(trained())))
+    return subject.make_evaluated_model(load_run_weights(str(trained())))
 
 
-plain = jax.jit(transformer.logits, static_argnums=0)  # of a row alone
+plain = jax.jit(transformer.next_token_logits, static_argnums=0)  # of a row alone
 
 
 def log_softmax(logits):

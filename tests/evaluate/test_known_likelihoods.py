@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from experiments import tasks as made
-from scalelab.data.sources.language import transition
+from scalelab.data.sources.language import transition_matrix
 from scalelab.evaluate import choices, tasks
-from scalelab.model.transformer import declarations
+from scalelab.model.transformer import parameter_declarations
 from tests.evaluate.runs import loaded
 
 V = 256
@@ -33,7 +33,9 @@ def subject(chain, synthetic=False):
     config = of.config.copy_and_resolve_references()
     if synthetic:
         config.data.source = "synthetic"
-    params = jax.tree.map(lambda d: np.full(d.shape, d.fill, np.float32), declarations(shape))  # zeros, gains of one
+    params = jax.tree.map(
+        lambda d: np.full(d.shape, d.fill, np.float32), parameter_declarations(shape)
+    )  # zeros, gains of one
     params["embed"]["w"], params["head"]["w"] = np.eye(V, dtype=np.float32), np.float32(np.log(chain) / np.sqrt(V))
     return of._replace(config=config, static=dataclasses.replace(of.static, model=shape), params=params)
 
@@ -64,8 +66,8 @@ def rows(name):
 
 
 def evaluated(of, name):
-    task = tasks.read(f"experiments/tasks/{name}.jsonl")
-    return choices.evaluate(of, task, choices.read(of, task))
+    task = tasks.read_task(f"experiments/tasks/{name}.jsonl")
+    return choices.evaluate_task(of, task, choices.encode_task(of, task))
 
 
 def chain_of(seed):
@@ -92,7 +94,7 @@ def test_a_uniform_model_pays_eight_bits_a_byte_and_gives_each_choice_its_share(
 def test_the_languages_own_probabilities_find_its_words():
     """Its rules beat the frequency of its words, whose accuracy is what docs/tasks.md says."""
     language = made._language()
-    chain, frequent = transition(language), np.zeros((V, V))
+    chain, frequent = transition_matrix(language), np.zeros((V, V))
     frequent[:] = np.append(0, language.start)
     for table, said in ((chain, RULES), (frequent, FREQUENCIES)):
         table = table.clip(1e-12)

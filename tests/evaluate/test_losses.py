@@ -7,11 +7,11 @@ import pytest
 
 from scalelab import records
 from scalelab.data.batches.batches import Windows
-from scalelab.data.dataset import Part
+from scalelab.data.dataset import DatasetPart
 from scalelab.evaluate import losses, subject
-from scalelab.evaluate.losses import ALL
-from scalelab.model.attention.documents import Ends
-from scalelab.train.run.single import dataset
+from scalelab.evaluate.losses import ALL_PARTS
+from scalelab.model.attention.documents import DocumentEnds
+from scalelab.train.run.single import load_run_dataset
 from scalelab.train.step.gradients import loss_sums
 from tests.evaluate.runs import loaded, log_softmax, plain, settings, trained
 
@@ -24,7 +24,7 @@ def alone(of, row):
 
 def test_on_the_windows_of_the_runs_own_evaluations_it_is_their_loss():
     of, config = loaded(), settings()
-    (found,) = losses.losses(of, dataset(config), config.eval.batches * config.train.global_batch)
+    (found,) = losses.validation_losses(of, load_run_dataset(config), config.eval.batches * config.train.global_batch)
     record = records.read_json(trained() / "record.json")
     assert found.loss == pytest.approx(record["val_loss"], rel=2e-6)
     assert found.bpb == pytest.approx(record["bpb"], rel=2e-6)
@@ -32,25 +32,27 @@ def test_on_the_windows_of_the_runs_own_evaluations_it_is_their_loss():
 
 
 def test_mean_and_standard_error_are_those_of_the_sequences_alone():
-    of, data = loaded(), dataset(settings())
+    of, data = loaded(), load_run_dataset(settings())
     windows = Windows({"x": data.parts[0].val}, 32, "validation")
     each = np.array([alone(of, row).mean() for row in windows[np.arange(len(windows))]])
-    (found,) = losses.losses(of, data, 0)
+    (found,) = losses.validation_losses(of, data, 0)
     assert (found.sequences, found.available) == (len(windows), len(windows)) and len(windows) > 20
     assert found.loss == pytest.approx(each.mean(), rel=1e-6)
     assert found.loss_se == pytest.approx(each.std(ddof=1) / np.sqrt(len(each)), rel=1e-5)
     assert found.bpb / found.loss == pytest.approx(1 / np.log(2) / data.bytes_per_token)
-    (some,) = losses.losses(of, data, 7)
+    (some,) = losses.validation_losses(of, data, 7)
     assert some.sequences == 7 and some.loss_se > found.loss_se
 
 
 def test_several_parts_count_by_their_validation_tokens():
-    of, data = loaded(), dataset(settings())
+    of, data = loaded(), load_run_dataset(settings())
     (part,) = data.parts
-    other = Part("other", part.val, part.train, 2.0)  # another source: the same text, held out the other way round
+    other = DatasetPart(
+        "other", part.val, part.train, 2.0
+    )  # another source: the same text, held out the other way round
     both = dataclasses.replace(data, parts=(part, other), bytes_per_token=1.5)
-    together, *each = losses.losses(of, both, 5)
-    assert (together.part, [one.part for one in each]) == (ALL, [part.name, "other"])
+    together, *each = losses.validation_losses(of, both, 5)
+    assert (together.part, [one.part for one in each]) == (ALL_PARTS, [part.name, "other"])
     share = np.array([part.val.n_tokens, other.val.n_tokens]) / (part.val.n_tokens + other.val.n_tokens)
     assert together.loss == pytest.approx(share @ [one.loss for one in each])
     assert together.loss_se**2 == pytest.approx(share**2 @ np.square([one.loss_se for one in each]))
@@ -59,17 +61,17 @@ def test_several_parts_count_by_their_validation_tokens():
 
 
 def test_where_documents_are_masked_it_is_the_training_loss_of_masked_documents():
-    of, data = loaded(), dataset(settings())
+    of, data = loaded(), load_run_dataset(settings())
     masked = of._replace(static=dataclasses.replace(of.static, documents="mask"))
     rows = Windows({"x": data.parts[0].val}, 32, "validation")
     tokens = rows[np.arange(len(rows))]
     first = int((tokens[:, :-1] == data.separator).sum())
     assert first > 0
-    sums = loss_sums(masked.static, masked.params, tokens, 0.0, Ends(separator=data.separator))
-    (found,) = losses.losses(masked, data, 0)
+    sums = loss_sums(masked.static, masked.params, tokens, 0.0, DocumentEnds(separator=data.separator))
+    (found,) = losses.validation_losses(masked, data, 0)
     assert found.tokens == sums.tokens == tokens[:, 1:].size - first
     assert found.loss == pytest.approx(float(sums.nll / sums.tokens), rel=1e-6)
-    assert found.loss != pytest.approx(losses.losses(of, data, 0)[0].loss, rel=1e-6)
+    assert found.loss != pytest.approx(losses.validation_losses(of, data, 0)[0].loss, rel=1e-6)
 
 
 def test_padding_has_no_score():

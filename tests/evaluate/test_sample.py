@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scalelab.data.tokenizers.tokenizer import byte_tokens
+from scalelab.data.tokenizers.tokenizer import byte_tokenizer
 from scalelab.errors import BadInput
 from scalelab.evaluate import subject
-from scalelab.evaluate.sample import Choice, _allowed, _choose, sample
+from scalelab.evaluate.sample import SamplingOptions, _allowed, _choose, draw_samples
 from tests.evaluate.runs import loaded, log_softmax, plain
 
-BYTES = byte_tokens()
+BYTES = byte_tokenizer()
 PROMPT = "for i in"
 
 
@@ -22,7 +22,7 @@ def logits_after(of, ids):
 
 def test_greedy_is_the_argmax_of_the_training_forward_step_by_step():
     of = loaded()
-    (found,) = sample(of, BYTES, PROMPT, 12, 1, Choice(temperature=0.0))
+    (found,) = draw_samples(of, BYTES, PROMPT, 12, 1, SamplingOptions(temperature=0.0))
     ids, nats = [0, *PROMPT.encode()], 0.0
     for token in found.ids[:4]:  # each length is a program of its own
         logs = logits_after(of, ids)
@@ -36,26 +36,30 @@ def test_greedy_is_the_argmax_of_the_training_forward_step_by_step():
 def test_where_documents_are_masked_the_prompt_begins_its_own():
     of = loaded()
     masked = of._replace(static=dataclasses.replace(of.static, documents="mask"))
-    (found,) = sample(masked, BYTES, PROMPT, 1, 1, Choice(temperature=0.0))
+    (found,) = draw_samples(masked, BYTES, PROMPT, 1, 1, SamplingOptions(temperature=0.0))
     assert found.nats == pytest.approx(-logits_after(of, list(PROMPT.encode())).max(), rel=1e-5)
     with pytest.raises(BadInput, match="--prompt is empty"):
-        sample(masked, BYTES, "", 1, 1, Choice())
+        draw_samples(masked, BYTES, "", 1, 1, SamplingOptions())
 
 
 @pytest.mark.slow
 def test_the_seed_decides_and_neither_count_nor_length_matter():
     of = loaded()
-    five = sample(of, BYTES, PROMPT, 15, 5, Choice(seed=3))
-    assert five == sample(of, BYTES, PROMPT, 15, 5, Choice(seed=3))
-    assert [one.ids for one in sample(of, BYTES, PROMPT, 15, 2, Choice(seed=3))] == [one.ids for one in five[:2]]
-    assert [one.ids for one in sample(of, BYTES, PROMPT, 6, 5, Choice(seed=3))] == [one.ids[:6] for one in five]
+    five = draw_samples(of, BYTES, PROMPT, 15, 5, SamplingOptions(seed=3))
+    assert five == draw_samples(of, BYTES, PROMPT, 15, 5, SamplingOptions(seed=3))
+    assert [one.ids for one in draw_samples(of, BYTES, PROMPT, 15, 2, SamplingOptions(seed=3))] == [
+        one.ids for one in five[:2]
+    ]
+    assert [one.ids for one in draw_samples(of, BYTES, PROMPT, 6, 5, SamplingOptions(seed=3))] == [
+        one.ids[:6] for one in five
+    ]
     assert len({tuple(one.ids) for one in five}) == 5
-    assert sample(of, BYTES, PROMPT, 15, 5, Choice(seed=4)) != five
+    assert draw_samples(of, BYTES, PROMPT, 15, 5, SamplingOptions(seed=4)) != five
 
 
 def test_it_stops_at_the_separator_which_is_no_text_but_costs():
     of = loaded()
-    found = sample(of, BYTES, "", 31, 64, Choice(temperature=3.0))
+    found = draw_samples(of, BYTES, "", 31, 64, SamplingOptions(temperature=3.0))
     ended = [one for one in found if one.ended]
     assert 0 < len(ended) < 64 and all(0 not in one.ids for one in found)
     assert all(len(one.ids) == 31 for one in found if not one.ended)
@@ -78,7 +82,7 @@ def test_head_and_nucleus_against_numpy():
 def test_draws_have_the_frequencies_of_the_softmax_at_the_temperature():
     logits, n = np.array([1.0, 0.0, 2.0, -1.0, 5.0], np.float32), 20_000
     rows = np.tile(logits, (n, 1))
-    choice = Choice(temperature=2.0, top_k=3)
+    choice = SamplingOptions(temperature=2.0, top_k=3)
     drawn = np.asarray(_choose(rows, np.int32(0), 4, **choice._asdict())[0])  # id 4 stands for no text
     p = np.exp(logits[:3] / 2) / np.exp(logits[:3] / 2).sum()
     assert set(drawn) == {0, 1, 2}
@@ -86,13 +90,18 @@ def test_draws_have_the_frequencies_of_the_softmax_at_the_temperature():
 
 
 MISTAKES = {
-    "temperature": (Choice(temperature=-1.0), 5, 1, r"--temperature=-1.0 is outside \[0, 100\]"),
-    "nan": (Choice(temperature=float("nan")), 5, 1, "--temperature=nan"),
-    "top_p": (Choice(top_p=0.0), 5, 1, r"--top-p=0.0 is outside \(0, 1\]"),
-    "top_k": (Choice(top_k=-2), 5, 1, "--top-k=-2"),
-    "seed": (Choice(seed=-1), 5, 1, "--seed=-1"),
-    "none": (Choice(), 5, 0, "0 samples of 5 tokens"),
-    "long": (Choice(), 24, 1, "a prompt of 9 tokens and --tokens=24: the model reads 32; nearest: --tokens=23"),
+    "temperature": (SamplingOptions(temperature=-1.0), 5, 1, r"--temperature=-1.0 is outside \[0, 100\]"),
+    "nan": (SamplingOptions(temperature=float("nan")), 5, 1, "--temperature=nan"),
+    "top_p": (SamplingOptions(top_p=0.0), 5, 1, r"--top-p=0.0 is outside \(0, 1\]"),
+    "top_k": (SamplingOptions(top_k=-2), 5, 1, "--top-k=-2"),
+    "seed": (SamplingOptions(seed=-1), 5, 1, "--seed=-1"),
+    "none": (SamplingOptions(), 5, 0, "0 samples of 5 tokens"),
+    "long": (
+        SamplingOptions(),
+        24,
+        1,
+        "a prompt of 9 tokens and --tokens=24: the model reads 32; nearest: --tokens=23",
+    ),
 }
 
 
@@ -100,5 +109,5 @@ MISTAKES = {
 def test_mistakes_are_one_line(case):
     choice, most, count, said = MISTAKES[case]
     with pytest.raises(BadInput, match=said) as caught:
-        sample(loaded(), BYTES, PROMPT, most, count, choice)
+        draw_samples(loaded(), BYTES, PROMPT, most, count, choice)
     assert "\n" not in str(caught.value)

@@ -23,12 +23,12 @@ def test_a_choice_and_a_cloze_are_read_as_they_stand(tmp_path):
         "",
         {"context": [1, 2], "choices": [[3], [4, 5], [6]], "answer": 2},
     )
-    task = tasks.read(path)
+    task = tasks.read_task(path)
     assert (task.name, task.kind, len(task.items)) == ("my_task_2", "choice", 2)
     assert task.items[0][:3] == ("a = (", [")", "]"], 0) and task.items[1] == ([1, 2], [[3], [4, 5], [6]], 2, 3)
-    cloze = tasks.read(write(tmp_path / "c.jsonl", {"context": "im", "completion": "port"}))
+    cloze = tasks.read_task(write(tmp_path / "c.jsonl", {"context": "im", "completion": "port"}))
     assert (cloze.kind, cloze.items[0][:3]) == ("cloze", ("im", ["port"], 0))
-    assert cloze.fingerprint != task.fingerprint == tasks.read(path).fingerprint
+    assert cloze.fingerprint != task.fingerprint == tasks.read_task(path).fingerprint
 
 
 MISTAKES = {
@@ -57,25 +57,25 @@ def test_mistakes_name_file_and_line(tmp_path, case):
     lines, said = MISTAKES[case]
     path = write(tmp_path / "task.jsonl", *lines)
     with pytest.raises(BadInput) as caught:
-        tasks.read(path)
+        tasks.read_task(path)
     assert said in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_other_files_are_refused(tmp_path):
     write(tmp_path / "brackets.jsonl", GOOD)
     with pytest.raises(BadInput, match=r"no file .*bracket.jsonl'; did you mean '.*brackets.jsonl'"):
-        tasks.read(tmp_path / "bracket.jsonl")
+        tasks.read_task(tmp_path / "bracket.jsonl")
     (tmp_path / "latin.jsonl").write_bytes(b'{"context": "a"}\n{"context": "\xe9"}\n')
     with pytest.raises(BadInput, match=r"latin.jsonl, line 2 is not UTF-8 \(byte 30 of the file\)"):
-        tasks.read(tmp_path / "latin.jsonl")
+        tasks.read_task(tmp_path / "latin.jsonl")
 
 
 @pytest.mark.parametrize("name", made.TASKS)
 def test_the_committed_tasks_are_what_their_rules_make(name):
     path = f"experiments/tasks/{name}.jsonl"
     with open(path) as file:
-        assert file.read() == made.lines(name, 150)
-    task = tasks.read(path)
+        assert file.read() == made.task_lines(name, 150)
+    task = tasks.read_task(path)
     assert len(task.items) == 150
     if task.kind == "choice":  # the place of the right one says nothing
         assert all(0.1 < sum(item.answer == i for item in task.items) / 150 < 0.4 for i in range(4))

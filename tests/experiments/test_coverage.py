@@ -15,7 +15,7 @@ STUDIES = 24
 def test_intervals_cover_within_what_few_studies_can_say(tmp_path, monkeypatch):
     """24 studies of the smallest design: a 90 % interval holds 15 of them at least, but for one time in 10,000."""
     monkeypatch.setattr(coverage, "RESAMPLES", 100)
-    found = coverage.count(coverage.ARMS[0], STUDIES, tmp_path)
+    found = coverage.interval_coverage(coverage.STUDY_ARMS[0], STUDIES, tmp_path)
     least = binom.ppf(1e-4, STUDIES, 0.9) / STUDIES
     assert {name: share for name, share in found.items() if share < least} == {}
     assert len(found) == 5 * 3 + 4
@@ -24,10 +24,10 @@ def test_intervals_cover_within_what_few_studies_can_say(tmp_path, monkeypatch):
 
 def test_finished_studies_are_not_run_again(tmp_path, monkeypatch):
     rows = [{"E percentile": True}, {"E percentile": False}]
-    monkeypatch.setattr(coverage, "study", lambda arm, seed: rows[seed])
-    assert coverage.count(coverage.ARMS[0], 1, tmp_path) == {"E percentile": 1.0}
-    monkeypatch.setattr(coverage, "study", lambda arm, seed: rows[seed] if seed == 1 else 1 / 0)
-    assert coverage.count(coverage.ARMS[0], 2, tmp_path) == {"E percentile": 0.5}
+    monkeypatch.setattr(coverage, "simulate_study", lambda arm, seed: rows[seed])
+    assert coverage.interval_coverage(coverage.STUDY_ARMS[0], 1, tmp_path) == {"E percentile": 1.0}
+    monkeypatch.setattr(coverage, "simulate_study", lambda arm, seed: rows[seed] if seed == 1 else 1 / 0)
+    assert coverage.interval_coverage(coverage.STUDY_ARMS[0], 2, tmp_path) == {"E percentile": 0.5}
     (kept,) = tmp_path.iterdir()
     assert [json.loads(line) for line in kept.read_text().splitlines()] == rows
 
@@ -35,6 +35,6 @@ def test_finished_studies_are_not_run_again(tmp_path, monkeypatch):
 def test_the_page_says_what_covers(tmp_path):
     shares = {"E percentile": 0.9, "E bca": 0.8, "E profile": 0.99}
     result = {"command": "c", "date": "d", "machine": "m", "studies": 200}
-    page = coverage.page(result | {"coverage": {arm.name: shares for arm in coverage.ARMS}})
+    page = coverage.format_page(result | {"coverage": {arm.name: shares for arm in coverage.STUDY_ARMS}})
     assert "| E percentile | 90.0% |" in page
     assert "| E bca | 80.0% (too narrow) |" in page and "| E profile | 99.0% (wider than needed) |" in page

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from experiments import intervals
-from experiments.intervals import Finals
+from experiments.intervals import FinalsRecord
 
 
 def by_seed(values, first=1):
@@ -16,7 +16,7 @@ def by_seed(values, first=1):
 
 def test_a_paired_difference_is_scipys_and_the_textbooks():
     a, b = [2.31, 2.35, 2.40, 2.28, 2.33], [2.25, 2.30, 2.41, 2.20, 2.29]
-    shown = intervals.difference(by_seed(a), by_seed(b))
+    shown = intervals.mean_difference(by_seed(a), by_seed(b))
     known = stats.ttest_rel(a, b).confidence_interval(0.9)
     assert (shown.low, shown.high) == pytest.approx((known.low, known.high), rel=1e-12) and shown.paired
     apart = np.subtract(a, b)
@@ -24,12 +24,12 @@ def test_a_paired_difference_is_scipys_and_the_textbooks():
     assert shown.high - shown.mean == pytest.approx(half, rel=1e-6)
     assert shown.sigmas == pytest.approx(stats.ttest_rel(a, b).statistic)
     in_another_order = dict(reversed(by_seed(b).items()))
-    assert intervals.difference(by_seed(a), in_another_order) == pytest.approx(shown)
+    assert intervals.mean_difference(by_seed(a), in_another_order) == pytest.approx(shown)
 
 
 def test_other_seeds_make_it_welchs():
     a, b = [2.31, 2.35, 2.40, 2.28], [2.25, 2.30, 2.41, 2.20, 2.29]
-    shown = intervals.difference(by_seed(a), by_seed(b, first=9))
+    shown = intervals.mean_difference(by_seed(a), by_seed(b, first=9))
     known = stats.ttest_ind(a, b, equal_var=False)
     assert not shown.paired and shown.freedom == pytest.approx(known.df)
     assert (shown.low, shown.high) == pytest.approx(tuple(known.confidence_interval(0.9)))
@@ -37,17 +37,17 @@ def test_other_seeds_make_it_welchs():
 
 def test_what_has_no_interval():
     same = by_seed([2.0, 2.1])
-    assert intervals.difference(same, same) == (0.0, 0.0, 0.0, 0.0, 1.0, True)
-    assert intervals.difference(same, by_seed([2.0, math.inf])) is None
+    assert intervals.mean_difference(same, same) == (0.0, 0.0, 0.0, 0.0, 1.0, True)
+    assert intervals.mean_difference(same, by_seed([2.0, math.inf])) is None
     with pytest.raises(ValueError, match="1 and 2 seeds"):
-        intervals.difference({1: 2.0}, same)
+        intervals.mean_difference({1: 2.0}, same)
 
 
 def test_the_issues_own_five_seeds_of_sgd_show_a_difference():
     """Sgd at +.122 was called "no difference shown" since it is within twice the seeds' spread; five seeds each say p = .011."""
     adamw = [2.4941 + 0.0083 * z for z in standard(5)]
     sgd = [2.6156 + 0.0621 * z for z in standard(5)]
-    shown = intervals.difference(by_seed(sgd), by_seed(adamw, first=9))
+    shown = intervals.mean_difference(by_seed(sgd), by_seed(adamw, first=9))
     p = 2 * stats.t.sf(shown.sigmas, shown.freedom)
     assert shown.mean == pytest.approx(0.1215) and p == pytest.approx(0.011, abs=0.002) and shown.low > 0
 
@@ -60,7 +60,7 @@ def standard(n):
 
 def alone(*reported):
     """A method of one trial: its loss has the luck of seeds only."""
-    return Finals([0.0], [0], [[0.0]], [list(reported)])
+    return FinalsRecord([0.0], [0], [[0.0]], [list(reported)])
 
 
 def test_seeds_alone_give_students_interval():
@@ -69,7 +69,7 @@ def test_seeds_alone_give_students_interval():
     for i in range(300):
         sample = random.normal(2.5, 0.05, 7)
         draws = intervals.final_losses([alone(*sample)], draws=400, seed=i)
-        low, high = intervals.percentiles(sample.mean(), draws)
+        low, high = intervals.percentile_interval(sample.mean(), draws)
         inside.append(low <= 2.5 <= high)
         half = stats.t.ppf(0.95, 6) * sample.std(ddof=1) / math.sqrt(7)
         widths.append((high - low) / (2 * half))
@@ -81,7 +81,9 @@ def test_how_often_each_finalist_is_drawn_is_the_closed_form():
     """T trials drawn with replacement miss one of them in (1 - 1/T)^T, and all of three in (1 - 3/T)^T of draws."""
     T = 20
     first, second, third = [1.0] * 3, [2.0] * 3, [3.0] * 3
-    method = Finals([0.9, 1.9, 2.9, *np.full(T - 3, 50.0)], [0, 1, 2], [first, second, third], [first, second, third])
+    method = FinalsRecord(
+        [0.9, 1.9, 2.9, *np.full(T - 3, 50.0)], [0, 1, 2], [first, second, third], [first, second, third]
+    )
     draws = intervals.final_losses([method], draws=20_000)[:, 0]
     missed = [(1 - k / T) ** T for k in range(4)]
     for value, share in ((1.0, 1 - missed[1]), (2.0, missed[1] - missed[2]), (3.0, missed[2] - missed[3])):
@@ -97,7 +99,7 @@ def race_of(random, trials, spread=0.1, noise=0.05, choosing=3, reported=6):
     tuned = truth + random.normal(0, noise, trials)
     best = np.argsort(tuned)[:3]
     again = truth[best, None] + random.normal(0, noise, (3, choosing + reported))
-    final = Finals(tuned, best, again[:, :choosing], again[:, choosing:])
+    final = FinalsRecord(tuned, best, again[:, :choosing], again[:, choosing:])
     return final, truth[best[final.chosen]]
 
 
@@ -117,7 +119,7 @@ def test_intervals_over_trials_and_seeds_hold_what_another_search_ends_with():
     inside = []
     for i in range(200):
         final, _ = race_of(random, 24)
-        low, high = intervals.percentiles(final.loss, intervals.final_losses([final], draws=300, seed=i))
+        low, high = intervals.percentile_interval(final.loss, intervals.final_losses([final], draws=300, seed=i))
         inside.append(low <= mean <= high)
     assert 0.86 <= np.mean(inside) <= 0.99
 
@@ -132,7 +134,7 @@ def test_a_printed_rank_lies_inside_its_interval_whatever_the_draws(seed):
     shift, scale = random.choice([0.0, 0.3]), random.choice([0.0, 1e-3, 0.5])
     draws = np.where(np.isfinite(losses), losses, 3.0) + random.normal(shift, scale, (100, n)) * random.random(n)
     draws[random.random(draws.shape) < 0.05 * (seed % 2)] = math.inf
-    ranks = intervals.ranks(losses)
+    ranks = intervals.rank_losses(losses)
     assert sorted(ranks) == list(range(1, n + 1))
     assert all(
         low <= rank <= high for rank, (low, high) in zip(ranks, intervals.rank_intervals(losses, draws), strict=True)

@@ -66,7 +66,7 @@ def test_the_seconds_of_every_phase_are_told(study):
         assert rows[name]["cpu_s"] > 0 and rows[name]["compile_s"] < rows[name]["cpu_s"] + 600
     assert phases.INSTALLATION not in rows and "of it starting, tracing, compiling" in said
     # Workers live as long as the study: as many starts as workers, though it has thirteen packs or more.
-    spent = [line for f in (folder / "packs").glob("*/spent.jsonl") for line in records.read_lines(f)]
+    spent = [line for f in (folder / "packs").glob("*/spent.jsonl") for line in records.read_json_lines(f)]
     assert len(spent) >= 12 and sum(line["start_s"] > 0 for line in spent) <= len(os.sched_getaffinity(0))
 
 
@@ -106,8 +106,8 @@ def test_a_held_out_run_that_diverged_scores_nothing():
     prediction = {"predicted_loss": 1.4, "interval90": [1.3, 1.5]}
     row = {"status": "diverged", "val_loss": None, "folder": "runs/holdout"}
     with pytest.raises(WorkFailed, match="the held-out run diverged: the prediction is unscored"):
-        conduct.score(prediction, row)
-    assert conduct.score(prediction, row | {"status": "done", "val_loss": 1.4})["inside"]
+        conduct.score_prediction(prediction, row)
+    assert conduct.score_prediction(prediction, row | {"status": "done", "val_loss": 1.4})["inside"]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 
 from experiments import mup_transfer
 from scalelab import config as config_lib
-from scalelab.report.figures.lrplots import transfer
-from scalelab.sweep.trials import packs
+from scalelab.report.figures.lrplots import plot_lr_transfer
+from scalelab.sweep.trials import group_into_packs
 
 BASE = config_lib.load(mup_transfer.ROOT / "configs" / "mup_transfer.py")
 
@@ -16,7 +16,7 @@ def rows(fall: dict[str, float]):
     found = []
     for key, octaves in fall.items():
         for i, width in enumerate(mup_transfer.WIDTHS):
-            lrs = mup_transfer.grid(key, width / 32, 1.0)
+            lrs = mup_transfer.log2_lr_grid(key, width / 32, 1.0)
             vertex = -8 - octaves * i
             losses = [(2 + 0.1 * (lrs - vertex) ** 2).tolist()] * 3
             facts = {"log2_lr": vertex, "interval90": [vertex - 0.1, vertex + 0.1], "loss": 2.0, "interior": True}
@@ -25,8 +25,8 @@ def rows(fall: dict[str, float]):
 
 
 def test_a_program_for_each_width_and_parametrization():
-    runs = mup_transfer.trials(BASE, mup_transfer.WIDTHS, 1.0)
-    assert len(runs) == 2 * 4 * 5 * 3 and len(packs(runs)) == 2 * 4
+    runs = mup_transfer.transfer_trials(BASE, mup_transfer.WIDTHS, 1.0)
+    assert len(runs) == 2 * 4 * 5 * 3 and len(group_into_packs(runs)) == 2 * 4
     assert next(iter(runs.values())).model.d_model == 256
     for name, run in runs.items():
         assert f"-d{run.model.d_model}-" in name and run.model.d_head == 16
@@ -35,13 +35,13 @@ def test_a_program_for_each_width_and_parametrization():
 
 
 def test_what_is_read_from_the_runs(tmp_path, monkeypatch):
-    truth = {mup_transfer.name(r["parametrization"], r["d_model"], lr, s): loss
+    truth = {mup_transfer.run_name(r["parametrization"], r["d_model"], lr, s): loss
              for r in rows({"mup": 0.1, "standard": 0.9}) for s, one in enumerate(r["losses"])
              for lr, loss in zip(r["log2_lrs"], one, strict=True)}  # fmt: skip
     listed = [{"name": name, "status": "done", "val_loss": loss} for name, loss in truth.items()]
     monkeypatch.setattr(mup_transfer.records, "read_runs", lambda folder: listed)
-    found = mup_transfer.measured(tmp_path, mup_transfer.WIDTHS, 1.0)
-    assert mup_transfer.moves(found) == {"mup": pytest.approx(0.3), "standard": pytest.approx(2.7)}
+    found = mup_transfer.read_transfer_rows(tmp_path, mup_transfer.WIDTHS, 1.0)
+    assert mup_transfer.lr_octaves_moved(found) == {"mup": pytest.approx(0.3), "standard": pytest.approx(2.7)}
     assert all(row["interior"] for row in found)
     assert np.shape(found[0]["losses"]) == (3, 5)
 
@@ -55,9 +55,9 @@ def test_what_is_read_from_the_runs(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_verdicts_page_and_figure(fall, verdicts):
     made = rows(fall)
-    lines = mup_transfer.verdicts(made)
+    lines = mup_transfer.describe_transfer(made)
     assert all(verdict in line for verdict, line in zip(verdicts, lines, strict=True))
     result = {"command": "x", "date": "d", "machine": "m", "wall_s": 1.0, "what": "w", "rows": made, "verdicts": lines}
-    page = mup_transfer.page(result)
+    page = mup_transfer.format_page(result)
     assert page.count("\n| ") == 1 + len(made) and all(line in page for line in lines)
-    assert len(transfer(made).axes) == 3
+    assert len(plot_lr_transfer(made).axes) == 3

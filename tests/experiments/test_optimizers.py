@@ -8,17 +8,17 @@ import pytest
 
 from experiments.optimizers import __main__ as study
 from experiments.optimizers import limits, race, ranking, search
-from experiments.optimizers.page import page
+from experiments.optimizers.page import format_page
 from experiments.shared import RESULTS
-from scalelab.config.optimizer_defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 
 BASE = study._options(["--quick"])[1]
 
 
 def test_every_optimizer_gets_the_same_points_of_the_unit_cube_and_all_its_betas_are_tuned():
-    point = search.points(search.first_box(0.01), 8, 0)[3]
-    for name, defaults in DEFAULTS.items():
-        values = search.values(name, point, 100)
+    point = search.sample_box(search.first_box(0.01), 8, 0)[3]
+    for name, defaults in OPTIM_DEFAULTS.items():
+        values = search.config_values(name, point, 100)
         assert values["optim.peak_lr"] * values["optim.weight_decay"] * 100 == pytest.approx(point["decay"])
         tuned = {key.split(".")[1] for key in values if "beta" in key}
         unread = {"adafactor": {"beta1"}, "shampoo": {"beta2"}}.get(name, set())
@@ -26,14 +26,14 @@ def test_every_optimizer_gets_the_same_points_of_the_unit_cube_and_all_its_betas
         if "rest_lr" in defaults:
             ratio = defaults["rest_lr"][0] / defaults["peak_lr"][0]
             assert values["optim.rest_lr"] / values["optim.peak_lr"] == pytest.approx(ratio)
-        race.trial(BASE, name, values, 0)  # nothing that the optimizer has no use for
+        race.trial_config(BASE, name, values, 0)  # nothing that the optimizer has no use for
 
 
 def test_a_scan_goes_on_at_its_ends_only():
-    assert search.scan([-1, 0, 1], [3.0, 2.0, 2.5]) == []
-    assert search.scan([-1, 0, 1], [3.0, 2.0, 1.5]) == [2, 3, 4]
-    assert search.scan([-1, 0, 1], [1.0, 2.0, math.inf]) == [-4, -3, -2]
-    assert search.scan([-1, 0, 1], [math.inf] * 3) == [-4, -3, -2]
+    assert search.next_octaves([-1, 0, 1], [3.0, 2.0, 2.5]) == []
+    assert search.next_octaves([-1, 0, 1], [3.0, 2.0, 1.5]) == [2, 3, 4]
+    assert search.next_octaves([-1, 0, 1], [1.0, 2.0, math.inf]) == [-4, -3, -2]
+    assert search.next_octaves([-1, 0, 1], [math.inf] * 3) == [-4, -3, -2]
 
 
 def test_the_next_box_is_half_as_wide_and_leaves_the_first_where_the_best_is_near_an_edge():
@@ -43,10 +43,10 @@ def test_the_next_box_is_half_as_wide_and_leaves_the_first_where_the_best_is_nea
     for key, (low, high) in after.items():
         assert math.log(high / low) == pytest.approx(math.log(box[key][1] / box[key][0]) / 2)
         assert math.sqrt(low * high) == pytest.approx(best[key])
-    assert search.widened(box, after) == ["lr up"]
+    assert search.widened_sides(box, after) == ["lr up"]
     assert search.at_edge([box], best) == ["lr up"] and search.at_edge([box, after], best) == []
     no_decay = best | {"1-beta1": 1.0}
-    assert search.next_box(box, no_decay)["1-beta1"][1] == 1.0 == search.LIMITS["1-beta1"][1]
+    assert search.next_box(box, no_decay)["1-beta1"][1] == 1.0 == search.DIMENSION_LIMITS["1-beta1"][1]
 
 
 class Bowl:
@@ -77,8 +77,8 @@ LOWEST = {"adamw": (3e-3 * 2**4, 0.1, 2.4), "sgd": (0.1 * 2**9, None, 2.6), "lio
 @pytest.fixture(scope="module")
 def raced():
     train = Bowl(LOWEST)
-    tuned = race.tune(BASE, list(LOWEST), 12, train)
-    ended = race.compete(BASE, tuned, 1, 2, train)
+    tuned = race.tune_optimizers(BASE, list(LOWEST), 12, train)
+    ended = race.run_finals(BASE, tuned, 1, 2, train)
     return train, tuned, ended
 
 
@@ -86,7 +86,7 @@ def test_the_search_finds_a_known_best_even_beyond_every_edge(raced):
     train, tuned, ended = raced
     assert list(train.stages) == ["scan0", "scan1", "round0", "round1", "finals"]
     assert {name.split("-")[0] for name in train.stages["scan1"]} == {"sgd"}  # 2^9 lies beyond the scan's 2^7
-    assert max(tuned["sgd"]["scan"]) == 10 and sorted(tuned["adamw"]["scan"]) == list(search.SCANNED)
+    assert max(tuned["sgd"]["scan"]) == 10 and sorted(tuned["adamw"]["scan"]) == list(search.FIRST_OCTAVES)
     for name, (lr, momentum, _) in LOWEST.items():
         assert len(tuned[name]["runs"]) == 12 == len(tuned[name]["points"])
         assert abs(math.log2(ended[name]["values"]["optim.peak_lr"] / lr)) < 1
@@ -98,7 +98,7 @@ def test_the_search_finds_a_known_best_even_beyond_every_edge(raced):
 def test_finals_are_the_three_best_on_seeds_that_tuning_and_choice_did_not_see(raced):
     train, tuned, ended = raced
     assert len(train.stages["finals"]) == 3 * 3 * 3
-    made = race.finals(BASE, {"adamw": [ended["adamw"]["values"]]}, 3)
+    made = race.final_trials(BASE, {"adamw": [ended["adamw"]["values"]]}, 3)
     assert [config.train.seed for config in made.values()] == [1, 2, 3]
     final = ended["adamw"]["finals"]
     assert list(final.finalists) == sorted(range(12), key=lambda i: tuned["adamw"]["runs"][i]["loss"])[:3]
@@ -111,14 +111,14 @@ def test_a_second_pass_over_what_has_run_asks_for_the_same_runs(raced):
     """What resuming rests on: a stage's runs follow from the results before it alone."""
     once, again = Bowl(LOWEST), Bowl(LOWEST)
     for train in (once, again):
-        race.tune(BASE, ["lion"], 12, train)
+        race.tune_optimizers(BASE, ["lion"], 12, train)
     assert again.stages == once.stages and again.stages["round1"] == [f"lion-tune{i:03d}" for i in range(6, 12)]
     assert once.stages["round0"] == [run for run in raced[0].stages["round0"] if run.startswith("lion")]
 
 
 def test_the_table_its_page_and_its_figure(raced, tmp_path):
     _, tuned, ended = raced
-    rows = ranking.table(tuned, ended, dict.fromkeys(LOWEST, 8.0), 2.5, 10)
+    rows = ranking.ranking_rows(tuned, ended, dict.fromkeys(LOWEST, 8.0), 2.5, 10)
     assert [row["name"] for row in rows] == ["adamw", "lion", "sgd"] and [row["rank"] for row in rows] == [1, 2, 3]
     assert all(row["rank_interval"][0] <= row["rank"] <= row["rank_interval"][1] for row in rows)
     assert all(row["interval"][0] <= row["loss"] <= row["interval"][1] for row in rows)
@@ -127,24 +127,24 @@ def test_the_table_its_page_and_its_figure(raced, tmp_path):
     )
     result = {
         "command": "c", "date": "d", "machine": "m", "what": "w", "sides": 1, "rescanned": 1, "choosing": 2, "seeds": 4,
-        "target_loss": 2.5, "reference": "adamw", "rise": ranking.rise(rows), "limits": ["x"], "rows": rows,
+        "target_loss": 2.5, "reference": "adamw", "rise": ranking.loss_rise(rows), "limits": ["x"], "rows": rows,
     }  # fmt: skip
     study._write(tmp_path, result, tuned, ended)
     assert (tmp_path / "optimizers.png").read_bytes().startswith(b"\x89PNG")
-    text = page(json.loads((tmp_path / "optimizers.json").read_text()))
+    text = format_page(json.loads((tmp_path / "optimizers.json").read_text()))
     assert text == (tmp_path / "optimizers.md").read_text()
     assert "| 1 [1, " in text and "no difference shown" not in text and "75, 750" in text
 
 
 def test_words_follow_from_the_interval_not_from_the_seeds_spread():
     close, far = {1: 2.5, 2: 2.6, 3: 2.7}, {1: 2.51, 2: 2.58, 3: 2.72}
-    assert "the interval holds 0, so which is better is open" in ranking.verdict(
+    assert "the interval holds 0, so which is better is open" in ranking.describe_difference(
         ranking.intervals.difference(far, close), "lion"
     )
     # Seeds spread by .1, ten times the difference, but each pair says the same.
     paired = {seed: loss + 0.01 + 0.001 * seed for seed, loss in close.items()}
-    assert "behind" in ranking.verdict(ranking.intervals.difference(paired, close), "lion")
-    assert "diverged" in ranking.verdict(None, "sgd")
+    assert "behind" in ranking.describe_difference(ranking.intervals.difference(paired, close), "lion")
+    assert "diverged" in ranking.describe_difference(None, "sgd")
 
 
 def test_target_is_interpolated_and_median_over_seeds():
@@ -152,19 +152,19 @@ def test_target_is_interpolated_and_median_over_seeds():
         return {"curve": list(curve), "tokens_per_s": 100.0}
 
     seeds = [run((10, 3.0), (20, 2.0)), run((10, 2.6), (20, 2.0)), run((10, 2.4), (20, 2.0))]
-    reached = ranking.to_target(seeds, 2.5, 50)
+    reached = ranking.cost_to_target(seeds, 2.5, 50)
     steps = np.median([15.0, 10 + 10 * 0.1 / 0.6, 10.0])
     assert reached == pytest.approx({"steps": steps, "tokens": 50 * steps, "seconds": steps / 2})
-    assert ranking.to_target([*seeds, run((10, 3.0), (20, 2.6))], 2.5, 50) is None
+    assert ranking.cost_to_target([*seeds, run((10, 3.0), (20, 2.6))], 2.5, 50) is None
 
 
 def test_what_a_hundred_steps_cannot_tell_follows_from_the_optimizers_own_values():
-    lines = "\n".join(limits.limits(BASE, list(DEFAULTS)))
+    lines = "\n".join(limits.describe_limits(BASE, list(OPTIM_DEFAULTS)))
     assert "galore, apollo, apollo_mini: a projection is drawn every 200 steps, so once in 100" in lines
     assert "ademamix: the slow moment averages over 10,000 steps" in lines
     assert "sophia_h, sophia_g, soap, shampoo: preconditioners or Hessians" in lines and "10 times in a run" in lines
     assert "galore, apollo: rank 128" in lines and "apollo_mini: rank" not in lines
-    long = limits.limits(study._options(["--quick", "--config.train.steps=20000"])[1], ["galore", "ademamix"])
+    long = limits.describe_limits(study._options(["--quick", "--config.train.steps=20000"])[1], ["galore", "ademamix"])
     assert not any(line.startswith(("galore: a projection", "ademamix")) for line in long)
 
 
@@ -177,7 +177,7 @@ def test_the_printed_ranks_of_the_committed_race_lie_inside_their_intervals():
     for row in result["rows"]:
         assert row["rank_interval"][0] <= row["rank"] <= row["rank_interval"][1], row["name"]
         assert row["interval"][0] <= row["loss"] <= row["interval"][1], row["name"]
-    assert (RESULTS / "optimizers.md").read_text() == page(result)
+    assert (RESULTS / "optimizers.md").read_text() == format_page(result)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from scalelab.optim.registry import MEMBERS
+from scalelab.optim.registry import OPTIMIZERS
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULT = json.loads((ROOT / "experiments/results/oracles.json").read_text())
@@ -15,7 +15,7 @@ RESULT = json.loads((ROOT / "experiments/results/oracles.json").read_text())
 
 def test_every_optimizer_is_compared_with_another_implementation_of_its_formula():
     compared = {row["what"] for row in RESULT["rows"] if row["tolerance"] is not None}
-    assert compared >= set(MEMBERS) | {"mup", "loss scale"}, (
+    assert compared >= set(OPTIMIZERS) | {"mup", "loss scale"}, (
         "a new optimizer: give it a row in experiments/oracles/cases.py"
     )
 

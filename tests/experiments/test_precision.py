@@ -5,7 +5,7 @@ import json
 import pytest
 
 from experiments import precision
-from experiments.precision_page import differences, page, verdict
+from experiments.precision_page import describe_harm, differences_to_fp32, format_page
 from experiments.shared import RESULTS
 from scalelab.precision.policy import POLICIES
 
@@ -21,20 +21,25 @@ def runs(**losses):
 def test_harm_is_a_gap_of_three_standard_errors_of_pairs():
     """Seeds spread by .1; a policy that adds .010, .011, .012 to each is .011 above, with .001 / sqrt(3) of error."""
     fp32 = [4.7, 4.8, 4.9]
-    shown = differences(
+    shown = differences_to_fp32(
         runs(fp32=fp32, bf16=[4.71, 4.79, 4.91], bf16_master=[4.71, 4.811, 4.912], fp16=[4.7, None, 4.9])
     )
     assert shown["bf16_master"].mean == pytest.approx(0.011)
     assert shown["bf16_master"].error == pytest.approx(0.001 / 3**0.5)
-    assert verdict(shown["bf16_master"]) == "harm: 19.1 standard errors above fp32"
-    assert verdict(shown["bf16"]).startswith("no harm shown: +0.5") and verdict(shown["fp16"]) == "harm: diverged"
-    better = differences(runs(fp32=fp32, bf16=[4.6, 4.7, 4.801]))["bf16"]
-    assert verdict(better).startswith("no harm shown: -")
+    assert describe_harm(shown["bf16_master"]) == "harm: 19.1 standard errors above fp32"
+    assert (
+        describe_harm(shown["bf16"]).startswith("no harm shown: +0.5")
+        and describe_harm(shown["fp16"]) == "harm: diverged"
+    )
+    better = differences_to_fp32(runs(fp32=fp32, bf16=[4.6, 4.7, 4.801]))["bf16"]
+    assert describe_harm(better).startswith("no harm shown: -")
 
 
 def test_each_setting_pairs_every_policy_with_fp32_and_the_warned_of_are_all_tried():
-    tried = {name for setting in precision.SETTINGS.values() for name in setting.policies}
-    assert tried == set(POLICIES) and all("fp32" in setting.policies for setting in precision.SETTINGS.values())
+    tried = {name for setting in precision.PRECISION_SETTINGS.values() for name in setting.policies}
+    assert tried == set(POLICIES) and all(
+        "fp32" in setting.policies for setting in precision.PRECISION_SETTINGS.values()
+    )
     planned = precision.plan(["--only=small"]).runs
     assert {config.train.seed for config in planned.values()} == set(range(5))
     assert {config.optim.peak_lr for config in planned.values()} == {1e-4}
@@ -43,11 +48,11 @@ def test_each_setting_pairs_every_policy_with_fp32_and_the_warned_of_are_all_tri
 
 def test_the_committed_page_is_its_numbers_and_calls_harm_what_they_show():
     result = json.loads((RESULTS / "precision.json").read_text())
-    assert (RESULTS / "precision.md").read_text() == page(result)
+    assert (RESULTS / "precision.md").read_text() == format_page(result)
     harmed = {
         policy: shown
         for part in ("small", "batch")
-        for policy, shown in differences(result[part]["runs"]).items()
+        for policy, shown in differences_to_fp32(result[part]["runs"]).items()
         if shown.sigmas > 3
     }
     assert set(harmed) == {"bf16_master"} and all(result[part]["seeds"] >= 5 for part in ("small", "batch"))

@@ -46,7 +46,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_device_kind_finds_its_chip(kind):
-    assert chips.chip(kind).name == KINDS[kind]
+    assert chips.find_chip(kind).name == KINDS[kind]
 
 
 def test_every_chip_is_found_by_some_device_kind():
@@ -55,32 +55,32 @@ def test_every_chip_is_found_by_some_device_kind():
 
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_what_the_table_does_not_know_is_none(kind):
-    assert chips.chip(kind) is None
+    assert chips.find_chip(kind) is None
     assert chips.table_flops(kind, "bfloat16") is None
 
 
 def test_llama3_utilisation():
     """Llama 3 (Dubey et al. 2024), Table 4: 430, 400 and 380 TFLOP/s per H100 are 43, 41 and 38 % (printed, to a point)."""
-    peak = chips.chip("NVIDIA H100 80GB HBM3").flops["bfloat16"]
+    peak = chips.find_chip("NVIDIA H100 80GB HBM3").flops["bfloat16"]
     assert [100 * tflops * 1e12 / peak for tflops in (430, 400, 380)] == pytest.approx([43, 41, 38], abs=0.7)
 
 
 def test_palm_utilisation():
     """PaLM (Chowdhery et al. 2022), section 4.1 and App. B: 238.3k tokens/s of 540B on 6,144 TPU v4 is 46.2 % MFU."""
     flops_per_token = 6 * 540.35e9 + 12 * 118 * 48 * 256 * 2048
-    peak = 6144 * chips.chip("TPU v4").flops["bfloat16"]
+    peak = 6144 * chips.find_chip("TPU v4").flops["bfloat16"]
     assert 238.3e3 * flops_per_token / peak == pytest.approx(0.462, abs=0.0005)
 
 
 def test_megatron_utilisation():
     """Narayanan et al. 2021, Table 1: 137 and 163 TFLOP/s per A100 are 44 and 52 % of its peak."""
-    peak = chips.chip("NVIDIA A100-SXM4-80GB").flops["float16"]
+    peak = chips.find_chip("NVIDIA A100-SXM4-80GB").flops["float16"]
     assert [round(100 * tflops * 1e12 / peak) for tflops in (137, 163)] == [44, 52]
 
 
 def test_scaling_book_rooflines():
     """How to Scale Your Model: 240 FLOPs per byte of v5e's HBM (part 1); 2,550 per byte over one axis of v5p (part 5)."""
-    v5e, v5p = chips.chip("TPU v5 lite"), chips.chip("TPU v5p")
+    v5e, v5p = chips.find_chip("TPU v5 lite"), chips.find_chip("TPU v5p")
     assert v5e.flops["bfloat16"] / v5e.hbm_bytes_per_s == pytest.approx(240, rel=0.01)
     assert v5p.flops["bfloat16"] / (2 * v5p.link_bytes_per_s) == pytest.approx(2550, rel=0.001)
 

@@ -10,47 +10,47 @@ from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.hardware import device_memory
 from scalelab.hardware.chips import GIB
-from scalelab.plan.machine.machine import machine
+from scalelab.plan.machine.machine import load_machine
 from scalelab.train.run import run
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    for name in (device_memory.SHARE, device_memory.OLD_SHARE, device_memory.ALLOCATOR):
+    for name in (device_memory.SHARE_VARIABLE, device_memory.OLD_SHARE_VARIABLE, device_memory.ALLOCATOR_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(device_memory, "_started", lambda: False)
+    monkeypatch.setattr(device_memory, "_jax_started", lambda: False)
     return monkeypatch
 
 
 def test_jaxs_own_share_of_an_h100_is_what_its_users_see(environment):
     """75 % of an 80 GB H100: 59.2 to 59.7 GiB in users' logs; the planner called all 80 GiB usable."""
-    environment.setenv(device_memory.SHARE, "0.75")
-    assert 58 * GIB < device_memory.usable_bytes(machine("h100").chip) < 59.7 * GIB
+    environment.setenv(device_memory.SHARE_VARIABLE, "0.75")
+    assert 58 * GIB < device_memory.usable_bytes(load_machine("h100").chip) < 59.7 * GIB
 
 
 def test_tpus_keep_what_their_compiler_says():
     """ "exceeds available HBM (15.75G)" on v5e, "(31.25G)" on v6e."""
-    assert device_memory.usable_bytes(machine("v5e").chip) == 15.75 * GIB
-    assert device_memory.usable_bytes(machine("v6e").chip) == 31.25 * GIB
+    assert device_memory.usable_bytes(load_machine("v5e").chip) == 15.75 * GIB
+    assert device_memory.usable_bytes(load_machine("v6e").chip) == 31.25 * GIB
 
 
 def test_a_share_of_the_users_own_counts_in_both(environment):
-    whole = device_memory.usable_bytes(machine("a100").chip)
-    for name in (device_memory.SHARE, device_memory.OLD_SHARE):
+    whole = device_memory.usable_bytes(load_machine("a100").chip)
+    for name in (device_memory.SHARE_VARIABLE, device_memory.OLD_SHARE_VARIABLE):
         environment.setenv(name, "0.45")
-        assert device_memory.usable_bytes(machine("a100").chip) == pytest.approx(whole / 2, rel=1e-6)
-        device_memory.reserve()
-        assert [os.environ.get(n) for n in (name,)] == ["0.45"] and device_memory.gpu_share() == 0.45
+        assert device_memory.usable_bytes(load_machine("a100").chip) == pytest.approx(whole / 2, rel=1e-6)
+        device_memory.reserve_gpu_memory()
+        assert [os.environ.get(n) for n in (name,)] == ["0.45"] and device_memory.gpu_memory_share() == 0.45
         environment.delenv(name)
-    environment.setenv(device_memory.ALLOCATOR, "platform")
-    assert device_memory.gpu_share() == 1.0
+    environment.setenv(device_memory.ALLOCATOR_VARIABLE, "platform")
+    assert device_memory.gpu_memory_share() == 1.0
 
 
 @pytest.mark.parametrize("text", ["0", "1.5", "most", "-1", "nan"])
 def test_a_share_that_is_none_is_refused_by_plan_and_train_alike(environment, text, tmp_path, capsys):
-    environment.setenv(device_memory.SHARE, text)
+    environment.setenv(device_memory.SHARE_VARIABLE, text)
     with pytest.raises(BadInput, match="not a share above 0"):
-        device_memory.reserve()
+        device_memory.reserve_gpu_memory()
     assert main(["train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]) == 2
     assert main(["plan", "--config=configs/tiny.py", "--hardware=h100"]) == 2
     assert not (tmp_path / "run").exists() and capsys.readouterr().err.count("not a share above 0") == 2
@@ -59,22 +59,24 @@ def test_a_share_that_is_none_is_refused_by_plan_and_train_alike(environment, te
 def test_train_asks_jax_for_the_share_that_the_plan_counts_with(environment, tmp_path, capsys):
     """Seen through the command: the environment that jax will read, and `capacity` of a plan."""
     asked = []
-    environment.setattr("scalelab.commands.train._train", lambda *_: asked.append(os.environ[device_memory.SHARE]) or 0)
+    environment.setattr(
+        "scalelab.commands.train._train", lambda *_: asked.append(os.environ[device_memory.SHARE_VARIABLE]) or 0
+    )
     assert main(["train", "--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}"]) == 0
-    environment.delenv(device_memory.SHARE)
+    environment.delenv(device_memory.SHARE_VARIABLE)
     assert main(["plan", "--config=configs/tiny.py", "--hardware=h100", "--json=-"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    chip = machine("h100").chip
+    chip = load_machine("h100").chip
     assert plan["memory_bytes"]["capacity"] == int(float(asked[0]) * device_memory.REPORTED * chip.hbm_bytes)
-    assert any(device_memory.SHARE in note for note in plan["notes"])
+    assert any(device_memory.SHARE_VARIABLE in note for note in plan["notes"])
 
 
 def test_too_late_changes_nothing(environment):
     """A process whose jax has started has the memory it took: its record says 75 %, not what would have been asked for."""
-    environment.setattr(device_memory, "_started", lambda: True)
-    device_memory.reserve()
-    assert device_memory.SHARE not in os.environ
-    assert device_memory.gpu_share(device_memory.JAX_DEFAULT) == 0.75
+    environment.setattr(device_memory, "_jax_started", lambda: True)
+    device_memory.reserve_gpu_memory()
+    assert device_memory.SHARE_VARIABLE not in os.environ
+    assert device_memory.gpu_memory_share(device_memory.JAX_DEFAULT_SHARE) == 0.75
 
 
 def test_the_record_has_what_jax_was_given(environment):
@@ -88,5 +90,5 @@ def test_the_record_has_what_jax_was_given(environment):
 
     environment.setattr(jax, "local_devices", lambda: [Device()])
     assert run._device_memory() == {"bytes": 7, "share": 0.75}
-    device_memory.reserve()
+    device_memory.reserve_gpu_memory()
     assert run._device_memory() == {"bytes": 7, "share": 0.9}

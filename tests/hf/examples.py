@@ -7,10 +7,10 @@ import numpy as np
 
 from configs import base
 from scalelab.config import ModelShape, resolve, static
-from scalelab.data.tokenizers.tokenizer import given_tokens
+from scalelab.data.tokenizers.tokenizer import id_tokenizer
 from scalelab.model import transformer
-from scalelab.model.declare import named
-from scalelab.model.transformer import declarations
+from scalelab.model.declare import named_leaves
+from scalelab.model.transformer import parameter_declarations
 
 SMALL = {"vocab_size": 48, "seq_len": 16}
 STRETCHED = {"rope_original": 64, "rope_theta": 100.0}
@@ -31,7 +31,7 @@ MODELS = {
 }
 
 
-NONE = given_tokens(SMALL["vocab_size"])  # no tokenizer; 0 ends a document
+NONE = id_tokenizer(SMALL["vocab_size"])  # no tokenizer; 0 ends a document
 
 
 def config(name: str, **changes):
@@ -53,7 +53,7 @@ def shape(name: str, **changes) -> ModelShape:
 def params(shape: ModelShape, seed: int = 0) -> dict:
     """Weights with which every parameter matters: matrices ~ 1/sqrt(fan_in), tables ~ 1/2, gains about 1, biases not 0."""
     rng, tree = np.random.default_rng(seed), {}
-    for name, declared in named(declarations(shape)).items():
+    for name, declared in named_leaves(parameter_declarations(shape)).items():
         std = 0.5 if declared.is_table else declared.fan_in**-0.5 if declared.ins else 0.3
         leaf = rng.normal(1.0 if declared.role == "gain" else 0.0, std, declared.shape).astype(np.float32)
         *path, last = name.split(".")
@@ -67,7 +67,7 @@ def params(shape: ModelShape, seed: int = 0) -> dict:
 @functools.partial(jax.jit, static_argnums=0)
 def logits(shape: ModelShape, params: dict, tokens: jax.Array) -> jax.Array:
     """[B, S, V], compiled."""
-    return transformer.logits(shape, params, tokens)
+    return transformer.next_token_logits(shape, params, tokens)
 
 
 def tokens() -> np.ndarray:

@@ -14,10 +14,18 @@ from configs import base
 from scalelab.config import ModelShape, resolve, static
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.hf import FORMATS, read
-from scalelab.hf.formats import IRRELEVANT, UNKNOWN, Tensor, from_config, places, refusals, to_config
-from scalelab.hf.write import fold, format_of, write
-from scalelab.model.declare import named
-from scalelab.model.transformer import declarations, logits
+from scalelab.hf.formats import (
+    IRRELEVANT_KEYS,
+    UNKNOWN,
+    TensorRow,
+    from_hf_config,
+    tensor_places,
+    to_hf_config,
+    unsupported_keys,
+)
+from scalelab.hf.write import find_format, fold_multipliers, write_model
+from scalelab.model.declare import named_leaves
+from scalelab.model.transformer import next_token_logits, parameter_declarations
 from tests import forks
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, digest
@@ -29,7 +37,7 @@ LINEAGE = {"run": "runs/a", "step": 7, "digest": "d"}
 
 def written(folder, name, **options):
     shape = examples.shape(name)
-    return write(folder / name, shape, examples.params(shape), LINEAGE, tokenizer=examples.NONE, **options)
+    return write_model(folder / name, shape, examples.params(shape), LINEAGE, tokenizer=examples.NONE, **options)
 
 
 def largest_difference(a, b):
@@ -51,7 +59,7 @@ def test_transformers_computes_our_logits_from_what_we_write(tmp_path, name):
         "run tests/hf/oracle/make.py again"
     )
     assert asked["config"]["architectures"] == [asked["class"]]
-    assert result.tensors == len(places(FORMATS[result.format], shape))
+    assert result.tensors == len(tensor_places(FORMATS[result.format], shape))
 
 
 NOTICED = [
@@ -79,13 +87,13 @@ def test_the_answers_would_notice_another_rope_window_or_norm(name, change):
 )
 def test_written_and_read_again_every_bit_is_the_same(tmp_path, name):
     written(tmp_path, name)
-    source = read.examine(tmp_path / name)
-    before, after = named(examples.params(examples.shape(name))), named(read.load(source))
+    source = read.examine_folder(tmp_path / name)
+    before, after = named_leaves(examples.params(examples.shape(name))), named_leaves(read.load_params(source))
     assert list(before) == list(after)
     assert all(np.array_equal(before[leaf], after[leaf]) and after[leaf].dtype == np.float32 for leaf in before)
     theirs, ours = source.config.model, examples.config(name).model
     assert theirs.to_dict() == ours.to_dict()
-    read.refuse_other_model(source, examples.config(name))
+    read.check_same_model(source, examples.config(name))
 
 
 @pytest.mark.parametrize("name", ["llama_mup", "gpt2_mup_untied"])
@@ -96,28 +104,28 @@ def test_the_multipliers_of_mup_become_weights_of_the_same_function(tmp_path, na
     assert factors == {"blocks.attention.q": pytest.approx(ratio**0.5), "final_norm": pytest.approx(ratio)}
     plain = dataclasses.replace(shape, parametrization="standard")
     params, tokens = examples.params(shape), jnp.asarray(LOGITS["tokens"])
-    folded = read.load(read.examine(tmp_path / name))
+    folded = read.load_params(read.examine_folder(tmp_path / name))
     assert largest_difference(examples.logits(plain, folded, tokens), examples.logits(shape, params, tokens)) < 1e-5
     assert largest_difference(examples.logits(plain, params, tokens), examples.logits(shape, params, tokens)) > 0.1
     with pytest.raises(BadInput, match=r"parametrization.name='mup' with .*base_width=.*, there it is 'standard'"):
-        read.refuse_other_model(read.examine(tmp_path / name), examples.config(name))
+        read.check_same_model(read.examine_folder(tmp_path / name), examples.config(name))
 
 
 def test_where_muPs_factors_are_powers_of_two_or_one_nothing_is_rounded():
     shape = dataclasses.replace(examples.shape("llama_mup"), base_width=8, base_d_head=2)  # queries / 2, final norm / 4
     params = examples.params(shape)
-    folded, factors = fold(shape, params)
+    folded, factors = fold_multipliers(shape, params)
     assert {k: np.float32(v) for k, v in factors.items()} == {"blocks.attention.q": 0.5, "final_norm": 0.25}
     assert np.array_equal(folded["blocks"]["attention"]["q"]["w"] * 2, params["blocks"]["attention"]["q"]["w"])
     assert np.array_equal(folded["final_norm"]["g"] * 4, params["final_norm"]["g"])
-    assert fold(dataclasses.replace(shape, base_width=32, base_d_head=8), params)[1] == {}
+    assert fold_multipliers(dataclasses.replace(shape, base_width=32, base_d_head=8), params)[1] == {}
 
 
 def test_the_branches_of_completep_become_weights_of_the_same_function():
     shape = dataclasses.replace(examples.shape("gpt2"), parametrization="completep", base_width=24)
     shape = dataclasses.replace(shape, base_layers=1, base_d_head=8)
     plain, params = dataclasses.replace(shape, parametrization="standard"), examples.params(shape)
-    folded, factors = fold(shape, params)
+    folded, factors = fold_multipliers(shape, params)
     assert factors == {"blocks.attention.o": pytest.approx(1 / 3), "blocks.mlp.down": pytest.approx(1 / 3)}
     tokens = jnp.asarray(LOGITS["tokens"])
     assert largest_difference(examples.logits(plain, folded, tokens), examples.logits(shape, params, tokens)) < 1e-5
@@ -127,11 +135,11 @@ def test_the_branches_of_completep_become_weights_of_the_same_function():
 def test_bfloat16_is_rounded_to_nearest_and_read_as_the_rounded_values(tmp_path):
     result = written(tmp_path, "llama_tied", dtype="bfloat16")
     assert json.loads((tmp_path / "llama_tied" / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    source = read.examine(tmp_path / "llama_tied")
+    source = read.examine_folder(tmp_path / "llama_tied")
     assert source.dtypes == {"bfloat16": result.tensors}
     params = examples.params(examples.shape("llama_tied"))
     rounded = jax.tree.map(lambda leaf: np.asarray(jnp.asarray(leaf, jnp.bfloat16), np.float32), params)
-    jax.tree.map(np.testing.assert_array_equal, read.load(source), rounded)
+    jax.tree.map(np.testing.assert_array_equal, read.load_params(source), rounded)
 
 
 def test_large_models_are_cut_in_parts_that_an_index_lists(tmp_path):
@@ -145,7 +153,7 @@ def test_large_models_are_cut_in_parts_that_an_index_lists(tmp_path):
         assert {name for name, file in index["weight_map"].items() if file == part.name} == set(tensors)
         assert sum(t.nbytes for t in tensors.values()) <= 9000 or len(tensors) == 1
     params = examples.params(examples.shape("gpt2"))
-    jax.tree.map(np.testing.assert_array_equal, read.load(read.examine(tmp_path / "gpt2")), params)
+    jax.tree.map(np.testing.assert_array_equal, read.load_params(read.examine_folder(tmp_path / "gpt2")), params)
 
 
 def test_lineage_stands_in_every_file_and_beside_them(tmp_path):
@@ -157,7 +165,7 @@ def test_lineage_stands_in_every_file_and_beside_them(tmp_path):
         assert (said["scalelab.run"], said["scalelab.step"], said["scalelab.digest"]) == ("runs/a", "7", "d")
     beside = json.loads((tmp_path / "gpt2" / "scalelab.json").read_text())
     assert {key: beside[key] for key in LINEAGE} == LINEAGE and beside["dtype"] == "float32" and beside["scalelab"]
-    made = read.examine(tmp_path / "gpt2").origin()["exported_from"]
+    made = read.examine_folder(tmp_path / "gpt2").origin()["exported_from"]
     assert made == {"run": "runs/a", "step": "7", "digest": "d", "scalelab": beside["scalelab"]}
 
 
@@ -191,7 +199,7 @@ REFUSED = {
 def test_what_no_format_can_say_is_refused_in_one_line_that_names_it(case):
     name, changes, message = REFUSED[case]
     with pytest.raises(BadInput, match=message) as caught:
-        format_of(examples.shape(name, **changes))
+        find_format(examples.shape(name, **changes))
     assert str(caught.value).startswith("no Hugging Face format can express model.") and "\n" not in str(caught.value)
 
 
@@ -239,7 +247,7 @@ def flipped(shape, field):
 def program(shape):
     """The text of the forward pass: what the weights compute, number by number."""
     like = jax.eval_shape(lambda: examples.params(shape))
-    return str(jax.make_jaxpr(lambda p, t: logits(shape, p, t))(like, jnp.zeros((1, 16), int)))
+    return str(jax.make_jaxpr(lambda p, t: next_token_logits(shape, p, t))(like, jnp.zeros((1, 16), int)))
 
 
 @pytest.mark.parametrize("name", ["llama_grouped", "gpt2"])
@@ -250,11 +258,11 @@ def test_every_field_of_a_model_is_written_refused_or_changes_nothing(name):
     for field in FIELDS:
         for shape in flipped(old, field):
             try:
-                form = format_of(shape)
+                form = find_format(shape)
             except BadInput as refusal:
                 assert str(refusal).startswith("no Hugging Face format can express model.")
                 continue
-            told = from_config(form, to_config(form, shape, "float32", {}))
+            told = from_hf_config(form, to_hf_config(form, shape, "float32", {}))
             # How attention is computed, what is recomputed and multipliers that are folded have tests of their own.
             if told.get(field) != getattr(shape, field) and field not in ("remat", "attention", "parametrization"):
                 assert program(shape) == before, f"{field}: {form.name} loses it"
@@ -264,12 +272,12 @@ def test_every_field_of_a_model_is_written_refused_or_changes_nothing(name):
 def test_an_option_that_a_format_has_never_heard_of_is_refused(form):
     """A field that a fork adds to the shape; and none is listed that the shape lacks."""
     limited = set(form.limits(examples.shape("gpt2")))
-    assert {*form.keys, *form.ours, *form.told, *form.unused, *limited, *IRRELEVANT} <= set(FIELDS)
+    assert {*form.keys, *form.ours, *form.told, *form.unused, *limited, *IRRELEVANT_KEYS} <= set(FIELDS)
     fork = dataclasses.make_dataclass("Fork", [("value_norm", bool, False)], bases=(ModelShape,), frozen=True)
     shape = fork(**dataclasses.asdict(examples.shape("gpt2")))
-    assert refusals(form, shape)["value_norm"] == (False, UNKNOWN)
+    assert unsupported_keys(form, shape)["value_norm"] == (False, UNKNOWN)
     with pytest.raises(BadInput, match=r"model\.value_norm=False"):
-        format_of(shape)
+        find_format(shape)
 
 
 def test_a_size_that_config_json_does_not_imply_is_refused():
@@ -279,7 +287,7 @@ def test_a_size_that_config_json_does_not_imply_is_refused():
             "[:, :, : s.n_heads]"}  # fmt: skip
     shape = examples.shape("llama_tied")
     with forks.attention_edited(pytest.MonkeyPatch(), wide), pytest.raises(BadInput) as refusal:
-        places(FORMATS["llama"], shape)
+        tensor_places(FORMATS["llama"], shape)
     assert "axis 'heads' of blocks.attention.q.w has size 6" in str(refusal.value)
     assert "config.json implies 3" in str(refusal.value)
 
@@ -288,21 +296,21 @@ def test_a_parameter_that_a_row_lacks_or_holds_twice_is_refused():
     shape, llama = examples.shape("llama_tied"), FORMATS["llama"]
     fewer = dataclasses.replace(llama, tensors=llama.tensors[1:])
     with pytest.raises(BadInput, match=r"llama has no place for the parameter embed\.w: give it a row"):
-        places(fewer, shape)
-    twice = dataclasses.replace(llama, tensors=(*llama.tensors, Tensor("more", ("embed.w",))))
+        tensor_places(fewer, shape)
+    twice = dataclasses.replace(llama, tensors=(*llama.tensors, TensorRow("more", ("embed.w",))))
     with pytest.raises(BadInput, match=r"llama has 2 places for the parameter embed\.w"):
-        places(twice, shape)
-    fused = dataclasses.replace(llama, tensors=(*llama.tensors, Tensor("more", ("final_norm.g", "final_norm.b"))))
+        tensor_places(twice, shape)
+    fused = dataclasses.replace(llama, tensors=(*llama.tensors, TensorRow("more", ("final_norm.g", "final_norm.b"))))
     with pytest.raises(BadInput, match=r"more holds final_norm\.g and final_norm\.b; this model has no final_norm\.b"):
-        places(fused, shape)
+        tensor_places(fused, shape)
 
 
 @pytest.mark.parametrize("name", examples.MODELS)
 def test_the_table_names_every_parameter_once(name):
     shape = examples.shape(name)
-    taken = [(leaf, place.layer) for place in places(format_of(shape), shape).values() for leaf in place.ours]
+    taken = [(leaf, place.layer) for place in tensor_places(find_format(shape), shape).values() for leaf in place.ours]
     assert len(taken) == len(set(taken))
-    assert {leaf for leaf, _ in taken} == set(named(declarations(shape)))
+    assert {leaf for leaf, _ in taken} == set(named_leaves(parameter_declarations(shape)))
 
 
 def test_a_real_size_has_the_names_and_shapes_of_llama_2_7b():
@@ -310,7 +318,7 @@ def test_a_real_size_has_the_names_and_shapes_of_llama_2_7b():
     tree = base.get_config()
     tree.model = base.llama(4096, 32, 32)
     tree.model.update({"vocab_size": 32000, "d_ff": 11008})
-    found = places(FORMATS["llama"], static(resolve(tree)).model)
+    found = tensor_places(FORMATS["llama"], static(resolve(tree)).model)
     assert len(found) == 32 * 9 + 3
     assert found["model.layers.31.mlp.down_proj.weight"].shape == (4096, 11008)
     assert found["lm_head.weight"].shape == (32000, 4096)

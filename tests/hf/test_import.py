@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from scalelab.config import static
 from scalelab.errors import BadInput
 from scalelab.hf import read
-from scalelab.hf.write import write
+from scalelab.hf.write import write_model
 from tests.hf import examples
 from tests.hf.oracle.make import HERE
 
@@ -24,9 +24,9 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def loaded_logits(folder):
-    source = read.examine(folder)
+    source = read.examine_folder(folder)
     tokens = jnp.asarray(LOGITS["tokens"])
-    return source, np.asarray(examples.logits(static(source.config).model, read.load(source), tokens))
+    return source, np.asarray(examples.logits(static(source.config).model, read.load_params(source), tokens))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_models_that_transformers_drew_and_saved_have_its_logits(folder, dtypes,
 @pytest.fixture
 def llama(tmp_path):
     shape = examples.shape("llama_tied")
-    write(tmp_path / "hf", shape, examples.params(shape), {"run": "r", "step": 0})
+    write_model(tmp_path / "hf", shape, examples.params(shape), {"run": "r", "step": 0})
     return tmp_path / "hf"
 
 
@@ -74,28 +74,28 @@ def tensors(folder, change):
 
 
 def test_a_config_of_transformers_4_and_one_of_5_mean_the_same(llama):
-    before = read.examine(llama).config.model.to_dict()
+    before = read.examine_folder(llama).config.model.to_dict()
     edit(llama, rope_parameters=...)  # 4
-    assert read.examine(llama).config.model.to_dict() == before
+    assert read.examine_folder(llama).config.model.to_dict() == before
     edit(llama, rope_theta=..., rope_parameters={"rope_theta": 5e5, "rope_type": "default"})  # 5
-    assert read.examine(llama).config.model.to_dict() == before
+    assert read.examine_folder(llama).config.model.to_dict() == before
 
 
 def test_scaling_is_read_where_transformers_4_or_5_has_it(llama):
     edit(llama, rope_parameters=..., rope_scaling=LLAMA3)
-    four = read.examine(llama).config.model
+    four = read.examine_folder(llama).config.model
     assert (four.rope_scaling, four.rope_factor, four.rope_original) == ("llama3", 8.0, 8192)
     edit(llama, rope_theta=..., rope_scaling=..., rope_parameters=LLAMA3 | {"rope_theta": 5e5})
-    assert read.examine(llama).config.model.to_dict() == four.to_dict()
+    assert read.examine_folder(llama).config.model.to_dict() == four.to_dict()
 
 
 def test_mistral_has_a_window_unless_it_says_null(tmp_path):
     shape = examples.shape("mistral")
-    write(tmp_path / "hf", shape, examples.params(shape), {"run": "r", "step": 0})
-    assert read.examine(tmp_path / "hf").config.model.window == 5
+    write_model(tmp_path / "hf", shape, examples.params(shape), {"run": "r", "step": 0})
+    assert read.examine_folder(tmp_path / "hf").config.model.window == 5
     for said, window in ((..., 4096), (None, 0)):
         edit(tmp_path / "hf", sliding_window=said)
-        assert read.examine(tmp_path / "hf").config.model.window == window
+        assert read.examine_folder(tmp_path / "hf").config.model.window == window
     edit(tmp_path / "hf", layer_types=["full_attention", "sliding_attention"])
     refused(tmp_path / "hf", "layer_types is set")
 
@@ -119,14 +119,14 @@ def test_a_tied_head_may_be_repeated_but_not_differ(gpt2):
     assert np.abs(loaded_logits(gpt2)[1] - LOGITS["their_gpt2"]).max() <= 1e-5
     tensors(gpt2, lambda old: old | {"lm_head.weight": old["transformer.wte.weight"] + 1})
     with pytest.raises(BadInput, match=r"lm_head.weight differs from the embedding that its config.json ties it to"):
-        read.load(read.examine(gpt2))
+        read.load_params(read.examine_folder(gpt2))
 
 
 def test_half_precision_becomes_fp32_exactly(gpt2):
     tensors(gpt2, lambda old: {k: v.astype(np.float16) for k, v in old.items()})
-    source = read.examine(gpt2)
+    source = read.examine_folder(gpt2)
     assert source.dtypes == {"float16": 28}
-    embed = read.load(source)["embed"]["w"]
+    embed = read.load_params(source)["embed"]["w"]
     assert embed.dtype == np.float32
     assert np.array_equal(embed, load_file(gpt2 / WHOLE)["transformer.wte.weight"].astype(np.float32))
 
@@ -137,7 +137,7 @@ def test_half_precision_becomes_fp32_exactly(gpt2):
 def refused(folder, *expected):
     """The one line with which this folder is refused."""
     with pytest.raises(BadInput) as caught:
-        read.load(read.examine(folder))
+        read.load_params(read.examine_folder(folder))
     message = str(caught.value)
     assert "\n" not in message and len(message) < 600
     assert all(part in message for part in expected), message
@@ -351,9 +351,9 @@ def test_an_index_and_its_parts_must_agree(parts):
 
 
 def test_another_model_than_the_runs_is_refused_with_both_sides_of_every_value(llama):
-    source = read.examine(llama)
+    source = read.examine_folder(llama)
     with pytest.raises(BadInput) as caught:
-        read.refuse_other_model(source, examples.config("llama_tied", d_model=48, rope_theta=1e4, norm_eps=1e-5))
+        read.check_same_model(source, examples.config("llama_tied", d_model=48, rope_theta=1e4, norm_eps=1e-5))
     lines = str(caught.value).splitlines()
     assert lines[0].endswith("is another model than the config's:")
     assert "  model.d_model=48, there it is 24 (hidden_size)" in lines
@@ -363,11 +363,11 @@ def test_another_model_than_the_runs_is_refused_with_both_sides_of_every_value(l
 
 
 def test_the_length_of_a_sequence_is_free_with_rope_and_fixed_where_positions_are_learned(llama):
-    read.refuse_other_model(read.examine(llama), examples.config("llama_tied", seq_len=32))
+    read.check_same_model(read.examine_folder(llama), examples.config("llama_tied", seq_len=32))
     with pytest.raises(
         BadInput, match=r"config's: model.seq_len=8, there it is 16 \(n_positions\); `scalelab import hf`"
     ):
-        read.refuse_other_model(read.examine(GPT2), examples.config("gpt2", n_layers=2, seq_len=8))
+        read.check_same_model(read.examine_folder(GPT2), examples.config("gpt2", n_layers=2, seq_len=8))
 
 
 def test_reading_touches_nothing_but_the_folder(llama, monkeypatch):
@@ -377,7 +377,7 @@ def test_reading_touches_nothing_but_the_folder(llama, monkeypatch):
     monkeypatch.setattr(
         pathlib.Path, "read_text", lambda path, read=pathlib.Path.read_text: opened.append(path) or read(path)
     )
-    jax.tree.map(np.shape, read.load(read.examine(llama)))
+    jax.tree.map(np.shape, read.load_params(read.examine_folder(llama)))
     assert opened == [llama / "config.json"]
 
 
@@ -392,7 +392,7 @@ def test_whatever_a_key_of_a_config_holds_the_folder_is_read_or_refused_in_one_l
         for value in HOSTILE:
             (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {key: value}))
             try:
-                read.examine(tmp_path / "hf")
+                read.examine_folder(tmp_path / "hf")
             except BadInput as mistake:
                 refusals += 1
                 assert "\n" not in str(mistake) and len(str(mistake)) < 600

@@ -13,9 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from scalelab.data.tokenizers import hf_json
 from scalelab.data.tokenizers import ranks as ranktokens
-from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokens, given_tokens
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.hf import tokenizer as exported
-from scalelab.hf.write import write
+from scalelab.hf.write import write_model
 from tests.data import corpora
 from tests.hf import examples
 from tests.hf.oracle.make import HERE, text_digest
@@ -44,7 +44,7 @@ def loaded(content):
 
 
 def agree(tokenizer: Tokenizer, max_length=64):
-    files, specials = exported.files_of(tokenizer, max_length)
+    files, specials = exported.tokenizer_files(tokenizer, max_length)
     inner, says = loaded(files["tokenizer.json"]), files["tokenizer_config.json"]
     for text in texts():
         ids = tokenizer.encode(text.encode())
@@ -71,13 +71,13 @@ def small_ranks(n=900, seed=1):
 
 def kinds():
     """(name, tokenizer) of every kind that can be exported; the published splits of ranks files, of few ranks."""
-    yield "bytes", byte_tokens()
-    yield "bpe", hf_json.load(hf_json.train(corpora.texts(200), 400), pathlib.Path("x"))
+    yield "bytes", byte_tokenizer()
+    yield "bpe", hf_json.load_hf_json(hf_json.train_bpe(corpora.texts(200), 400), pathlib.Path("x"))
     ranks = small_ranks()
     for n in (50_256, 128_000, 151_643, 199_998):
-        known = dataclasses.replace(ranktokens.PUBLISHED[n], end=903, vocab_size=909)
+        known = dataclasses.replace(ranktokens.PUBLISHED_VOCABULARIES[n], end=903, vocab_size=909)
         with unittest.mock.patch.object(ranktokens, "PUBLISHED", {len(ranks.splitlines()): known}):
-            yield known.name.split()[0], ranktokens.load(ranks, pathlib.Path("x"))
+            yield known.name.split()[0], ranktokens.load_ranks(ranks, pathlib.Path("x"))
 
 
 @pytest.fixture(scope="module")
@@ -86,23 +86,25 @@ def ranks():
 
 
 def test_bytes_and_a_bpe_trained_here(tmp_path):
-    inner, says, _ = agree(byte_tokens())
+    inner, says, _ = agree(byte_tokenizer())
     assert says["eos_token"] == "<|endoftext|>" and inner.encode("aé").ids == [97, 195, 169]
-    content = hf_json.train(corpora.texts(200), 400)
-    _, says, specials = agree(hf_json.load(content, tmp_path / "tokenizer.json"))
+    content = hf_json.train_bpe(corpora.texts(200), 400)
+    _, says, specials = agree(hf_json.load_hf_json(content, tmp_path / "tokenizer.json"))
     assert (says["pad_token"], specials.pad) == ("<|endoftext|>", None)
     assert specials.of_model() == {"bos_token_id": 0, "eos_token_id": 0}
     assert specials.of_generation(64) == {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "max_length": 64}
 
 
-@pytest.mark.parametrize("name", [known.name for known in ranktokens.PUBLISHED.values()] + ["another"])
+@pytest.mark.parametrize("name", [known.name for known in ranktokens.PUBLISHED_VOCABULARIES.values()] + ["another"])
 def test_ranks_under_every_published_split(ranks, name, tmp_path, monkeypatch):
     n = len(ranks.splitlines())
-    for known in ranktokens.PUBLISHED.values():
+    for known in ranktokens.PUBLISHED_VOCABULARIES.values():
         if known.name == name:
-            mine = ranktokens.Published(name, known.split, n + 3, n + 9, known.nfc)  # ids between the ranks and the end
-            monkeypatch.setattr(ranktokens, "PUBLISHED", {n: mine})
-    tokenizer = ranktokens.load(ranks, tmp_path / "x.tiktoken")
+            mine = ranktokens.PublishedVocabulary(
+                name, known.split, n + 3, n + 9, known.nfc
+            )  # ids between the ranks and the end
+            monkeypatch.setattr(ranktokens, "PUBLISHED_VOCABULARIES", {n: mine})
+    tokenizer = ranktokens.load_ranks(ranks, tmp_path / "x.tiktoken")
     assert tokenizer.separator == (n if name == "another" else n + 3)
     _, says, specials = agree(tokenizer)
     assert says["eos_token"] == ("<|end_of_text|>" if name.startswith("Llama") else "<|endoftext|>")
@@ -110,8 +112,8 @@ def test_ranks_under_every_published_split(ranks, name, tmp_path, monkeypatch):
 
 
 def test_an_end_that_is_a_rank_keeps_its_name(ranks, tmp_path):
-    tokenizer = ranktokens.load(ranks, tmp_path / "x.tiktoken", str(ord("!")))
-    files, specials = exported.files_of(tokenizer, 9)
+    tokenizer = ranktokens.load_ranks(ranks, tmp_path / "x.tiktoken", str(ord("!")))
+    files, specials = exported.tokenizer_files(tokenizer, 9)
     assert specials.end == 33 and files["tokenizer_config.json"]["eos_token"] == "B"
     assert files["tokenizer.json"]["added_tokens"] == []
 
@@ -123,15 +125,15 @@ def test_a_tokenizer_json_loses_what_stands_around_a_text_and_keeps_its_padding(
     inner.post_processor = theirs.processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 3)])
     inner.enable_truncation(2)
     inner.enable_padding(length=8, pad_id=4, pad_token="<pad>")
-    tokenizer = hf_json.load(inner.to_str().encode(), tmp_path / "tokenizer.json")
-    files, specials = exported.files_of(tokenizer, 9)
+    tokenizer = hf_json.load_hf_json(inner.to_str().encode(), tmp_path / "tokenizer.json")
+    files, specials = exported.tokenizer_files(tokenizer, 9)
     assert loaded(files["tokenizer.json"]).encode("a b a b").ids == [1, 2, 1, 2]
     assert (specials.end, specials.pad) == (3, 4) and files["tokenizer_config.json"]["pad_token"] == "<pad>"
     assert specials.of_model() == {"bos_token_id": 3, "eos_token_id": 3, "pad_token_id": 4}
 
 
 def test_bare_ids_have_no_files_but_their_end():
-    assert exported.files_of(given_tokens(50_257, 50_256), 9) == ({}, exported.Specials(50_256))
+    assert exported.tokenizer_files(id_tokenizer(50_257, 50_256), 9) == ({}, exported.SpecialIds(50_256))
 
 
 def test_transformers_reads_our_ids_and_what_they_mean(tmp_path):
@@ -139,7 +141,7 @@ def test_transformers_reads_our_ids_and_what_they_mean(tmp_path):
     shape = examples.shape("llama_tied", vocab_size=1024)
     params = examples.params(shape)
     for name, tokenizer in kinds():
-        write(tmp_path / name, shape, params, {}, tokenizer=tokenizer)
+        write_model(tmp_path / name, shape, params, {}, tokenizer=tokenizer)
         answer, end = asked.pop(name), tokenizer.separator
         assert text_digest(tmp_path / name) == answer["files"], "run tests/hf/oracle/make.py again"
         assert answer["ids"] == [tokenizer.encode(text.encode()).tolist() for text in texts(12)]

@@ -9,10 +9,10 @@ from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at, optimum
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at, optimal_allocation
 from tests.tables import table_path
 
-QUICKSTART_LIKE = Params(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5
+QUICKSTART_LIKE = ChinchillaParams(E=1.1, A=250.0, B=350.0, alpha=0.6, beta=0.47)  # a tiny model's law: bytes, N < 1e5
 BUDGETS = np.array([1.25e11, 2.5e11, 5e11, 1e12])
 
 
@@ -33,9 +33,9 @@ def hoffmann_points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return N[kept], C[kept] / (6 * N[kept]), loss[kept]
 
 
-def study(params: Params, noise: float = 0.0, seed: int = 0, sizes: int = 5, budgets=BUDGETS):
+def study(params: ChinchillaParams, noise: float = 0.0, seed: int = 0, sizes: int = 5, budgets=BUDGETS):
     """N, D, loss of an IsoFLOP grid around each optimum, with Gaussian noise on log loss."""
-    best = optimum(params, budgets)
+    best = optimal_allocation(params, budgets)
     N = (best.N[:, None] * np.geomspace(1 / 3, 3, sizes)).ravel()
     D = np.repeat(budgets, sizes) / (6 * N)
     errors = np.random.default_rng(seed).standard_normal(len(N))

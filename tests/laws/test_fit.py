@@ -7,7 +7,7 @@ import pytest
 
 from scalelab import laws
 from scalelab.errors import BadInput
-from scalelab.laws.fit import columns_of, exact
+from scalelab.laws.fit import fit_chinchilla, law_columns
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 GOOD = dict(zip(("N", "D", "loss"), study(QUICKSTART_LIKE), strict=True))
@@ -29,7 +29,7 @@ NOISY = dict(zip(("N", "D", "loss"), study(QUICKSTART_LIKE, 0.005), strict=True)
     ],
 )
 def test_bad_input_is_refused_in_one_line(change, said):
-    for call in (lambda table: laws.fit(table, bootstrap=0), lambda table: exact(**table)):
+    for call in (lambda table: laws.fit(table, bootstrap=0), lambda table: fit_chinchilla(**table)):
         with pytest.raises(BadInput, match=said) as refusal:
             call(GOOD | change)
         assert "\n" not in str(refusal.value)
@@ -41,7 +41,7 @@ def test_a_missing_column_is_named_with_the_law():
 
 
 def test_compute_and_ratio_follow_from_size_and_tokens():
-    columns, target = columns_of(GOOD | {"note": ["text"] * 20}, laws.law_of(law_of_both))
+    columns, target = law_columns(GOOD | {"note": ["text"] * 20}, laws.law_of(law_of_both))
     np.testing.assert_allclose(columns["C"], 6 * GOOD["N"] * GOOD["D"])
     np.testing.assert_allclose(columns["M"], GOOD["D"] / GOOD["N"])
     np.testing.assert_array_equal(target, GOOD["loss"])
@@ -53,7 +53,7 @@ def law_of_both(C, M, *, E: laws.Coefficient, eta: laws.Exponent):
 
 def test_the_fit_is_that_of_its_parts():
     fitted = laws.fit(NOISY, bootstrap=50, target_flops=[4e12], identify=False)
-    params, best = exact(*NOISY.values())
+    params, best = fit_chinchilla(*NOISY.values())
     assert fitted.params == params._asdict() and fitted.best.value == best.value
     assert fitted.k == 6.0 and fitted.bootstrap.used == 50
     assert fitted.loss(1e5, 1e7) == pytest.approx(params.E + params.A / 1e5**params.alpha + params.B / 1e7**params.beta)

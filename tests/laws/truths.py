@@ -4,7 +4,7 @@ import numpy as np
 from scipy.stats import qmc
 
 from scalelab.laws.law.names import LAWS
-from scalelab.testing.law import RANGES
+from scalelab.testing.law import COLUMN_RANGES
 
 TRUTHS = {
     "chinchilla": {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.34, "beta": 0.28},  # Hoffmann et al. 2022
@@ -34,4 +34,6 @@ def columns_for(name: str, rows: int = 32) -> dict[str, np.ndarray]:
     """Plausible columns of a law, [rows] each."""
     wanted = LAWS[name].columns
     unit = qmc.Sobol(len(wanted), seed=2).random(rows)
-    return {c: RANGES[c][0] * (RANGES[c][1] / RANGES[c][0]) ** unit[:, i] for i, c in enumerate(wanted)}
+    return {
+        c: COLUMN_RANGES[c][0] * (COLUMN_RANGES[c][1] / COLUMN_RANGES[c][0]) ** unit[:, i] for i, c in enumerate(wanted)
+    }

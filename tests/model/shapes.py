@@ -40,7 +40,7 @@ def random_params(of: ModelShape, seed: int = 0, noise: float = 0.3):
     def draw(d):
         return jnp.asarray(d.fill + random.normal(0, math.hypot(noise, d.std or 0), d.shape), jnp.float32)
 
-    return jax.tree.map(draw, transformer.declarations(of))
+    return jax.tree.map(draw, transformer.parameter_declarations(of))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
@@ -48,7 +48,7 @@ def loss_and_grads(of: ModelShape, params, tokens_BS: jax.Array, z_weight=0.0, p
     """Mean loss of `tokens` [B, S + 1] and its gradient."""
 
     def mean(params):
-        sums = transformer.loss(of, params, tokens_BS[:, :-1], tokens_BS[:, 1:], z_weight, policy)
+        sums = transformer.summed_loss(of, params, tokens_BS[:, :-1], tokens_BS[:, 1:], z_weight, policy)
         return sums.objective / sums.tokens
 
     return jax.value_and_grad(mean)(params)

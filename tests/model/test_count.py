@@ -40,7 +40,7 @@ def test_all_fifty_shapes_of_table_a9():
         width, d_ff, d_head, heads, layers = (
             int(row[k]) for k in ("d_model", "ffw_size", "kv_size", "n_heads", "n_layers")
         )
-        millions = count.parameters(chinchilla(layers, width, d_ff, heads, d_head))["chinchilla"] / 1e6
+        millions = count.count_parameters(chinchilla(layers, width, d_ff, heads, d_head))["chinchilla"] / 1e6
         if round(millions) != row["params_M"]:
             rounded_up[row["params_M"]] = millions
     # The paper rounds four of them up: the fraction is just below one half.
@@ -52,25 +52,27 @@ def test_all_fifty_shapes_of_table_a9():
 def test_table_a9_by_hand():
     """The smallest row, with every term written out: no gains, no position vectors, five d x d_attn matrices."""
     layer = 5 * 512 * 512 + 2 * 512 * 2048 + 3 * 512 + 2 * 512 + 2048
-    assert count.parameters(chinchilla(8, 512, 2048, 8, 64))["chinchilla"] == 32_000 * 512 + 8 * layer
+    assert count.count_parameters(chinchilla(8, 512, 2048, 8, 64))["chinchilla"] == 32_000 * 512 + 8 * layer
 
 
 @pytest.mark.parametrize(("dimensions", "published"), TABLE_A4, ids=lambda x: str(x))
 def test_ratios_of_table_a4(dimensions, published):
     of = chinchilla(*dimensions, bias=False)
-    terms = count.appendix_f(of)
+    terms = count.appendix_f_flops(of)
     forward = sum(terms.values()) - terms["embedding"] - terms["final_logits"]
-    ratio = 3 * forward / (6 * count.parameters(of)["chinchilla"] * of.seq_len)
+    ratio = 3 * forward / (6 * count.count_parameters(of)["chinchilla"] * of.seq_len)
     assert abs(ratio - published) < 0.0051
 
 
 def test_published_totals():
     """GPT-2 124M as released, Llama 7B as released, and what Kaplan's and the non-embedding convention leave of them."""
-    gpt2 = count.parameters(shape("gpt2", d_model=768, n_layers=12, n_heads=12, vocab_size=50_257, seq_len=1024))
+    gpt2 = count.count_parameters(shape("gpt2", d_model=768, n_layers=12, n_heads=12, vocab_size=50_257, seq_len=1024))
     assert gpt2["total"] == 124_439_808
     assert gpt2["non_embedding"] == 124_439_808 - (50_257 + 1024) * 768
     assert gpt2["kaplan"] == 12 * 12 * 768**2
-    llama = count.parameters(shape(d_model=4096, n_layers=32, n_heads=32, d_ff=11_008, vocab_size=32_000, seq_len=2048))
+    llama = count.count_parameters(
+        shape(d_model=4096, n_layers=32, n_heads=32, d_ff=11_008, vocab_size=32_000, seq_len=2048)
+    )
     assert llama["total"] == 6_738_415_616
     assert llama["non_embedding"] == 6_738_415_616 - 2 * 32_000 * 4096
     assert llama["kaplan"] == 32 * (4 * 4096**2 + 3 * 4096 * 11_008)
@@ -88,10 +90,10 @@ VARIANTS = {
 
 @pytest.mark.parametrize("of", VARIANTS.values(), ids=VARIANTS)
 def test_counts_are_those_of_the_parameters_that_init_makes(of):
-    params = jax.eval_shape(lambda: transformer.init(of, jax.random.key(0)))
+    params = jax.eval_shape(lambda: transformer.init_params(of, jax.random.key(0)))
     sizes = {jax.tree_util.keystr(path): x.size for path, x in jax.tree_util.tree_leaves_with_path(params)}
-    counted = count.parameters(of)
-    assert counted["total"] == sum(sizes.values()) == sum(count.groups(of).values())
+    counted = count.count_parameters(of)
+    assert counted["total"] == sum(sizes.values()) == sum(count.count_parameters_by_group(of).values())
     tables = [size for path, size in sizes.items() if path in ("['embed']['w']", "['head']['w']", "['positions']['w']")]
     assert counted["non_embedding"] == sum(sizes.values()) - sum(tables)
     matrices = [v for k, v in sizes.items() if k.startswith("['blocks']") and k.endswith("['w']") and "'r'" not in k]
@@ -99,7 +101,7 @@ def test_counts_are_those_of_the_parameters_that_init_makes(of):
 
 
 def test_groups_by_hand():
-    assert count.groups(shape("gpt2")) == {
+    assert count.count_parameters_by_group(shape("gpt2")) == {
         "embed": 31 * 32,
         "positions": 12 * 32,
         "attention": 2 * (4 * 32 * 32 + 4 * 32),
@@ -137,7 +139,7 @@ def test_exact_flops_of_released_models():
     llama3 = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14_336}
     llama3 = shape(**llama3, vocab_size=128_256, seq_len=8192)
     assert count.flops_per_token(llama3)["exact"] == exact_by_hand(llama3)
-    assert count.parameters(llama3)["total"] == 8_030_261_248  # Llama 3 8B as released
+    assert count.count_parameters(llama3)["total"] == 8_030_261_248  # Llama 3 8B as released
 
 
 def test_chunks_of_the_loss_are_not_counted(monkeypatch):
@@ -155,13 +157,15 @@ def test_remat_is_not_counted():
 
 def test_chinchilla_flops_are_three_forwards_a_token():
     of = chinchilla(10, 640, 2560, 10, 64)
-    assert count.flops_per_token(of)["chinchilla"] * of.seq_len == pytest.approx(3 * sum(count.appendix_f(of).values()))
+    assert count.flops_per_token(of)["chinchilla"] * of.seq_len == pytest.approx(
+        3 * sum(count.appendix_f_flops(of).values())
+    )
 
 
 def test_appendix_f_and_exact_differ_by_softmax_and_lookup_alone():
     """Without a distance projection, every product that appendix F lists is one that the program runs."""
     of = shape("gpt2", seq_len=16)
-    terms = count.appendix_f(of)
+    terms = count.appendix_f_flops(of)
     products = 3 * (sum(terms.values()) - terms["softmax"] - terms["embedding"])
     assert count.flops_per_token(of)["exact"] * of.seq_len == products
 
@@ -185,6 +189,6 @@ def test_matmul_flops_counts_scans_and_the_dearer_branch():
 def test_width_of_a_head_is_free():
     of = shape(d_head=10)
     assert of.d_head * of.n_heads != of.d_model
-    widths = {n: d.shape for n, d in transformer.declarations(of)["blocks"]["attention"]["o"].items()}
+    widths = {n: d.shape for n, d in transformer.parameter_declarations(of)["blocks"]["attention"]["o"].items()}
     assert widths == {"w": (2, 4, 10, 32)}
     assert dataclasses.replace(of, d_head=8, base_d_head=shape().base_d_head) == shape()

@@ -9,11 +9,11 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.model import decode, transformer
-from scalelab.model.attention.documents import segments
+from scalelab.model.attention.documents import document_segments
 from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import random_params, shape, tokens
 
-extend = jax.jit(decode.extend, static_argnums=(0, 4))
+extend = jax.jit(decode.decode_tokens, static_argnums=(0, 4))
 
 MODELS = {
     "rope, grouped": {"n_kv_heads": 2, "qk_norm": True},
@@ -31,7 +31,7 @@ def setting(name):
 
 def in_pieces(of, params, tokens_BS, sizes, policy=FP32, separator=None):
     """Logits [B, S, V], with so many tokens at a time from a cache that is longer than needed."""
-    cache, found, start = decode.empty(of, tokens_BS.shape[0], sum(sizes), policy), [], 0
+    cache, found, start = decode.empty_cache(of, tokens_BS.shape[0], sum(sizes), policy), [], 0
     for size in sizes:
         logits, cache = extend(of, params, tokens_BS[:, start : start + size], cache, policy, separator)
         found.append(logits)
@@ -48,8 +48,8 @@ def test_logits_are_those_of_the_training_forward(name, separator):
     """A prompt of seven tokens, then one at a time; with a separator each document begins anew."""
     of, params, given = setting(name)
     given = given.at[0, 3].set(5).at[1, 8].set(5).at[0, 9].set(5)
-    packed = None if separator is None else segments(given, separator)
-    expected = transformer.logits(of, params, given, packed=packed)
+    packed = None if separator is None else document_segments(given, separator)
+    expected = transformer.next_token_logits(of, params, given, packed=packed)
     found = in_pieces(of, params, given, [7, *[1] * 5], separator=separator)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -57,19 +57,19 @@ def test_logits_are_those_of_the_training_forward(name, separator):
 @pytest.mark.slow
 def test_a_longer_cache_and_larger_pieces_make_no_difference():
     of, params, given = setting("rope, grouped")
-    expected = transformer.logits(of, params, given)
+    expected = transformer.next_token_logits(of, params, given)
     np.testing.assert_allclose(in_pieces(of, params, given, [5, 1, 6, 9]), expected, atol=1e-5)
 
 
 def test_bf16_keeps_keys_in_bf16():
     of, params, given = setting("rope, grouped")
-    assert decode.empty(of, 2, 12, POLICIES["bf16"]).keys["k"].dtype == jnp.bfloat16
-    expected = np.asarray(transformer.logits(of, params, given, POLICIES["bf16"]))
+    assert decode.empty_cache(of, 2, 12, POLICIES["bf16"]).keys["k"].dtype == jnp.bfloat16
+    expected = np.asarray(transformer.next_token_logits(of, params, given, POLICIES["bf16"]))
     found = in_pieces(of, params, given, [7, *[1] * 5], POLICIES["bf16"])
     assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
 
 
 def test_learned_positions_end_where_the_model_has_no_more():
     with pytest.raises(BadInput, match="13 tokens: the model has learned positions"):
-        decode.empty(shape(position="learned"), 1, 13)
-    assert decode.empty(shape(), 1, 13).filled == 0
+        decode.empty_cache(shape(position="learned"), 1, 13)
+    assert decode.empty_cache(shape(), 1, 13).filled == 0

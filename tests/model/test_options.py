@@ -9,7 +9,7 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.model import count, transformer
-from scalelab.model.attention.rotary import amplitude, frequencies
+from scalelab.model.attention.rotary import rope_frequencies, yarn_amplitude
 from tests.model.shapes import random_params, shape, tokens
 from tests.model.test_decode import in_pieces
 
@@ -41,10 +41,10 @@ def stretched(name, factor, original):
 @pytest.mark.parametrize("name", ["linear", "ntk", "llama3", "yarn"])
 def test_frequencies_are_those_of_transformers(name):
     of = shape(d_head=HEAD, rope_theta=THETA, rope_scaling=name, rope_factor=8.0, rope_original=8192)
-    found = np.asarray(frequencies(of))
+    found = np.asarray(rope_frequencies(of))
     np.testing.assert_allclose(found, stretched(name, 8.0, 8192), rtol=3e-6)
     assert not np.allclose(found, stretched("linear", 1.0, 8192))
-    assert amplitude(of) == (pytest.approx(0.1 * math.log(8) + 1) if name == "yarn" else 1.0)
+    assert yarn_amplitude(of) == (pytest.approx(0.1 * math.log(8) + 1) if name == "yarn" else 1.0)
 
 
 def by_hand(of, params, row):
@@ -65,7 +65,7 @@ def by_hand(of, params, row):
         k, v = (np.repeat(z, of.n_heads // of.n_kv_heads, axis=1) for z in (k, v))
         local = of.window and not (of.global_every and (layer + 1) % of.global_every == 0)
         if not (of.nope_every and (layer + 1) % of.nope_every == 0):
-            turns, longer = np.asarray(frequencies(of), np.float64), amplitude(of)
+            turns, longer = np.asarray(rope_frequencies(of), np.float64), yarn_amplitude(of)
             if local and of.rope_local_theta:
                 turns, longer = of.rope_local_theta ** (-2 * np.arange(len(turns)) / of.d_head), 1.0
             turn = np.exp(1j * np.arange(len(x))[:, None] * turns)[:, None]
@@ -123,7 +123,7 @@ OPTIONS = {
     },
     "relu": {"mlp": "relu"},
 }
-logits = jax.jit(transformer.logits, static_argnums=0)
+logits = jax.jit(transformer.next_token_logits, static_argnums=0)
 
 
 @functools.cache
@@ -146,14 +146,14 @@ def test_a_cache_knows_windows_and_layers_without_positions(name):
 
 @pytest.mark.parametrize(("over", "more"), [("head", 2 * 8), ("projection", 32 + 16)])
 def test_gains_of_qk_norm_and_biases_of_qkv_are_counted(over, more):
-    grouped = count.parameters(shape(n_kv_heads=2))["total"]
-    assert count.parameters(shape(n_kv_heads=2, qk_norm=True, qk_norm_over=over))["total"] == grouped + 2 * more
-    assert count.parameters(shape(n_kv_heads=2, qkv_bias=True))["total"] == grouped + 2 * (32 + 2 * 16)
+    grouped = count.count_parameters(shape(n_kv_heads=2))["total"]
+    assert count.count_parameters(shape(n_kv_heads=2, qk_norm=True, qk_norm_over=over))["total"] == grouped + 2 * more
+    assert count.count_parameters(shape(n_kv_heads=2, qkv_bias=True))["total"] == grouped + 2 * (32 + 2 * 16)
 
 
 def stds(**changes):
     """The declared standard deviation of each projection."""
-    blocks = transformer.declarations(shape(**changes))["blocks"]
+    blocks = transformer.parameter_declarations(shape(**changes))["blocks"]
     return {name: d["w"].std for part in ("attention", "mlp") for name, d in blocks[part].items()}
 
 
@@ -179,9 +179,9 @@ def test_a_window_lowers_the_flops_of_its_layers():
     for of, layers in ((one, 2), (every, 3)):
         assert count.flops_per_token(full)["exact"] - count.flops_per_token(of)["exact"] == layers * 12 * (12 - 4) * 32
     assert count.flops_per_token(shape(n_layers=3, window=40)) == count.flops_per_token(full)
-    attention = [count.appendix_f(of)["attention_logits"] for of in (full, one)]
+    attention = [count.appendix_f_flops(of)["attention_logits"] for of in (full, one)]
     assert attention == [3 * 2 * 12 * 12 * 32, 2 * 12 * (12 + 4 + 4) * 32]
-    assert count.parameters(shape(block="parallel"))["total"] == count.parameters(shape())["total"] - 2 * 32
+    assert count.count_parameters(shape(block="parallel"))["total"] == count.count_parameters(shape())["total"] - 2 * 32
 
 
 @pytest.mark.parametrize(

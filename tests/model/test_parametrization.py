@@ -46,17 +46,17 @@ def exponents(of_width, parametrization_name="mup", **changes):
 
 def multiplier(of):
     """Every parameter's forward multiplier: the head's."""
-    tree = jax.tree.map(lambda _: 1.0, transformer.declarations(of))
+    tree = jax.tree.map(lambda _: 1.0, transformer.parameter_declarations(of))
     return tree | {"head": {"w": transformer.head_multiplier(of)}}
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_mup_is_tables_3_8_and_9(table):
     """Lemma J.1: multiplier x t, std / t, SGD's LR / t^2 and Adam's / t train the same function; table 8 is at t = 1."""
-    init = exponents(lambda of: jax.tree.map(lambda d: d.std or 1.0, transformer.declarations(of)))
+    init = exponents(lambda of: jax.tree.map(lambda d: d.std or 1.0, transformer.parameter_declarations(of)))
     forward = exponents(multiplier)
-    sgd = exponents(lambda of: jax.tree.map(lambda s: s.lr, parametrization.scales(of, "sgd")))
-    adam = exponents(lambda of: jax.tree.map(lambda s: s.lr, parametrization.scales(of, "adam")))
+    sgd = exponents(lambda of: jax.tree.map(lambda s: s.lr, parametrization.parameter_scales(of, "sgd")))
+    adam = exponents(lambda of: jax.tree.map(lambda s: s.lr, parametrization.parameter_scales(of, "adam")))
     assert {kind(name) for name in init} == set(TABLES[table])
     for name in init:
         variance, times, lr_sgd, lr_adam = TABLES[table][kind(name)]
@@ -78,7 +78,7 @@ COMPLETEP = {
 @pytest.mark.parametrize(("m_d", "m_L"), [(4, 1), (1, 8), (4, 3)])
 def test_completep_is_table_1(m_d, m_L):
     of = shape("gpt2", "completep", base_width=16, base_layers=2, d_model=16 * m_d, n_layers=2 * m_L, tied_head=False)
-    for name, found in by_name(parametrization.scales(of, "adam")).items():
+    for name, found in by_name(parametrization.parameter_scales(of, "adam")).items():
         group = "hidden matrices" if kind(name) == "hidden" else "gains and biases in blocks"
         row = COMPLETEP[group if name.startswith("blocks") else "embeddings, head, final norm"]
         expected = [m_d**width * m_L**depth for width, depth in row]
@@ -97,7 +97,7 @@ def test_in_a_deeper_completep_each_branch_counts_less():
         part: blocks[part] | {last: jax.tree.map(lambda w: w / 2, blocks[part][last])}
         for part, last in (("attention", "o"), ("mlp", "down"))
     }
-    logits = jax.jit(transformer.logits, static_argnums=0)
+    logits = jax.jit(transformer.next_token_logits, static_argnums=0)
     assert distance(logits(of, params, batch), logits(plain, params | {"blocks": halved}, batch)) < 1e-5
     assert distance(logits(of, params, batch), logits(plain, params, batch)) > 0.01
 
@@ -105,9 +105,9 @@ def test_in_a_deeper_completep_each_branch_counts_less():
 @pytest.mark.parametrize("like", ["adam", "sgd", "spectral"])
 def test_learning_rate_times_decay_is_the_same_for_all(like):
     for name in ("mup", "completep"):
-        found = jax.tree.leaves(parametrization.scales(shape("llama", name, d_model=256, n_layers=6), like))
+        found = jax.tree.leaves(parametrization.parameter_scales(shape("llama", name, d_model=256, n_layers=6), like))
         np.testing.assert_allclose([s.lr * s.decay for s in found], 1)
-        assert like != "spectral" or set(found) == {parametrization.Scales()}
+        assert like != "spectral" or set(found) == {parametrization.ParameterScales()}
 
 
 def gradient_sizes(n_layers: int):
@@ -124,7 +124,8 @@ def test_how_gradients_shrink_with_depth_is_what_eps_and_the_column_for_sgd_foll
     for name in after:
         measured = float(after[name] / before[name])
         eps, sgd = (
-            [by_name(parametrization.scales(of, like))[name] for of in (deep, shallow)] for like in ("adam", "sgd")
+            [by_name(parametrization.parameter_scales(of, like))[name] for of in (deep, shallow)]
+            for like in ("adam", "sgd")
         )
         assert measured == pytest.approx(eps[0].eps / eps[1].eps, rel=0.3), name
         assert measured == pytest.approx(sgd[1].lr / sgd[0].lr, rel=0.3), name
@@ -133,12 +134,12 @@ def test_how_gradients_shrink_with_depth_is_what_eps_and_the_column_for_sgd_foll
 def test_every_matrix_of_transformer_xl_is_hidden_but_its_vectors_are_not():
     slowed = {
         n
-        for n, s in by_name(parametrization.scales(shape("chinchilla", "mup", d_model=256), "adam")).items()
+        for n, s in by_name(parametrization.parameter_scales(shape("chinchilla", "mup", d_model=256), "adam")).items()
         if s.lr < 1
     }
     assert slowed == {f"blocks.attention.{x}.w" for x in "qkvor"} | {"blocks.mlp.up.w", "blocks.mlp.down.w"}
-    assert set(by_name(parametrization.scales(shape("chinchilla", d_model=256), "adam")).values()) == {
-        parametrization.Scales()
+    assert set(by_name(parametrization.parameter_scales(shape("chinchilla", d_model=256), "adam")).values()) == {
+        parametrization.ParameterScales()
     }
 
 
@@ -147,7 +148,7 @@ def test_forward_of_mup_is_that_of_standard_with_a_colder_head_and_attention(pre
     """At four times the base width: logits / 4 for tied and untied heads, scores / sqrt(4) more than 1/sqrt(d_head)."""
     plain = shape(preset, d_model=256, n_layers=1)
     mup = shape(preset, "mup", d_model=256, n_layers=1)
-    assert transformer.declarations(plain) == transformer.declarations(mup)
+    assert transformer.parameter_declarations(plain) == transformer.parameter_declarations(mup)
     params, batch = random_params(plain, noise=0.02), tokens(plain)[:, :-1]
     attention = params["blocks"]["attention"]
     half = {
@@ -156,7 +157,7 @@ def test_forward_of_mup_is_that_of_standard_with_a_colder_head_and_attention(pre
         if part in attention
     }
     colder = params | {"blocks": params["blocks"] | {"attention": attention | half}}
-    logits = jax.jit(transformer.logits, static_argnums=0)
+    logits = jax.jit(transformer.next_token_logits, static_argnums=0)
     assert distance(logits(mup, params, batch), logits(plain, colder, batch) / 4) < 1e-5
 
 
@@ -164,8 +165,8 @@ def test_forward_of_mup_is_that_of_standard_with_a_colder_head_and_attention(pre
 @pytest.mark.parametrize("like", ["adam", "sgd", "spectral"])
 def test_at_the_base_all_are_standard(name, like):
     plain, base = (shape(parametrization=n, base_width=32, base_layers=2) for n in ("standard", name))
-    assert parametrization.scales(plain, like) == parametrization.scales(base, like)
-    assert set(jax.tree.leaves(parametrization.scales(base, like))) == {parametrization.Scales()}
+    assert parametrization.parameter_scales(plain, like) == parametrization.parameter_scales(base, like)
+    assert set(jax.tree.leaves(parametrization.parameter_scales(base, like))) == {parametrization.ParameterScales()}
     params, batch = random_params(plain, noise=0.1), tokens(plain)
     (loss, grads), (base_loss, base_grads) = (loss_and_grads(of, params, batch) for of in (plain, base))
     assert loss == base_loss

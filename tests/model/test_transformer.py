@@ -14,7 +14,7 @@ from scalelab.precision.policy import FP32, POLICIES
 from tests.model.shapes import PRESETS, distance, loss_and_grads, random_params, shape, tokens
 
 SMALL = {"d_model": 16, "n_heads": 2, "seq_len": 6, "vocab_size": 8, "remat": "none"}
-logits = jax.jit(transformer.logits, static_argnums=0)
+logits = jax.jit(transformer.next_token_logits, static_argnums=0)
 CAUSAL = {preset: shape(preset, **SMALL) for preset in PRESETS}  # rope, learned, relative
 CAUSAL["none"] = shape(**SMALL, position="none")
 CAUSAL["grouped, qk_norm"] = shape(**SMALL, n_kv_heads=1, qk_norm=True)
@@ -114,7 +114,7 @@ def test_squared_relu():
     params = jax.tree.map(lambda _: jnp.eye(2), module.init(jax.random.key(0), jnp.zeros((1, 1, 2))))
     y = module.apply(params, jnp.asarray([[[3.0, -2.0], [6.0, 1.0]]]))
     np.testing.assert_array_equal(y, [[[9.0, 0.0], [36.0, 1.0]]])
-    assert "gate" not in transformer.declarations(of)["blocks"]["mlp"]
+    assert "gate" not in transformer.parameter_declarations(of)["blocks"]["mlp"]
 
 
 def test_remat_changes_memory_alone():
@@ -133,7 +133,7 @@ def test_loss_is_the_cross_entropy_of_the_logits():
     inputs, targets = batch[:, :-1], batch[:, 1:].at[0, :5].set(-1)
     log_p = jax.nn.log_softmax(logits(of, params, inputs))
     expected = -sum(log_p[b, s, targets[b, s]] for b, s in np.argwhere(np.asarray(targets) >= 0))
-    sums = transformer.loss(of, params, inputs, targets, 0.0)
+    sums = transformer.summed_loss(of, params, inputs, targets, 0.0)
     np.testing.assert_allclose(sums.nll, expected, rtol=1e-5)
     assert sums.tokens == 2 * 12 - 5
 
@@ -150,7 +150,7 @@ def test_a_tied_head_is_the_embedding_transposed():
     tied, untied = shape(tied_head=True), shape()
     params, batch = random_params(untied), tokens(untied)
     shared = {k: v for k, v in params.items() if k != "head"}
-    assert set(transformer.declarations(tied)) == set(shared)
+    assert set(transformer.parameter_declarations(tied)) == set(shared)
     same = params | {"head": {"w": params["embed"]["w"].T}}
     loss, grads = loss_and_grads(tied, shared, batch)
     loss_apart, apart = loss_and_grads(untied, same, batch)
@@ -163,7 +163,7 @@ def test_a_tied_head_is_the_embedding_transposed():
 def test_bf16_is_near_fp32_leaf_by_leaf():
     """2,048 tokens of few kinds: the gradients of biases and embedding rows are long sums, which bf16 can't hold."""
     of = shape("chinchilla", n_layers=1, seq_len=64, vocab_size=16, tied_head=False, remat="none")
-    params = transformer.init(of, jax.random.key(0))
+    params = transformer.init_params(of, jax.random.key(0))
     batch = jnp.minimum(tokens(of, batch=32) ** 2 // 16, 15)
     loss, grads = loss_and_grads(of, params, batch)
     loss_bf16, grads_bf16 = loss_and_grads(of, params, batch, 0.0, POLICIES["bf16"])
@@ -182,7 +182,10 @@ def test_bf16_is_near_fp32_leaf_by_leaf():
 @pytest.mark.parametrize("preset", PRESETS)
 def test_declarations_say_what_init_makes(preset):
     of = shape(preset, d_model=64, vocab_size=256)
-    declared, params = transformer.declarations(of), jax.jit(transformer.init, static_argnums=0)(of, jax.random.key(0))
+    declared, params = (
+        transformer.parameter_declarations(of),
+        jax.jit(transformer.init_params, static_argnums=0)(of, jax.random.key(0)),
+    )
     assert jax.tree.structure(declared) == jax.tree.structure(params)
     for (path, d), x in zip(jax.tree_util.tree_leaves_with_path(declared), jax.tree.leaves(params), strict=True):
         name = jax.tree_util.keystr(path)
@@ -204,13 +207,13 @@ def test_every_number_of_a_shape_is_used_by_the_declarations():
     sizes = {
         "layers": 5, "embed": 48, "heads": 6, "kv_heads": 3, "head_dim": 10, "mlp": 20, "vocab": 11, "seq": 7,
     }  # fmt: skip
-    for d in jax.tree.leaves(transformer.declarations(of)):
+    for d in jax.tree.leaves(transformer.parameter_declarations(of)):
         assert d.shape == tuple(sizes[axis] for axis in d.axes)
 
 
 def test_init_is_a_function_of_the_key():
     of = shape(**SMALL)
-    init = jax.jit(transformer.init, static_argnums=0)
+    init = jax.jit(transformer.init_params, static_argnums=0)
     one, same, other = (init(of, jax.random.key(seed)) for seed in (0, 0, 1))
     assert distance(same, one) == 0
     assert distance(other, one) > 0.1

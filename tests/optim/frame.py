@@ -12,10 +12,10 @@ import optax
 
 from configs import tiny
 from scalelab import config as config_lib
-from scalelab.model.declare import named
-from scalelab.model.transformer import declarations
+from scalelab.model.declare import named_leaves
+from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import registry
-from scalelab.optim.chain import chain
+from scalelab.optim.chain import build_optimizer_chain
 
 STEPS = 30
 SMALL = {"model.d_model": 16, "model.n_layers": 2, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16}
@@ -35,7 +35,7 @@ def setting(name, **changes):
 def problem(scale=1.0, steps=STEPS, layers=2):
     """(declarations, params, gradients) by name: random, in float64, of another size for every parameter."""
     del layers
-    declared, random = named(declarations(setting("adamw")[0].model)), np.random.default_rng(0)
+    declared, random = named_leaves(parameter_declarations(setting("adamw")[0].model)), np.random.default_rng(0)
     params = {k: 0.3 * random.normal(size=d.shape) for k, d in declared.items()}
     sizes = {k: scale * 10 ** random.uniform(-2, 0) for k in declared}
     gradients = [{k: sizes[k] * random.normal(size=d.shape) for k, d in declared.items()} for _ in range(steps)]
@@ -59,10 +59,10 @@ def _run(static, watch, params, gradients, h, rates, extra):
     def step(carry, at):
         params, state = carry
         gradient, lr, extra = at
-        updates, state = chain(static, h, lr).update(gradient, state, params, **extra)
+        updates, state = build_optimizer_chain(static, h, lr).update(gradient, state, params, **extra)
         return (optax.apply_updates(params, updates), state), watch(state)
 
-    return jax.lax.scan(step, (params, chain(static, h, 0.0).init(params)), (gradients, rates, extra))
+    return jax.lax.scan(step, (params, build_optimizer_chain(static, h, 0.0).init(params)), (gradients, rates, extra))
 
 
 def by_chain(static, h, params, gradients, rates, extra=None, watch=None):
@@ -74,7 +74,7 @@ def by_chain(static, h, params, gradients, rates, extra=None, watch=None):
     stacked = nested({k: np.stack([g[k] for g in gradients]) for k in params})
     rates = jnp.asarray(rates, jnp.float32)
     (after, state), watched = _run(static, watch or _nothing, nested(params), stacked, h, rates, extra or {})
-    return named(after), watched if watch else state
+    return named_leaves(after), watched if watch else state
 
 
 def _nothing(state):
@@ -110,12 +110,12 @@ def decays(declared):
 def kept_bytes(name, said=False, **changes):
     """{parameter: bytes kept of it between steps}, found in the chain's state or as the optimizer says; step counts aside."""
     static, h = setting(name, **changes)
-    declared = named(declarations(static.model))
+    declared = named_leaves(parameter_declarations(static.model))
     if said:
-        member, rest = registry.find(name), registry.MEMBERS["adamw"]
+        member, rest = registry.find_optimizer(name), registry.OPTIMIZERS["adamw"]
         return {k: (member if member.claims(d) else rest).state_bytes(d, static.optim) for k, d in declared.items()}
     empty = jax.eval_shape(
-        lambda: chain(static, h, 0.0).init(nested({k: np.zeros(d.shape) for k, d in declared.items()}))
+        lambda: build_optimizer_chain(static, h, 0.0).init(nested({k: np.zeros(d.shape) for k, d in declared.items()}))
     )
     total = dict.fromkeys(declared, 0)
     for path, leaf in jax.tree_util.tree_leaves_with_path(empty):

@@ -22,7 +22,7 @@ def by_matrix(h, declared, params, gradients, lrs, direction):
                 continue
             matrices = [
                 direction(g, memories.setdefault((k, i), {}), t, (k, i))
-                for i, g in enumerate(gradient[k].reshape(groups.sides(d)))
+                for i, g in enumerate(gradient[k].reshape(groups.matrix_shape(d)))
             ]
             new[k] = p - lr * (np.stack(matrices).reshape(p.shape) + lam * p)
         params = new
@@ -46,7 +46,7 @@ def separated(declared, gradients):
     def one(d, g):
         if not d.is_hidden_matrix:
             return g
-        u, s, vt = np.linalg.svd(g.reshape(groups.sides(d)), full_matrices=False)
+        u, s, vt = np.linalg.svd(g.reshape(groups.matrix_shape(d)), full_matrices=False)
         return ((u * np.linspace(2, 1, s.shape[-1])) @ vt).reshape(g.shape)
 
     return [{k: one(declared[k], g) for k, g in gradient.items()} for gradient in gradients]

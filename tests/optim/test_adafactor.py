@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scalelab.config import Optim
-from scalelab.model.declare import Declaration, named
+from scalelab.model.declare import Declaration, named_leaves
 from scalelab.optim import groups
 from scalelab.optim.adafactor import ADAFACTOR
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, kept_bytes, problem, rates, setting
@@ -35,7 +35,7 @@ def by_adafactor(h, declared, params, gradients, lrs, factored=True, beta1=0.0):
         gradient, new = clipped(gradient, h), {}
         for k, p in params.items():
             d = declared[k]
-            shape = groups.sides(d) if d.ins else (p.shape[0] if d.stack else 1, -1)
+            shape = groups.matrix_shape(d) if d.ins else (p.shape[0] if d.stack else 1, -1)
             pairs = zip(gradient[k].reshape(shape), p.reshape(shape), strict=True)
             moves = [one_step(g, x, memories.setdefault((k, i), {}), t, factored) for i, (g, x) in enumerate(pairs)]
             lam = float(h["weight_decay"]) if k in decays(declared) else 0.0
@@ -82,7 +82,7 @@ def test_state_bytes():
 
 def test_with_mup_half_the_exponent_is_in_the_parameters_size():
     static, _ = setting("adafactor", parametrization__name="mup", parametrization__base_width=4)
-    by = named(groups.scales(static.model, static.optim, ADAFACTOR))
+    by = named_leaves(groups.optimizer_scales(static.model, static.optim, ADAFACTOR))
     assert by["blocks.mlp.up.w"].lr == 0.5 and by["blocks.mlp.up.w"].decay == 2.0
     assert by["embed.w"].lr == by["final_norm.g"].lr == 1.0
     assert jnp.isfinite(by["head.w"].lr)

@@ -22,7 +22,7 @@ def dynamic_map(signed):
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_values_are_the_dynamic_trees(signed):
-    table = adam8bit.values(signed)
+    table = adam8bit.code_values(signed)
     np.testing.assert_allclose(table, dynamic_map(signed), rtol=1e-6)
     assert table.shape == (256,) and np.all(np.diff(table) > 0)
 
@@ -57,7 +57,7 @@ def oracle(h, declared, params, gradients, lrs, small):
 
 def test_steps_are_the_recurrence_with_coded_moments(monkeypatch):
     """A value on the border of two codes may fall either way in fp32, so single numbers may differ by a code: most don't."""
-    monkeypatch.setattr(adam8bit, "LEAST", 200)
+    monkeypatch.setattr(adam8bit, "MIN_CODED_SIZE", 200)
     # Its own program: LEAST is no part of `static`.
     static, h = setting("adam8bit", optim__eps=1e-3, optim__clip_norm=0.99)
     declared, params, gradients = problem(0.3)
@@ -81,23 +81,23 @@ def test_coding_is_as_fine_as_the_map_and_a_block_minds_itself_only():
     x = jax.random.normal(jax.random.key(0), (3, 1000))
     for signed, widest in ((True, 0.9 / 64), (False, 0.9 / 128)):
         y = x if signed else jnp.square(x)
-        back = adam8bit.decode(adam8bit.encode(y, 1, signed), y.shape, signed)
+        back = adam8bit.decode_moment(adam8bit.encode_moment(y, 1, signed), y.shape, signed)
         rows = np.pad(np.abs(y), [(0, 0), (0, 24)]).reshape(3, 4, 256)
         bound = np.repeat(rows.max(-1), 256, axis=1)[:, :1000] * widest * 0.51
         assert np.all(np.abs(back - y) <= bound)
     outlier = y.at[0, 0].set(1e6)
-    again = adam8bit.decode(adam8bit.encode(outlier, 1, False), y.shape, False)
+    again = adam8bit.decode_moment(adam8bit.encode_moment(outlier, 1, False), y.shape, False)
     assert np.array_equal(again[:, 256:], back[:, 256:]) and np.array_equal(again[1:], back[1:])
-    assert np.all(np.asarray(adam8bit.decode(adam8bit.encode(0 * y, 1, False), y.shape, False)) == 0)
+    assert np.all(np.asarray(adam8bit.decode_moment(adam8bit.encode_moment(0 * y, 1, False), y.shape, False)) == 0)
 
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_it_begins_with_the_codes_of_zero(signed):
     d = Declaration((2, 3, 1500), ("embed",), ("mlp",), stack=("layers",))
-    begun, made = adam8bit._zeros(d, signed), adam8bit.encode(jnp.zeros(d.shape), 1, signed)
+    begun, made = adam8bit._zeros(d, signed), adam8bit.encode_moment(jnp.zeros(d.shape), 1, signed)
     jax.tree.map(np.testing.assert_array_equal, begun, made)
     assert jax.tree.map(lambda x: x.dtype, begun) == jax.tree.map(lambda x: x.dtype, made)
-    assert not adam8bit.decode(begun, d.shape, signed).any()
+    assert not adam8bit.decode_moment(begun, d.shape, signed).any()
 
 
 def test_it_keeps_two_bytes_a_number_and_small_tensors_in_full():

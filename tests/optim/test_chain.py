@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model.declare import named
-from scalelab.optim.chain import chain
+from scalelab.model.declare import named_leaves
+from scalelab.optim.chain import build_optimizer_chain
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
 
 
@@ -97,9 +97,9 @@ def test_one_compilation_serves_every_value():
     @jax.jit
     def step(gradient, h, lr):
         traces.append(h)
-        transform = chain(static, h, lr)
+        transform = build_optimizer_chain(static, h, lr)
         params = jax.tree.map(jnp.ones_like, gradient)
-        return named(transform.update(gradient, transform.init(params), params)[0])["head.w"]
+        return named_leaves(transform.update(gradient, transform.init(params), params)[0])["head.w"]
 
     gradient = nested(problem()[2][0])
     others = h | {"clip_norm": 2.0, "beta1": 0.5, "beta2": 0.9, "eps": 1e-2, "weight_decay": 0.0}

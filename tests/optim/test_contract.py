@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from scalelab.config.optimizer_defaults import DEFAULTS
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 from scalelab.errors import BadInput
-from scalelab.optim.optimizer import Member, per_scalar
-from scalelab.optim.registry import MEMBERS
+from scalelab.optim.optimizer import Optimizer, bytes_per_scalar
+from scalelab.optim.registry import OPTIMIZERS
 from scalelab.testing import check_optimizer
 
 # Of state a parameter, of those for which it doesn't depend on the shape.
@@ -21,8 +21,8 @@ BYTES = {"sgd": 0, "momentum": 4, "adam": 8, "adamw": 8}
 
 
 def test_every_optimizer_has_values_and_every_value_a_source():
-    assert set(MEMBERS) == set(DEFAULTS)
-    for name, values in DEFAULTS.items():
+    assert set(OPTIMIZERS) == set(OPTIM_DEFAULTS)
+    for name, values in OPTIM_DEFAULTS.items():
         assert values["peak_lr"][0] > 0, name
         assert all(source for value, source in values.values()), name
 
@@ -35,7 +35,9 @@ SOME = (
 )
 
 
-@pytest.mark.parametrize("name", [*SOME, *(pytest.param(n, marks=pytest.mark.slow) for n in MEMBERS if n not in SOME)])
+@pytest.mark.parametrize(
+    "name", [*SOME, *(pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS if n not in SOME)]
+)
 def test_the_contract(name):
     report = check_optimizer(name)
     assert report.state_bytes_per_parameter == BYTES.get(name, report.state_bytes_per_parameter)
@@ -58,7 +60,9 @@ print(json.dumps(said))
 
 
 @pytest.mark.parametrize(
-    "names", [SOME, pytest.param([n for n in MEMBERS if n not in SOME], marks=pytest.mark.slow)], ids=["some", "others"]
+    "names",
+    [SOME, pytest.param([n for n in OPTIMIZERS if n not in SOME], marks=pytest.mark.slow)],
+    ids=["some", "others"],
 )
 def test_on_a_mesh_every_optimizer_is_what_it_is_on_one_device(names):
     flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"
@@ -103,7 +107,7 @@ def counts_for_itself(declared, o, h, lr):
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-UNDERSTATES = Member(lambda declared, o, h, lr: optax.trace(h["beta1"]), per_scalar(2))
+UNDERSTATES = Optimizer(lambda declared, o, h, lr: optax.trace(h["beta1"]), bytes_per_scalar(2))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.optim import ademamix
-from scalelab.optim.registry import MEMBERS
+from scalelab.optim.registry import OPTIMIZERS
 from tests.optim.frame import STEPS, assert_follows, by_chain, clipped, decays, kept_bytes, problem, rates, setting
 
 
@@ -125,6 +125,6 @@ def test_adalayer_of_single_numbers_is_adam():
     assert_follows({k: np.float64(x) for k, x in found[1].items()}, found[0], one)
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_an_optimizer_keeps_is_what_it_says(name):
     assert kept_bytes(name) == kept_bytes(name, said=True)

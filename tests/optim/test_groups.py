@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from scalelab.config.validate import group_multipliers
+from scalelab.config.validate import parse_group_multipliers
 from scalelab.errors import BadInput
-from scalelab.model.declare import Declaration, named
-from scalelab.model.transformer import declarations
+from scalelab.model.declare import Declaration, named_leaves
+from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import groups
 from tests.model.shapes import shape
 from tests.optim.frame import setting
@@ -14,8 +14,8 @@ from tests.optim.frame import setting
 
 def by_group(preset):
     found = {}
-    for name, d in named(declarations(shape(preset))).items():
-        found.setdefault(groups.group(d), set()).add(name)
+    for name, d in named_leaves(parameter_declarations(shape(preset))).items():
+        found.setdefault(groups.parameter_group(d), set()).add(name)
     return found
 
 
@@ -33,16 +33,16 @@ def test_groups_of_three_families():
 
 def test_a_parameter_that_no_group_claims_is_an_error():
     with pytest.raises(AssertionError, match=r"\('embed',\) -> \(\) is claimed by no group"):
-        groups.group(Declaration((4,), ("embed",), ()))
+        groups.parameter_group(Declaration((4,), ("embed",), ()))
 
 
 def test_vectors_and_tables_decay_if_asked():
     static, _ = setting("adamw", model__position="learned")
-    everything = named(groups.decays(static.model, setting("adamw", optim__decay_vectors=True)[0].optim))
-    assert all(everything.values()) and len(everything) == len(named(declarations(static.model)))
+    everything = named_leaves(groups.decay_mask(static.model, setting("adamw", optim__decay_vectors=True)[0].optim))
+    assert all(everything.values()) and len(everything) == len(named_leaves(parameter_declarations(static.model)))
     for keep, spared in ((True, set()), (False, {"embed.w", "positions.w"})):
         o = setting("adamw", optim__decay_embeddings=keep)[0].optim
-        decays = named(groups.decays(static.model, o))
+        decays = named_leaves(groups.decay_mask(static.model, o))
         assert {n for n, d in decays.items() if d} == {n for n in decays if n.endswith(".w")} - spared
 
 
@@ -53,7 +53,7 @@ def test_vectors_and_tables_decay_if_asked():
 )  # fmt: skip
 def test_bad_multipliers_are_one_line(text, said):
     with pytest.raises(BadInput, match=r"optim\.groups") as caught:
-        group_multipliers(text)
+        parse_group_multipliers(text)
     assert said in str(caught.value)
 
 
@@ -62,4 +62,4 @@ def test_matrices_fold_heads_and_keep_layers_as_a_batch():
     x = np.arange(2 * 4 * 15).reshape(2, 4, 3, 5)
     np.testing.assert_array_equal(groups.as_matrices(d, x), x.reshape(2, 4, 15))
     o = Declaration((2, 3, 5, 4), ("heads", "head_dim"), ("embed",), stack=("layers",))
-    assert groups.sides(o) == (2, 15, 4)
+    assert groups.matrix_shape(o) == (2, 15, 4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.optim import apollo
-from scalelab.optim.galore import GaloreState, leading
+from scalelab.optim.galore import GaloreState, leading_singular_vectors
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
 from tests.optim.hidden import adam, by_matrix, separated
 
@@ -70,7 +70,7 @@ def test_thirty_steps_of_galore(every, rank):
 
 def test_leading_vectors_span_the_best_subspace():
     g = np.random.default_rng(0).normal(size=(3, 8, 20))
-    p = np.float64(leading(jnp.asarray(g, jnp.float32), 3))
+    p = np.float64(leading_singular_vectors(jnp.asarray(g, jnp.float32), 3))
     np.testing.assert_allclose(p.swapaxes(1, 2) @ p, np.broadcast_to(np.eye(3), (3, 3, 3)), atol=1e-5)
     left = np.linalg.norm(g - p @ (p.swapaxes(1, 2) @ g), axis=(1, 2)) ** 2
     np.testing.assert_allclose(left, np.sum(np.linalg.svd(g, compute_uv=False)[:, 3:] ** 2, axis=1), rtol=1e-5)
@@ -85,7 +85,7 @@ def by_apollo(h, declared, params, gradients, lrs, every, rank, tensor):
         if g.shape[0] > g.shape[1]:
             return direction(g.T, memory, t, place).T
         shape = (min(rank, g.shape[0]), g.shape[0])
-        p = np.float64(apollo.projection(h["seed"], hidden.index(place[0]), jnp.int32((t - 1) // every), shape))
+        p = np.float64(apollo.random_projection(h["seed"], hidden.index(place[0]), jnp.int32((t - 1) // every), shape))
         r = p @ g
         m = memory["m"] = b1 * memory.get("m", 0.0) + (1 - b1) * r
         v = memory["v"] = b2 * memory.get("v", 0.0) + (1 - b2) * r**2
@@ -118,20 +118,20 @@ def test_thirty_steps_of_apollo(name, every, rank):
 def test_projections_are_random_and_repeatable():
     """N(0, 1/rank), so that |P x| is |x| on average; another one for every parameter, turn and seed."""
     shape = (64, 128)
-    p = apollo.projection(jnp.float32(7), 0, jnp.int32(0), shape)
+    p = apollo.random_projection(jnp.float32(7), 0, jnp.int32(0), shape)
     np.testing.assert_allclose(np.std(p), 64**-0.5, rtol=0.02)
     others = [(7, 1, 0), (7, 0, 1), (8, 0, 0)]
-    drawn = [p, *(apollo.projection(jnp.float32(s), i, jnp.int32(turn), shape) for s, i, turn in others)]
+    drawn = [p, *(apollo.random_projection(jnp.float32(s), i, jnp.int32(turn), shape) for s, i, turn in others)]
     near = np.abs(np.corrcoef(np.reshape(drawn, (4, -1))) - np.eye(4))
     assert near.max() < 0.05
-    np.testing.assert_array_equal(p, jax.jit(apollo.projection, static_argnums=(1, 3))(7.0, 0, 0, shape))
+    np.testing.assert_array_equal(p, jax.jit(apollo.random_projection, static_argnums=(1, 3))(7.0, 0, 0, shape))
 
 
 def test_a_zero_gradient_doesnt_hold_back_what_follows():
     g, zero = jnp.ones((1, 2, 3)), jnp.zeros((1, 2, 3))
-    update, norm = apollo.scaled(zero, zero[:, :1], zero[:, :1], jnp.ones(1), tensor=False)
+    update, norm = apollo.scale_gradient(zero, zero[:, :1], zero[:, :1], jnp.ones(1), tensor=False)
     assert not update.any() and norm == 0
-    update, norm = apollo.scaled(g, g[:, :1], 2 * g[:, :1], norm, tensor=False)
+    update, norm = apollo.scale_gradient(g, g[:, :1], 2 * g[:, :1], norm, tensor=False)
     np.testing.assert_allclose(update, 2 * g)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.optim.matrices import decomposed
+from scalelab.optim.matrices import map_decomposition
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
@@ -18,7 +18,7 @@ def test_one_matrix_a_call_and_numpys_numbers(function, packed):
     x = x + x.mT
 
     def once(x: jax.Array) -> jax.Array:
-        return decomposed(function, x)
+        return map_decomposition(function, x)
 
     whole = jax.jit(jax.vmap(once) if packed else once)
     calls = re.findall(r"custom_call @lapack\w+\(.*?\) .*?: \((.*?)\) ->", whole.lower(x).as_text())

@@ -7,10 +7,10 @@ import pytest
 from configs import base
 from scalelab import config as config_lib
 from scalelab.config import optimizer_defaults
-from scalelab.model.declare import Declaration, named
+from scalelab.model.declare import Declaration, named_leaves
 from scalelab.optim import groups
-from scalelab.optim.muon import factor, newton_schulz
-from scalelab.optim.registry import find
+from scalelab.optim.muon import newton_schulz, update_factor
+from scalelab.optim.registry import find_optimizer
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, problem, rates, setting
 from tests.optim.hidden import by_matrix
 
@@ -73,15 +73,15 @@ def test_zero_gradients_stay_zero():
 
 def test_scales_by_name():
     wide, tall = Declaration((4, 2, 8), ("embed",), ("heads", "head_dim")), Declaration((16, 4), ("mlp",), ("embed",))
-    assert [factor(d, "spectral") for d in (wide, tall)] == [2.0, 1.0]
-    assert [factor(d, "rms") for d in (wide, tall)] == [0.8, 0.8]
+    assert [update_factor(d, "spectral") for d in (wide, tall)] == [2.0, 1.0]
+    assert [update_factor(d, "rms") for d in (wide, tall)] == [0.8, 0.8]
 
 
 def test_mups_rule_is_that_of_the_scale():
     """sqrt(out/in) is muP's own spectral norm; entries of a given size want LR / m_d, as Adam's do."""
     for scale, lr in (("spectral", 1.0), ("rms", 0.5)):
         static, _ = setting("muon", optim__scale=scale, parametrization__name="mup", parametrization__base_width=8)
-        by = named(groups.scales(static.model, static.optim, find("muon")))
+        by = named_leaves(groups.optimizer_scales(static.model, static.optim, find_optimizer("muon")))
         assert by["blocks.mlp.up.w"].lr == lr and by["embed.w"].lr == by["head.w"].lr == 1.0
 
 
@@ -106,4 +106,6 @@ def test_the_default_lr_is_that_of_the_scale():
         values = {"optim.name": "muon"} | ({"optim.scale": given} if given else {})
         config = config_lib.resolve(config_lib.override(base.get_config(), values))
         assert config.optim.peak_lr == lr
-        assert f"peak_lr={lr}" in optimizer_defaults.words(config.optim, config_lib.origins(config))
+        assert f"peak_lr={lr}" in optimizer_defaults.describe_optim_defaults(
+            config.optim, config_lib.config_value_origins(config)
+        )

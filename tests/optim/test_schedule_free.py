@@ -10,10 +10,10 @@ from scalelab.config import hparams, schedule_steps, static
 from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.declare import named
-from scalelab.optim.registry import MEMBERS
-from scalelab.train.resume.weights import of_run
-from scalelab.train.run.single import dataset, train_single
+from scalelab.model.declare import named_leaves
+from scalelab.optim.registry import OPTIMIZERS
+from scalelab.train.resume.weights import load_run_weights
+from scalelab.train.run.single import load_run_dataset, train_single
 from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested, problem, setting
 from tests.train.resume.test_compatibility import config
 
@@ -57,8 +57,8 @@ def test_thirty_steps_with_warm_up_are_the_authors(changes, lrs):
     found, state = by_chain(static, h, params, gradients, lrs)
     assert_follows(y, found, params)
     tree = jax.tree.unflatten(jax.tree.structure(state[-1].z), found.values())
-    average = MEMBERS["schedule_free_adamw"].evaluated(tree, state, h)
-    assert_follows(x, named(average), params)
+    average = OPTIMIZERS["schedule_free_adamw"].evaluated(tree, state, h)
+    assert_follows(x, named_leaves(average), params)
     assert max(np.max(np.abs(x[k] - y[k])) for k in x) > 1e-3  # or the two could be mistaken for each other
 
 
@@ -75,7 +75,7 @@ def test_optaxs_agrees_without_warm_up():
 
     start = nested(params)
     stacked = nested({k: np.stack([g[k] for g in gradients]) for k in params})
-    expected = named(jax.lax.scan(step, (start, theirs.init(start)), stacked)[0][0])
+    expected = named_leaves(jax.lax.scan(step, (start, theirs.init(start)), stacked)[0][0])
     found = by_chain(static, h, params, gradients, [0.02] * 30)[0]
     assert_follows({k: np.float64(x) for k, x in expected.items()}, found, params)
 
@@ -87,15 +87,15 @@ def finished(tmp_path_factory):
 
 
 def loss_of(params, made):
-    (batches,) = val_batches(dataset(made).parts[0], made.model.seq_len, 2, 1)
-    sums = transformer.loss(static(made).model, params, batches[:, :-1], batches[:, 1:], 0.0)
+    (batches,) = val_batches(load_run_dataset(made).parts[0], made.model.seq_len, 2, 1)
+    sums = transformer.summed_loss(static(made).model, params, batches[:, :-1], batches[:, 1:], 0.0)
     return float(sums.nll / sums.tokens)
 
 
 @pytest.mark.slow
 def test_the_weights_that_are_handed_on_have_the_loss_that_the_run_was_evaluated_at(tmp_path, finished):
     folder, result = finished
-    weights = of_run(str(folder))
+    weights = load_run_weights(str(folder))
     assert loss_of(weights.params, config()) == pytest.approx(result["val_loss"], rel=1e-6)
     assert weights.origin["digest"] != result["params_digest"]  # that one is y's
     for more in ({}, MADE):  # under another optimizer, and the same anew
@@ -110,7 +110,7 @@ def test_begun_on_given_weights_z_begins_there_too(tmp_path, finished):
     """At an LR of zero nothing may move; a z that was drawn would pull y along."""
     still = config(**MADE | {"optim__peak_lr": 0.0}, train__init_from=str(finished[0]))
     result = train_single(still, tmp_path / "still")
-    assert result["params_digest"] == of_run(str(finished[0])).origin["digest"]
+    assert result["params_digest"] == load_run_weights(str(finished[0])).origin["digest"]
 
 
 def test_without_beta1_there_is_no_average_to_be_had_back():
@@ -124,5 +124,5 @@ def test_without_beta1_there_is_no_average_to_be_had_back():
 def test_a_schedule_that_decays_beside_the_average_is_said():
     for name, doubted in (("constant", False), ("cosine", True)):
         made = config(optim__name="schedule_free_adamw", schedule__name=name)
-        assert ["Defazio" in word for word in schedule_steps.doubts(made)] == [True] * doubted
-    assert not schedule_steps.doubts(config(optim__name="adamw"))
+        assert ["Defazio" in word for word in schedule_steps.schedule_warnings(made)] == [True] * doubted
+    assert not schedule_steps.schedule_warnings(config(optim__name="adamw"))

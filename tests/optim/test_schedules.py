@@ -38,7 +38,7 @@ def hparams(name, changes):
 @functools.cache
 def compiled(name, shape="linear", wd_shape="constant", **changes):
     static = dataclasses.replace(STATIC, schedule=ONE.get(name, name), decay_shape=shape, wd_shape=wd_shape, **changes)
-    return jax.jit(jax.vmap(functools.partial(schedules.at, static), in_axes=(0, None)))
+    return jax.jit(jax.vmap(functools.partial(schedules.scheduled_values, static), in_axes=(0, None)))
 
 
 def curves(name, shape="linear", wd_shape="constant", **changes):
@@ -53,7 +53,7 @@ def curve(name, shape="linear", **changes):
 
 
 def test_every_choice_is_there_and_no_other():
-    assert set(NAMES) == {*schedules.SCHEDULES, *validate.DECAYING, *ONE}
+    assert set(NAMES) == {*schedules.SCHEDULES, *validate.SCHEDULES_WITH_DECAY, *ONE}
     assert set(validate.CHOICES["schedule.decay_shape"]) == set(schedules.DECAYS)
     assert set(validate.CHOICES["schedule.wd_shape"]) == set(schedules.WEIGHT_DECAYS)
 
@@ -291,7 +291,7 @@ def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, de
         assert (np.diff(lr[top:]) <= 1e-6).all()
     if warmup < steps and (name in ("linear", "cosine", "cosine_restarts") or (name in ("wsd", "wsd_s") and decay)):
         np.testing.assert_allclose(lr[steps:], final, atol=1e-5)
-    if name not in validate.DECAYING or (apart and name != "power"):
+    if name not in validate.SCHEDULES_WITH_DECAY or (apart and name != "power"):
         assert lr.max() > 1 - 1e-5 or warmup == steps or name == "multi_step"
 
 
@@ -319,14 +319,14 @@ def test_a_users_own_schedule_is_asked_and_one_that_gives_no_number_is_refused(t
         "from scalelab.optim.schedules import warmup\ndef half(step, h): return 0.5 * h['peak_lr'] * warmup(step, "
         "h)\ndef pair(step, h): return [1.0, 2.0]\n"
     )
-    user_code.trust("own_curves:half", "own_curves:pair")
+    user_code.trust_names("own_curves:half", "own_curves:pair")
     np.testing.assert_allclose(curve("own_curves:half"), curve("constant") / 2, rtol=1e-6)
     with pytest.raises(BadInput, match=r"'own_curves:pair' gave an array of shape \(2,\)"):
         curve("own_curves:pair")
 
 
 def test_a_config_s_curves_are_the_steps_of_its_run():
-    found = schedules.curves(CONFIG, [0, 24, 499])
+    found = schedules.schedule_curves(CONFIG, [0, 24, 499])
     np.testing.assert_allclose(
         found["lr"], [3e-3 / 25, 3e-3, 3e-3 * (0.1 + 0.9 * 0.5 * (1 - np.cos(np.pi / 475)))], rtol=1e-5
     )
@@ -364,12 +364,12 @@ def test_an_own_schedule_that_is_bad_at_any_step_is_refused_and_no_folder_made(t
 
 
 def test_bad_steps_are_seen_past_those_that_are_worked_out_together(monkeypatch):
-    monkeypatch.setattr(schedules, "MOST_AT_ONCE", 32)
+    monkeypatch.setattr(schedules, "MAX_STEPS_AT_ONCE", 32)
     changes = {"schedule.name": f"{__name__}:not_a_number_late", "train.steps": 100}
     with pytest.raises(BadInput, match="lr at step 99 is nan, and so at 1 of 100"):
-        schedules.refuse_bad(config_lib.resolve(config_lib.override(base.get_config(), changes)))
+        schedules.check_user_schedule(config_lib.resolve(config_lib.override(base.get_config(), changes)))
     good = changes | {"schedule.name": f"{__name__}:peak"}
-    schedules.refuse_bad(config_lib.resolve(config_lib.override(base.get_config(), good)))
+    schedules.check_user_schedule(config_lib.resolve(config_lib.override(base.get_config(), good)))
 
 
 def peak(step, h):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from scalelab.optim import matrices
-from scalelab.optim.chain import chain
-from scalelab.optim.soap import eigenbases, power_step
+from scalelab.optim.chain import build_optimizer_chain
+from scalelab.optim.soap import power_iteration_step, sorted_eigenvectors
 from tests.optim.frame import assert_follows, by_chain, kept_bytes, nested, problem, rates, setting
 from tests.optim.hidden import adam, by_matrix
 
@@ -78,7 +78,9 @@ def test_the_first_bases_are_eigenvectors_of_the_first_statistics():
 
 
 def test_with_identity_bases_it_is_adam(monkeypatch):
-    monkeypatch.setattr("scalelab.optim.soap.eigenbases", lambda x: jnp.broadcast_to(jnp.eye(x.shape[-1]), x.shape))
+    monkeypatch.setattr(
+        "scalelab.optim.soap.sorted_eigenvectors", lambda x: jnp.broadcast_to(jnp.eye(x.shape[-1]), x.shape)
+    )
     static, h = setting("soap", optim__every=1000)
     declared, params, gradients = problem()
     b1, b2, eps = (float(h[k]) for k in ("beta1", "beta2", "eps"))
@@ -87,8 +89,8 @@ def test_with_identity_bases_it_is_adam(monkeypatch):
         return adam(g, memory, t - 1, b1, b2, eps) if t > 1 else 0 * g
 
     expected = by_matrix(h, declared, params, gradients, rates(0.02), direction)
-    step = jax.jit(lambda g, state, params, lr: chain(static, h, lr).update(g, state, params))
-    now, state = nested(params), chain(static, h, jnp.float32(0)).init(nested(params))
+    step = jax.jit(lambda g, state, params, lr: build_optimizer_chain(static, h, lr).update(g, state, params))
+    now, state = nested(params), build_optimizer_chain(static, h, jnp.float32(0)).init(nested(params))
     for gradient, lr in zip(gradients, rates(0.02), strict=True):
         updates, state = step(nested(gradient), state, now, jnp.float32(lr))
         now = jax.tree.map(jnp.add, now, updates)
@@ -102,13 +104,13 @@ def test_power_steps_converge_to_the_eigenbasis():
     statistic = jnp.asarray(q * 2.0 ** -np.arange(8) @ q.swapaxes(1, 2), jnp.float32)
     basis = jnp.broadcast_to(jnp.eye(8), (3, 8, 8))
     for _ in range(40):
-        basis, _ = power_step(statistic, basis)
+        basis, _ = power_iteration_step(statistic, basis)
     np.testing.assert_allclose(
         np.abs(np.einsum("bij,bik->bjk", basis, q)), np.broadcast_to(np.eye(8), (3, 8, 8)), atol=1e-4
     )
-    np.testing.assert_allclose(np.abs(eigenbases(statistic)), np.abs(q), atol=1e-4)
+    np.testing.assert_allclose(np.abs(sorted_eigenvectors(statistic)), np.abs(q), atol=1e-4)
 
 
 def test_state_bytes():
     assert kept_bytes("soap") == kept_bytes("soap", said=True)
-    assert matrices.shape(problem()[0]["blocks.mlp.down.w"]) == (2, 16, 48)
+    assert matrices.folded_shape(problem()[0]["blocks.mlp.down.w"]) == (2, 16, 48)

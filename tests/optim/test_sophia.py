@@ -17,10 +17,10 @@ from configs import tiny
 from scalelab.config import hparams, override, resolve, static
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.declare import named
-from scalelab.optim.chain import chain
+from scalelab.model.declare import named_leaves
+from scalelab.optim.chain import build_optimizer_chain
 from scalelab.parallel import rules
-from scalelab.parallel.mesh import resolved
+from scalelab.parallel.mesh import resolve_layout
 from scalelab.train.step import curvature, state
 from scalelab.train.step.step import train_step
 from tests.optim.frame import STEPS, assert_follows, by_chain, clipped, decays, nested, problem, rates, setting
@@ -64,10 +64,10 @@ def test_curvature_is_scaled_as_the_gradient_it_comes_from_where_eps_is():
     static, h = setting("sophia_g", optim__rho=3.0, optim__eps=1e-30, optim__weight_decay=0.0, **wide)
     _, params, gradients = problem(0.01)
     tree, squares = nested(gradients[0]), nested({k: 1 + g**2 for k, g in gradients[0].items()})
-    transform = chain(static, h, 1.0)
+    transform = build_optimizer_chain(static, h, 1.0)
     moves, _ = transform.update(tree, transform.init(nested(params)), nested(params), curvature=(squares, True))
     plain = 0.04 * gradients[0]["embed.w"] / (3.0 * 0.01 * (1 + gradients[0]["embed.w"] ** 2))
-    np.testing.assert_allclose(named(moves)["embed.w"], -plain, rtol=1e-5)
+    np.testing.assert_allclose(named_leaves(moves)["embed.w"], -plain, rtol=1e-5)
 
 
 def little(name="sophia_h", **changes):
@@ -78,7 +78,7 @@ def little(name="sophia_h", **changes):
 def model():
     """(static, params, tokens) of a model of a few hundred parameters, with some positions that don't count."""
     made = static(little())
-    params = jax.tree.map(lambda x: 3 * x, transformer.init(made.model, jax.random.key(1)))
+    params = jax.tree.map(lambda x: 3 * x, transformer.init_params(made.model, jax.random.key(1)))
     tokens = np.random.default_rng(0).integers(0, 6, (4, 5)).astype(np.int32)
     tokens[1, 3:] = -1
     return made, params, jnp.asarray(tokens)
@@ -88,12 +88,12 @@ def written_out(made, params, tokens):
     """(logits at the positions that count [n, V] as a function of flat parameters, the flat parameters, targets [n])."""
     flat, unravel = ravel_pytree(params)
     counts = np.asarray(tokens[:, 1:] >= 0)
-    of = lambda flat: transformer.logits(made.model, unravel(flat), jnp.maximum(tokens[:, :-1], 0))[counts]  # noqa: E731
+    of = lambda flat: transformer.next_token_logits(made.model, unravel(flat), jnp.maximum(tokens[:, :-1], 0))[counts]  # noqa: E731
     return of, flat, np.asarray(tokens[:, 1:])[counts]
 
 
 def draws(made, params, tokens, kind, n):
-    one = lambda step: ravel_pytree(curvature.measure(made, kind, params, tokens, step, jnp.uint32(0)))[0]  # noqa: E731
+    one = lambda step: ravel_pytree(curvature.estimate_curvature(made, kind, params, tokens, step, jnp.uint32(0)))[0]  # noqa: E731
     return np.float64(jax.jit(lambda steps: jax.lax.map(one, steps, batch_size=500))(jnp.arange(n)))
 
 
@@ -129,7 +129,9 @@ def test_bartletts_mean_is_the_gauss_newton_diagonal(model):
 def test_micro_batches_measure_the_same(model, kind):
     made, params, tokens = model
     parts = dataclasses.replace(made, accumulate=2)
-    whole, added = (curvature.measure(s, kind, params, tokens, jnp.int32(3), jnp.uint32(5)) for s in (made, parts))
+    whole, added = (
+        curvature.estimate_curvature(s, kind, params, tokens, jnp.int32(3), jnp.uint32(5)) for s in (made, parts)
+    )
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(added), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5 * np.abs(b).max())
 
@@ -138,13 +140,13 @@ def test_micro_batches_measure_the_same(model, kind):
 def test_the_step_measures_every_so_many_steps_and_keeps_what_it_had_in_between(model):
     made, h = static(little()), {k: jnp.float32(v) for k, v in hparams(little()).items()}
     step = jax.jit(lambda s: train_step(made, s, model[2], h)[0])
-    now, seen = state.init(made, h), []
+    now, seen = state.init_state(made, h), []
     for _ in range(5):
         before, now = now, step(now)
         old, new = (ravel_pytree(_sophia(s))[0] for s in (before, now))
         seen.append(bool(np.any(old != new)))
         if seen[-1]:
-            fresh = curvature.measure(made, "hutchinson", before.params, model[2], before.step, h["seed"])
+            fresh = curvature.estimate_curvature(made, "hutchinson", before.params, model[2], before.step, h["seed"])
             np.testing.assert_allclose(new, 0.99 * old + 0.01 * ravel_pytree(fresh)[0], rtol=1e-3, atol=1e-7)
     assert seen == [True, False, False, True, False]
 
@@ -160,7 +162,7 @@ def _sophia(s):
 def test_what_it_cannot_measure_is_refused_in_a_line(axis):
     made = little("sophia_g", **{f"parallel.{axis}": 2, "model.n_layers": 2})
     with pytest.raises(BadInput, match=rf"'sophia_g' with parallel.{axis}=2: .* nearest: parallel.{axis}=1"):
-        rules.check(static(made), resolved(static(made).layout, 2))
+        rules.check_layout(static(made), resolve_layout(static(made).layout, 2))
 
 
 def outside_loops(program: str) -> int:
@@ -180,7 +182,7 @@ def test_what_is_not_due_is_not_computed():
     found = {}
     for name in ("adamw", "sophia_h"):
         fixed, h = setting(name)
-        like = jax.eval_shape(lambda fixed=fixed, h=h: state.init(fixed, h))
+        like = jax.eval_shape(lambda fixed=fixed, h=h: state.init_state(fixed, h))
         tokens = jax.ShapeDtypeStruct((fixed.global_batch, fixed.model.seq_len + 1), np.int32)
         compiled = jax.jit(train_step, static_argnums=0).lower(fixed, like, tokens, h).compile()
         found[name] = outside_loops(compiled.as_text())

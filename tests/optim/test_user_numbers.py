@@ -13,10 +13,10 @@ from configs import base, tiny
 from scalelab import config as config_lib
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
-from scalelab.model.transformer import declarations
-from scalelab.optim.chain import chain, refuse_unset
-from scalelab.optim.optimizer import Member, per_scalar
-from scalelab.sweep.trials import packs
+from scalelab.model.transformer import parameter_declarations
+from scalelab.optim.chain import build_optimizer_chain, check_numbers_set
+from scalelab.optim.optimizer import Optimizer, bytes_per_scalar
+from scalelab.sweep.trials import group_into_packs
 from scalelab.testing import check_optimizer
 from scalelab.train.resume import compatibility
 
@@ -35,7 +35,7 @@ def by_rho(declared, o, h, lr):
     return optax.scale(h["rho"])
 
 
-LAST = Member(lambda *_: optax.identity(), per_scalar(0), last=lambda h, lr: optax.scale(h["gamma"]))
+LAST = Optimizer(lambda *_: optax.identity(), bytes_per_scalar(0), last=lambda h, lr: optax.scale(h["gamma"]))
 
 
 def test_a_number_of_its_own_is_in_the_step_and_traced():
@@ -45,11 +45,11 @@ def test_a_number_of_its_own_is_in_the_step_and_traced():
     static, h = config_lib.static(config), config_lib.hparams(config)
     assert h["gamma"] == 0.025
     g = np.linspace(-0.1, 0.1, 7, dtype=np.float32)
-    params = jax.tree.map(lambda d: jnp.resize(g, d.shape), declarations(static.model))
+    params = jax.tree.map(lambda d: jnp.resize(g, d.shape), parameter_declarations(static.model))
 
     @jax.jit
     def update(h):
-        transform = chain(static, h, h["peak_lr"])
+        transform = build_optimizer_chain(static, h, h["peak_lr"])
         return transform.update(params, transform.init(params), params)[0]
 
     for gamma in (0.025, 0.5):
@@ -62,10 +62,10 @@ def test_trials_that_differ_in_it_share_a_program_and_those_that_lack_it_do_not(
     trials = {
         "a": resolved(gamma=0.1), "b": resolved(gamma=0.2), "c": resolved(gamma=0.1, delta=1.0), "d": resolved(),
     }  # fmt: skip
-    assert sorted(packs(trials).values()) == [["a", "b"], ["c"], ["d"]]
+    assert sorted(group_into_packs(trials).values()) == [["a", "b"], ["c"], ["d"]]
     assert config_lib.identity(trials["a"]) != config_lib.identity(trials["b"])
     rho = config_lib.resolve(config_lib.override(trials["a"], {"optim.rho": 0.1}))
-    assert len(packs({"a": trials["a"], "rho": rho})) == 2  # which are set is compiled in
+    assert len(group_into_packs({"a": trials["a"], "rho": rho})) == 2  # which are set is compiled in
 
 
 def test_it_is_stored_read_back_and_a_change_is_told():
@@ -73,10 +73,10 @@ def test_it_is_stored_read_back_and_a_change_is_told():
         {"config": json.loads(json.dumps(c.to_dict())), "data": {}}
         for c in (resolved(gamma=0.1), resolved(gamma=0.2), resolved())
     ]
-    assert compatibility.config_of(facts[0]).optim.own.to_dict() == {"gamma": 0.1}
-    assert compatibility.differences(facts[0], facts[1]) == {"optim.own.gamma": (0.1, 0.2)}
-    assert compatibility.differences(facts[2], facts[0]) == {"optim.own.gamma": (None, 0.1)}
-    assert compatibility.differences(facts[0], facts[2]) == {"optim.own.gamma": (0.1, None)}
+    assert compatibility.config_from_facts(facts[0]).optim.own.to_dict() == {"gamma": 0.1}
+    assert compatibility.diff_facts(facts[0], facts[1]) == {"optim.own.gamma": (0.1, 0.2)}
+    assert compatibility.diff_facts(facts[2], facts[0]) == {"optim.own.gamma": (None, 0.1)}
+    assert compatibility.diff_facts(facts[0], facts[2]) == {"optim.own.gamma": (0.1, None)}
 
 
 def test_a_config_file_may_set_it_and_none_unsets_it():
@@ -102,7 +102,7 @@ def test_a_config_file_may_set_it_and_none_unsets_it():
 def test_what_is_read_and_not_set_is_refused_not_zero(values, match):
     config = config_lib.resolve(config_lib.override(base.get_config(), SOFT | values))
     with pytest.raises(BadInput, match=match):
-        refuse_unset(config_lib.static(config))
+        check_numbers_set(config_lib.static(config))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def interrupted(folder, number, victim, until):
 
 
 def last_saved(folder):
-    return max(manifest.steps(folder / "checkpoints"))
+    return max(manifest.list_steps(folder / "checkpoints"))
 
 
 def last_logged(folder):
@@ -85,7 +85,7 @@ def whole(tmp_path_factory):
 
 def params_at(folder, step):
     config = load("configs/tiny.py", split_overrides(train(folder, *SETTINGS))[0])
-    like = {"run": {"params": state.shapes(static(config)).params}}
+    like = {"run": {"params": state.state_shapes(static(config)).params}}
     return Checkpoints(folder / "checkpoints").load(like, at=step).states["run"]["params"]
 
 
@@ -98,8 +98,8 @@ def test_two_processes_train_what_one_process_trains(whole, tmp_path):
     folder, result = whole
     one = tmp_path / "one"
     alone = finish(command(*train(one, *SETTINGS), env=devices(8)))
-    assert result["params_digest"] == state.digest(params_at(folder, STEPS))  # gathered from both
-    assert alone["params_digest"] == state.digest(params_at(one, STEPS))
+    assert result["params_digest"] == state.params_digest(params_at(folder, STEPS))  # gathered from both
+    assert alone["params_digest"] == state.params_digest(params_at(one, STEPS))
     for ours, theirs in zip(untimed(folder), untimed(one), strict=True):
         assert ours == pytest.approx(theirs, rel=2e-6)
     assert largest_difference(params_at(folder, STEPS), params_at(one, STEPS)) <= 1e-6
@@ -110,7 +110,7 @@ def test_a_signal_to_one_and_the_death_of_either_stop_both_and_the_pair_goes_on_
     folder = tmp_path / "run"
     stopped = finish_pair(interrupted(folder, signal.SIGTERM, 1, lambda: records.read_events(folder)), 75)
     assert 0 < stopped["final_step"] < EVERY and stopped["status"] == "stopped"
-    assert manifest.steps(folder / "checkpoints") == [stopped["final_step"]]
+    assert manifest.list_steps(folder / "checkpoints") == [stopped["final_step"]]
     for victim in (1, 0):
         before = last_saved(folder)
         lost = lambda: last_logged(folder) > last_saved(folder) > before  # noqa: B023, E731 - logged, and not saved

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from experiments.parallelism.rows import LAYOUTS, OPTIONS
+from experiments.parallelism.rows import LAYOUTS, MODEL_OPTIONS
 
 # Every option under tensor and fsdp, most under the others; half a minute each.
 MOST = "norms after,window,no positions,short sequences,distances"
 CASES = [
     ("context+fsdp+tensor+sequence", "all,distances"),
-    ("fsdp+tensor", ",".join(OPTIONS)),
+    ("fsdp+tensor", ",".join(MODEL_OPTIONS)),
     ("context+fsdp", f"parallel block,{MOST}"),
     ("1f1b+fsdp+tensor+sequence", "all,distances,distances in blocks"),
     ("circular+hsdp", "all,parallel block"),

@@ -15,8 +15,8 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.parallel import meeting, peers, processes
-from scalelab.parallel.meeting import meet
-from scalelab.parallel.peers import Place, Watch
+from scalelab.parallel.meeting import meet_processes
+from scalelab.parallel.peers import PeerWatch, ProcessPlace
 from scalelab.parallel.pulse import Pulse
 from tests.train.runs import PATIENCE_S, free_port
 
@@ -34,7 +34,7 @@ def gather(address, hellos, within_s=PATIENCE_S):
     def one(hello):
         index, count, facts = hello
         try:
-            return meet(Place(coordinator, count, index), facts, folder, within_s)
+            return meet_processes(ProcessPlace(coordinator, count, index), facts, folder, within_s)
         except BadInput as refusal:
             return str(refusal)
 
@@ -55,7 +55,7 @@ class Heard:
             self.told[index].append((code, why))
             self.event[index].set()
 
-        return Watch(Place("localhost:1", 3, index), self.lines[index], lost, pulse)
+        return PeerWatch(ProcessPlace("localhost:1", 3, index), self.lines[index], lost, pulse)
 
     def close(self, index):
         """What the kernel does for a killed process."""
@@ -161,15 +161,15 @@ def test_a_name_that_leads_home_only_is_listened_at_in_the_network_too(monkeypat
     known = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 80))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
     for name in ("localhost", "127.0.1.1"):
-        assert meeting.addresses(Place(f"{name}:80", 2, 0)) == [(socket.AF_INET, ("127.0.1.1", 80))]
-    more = meeting.addresses(Place("node7:80", 2, 0))
+        assert meeting.listen_addresses(ProcessPlace(f"{name}:80", 2, 0)) == [(socket.AF_INET, ("127.0.1.1", 80))]
+    more = meeting.listen_addresses(ProcessPlace("node7:80", 2, 0))
     assert more[-1] == (socket.AF_INET, ("127.0.1.1", 80)) and len(more) <= 2
-    assert meeting.service_address(Place("localhost:80", 2, 0)) == "localhost:80"
+    assert meeting.service_address(ProcessPlace("localhost:80", 2, 0)) == "localhost:80"
 
 
 def test_a_coordinator_elsewhere_is_said(address):
     with pytest.raises(BadInput, match=r"is not this machine .*start process 0 there"):
-        meet(Place("192.0.2.1:80", 2, 0), {}, address[1], 1.0)
+        meet_processes(ProcessPlace("192.0.2.1:80", 2, 0), {}, address[1], 1.0)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -306,13 +306,13 @@ def test_who_does_not_come_is_named_within_the_time(address):
     assert f"--coordinator={address[0]}: process 0 did not answer there within 1 s" in refusal
     for index in (0, 1):
         with pytest.raises(BadInput, match="no such host"):
-            meet(Place("nowhere.invalid:1234", 2, index), {}, address[1], 5.0)
+            meet_processes(ProcessPlace("nowhere.invalid:1234", 2, index), {}, address[1], 5.0)
 
 
 def test_a_taken_port_is_said(address):
     taken = socket.create_server(("127.0.0.1", int(address[0].split(":")[1])))
     with taken, pytest.raises(BadInput, match=r"process 0 can't listen there .*; take another port"):
-        meet(Place(address[0], 2, 0), {}, address[1], 1.0)
+        meet_processes(ProcessPlace(address[0], 2, 0), {}, address[1], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_taken_port_is_said(address):
 )
 def test_mistakes_in_the_flags(flags, said):
     with pytest.raises(BadInput) as refusal:
-        processes.place(*flags, environment={})
+        processes.find_process_place(*flags, environment={})
     assert said in str(refusal.value)
 
 
@@ -343,9 +343,9 @@ def test_a_mistake_is_one_line_of_the_command(capsys, tmp_path):
 
 
 def test_places_by_hand_by_slurm_and_alone():
-    assert processes.place("[::1]:80", 3, 2, {}) == Place("[::1]:80", 3, 2)
-    assert Place("[::1]:80", 3, 2).address == ("::1", 80)
-    assert processes.place("a:80", 1, 0, {}) is None
+    assert processes.find_process_place("[::1]:80", 3, 2, {}) == ProcessPlace("[::1]:80", 3, 2)
+    assert ProcessPlace("[::1]:80", 3, 2).address == ("::1", 80)
+    assert processes.find_process_place("a:80", 1, 0, {}) is None
     task = {
         "SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "gpu[003-004,9]", "SLURM_NTASKS": "4", "SLURM_PROCID": "3",
         "SLURM_LOCALID": "1",
@@ -353,8 +353,8 @@ def test_places_by_hand_by_slurm_and_alone():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in task.items():
             patch.setenv(name, value)
-        place = processes.place(None, None, None)
-        assert place == Place(f"gpu003:{65535 - 4096 + 1 + 77}", 4, 3)
+        place = processes.find_process_place(None, None, None)
+        assert place == ProcessPlace(f"gpu003:{65535 - 4096 + 1 + 77}", 4, 3)
         patch.setenv("SLURM_NTASKS", "1")
-        assert processes.place(None, None, None) is None
-    assert processes.place(None, None, None, {}) is None
+        assert processes.find_process_place(None, None, None) is None
+    assert processes.find_process_place(None, None, None, {}) is None

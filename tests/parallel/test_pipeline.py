@@ -5,7 +5,7 @@ import re
 import jax
 
 from scalelab.config import Layout
-from scalelab.model.transformer import declarations
+from scalelab.model.transformer import parameter_declarations
 from tests.plan.small import pipelined, static_of
 
 
@@ -16,6 +16,6 @@ def test_a_stage_gathers_nothing_where_its_arrays_are_handed_in_and_out():
     borders = [line for line in text.splitlines() if 'manual_axes={"stage"}' in line]
     assert len(borders) == 1
     shardings = re.findall(r"<@mesh, \[([^]]*)\]", borders[0])
-    assert len(shardings) > 2 * len(jax.tree.leaves(declarations(static.model)))
+    assert len(shardings) > 2 * len(jax.tree.leaves(parameter_declarations(static.model)))
     assert '{"stage", ?}, {?}, {?}' in shardings
     assert not any("{}" in dimensions for dimensions in shardings)

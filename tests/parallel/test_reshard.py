@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from scalelab.parallel.mesh import AXES
+from scalelab.parallel.mesh import MESH_AXES
 from tests.train.runs import ROOT, ended
 
 SAVED = {"fsdp": 8}
@@ -138,7 +138,7 @@ def test_no_device_ever_holds_more_than_its_part(resumed):
     held = {json.dumps(row["layout"]): row["bytes_on_first"] for row in resumed}
     whole = held["{}"]
     for row in resumed:
-        sizes = [row["layout"].get(axis, 1) for axis in AXES]
+        sizes = [row["layout"].get(axis, 1) for axis in MESH_AXES]
         assert row["devices"] == [np.prod(sizes)], row
     said = {'{"context": 2, "data": 4}': 1, '{"fsdp": 8}': 1 / 8, '{"fsdp": 8, "zero": 1}': (4 + 8 / 8) / 12}
     for layout in said.keys() & held.keys():

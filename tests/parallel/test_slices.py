@@ -35,10 +35,10 @@ def devices(slices, each):
     ids=str,
 )
 def test_the_outermost_axes_go_over_the_network(layout, slices, across):
-    found = mesh.over(layout, devices(slices, layout.devices // slices))
+    found = mesh.mesh_over_devices(layout, devices(slices, layout.devices // slices))
     of_slice = np.vectorize(lambda device: device.slice_index)(found.devices)
     assert len({device.id for device in found.devices.flat}) == layout.devices
-    for number, axis in enumerate(mesh.AXES):
+    for number, axis in enumerate(mesh.MESH_AXES):
         within = layout.__dict__[axis] // across.get(axis, 1)  # so many neighbours along this axis share a slice
         first = np.take(of_slice, range(within), axis=number)
         assert (first == np.take(first, [0], axis=number)).all(), axis
@@ -49,7 +49,7 @@ def test_what_slices_do_not_divide_is_refused():
     with pytest.raises(
         BadInput, match=r"stage=1 x data=1 x fsdp=1 does not divide over 2 slices.*nearest: parallel.data=2"
     ):
-        mesh.over(Layout(tensor=4), devices(2, 2))
+        mesh.mesh_over_devices(Layout(tensor=4), devices(2, 2))
 
 
 def test_a_torus_whose_sides_are_no_products_of_the_sizes_is_split():
@@ -59,7 +59,7 @@ def test_a_torus_whose_sides_are_no_products_of_the_sizes_is_split():
                device_kind="TPU v4")
         for i in range(64)
     ]  # fmt: skip
-    found = mesh.over(Layout(fsdp=32, tensor=2), chips)
+    found = mesh.mesh_over_devices(Layout(fsdp=32, tensor=2), chips)
     assert {device.id for device in found.devices.flat} == set(range(64))
     pairs = found.devices.reshape(32, 2)
     apart = [sum(a != b for a, b in zip(one.coords, other.coords, strict=True)) for one, other in pairs]

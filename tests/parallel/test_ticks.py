@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scalelab.parallel.ticks import BACKWARD, FORWARD, predicted_bubble, table
+from scalelab.parallel.ticks import BACKWARD, FORWARD, make_tick_table, predicted_bubble
 
 CASES = [("gpipe", p, m, 1) for p, m in [(2, 1), (2, 5), (4, 8), (8, 3)]]
 CASES += [("1f1b", p, m, 1) for p, m in [(2, 1), (2, 5), (4, 3), (4, 8), (8, 32)]]
@@ -12,7 +12,7 @@ CASES += [("circular", p, m, v) for p, m, v in [(2, 4, 2), (4, 8, 3), (3, 6, 2)]
 
 def replay(schedule, stages, microbatches, rounds):
     """Run the table on a machine of slots: what each stage does when, with which input, and the most it holds at once."""
-    t = table(schedule, stages, microbatches, rounds)
+    t = make_tick_table(schedule, stages, microbatches, rounds)
     slots = [dict() for _ in range(stages)]  # slot -> (virtual stage, micro-batch) whose input lies there
     sent, returned, seen, most = {}, {}, [], 0
     for now in range(len(t.op)):
@@ -42,14 +42,14 @@ def test_every_chunk_runs_once_forward_and_once_backward_with_its_own_input(case
     seen, most = replay(*case)
     each = {(kind, u, i) for kind in (FORWARD, BACKWARD) for u in range(stages * rounds) for i in range(microbatches)}
     assert len(seen) == len(each) and set(seen) == each
-    assert most <= table(*case).slots
+    assert most <= make_tick_table(*case).slots
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_idle_ticks_are_the_formulas(case):
     schedule, stages, microbatches, rounds = case
-    assert table(*case).bubble == pytest.approx(predicted_bubble(stages, microbatches, rounds))
-    forward = table(schedule, stages, microbatches, rounds, backward=False)
+    assert make_tick_table(*case).bubble == pytest.approx(predicted_bubble(stages, microbatches, rounds))
+    forward = make_tick_table(schedule, stages, microbatches, rounds, backward=False)
     assert len(forward.op) == rounds * microbatches + stages - 1
 
 
@@ -62,7 +62,7 @@ def test_published_bubbles():
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 32), (4, 3), (4, 64), (8, 16)])
 def test_1f1b_holds_at_most_as_many_microbatches_as_there_are_stages(stages, microbatches):
-    assert table("1f1b", stages, microbatches).slots == min(stages, microbatches)
-    assert table("gpipe", stages, microbatches).slots == microbatches
-    order = table("1f1b", stages, microbatches).op
+    assert make_tick_table("1f1b", stages, microbatches).slots == min(stages, microbatches)
+    assert make_tick_table("gpipe", stages, microbatches).slots == microbatches
+    order = make_tick_table("1f1b", stages, microbatches).op
     assert np.all(np.sum(order == FORWARD, axis=0) == microbatches)

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from scalelab.config import TRACED, Layout
+from scalelab.config import TRACED_KEYS, Layout
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
-from scalelab.plan.machine.machine import machine
+from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import saved_activations
-from scalelab.plan.memory.memory import memory
-from scalelab.sharding import BATCH
+from scalelab.plan.memory.memory import step_memory
+from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import train_step
 from tests.plan.small import drawn, kept, static_of
@@ -24,21 +24,24 @@ def saved_bytes(static, mesh):
     """Of the backward's arrays on device 0, and as planned."""
     params, tokens = drawn(static)
     with jax.set_mesh(mesh):
-        specs = rules.parameters(static.model, static.layout)
+        specs = rules.parameter_specs(static.model, static.layout)
         placed = jax.device_put(params, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
-        arrays = kept(static, placed, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH, None))))
+        arrays = kept(static, placed, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))))
     found = sum(x.addressable_shards[0].data.nbytes for x in arrays)
-    return {"kept": found, "predicted": saved_activations.saved(static).bytes(saved_activations.rows(static))}
+    return {
+        "kept": found,
+        "predicted": saved_activations.count_saved_activations(static).bytes(saved_activations.rows_per_device(static)),
+    }
 
 
 def argument_bytes(static, mesh, step):
     """Of a program that takes a state, a batch and hparams, as XLA says, and as planned."""
-    h = {key.split(".")[1]: jnp.float32(0) for key in TRACED} | {"log_every": jnp.float32(1)}
+    h = {key.split(".")[1]: jnp.float32(0) for key in TRACED_KEYS} | {"log_every": jnp.float32(1)}
     shape = static.global_batch, static.model.seq_len + 1
-    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH, None)))
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
     with jax.set_mesh(mesh):
-        compiled = jax.jit(step).lower(state_lib.placed(static, mesh), batch, h).compile()
-    part = memory(static, machine("h100")).components
+        compiled = jax.jit(step).lower(state_lib.sharded_state_shapes(static, mesh), batch, h).compile()
+    part = step_memory(static, load_machine("h100")).components
     planned = part["parameters"] + part["optimizer"] + part["batch"] + 4 * len(h)
     return {"xla": compiled.memory_analysis().argument_size_in_bytes, "planned": planned}
 
@@ -46,7 +49,7 @@ def argument_bytes(static, mesh, step):
 def main(text, *remats):
     """Saved bytes by remat policy; argument bytes of a program that hands its state on, without policies of the real step."""
     layout = Layout(**{key: int(value) for key, _, value in (part.partition("=") for part in text.split(","))})
-    mesh = mesh_lib.make(layout)
+    mesh = mesh_lib.make_mesh(layout)
     statics = {
         remat: static_of(layout, batch=16, model={"n_layers": 1}, model__remat=remat, precision__name="bf16")
         for remat in remats

@@ -17,11 +17,11 @@ from scalelab import config as config_lib
 from scalelab.config import Layout
 from scalelab.model import transformer
 from scalelab.parallel import pipeline, rules
-from scalelab.parallel.mesh import AXES
+from scalelab.parallel.mesh import MESH_AXES
 from scalelab.precision.policy import POLICIES
-from scalelab.precision.products import arithmetic
-from scalelab.sharding import BATCH
-from scalelab.train.step.gradients import objective
+from scalelab.precision.products import product_precision
+from scalelab.sharding import BATCH_AXES
+from scalelab.train.step.gradients import micro_batch_objective
 
 
 def static_of(layout=None, batch=8, model=None, **values):
@@ -39,10 +39,10 @@ def kept(static, params, tokens):
     """Arrays that the backward of a micro-batch keeps, computed, but those that are a parameter, bit by bit."""
 
     def leaves(params, tokens):
-        differentiated = lambda p: objective(static, p, (), tokens, jnp.float32(0), jnp.float32(1), None)[0]  # noqa: E731
+        differentiated = lambda p: micro_batch_objective(static, p, (), tokens, jnp.float32(0), jnp.float32(1), None)[0]  # noqa: E731
         return jax.tree.leaves(jax.vjp(differentiated, params)[1])
 
-    with arithmetic(POLICIES[static.precision]):
+    with product_precision(POLICIES[static.precision]):
         found = jax.jit(leaves)(params, tokens)
     known = [np.asarray(p) for p in jax.tree.leaves(params)]
 
@@ -55,26 +55,28 @@ def kept(static, params, tokens):
 def drawn(static):
     """Parameters of which none equals another, and a batch of tokens; nothing is compiled for them."""
     rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda d: rng.normal(size=d.shape).astype(np.float32), transformer.declarations(static.model))
+    params = jax.tree.map(
+        lambda d: rng.normal(size=d.shape).astype(np.float32), transformer.parameter_declarations(static.model)
+    )
     shape = static.global_batch, static.model.seq_len + 1
     return params, rng.integers(0, static.model.vocab_size, shape).astype(np.int32)
 
 
 def pipelined(static):
-    """`pipeline.gradients` of a layout with stages, traced for a mesh that isn't here."""
-    sizes = tuple(getattr(static.layout, axis) for axis in AXES)
-    mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Explicit,) * len(AXES))
+    """`pipeline.pipeline_gradients` of a layout with stages, traced for a mesh that isn't here."""
+    sizes = tuple(getattr(static.layout, axis) for axis in MESH_AXES)
+    mesh = AbstractMesh(sizes, MESH_AXES, axis_types=(AxisType.Explicit,) * len(MESH_AXES))
 
     def like(shape, kind, spec):
         return jax.ShapeDtypeStruct(shape, kind, sharding=NamedSharding(mesh, spec))
 
-    specs = rules.parameters(static.model, static.layout)
-    declared = transformer.declarations(static.model)
+    specs = rules.parameter_specs(static.model, static.layout)
+    declared = transformer.parameter_declarations(static.model)
     params = jax.tree.map(lambda d, spec: like(d.shape, jnp.float32, spec), declared, specs)
-    tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
+    tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
     number = jax.ShapeDtypeStruct((), jnp.float32)
     with jax.sharding.use_abstract_mesh(mesh):
-        return jax.jit(functools.partial(pipeline.gradients, static)).trace(params, tokens, number, number)
+        return jax.jit(functools.partial(pipeline.pipeline_gradients, static)).trace(params, tokens, number, number)
 
 
 def on_eight(layout, *remats):

@@ -10,11 +10,11 @@ from scalelab import config as configs
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
-from scalelab.plan.advice import advice
-from scalelab.plan.machine.machine import machine
+from scalelab.plan.advice import advise_changes
+from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import saved_activations
-from scalelab.plan.memory.memory import memory
-from scalelab.plan.step.efficiency import default
+from scalelab.plan.memory.memory import step_memory
+from scalelab.plan.step.efficiency import default_efficiency
 from scalelab.plan.step.time import expected_s, step_time
 
 GIB = 2**30
@@ -43,7 +43,7 @@ def applied(tree, found):
 
 
 def with_memory(gib):
-    known = machine("h100")
+    known = load_machine("h100")
     return dataclasses.replace(known, chip=dataclasses.replace(known.chip, given_bytes=int(gib * GIB)))
 
 
@@ -51,8 +51,8 @@ def with_memory(gib):
 def too_large():
     """A plan that lacks memory on 4 devices, and what is advised."""
     tree, small = config(**{"parallel.data": 4}), with_memory(8)
-    assert not memory(static(tree), small).fits
-    return tree, small, advice(static(tree), small)
+    assert not step_memory(static(tree), small).fits
+    return tree, small, advise_changes(static(tree), small)
 
 
 def test_each_way_is_a_config_the_trainer_takes_and_does_what_it_says(too_large):
@@ -61,9 +61,9 @@ def test_each_way_is_a_config_the_trainer_takes_and_does_what_it_says(too_large)
     assert len(found) > 3 and [way.step_s for way in found] == sorted(way.step_s for way in found)
     for way in found:
         made = applied(tree, way)
-        rules.check(made, made.layout)
+        rules.check_layout(made, made.layout)
         assert made.layout.devices == 4 and made.global_batch == 64
-        needed = memory(made, small)
+        needed = step_memory(made, small)
         assert way.fits and needed.fits, way
         assert way.total_bytes == pytest.approx(needed.total, rel=0.0 if way.exact else 0.06)
         assert way.margin_bytes == small.chip.given_bytes - way.total_bytes
@@ -87,54 +87,54 @@ def test_no_way_at_all_is_much_faster_than_the_first(too_large):
         model = dataclasses.replace(own.model, remat=remat, sequence_parallel=sequence)
         way = dataclasses.replace(own, layout=layout, model=model, accumulate=each // micro)
         try:
-            rules.check(way, layout)
+            rules.check_layout(way, layout)
         except BadInput:
             continue
-        if memory(way, small, saved_activations.estimate).fits:
-            best = min(best, (expected_s(way, small, default(small)), str(way)))
+        if step_memory(way, small, saved_activations.estimate_saved_activations).fits:
+            best = min(best, (expected_s(way, small, default_efficiency(small)), str(way)))
     assert found[0].step_s <= 1.02 * best[0], best
 
 
 def test_where_the_plan_fits_only_what_is_faster_is_advised():
-    tree, large = config(**{"parallel.tensor": 4, "model.remat": "full", "train.accumulate": 16}), machine("h100")
-    found = advice(static(tree), large)
+    tree, large = config(**{"parallel.tensor": 4, "model.remat": "full", "train.accumulate": 16}), load_machine("h100")
+    found = advise_changes(static(tree), large)
     assert found and all(way.of_plan < 0.99 for way in found)
-    assert advice(applied(tree, found[0]), large) == ()
+    assert advise_changes(applied(tree, found[0]), large) == ()
 
 
 def test_where_nothing_fits_it_says_what_lacks_least():
     tree, tiny = config(), with_memory(0.5)
-    found = advice(static(tree), tiny)
+    found = advise_changes(static(tree), tiny)
     assert found and not any(way.fits for way in found)
     assert [way.margin_bytes for way in found] == sorted((way.margin_bytes for way in found), reverse=True)
-    assert found[0].margin_bytes > memory(static(tree), tiny).margin_bytes
+    assert found[0].margin_bytes > step_memory(static(tree), tiny).margin_bytes
 
 
 def test_what_the_trainer_refuses_is_not_advised_and_long_sequences_are_shared():
     """Three layers over four stages, seven heads and one sequence: nothing but the sequence can be split."""
     tree = config(3, 896, 7, 65_536, 1, **{"parallel.stage": 4})
-    found = advice(static(tree), machine("h100"))
+    found = advise_changes(static(tree), load_machine("h100"))
     assert found
     for way in found:
         assert way.changes["parallel.context"] == 4 and way.changes["parallel.stage"] == 1
         made = applied(tree, way)
-        rules.check(made, made.layout)
+        rules.check_layout(made, made.layout)
 
 
 def test_uneven_stages_are_planned_for_and_not_advised():
     """More micro-batches would be faster on the stages that there are, but the trainer refuses these."""
     tree = config(6, **{"parallel.stage": 4, "parallel.microbatches": 1})
-    found = advice(static(tree), machine("h100"), most=100)
+    found = advise_changes(static(tree), load_machine("h100"), most=100)
     assert found
     for way in found:
         made = applied(tree, way)
-        rules.check(made, made.layout)
+        rules.check_layout(made, made.layout)
 
 
 def test_a_batch_that_is_warmed_up_begins_with_whole_micro_batches():
     ramp = {"schedule.batch_start": 8, "schedule.batch_warmup_tokens": 1_000_000, "train.accumulate": 8}
     tree = config(**{"parallel.data": 4} | ramp)
-    found = advice(static(tree), with_memory(4), most=100)
+    found = advise_changes(static(tree), with_memory(4), most=100)
     assert found
     for way in found:  # else the config is refused
         made = applied(tree, way)
@@ -144,23 +144,26 @@ def test_a_batch_that_is_warmed_up_begins_with_whole_micro_batches():
 def test_a_pipeline_gets_enough_micro_batches():
     """With one in four stages three quarters of the time are idle."""
     tree = config(**{"parallel.stage": 4, "parallel.microbatches": 1})
-    ways = advice(static(tree), machine("h100"), most=100)
+    ways = advise_changes(static(tree), load_machine("h100"), most=100)
     (way,) = (way for way in ways if set(way.changes) <= {"parallel.microbatches", "train.accumulate"})
     assert way.changes["parallel.microbatches"] > 4 and way.of_plan < 0.8
 
 
 def test_a_plan_with_parts_of_a_sequence_a_device_is_advised_whole_ones():
     tree = config(batch=2, **{"parallel.data": 4})
-    found = advice(static(tree), machine("h100"), most=100)
+    found = advise_changes(static(tree), load_machine("h100"), most=100)
     assert found and all(applied(tree, way).layout.data < 4 for way in found)
 
 
 @pytest.mark.slow
 def test_near_the_limit_saved_activations_are_counted():
     tree = config(layers=7, heads=7, width=896, **{"parallel.data": 4})  # neither stages nor tensor divide it
-    made = applied(tree, advice(static(tree), with_memory(0.5))[0])  # the smallest there is
-    both = [memory(made, machine("h100"), kept).total for kept in (saved_activations.saved, saved_activations.estimate)]
-    (way, *_) = advice(static(tree), with_memory((max(both) + 64) / GIB))
+    made = applied(tree, advise_changes(static(tree), with_memory(0.5))[0])  # the smallest there is
+    both = [
+        step_memory(made, load_machine("h100"), kept).total
+        for kept in (saved_activations.count_saved_activations, saved_activations.estimate_saved_activations)
+    ]
+    (way, *_) = advise_changes(static(tree), with_memory((max(both) + 64) / GIB))
     assert way.margin_bytes < 0.015 * way.total_bytes and way.exact and way.fits
 
 
@@ -169,6 +172,6 @@ def test_405_billion_parameters_on_16384_devices():
         126, 16_384, 128, 8192, 2048, **{"model.n_kv_heads": 8, "model.d_ff": 53_248, "model.vocab_size": 128_256}
     )
     own = dataclasses.replace(static(tree), layout=Layout(2, 1024, 8))
-    here = machine("h100")
-    found = advice(own, here)
+    here = load_machine("h100")
+    found = advise_changes(own, here)
     assert found and found[0].fits

@@ -7,8 +7,8 @@ import pytest
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip
-from scalelab.plan.calibrate import calibrate
-from scalelab.plan.machine.machine import Machine, machine
+from scalelab.plan.calibrate import calibrate_efficiency
+from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.step.time import step_time
 from scalelab.train.run.single import train_single
 from tests.plan.tiny import run_folder, static, tiny
@@ -21,7 +21,7 @@ def test_runs_of_one_program_move_the_rates_and_keep_the_chip_s_range(tmp_path):
     here, before = CPU, step_time(static(), CPU)
     run_folder(tmp_path / "a", [1.0, 900.0, 1000.0, 1000.0, 5000.0])  # the first compiled
     run_folder(tmp_path / "b", [1.0, 4000.0, 4000.5], config={"optim.peak_lr": 2e-3})
-    found = calibrate(tmp_path, here)
+    found = calibrate_efficiency(tmp_path, here)
     (one,) = found.runs
     assert len(one.folders) == 2 and found.spread is None
     assert one.tokens_per_s == pytest.approx(2000, rel=1e-3)  # the geometric mean of two medians
@@ -38,7 +38,7 @@ def test_several_programs_give_a_range_of_their_own(tmp_path):
     for batch, ratio in ratios.items():
         rate = ratio * step_time(static(**{"train.global_batch": batch}), here).tokens_per_s
         run_folder(tmp_path / str(batch), [1.0, rate, rate + 1e-6], config={"train.global_batch": batch})
-    found = calibrate(tmp_path, here)
+    found = calibrate_efficiency(tmp_path, here)
     logs = [math.log(ratio) for ratio in ratios.values()]
     mean = sum(logs) / 4
     spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / 3)
@@ -56,12 +56,12 @@ def test_runs_that_say_nothing_are_left_out_with_a_reason(tmp_path):
     rates = [1.0, 900.0, 1000.0]
     run_folder(tmp_path / "good", rates)
     with pytest.raises(BadInput, match=r"no run on H100 SXM to learn from: .*good: ran on cpu"):
-        calibrate(tmp_path, machine("h100"))
+        calibrate_efficiency(tmp_path, load_machine("h100"))
     run_folder(tmp_path / "packed", rates, pack={"checkpoints": "../../packs/p/checkpoints", "trial": "a"})
     run_folder(tmp_path / "short", rates[:2])
     run_folder(tmp_path / "other", rates, device="NVIDIA H100 80GB HBM3")
     run_folder(tmp_path / "fake", rates, mesh={"data": 8, "devices": 8})
-    found = calibrate(tmp_path, machine("cpu"))
+    found = calibrate_efficiency(tmp_path, load_machine("cpu"))
     assert [run.folders for run in found.runs] == [(str(tmp_path / "good"),)]
     said = " ".join(found.notes)
     for reason in (
@@ -77,8 +77,8 @@ def test_runs_that_say_nothing_are_left_out_with_a_reason(tmp_path):
 def test_runs_that_were_really_trained(tmp_path):
     for name, batch in {"a": 2, "b": 4, "c": 8}.items():
         train_single(tiny(**{"train.global_batch": batch, "train.steps": 60}), tmp_path / name)
-    here = machine("cpu")
-    found = calibrate(tmp_path, here)
+    here = load_machine("cpu")
+    found = calibrate_efficiency(tmp_path, here)
     assert sorted(run.folders for run in found.runs) == [(str(tmp_path / name),) for name in "abc"]
     for run, batch in zip(sorted(found.runs, key=lambda run: run.folders), (2, 4, 8), strict=True):
         step = step_time(static(**{"train.global_batch": batch}), here, found.efficiency)

@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from scalelab.plan import measure as measure_lib
-from scalelab.plan.machine.machine import machine
-from scalelab.plan.measure import measure
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.measure import measure_throughput
 from scalelab.plan.step.time import step_time
 from tests.plan.tiny import static, tiny
 
@@ -16,27 +16,27 @@ from tests.plan.tiny import static, tiny
 def test_the_ramp_measures_the_real_step(rows, monkeypatch):
     monkeypatch.setattr(measure_lib, "MEASURED_S", 0.02)
     seen = []
-    found = measure(tiny(**{"train.accumulate": 2}), machine("cpu"), rows=rows, progress=seen.append)
+    found = measure_throughput(tiny(**{"train.accumulate": 2}), load_machine("cpu"), rows=rows, progress=seen.append)
     assert list(found.points) == seen and tuple(point.rows for point in seen) == rows
     for point in seen:
         assert point.batch_tokens == 32 * point.rows
         assert point.tokens_per_s == pytest.approx(point.batch_tokens / point.step_s)
         assert 0 < point.step_s < point.compile_s
-        planned = step_time(static(**{"train.global_batch": point.rows}), machine("cpu"))
+        planned = step_time(static(**{"train.global_batch": point.rows}), load_machine("cpu"))
         assert point.predicted_tokens_per_s == pytest.approx(planned.tokens_per_s)
     assert found.knee_rows in rows and "most asked for" in found.stopped
 
 
 def test_the_ramp_ends_with_its_time_or_the_memory(monkeypatch):
     times = iter([(1.0, 0.1), (1.0, 0.1), (1.0, 0.18)])
-    monkeypatch.setattr(measure_lib, "_timed", lambda *_: next(times))
-    here = machine("cpu")
-    found = measure(tiny(), here, rows=(1, 2, 4, 8), budget_s=1e-9)
+    monkeypatch.setattr(measure_lib, "_time_steps", lambda *_: next(times))
+    here = load_machine("cpu")
+    found = measure_throughput(tiny(), here, rows=(1, 2, 4, 8), budget_s=1e-9)
     assert len(found.points) == 1 and "2 rows would go beyond" in found.stopped
     small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, hbm_bytes=10_000))
-    none = measure(tiny(), small, rows=(1,))
+    none = measure_throughput(tiny(), small, rows=(1,))
     assert "1 rows need" in none.stopped and none.knee_rows is None
-    found = measure(tiny(), here, rows=(1, 2))
+    found = measure_throughput(tiny(), here, rows=(1, 2))
     assert found.knee_rows == 2  # 1.8 times the time for twice the rows
     assert [point.tokens_per_s for point in found.points] == pytest.approx([320, 64 / 0.18])
 
@@ -45,9 +45,9 @@ def test_running_out_of_memory_ends_the_ramp_and_other_failures_are_raised(monke
     def fails(*_):
         raise jax.errors.JaxRuntimeError(said)
 
-    monkeypatch.setattr(measure_lib, "_timed", fails)
+    monkeypatch.setattr(measure_lib, "_time_steps", fails)
     said = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes"
-    assert "out of memory at 1 rows" in measure(tiny(), machine("cpu"), rows=(1, 2)).stopped
+    assert "out of memory at 1 rows" in measure_throughput(tiny(), load_machine("cpu"), rows=(1, 2)).stopped
     said = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError):
-        measure(tiny(), machine("cpu"), rows=(1, 2))
+        measure_throughput(tiny(), load_machine("cpu"), rows=(1, 2))

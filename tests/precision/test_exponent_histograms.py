@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalelab.precision import exponent_histograms
-from scalelab.report.figures.precisionplot import exponent_figure
+from scalelab.report.figures.precisionplot import plot_exponents
 
 MIXED = np.float32(np.concatenate([
     np.random.default_rng(0).normal(size=3000) * 10.0 ** np.random.default_rng(1).uniform(-12, 9, 3000),
@@ -18,31 +18,31 @@ MIXED = np.float32(np.concatenate([
 
 
 def test_the_histogram_counts_powers_of_two():
-    found = exponent_histograms.histogram(MIXED)
+    found = exponent_histograms.exponent_histogram(MIXED)
     expected: dict[int, int] = {}
     for value in MIXED[MIXED != 0]:
         power = math.floor(math.log2(abs(float(value))))
         expected[power] = expected.get(power, 0) + 1
     assert {power: n for power, n in found.items() if n} == expected
     assert list(found) == list(range(min(expected), max(expected) + 1))
-    assert exponent_histograms.histogram(np.array([0.5, 1.0, 1.99, 2.0, -4.0, 0.0, np.inf, np.nan])) == {
+    assert exponent_histograms.exponent_histogram(np.array([0.5, 1.0, 1.99, 2.0, -4.0, 0.0, np.inf, np.nan])) == {
         -1: 1,
         0: 2,
         1: 1,
         2: 1,
     }
-    assert exponent_histograms.histogram(np.zeros(3)) == {}
+    assert exponent_histograms.exponent_histogram(np.zeros(3)) == {}
 
 
-@pytest.mark.parametrize("form", exponent_histograms.FORMATS)
+@pytest.mark.parametrize("form", exponent_histograms.NARROW_FORMATS)
 def test_what_is_lost_is_what_the_cast_loses(form):
     real = MIXED[MIXED != 0]
     with np.errstate(over="ignore", invalid="ignore"):
         cast = real.astype(form).astype(np.float32)
-    found = exponent_histograms.lost(MIXED, form)
+    found = exponent_histograms.cast_loss_shares(MIXED, form)
     assert found["zero"] == np.mean(cast == 0)
     assert found["overflow"] == np.mean(~np.isfinite(cast))
-    assert exponent_histograms.reach(form)[2] == float(ml_dtypes.finfo(form).max)
+    assert exponent_histograms.float_range(form)[2] == float(ml_dtypes.finfo(form).max)
     if form != "bfloat16":
         assert found["zero"] > 0.05 and found["overflow"] > 0.05
 
@@ -54,7 +54,7 @@ def test_layers_are_the_models_each_number_once():
         "final_norm": {"g": np.ones(2)},
         "blocks": {"mlp": {"up": {"w": np.stack([np.full((2, 5), float(i)) for i in range(12)])}}, "norm": {"g": np.ones((12, 2))}},
     }  # fmt: skip
-    found = exponent_histograms.layers(tree)
+    found = exponent_histograms.values_by_layer(tree)
     assert list(found) == ["embed", *(f"block {i}" for i in range(12)), "final_norm", "head"]
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(found, 12) | {
         "embed": 4,
@@ -63,7 +63,7 @@ def test_layers_are_the_models_each_number_once():
     np.testing.assert_array_equal(sorted(found["block 7"]), [1.0] * 2 + [7.0] * 10)
     shares = exponent_histograms.zero_shares(tree)
     assert (shares["embed"], shares["block 0"], shares["head"]) == (0.75, 10 / 12, 0)
-    rows = exponent_histograms.rows("weight", tree)
+    rows = exponent_histograms.histogram_rows("weight", tree)
     assert [row["layer"] for row in rows] == list(found) and rows[-1]["exponents"] == {1: 12}
     assert rows[0]["zeros"] == 0.75 and rows[0]["lost"]["float16"] == {"zero": 0, "overflow": 0}
 
@@ -71,8 +71,8 @@ def test_layers_are_the_models_each_number_once():
 def test_the_figure_shows_every_layer_and_says_what_is_lost():
     random = np.random.default_rng(0)
     tree = {"embed": {"w": random.normal(size=900)}, "blocks": {"w": random.normal(size=(2, 900)) * 1e-6}}
-    figure, data = exponent_figure(
-        exponent_histograms.rows("gradient", tree) + exponent_histograms.rows("weight", tree)
+    figure, data = plot_exponents(
+        exponent_histograms.histogram_rows("gradient", tree) + exponent_histograms.histogram_rows("weight", tree)
     )
     assert {(row["kind"], row["layer"]) for row in data} == {
         (kind, layer) for kind in ("gradient", "weight") for layer in ("embed", "block 0", "block 1")

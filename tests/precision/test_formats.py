@@ -12,7 +12,7 @@ from scalelab.config.validate import CHOICES
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
 from scalelab.precision import fp8, products
-from scalelab.precision.policy import E4M3, E5M2, FP32, POLICIES, dtype, words
+from scalelab.precision.policy import E4M3, E5M2, FP32, POLICIES, array_dtype, warnings_for
 
 FORMS = sorted(
     {f for p in POLICIES.values() for f in (p.forward, p.backward, p.compute)} - {"tensorfloat32", "float32"}
@@ -27,8 +27,8 @@ PUBLISHED = {
 
 
 def per_tensor(x, form):
-    scale = fp8.scale_of(fp8.amax_of(x), form)
-    return fp8.cast(x, scale, form), scale
+    scale = fp8.fp8_scale(fp8.max_magnitude(x), form)
+    return fp8.cast_to_fp8(x, scale, form), scale
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -43,7 +43,7 @@ def test_range_and_spacing_are_the_published_ones(form):
     above_one = [float(jnp.float32(1 + spacing * k).astype(form)) for k in (0.49, 0.51, 1.0)]
     assert above_one == [1.0, 1 + spacing, 1 + spacing]
     assert float(jnp.float32(0.49 * subnormal).astype(kind)) == 0 != float(jnp.float32(0.51 * subnormal).astype(kind))
-    assert float(fp8.cast(jnp.float32(largest), jnp.float32(1), form)) == largest
+    assert float(fp8.cast_to_fp8(jnp.float32(largest), jnp.float32(1), form)) == largest
 
 
 def test_a_raw_cast_overflows_and_ours_is_clipped():
@@ -51,8 +51,11 @@ def test_a_raw_cast_overflows_and_ours_is_clipped():
     assert np.isinf(np.float32(jnp.float32(1e6).astype(E5M2)))
     for form, most in ((E4M3, 448), (E5M2, 57344)):
         for far in (1.05 * most, 1e6, 3e38, np.inf):
-            assert [float(fp8.cast(jnp.float32(sign * far), jnp.float32(1), form)) for sign in (1, -1)] == [most, -most]
-        assert np.isnan(np.float32(fp8.cast(jnp.float32(np.nan), jnp.float32(1), form)))
+            assert [float(fp8.cast_to_fp8(jnp.float32(sign * far), jnp.float32(1), form)) for sign in (1, -1)] == [
+                most,
+                -most,
+            ]
+        assert np.isnan(np.float32(fp8.cast_to_fp8(jnp.float32(np.nan), jnp.float32(1), form)))
 
 
 @pytest.mark.parametrize("form", [E4M3, E5M2])
@@ -71,7 +74,7 @@ def test_a_tensor_is_scaled_onto_the_format_whatever_its_size(form, size):
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_is_seen():
-    for cut in (per_tensor, fp8.tiles, fp8.blocks):
+    for cut in (per_tensor, fp8.quantize_tiles, fp8.quantize_blocks):
         values, scale = cut(jnp.zeros((4, 6)), E4M3)
         assert not np.float32(values).any() and np.isfinite(scale).all()
         for bad in (np.inf, -np.inf, np.nan):
@@ -91,27 +94,27 @@ def test_tf32_products_see_ten_bits_of_each_operand_forward_and_backward():
     a, b, dy = (random.normal(size=s).astype(np.float32) for s in ((5, 7), (7, 3), (5, 3)))
 
     def traced(a, b):
-        return products.einsum("ij,jk->ik", a, b)
+        return products.fp32_einsum("ij,jk->ik", a, b)
 
-    with products.arithmetic(POLICIES["tf32"]):
+    with products.product_precision(POLICIES["tf32"]):
         y, pull = jax.vjp(traced, a, b)
         found = (y, *pull(jnp.asarray(dy)))
     low_a, low_b, low_dy = (np.float64(to_tf32(x)) for x in (a, b, dy))
     for ours, theirs in zip(found, (low_a @ low_b, low_dy @ low_b.T, low_a.T @ low_dy), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-6)
     assert np.abs(np.float64(y) - np.float64(a) @ b).max() > 1e-5
-    with products.arithmetic(FP32):
+    with products.product_precision(FP32):
         np.testing.assert_allclose(traced(a, b), np.float64(a) @ b, rtol=2e-6, atol=1e-6)
 
 
 def test_every_policy_is_a_choice_says_what_it_is_and_warns_where_it_harms():
     assert set(CHOICES["precision.name"]) == set(POLICIES)
     for name, policy in POLICIES.items():
-        assert policy.name == name and jnp.issubdtype(dtype(policy.forward), jnp.floating)
-        said = words(policy, "cpu")
+        assert policy.name == name and jnp.issubdtype(array_dtype(policy.forward), jnp.floating)
+        said = warnings_for(policy, "cpu")
         assert bool(said) == (name not in ("fp32", "bf16", "fp16")), name
         assert all(f"precision.name={name!r}" in line and "\n" not in line for line in said)
-        assert words(policy, "gpu") == ([said[0]] if policy.harm else [])
+        assert warnings_for(policy, "gpu") == ([said[0]] if policy.harm else [])
     harmful = {name for name, policy in POLICIES.items() if policy.harm}
     assert harmful == {"fp16_unscaled", "bf16_moments", "bf16_master"}
 
@@ -121,4 +124,4 @@ def test_delayed_scaling_refuses_a_pipeline_and_names_what_goes():
         config_lib.override(tiny.get_config(), {"precision.name": "fp8_delayed", "parallel.stage": 2})
     )
     with pytest.raises(BadInput, match=r"fp8_delayed' with parallel.stage=2: .*nearest: precision.name='fp8'$"):
-        rules.check(config_lib.static(config), config_lib.static(config).layout)
+        rules.check_layout(config_lib.static(config), config_lib.static(config).layout)

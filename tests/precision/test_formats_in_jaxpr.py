@@ -6,20 +6,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalelab.model.activations import activations
+from scalelab.model.activations import collect_activations
 from scalelab.precision import policy as policy_lib
-from scalelab.precision.formats_in_jaxpr import walk
+from scalelab.precision.formats_in_jaxpr import collect_formats
 from scalelab.precision.policy import POLICIES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
-from scalelab.train.step.formats_found import of_step
+from scalelab.train.step.formats_found import step_formats
 from tests.train.step.test_step import setting
 
 
 @functools.cache
 def found(name, **changes):
     static, h = setting(**{"precision.name": name} | {key.replace("__", "."): v for key, v in changes.items()})
-    return of_step(static, h)
+    return step_formats(static, h)
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
@@ -41,13 +41,13 @@ def test_the_residual_stream_is_added_up_in_the_stated_format(changes):
         "tf32", "fp8", "fp8_delayed", "fp8_block",
     }  # fmt: skip
     static, _ = setting(**changes)
-    shape, params = static.model, state_lib.shapes(static).params
+    shape, params = static.model, state_lib.state_shapes(static).params
     tokens = jax.ShapeDtypeStruct((2, shape.seq_len), jnp.int32)
     for name, policy in POLICIES.items():
-        assert policy.residual == ("float32" if "fp8" in name else str(policy_lib.dtype(policy.compute)))
-        seen = jax.eval_shape(functools.partial(activations, shape, policy=policy), params, tokens)
+        assert policy.residual == ("float32" if "fp8" in name else str(policy_lib.array_dtype(policy.compute)))
+        seen = jax.eval_shape(functools.partial(collect_activations, shape, policy=policy), params, tokens)
         assert {str(seen[x].dtype) for x in ("embedding", "stream")} == {policy.residual}, name
-        assert str(seen["final_norm"].dtype) == str(policy_lib.dtype(policy.compute)), name
+        assert str(seen["final_norm"].dtype) == str(policy_lib.array_dtype(policy.compute)), name
 
 
 @pytest.mark.parametrize("changes", [{"model__n_layers": 13}, {"train__accumulate": 2}, {"model__remat": "full"},
@@ -64,16 +64,16 @@ def test_an_alias_cannot_pass(monkeypatch):
     """A policy named fp8 that multiplies in bf16, one whose sums are narrow, one that rounds gradients: each is seen."""
     monkeypatch.setitem(POLICIES, "fp8", policy_lib._half("fp8", "bfloat16"))
     static, h = setting(**{"precision.name": "fp8", "train.global_batch": 4})  # no cached trace
-    assert "float8" not in str(of_step(static, h)["compute"])
-    gradients = step_lib.measured_gradients
+    assert "float8" not in str(step_formats(static, h)["compute"])
+    gradients = step_lib.scaled_gradients
 
     def rounded(*args):
         sums, grads, amax = gradients(*args)
         return sums, jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads), amax
 
-    monkeypatch.setattr(step_lib, "measured_gradients", rounded)
+    monkeypatch.setattr(step_lib, "scaled_gradients", rounded)
     static, h = setting(**{"precision.name": "bf16", "train.global_batch": 2})
-    assert of_step(static, h)["gradients"] == ["bfloat16"]
+    assert step_formats(static, h)["gradients"] == ["bfloat16"]
 
 
 def test_the_walk_sees_operands_sums_and_rounding_through_what_moves_them():
@@ -83,7 +83,7 @@ def test_the_walk_sees_operands_sums_and_rounding_through_what_moves_them():
         z = jnp.dot(a.astype(jnp.bfloat16), a.astype(jnp.bfloat16).T)
         return jnp.sum(y) + jnp.sum(z, dtype=jnp.bfloat16).astype(jnp.float32)
 
-    seen, _ = walk(jax.make_jaxpr(program)(jnp.ones((2, 4)), jnp.ones((3, 4))).jaxpr)
+    seen, _ = collect_formats(jax.make_jaxpr(program)(jnp.ones((2, 4)), jnp.ones((3, 4))).jaxpr)
     assert seen.flops == {"float32 x tensorfloat32": 5 * 2 * 2 * 4 * 3, "bfloat16": 2 * 2 * 4 * 2}
     assert seen.products == {"float32", "bfloat16"}
     assert seen.sums == {"float32", "bfloat16"}

@@ -19,7 +19,7 @@ from scalelab.train.step.program import PACKINGS
 from tests.train.resume.test_compatibility import SMALL
 from tests.train.step.test_step import assert_same, batches, setting
 
-update = jax.jit(loss_scale.update)
+update = jax.jit(loss_scale.update_loss_scale)
 FP16 = {"precision.name": "fp16"}
 
 
@@ -45,10 +45,10 @@ def test_every_step_follows_the_published_rule(bad):
     @jax.jit
     def ours(finite):
         def step(state, ok):
-            new = loss_scale.update(state, ok)
+            new = loss_scale.update_loss_scale(state, ok)
             return new, new
 
-        return jax.lax.scan(step, loss_scale.init(), finite)[1]
+        return jax.lax.scan(step, loss_scale.init_loss_scale(), finite)[1]
 
     found = ours(jnp.array(finite))
     expected = published(finite)
@@ -118,6 +118,6 @@ def test_a_run_logs_its_scale_names_its_formats_and_resumes_bit_for_bit(tmp_path
     assert train_single(config, tmp_path / "cut", stop=lambda: True)["final_step"] == 2
     again = train_single(config, tmp_path / "cut")
     assert again["resumed_from"] == 2 and again["params_digest"] == whole["params_digest"]
-    checkpoints, name = lineage.furthest(tmp_path / "cut")
-    (state,) = checkpoints.load({name: state_lib.shapes(static(config))}).states.values()
+    checkpoints, name = lineage.find_last_checkpoint(tmp_path / "cut")
+    (state,) = checkpoints.load({name: state_lib.state_shapes(static(config))}).states.values()
     assert (state.precision.scale, state.precision.good) == (65536, 6)  # counted on over the resume

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from scalelab.model.product import product
+from scalelab.model.product import weight_product
 from scalelab.precision import delayed
 from scalelab.precision.exponent_histograms import zero_shares
-from scalelab.precision.policy import POLICIES, dtype
-from scalelab.precision.products import arithmetic
+from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.precision.products import product_precision
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.gradients import gradients
+from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import many_steps
 from tests.train.step.test_step import batches, setting
 
@@ -22,12 +22,12 @@ from tests.train.step.test_step import batches, setting
 def pulled(name, x, w, dy):
     """(y, dx, dw) of one layer's product, in fp32."""
     policy = POLICIES[name]
-    of = dtype(policy.compute)
+    of = array_dtype(policy.compute)
 
     def run(x, w):
-        return product(x.astype(of), w, None, 1, ("embed", "mlp"), ("batch", "context", "mlp"), policy)
+        return weight_product(x.astype(of), w, None, 1, ("embed", "mlp"), ("batch", "context", "mlp"), policy)
 
-    with arithmetic(policy):
+    with product_precision(policy):
         y, pull = jax.vjp(run, x, w)
         return [part.astype(jnp.float32) for part in (y, *pull(dy.astype(of)))]
 
@@ -95,9 +95,11 @@ def test_without_a_scale_fp16_gradients_underflow_and_with_it_they_do_not():
     shares = {}
     for name, scale in (("fp32", 1.0), ("fp16_unscaled", 1.0), ("fp16", 65536.0)):
         static, h = setting(**{"train.z_loss": 0.0, "precision.name": name})
-        params = jax.jit(state_lib.init, static_argnums=0)(static, h).params
+        params = jax.jit(state_lib.init_state, static_argnums=0)(static, h).params
         params = params | {"head": {"w": params["head"]["w"] * 1e-5}}
-        found = jax.jit(functools.partial(gradients, static))(params, batches(1)[0], jnp.float32(0), jnp.float32(scale))
+        found = jax.jit(functools.partial(compute_gradients, static))(
+            params, batches(1)[0], jnp.float32(0), jnp.float32(scale)
+        )
         shares[name] = zero_shares(jax.device_get(found[1]))
     assert shares["fp32"]["block 0"] == 0 == shares["fp32"]["head"]
     assert shares["fp16"]["block 0"] < 0.01
@@ -110,7 +112,7 @@ def test_a_short_run_has_the_loss_of_fp32(name):
     losses = {}
     for policy in ("fp32", name):
         static, h = setting(**{"precision.name": policy, "optim.peak_lr": 1e-2})
-        state = jax.jit(state_lib.init, static_argnums=0)(static, h)
+        state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
         _, log = jax.jit(functools.partial(many_steps, static))(state, batches(48), jnp.int32(48), h)
         losses[policy] = np.asarray(log["train_loss"])
         assert not log["skipped"][-1]
@@ -124,19 +126,19 @@ def test_a_short_run_has_the_loss_of_fp32(name):
 def test_delayed_scales_are_the_largest_of_the_last_steps_and_what_outgrows_them_is_clipped():
     static, h = setting(**{"precision.name": "fp8_delayed", "optim.peak_lr": 1e-2})
     step = jax.jit(functools.partial(many_steps, static))
-    start = jax.jit(state_lib.init, static_argnums=0)(static, h)
+    start = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
     assert not any(leaf.any() for leaf in jax.tree.leaves(start.precision))
     state, seen = start, []
     for tokens in batches(3):
         before = state.params["blocks"]["mlp"]["up"]["w"]
         state, _ = step(state, tokens[None], jnp.int32(1), h)
         history = np.asarray(state.precision["mlp"]["up"]["s"])
-        assert history.shape == (1, delayed.LENGTH, 3)
+        assert history.shape == (1, delayed.HISTORY_LENGTH, 3)
         assert history[0, 0, 1] == np.abs(before).max()  # the weights' amax in this step, seen before they moved
         seen.append(history[0, 0])
         np.testing.assert_array_equal(history[0, : len(seen)], seen[::-1])
     policy = POLICIES["fp8_delayed"]
-    scales = np.asarray(delayed.scales(state.precision, policy)["mlp"]["up"]["s"])[0]
+    scales = np.asarray(delayed.delayed_scales(state.precision, policy)["mlp"]["up"]["s"])[0]
     np.testing.assert_allclose(scales, np.max(seen, axis=0) / [448, 448, 57344], rtol=1e-6)
     poisoned = state._replace(params=state.params | {"head": {"w": state.params["head"]["w"] * jnp.nan}})
     after, _ = step(poisoned, batches(1), jnp.int32(1), h)
@@ -145,7 +147,9 @@ def test_delayed_scales_are_the_largest_of_the_last_steps_and_what_outgrows_them
 
     x, w, dy = operands()
     scale = jnp.array([1.0, np.abs(w).max(), np.abs(dy).max()]) / jnp.array([448.0, 448.0, 57344.0])
-    run = functools.partial(product, ins=1, names=("embed", "mlp"), where=("batch", "context", "mlp"), policy=policy)
+    run = functools.partial(
+        weight_product, ins=1, names=("embed", "mlp"), where=("batch", "context", "mlp"), policy=policy
+    )
     y, pull = jax.vjp(lambda x, w, s: run(x.astype(jnp.bfloat16), w, s), x, w, scale)
     expected = np.clip(x, -1, 1) @ w  # the past knew nothing above 1
     assert np.linalg.norm(np.float64(y) - expected) / np.linalg.norm(expected) < 0.06

@@ -9,7 +9,7 @@ from configs import base
 from scalelab import config as configs
 from scalelab import records
 from scalelab.laws.read.study import fit_study
-from scalelab.laws.use.chinchilla_optimum import Params, optimum
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop
 
 LAW = {"E": 1.12, "A": 39.0, "B": 410.0, "alpha": 0.45, "beta": 0.47}
@@ -68,11 +68,11 @@ def write_run(
         "versions": {"scalelab": "0.1.0", "jax": "0.10.2", "python": "3.11.2"},
         "device": "cpu: Synthetic Processor, 2 cores", "mesh": {"data": 1},
     })  # fmt: skip
-    records.event(folder, "start", 0, "started on cpu")
+    records.write_event(folder, "start", 0, "started on cpu")
     if done:
-        records.event(folder, "done", steps, f"validation loss {final:.4f}")
+        records.write_event(folder, "done", steps, f"validation loss {final:.4f}")
     if status == "diverged":
-        records.event(folder, "diverged", metrics[-1]["step"], "loss 21 is 9 above the running median")
+        records.write_event(folder, "diverged", metrics[-1]["step"], "loss 21 is 9 above the running median")
     row = {"name": folder.name, "N": n, "D": steps * 512, "C": flops, "loss": final, "folder": str(folder)}
     return row | {"role": role}
 
@@ -107,7 +107,10 @@ def write_study(folder: pathlib.Path, lines: int = 150) -> dict:
     isoflop = fit_isoflop([row["C"] for row in runs], [row["N"] for row in runs], [row["loss"] for row in runs])
     said = fit.predict(n, held["D"])
     budgets = [1.25e11 * 1.4**i for i in range(12)]
-    along = [fit.predict(best.N, best.D) for best in (optimum(Params(**fit.params), c, 6.6) for c in budgets)]
+    along = [
+        fit.predict(best.N, best.D)
+        for best in (optimal_allocation(ChinchillaParams(**fit.params), c, 6.6) for c in budgets)
+    ]
     summary = {
         "fit": fit.to_json(),
         "held_out": {

@@ -196,7 +196,7 @@ def test_names_and_notes_are_escaped(tmp_path):
     name = EVIL.replace("/", "∕")
     for run in (name, "plain"):
         synthetic.write_run(tmp_path / "runs" / run, lines=20, peak_lr=1e-3 if run == "plain" else 2e-3)
-        records.event(tmp_path / "runs" / run, "note", 3, EVIL)
+        records.write_event(tmp_path / "runs" / run, "note", 3, EVIL)
     write_report(tmp_path)
     write_report(tmp_path / "runs" / name)
     for page in (tmp_path / "report.html", tmp_path / "runs" / name / "report.html"):
@@ -273,7 +273,7 @@ def test_the_runs_table_says_once_what_is_shared():
 def test_swept_leaves_out_what_only_follows():
     rows = [{"name": n, "model.d_model": d, "model.d_ff": ff, "optim.peak_lr": lr}
             for n, d, ff, lr in (("a", 64, 176, 1e-3), ("b", 64, 176, 2e-3), ("c", 128, 344, 1e-3))]  # fmt: skip
-    assert gather.swept(rows) == ["model.d_model", "optim.peak_lr"] and gather.swept(rows[:1]) == []
+    assert gather.swept_keys(rows) == ["model.d_model", "optim.peak_lr"] and gather.swept_keys(rows[:1]) == []
 
 
 def test_a_run_on_several_sources_says_each(tmp_path):
@@ -292,20 +292,20 @@ def test_a_run_on_several_sources_says_each(tmp_path):
     write_report(tmp_path / "runs" / "a")
     page = Elements((tmp_path / "runs" / "a" / "report.html").read_text())
     assert "Sources" in page.text and all(said in page.text for said in ("web 2.2500", "1.5", "code –"))
-    assert gather.swept(records.read_runs(tmp_path)) == []  # what was measured is not what was swept
+    assert gather.swept_keys(records.read_runs(tmp_path)) == []  # what was measured is not what was swept
 
 
 def test_an_event_without_a_step_stands_where_the_run_was(tmp_path):
-    records.append(tmp_path / "metrics.jsonl", [{"step": s, "time": 100.0 + s} for s in (10, 20, 30)])
+    records.append_json_lines(tmp_path / "metrics.jsonl", [{"step": s, "time": 100.0 + s} for s in (10, 20, 30)])
     lines = [{"time": t, "step": None, "kind": "config_change", "text": ""} for t in (5.0, 125.0)]
-    records.append(tmp_path / "events.jsonl", lines)
-    assert [event["step"] for event in gather.event_rows([tmp_path])] == [0, 20]
+    records.append_json_lines(tmp_path / "events.jsonl", lines)
+    assert [event["step"] for event in gather.read_event_rows([tmp_path])] == [0, 20]
 
 
 def test_differing_versions_are_counted(tmp_path):
     for name, version in (("a", "0.10.2"), ("b", "0.10.2"), ("c", "0.12.0")):
         records.write_json(tmp_path / name / "record.json", {"versions": {"jax": version}, "device": "cpu"})
-    said = gather.provenance([tmp_path / name for name in "abc"])
+    said = gather.collect_provenance([tmp_path / name for name in "abc"])
     assert said == {"versions.jax": "0.10.2 (2 runs), 0.12.0 (1 runs)", "device": "cpu"}
 
 
@@ -344,7 +344,7 @@ def test_runs_that_did_not_finish_are_not_drawn_as_fitted(study):
 
 
 def test_times_read_both_ways():
-    assert gather.clock(0.0) == "1970-01-01 00:00:00 UTC" and gather.clock(None) == "–"
-    assert gather.moment("1970-01-01T00:01:00+00:00") == 60.0 and re.match(
-        r"2026", gather.clock("2026-05-01T12:00:00Z")
+    assert gather.format_utc(0.0) == "1970-01-01 00:00:00 UTC" and gather.format_utc(None) == "–"
+    assert gather.to_unix_seconds("1970-01-01T00:01:00+00:00") == 60.0 and re.match(
+        r"2026", gather.format_utc("2026-05-01T12:00:00Z")
     )

@@ -31,19 +31,19 @@ def values(config):
 
 
 def test_a_fork_is_the_trial(grid, tmp_path):
-    runs = trials.from_file(grid, {})
+    runs = trials.load_trials(grid, {})
     paths = forks.write_forks(tmp_path / "next", grid, runs, {name: f"Run {name}." for name in runs})
     assert len(paths) == 4
     for path, (name, trial) in zip(paths, runs.items(), strict=True):
         fork = config_lib.load(path)
-        assert set(config_lib.origins(fork).values()) == {"the config file", "default"}
+        assert set(config_lib.config_value_origins(fork).values()) == {"the config file", "default"}
         assert values(fork) == values(trial) and config_lib.identity(fork) == config_lib.identity(trial)
         assert f"Run {name}." in path.read_text() and f"--config={path}" in path.read_text()
 
 
 def test_candidates_count_parameters_tokens_and_flops(grid):
-    runs = trials.from_file(grid, {})
-    columns = forks.candidates(runs, "non_embedding")
+    runs = trials.load_trials(grid, {})
+    columns = forks.candidate_columns(runs, "non_embedding")
     for i, trial in enumerate(runs.values()):
         d, steps = trial.model.d_model, trial.train.steps
         d_ff = -(-8 * d // 24) * 8
@@ -52,7 +52,7 @@ def test_candidates_count_parameters_tokens_and_flops(grid):
         assert columns["C"][i] == pytest.approx(ladder.flops_per_step(trial) * steps)
         assert (columns["width"][i], columns["depth"][i]) == (d, 2)
     with pytest.raises(BadInput, match="one of total, non_embedding, kaplan, chinchilla"):
-        forks.candidates(runs, "all")
+        forks.candidate_columns(runs, "all")
 
 
 def test_a_fork_keeps_what_would_be_derived_anew_from_what_it_sets(grid, tmp_path):

@@ -54,7 +54,7 @@ def test_trials_that_differ_in_traced_values_pack_and_others_do_not():
         {"train.steps": 10}, {"model.d_model": 32}, {"schedule.name": "wsd"},
     ]  # fmt: skip
     configs = {str(i): resolve(override(base, p)) for i, p in enumerate(point)}
-    assert sorted(trials.packs(configs).values()) == [["0", "1", "2"], ["3"], ["4"], ["5"]]
+    assert sorted(trials.group_into_packs(configs).values()) == [["0", "1", "2"], ["3"], ["4"], ["5"]]
 
 
 def test_a_file_without_a_sweep_with_an_empty_one_or_with_a_typo_is_refused(tmp_path):
@@ -70,9 +70,9 @@ def test_a_file_without_a_sweep_with_an_empty_one_or_with_a_typo_is_refused(tmp_
     ]:
         path.write_text(head + body)
         with pytest.raises(BadInput, match=message):
-            trials.from_file(path, {})
+            trials.load_trials(path, {})
 
 
 def test_names_tell_the_trial_and_are_safe_as_folders():
-    assert trials.name(3, {"optim.peak_lr": 0.003, "train.seed": 1}) == "003-peak_lr=0.003-seed=1"
-    assert "/" not in trials.name(0, {"data.path": "../../x"})
+    assert trials.trial_name(3, {"optim.peak_lr": 0.003, "train.seed": 1}) == "003-peak_lr=0.003-seed=1"
+    assert "/" not in trials.trial_name(0, {"data.path": "../../x"})

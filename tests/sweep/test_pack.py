@@ -84,7 +84,7 @@ def test_the_command_its_status_and_one_trial_continued_alone(tmp_path, alone):
     folder = tmp_path / "sweep"
     process = command(f"--config={file}", f"--workdir={folder}", *overrides, "--json", name="sweep")
     assert {row["status"] for row in finish(process)["trials"]} == {"done"}
-    names = [row["name"] for row in status.rows(folder)]
+    names = [row["name"] for row in status.read_trial_rows(folder)]
     for name, twin in zip(names, POINTS, strict=True):
         assert untimed(folder / "runs" / name) == untimed(alone[twin])
     table = command(f"--workdir={folder}", "--status", name="sweep")

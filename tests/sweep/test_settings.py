@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scalelab.sweep.settings import SEED, find_best, group_by_setting
+from scalelab.sweep.settings import SEED_KEY, find_best, group_by_setting
 
 LR = "optim.peak_lr"
 
@@ -12,14 +12,14 @@ LR = "optim.peak_lr"
 def rows(**losses):
     """Trials `lr1=[losses of seeds 0, 1, …]`; a string is a status without a loss."""
     return [
-        {LR: lr, SEED: seed, "status": loss if isinstance(loss, str) else "done", "val_loss": None if isinstance(loss, str) else loss}
+        {LR: lr, SEED_KEY: seed, "status": loss if isinstance(loss, str) else "done", "val_loss": None if isinstance(loss, str) else loss}
         for lr, each in losses.items()
         for seed, loss in enumerate(each)
     ]  # fmt: skip
 
 
 def best(**losses):
-    return find_best(group_by_setting(rows(**losses), [LR, SEED]))
+    return find_best(group_by_setting(rows(**losses), [LR, SEED_KEY]))
 
 
 def test_the_luckiest_seed_does_not_win():
@@ -45,7 +45,12 @@ def test_unfinished_settings_wait_for_their_seeds():
 
 def test_values_of_any_kind_make_settings():
     table = [
-        {"data.sources": value, SEED: i, "status": "done", "val_loss": 1.0}
+        {"data.sources": value, SEED_KEY: i, "status": "done", "val_loss": 1.0}
         for i, value in enumerate(([1], [1], {}, True, 1))
     ]
-    assert [setting.seeds for setting in group_by_setting(table, ["data.sources", SEED])] == [(0, 1), (2,), (3,), (4,)]
+    assert [setting.seeds for setting in group_by_setting(table, ["data.sources", SEED_KEY])] == [
+        (0, 1),
+        (2,),
+        (3,),
+        (4,),
+    ]

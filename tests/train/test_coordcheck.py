@@ -12,11 +12,11 @@ from scalelab import config as config_lib
 from scalelab.data.batches.batches import train_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.activations import activations
-from scalelab.model.resize import resized
+from scalelab.model.activations import collect_activations
+from scalelab.model.resize import resize_config
 from scalelab.train import coordcheck
-from scalelab.train.run.single import dataset
-from scalelab.train.step.program import in_turn
+from scalelab.train.run.single import load_run_dataset
+from scalelab.train.step.program import sequential_program
 from tests.model.shapes import distance, random_params, shape, tokens
 
 
@@ -24,8 +24,8 @@ from tests.model.shapes import distance, random_params, shape, tokens
 def test_activations_are_those_of_the_model(preset, name):
     of = shape(preset, name, base_width=8, base_layers=1, n_layers=3)
     params, batch = random_params(of), tokens(of)[:, :-1]
-    found = jax.jit(functools.partial(activations, of))(params, batch)
-    assert distance(found["logits"], transformer.logits(of, params, batch)) < 3e-6
+    found = jax.jit(functools.partial(collect_activations, of))(params, batch)
+    assert distance(found["logits"], transformer.next_token_logits(of, params, batch)) < 3e-6
     added = transformer.branch_multiplier(of) * (found["attention"] + found["mlp"]).sum(0)
     assert distance(found["stream"], found["embedding"] + added) < 3e-6
     head = params["embed"]["w"].T if of.tied_head else params["head"]["w"]
@@ -36,7 +36,7 @@ def test_activations_are_those_of_the_model(preset, name):
 def test_attention_logits_are_what_the_first_block_computes():
     of = shape("gpt2", "mup", base_width=8, window=5)
     params, batch = random_params(of), tokens(of)[:, :-1]
-    logits = np.asarray(activations(of, params, batch)["attention_logits"][0])
+    logits = np.asarray(collect_activations(of, params, batch)["attention_logits"][0])
     block = jax.tree.map(lambda w: np.asarray(w[0], np.float64), params["blocks"])
     x = np.asarray(params["embed"]["w"], np.float64)[batch] + np.asarray(params["positions"]["w"])[: batch.shape[1]]
     x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + of.norm_eps)
@@ -50,8 +50,8 @@ def test_attention_logits_are_what_the_first_block_computes():
 
 def test_a_power_law_has_its_power_as_slope():
     sizes, factor = np.array([64, 128, 1024]), np.array([[1.0], [3.0]])
-    assert coordcheck.slope(sizes, factor * sizes**0.5) == pytest.approx((0.5, 0))
-    two, error = coordcheck.slope(sizes, np.stack([sizes**0.5, sizes**0.1]))
+    assert coordcheck.log_log_slope(sizes, factor * sizes**0.5) == pytest.approx((0.5, 0))
+    two, error = coordcheck.log_log_slope(sizes, np.stack([sizes**0.5, sizes**0.1]))
     assert (two, error) == pytest.approx((0.3, 0.2))
 
 
@@ -60,8 +60,12 @@ def test_a_power_law_has_its_power_as_slope():
     [(0.3, 0, "growing"), (0, 0.3, "growing"), (-0.5, 0.1, "flat"), (0, -0.3, "shrinking"), (0.3, -0.3, "growing")],
 )
 def test_verdicts(slope, change, verdict):
-    row = coordcheck.Row("x", np.ones(1), np.ones(1), slope, 0.0, change, 0.0)
-    assert row.verdict == verdict == coordcheck.verdict([row, coordcheck.Row("y", row.rms, row.rms, 0, 0, 0, 0)])
+    row = coordcheck.ActivationRow("x", np.ones(1), np.ones(1), slope, 0.0, change, 0.0)
+    assert (
+        row.verdict
+        == verdict
+        == coordcheck.growth_verdict([row, coordcheck.ActivationRow("y", row.rms, row.rms, 0, 0, 0, 0)])
+    )
 
 
 def config(name: str, **model):
@@ -77,10 +81,10 @@ def config(name: str, **model):
 def rows(name: str, **sizes):
     """{activation: row} over widths (d_model=) or depths (n_layers=); at the base all are standard, and compiled once."""
     axis, (first, *others) = next(iter(sizes.items()))
-    configs = {first: config("standard")} | {value: resized(config(name), **{axis: value}) for value in others}
-    data = dataset(configs[first])
+    configs = {first: config("standard")} | {value: resize_config(config(name), **{axis: value}) for value in others}
+    data = load_run_dataset(configs[first])
     assert configs[first].model[axis] == first
-    return {row.activation: row for row in coordcheck.check(configs, data, 4, [0, 1], 4)}
+    return {row.activation: row for row in coordcheck.run_coordinate_check(configs, data, 4, [0, 1], 4)}
 
 
 @pytest.mark.slow
@@ -99,20 +103,20 @@ def test_with_width_standard_grows_and_mup_does_not():
 @pytest.mark.slow
 def test_with_depth_standard_grows_and_completep_does_not():
     standard, completep = (rows(name, n_layers=(1, 4)) for name in ("standard", "completep"))
-    assert standard["stream"].verdict == coordcheck.verdict(list(standard.values())) == "growing"
+    assert standard["stream"].verdict == coordcheck.growth_verdict(list(standard.values())) == "growing"
     assert completep["stream"].verdict == completep["logits"].verdict == "flat", completep["stream"]
     assert completep["stream"].slope < 0.1 < 0.4 < standard["stream"].slope
 
 
 def test_resized_keeps_the_recipe():
     of = config("mup", d_model=48, n_heads=6, n_kv_heads=2, d_ff=100)
-    wide = resized(of, 96, 3)
+    wide = resize_config(of, 96, 3)
     assert (wide.model.n_heads, wide.model.n_kv_heads, wide.model.d_head, wide.model.n_layers) == (12, 4, 8, 3)
     assert wide.model.d_ff == 200
     assert wide.parametrization == of.parametrization and wide.optim == of.optim
-    assert resized(of) == of
+    assert resize_config(of) == of
     with pytest.raises(BadInput, match=r"d_model=100 does not hold whole groups of 3 heads of 8; nearest: 96, 120"):
-        resized(of, 100)
+        resize_config(of, 100)
     scales = [transformer.head_multiplier(config_lib.static(c).model) for c in (of, wide)]
     assert scales[1] == pytest.approx(scales[0] / 2)
 
@@ -122,14 +126,16 @@ def test_what_flows_is_measured_on_the_trainers_own_steps():
     """The change of the embedding is that of the looked-up rows of the trainer's parameters."""
     of = config("standard")
     of.train.global_batch = 4
-    data = dataset(of)
+    data = load_run_dataset(of)
     batches = train_batches(data, of.model.seq_len, 4, of.train.seed)
-    program = in_turn(config_lib.static(of), [config_lib.hparams(of) | {"warmup_steps": 0}])
+    program = sequential_program(config_lib.static(of), [config_lib.hparams(of) | {"warmup_steps": 0}])
     states = program.init()
     before = states[0].params["embed"]["w"].copy()
     for step in range(2):
         states, _ = program.advance(states, [batches.chunk(step, 1)], 1)
     probe = batches.batch(0)[:, :-1]
     change = (states[0].params["embed"]["w"] - before)[probe]
-    row = {row.activation: row for row in coordcheck.check({32: of, 33: of}, data, 2, [0], 4)}["embedding"]
+    row = {row.activation: row for row in coordcheck.run_coordinate_check({32: of, 33: of}, data, 2, [0], 4)}[
+        "embedding"
+    ]
     assert row.change[0, 0, -1] == pytest.approx(float(jnp.sqrt(jnp.mean(change**2))), rel=1e-5)

@@ -6,38 +6,38 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.cli.parser import aligned
+from scalelab.cli.parser import align_columns
 from scalelab.commands.fit import text
 from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.law.names import LAWS
-from scalelab.laws.read.study import N_COLUMNS, Row, select
-from scalelab.laws.read.table import Table, fields_of, parse_columns
+from scalelab.laws.read.study import N_COLUMNS, Row, select_rows
+from scalelab.laws.read.table import Table, known_fields, parse_columns
 from scalelab.laws.trust import design
-from scalelab.laws.use.envelope import Envelope, curves, fit_envelope
+from scalelab.laws.use.envelope import Envelope, fit_envelope, training_curves
 from scalelab.laws.use.isoflop import IsoFlop, SeedNoise, fit_isoflop
 from scalelab.records import read_metrics
 
 
-def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
+def run_approach(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     """(lines for a person, the JSON object)."""
     law = LAWS["chinchilla"]
-    columns = parse_columns(arguments.columns, fields_of(law))
+    columns = parse_columns(arguments.columns, known_fields(law))
     table = read_sources(arguments.sources, law, columns, arguments.n, arguments.where)
     size = N_COLUMNS[arguments.n or "total"]
-    kept, excluded = select(table.rows, [size, "D", "C", "val_loss"], "val_loss", arguments.drop_top_loss)
+    kept, excluded = select_rows(table.rows, [size, "D", "C", "val_loss"], "val_loss", arguments.drop_top_loss)
     if not kept:
-        raise BadInput(f"none of {len(table.rows)} rows can be used: {text.exclusions(excluded)}")
+        raise BadInput(f"none of {len(table.rows)} rows can be used: {text.describe_exclusions(excluded)}")
     found, said = (_first if arguments.approach == 1 else _second)(arguments, kept, size)
     k = float(np.median([row["C"] / (row[size] * row["D"]) for row in kept]))
     goals = [_goal(found, C, k) for C in arguments.target_flops]
     head = f"approach {arguments.approach}: {len(kept)} rows, N: {table.n_convention}"
     lines = [head + (f"; {table.derived}" if table.derived else ""), *said]
-    lines += [text.exclusions(excluded)] if excluded else []
+    lines += [text.describe_exclusions(excluded)] if excluded else []
     findings = _findings(arguments, kept, size)
     lines += [f"design: {finding.text}" for finding in findings]
     if goals:
-        lines += ["", f"best use of the FLOPs where C = {k:.4g} N D:", *aligned(_rows(goals))]
+        lines += ["", f"best use of the FLOPs where C = {k:.4g} N D:", *align_columns(_rows(goals))]
     return lines, _block(arguments, found, table, goals) | {
         "n_rows": len(kept), "excluded": excluded, "design": [finding.to_json() for finding in findings],
     }  # fmt: skip
@@ -48,14 +48,14 @@ def _findings(arguments: Any, kept: Sequence[Row], size: str) -> list[design.Fin
     if arguments.approach == 1:
         return []
     N, D, C, loss = (np.array([row[name] for row in kept], float) for name in (size, "D", "C", "val_loss"))
-    return design.check(LAWS["chinchilla"], {"N": N, "D": D}, loss, C)
+    return design.row_findings(LAWS["chinchilla"], {"N": N, "D": D}, loss, C)
 
 
 def _first(arguments: Any, kept: Sequence[Row], size: str) -> tuple[Envelope, list[str]]:
     """The lower envelope of training curves: of run folders, or of a table whose --cluster column names the run."""
     folders = [row for row in kept if "folder" in row and pathlib.Path(row["folder"]).is_dir()]
     if len(folders) == len(kept):
-        checkpoints = curves(({**row, "N": row[size]}, read_metrics(row["folder"])) for row in kept)
+        checkpoints = training_curves(({**row, "N": row[size]}, read_metrics(row["folder"])) for row in kept)
     else:
         known = numeric_columns(kept, arguments.n or "total")
         if not arguments.cluster or any(arguments.cluster not in row for row in kept):
@@ -72,8 +72,8 @@ def _first(arguments: Any, kept: Sequence[Row], size: str) -> tuple[Envelope, li
         said.append(f"left out: {found.edges} held by the smallest or the largest size; the best may lie beyond")
     rows = [["", "fitted", f"{found.level:.0%} interval", ""]]
     for name, value, ends in (("a", found.a, found.a_interval), ("b", found.b, found.b_interval)):
-        rows.append([name, f"{value:.4g}", text.span(ends), f"{'N' if name == 'a' else 'D'}_opt ~ C^{name}"])
-    return found, [*said, "", *aligned(rows)]
+        rows.append([name, f"{value:.4g}", text.format_span(ends), f"{'N' if name == 'a' else 'D'}_opt ~ C^{name}"])
+    return found, [*said, "", *align_columns(rows)]
 
 
 def _second(arguments: Any, kept: Sequence[Row], size: str) -> tuple[IsoFlop, list[str]]:
@@ -86,11 +86,11 @@ def _second(arguments: Any, kept: Sequence[Row], size: str) -> tuple[IsoFlop, li
     for profile in found.profiles:
         edge = "" if profile.interior else "not used: the minimum is at the edge of the sizes tried"
         rows.append([f"{profile.C:.4g}", str(profile.sizes), f"{profile.N:.4g}", f"{profile.loss:.4f}", edge])
-    ends = f", {found.level:.0%} interval {text.span(found.interval)} (seed noise)" if found.interval else ""
+    ends = f", {found.level:.0%} interval {text.format_span(found.interval)} (seed noise)" if found.interval else ""
     said = f"N_opt = {found.coefficient:.4g} C^a, a = {found.a:.4g}{ends}, through minima by {found.method}"
     return found, [
         "",
-        *aligned(rows),
+        *align_columns(rows),
         "",
         said,
         *(_drawn(arguments, found, C, N, loss) if arguments.plot else []),
@@ -98,9 +98,9 @@ def _second(arguments: Any, kept: Sequence[Row], size: str) -> tuple[IsoFlop, li
 
 
 def _drawn(arguments: Any, found: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[str]:
-    from scalelab.report.figures.fitplots import write_isoflops
+    from scalelab.report.figures.fitplots import write_isoflop_figure
 
-    return ["", *(f"wrote {path}" for path in write_isoflops(arguments.plot, found, C, N, loss, "N"))]
+    return ["", *(f"wrote {path}" for path in write_isoflop_figure(arguments.plot, found, C, N, loss, "N"))]
 
 
 def _goal(found: Envelope | IsoFlop, C: float, k: float) -> dict[str, float]:

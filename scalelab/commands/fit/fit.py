@@ -15,12 +15,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from scalelab.cli.parser import Parser, emit, folder_path
+from scalelab.cli.parser import Parser, emit_json, folder_path
 from scalelab.errors import BadInput
 
-LAW_ONLY = ("law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_values", "level")
+LAW_OPTIONS = ("law", "hold", "objective", "delta", "holdout", "tournament", "next_runs", "target_values", "level")
 RENAMED = {"--at": "--target-values", "--next": "--next-runs", "--forks": "--configs-out"}
-IDLE = {1: (*LAW_ONLY, "seed_noise", "plot"), 2: (*LAW_ONLY, "cluster"), 3: ("method", "seed_noise")}
+IDLE_OPTIONS = {1: (*LAW_OPTIONS, "seed_noise", "plot"), 2: (*LAW_OPTIONS, "cluster"), 3: ("method", "seed_noise")}
 
 
 def main(argv: list[str]) -> int:
@@ -31,13 +31,13 @@ def main(argv: list[str]) -> int:
     from scalelab.laws.solve.optimum import FitError
 
     try:
-        lines, result = law.run(arguments) if arguments.approach == 3 else approaches.run(arguments)
+        lines, result = law.run_law_fit(arguments) if arguments.approach == 3 else approaches.run_approach(arguments)
     except FitError as failure:
         print(f"scalelab: {failure}", file=sys.stderr)
         return 1
     if arguments.json != "-":
         print("\n".join(lines))
-    emit(result, arguments.json)
+    emit_json(result, arguments.json)
     return 0
 
 
@@ -67,7 +67,7 @@ def _rows(add: Callable[..., Any]) -> None:
 
 def _fit(add: Callable[..., Any]) -> None:
     add("--law", metavar="NAME", help="the law (default: chinchilla)")
-    add("--hold", type=pairs, metavar="E=X,…", help="parameters held at values; the others are fitted")
+    add("--hold", type=parse_pairs, metavar="E=X,…", help="parameters held at values; the others are fitted")
     add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
     add("--bootstrap", type=int, default=1000, metavar="COUNT", help="resamples; 0: no intervals (default: 1000)")
@@ -90,8 +90,14 @@ def _fit(add: Callable[..., Any]) -> None:
 
 
 def _uses(add: Callable[..., Any]) -> None:
-    add("--target-flops", type=numbers, default=(), metavar="C[,C…]", help="best N and D, loss and waste at C FLOPs")
-    add("--target-values", type=pairs, metavar="U=X,…", help="values of the law's other columns at the target")
+    add(
+        "--target-flops",
+        type=parse_numbers,
+        default=(),
+        metavar="C[,C…]",
+        help="best N and D, loss and waste at C FLOPs",
+    )
+    add("--target-values", type=parse_pairs, metavar="U=X,…", help="values of the law's other columns at the target")
     add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score")
     add("--tournament", action="store_true", help="... by every law that has its columns (K: a fifth by default)")
     add(
@@ -130,7 +136,7 @@ def known_laws() -> str:
     return "\n".join(f"  {node.name:<17}{(ast.get_docstring(node) or '').splitlines()[0]}" for node in laws)
 
 
-def numbers(text: str) -> tuple[float, ...]:
+def parse_numbers(text: str) -> tuple[float, ...]:
     """`1e21,1e24` as numbers."""
     try:
         return tuple(float(part) for part in text.split(","))
@@ -138,19 +144,19 @@ def numbers(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number, or numbers as in 1e21,1e24") from None
 
 
-def pairs(text: str) -> dict[str, float]:
+def parse_pairs(text: str) -> dict[str, float]:
     """`U=25e9,depth=12` as numbers by name: --target-values, --hold."""
     found = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not equals:
             raise argparse.ArgumentTypeError(f"{part!r} is not NAME=NUMBER, as in U=25e9")
-        (found[name],) = numbers(value)
+        (found[name],) = parse_numbers(value)
     return found
 
 
 def _refuse_idle(arguments: Any) -> None:
     """BadInput for an option that the chosen approach would ignore in silence."""
-    for name in IDLE[arguments.approach]:
+    for name in IDLE_OPTIONS[arguments.approach]:
         if getattr(arguments, name):
             raise BadInput(f"--{name.replace('_', '-')} means nothing to --approach={arguments.approach}: leave it out")

@@ -6,33 +6,33 @@ from typing import Any
 from scalelab.commands.fit import next_runs, text
 from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.errors import BadInput
-from scalelab.laws.fit import LEVEL, Fitted
+from scalelab.laws.fit import INTERVAL_LEVEL, Fitted
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.read.study import fit_study
-from scalelab.laws.read.table import Table, fields_of, parse_columns
-from scalelab.laws.trust.uncertainty import predict
+from scalelab.laws.read.table import Table, known_fields, parse_columns
+from scalelab.laws.trust.uncertainty import predict_run
 
-SHARE_HELD = 5  # a tournament without --holdout holds out a fifth of the rows
+HOLDOUT_DIVISOR = 5  # a tournament without --holdout holds out a fifth of the rows
 
 
-def run(arguments: Any) -> tuple[list[str], dict[str, Any]]:
+def run_law_fit(arguments: Any) -> tuple[list[str], dict[str, Any]]:
     """(lines for a person, the JSON object)."""
     if arguments.target_flops and not arguments.bootstrap:
         raise BadInput("--target-flops gives intervals, and --bootstrap=0 leaves none: ask for resamples")
     if arguments.next_runs is not None and not (arguments.grid and arguments.budget_flops):
         raise BadInput("--next-runs needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
-    law = law_lib.hold(load_law(arguments.law or "chinchilla"), **(arguments.hold or {}))
-    columns = parse_columns(arguments.columns, fields_of(law))
+    law = law_lib.hold_params(load_law(arguments.law or "chinchilla"), **(arguments.hold or {}))
+    columns = parse_columns(arguments.columns, known_fields(law))
     table = read_sources(arguments.sources, law, columns, arguments.n, arguments.where)
     fitted = fit_study(
         table.rows, law, arguments.n or "total", arguments.drop_top_loss, arguments.cluster,
         objective=arguments.objective or "huber_log", delta=arguments.delta, bootstrap=arguments.bootstrap,
         seed=arguments.seed, target_flops=() if law.columns == ("C",) else arguments.target_flops, holdout=arguments.holdout or 0,
-        level=arguments.level or LEVEL, held=arguments.target_values,
+        level=arguments.level or INTERVAL_LEVEL, held=arguments.target_values,
     )  # fmt: skip
     fitted = dataclasses.replace(fitted, n_convention=table.n_convention)
-    lines = text.lines(fitted, table, arguments.where)
+    lines = text.describe_fit(fitted, table, arguments.where)
     read = {"sources": arguments.sources, "derived": table.derived, "left_out_by_where": table.left_out}
     # What `rows` of design and holdout count in.
     names = {"row_names": [str(row.get("name", "")) for row in fitted.kept]}
@@ -51,11 +51,11 @@ def _more(arguments: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[
     if arguments.tournament:
         parts["tournament"] = _tournament(arguments, fitted)
     if arguments.next_runs is not None:
-        parts["next"] = next_runs.run(arguments, fitted)
+        parts["next"] = next_runs.propose_next_runs(arguments, fitted)
     if arguments.plot:
-        from scalelab.report.figures.fitplots import write_figures
+        from scalelab.report.figures.fitplots import write_fit_figures
 
-        paths = write_figures(arguments.plot, fitted, arguments.target_values or {})
+        paths = write_fit_figures(arguments.plot, fitted, arguments.target_values or {})
         parts["figures"] = (["", *(f"wrote {path}" for path in paths)], paths)
     return parts
 
@@ -66,19 +66,19 @@ def _predictions(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
         raise BadInput(f"--target-flops={arguments.target_flops}: a budget is a positive number of FLOPs")
     assert fitted.bootstrap  # run() has refused targets without resamples
     found = {
-        f"{C:g}": predict(fitted.problem, fitted.best, fitted.bootstrap, {"C": C}, fitted.level)
+        f"{C:g}": predict_run(fitted.problem, fitted.best, fitted.bootstrap, {"C": C}, fitted.level)
         for C in arguments.target_flops
     }
-    return text.predictions(found, fitted), {C: dataclasses.asdict(each) for C, each in found.items()}
+    return text.describe_predictions(found, fitted), {C: dataclasses.asdict(each) for C, each in found.items()}
 
 
 def _tournament(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
-    from scalelab.laws.trust.tournament import tournament
+    from scalelab.laws.trust.tournament import run_tournament
 
     table = numeric_columns(fitted.kept, arguments.n or "total")
     known = set(table) | ({"C", "M"} if {"N", "D"} <= set(table) else set())
     laws = [law for law in LAWS.values() if law.target == fitted.law.target and set(law.columns) <= known]
     laws += [fitted.law] if fitted.law not in laws else []
-    count = arguments.holdout or max(1, len(fitted.kept) // SHARE_HELD)
-    entries = tournament(table, laws, count, arguments.objective or "huber_log", arguments.delta)
-    return text.tournament(entries, count), [entry.to_json() for entry in entries]
+    count = arguments.holdout or max(1, len(fitted.kept) // HOLDOUT_DIVISOR)
+    entries = run_tournament(table, laws, count, arguments.objective or "huber_log", arguments.delta)
+    return text.describe_tournament(entries, count), [entry.to_json() for entry in entries]

@@ -5,24 +5,24 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.cli.parser import aligned
+from scalelab.cli.parser import align_columns
 from scalelab.commands.fit.rows import numeric_columns, read_sources
 from scalelab.errors import BadInput
 from scalelab.laws.fit import Fitted
-from scalelab.laws.read.table import fields_of, parse_columns
-from scalelab.laws.use.next_runs import Plan, Proposed, propose
-from scalelab.sweep.forks import candidates, write_forks
-from scalelab.sweep.trials import from_file
+from scalelab.laws.read.table import known_fields, parse_columns
+from scalelab.laws.use.next_runs import NextRuns, ProposedRun, propose_runs
+from scalelab.sweep.forks import candidate_columns, write_forks
+from scalelab.sweep.trials import load_trials
 
 
-def run(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
+def propose_next_runs(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
     """(lines, JSON block); proposals from a config's sweep are written to --configs-out as config files."""
     grid, held, convention = arguments.grid, arguments.target_values, arguments.n or "total"
     if not pathlib.Path(grid).is_file():
         raise BadInput(f"--grid={grid}: no such file; it is a config with sweep(h), or a table of candidates")
-    trials = from_file(grid, {}) if grid.endswith(".py") else {}
-    names, columns = (list(trials), candidates(trials, convention)) if trials else _table(arguments, fitted)
-    plan = propose(fitted, columns, arguments.next_runs, arguments.budget_flops, arguments.target, held=held)
+    trials = load_trials(grid, {}) if grid.endswith(".py") else {}
+    names, columns = (list(trials), candidate_columns(trials, convention)) if trials else _table(arguments, fitted)
+    plan = propose_runs(fitted, columns, arguments.next_runs, arguments.budget_flops, arguments.target, held=held)
     chosen = [names[proposed.row] for proposed in plan.runs]
     titles = dict(zip(chosen, map(_title, plan.runs), strict=True))
     files = write_forks(arguments.configs_out, grid, {name: trials[name] for name in chosen}, titles) if trials else []
@@ -32,26 +32,26 @@ def run(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
 
 def _table(arguments: Any, fitted: Fitted) -> tuple[list[str], dict[str, np.ndarray]]:
     """(names, columns [G]) of a table of candidates: N and D, and what else the law needs."""
-    named = parse_columns(arguments.columns, fields_of(fitted.law))
+    named = parse_columns(arguments.columns, known_fields(fitted.law))
     wanted = {field: column for field, column in named.items() if field != fitted.law.target}
     table = read_sources([arguments.grid], fitted.law, wanted, arguments.n, with_target=False)
     return [row["name"] for row in table.rows], numeric_columns(table.rows, arguments.n or "total")
 
 
-def _title(run: Proposed) -> str:
+def _title(run: ProposedRun) -> str:
     return f"Proposed by a fit: N = {run.columns['N']:.4g}, D = {run.columns['D']:.4g} tokens, {run.flops:.3g} FLOPs."
 
 
-def _target(plan: Plan) -> str:
+def _target(plan: NextRuns) -> str:
     kind = {"N": "log of the best N", "loss": "log of the best loss"}.get(plan.target, plan.target)
     return kind + (f" at {plan.at_flops:.3g} FLOPs" if plan.at_flops else "")
 
 
-def _lines(plan: Plan, names: list[str]) -> list[str]:
+def _lines(plan: NextRuns, names: list[str]) -> list[str]:
     rows = [["", "N", "D", "FLOPs", "sd after"]]
     for name, run in zip(names, plan.runs, strict=True):
         sizes = [f"{run.columns[column]:.4g}" if column in run.columns else "-" for column in ("N", "D")]
         rows.append([name, *sizes, f"{run.flops:.3g}", f"{run.sd_after:.4g}"])
     head = f"next, for the {_target(plan)}: standard deviation {plan.sd_before:.4g} now (linearised)"
     cost = f"together {plan.flops:.3g} FLOPs; the interval shrinks by {1 - plan.sd_after / plan.sd_before:.0%}"
-    return ["", head, *aligned(rows), cost]
+    return ["", head, *align_columns(rows), cost]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law.law import Law
 from scalelab.laws.read.study import N_COLUMNS
 from scalelab.laws.read.table import ALIASES, Table, read_table
-from scalelab.laws.read.where import subset
+from scalelab.laws.read.where import filter_rows
 from scalelab.records import read_runs
 
 
@@ -27,7 +27,7 @@ def read_sources(
     """
     columns, needed = dict(columns or {}), (*law.columns, *([law.target] if with_target else []))
     if n_convention not in (None, *N_COLUMNS):
-        raise BadInput(f"--n={n_convention}: unknown convention{nearest(str(n_convention), N_COLUMNS)}")
+        raise BadInput(f"--n={n_convention}: unknown convention{nearest_hint(str(n_convention), N_COLUMNS)}")
     if n_convention and "N" in columns:
         raise BadInput(f"--n={n_convention} and --columns=N={columns['N']} both say what N is: give one")
     for source in sources:
@@ -41,7 +41,7 @@ def read_sources(
     if all(pathlib.Path(source).is_dir() for source in sources):
         known = sorted({key for source in sources for run in read_runs(source) for key in run})
         for name in (name for field, name in columns.items() if field != "N" and name not in known):
-            raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest(name, known)}")
+            raise BadInput(f"--columns: no run of {', '.join(sources)} has {name!r}{nearest_hint(name, known)}")
     tables = [_read(source, needed, columns, n_convention or "total", where) for source in sources]
     if not any(table.rows for table in tables):
         rows = sum(table.left_out for table in tables)
@@ -69,7 +69,7 @@ def _read(
         table = read_table(source, columns, needed, where)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
     runs = [_named(_run(run, column), columns) for run in read_runs(source)]
-    kept = subset(runs, where)
+    kept = filter_rows(runs, where)
     return Table([{**run, "N": run["N_total"]} for run in kept], n_convention, "", len(runs) - len(kept))
 
 

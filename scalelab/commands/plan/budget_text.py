@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from scalelab.commands.plan.text import MIB, lasts
+from scalelab.commands.plan.text import MIB, format_duration
 
-NAMES = {
+FIGURE_LABELS = {
     "n": "parameters",
     "d": "tokens",
     "loss": "loss, nats/token",
@@ -13,9 +13,9 @@ NAMES = {
 }
 
 
-def of_a_budget(found: Any) -> list[str]:
+def describe_budget(found: Any) -> list[str]:
     """An `Allocation`: a figure a line with its interval, then what it rests on."""
-    rows = [_row(text, getattr(found, name), found.intervals.get(name)) for name, text in NAMES.items()]
+    rows = [_row(text, getattr(found, name), found.intervals.get(name)) for name, text in FIGURE_LABELS.items()]
     if s := found.serving:
         rows.append(
             f"with {s.tokens:.3g} tokens served: {s.total_flops:.3g} FLOPs in all, {s.saved:.1%} less than {s.plain_n:.3g} parameters "
@@ -28,7 +28,7 @@ def of_a_budget(found: Any) -> list[str]:
     return [*rows, *_grounds(found)]
 
 
-def of_a_run(found: Any) -> list[str]:
+def describe_overtraining(found: Any) -> list[str]:
     """An `Overtraining`: the run beside the best split of its compute."""
     lines = [
         f"{'':<22} {'the run':>12} {'best':>12}  of {found.flops:.3g} FLOPs",
@@ -49,18 +49,18 @@ def of_a_run(found: Any) -> list[str]:
     return [*lines, *_grounds(found)]
 
 
-def of_a_sweep(found: Any) -> list[str]:
+def describe_sweep(found: Any) -> list[str]:
     """A `SweepPlan`: a line a run, the sums, and what a fit of them is expected to tell."""
     width = max(len(run.name) for run in found.runs)
     text = [f"{'run':<{width}} {'role':<8} {'N':>10} {'D':>10} {'FLOPs':>10} {'MiB':>9} {'takes':>9}  pack"]
     for run in found.runs:
-        numbers = f"{run.n:>10.4g} {run.d:>10.4g} {run.flops:>10.4g} {run.memory_bytes / MIB:>9,.1f} {lasts(run.hours * 3600):>9}"
+        numbers = f"{run.n:>10.4g} {run.d:>10.4g} {run.flops:>10.4g} {run.memory_bytes / MIB:>9,.1f} {format_duration(run.hours * 3600):>9}"
         line = f"{run.name:<{width}} {run.role or '-':<8} {numbers}  {run.pack}"
         text.append(line if run.fits else f"{line}  does not fit")
     cost = "" if found.cost is None else f", cost {found.cost:,.4g}"
     text += [
         f"{len(found.runs)} runs in {len(found.packs)} packs: {found.tokens:.4g} tokens, {found.flops:.4g} FLOPs, {found.device_hours:.3g} "
-        f"device-hours ({found.device_hours_low:.3g} to {found.device_hours_high:.3g}), {lasts(found.wall_hours * 3600)} on "
+        f"device-hours ({found.device_hours_low:.3g} to {found.device_hours_high:.3g}), {format_duration(found.wall_hours * 3600)} on "
         f"{found.machine}, compiling and reading left out{cost}",
         f"the hungriest takes {found.largest_bytes / MIB:,.0f} of {found.capacity_bytes / MIB:,.0f} MiB",
     ]

@@ -26,12 +26,12 @@ import sys
 from typing import Any
 
 from scalelab import config as config_lib
-from scalelab.cli.parser import Parser, add_trust, emit
+from scalelab.cli.parser import Parser, add_trust_option, emit_json
 from scalelab.config import load, split_overrides
 from scalelab.errors import BadInput
 
-ASKED = ("flops", "tokens", "params", "target_loss", "gpu_hours")
-OF_A_RUN = (
+BUDGET_INPUTS = ("flops", "tokens", "params", "target_loss", "gpu_hours")
+RUN_OPTIONS = (
     "mesh",
     "compile",
     "measure",
@@ -43,13 +43,13 @@ OF_A_RUN = (
     "batch",
     "context",
 )
-OF_A_BUDGET = ("serve_tokens", "unique_tokens", "mfu")
-LARGEST = 1e60  # products of several such numbers, and of their inverses, are floats yet
-MOST = 10**15  # of whatever is counted: far above any plan, and exact as a float
-FOREIGN = {  # what says nothing about each of the three
-    "--config": (*OF_A_BUDGET, "law", "noise"),
-    "--sweep": (*OF_A_RUN, *OF_A_BUDGET),
-    "a budget": (*OF_A_RUN, "calibrate", "noise", "devices", "price"),
+BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
+LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are floats yet
+LARGEST_COUNT = 10**15  # of whatever is counted: far above any plan, and exact as a float
+UNUSED_OPTIONS = {  # what says nothing about each of the three
+    "--config": (*BUDGET_OPTIONS, "law", "noise"),
+    "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS),
+    "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price"),
 }
 
 
@@ -59,13 +59,15 @@ def main(argv: list[str]) -> int:
     overrides, rest = split_overrides(argv[:cut])
     options = _parser().parse_args(rest)
     given = {name for name, value in vars(options).items() if value not in (None, False)}
-    modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(given & set(ASKED))
+    modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(
+        given & set(BUDGET_INPUTS)
+    )
     if len(modes) != 1:
         what = f"{' and '.join(modes)} together" if modes else "nothing to plan"
         raise BadInput(
             f"{what}: give --config (a run), --flops and the like (a budget) or --sweep (`scalelab plan --help`)"
         )
-    if foreign := sorted(set(FOREIGN[modes[0]]) & given):
+    if foreign := sorted(set(UNUSED_OPTIONS[modes[0]]) & given):
         name = "--" + foreign[0].replace("_", "-")
         raise BadInput(f"{name} has nothing to say about {modes[0]}; `scalelab plan --help` says what it goes with")
     if modes[0] == "a budget" and overrides:
@@ -74,7 +76,7 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"{' '.join(argv[cut:])}: options after -- are those of a study, and there is no --sweep")
     options.study = [*(f"--config.{key}={value}" for key, value in overrides.items()), *argv[cut + 1 :]]
     answer = {"--config": _run, "--sweep": _sweep, "a budget": _budget}[modes[0]]
-    emit(answer(options, overrides), options.json)
+    emit_json(answer(options, overrides), options.json)
     return 0
 
 
@@ -113,7 +115,7 @@ def _parser() -> Parser:
     add(
         "--noise", type=_positive, metavar="X", help="relative scatter of a run's loss (default: the study's, or 0.005)"
     )
-    add_trust(parser)
+    add_trust_option(parser)
     return parser
 
 
@@ -124,16 +126,16 @@ def _positive(text: str) -> float:
         value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
-    if not 1 / LARGEST <= value <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST:g} and {LARGEST:g}")
+    if not 1 / LARGEST_VALUE <= value <= LARGEST_VALUE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST_VALUE:g} and {LARGEST_VALUE:g}")
     return value
 
 
 def _count(text: str) -> int:
     value = _positive(text)
-    if value != int(value) or value > MOST:
+    if value != int(value) or value > LARGEST_COUNT:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no whole number up to {MOST}; nearest: {min(max(1, round(value)), MOST)}"
+            f"{text!r} is no whole number up to {LARGEST_COUNT}; nearest: {min(max(1, round(value)), LARGEST_COUNT)}"
         )
     return int(value)
 
@@ -141,7 +143,7 @@ def _count(text: str) -> int:
 def _run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
     """The plan of one config, as JSON; printed unless JSON goes to standard output."""
     from scalelab.commands.plan import text as plantext
-    from scalelab.plan.machine.machine import machine
+    from scalelab.plan.machine.machine import load_machine
     from scalelab.plan.whole import plan
 
     config = load(options.config, overrides)
@@ -149,7 +151,7 @@ def _run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
         raise BadInput(
             "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (one wrong name lists all)"
         )
-    on = machine(options.hardware)
+    on = load_machine(options.hardware)
     efficiency, facts = _calibrated(options, on)
     restart = {"restart_s": options.restart_minutes * 60} if options.restart_minutes else {}
     made = plan(
@@ -159,14 +161,14 @@ def _run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
         serve=(options.batch or 1, options.context or 0), **restart,
     )  # fmt: skip
     if options.json != "-":
-        print("\n".join(plantext.lines(made)))
+        print("\n".join(plantext.describe_plan(made)))
     if options.single_gpu:
-        from scalelab.plan.memory.single_gpu import fits
+        from scalelab.plan.memory.single_gpu import list_fits
 
-        ways = fits(config_lib.static(config), on)
+        ways = list_fits(config_lib.static(config), on)
         facts["card"] = [dataclasses.asdict(way) for way in ways]
         if options.json != "-":
-            print("\n".join(["", *plantext.card(ways)]))
+            print("\n".join(["", *plantext.describe_single_gpu(ways)]))
     if options.measure:
         facts["measured"] = _measure(config, made, efficiency, options)
     return made.to_json() | facts
@@ -177,60 +179,63 @@ def _calibrated(options: Any, on: Any) -> tuple[Any, dict[str, Any]]:
     if not options.calibrate:
         return None, {}
     from scalelab.commands.plan import text as plantext
-    from scalelab.plan.calibrate import calibrate
+    from scalelab.plan.calibrate import calibrate_efficiency
 
-    found = calibrate(options.calibrate, on)
-    print("\n".join(plantext.calibration(found)), file=sys.stderr)
+    found = calibrate_efficiency(options.calibrate, on)
+    print("\n".join(plantext.describe_calibration(found)), file=sys.stderr)
     return found.efficiency, {"calibration": dataclasses.asdict(found)}
 
 
 def _measure(config: Any, made: Any, efficiency: Any, options: Any) -> dict[str, Any]:
     """The ramp, a line a size as it is measured."""
     from scalelab.commands.plan import text as plantext
-    from scalelab.plan.measure import measure
+    from scalelab.plan.measure import measure_throughput
 
     loud = sys.stdout if options.json != "-" else sys.stderr
     print(f"{'rows':>6} {'tokens/s':>12} {'predicted':>12} {'step':>10} {'compiling':>10}", file=loud)
     sized = config.copy_and_resolve_references()
     sized.parallel.update(dataclasses.asdict(made.layout))
-    found = measure(
-        sized, made.machine, efficiency, progress=lambda point: print(plantext.point(point), file=loud, flush=True)
+    found = measure_throughput(
+        sized,
+        made.machine,
+        efficiency,
+        progress=lambda point: print(plantext.format_measurement(point), file=loud, flush=True),
     )
-    print(plantext.knee(found), file=loud)
+    print(plantext.describe_knee(found), file=loud)
     return dataclasses.asdict(found)
 
 
 def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
     """A split of a budget by a law; with a size and tokens both, what that run gives away."""
     from scalelab.commands.plan import budget_text
-    from scalelab.plan.budget.allocate import allocation
-    from scalelab.plan.budget.lawbook import DEFAULT
-    from scalelab.plan.budget.overtraining import overtraining
-    from scalelab.plan.machine.machine import machine
+    from scalelab.plan.budget.allocate import allocate_budget
+    from scalelab.plan.budget.lawbook import DEFAULT_LAW
+    from scalelab.plan.budget.overtraining import assess_overtraining
+    from scalelab.plan.machine.machine import load_machine
 
-    asked = {name: getattr(options, name) for name in ASKED if getattr(options, name) is not None}
+    asked = {name: getattr(options, name) for name in BUDGET_INPUTS if getattr(options, name) is not None}
     if unused := [name for name in ("hardware", "mfu") if getattr(options, name) and "gpu_hours" not in asked]:
         raise BadInput(
             f"--{unused[0]} goes with --gpu-hours: FLOPs, tokens and parameters are split alike on any machine"
         )
-    law = DEFAULT if options.law is None else options.law
+    law = DEFAULT_LAW if options.law is None else options.law
     if set(asked) == {"params", "tokens"}:
         if options.serve_tokens or options.unique_tokens:
             raise BadInput(
                 "--params and --tokens together are a run as it is; --serve-tokens and --unique-tokens choose another"
             )
-        found: Any = overtraining(options.params, options.tokens, law)
-        text = budget_text.of_a_run(found)
+        found: Any = assess_overtraining(options.params, options.tokens, law)
+        text = budget_text.describe_overtraining(found)
     elif len(asked) > 1:
         raise BadInput(
             f"--{' and --'.join(asked)} together: give one of them (or --params with --tokens)".replace("_", "-")
         )
     else:
-        on = machine(options.hardware) if options.hardware else None
-        found = allocation(
+        on = load_machine(options.hardware) if options.hardware else None
+        found = allocate_budget(
             **asked, machine=on, mfu=options.mfu, law=law, serve_tokens=options.serve_tokens, unique_tokens=options.unique_tokens
         )  # fmt: skip
-        text = budget_text.of_a_budget(found)
+        text = budget_text.describe_budget(found)
     if options.json != "-":
         print("\n".join(text))
     return dataclasses.asdict(found)
@@ -239,15 +244,15 @@ def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
 def _sweep(options: Any, _: dict[str, str]) -> dict[str, Any]:
     """Every run of a study or of a grid; on this machine unless --hardware names another."""
     from scalelab.commands.plan import budget_text
-    from scalelab.plan.machine.machine import machine
+    from scalelab.plan.machine.machine import load_machine
     from scalelab.plan.sweep.sweep import sweep_plan
 
-    on = machine(options.hardware or "cpu")
+    on = load_machine(options.hardware or "cpu")
     efficiency, facts = _calibrated(options, on)
     found = sweep_plan(
         options.sweep, on, options.study, options.devices or 1, efficiency, options.price, options.law, options.noise
     )
     if options.json != "-":
         chosen = "" if options.hardware else "this machine's CPU, as --hardware names none"
-        print("\n".join([*filter(None, [chosen]), *budget_text.of_a_sweep(found)]))
+        print("\n".join([*filter(None, [chosen]), *budget_text.describe_sweep(found)]))
     return dataclasses.asdict(found) | facts

@@ -7,13 +7,13 @@ from scalelab.parallel import mesh
 
 GIB, MIB = 2**30, 2**20
 DAY_S = 86_400.0
-LENGTHS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
-CONVENTIONS = ("total", "non_embedding", "kaplan", "chinchilla")
+TIME_UNITS = (("days", DAY_S), ("hours", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
+N_CONVENTIONS = ("total", "non_embedding", "kaplan", "chinchilla")
 
 
-def lines(plan: Any) -> list[str]:
+def describe_plan(plan: Any) -> list[str]:
     """Every section of a `scalelab.plan.Plan`, in the order in which one asks."""
-    head = f"{plan.devices:,} x {plan.machine.chip.name}, {mesh.name(dataclasses.asdict(plan.layout))}"
+    head = f"{plan.devices:,} x {plan.machine.chip.name}, {mesh.describe_mesh(dataclasses.asdict(plan.layout))}"
     sections = [_arithmetic(plan), _memory(plan), _time(plan), _batch(plan), _saves(plan), _served(plan), _advice(plan)]
     text = [head, *(line for section in sections for line in ("", *section))]
     if plan.compiled:
@@ -23,9 +23,9 @@ def lines(plan: Any) -> list[str]:
 
 def _arithmetic(plan: Any) -> list[str]:
     found = plan.flops
-    groups = {name: n for name, n in found.parameters.items() if name not in CONVENTIONS}
+    groups = {name: n for name, n in found.parameters.items() if name not in N_CONVENTIONS}
     text = [
-        "parameters  " + "  ".join(f"{name} {found.parameters[name]:,}" for name in CONVENTIONS),
+        "parameters  " + "  ".join(f"{name} {found.parameters[name]:,}" for name in N_CONVENTIONS),
         "  by group  " + "  ".join(f"{name} {n:,}" for name, n in groups.items()),
         f"{'training FLOPs':<16} {'a token':>12} {'with remat':>12} {'in all':>12}   over {plan.tokens:.4g} tokens, {plan.steps:,} steps",
     ]
@@ -36,33 +36,35 @@ def _arithmetic(plan: Any) -> list[str]:
 
 def _memory(plan: Any) -> list[str]:
     m = plan.memory
-    name, size = unit(m.total)
+    name, size = memory_unit(m.total)
     text = [f"memory of the fullest device, {name} (remat: {plan.flops.remat})"]
     text += [f"  {name:<14} {each / size:>10.3f}" for name, each in m.components.items()]
-    text.append(f"  {'total':<14} {m.total / size:>10.3f} of {m.capacity / size:,.1f}: {fit(m.fits, m.margin_bytes)}")
+    text.append(
+        f"  {'total':<14} {m.total / size:>10.3f} of {m.capacity / size:,.1f}: {describe_memory_fit(m.fits, m.margin_bytes)}"
+    )
     text.append(f"  activations by Korthikanti's formula {m.formula_bytes / size:.3f}")
     return text
 
 
-def unit(total_bytes: int) -> tuple[str, int]:
+def memory_unit(total_bytes: int) -> tuple[str, int]:
     """GiB, or MiB where that says more."""
     return ("GiB", GIB) if total_bytes > GIB / 10 else ("MiB", MIB)
 
 
-def lasts(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """ "3.2 days", "14 min", "24.8 ms": in the largest unit of which there are two."""
-    name, unit = next((pair for pair in LENGTHS if seconds >= 2 * pair[1]), LENGTHS[-1])
-    return f"{figures(seconds / unit)} {name}"
+    name, unit = next((pair for pair in TIME_UNITS if seconds >= 2 * pair[1]), TIME_UNITS[-1])
+    return f"{format_figures(seconds / unit)} {name}"
 
 
-def figures(value: float) -> str:
+def format_figures(value: float) -> str:
     """Three figures, and all of those before the point: 0.468, 36.2, 3,467."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def fit(fits: bool, margin_bytes: int) -> str:
+def describe_memory_fit(fits: bool, margin_bytes: int) -> str:
     """ "fits, 3.2 GiB to spare" or "does not fit, 1.1 GiB too much"."""
-    size = f"{figures(abs(margin_bytes) / GIB)} GiB"
+    size = f"{format_figures(abs(margin_bytes) / GIB)} GiB"
     return f"fits, {size} to spare" if fits else f"does not fit, {size} too much"
 
 
@@ -75,13 +77,13 @@ def _time(plan: Any) -> list[str]:
     )
     cost = "" if run.cost is None else f", cost {run.cost:,.0f} ({run.cost_low:,.0f} to {run.cost_high:,.0f})"
     return [
-        f"step {lasts(t.total_s)} ({lasts(t.low_s)} to {lasts(t.high_s)}): "
-        + ", ".join(f"{n} {lasts(s)}" for n, s in parts.items() if s),
+        f"step {format_duration(t.total_s)} ({format_duration(t.low_s)} to {format_duration(t.high_s)}): "
+        + ", ".join(f"{n} {format_duration(s)}" for n, s in parts.items() if s),
         f"MFU {t.mfu:.1%} ({t.mfu_low:.1%} to {t.mfu_high:.1%}), {t.tokens_per_s:,.0f} tokens/s",
-        f"the run: {lasts(run.days * DAY_S)} ({lasts(run.days_low * DAY_S)} to {lasts(run.days_high * DAY_S)}), {run.device_hours:,.4g} "
+        f"the run: {format_duration(run.days * DAY_S)} ({format_duration(run.days_low * DAY_S)} to {format_duration(run.days_high * DAY_S)}), {run.device_hours:,.4g} "
         f"device-hours ({run.device_hours_low:,.4g} to {run.device_hours_high:,.4g}){cost}",
         *(f"  {line}" for line in t.assumptions),
-        *(f"  would save {lasts(saved)}: {words}" for words, saved in plan.savings.items()),
+        *(f"  would save {format_duration(saved)}: {words}" for words, saved in plan.savings.items()),
     ]
 
 
@@ -100,11 +102,11 @@ def _batch(plan: Any) -> list[str]:
 
 def _saves(plan: Any) -> list[str]:
     c = plan.checkpoint
-    every = lasts(c.every_s) + (f" ({c.every_steps:,} steps)" if c.every_steps else "")
+    every = format_duration(c.every_s) + (f" ({c.every_steps:,} steps)" if c.every_steps else "")
     return [
-        f"a save: {c.bytes / 1e9:,.4g} GB, {lasts(c.seconds)}, of which steps wait {lasts(c.blocked_s)}; a failure every {lasts(c.mtbf_s)}",
-        f"save every {every}: Young {lasts(c.young_s)}, Daly {lasts(c.daly_s)}; goodput {c.goodput:.1%} (simulated {c.simulated:.1%}, "
-        f"{c.goodput_low:.1%} to {c.goodput_high:.1%}), {lasts(c.lost_work_s)} of work lost a failure",
+        f"a save: {c.bytes / 1e9:,.4g} GB, {format_duration(c.seconds)}, of which steps wait {format_duration(c.blocked_s)}; a failure every {format_duration(c.mtbf_s)}",
+        f"save every {every}: Young {format_duration(c.young_s)}, Daly {format_duration(c.daly_s)}; goodput {c.goodput:.1%} (simulated {c.simulated:.1%}, "
+        f"{c.goodput_low:.1%} to {c.goodput_high:.1%}), {format_duration(c.lost_work_s)} of work lost a failure",
         *(f"  {note}" for note in c.notes),
     ]
 
@@ -120,7 +122,9 @@ def _advice(plan: Any) -> list[str]:
     text = ["advice: the same model and batch on as many devices, by predicted step time"]
     for one in plan.advice:
         changes = " ".join(f"--config.{key}={_value(value)}" for key, value in one.changes.items())
-        text.append(f"  {lasts(one.step_s)} ({one.of_plan:.2f} of this), {fit(one.fits, one.margin_bytes)}: {changes}")
+        text.append(
+            f"  {format_duration(one.step_s)} ({one.of_plan:.2f} of this), {describe_memory_fit(one.fits, one.margin_bytes)}: {changes}"
+        )
     return text
 
 
@@ -130,9 +134,9 @@ def _value(value: Any) -> str:
 
 def _compiled(plan: Any) -> list[str]:
     """Formula, exact and compiled side by side."""
-    from scalelab.plan.machine.compile import side_by_side
+    from scalelab.plan.machine.compile import compare_components
 
-    found, (name, size) = plan.compiled, unit(plan.memory.total)
+    found, (name, size) = plan.compiled, memory_unit(plan.memory.total)
     head = f"compiled for {found.platform} in {found.seconds:.1f} s"
     text = [f"{head}: out of memory", found.oom] if found.oom else [head]
     if not found.peak_bytes:
@@ -142,7 +146,7 @@ def _compiled(plan: Any) -> list[str]:
         return "-" if of is None else f"{of / size:.3f}"
 
     text.append(f"  {name:<14} {'formula':>10} {'exact':>10} {'compiled':>10} {'compiled - exact':>17}")
-    for row in side_by_side(plan.memory, found):
+    for row in compare_components(plan.memory, found):
         cells = [cell(of) for of in (row.formula_bytes, row.exact_bytes, row.compiled_bytes)]
         text.append(
             f"  {row.component:<14} " + " ".join(f"{each:>10}" for each in cells) + f" {cell(row.difference_bytes):>17}"
@@ -150,13 +154,13 @@ def _compiled(plan: Any) -> list[str]:
     return [*text, *([found.note] if found.note else [])]
 
 
-def point(found: Any) -> str:
+def format_measurement(found: Any) -> str:
     """One size of a measurement."""
     rates = f"{found.tokens_per_s:>12,.0f} {found.predicted_tokens_per_s:>12,.0f}"
     return f"{found.rows:>6} {rates} {found.step_s:>8.3g} s {found.compile_s:>8.3g} s"
 
 
-def knee(found: Any) -> str:
+def describe_knee(found: Any) -> str:
     """Where more rows stop paying, and why no larger size was measured."""
     where = (
         "nothing was measured"
@@ -174,7 +178,7 @@ def _served(plan: Any) -> list[str]:
         "kv_cache": 0,
         "activations": sum(held[name] for name in ("activations", "logits", "temporary", "batch")),
     }
-    name, size = unit(max(plan.memory.total, i.total))
+    name, size = memory_unit(max(plan.memory.total, i.total))
     where = f"{i.batch} sequences of {i.context:,} tokens on one device"
     text = [
         f"{f'{name} of a device':<20} {'training':>10} {'serving':>10}   training's weights with gradients and optimizer; {where}"
@@ -182,7 +186,7 @@ def _served(plan: Any) -> list[str]:
     for name, each in i.components.items():
         text.append(f"  {name:<18} {trained[name] / size:>10.3f} {each / size:>10.3f}")
     text.append(
-        f"  {'total':<18} {plan.memory.total / size:>10.3f} {i.total / size:>10.3f}   {fit(i.fits, i.margin_bytes)}"
+        f"  {'total':<18} {plan.memory.total / size:>10.3f} {i.total / size:>10.3f}   {describe_memory_fit(i.fits, i.margin_bytes)}"
     )
     text.append(
         f"  {i.kv_bytes_per_token:,} bytes of keys and values a token; room for {i.most_sequences:,} such sequences"
@@ -190,19 +194,19 @@ def _served(plan: Any) -> list[str]:
     return [*text, *(f"  {note}" for note in i.notes)]
 
 
-def card(ways: Any) -> list[str]:
+def describe_single_gpu(ways: Any) -> list[str]:
     """Ways to hold the model on one device, and the largest micro-batch of each."""
     text = [f"{'on one device: weights':<24} {'per layer':>10} {'remat':>6} {'rows':>6} {'GiB':>8}"]
     for way in ways:
         update = "yes" if way.per_layer else "no"
         size = f"{way.memory.total / GIB:>8.2f}" + (
-            "" if way.rows else f"  {fit(False, way.memory.margin_bytes)} with one"
+            "" if way.rows else f"  {describe_memory_fit(False, way.memory.margin_bytes)} with one"
         )
         text.append(f"  {way.weights:<22} {update:>10} {way.remat:>6} {way.rows:>6} {size}")
     return text
 
 
-def calibration(found: Any) -> list[str]:
+def describe_calibration(found: Any) -> list[str]:
     """What measured runs say about the efficiencies."""
     return [
         f"calibrated by {len(found.runs)} programs: measured / predicted tokens/s {found.factor:.3g}; the next one within "

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from scalelab.config import batch_ramp as ramp_lib
-from scalelab.data.batches.mixture import Stream, sources, stages
+from scalelab.data.batches.mixture import WindowStream, make_window_sources, mixture_stages
 from scalelab.data.batches.shards import Split
-from scalelab.data.dataset import Dataset, Part
+from scalelab.data.dataset import Dataset, DatasetPart
 from scalelab.errors import BadInput
 
-Rows = slice | np.ndarray  # of a batch: a range or indices
-ALL = slice(None)
-NONE = -1  # in place of a window's number, and in its tokens: nothing is read, nothing predicted
+RowIndex = slice | np.ndarray  # of a batch: a range or indices
+ALL_ROWS = slice(None)
+NO_WINDOW = -1  # in place of a window's number, and in its tokens: nothing is read, nothing predicted
 ORDER_BLOCK = 4096  # windows whose order is computed at once: one small batch alone would be all overhead
 
 
@@ -64,10 +64,10 @@ class Windows:
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """The same where some of `numbers` may be NONE: nothing is read there, and the row is NONE throughout."""
-        taken = numbers != NONE
+        taken = numbers != NO_WINDOW
         if taken.all():
             return self[numbers]
-        found = np.full((len(numbers), self.views[0].shape[1]), NONE, np.int32)
+        found = np.full((len(numbers), self.views[0].shape[1]), NO_WINDOW, np.int32)
         found[taken] = self[numbers[taken]]
         return found
 
@@ -78,7 +78,7 @@ class BatchOrder:
     Row r is of micro-batch r % accumulate; in the steps that don't take it, it is NONE.
     """
 
-    def __init__(self, stream: Stream, global_batch: int, accumulate: int, ramp: tuple[int, ...]) -> None:
+    def __init__(self, stream: WindowStream, global_batch: int, accumulate: int, ramp: tuple[int, ...]) -> None:
         self.stream, self.global_batch = stream, global_batch
         self.accumulate, self.ramp = accumulate, ramp
         self.block_steps = max(1, ORDER_BLOCK // global_batch)
@@ -93,10 +93,10 @@ class BatchOrder:
 
     def _compute_block(self, block: int) -> np.ndarray:
         steps = np.arange(block * self.block_steps, (block + 1) * self.block_steps)[:, None]
-        taken = ramp_lib.micro_batches(self.ramp, self.accumulate, steps)
+        taken = ramp_lib.micro_batches_per_step(self.ramp, self.accumulate, steps)
         first = _rows_before(steps, self.global_batch, self.accumulate, self.ramp)
         row, part = np.divmod(np.arange(self.global_batch), self.accumulate)
-        numbers = np.full((self.block_steps, self.global_batch), NONE)
+        numbers = np.full((self.block_steps, self.global_batch), NO_WINDOW)
         # The rows that are taken stand in the order of the stream.
         numbers[part < taken] = self.stream.windows((first + row * taken + part)[part < taken])
         return numbers
@@ -104,7 +104,7 @@ class BatchOrder:
 
 def _rows_before(steps: np.ndarray, global_batch: int, accumulate: int, ramp: tuple[int, ...]) -> np.ndarray:
     """How many rows the steps before each of `steps` take, int64 like them."""
-    return ramp_lib.before(ramp, accumulate, steps) * (global_batch // accumulate)
+    return ramp_lib.micro_batches_before(ramp, accumulate, steps) * (global_batch // accumulate)
 
 
 class TrainBatches:
@@ -129,18 +129,18 @@ class TrainBatches:
         seq_len = self.windows.views[0].shape[1] - 1
         return {source.name: source.unique * seq_len for source in self._order.stream.sources}
 
-    def batch(self, step: int, rows: Rows = ALL) -> np.ndarray:
+    def batch(self, step: int, rows: RowIndex = ALL_ROWS) -> np.ndarray:
         """int32 [rows, seq_len + 1]: these rows (default all) of global batch `step` >= 0; inputs [:, :-1], targets [:, 1:]."""
         return self.chunk(step, 1, rows)[0]
 
-    def chunk(self, step: int, k: int, rows: Rows = ALL) -> np.ndarray:
+    def chunk(self, step: int, k: int, rows: RowIndex = ALL_ROWS) -> np.ndarray:
         """int32 [k, rows, seq_len + 1]: batches `step` to `step + k - 1`, for k steps in one dispatch. No other row is read."""
         reader = self._reader(self._key(rows))
         numbers = np.stack([reader[i] for i in range(step, step + k)])
         # All at once: of small batches over many shards each by itself costs half as much again.
         return self.windows.read(numbers.ravel()).reshape(*numbers.shape, -1)
 
-    def _key(self, rows: Rows) -> tuple[int, ...]:
+    def _key(self, rows: RowIndex) -> tuple[int, ...]:
         return tuple(np.arange(self.global_batch)[rows].tolist())
 
     def _make_reader(self, key: tuple[int, ...]) -> Any:
@@ -168,15 +168,17 @@ def train_batches(
     if seed < 0:
         raise BadInput(f"seed={seed} is negative; 0 or more")
     windows = Windows({part.name: part.train for part in dataset.parts}, seq_len, "training")
-    found = sources(windows.sizes, unique_tokens, seq_len)
+    found = make_window_sources(windows.sizes, unique_tokens, seq_len)
     begin = [
         (int(_rows_before(np.array(step, np.int64), global_batch, accumulate, ramp)), each)
-        for step, each in stages(mixture, found)
+        for step, each in mixture_stages(mixture, found)
     ]
-    return TrainBatches(windows, BatchOrder(Stream(found, begin, seed), global_batch, accumulate, ramp))
+    return TrainBatches(windows, BatchOrder(WindowStream(found, begin, seed), global_batch, accumulate, ramp))
 
 
-def val_batches(part: Part, seq_len: int, batch_size: int, n_batches: int, rows: Rows = ALL) -> np.ndarray:
+def val_batches(
+    part: DatasetPart, seq_len: int, batch_size: int, n_batches: int, rows: RowIndex = ALL_ROWS
+) -> np.ndarray:
     """A source's fixed validation set, int32 [n, batch_size, seq_len + 1], n <= n_batches: windows evenly spaced over the split.
 
     It depends on the data and the three numbers only, so every run, seed and host scores the same tokens; of each batch only
@@ -188,7 +190,7 @@ def val_batches(part: Part, seq_len: int, batch_size: int, n_batches: int, rows:
     windows = Windows({part.name: part.val}, seq_len, "validation")
     n = max(1, min(n_batches, len(windows) // batch_size))
     wanted = min(n * batch_size, len(windows))
-    numbers = np.full(n * batch_size, NONE)
+    numbers = np.full(n * batch_size, NO_WINDOW)
     # The middle of each of `wanted` parts.
     numbers[:wanted] = (2 * np.arange(wanted) + 1) * len(windows) // (2 * wanted)
     mine = numbers.reshape(n, batch_size)[:, rows]

@@ -16,16 +16,18 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.config import mixture_text
-from scalelab.data.batches.order import permute, window_numbers
-from scalelab.errors import BadInput, nearest
+from scalelab.data.batches.order import permute_positions, window_numbers
+from scalelab.errors import BadInput, nearest_hint
 
-BLOCK = 1024  # rows; an even power of two, which `permute` needs no second try for
-MOST_KEPT = 2**22  # windows in use of a capped source whose numbers are kept, 32 MB; of more they are computed anew
+PATTERN_BLOCK = 1024  # rows; an even power of two, which `permute` needs no second try for
+MAX_CACHED_WINDOWS = (
+    2**22
+)  # windows in use of a capped source whose numbers are kept, 32 MB; of more they are computed anew
 # Streams of pseudo-random numbers beside (seed, epoch), which is that of a source that stands alone.
 NAMED, PATTERN, UNIQUE = 1, 2, 3
 
 
-class Source(NamedTuple):
+class WindowSource(NamedTuple):
     """Windows `first` to `first + n - 1` of all; of them the first `unique` of a fixed shuffle are in use."""
 
     name: str
@@ -34,15 +36,15 @@ class Source(NamedTuple):
     unique: int
 
 
-def sources(sizes: Mapping[str, int], unique_tokens: str, seq_len: int) -> list[Source]:
+def make_window_sources(sizes: Mapping[str, int], unique_tokens: str, seq_len: int) -> list[WindowSource]:
     """The sources with `{name: windows}`, numbered one after the other, capped as `data.unique_tokens` says.
 
     The windows in use are those that stand first in one fixed shuffle of the source: U tokens are U // seq_len whole windows,
     and a smaller U is a part of a larger one (of one seq_len). BadInput for an unknown name, a cap under one window or
     above what there is.
     """
-    caps = mixture_text.unique_tokens(unique_tokens)
-    _known("data.unique_tokens", [name for name in caps if name], sizes)
+    caps = mixture_text.parse_unique_tokens(unique_tokens)
+    _check_known_names("data.unique_tokens", [name for name in caps if name], sizes)
     if caps.get("", 0) // seq_len > max(sizes.values()):
         raise BadInput(
             f"data.unique_tokens={caps['']}: no source has as many tokens; the largest: {max(sizes.values()) * seq_len}"
@@ -55,32 +57,36 @@ def sources(sizes: Mapping[str, int], unique_tokens: str, seq_len: int) -> list[
             raise BadInput(
                 f"data.unique_tokens: {name} holds {n} windows of seq_len={seq_len}, and {cap} are asked; nearest: {name}={good}"
             )
-        found.append(Source(name, first, n, cap))
+        found.append(WindowSource(name, first, n, cap))
         first += n
     return sorted(found)  # by name: the order of a listing is no matter
 
 
-def stages(text: str, found: Sequence[Source]) -> list[tuple[int, list[Fraction]]]:
+def mixture_stages(text: str, found: Sequence[WindowSource]) -> list[tuple[int, list[Fraction]]]:
     """(step, share of each source) of `data.mixture`; of "" the shares are those of the windows in use. BadInput: unknown name."""
     total = sum(source.unique for source in found)
-    if not (said := mixture_text.mixture(text)):
+    if not (said := mixture_text.parse_mixture(text)):
         return [(0, [Fraction(source.unique, total) for source in found])]
     names = [source.name for source in found]
     for stage in said:
-        _known("data.mixture", stage.shares, names)
+        _check_known_names("data.mixture", stage.shares, names)
     return [(stage.step, [stage.shares.get(name, Fraction(0)) for name in names]) for stage in said]
 
 
-def _known(key: str, asked: Sequence[str] | Mapping[str, object], names: Sequence[str] | Mapping[str, int]) -> None:
+def _check_known_names(
+    key: str, asked: Sequence[str] | Mapping[str, object], names: Sequence[str] | Mapping[str, int]
+) -> None:
     for name in asked:
         if name not in names:
-            raise BadInput(f"{key}: no source is called {name!r}{nearest(name, names)}; there are: {', '.join(names)}")
+            raise BadInput(
+                f"{key}: no source is called {name!r}{nearest_hint(name, names)}; there are: {', '.join(names)}"
+            )
 
 
-class Stream:
-    """The endless stream of training windows of some `sources`, mixed in `stages` = (first row, share of each), by `seed`."""
+class WindowStream:
+    """The endless stream of training windows of some `make_window_sources`, mixed in `mixture_stages` = (first row, share of each), by `seed`."""
 
-    def __init__(self, found: Sequence[Source], stages: Sequence[tuple[int, list[Fraction]]], seed: int) -> None:
+    def __init__(self, found: Sequence[WindowSource], stages: Sequence[tuple[int, list[Fraction]]], seed: int) -> None:
         self.sources, self.stages, self.seed = found, stages, seed
         self.starts = np.array([row for row, _ in stages])
         self.rests = [_rests(weights) for _, weights in stages]
@@ -95,12 +101,12 @@ class Stream:
             found[here] = self._own(source, places[here])
         return found
 
-    def _own(self, source: Source, places: np.ndarray) -> np.ndarray:
+    def _own(self, source: WindowSource, places: np.ndarray) -> np.ndarray:
         """Of its own stream of epochs; that of a source in a mixture depends on its name and not on its companions."""
         named = () if len(self.sources) == 1 else (NAMED, zlib.crc32(source.name.encode()))
         numbers = window_numbers(places, source.unique, self.seed, named)
         if source.unique < source.n:
-            few = source.unique <= MOST_KEPT
+            few = source.unique <= MAX_CACHED_WINDOWS
             numbers = _in_use(source)[numbers] if few else _shuffled(numbers, source)
         return source.first + numbers
 
@@ -111,8 +117,8 @@ class Stream:
             end = self.stages[stage + 1][0] if stage + 1 < len(self.stages) else row
             n = min(end, row) - start
             if n > 0:
-                block, inside = divmod(n, BLOCK)
-                counts += _quotas(self.rests[stage], block * BLOCK)
+                block, inside = divmod(n, PATTERN_BLOCK)
+                counts += _quotas(self.rests[stage], block * PATTERN_BLOCK)
                 counts += np.bincount(self._block(stage, block)[0][:inside], minlength=len(counts))
         return counts.tolist()
 
@@ -122,7 +128,7 @@ class Stream:
             return np.zeros(rows.shape, np.int64), rows
         which, places = np.empty_like(rows), np.empty_like(rows)
         stage_of = np.searchsorted(self.starts, rows, side="right") - 1
-        block_of, inside = np.divmod(rows - self.starts[stage_of], BLOCK)
+        block_of, inside = np.divmod(rows - self.starts[stage_of], PATTERN_BLOCK)
         for stage in np.unique(stage_of).tolist():
             for block in np.unique(block_of[stage_of == stage]).tolist():
                 here = (stage_of == stage) & (block_of == block)
@@ -133,22 +139,22 @@ class Stream:
     def _compute_block(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         """(source, rows of that source before it) of each row of a block, int64 [BLOCK]."""
         start, weights = self.stages[stage]
-        first, end = (_quotas(self.rests[stage], at * BLOCK) for at in (block, block + 1))
-        shuffled = permute(np.arange(BLOCK), BLOCK, (self.seed, block, PATTERN, stage))
+        first, end = (_quotas(self.rests[stage], at * PATTERN_BLOCK) for at in (block, block + 1))
+        shuffled = permute_positions(np.arange(PATTERN_BLOCK), PATTERN_BLOCK, (self.seed, block, PATTERN, stage))
         which = np.searchsorted(np.cumsum(end - first), shuffled, side="right")
         each = which[:, None] == np.arange(len(weights))
         earlier = np.array(self.before(start)) if start else np.zeros(len(weights), np.int64)
         ranks = earlier + first + np.cumsum(each, axis=0) - 1
-        return which, ranks[np.arange(BLOCK), which]
+        return which, ranks[np.arange(PATTERN_BLOCK), which]
 
 
-def _shuffled(numbers: np.ndarray, source: Source) -> np.ndarray:
+def _shuffled(numbers: np.ndarray, source: WindowSource) -> np.ndarray:
     """Where the source's one fixed shuffle has its windows: of any seed, so that runs at one cap see the same ones."""
-    return permute(numbers, source.n, (0, 0, UNIQUE, zlib.crc32(source.name.encode())))
+    return permute_positions(numbers, source.n, (0, 0, UNIQUE, zlib.crc32(source.name.encode())))
 
 
 @functools.lru_cache(maxsize=64)
-def _in_use(source: Source) -> np.ndarray:
+def _in_use(source: WindowSource) -> np.ndarray:
     """All of them that are in use, int64 [unique]: epochs read them again and again."""
     return _shuffled(np.arange(source.unique), source)
 

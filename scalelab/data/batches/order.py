@@ -7,7 +7,7 @@ under every numpy, on every machine.
 
 import numpy as np
 
-ROUNDS = 6
+FEISTEL_ROUNDS = 6
 
 
 def window_numbers(positions: np.ndarray, n_windows: int, seed: int, stream: tuple[int, ...] = ()) -> np.ndarray:
@@ -20,14 +20,14 @@ def window_numbers(positions: np.ndarray, n_windows: int, seed: int, stream: tup
     numbers = np.empty_like(places)
     for epoch in np.unique(epochs):
         inside = epochs == epoch
-        numbers[inside] = permute(places[inside], n_windows, (seed, int(epoch), *stream))
+        numbers[inside] = permute_positions(places[inside], n_windows, (seed, int(epoch), *stream))
     return numbers
 
 
-def permute(places: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
+def permute_positions(places: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
     """Where a pseudo-random permutation of range(n), chosen by `key` (all >= 0, the last not 0 after the second), sends each of `places`."""
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
-    round_keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+    round_keys = np.random.SeedSequence(key).generate_state(FEISTEL_ROUNDS, np.uint64)
     values = _feistel(places.astype(np.uint64), half_bits, round_keys)
     while (outside := values >= n).any():  # under 3 of 4 values are outside: it ends after a few turns
         values[outside] = _feistel(values[outside], half_bits, round_keys)

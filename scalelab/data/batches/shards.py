@@ -22,15 +22,17 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.tokenizers.tokenizer import SEPARATOR, id_type
+from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, id_type
 from scalelab.errors import BadInput
 from scalelab.records import fsync
 
-FORMAT = 1
-DTYPES = ("|u1", "<u2", "<u4")  # of token ids: all that `Tokenizer.dtype` gives
+SHARD_FORMAT = 1
+TOKEN_DTYPES = ("|u1", "<u2", "<u4")  # of token ids: all that `Tokenizer.dtype` gives
 FILE_NAME = re.compile(r"[\w-][\w.-]*")  # of a shard's file: in the folder itself
 SHARD_TOKENS = 2**25  # a shard ends with the document that reaches this; a document is never cut
-HASHED_ON_OPEN_BYTES = 2**28  # up to here opening checks SHA-256 too (about 1 s at worst); above, `verify` does
+HASHED_ON_OPEN_BYTES = (
+    2**28
+)  # up to here opening checks SHA-256 too (about 1 s at worst); above, `check_shard_files` does
 STALE_S = 24 * 3600  # a temporary folder this old has lost its writer
 
 
@@ -50,7 +52,7 @@ class Split:
         return sum(len(offsets) - 1 for offsets in self.offsets)
 
 
-def still_there(split: Split) -> None:
+def check_still_there(split: Split) -> None:
     """BadInput where a file of the split has gone or changed its size since it was opened.
 
     A deleted file could still be read, until the run is started again; reading past the end of one that was cut kills the process.
@@ -76,7 +78,7 @@ class SplitWriter:
 
     def add(self, ids: np.ndarray) -> None:
         """Append one document and its separator."""
-        self.tokens += [ids.astype(self.dtype), np.array([SEPARATOR], self.dtype)]
+        self.tokens += [ids.astype(self.dtype), np.array([DEFAULT_SEPARATOR], self.dtype)]
         self.offsets.append(self.offsets[-1] + len(ids) + 1)
         if self.offsets[-1] >= SHARD_TOKENS:
             self._flush()
@@ -88,13 +90,13 @@ class SplitWriter:
 
     def _flush(self) -> None:
         name = f"{self.split}-{len(self.entries):05d}"
-        tokens = _write(self.folder / f"{name}.tokens", np.concatenate(self.tokens))
-        offsets = _write(self.folder / f"{name}.offsets", np.array(self.offsets, "<i8"))
+        tokens = _write_array(self.folder / f"{name}.tokens", np.concatenate(self.tokens))
+        offsets = _write_array(self.folder / f"{name}.offsets", np.array(self.offsets, "<i8"))
         self.entries.append({"tokens": tokens, "offsets": offsets})
         self.tokens, self.offsets = [], [0]
 
 
-def _write(path: pathlib.Path, array: np.ndarray) -> dict[str, Any]:
+def _write_array(path: pathlib.Path, array: np.ndarray) -> dict[str, Any]:
     with open(path, "wb") as file:
         file.write(array.data)
         file.flush()
@@ -102,12 +104,12 @@ def _write(path: pathlib.Path, array: np.ndarray) -> dict[str, Any]:
     return {"file": path.name, "bytes": array.nbytes, "sha256": hashlib.sha256(array.data).hexdigest()}
 
 
-def write_folder(
+def write_shard_folder(
     final: pathlib.Path, documents: Iterable[tuple[str, np.ndarray]], dtype: np.dtype, facts: dict
 ) -> None:
     """Write (split, ids) pairs as the finished folder `final`; if another process finishes it first, theirs stays."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(final.parent)
+    _remove_stale_drafts(final.parent)
     building = final.with_name(f"{final.name}.tmp-{uuid.uuid4().hex[:12]}")
     building.mkdir()
     try:
@@ -115,8 +117,8 @@ def write_folder(
         for split, ids in documents:
             writers[split].add(ids)
         splits = {split: writer.close() for split, writer in writers.items()}
-        index = {"format": FORMAT, "dtype": dtype.str, "splits": splits, **facts}
-        _write(building / "index.json", np.frombuffer(json.dumps(index, indent=1).encode(), np.uint8))
+        index = {"format": SHARD_FORMAT, "dtype": dtype.str, "splits": splits, **facts}
+        _write_array(building / "index.json", np.frombuffer(json.dumps(index, indent=1).encode(), np.uint8))
         fsync(building)
         _publish(building, final)
     finally:
@@ -132,52 +134,54 @@ def _publish(building: pathlib.Path, final: pathlib.Path) -> None:
     fsync(final.parent)
 
 
-def _sweep(cache: pathlib.Path) -> None:
+def _remove_stale_drafts(cache: pathlib.Path) -> None:
     """Remove what killed writers left behind, once it is old enough that none can still be at work."""
     for left in cache.glob("*.tmp-*"):
         if time.time() - left.stat().st_mtime > STALE_S:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def read_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]:
+def read_shard_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]:
     """The index and the splits of a finished folder, verified. Raises BadInput that names the file that is wrong."""
-    index = read_index(folder)
-    check_entries(
+    index = read_shard_index(folder)
+    check_shard_entries(
         folder / "index.json", index["dtype"], [shard for shards in index["splits"].values() for shard in shards]
     )
     entries = [e for shards in index["splits"].values() for shard in shards for e in shard.values()]
-    verify(folder, entries, hashes=sum(e["bytes"] for e in entries) <= HASHED_ON_OPEN_BYTES)
+    check_shard_files(folder, entries, hashes=sum(e["bytes"] for e in entries) <= HASHED_ON_OPEN_BYTES)
     return index, {name: map_split(folder, shards, index["dtype"]) for name, shards in index["splits"].items()}
 
 
-def read_index(folder: pathlib.Path) -> dict[str, Any]:
+def read_shard_index(folder: pathlib.Path) -> dict[str, Any]:
     """The index of a finished folder. Raises BadInput."""
     path = folder / "index.json"
     try:
         index = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is missing or no JSON ({error}); {_rebuild(folder)}") from error
+        raise BadInput(f"{path} is missing or no JSON ({error}); {_rebuild_hint(folder)}") from error
     known = isinstance(index, dict) and index.get("format")
-    if known != FORMAT:
-        raise BadInput(f"{path} has format {known}, this code reads {FORMAT}; {_rebuild(folder)}")
+    if known != SHARD_FORMAT:
+        raise BadInput(f"{path} has format {known}, this code reads {SHARD_FORMAT}; {_rebuild_hint(folder)}")
     if not (isinstance(index.get("splits"), dict) and set(index["splits"]) == {"train", "val"} and "dtype" in index):
-        raise BadInput(f"{path} lacks its dtype or splits: was it edited? {_rebuild(folder)}")
+        raise BadInput(f"{path} lacks its dtype or splits: was it edited? {_rebuild_hint(folder)}")
     return index
 
 
-def check_entries(
+def check_shard_entries(
     path: pathlib.Path, dtype: Any, shards: Iterable[dict[str, Any]], tokenizer_ids: int | None = None
 ) -> None:
     """BadInput where the index at `path` names a type, a file or a size that no writer here has: nothing else is mapped.
 
     An index is text that anybody may have edited: of objects numpy would take the bytes of a file for pointers.
     """
-    if dtype not in DTYPES:
+    if dtype not in TOKEN_DTYPES:
         raise BadInput(
-            f"{path}: dtype={dtype!r} is not a type of token ids ({', '.join(DTYPES)}); {_rebuild(path.parent)}"
+            f"{path}: dtype={dtype!r} is not a type of token ids ({', '.join(TOKEN_DTYPES)}); {_rebuild_hint(path.parent)}"
         )
     if tokenizer_ids is not None and np.dtype(dtype) != id_type(tokenizer_ids):
-        raise BadInput(f"{path}: dtype={dtype!r} is not what {tokenizer_ids} ids are kept in; {_rebuild(path.parent)}")
+        raise BadInput(
+            f"{path}: dtype={dtype!r} is not what {tokenizer_ids} ids are kept in; {_rebuild_hint(path.parent)}"
+        )
     for shard in shards:
         whole = isinstance(shard, dict) and shard.keys() == {"tokens", "offsets"}
         pairs: list[tuple[str, Any]] = list(shard.items()) if whole else [("tokens", None)]
@@ -187,30 +191,32 @@ def check_entries(
             name, size = (entry["file"], entry["bytes"]) if known else (None, None)
             if not (isinstance(name, str) and FILE_NAME.fullmatch(name) and name.endswith(f".{kind}")):
                 raise BadInput(
-                    f"{path} names a file {name!r}: not the name of a shard's {kind} beside it; {_rebuild(path.parent)}"
+                    f"{path} names a file {name!r}: not the name of a shard's {kind} beside it; {_rebuild_hint(path.parent)}"
                 )
             if not (isinstance(size, int) and size > 0 and size % width == 0 and isinstance(entry["sha256"], str)):
-                raise BadInput(f"{path}: {name} has bytes={size!r}, not a multiple of {width}; {_rebuild(path.parent)}")
+                raise BadInput(
+                    f"{path}: {name} has bytes={size!r}, not a multiple of {width}; {_rebuild_hint(path.parent)}"
+                )
 
 
-def verify(folder: pathlib.Path, entries: Iterable[dict[str, Any]], hashes: bool) -> None:
+def check_shard_files(folder: pathlib.Path, entries: Iterable[dict[str, Any]], hashes: bool) -> None:
     """Compare every file with its entry of the index: size always, SHA-256 if `hashes`. Raises BadInput."""
     for entry in entries:
         path = folder / entry["file"]
         size = path.stat().st_size if path.is_file() else None
         if size != entry["bytes"]:
             found = "is missing" if size is None else f"has {size} bytes, its index says {entry['bytes']}"
-            raise BadInput(f"{path} {found}; {_rebuild(folder)}")
+            raise BadInput(f"{path} {found}; {_rebuild_hint(folder)}")
         if hashes:
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != entry["sha256"]:
                 raise BadInput(
-                    f"{path} has SHA-256 {digest[:12]}…, its index says {entry['sha256'][:12]}…; {_rebuild(folder)}"
+                    f"{path} has SHA-256 {digest[:12]}…, its index says {entry['sha256'][:12]}…; {_rebuild_hint(folder)}"
                 )
 
 
-def _rebuild(folder: pathlib.Path) -> str:
+def _rebuild_hint(folder: pathlib.Path) -> str:
     return f"delete the folder {folder} and run again to rebuild it"
 
 

@@ -20,11 +20,19 @@ from typing import Any
 
 from scalelab import lock, records
 from scalelab.data.prepare import merge, pool, prepared, specs, units
-from scalelab.data.prepare.request import Request, check_free, enter, given_tokenizer, plan_of, same_plan, vocab_size
-from scalelab.data.prepare.units import SPLITS, Job
+from scalelab.data.prepare.request import (
+    Request,
+    check_free_folder,
+    check_same_plan,
+    enter_folder,
+    load_requested_tokenizer,
+    parse_vocab_size,
+    preparation_plan,
+)
+from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.data.read.reading import Reading
 from scalelab.data.tokenizers import hf_json, load, ranks
-from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokens
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
 
 SAMPLE_BYTES = 2**25  # of training documents, from units all over the corpus: what a BPE is trained on
@@ -35,7 +43,7 @@ Progress = Callable[[dict[str, Any]], None]
 Stop = Callable[[], bool]
 
 
-def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> dict[str, Any]:
+def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> dict[str, Any]:
     """Make the folder `request.out`, going on where an earlier call was stopped. Returns what the command prints as JSON.
 
     `progress` gets {"phase", "done", "of", "n_bytes", "n_tokens"} and {"note": text}. Raises BadInput, WorkFailed, and
@@ -46,26 +54,26 @@ def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = 
     if request.workers < 1:
         raise BadInput(f"--workers={request.workers}: at least 1")
     start, out = time.perf_counter(), request.out
-    parts = specs.parse(request.sources)
-    given = given_tokenizer(request, parts)
-    plan = plan_of(request, parts, given)
+    parts = specs.parse_sources(request.sources)
+    given = load_requested_tokenizer(request, parts)
+    plan = preparation_plan(request, parts, given)
     if (out / "index.json").exists():
-        return _again(request, parts, given, plan, progress, stop)
+        return _reopen_finished(request, parts, given, plan, progress, stop)
     work = _units(request, parts, given)
     for part in parts:
         if not work[part.name]:
             raise BadInput(f"--source={part.spec} is empty: {len(part.paths)} files without a byte or a record in them")
-    check_free(out)
-    with lock.hold(out, "--out", request.take_over) as warning:
-        enter(out, plan)
-        for note in [warning, *(note for part in parts for note in specs.notes(part))]:
+    check_free_folder(out)
+    with lock.hold_folder(out, "--out", request.take_over) as warning:
+        enter_folder(out, plan)
+        for note in [warning, *(note for part in parts for note in specs.part_notes(part))]:
             if note:
                 progress({"note": note})
         try:
-            job = _job(request, given, work, progress, stop)
-            _read(job, work, request.workers, progress, stop)
-            same_plan(out, plan_of(request, parts, given))  # a file may have changed while it was read
-            index = _join(job, parts, work, request, progress, stop)
+            job = _make_job(request, given, work, progress, stop)
+            _write_missing_units(job, work, request.workers, progress, stop)
+            check_same_plan(out, preparation_plan(request, parts, given))  # a file may have changed while it was read
+            index = _join_units(job, parts, work, request, progress, stop)
         except BadInput:
             _clear(out)
             raise
@@ -73,12 +81,14 @@ def prepare(request: Request, progress: Progress = lambda _: None, stop: Stop = 
     return result | {"seconds": time.perf_counter() - start}
 
 
-def _units(request: Request, parts: Sequence[specs.Part], given: Tokenizer | None) -> dict[str, list[specs.Unit]]:
+def _units(
+    request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None
+) -> dict[str, list[specs.WorkUnit]]:
     """The units of work of every part."""
-    entry = (given or byte_tokens()).entry
-    job = Job(request.out, entry, request.text_key, request.skip_bad, request.val_fraction, request.split_seed)
-    reading, total = job.reading(), sum(specs.size(part) for part in parts)
-    return {part.name: list(specs.units(part, total, reading)) for part in parts}
+    entry = (given or byte_tokenizer()).entry
+    job = PrepareJob(request.out, entry, request.text_key, request.skip_bad, request.val_fraction, request.split_seed)
+    reading, total = job.reading(), sum(specs.part_bytes(part) for part in parts)
+    return {part.name: list(specs.split_into_units(part, total, reading)) for part in parts}
 
 
 def _clear(out: pathlib.Path) -> None:
@@ -88,22 +98,22 @@ def _clear(out: pathlib.Path) -> None:
         shutil.rmtree(out)
 
 
-def _again(
-    request: Request, parts: Sequence[specs.Part], given: Tokenizer | None, plan: dict[str, Any], progress: Progress,
+def _reopen_finished(
+    request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None, plan: dict[str, Any], progress: Progress,
     stop: Stop,
 ) -> dict[str, Any]:  # fmt: skip
     """A folder that is finished: is it this request's, and still whole? Its tokenizer is put back where it is damaged or gone."""
     out, mended = request.out, []
-    same_plan(out, plan)
+    check_same_plan(out, plan)
     shutil.rmtree(out / ".units", ignore_errors=True)
-    index, _ = prepared.read(out, hashes=True, sealed=False)
+    index, _ = prepared.read_prepared(out, hashes=True, sealed=False)
     entry = index["tokenizer"]
     try:
-        load.kept(entry, out)
+        load.load_indexed_tokenizer(entry, out)
     except BadInput as damage:
         path = out / entry["file"]
         path.unlink(missing_ok=True)
-        made = _job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
+        made = _make_job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
         if made != entry:
             path.unlink()
             raise BadInput(
@@ -111,39 +121,41 @@ def _again(
             ) from None
         mended.append(path.name)
     if "sha256" not in index:
-        records.write_json(out / "index.json", index | {"sha256": prepared.seal(index)})
-        records.sync(out / "index.json")
+        records.write_json(out / "index.json", index | {"sha256": prepared.index_sha256(index)})
+        records.sync_to_disk(out / "index.json")
         mended.append("the seal of index.json")
     return _summary(out, index) | {"seconds": 0.0, "finished_before": True, "mended": mended}
 
 
-def _job(
-    request: Request, given: Tokenizer | None, work: dict[str, list[specs.Unit]], progress: Progress, stop: Stop
-) -> Job:
+def _make_job(
+    request: Request, given: Tokenizer | None, work: dict[str, list[specs.WorkUnit]], progress: Progress, stop: Stop
+) -> PrepareJob:
     """The job, with the tokenizer in its folder; a BPE is trained here unless it was."""
     out = request.out
-    base = Job(
+    base = PrepareJob(
         out,
-        byte_tokens().entry,
+        byte_tokenizer().entry,
         request.text_key,
         request.skip_bad,
         request.val_fraction,
         request.split_seed,
     )
     if given is None:
-        path = out / load.FILES["json"]
+        path = out / load.TOKENIZER_FILES["json"]
         if not path.exists():
             every = [unit for part in work.values() for unit in part]
             reading = dataclasses.replace(base.reading(), zero_ends=False)
-            content = hf_json.train(_sample(every, base, reading, progress, stop), vocab_size(request.tokenizer))
+            content = hf_json.train_bpe(
+                _sample(every, base, reading, progress, stop), parse_vocab_size(request.tokenizer)
+            )
             _write_file(path, content)
-        given = hf_json.load(path.read_bytes(), path)
-        wanted = vocab_size(request.tokenizer)
+        given = hf_json.load_hf_json(path.read_bytes(), path)
+        wanted = parse_vocab_size(request.tokenizer)
         if given.vocab_size < wanted:
             progress({"note": f"the sample gives {given.vocab_size} tokens, fewer than the {wanted} asked for"})
     elif given.content:
         if given.kind == "ranks":
-            progress({"note": ranks.note(given.content, pathlib.Path(request.tokenizer))})
+            progress({"note": ranks.describe_ranks(given.content, pathlib.Path(request.tokenizer))})
         _write_file(out / given.entry["file"], given.content)
     return dataclasses.replace(base, tokenizer=given.entry)
 
@@ -154,14 +166,16 @@ def _write_file(path: pathlib.Path, content: bytes) -> None:
     os.replace(draft, path)
 
 
-def _sample(every: Sequence[specs.Unit], job: Job, reading: Reading, progress: Progress, stop: Stop) -> Iterator[str]:
+def _sample(
+    every: Sequence[specs.WorkUnit], job: PrepareJob, reading: Reading, progress: Progress, stop: Stop
+) -> Iterator[str]:
     """Training documents, SAMPLE_BYTES at most: the beginnings of units that are spread evenly over all of them."""
     n = min(len(every), SAMPLED_UNITS)
     chosen = [every[i * len(every) // n] for i in range(n)]
     left = SAMPLE_BYTES
     for i, unit in enumerate(chosen):
         quota = left // (n - i)
-        for document in specs.documents(unit, reading):
+        for document in specs.unit_documents(unit, reading):
             assert isinstance(document, bytes)
             if stop():
                 raise units.Stopped
@@ -179,7 +193,9 @@ def _sample(every: Sequence[specs.Unit], job: Job, reading: Reading, progress: P
     )
 
 
-def _read(job: Job, work: dict[str, list[specs.Unit]], workers: int, progress: Progress, stop: Stop) -> None:
+def _write_missing_units(
+    job: PrepareJob, work: dict[str, list[specs.WorkUnit]], workers: int, progress: Progress, stop: Stop
+) -> None:
     """Every unit that isn't there yet."""
     every = [unit for part in work.values() for unit in part]
     done = {unit.name for unit in every if (job.units / unit.name).is_dir()}
@@ -194,50 +210,52 @@ def _read(job: Job, work: dict[str, list[specs.Unit]], workers: int, progress: P
     progress(facts)
     todo = [unit for unit in every if unit.name not in done]
     workers = min(workers, max(len(todo), 1))
-    for unit, record in pool.run(_write_unit, todo, _begin, (job, stop if workers == 1 else None), workers, stop):
+    for unit, record in pool.run_tasks(
+        _write_unit, todo, _start_worker, (job, stop if workers == 1 else None), workers, stop
+    ):
         facts["done"] += 1
         facts["n_bytes"] += unit.n_bytes
         facts["n_tokens"] += sum(record[split]["n_tokens"] for split in SPLITS)
         progress(facts)
 
 
-def _begin(shared: tuple[Job, Stop | None]) -> tuple[Job, Tokenizer, Stop]:
+def _start_worker(shared: tuple[PrepareJob, Stop | None]) -> tuple[PrepareJob, Tokenizer, Stop]:
     job, stop = shared
-    return job, units.open_tokenizer(job), stop or _never
+    return job, units.load_job_tokenizer(job), stop or _never
 
 
 def _never() -> bool:
     return False
 
 
-def _write_unit(unit: specs.Unit, own: tuple[Job, Tokenizer, Stop]) -> dict[str, Any]:
-    return units.write(unit, *own)
+def _write_unit(unit: specs.WorkUnit, own: tuple[PrepareJob, Tokenizer, Stop]) -> dict[str, Any]:
+    return units.write_unit(unit, *own)
 
 
-def _join(
-    job: Job,
-    parts: Sequence[specs.Part],
-    work: dict[str, list[specs.Unit]],
+def _join_units(
+    job: PrepareJob,
+    parts: Sequence[specs.SourcePart],
+    work: dict[str, list[specs.WorkUnit]],
     request: Request,
     progress: Progress,
     stop: Stop,
 ) -> dict[str, Any]:
     """All units are there: the shards of every part, and the index."""
     index: dict[str, Any] = {
-        "format": prepared.FORMAT,
+        "format": prepared.PREPARED_FORMAT,
         "tokenizer": job.tokenizer,
-        "dtype": units.open_tokenizer(job).dtype.str,
+        "dtype": units.load_job_tokenizer(job).dtype.str,
     }
     index |= {key: getattr(request, key) for key in ("text_key", "val_fraction", "split_seed")} | {"parts": {}}
-    planned: list[merge.Shard] = []
+    planned: list[merge.PlannedShard] = []
     for part in parts:
         found = [
             (unit.name, json.loads((job.units / unit.name / "record.json").read_text())) for unit in work[part.name]
         ]
-        shards = merge.plan(part.name, found)
+        shards = merge.plan_shards(part.name, found)
         index["parts"][part.name] = _facts(part, [record for _, record in found], shards, request)
         planned += shards
-    todo = [shard for shard in planned if merge.finished(job, shard.name) is None]
+    todo = [shard for shard in planned if merge.find_shard_entry(job, shard.name) is None]
     facts: dict[str, Any] = {
         "phase": "shards",
         "done": len(planned) - len(todo),
@@ -248,26 +266,28 @@ def _join(
     progress(facts)
     n_bytes = sum(n for shard in todo for _, n, _ in shard.units)  # at least: a token is one byte or more
     workers = min(request.workers, max(len(todo), 1)) if n_bytes > ALONE_BYTES else 1
-    for shard, entry in pool.run(_write_shard, todo, _begin, (job, stop if workers == 1 else None), workers, stop):
+    for shard, entry in pool.run_tasks(
+        _write_shard, todo, _start_worker, (job, stop if workers == 1 else None), workers, stop
+    ):
         facts["done"] += 1
         facts["n_tokens"] += sum(n for _, n, _ in shard.units)
         facts["n_bytes"] += entry["tokens"]["bytes"]
         progress(facts)
     for entry in index["parts"].values():
         for split in SPLITS:
-            entry["splits"][split] = [merge.finished(job, name) for name in entry["splits"][split]]
-    records.write_json(job.folder / "index.json", index | {"sha256": prepared.seal(index)})
-    records.sync(job.folder / "index.json")
+            entry["splits"][split] = [merge.find_shard_entry(job, name) for name in entry["splits"][split]]
+    records.write_json(job.folder / "index.json", index | {"sha256": prepared.index_sha256(index)})
+    records.sync_to_disk(job.folder / "index.json")
     shutil.rmtree(job.units, ignore_errors=True)
     return index
 
 
-def _write_shard(shard: merge.Shard, own: tuple[Job, Tokenizer, Stop]) -> dict[str, Any]:
-    return merge.write(shard, own[0], own[1].dtype)
+def _write_shard(shard: merge.PlannedShard, own: tuple[PrepareJob, Tokenizer, Stop]) -> dict[str, Any]:
+    return merge.write_shard(shard, own[0], own[1].dtype)
 
 
 def _facts(
-    part: specs.Part, found: list[dict[str, Any]], shards: list[merge.Shard], request: Request
+    part: specs.SourcePart, found: list[dict[str, Any]], shards: list[merge.PlannedShard], request: Request
 ) -> dict[str, Any]:
     """What the index says of a part; its shards by name yet."""
     n_bad = sum(record["n_bad"] for record in found)
@@ -300,7 +320,7 @@ def _facts(
 
 def _summary(out: pathlib.Path, index: dict[str, Any], progress: Progress = lambda _: None) -> dict[str, Any]:
     """The result as plain JSON."""
-    _, splits = prepared.read(out, hashes=False)
+    _, splits = prepared.read_prepared(out, hashes=False)
     parts = []
     for name, part in index["parts"].items():
         counts = {f"{split}_tokens": splits[name][split].n_tokens for split in SPLITS}
@@ -312,4 +332,9 @@ def _summary(out: pathlib.Path, index: dict[str, Any], progress: Progress = lamb
         for place in part["bad"]:
             progress({"note": f"left out: {place}"})
     tokenizer = {key: index["tokenizer"][key] for key in ("name", "vocab_size", "separator")}
-    return {"folder": str(out), "fingerprint": prepared.fingerprint(index), "tokenizer": tokenizer, "parts": parts}
+    return {
+        "folder": str(out),
+        "fingerprint": prepared.corpus_fingerprint(index),
+        "tokenizer": tokenizer,
+        "parts": parts,
+    }

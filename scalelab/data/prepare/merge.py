@@ -15,13 +15,13 @@ import numpy as np
 
 from scalelab import records
 from scalelab.data.batches import shards
-from scalelab.data.prepare.units import SPLITS, Job
+from scalelab.data.prepare.units import SPLITS, PrepareJob
 from scalelab.errors import WorkFailed
 
-COPIED = 2**22  # bytes at once
+COPY_BYTES = 2**22  # bytes at once
 
 
-class Shard(NamedTuple):
+class PlannedShard(NamedTuple):
     """A shard to be: its name, its split, and (unit, tokens, hashes) of what it is made of."""
 
     name: str
@@ -29,9 +29,9 @@ class Shard(NamedTuple):
     units: tuple[tuple[str, int, Mapping[str, str]], ...]
 
 
-def plan(part: str, found: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Shard]:
+def plan_shards(part: str, found: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PlannedShard]:
     """The shards of a part, given (name, record) of its units in order."""
-    planned: list[Shard] = []
+    planned: list[PlannedShard] = []
     found = list(found)
     for split in SPLITS:
         members: list[tuple[str, int, Mapping[str, str]]] = []
@@ -41,20 +41,20 @@ def plan(part: str, found: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Shar
                 members.append((name, record[split]["n_tokens"], record[split]["sha256"]))
                 held += record[split]["n_tokens"]
             if held >= shards.SHARD_TOKENS:
-                planned.append(Shard(f"{part}-{split}-{number:05d}", split, tuple(members)))
+                planned.append(PlannedShard(f"{part}-{split}-{number:05d}", split, tuple(members)))
                 members, held, number = [], 0, number + 1
         if members:
-            planned.append(Shard(f"{part}-{split}-{number:05d}", split, tuple(members)))
+            planned.append(PlannedShard(f"{part}-{split}-{number:05d}", split, tuple(members)))
     return planned
 
 
-def finished(job: Job, shard: str) -> dict[str, Any] | None:
+def find_shard_entry(job: PrepareJob, shard: str) -> dict[str, Any] | None:
     """The entry of a shard that is there, else None."""
     path = job.units / f"{shard}.json"
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-def write(shard: Shard, job: Job, dtype: np.dtype) -> dict[str, Any]:
+def write_shard(shard: PlannedShard, job: PrepareJob, dtype: np.dtype) -> dict[str, Any]:
     """Join a shard's units; its entry for the index. Raises WorkFailed where a unit is no longer what it was."""
     tokens = _copy(job.folder / f"{shard.name}.tokens", _tokens(shard, job))
     offsets = _copy(job.folder / f"{shard.name}.offsets", _offsets(shard, job))
@@ -89,12 +89,12 @@ def _copy(path: pathlib.Path, pieces: Iterator[bytes]) -> dict[str, Any]:
     return {"file": path.name, "bytes": size, "sha256": digest.hexdigest()}
 
 
-def _tokens(shard: Shard, job: Job) -> Iterator[bytes]:
+def _tokens(shard: PlannedShard, job: PrepareJob) -> Iterator[bytes]:
     for name, _, digests in shard.units:
         yield from _checked(job.units / name / f"{shard.split}.tokens", digests["tokens"])
 
 
-def _offsets(shard: Shard, job: Job) -> Iterator[bytes]:
+def _offsets(shard: PlannedShard, job: PrepareJob) -> Iterator[bytes]:
     """The first unit's, then each next unit's but its 0, moved by the tokens before it."""
     before = 0
     for name, n_tokens, digests in shard.units:
@@ -108,7 +108,7 @@ def _offsets(shard: Shard, job: Job) -> Iterator[bytes]:
 def _checked(path: pathlib.Path, wanted: str) -> Iterator[bytes]:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while piece := file.read(COPIED):
+        while piece := file.read(COPY_BYTES):
             digest.update(piece)
             yield piece
     if digest.hexdigest() != wanted:

@@ -13,10 +13,10 @@ from scalelab.errors import WorkFailed
 
 WAIT_S = 0.2  # between two looks at `stop`
 
-_begun: list[Any] = []  # in a worker: what `begin` returned
+_worker_state: list[Any] = []  # in a worker: what `begin` returned
 
 
-def run(
+def run_tasks(
     work: Callable[[Any, Any], Any],
     tasks: Iterable[Any],
     begin: Callable[[Any], Any],
@@ -61,7 +61,7 @@ def _collect(
     waiting: dict[futures.Future, Any] = {}
     while True:
         while len(waiting) < most and (task := next(tasks, None)) is not None:
-            waiting[executor.submit(_do, work, task)] = task
+            waiting[executor.submit(_run_task, work, task)] = task
         if not waiting:
             return
         done, _ = futures.wait(waiting, WAIT_S, futures.FIRST_COMPLETED)
@@ -74,7 +74,7 @@ def _collect(
 def _start(begin: Callable[[Any], Any], shared: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all of a terminal's processes; the first one decides
     threading.Thread(target=_follow_parent, daemon=True).start()
-    _begun.append(begin(shared))
+    _worker_state.append(begin(shared))
 
 
 def _follow_parent() -> None:
@@ -84,5 +84,5 @@ def _follow_parent() -> None:
         os._exit(1)
 
 
-def _do(work: Callable[[Any, Any], Any], task: Any) -> Any:
-    return work(task, _begun[0])
+def _run_task(work: Callable[[Any, Any], Any], task: Any) -> Any:
+    return work(task, _worker_state[0])

@@ -6,16 +6,16 @@ import os
 import pathlib
 from typing import Any
 
-from scalelab.data.batches.shards import HASHED_ON_OPEN_BYTES, Split, check_entries, map_split, verify
+from scalelab.data.batches.shards import HASHED_ON_OPEN_BYTES, Split, check_shard_entries, check_shard_files, map_split
 from scalelab.data.tokenizers import load
-from scalelab.data.tokenizers.load import kept
-from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokens
+from scalelab.data.tokenizers.load import load_indexed_tokenizer
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
 
-FORMAT = 1
+PREPARED_FORMAT = 1
 
 
-def read_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, Any]:
+def read_prepared_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, Any]:
     """The index of a finished folder, every type and file name in it checked before any is opened.
 
     Raises BadInput where there is none, one of another format, without its seal (needed where `sealed`) or with another.
@@ -31,27 +31,31 @@ def read_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, Any]:
         raise BadInput(f"data.path={str(folder)!r} {why} (it has no index.json)")
     try:
         index = json.loads(path.read_text())
-        known = index["format"] == FORMAT and index["parts"]
+        known = index["format"] == PREPARED_FORMAT and index["parts"]
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is no index that `scalelab prepare` wrote ({error}); {_again(folder)}") from error
+        raise BadInput(
+            f"{path} is no index that `scalelab prepare` wrote ({error}); {_prepare_again_hint(folder)}"
+        ) from error
     if not known:
-        raise BadInput(f"{path} has format {index['format']}, this code reads {FORMAT}; {_again(folder)}")
+        raise BadInput(
+            f"{path} has format {index['format']}, this code reads {PREPARED_FORMAT}; {_prepare_again_hint(folder)}"
+        )
     if "sha256" not in index and sealed:  # folders of before 2026-11-22
         raise BadInput(
             f"{path} has no seal (its own SHA-256), as folders of older versions: the `scalelab prepare` that made it, run "
             "again, verifies every file and adds it"
         )
-    if index.get("sha256", seal(index)) != seal(index):
+    if index.get("sha256", index_sha256(index)) != index_sha256(index):
         raise BadInput(
-            f"{path} was changed after `scalelab prepare` wrote it (its own SHA-256 differs); {_again(folder)}"
+            f"{path} was changed after `scalelab prepare` wrote it (its own SHA-256 differs); {_prepare_again_hint(folder)}"
         )
-    _check(path, index)
+    _check_index(path, index)
     return index
 
 
-def _check(path: pathlib.Path, index: dict[str, Any]) -> None:
+def _check_index(path: pathlib.Path, index: dict[str, Any]) -> None:
     """BadInput where an index, sealed by whoever it was, has parts, types or file names that none written here has."""
-    load.check_entry(index.get("tokenizer"), str(path))
+    load.check_tokenizer_entry(index.get("tokenizer"), str(path))
     parts: Any = index["parts"] if isinstance(index["parts"], dict) else {"": None}
     for name, part in parts.items():
         facts: dict[str, Any] = part if isinstance(part, dict) else {}
@@ -59,22 +63,24 @@ def _check(path: pathlib.Path, index: dict[str, Any]) -> None:
         sizes: Any = facts.get("text_bytes")
         whole = all(isinstance(each, dict) and set(each) == {"train", "val"} for each in (splits, sizes))
         if not (whole and all(isinstance(shards, list) and shards for shards in splits.values())):
-            raise BadInput(f"{path}: part {name!r} is not as `scalelab prepare` writes it; {_again(path.parent)}")
+            raise BadInput(
+                f"{path}: part {name!r} is not as `scalelab prepare` writes it; {_prepare_again_hint(path.parent)}"
+            )
         every = [shard for shards in splits.values() for shard in shards]
-        check_entries(path, index.get("dtype"), every, index["tokenizer"]["vocab_size"])
+        check_shard_entries(path, index.get("dtype"), every, index["tokenizer"]["vocab_size"])
 
 
-def seal(index: dict[str, Any]) -> str:
+def index_sha256(index: dict[str, Any]) -> str:
     """SHA-256 of all of an index but this."""
     rest = {key: value for key, value in index.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _again(folder: pathlib.Path) -> str:
+def _prepare_again_hint(folder: pathlib.Path) -> str:
     return f"delete {folder} and run `scalelab prepare` again"
 
 
-def read(
+def read_prepared(
     folder: pathlib.Path, hashes: bool | None = None, sealed: bool = True
 ) -> tuple[dict[str, Any], dict[str, dict[str, Split]]]:
     """The index, and {part: {split: Split}}. Sizes are checked always, SHA-256 if `hashes` (None: of small folders).
@@ -82,14 +88,14 @@ def read(
     Raises BadInput that names the file that is missing, cut or another. What is deleted later stays readable to who has it
     open (the files are mapped): a run that is under way ends well, and the next one is refused here.
     """
-    index = read_index(folder, sealed)
+    index = read_prepared_index(folder, sealed)
     splits = [
         (name, split, shards) for name, part in index["parts"].items() for split, shards in part["splits"].items()
     ]
     entries = [entry for _, _, shards in splits for shard in shards for entry in shard.values()]
     if hashes is None:
         hashes = sum(entry["bytes"] for entry in entries) <= HASHED_ON_OPEN_BYTES
-    verify(folder, entries, hashes)
+    check_shard_files(folder, entries, hashes)
     found: dict[str, dict[str, Split]] = {}
     for name, split, shards in splits:
         found.setdefault(name, {})[split] = map_split(folder, shards, index["dtype"])
@@ -101,7 +107,7 @@ def bytes_per_token(index: dict[str, Any], part: str, val: Split) -> float:
     return 1.0 if index["tokenizer"]["kind"] == "ids" else index["parts"][part]["text_bytes"]["val"] / val.n_tokens
 
 
-def fingerprint(index: dict[str, Any]) -> str:
+def corpus_fingerprint(index: dict[str, Any]) -> str:
     """16 digits over the tokenizer, the parts' names and all their tokens."""
     made_of = [index["tokenizer"]["name"], {name: part["splits"] for name, part in index["parts"].items()}]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
@@ -114,7 +120,7 @@ def load_run_tokenizer(data: Any) -> Tokenizer:
     """
     if data.source == "prepared":
         folder = pathlib.Path(os.path.expanduser(data.path))
-        return kept(read_index(folder)["tokenizer"], folder)
+        return load_indexed_tokenizer(read_prepared_index(folder)["tokenizer"], folder)
     if data.source == "synthetic":
         raise BadInput("data.source='synthetic' is a language of numbers: there is no text to encode or decode")
-    return byte_tokens()
+    return byte_tokenizer()

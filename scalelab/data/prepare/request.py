@@ -9,9 +9,9 @@ from typing import Any
 
 from scalelab import records
 from scalelab.data.prepare import specs
-from scalelab.data.read.megatron import index_of
+from scalelab.data.read.megatron import index_path
 from scalelab.data.tokenizers import hf_json, load
-from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokens, given_tokens
+from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 
 GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in between (llm.c pads): <|endoftext|> is known
@@ -33,10 +33,10 @@ class Request:
     take_over: bool = False
 
 
-def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer | None:
+def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]) -> Tokenizer | None:
     """The tokenizer that is asked for; None for one that is still to be trained."""
-    said, tokens = request.tokenizer, [part for part in parts if set(part.kinds) & set(specs.TOKENS)]
-    texts = [part for part in parts if set(part.kinds) - set(specs.TOKENS)]
+    said, tokens = request.tokenizer, [part for part in parts if set(part.kinds) & set(specs.TOKEN_KINDS)]
+    texts = [part for part in parts if set(part.kinds) - set(specs.TOKEN_KINDS)]
     if tokens and (said == "bytes" or said.startswith("bpe:")):
         raise BadInput(
             f"--source={tokens[0].spec} holds ready-made tokens, which --tokenizer={said} did not make: name the tokenizer's "
@@ -51,23 +51,23 @@ def given_tokenizer(request: Request, parts: Sequence[specs.Part]) -> Tokenizer 
             f"--separator={request.separator}: {said} has 0 for that; it is for a tokenizer's file and ids:V"
         )
     if said.startswith("bpe:"):
-        hf_json.check_size(vocab_size(said))
+        hf_json.check_bpe_vocab(parse_vocab_size(said))
         return None
     if said == "bytes":
-        return byte_tokens()
+        return byte_tokenizer()
     if not said.startswith("ids:"):
-        return load.from_file(pathlib.Path(os.path.expanduser(said)), request.separator)
-    n, end = vocab_size(said), request.separator
+        return load.load_tokenizer_file(pathlib.Path(os.path.expanduser(said)), request.separator)
+    n, end = parse_vocab_size(said), request.separator
     if not end and GPT2_VOCAB <= n <= GPT2_PADDED:
         end = str(GPT2_END)
     if not (end.isdecimal() and int(end) < n):
         raise BadInput(
             f"--tokenizer={said} needs --separator=ID, the id that ends a document, from 0 to {n - 1}; it is {end!r}"
         )
-    return given_tokens(n, int(end))
+    return id_tokenizer(n, int(end))
 
 
-def vocab_size(said: str) -> int:
+def parse_vocab_size(said: str) -> int:
     """The V of bpe:V or ids:V. Raises BadInput."""
     text = said.partition(":")[2].replace("_", "")
     if not text.isdecimal() or not 2 <= int(text) <= 2**31:
@@ -75,15 +75,15 @@ def vocab_size(said: str) -> int:
     return int(text)
 
 
-def plan_of(request: Request, parts: Sequence[specs.Part], given: Tokenizer | None) -> dict[str, Any]:
+def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None) -> dict[str, Any]:
     """All that decides a byte of the result. `skip_bad` may be said later: what has been read so far had nothing bad."""
 
     def facts(kind: str, path: str) -> list[Any]:
-        names = [path, index_of(path)] if kind == "megatron" else [path]
+        names = [path, index_path(path)] if kind == "megatron" else [path]
         found = [os.stat(name) for name in names if os.path.isfile(name)]  # of tfds none: a folder and a split
         return [path, *(fact for status in found for fact in (status.st_size, status.st_mtime_ns))]
 
-    def files(part: specs.Part) -> list[Any]:
+    def files(part: specs.SourcePart) -> list[Any]:
         return [facts(*file) for file in zip(part.kinds, part.paths, strict=True)]
 
     return {
@@ -95,7 +95,7 @@ def plan_of(request: Request, parts: Sequence[specs.Part], given: Tokenizer | No
     }
 
 
-def same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
+def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
     """BadInput where the folder was begun for something else, or its files have changed since."""
     before = records.read_json(out / "plan.json")
     for key, value in plan.items():
@@ -118,7 +118,7 @@ def same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
         )
 
 
-def check_free(out: pathlib.Path) -> None:
+def check_free_folder(out: pathlib.Path) -> None:
     """BadInput where a folder holds what was not begun here."""
     if not out.exists() or (out / "plan.json").exists():
         return
@@ -130,12 +130,12 @@ def _is_draft(path: pathlib.Path) -> bool:
     return ".tmp-" in path.name or (path.name.startswith(".") and path.suffix == ".tmp")
 
 
-def enter(out: pathlib.Path, plan: dict[str, Any]) -> None:
+def enter_folder(out: pathlib.Path, plan: dict[str, Any]) -> None:
     """Begin a folder, or go on with one that this plan began; what a killed process left half-written goes."""
     for path in [*out.iterdir(), *(out / ".units").glob("*")]:
         if _is_draft(path):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     if (out / "plan.json").exists():
-        same_plan(out, plan)
+        check_same_plan(out, plan)
     else:
         records.write_json(out / "plan.json", plan)

@@ -17,18 +17,18 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.data.read import archives, delimited, foreign, megatron, parquet, text, tfdsets, tokenfiles
-from scalelab.data.read.files import PACKED, inner_name
+from scalelab.data.read.files import PACKED_ENDINGS, inner_name
 from scalelab.data.read.reading import Piece, Reading
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
-NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
-UNITS = 256  # of a corpus, at least; but
+NAMED_SPEC = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
+UNITS_PER_CORPUS = 256  # of a corpus, at least; but
 UNIT_BYTES = (2**20, 2**26)  # none is smaller than this, and none larger: a killed unit is read again
-TOKENS = ("tokens", "megatron")  # kinds that need no tokenizer
+TOKEN_KINDS = ("tokens", "megatron")  # kinds that need no tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class SourcePart:
     """A named source: what was asked for, the kind of its files and their paths, in order."""
 
     name: str
@@ -37,7 +37,7 @@ class Part:
     paths: tuple[str, ...]
 
 
-class Unit(NamedTuple):
+class WorkUnit(NamedTuple):
     """What one worker reads at a time: its part, its number in there, the pieces of files, their bytes."""
 
     part: str
@@ -50,9 +50,9 @@ class Unit(NamedTuple):
         return f"{self.part}-{self.number:06d}"
 
 
-def parse(sources: Sequence[str]) -> list[Part]:
+def parse_sources(sources: Sequence[str]) -> list[SourcePart]:
     """The parts that some `--source` name, in order of their names. Raises BadInput: no file, no name, a name twice."""
-    parts = sorted((_part(source) for source in sources), key=lambda part: part.name)
+    parts = sorted((_parse_part(source) for source in sources), key=lambda part: part.name)
     for before, after in itertools.pairwise(parts):
         if before.name == after.name:
             raise BadInput(
@@ -62,17 +62,17 @@ def parse(sources: Sequence[str]) -> list[Part]:
     return parts
 
 
-def _part(source: str) -> Part:
-    named = NAMED.fullmatch(source)
+def _parse_part(source: str) -> SourcePart:
+    named = NAMED_SPEC.fullmatch(source)
     if named and not os.path.exists(source):
         name, spec = named.groups()
     else:
         name, spec = "", source
     if spec.startswith("tfds:"):
         name = name or re.split(r"[/:@]", spec[5:])[0]
-        return Part(name, spec, ("tfds",), (tfdsets.find(spec[5:]),))
+        return SourcePart(name, spec, ("tfds",), (tfdsets.find_tfds(spec[5:]),))
     paths = _files(spec)
-    return Part(name or _name(spec), spec, tuple(kind_of(path) for path in paths), tuple(paths))
+    return SourcePart(name or _name(spec), spec, tuple(file_kind(path) for path in paths), tuple(paths))
 
 
 def _name(spec: str) -> str:
@@ -107,84 +107,86 @@ def _expand(pattern: str) -> list[str]:
         parent = pathlib.Path(expanded).parent
         beside = [path.name for path in parent.iterdir()] if parent.is_dir() else []
         raise BadInput(
-            f"--source={pattern} matches no file{nearest(os.path.basename(expanded), beside) if beside else ''}"
+            f"--source={pattern} matches no file{nearest_hint(os.path.basename(expanded), beside) if beside else ''}"
         )
     return files
 
 
-def kind_of(path: str) -> str:
+def file_kind(path: str) -> str:
     """What a file is, by its name; `.bin` with an `.idx` beside it is Megatron's. BadInput for one that holds no text."""
     inner = inner_name(path)
     if archives.is_tar(path):
         return "tar"
-    if inner.endswith(archives.JSON):
+    if inner.endswith(archives.JSON_ENDINGS):
         return "jsonl"
     if path.endswith(".bin"):
-        return "megatron" if os.path.isfile(megatron.index_of(path)) else "tokens"
+        return "megatron" if os.path.isfile(megatron.index_path(path)) else "tokens"
     if inner != path and inner.endswith((".parquet", ".zip", ".bin")):
         raise BadInput(f"{path}: unpack it first; of packed files text, JSON lines and tar are read")
     if delimited.is_delimited(path):
         return "csv"
     kind = next((kind for kind in ("parquet", "zip") if path.endswith(f".{kind}")), "text")
     if kind == "text":
-        foreign.refuse_file(path)
+        foreign.check_text_file(path)
     return kind
 
 
-def size(part: Part) -> int:
+def part_bytes(part: SourcePart) -> int:
     """Bytes of a part's files, packed as they lie there."""
     files = zip(part.kinds, part.paths, strict=True)
-    return sum(tfdsets.n_bytes(path) if kind == "tfds" else os.path.getsize(path) for kind, path in files)
+    return sum(tfdsets.tfds_split_bytes(path) if kind == "tfds" else os.path.getsize(path) for kind, path in files)
 
 
-def notes(part: Part) -> Iterator[str]:
+def part_notes(part: SourcePart) -> Iterator[str]:
     """What was chosen for the user about these files."""
     files = list(zip(part.kinds, part.paths, strict=True))
-    long = sum(kind == "text" and os.path.getsize(path) > text.DOCUMENT for kind, path in files)
+    long = sum(kind == "text" and os.path.getsize(path) > text.CUT_BYTES for kind, path in files)
     if long:
         yield f"{part.name}: {long} text files above 1 MiB are cut at line ends into documents of about 1 MiB"
     whole = [
-        path for kind, path in files if kind in ("tar", "csv") or (kind in ("text", "jsonl") and path.endswith(PACKED))
+        path
+        for kind, path in files
+        if kind in ("tar", "csv") or (kind in ("text", "jsonl") and path.endswith(PACKED_ENDINGS))
     ]
     large = [path for path in whole if os.path.getsize(path) > UNIT_BYTES[1]]
     if large:
         yield f"{part.name}: {large[0]} can't be entered in the middle, so one worker reads it and a kill begins it anew; smaller files would share it"
 
 
-def units(part: Part, total_bytes: int, reading: Reading) -> Iterator[Unit]:
+def split_into_units(part: SourcePart, total_bytes: int, reading: Reading) -> Iterator[WorkUnit]:
     """The part's units of work: consecutive pieces of files, each together about 1/UNITS of the whole corpus."""
     low, high = UNIT_BYTES
-    wanted = min(max(total_bytes // UNITS, low), high)
+    wanted = min(max(total_bytes // UNITS_PER_CORPUS, low), high)
     pieces: list[Piece] = []
     held = number = 0
     for kind, path in zip(part.kinds, part.paths, strict=True):
-        for piece, n_bytes in KINDS[kind][0](path, wanted, reading):
+        for piece, n_bytes in DOCUMENT_READERS[kind][0](path, wanted, reading):
             pieces.append(piece)
             held += n_bytes
             if held >= wanted:
-                yield Unit(part.name, number, tuple(pieces), held)
+                yield WorkUnit(part.name, number, tuple(pieces), held)
                 pieces, held, number = [], 0, number + 1
     if pieces:
-        yield Unit(part.name, number, tuple(pieces), held)
+        yield WorkUnit(part.name, number, tuple(pieces), held)
 
 
-def documents(unit: Unit, reading: Reading) -> Iterator[bytes | np.ndarray]:
+def unit_documents(unit: WorkUnit, reading: Reading) -> Iterator[bytes | np.ndarray]:
     """The non-empty documents of a unit: UTF-8 text, or ids below `reading.vocab_size` without separators."""
     for piece in unit.pieces:
         try:
-            yield from KINDS[piece.kind][1](piece, reading)
+            yield from DOCUMENT_READERS[piece.kind][1](piece, reading)
         except OSError as error:
             raise BadInput(f"can't read {piece.path}: {error.strerror or error}") from error
 
 
-KINDS: dict[str, tuple[Callable, Callable]] = {
-    "text": (text.split, text.documents),
-    "jsonl": (text.split_lines, text.json_documents),
-    "csv": (delimited.split, delimited.documents),
-    "parquet": (parquet.split, parquet.documents),
+DOCUMENT_READERS: dict[str, tuple[Callable, Callable]] = {
+    "text": (text.split_text, text.text_documents),
+    "jsonl": (text.split_json_lines, text.json_documents),
+    "csv": (delimited.split_csv, delimited.csv_documents),
+    "parquet": (parquet.split_parquet, parquet.parquet_documents),
     "tar": (archives.split_tar, archives.tar_documents),
     "zip": (archives.split_zip, archives.zip_documents),
-    "tfds": (tfdsets.split, tfdsets.documents),
-    "tokens": (tokenfiles.split, tokenfiles.documents),
-    "megatron": (megatron.split, megatron.documents),
+    "tfds": (tfdsets.split_tfds, tfdsets.tfds_documents),
+    "tokens": (tokenfiles.split_tokens, tokenfiles.token_documents),
+    "megatron": (megatron.split_megatron, megatron.megatron_documents),
 }

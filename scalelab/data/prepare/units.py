@@ -26,7 +26,7 @@ from scalelab.errors import WorkFailed
 from scalelab.records import fsync
 
 SPLITS = ("train", "val")
-BUFFERED = 2**20  # tokens held before they are written
+BUFFER_TOKENS = 2**20  # tokens held before they are written
 
 
 class Stopped(Exception):
@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class PrepareJob:
     """What all units share. `folder` is the prepared folder in the making; the tokenizer lies in it."""
 
     folder: pathlib.Path
@@ -55,7 +55,7 @@ class Job:
         return Reading(self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes")
 
 
-class Stream:
+class DocumentStream:
     """Documents of one split of one unit, going to disk in bounded memory."""
 
     def __init__(self, folder: pathlib.Path, split: str, tokenizer: Tokenizer) -> None:
@@ -74,7 +74,7 @@ class Stream:
         self.n_documents += 1
         self.held += len(ids) + 1
         self.offsets.append(self.n_tokens)
-        if self.held >= BUFFERED or len(self.offsets) >= BUFFERED // 8:
+        if self.held >= BUFFER_TOKENS or len(self.offsets) >= BUFFER_TOKENS // 8:
             self.flush()
 
     def flush(self) -> None:
@@ -84,7 +84,7 @@ class Stream:
             self.hashes[name].update(array.data)
         self.tokens, self.offsets, self.held = [], [], 0
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "DocumentStream":
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -110,7 +110,9 @@ def is_held_out(content: bytes, val_fraction: float, split_seed: int) -> bool:
     return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
 
 
-def write(unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def write_unit(
+    unit: specs.WorkUnit, job: PrepareJob, tokenizer: Tokenizer, stop: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
     """Write a unit and return its record. Raises BadInput for what can't be read, Stopped once `stop()` says so."""
     final = job.units / unit.name
     draft = final.with_name(f"{unit.name}.tmp-{os.getpid()}")
@@ -132,12 +134,12 @@ def write(unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], b
 
 
 def _fill(
-    draft: pathlib.Path, unit: specs.Unit, job: Job, tokenizer: Tokenizer, stop: Callable[[], bool]
+    draft: pathlib.Path, unit: specs.WorkUnit, job: PrepareJob, tokenizer: Tokenizer, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     reading, text_bytes = job.reading(), dict.fromkeys(SPLITS, 0)
-    with Stream(draft, "train", tokenizer) as train, Stream(draft, "val", tokenizer) as val:
+    with DocumentStream(draft, "train", tokenizer) as train, DocumentStream(draft, "val", tokenizer) as val:
         streams = {"train": train, "val": val}
-        for document in specs.documents(unit, reading):
+        for document in specs.unit_documents(unit, reading):
             if stop():
                 raise Stopped
             if isinstance(document, bytes):
@@ -155,7 +157,7 @@ def _fill(
     return record | {"n_bad": reading.n_bad, "bad": reading.named}
 
 
-def _encoded(document: bytes, unit: specs.Unit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
+def _encoded(document: bytes, unit: specs.WorkUnit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
     """The ids of a text; none, and counted as bad, where the tokenizer's library gives up on it."""
     try:
         return tokenizer.encode(document)
@@ -170,6 +172,6 @@ def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:
     return len(ids) if tokenizer.kind == "ids" else len(tokenizer.decode(ids))
 
 
-def open_tokenizer(job: Job) -> Tokenizer:
+def load_job_tokenizer(job: PrepareJob) -> Tokenizer:
     """The job's tokenizer, from its folder."""
-    return load.kept(job.tokenizer, job.folder)
+    return load.load_indexed_tokenizer(job.tokenizer, job.folder)

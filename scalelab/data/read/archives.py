@@ -15,12 +15,20 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from scalelab.data.read import delimited, foreign, text
-from scalelab.data.read.files import CHUNK, PACKED, Stream, chunks, inner_name
+from scalelab.data.read.files import PACKED_ENDINGS, READ_CHUNK_BYTES, ChunkStream, inner_name, read_chunks
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput
 
-NO_TEXT = (".parquet", ".bin", ".idx", ".tar", ".zip", ".tgz", *PACKED)  # in an archive they are refused
-JSON = (".jsonl", ".ndjson", ".json")
+NON_TEXT_ENDINGS = (
+    ".parquet",
+    ".bin",
+    ".idx",
+    ".tar",
+    ".zip",
+    ".tgz",
+    *PACKED_ENDINGS,
+)  # in an archive they are refused
+JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 
 
 def split_tar(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
@@ -42,7 +50,7 @@ def split_zip(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, i
 
 def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The documents of every regular file in a tar."""
-    source: Any = Stream(chunks(piece.path))
+    source: Any = ChunkStream(read_chunks(piece.path))
     try:
         archive: Any = tarfile.open(fileobj=source, mode="r|", tarinfo=_Header)  # noqa: SIM115 - closed where it is read
         while member := archive.next():
@@ -53,7 +61,7 @@ def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
                 _check(piece.path, posixpath.join(base, member.linkname), member.offset)
             if member.isreg():
                 yield from _member(archive.extractfile(member), f"{piece.path}:{member.name}", reading)
-        while rest := archive.fileobj.read(CHUNK):
+        while rest := archive.fileobj.read(READ_CHUNK_BYTES):
             if rest.strip(b"\0"):
                 raise tarfile.ReadError(f"its end mark at byte {archive.offset} is followed by more than zeros")
     except tarfile.TarError as error:
@@ -100,7 +108,7 @@ def _is_link(path: str, member: zipfile.ZipInfo, archive: zipfile.ZipFile) -> bo
     if not stat.S_ISLNK(member.external_attr >> 16):
         return False
     with archive.open(member) as content:
-        target = content.read(CHUNK).decode(errors="replace")
+        target = content.read(READ_CHUNK_BYTES).decode(errors="replace")
     _check(path, posixpath.join(posixpath.dirname(member.filename), target), member.header_offset)
     return True
 
@@ -122,17 +130,17 @@ def _check(path: str, name: str, offset: int) -> None:
 
 
 def _member(content: Any, where: str, reading: Reading) -> Iterator[bytes]:
-    if where.endswith(NO_TEXT):
+    if where.endswith(NON_TEXT_ENDINGS):
         raise BadInput(f"{where}: such a member can't be read inside an archive; unpack it first")
-    foreign.refuse(where)
-    pieces = iter(lambda: content.read(CHUNK), b"")
+    foreign.check_not_foreign(where)
+    pieces = iter(lambda: content.read(READ_CHUNK_BYTES), b"")
     if delimited.is_delimited(where):
-        return delimited.cells(pieces, where, reading)
-    if where.endswith(JSON):
-        return text.json_lines(pieces, where, reading)
+        return delimited.csv_cells(pieces, where, reading)
+    if where.endswith(JSON_ENDINGS):
+        return text.json_line_texts(pieces, where, reading)
     first = next(pieces, b"")
-    foreign.refuse(where, first[: foreign.LOOKED_AT])
-    return text.text(itertools.chain([first], pieces), where, reading)
+    foreign.check_not_foreign(where, first[: foreign.HEAD_BYTES])
+    return text.text_stream_documents(itertools.chain([first], pieces), where, reading)
 
 
 def is_tar(path: str) -> bool:

@@ -5,10 +5,10 @@ import functools
 import os
 from collections.abc import Iterator
 
-from scalelab.data.read.files import LONGEST, chunks, inner_name
+from scalelab.data.read.files import MAX_DOCUMENT_BYTES, inner_name, read_chunks
 from scalelab.data.read.reading import Piece, Reading
-from scalelab.data.read.text import lines
-from scalelab.errors import BadInput, nearest
+from scalelab.data.read.text import stream_lines
+from scalelab.errors import BadInput, nearest_hint
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
@@ -18,23 +18,23 @@ def is_delimited(path: str) -> bool:
     return inner_name(path.lower()).endswith(tuple(SEPARATORS))
 
 
-def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+def split_csv(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
     """One piece: where a row begins can't be told in the middle."""
     yield Piece("csv", path), os.path.getsize(path)
 
 
-def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+def csv_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The non-empty cells of column `reading.text_key`."""
-    return cells(chunks(piece.path), piece.path, reading)
+    return csv_cells(read_chunks(piece.path), piece.path, reading)
 
 
-def cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator[bytes]:
+def csv_cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator[bytes]:
     """The non-empty cells of column `reading.text_key` of a stream; a row of another length than the header is bad.
 
     BadInput where there is no such column, and where quotes are not closed or stand within a cell.
     """
     # What is not UTF-8 becomes half surrogates and, cell by cell, the bytes that it was.
-    texts = (line.decode(errors="surrogateescape") + "\n" for _, line in lines(pieces, where, 0))
+    texts = (line.decode(errors="surrogateescape") + "\n" for _, line in stream_lines(pieces, where, 0))
     reader = csv.reader(texts, delimiter=SEPARATORS[inner_name(where.lower())[-4:]], strict=True)
     rows = _long_rows(reader)
     try:
@@ -59,7 +59,7 @@ def cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator[byt
 def _long_rows(reader: Iterator[list[str]]) -> Iterator[list[str]]:
     """Rows of cells up to LONGEST; csv's limit holds for the whole process, so it is as before between two rows."""
     while True:
-        limit = csv.field_size_limit(LONGEST)
+        limit = csv.field_size_limit(MAX_DOCUMENT_BYTES)
         try:
             row = next(reader, None)
         finally:
@@ -72,7 +72,7 @@ def _long_rows(reader: Iterator[list[str]]) -> Iterator[list[str]]:
 def _column(names: list[str], where: str, key: str) -> int:
     if key not in names:
         known = [ascii(name[:40])[1:-1] for name in names[:24]]  # of what is no CSV a name may be anything
-        raise BadInput(f"{where} has no column {key!r} (--text-key){nearest(key, known)}")
+        raise BadInput(f"{where} has no column {key!r} (--text-key){nearest_hint(key, known)}")
     if (n := names.count(key)) > 1:
         raise BadInput(f"{where} has {n} columns {key!r} (--text-key): which one?")
     return names.index(key)

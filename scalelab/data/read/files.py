@@ -7,19 +7,21 @@ from typing import Any
 
 from scalelab.errors import BadInput
 
-CHUNK = 2**20  # unpacked bytes handed on at once, at most
-READ = 2**16  # packed bytes read at once: so near is the byte that a complaint names
-ZSTD_READ = 2**12
-LONGEST = 2**28  # of one line, member or record: a longer one is no document, and would not fit in memory twice
-PACKED = (".gz", ".zst")
+READ_CHUNK_BYTES = 2**20  # unpacked bytes handed on at once, at most
+READ_BYTES = 2**16  # packed bytes read at once: so near is the byte that a complaint names
+ZSTD_READ_BYTES = 2**12
+MAX_DOCUMENT_BYTES = (
+    2**28
+)  # of one line, member or record: a longer one is no document, and would not fit in memory twice
+PACKED_ENDINGS = (".gz", ".zst")
 
 
 def inner_name(path: str) -> str:
     """The name without what says how it is packed: a.jsonl.gz -> a.jsonl."""
-    return path.removesuffix(pathlib.PurePath(path).suffix) if path.endswith(PACKED) else path
+    return path.removesuffix(pathlib.PurePath(path).suffix) if path.endswith(PACKED_ENDINGS) else path
 
 
-def chunks(path: str, start: int = 0) -> Iterator[bytes]:
+def read_chunks(path: str, start: int = 0) -> Iterator[bytes]:
     """All bytes from `start` on (of a packed file: from 0, unpacked). Raises BadInput for a file that is damaged or gone."""
     try:
         with open(path, "rb") as file:
@@ -31,14 +33,14 @@ def chunks(path: str, start: int = 0) -> Iterator[bytes]:
 
 
 def _plain(file: Any, path: str) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
+    while chunk := file.read(READ_CHUNK_BYTES):
         yield chunk
 
 
 def _gzip(file: Any, path: str) -> Iterator[bytes]:
     """RFC 1952: members one after the other, each with a checksum that zlib compares."""
     member = None
-    while packed := file.read(READ):
+    while packed := file.read(READ_BYTES):
         while packed:
             member = member or zlib.decompressobj(wbits=31)
             try:
@@ -55,11 +57,11 @@ def _gzip(file: Any, path: str) -> Iterator[bytes]:
 def _inflate(member: Any, packed: bytes) -> Iterator[bytes]:
     more = True
     while more:
-        chunk = member.decompress(packed, CHUNK)
+        chunk = member.decompress(packed, READ_CHUNK_BYTES)
         if chunk:
             yield chunk
         packed = member.unconsumed_tail
-        more = not member.eof and bool(packed or len(chunk) == CHUNK)
+        more = not member.eof and bool(packed or len(chunk) == READ_CHUNK_BYTES)
 
 
 def _zstd(file: Any, path: str) -> Iterator[bytes]:
@@ -67,7 +69,7 @@ def _zstd(file: Any, path: str) -> Iterator[bytes]:
     import zstandard
 
     frame = None
-    while packed := file.read(ZSTD_READ):
+    while packed := file.read(ZSTD_READ_BYTES):
         while packed:
             frame = frame or zstandard.ZstdDecompressor(max_window_size=2**27).decompressobj()
             try:
@@ -78,17 +80,17 @@ def _zstd(file: Any, path: str) -> Iterator[bytes]:
                         f"{path} needs a window above 128 MiB to be unpacked: zstd -d --long=31 first"
                     ) from error
                 raise _damaged(path, "zstandard", file.tell() - len(packed), error) from error
-            yield from (chunk[i : i + CHUNK] for i in range(0, len(chunk), CHUNK))
+            yield from (chunk[i : i + READ_CHUNK_BYTES] for i in range(0, len(chunk), READ_CHUNK_BYTES))
             packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame:
         raise BadInput(f"{path} is cut off: its zstandard data end at byte {file.tell()} within a frame")
 
 
 def _damaged(path: str, what: str, at: int, error: Exception) -> BadInput:
-    return BadInput(f"{path}: damaged {what} data at byte {at} or up to {READ} after it ({error})")
+    return BadInput(f"{path}: damaged {what} data at byte {at} or up to {READ_BYTES} after it ({error})")
 
 
-class Stream:
+class ChunkStream:
     """A file-like view of chunks, for what wants to call read(n)."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from scalelab.errors import BadInput
 
-LOOKED_AT = 32  # bytes
+HEAD_BYTES = 32  # bytes
 
 
-class Kind(NamedTuple):
+class ForeignKind(NamedTuple):
     """What a file is, by the endings of its name or what it begins with, and how it becomes one that can be read."""
 
     what: str
@@ -17,43 +17,43 @@ class Kind(NamedTuple):
     instead: str
 
 
-KINDS = (
-    Kind("an Arrow table", (".arrow", ".feather", ".ipc"), rb"ARROW1\x00\x00",
+FOREIGN_KINDS = (
+    ForeignKind("an Arrow table", (".arrow", ".feather", ".ipc"), rb"ARROW1\x00\x00",
          "write it as parquet, which is read (datasets: load_dataset('arrow', data_files=F)['train'].to_parquet('x.parquet'))"),
-    Kind("a numpy array", (".npy", ".npz"), rb"\x93NUMPY",
+    ForeignKind("a numpy array", (".npy", ".npz"), rb"\x93NUMPY",
          "token ids: array.astype('uint16').tofile('x.bin') with --tokenizer=ids:V; text: write it as JSON lines"),
-    Kind("xz-packed", (".xz", ".lzma"), rb"\xfd7zXZ\x00", "xz -d unpacks it; .gz and .zst are read packed"),
-    Kind("bzip2-packed", (".bz2",), rb"BZh[1-9]1AY&SY", "bzip2 -d unpacks it; .gz and .zst are read packed"),
-    Kind("lz4-packed", (".lz4",), rb"\x04\x22\x4d\x18", "lz4 -d unpacks it; .gz and .zst are read packed"),
-    Kind("a 7z, rar or brotli archive", (".7z", ".rar", ".br"), rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
+    ForeignKind("xz-packed", (".xz", ".lzma"), rb"\xfd7zXZ\x00", "xz -d unpacks it; .gz and .zst are read packed"),
+    ForeignKind("bzip2-packed", (".bz2",), rb"BZh[1-9]1AY&SY", "bzip2 -d unpacks it; .gz and .zst are read packed"),
+    ForeignKind("lz4-packed", (".lz4",), rb"\x04\x22\x4d\x18", "lz4 -d unpacks it; .gz and .zst are read packed"),
+    ForeignKind("a 7z, rar or brotli archive", (".7z", ".rar", ".br"), rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
          "unpack it; zip and tar are read packed"),
-    Kind("gzip-packed", (), rb"\x1f\x8b", "name it .gz, and it is read packed"),
-    Kind("zstandard-packed", (), rb"\x28\xb5\x2f\xfd", "name it .zst, and it is read packed"),
-    Kind("a parquet table", (), rb"PAR1\x15", "name it .parquet, and it is read by column"),
-    Kind("pickled, or weights", (".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".ckpt"), rb"\x80[\x02-\x05]",
+    ForeignKind("gzip-packed", (), rb"\x1f\x8b", "name it .gz, and it is read packed"),
+    ForeignKind("zstandard-packed", (), rb"\x28\xb5\x2f\xfd", "name it .zst, and it is read packed"),
+    ForeignKind("a parquet table", (), rb"PAR1\x15", "name it .parquet, and it is read by column"),
+    ForeignKind("pickled, or weights", (".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".ckpt"), rb"\x80[\x02-\x05]",
          "no pickle is opened here; write its texts as JSON lines"),
-    Kind("a zip archive or an office document", (".docx", ".xlsx", ".pptx", ".odt", ".epub"), rb"PK\x03\x04",
+    ForeignKind("a zip archive or an office document", (".docx", ".xlsx", ".pptx", ".odt", ".epub"), rb"PK\x03\x04",
          "extract its text; a plain zip of texts is to be named .zip"),
-    Kind("a PDF", (".pdf",), rb"%PDF-", "extract its text"),
-    Kind("a TFRecord", (".tfrecord", ".tfrecords", ".array_record"), rb"(?!)", "tfds:NAME@DIR reads whole data sets"),
-    Kind("an HDF5, Avro, ORC or SQLite file", (".h5", ".hdf5", ".avro", ".orc", ".sqlite", ".db"),
+    ForeignKind("a PDF", (".pdf",), rb"%PDF-", "extract its text"),
+    ForeignKind("a TFRecord", (".tfrecord", ".tfrecords", ".array_record"), rb"(?!)", "tfds:NAME@DIR reads whole data sets"),
+    ForeignKind("an HDF5, Avro, ORC or SQLite file", (".h5", ".hdf5", ".avro", ".orc", ".sqlite", ".db"),
          rb"\x89HDF|Obj\x01|SQLite format 3\x00", "write its texts as JSON lines or parquet"),
 )  # fmt: skip
 
 
-def refuse(where: str, begins: bytes = b"") -> None:
+def check_not_foreign(where: str, begins: bytes = b"") -> None:
     """BadInput where the name of a file (packed or not), or what it begins with, is that of none with text in it."""
     name = where.lower().removesuffix(".gz").removesuffix(".zst")
-    for kind in KINDS:
+    for kind in FOREIGN_KINDS:
         if name.endswith(kind.endings) or re.match(kind.begins, begins):
             raise BadInput(f"{where} is {kind.what}, not text: {kind.instead}")
 
 
-def refuse_file(path: str) -> None:
+def check_text_file(path: str) -> None:
     """The same of a file on disk that would be read as text."""
     try:
         with open(path, "rb") as file:
-            begins = file.read(LOOKED_AT)
+            begins = file.read(HEAD_BYTES)
     except OSError as error:
         raise BadInput(f"can't read {path}: {error.strerror or error}") from error
-    refuse(path, b"" if path.endswith((".gz", ".zst")) else begins)
+    check_not_foreign(path, b"" if path.endswith((".gz", ".zst")) else begins)

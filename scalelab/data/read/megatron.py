@@ -12,17 +12,17 @@ from typing import NamedTuple
 import numpy as np
 
 from scalelab.data.read.reading import Piece, Reading
-from scalelab.data.read.tokenfiles import apart
+from scalelab.data.read.tokenfiles import split_at_separator
 from scalelab.data.tokenizers.tokenizer import check_ids
 from scalelab.errors import BadInput
 
-MAGIC = b"MMIDIDX\x00\x00"
-HEAD = struct.Struct("<9sQBQQ")
-CHECKED = 2**20  # entries at once
-TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+INDEX_MAGIC = b"MMIDIDX\x00\x00"
+INDEX_HEADER = struct.Struct("<9sQBQQ")
+ENTRIES_PER_CHECK = 2**20  # entries at once
+ID_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
-class Index(NamedTuple):
+class MegatronIndex(NamedTuple):
     """An opened .idx: the ids' type, lengths [S] and places [S] of sequences, the first sequence of each document [D]."""
 
     dtype: str
@@ -31,9 +31,9 @@ class Index(NamedTuple):
     first: np.ndarray
 
 
-def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+def split_megatron(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
     """Runs of documents of about `unit_bytes`, with their sizes. `path` is the .bin."""
-    index = look(path)
+    index = open_megatron_index(path)
     _check(path, index)
     width = np.dtype(index.dtype).itemsize
     n_documents, n_bytes = len(index.first) - 1, int(index.lengths.sum(dtype=np.int64)) * width
@@ -43,26 +43,26 @@ def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]
         yield Piece("megatron", path, start, stop), n_bytes * (stop - start) // n_documents
 
 
-def index_of(path: str) -> str:
+def index_path(path: str) -> str:
     """The name of the index that belongs to a .bin."""
     return path.removesuffix(".bin") + ".idx"
 
 
-def look(path: str) -> Index:
+def open_megatron_index(path: str) -> MegatronIndex:
     """The index beside a .bin, mapped. Raises BadInput where its header and its size don't agree."""
-    name = index_of(path)
+    name = index_path(path)
     size = os.path.getsize(name)
     with open(name, "rb") as file:
-        head = file.read(HEAD.size)
-    if head[:9] != MAGIC or len(head) < HEAD.size:
-        raise BadInput(f"{name} is no Megatron index: it begins with {head[:9]!r}, not {MAGIC!r}")
-    _, version, code, n_sequences, n_first = HEAD.unpack(head)
-    if version != 1 or code not in TYPES:
-        known = ", ".join(map(str, TYPES))
+        head = file.read(INDEX_HEADER.size)
+    if head[:9] != INDEX_MAGIC or len(head) < INDEX_HEADER.size:
+        raise BadInput(f"{name} is no Megatron index: it begins with {head[:9]!r}, not {INDEX_MAGIC!r}")
+    _, version, code, n_sequences, n_first = INDEX_HEADER.unpack(head)
+    if version != 1 or code not in ID_TYPES:
+        known = ", ".join(map(str, ID_TYPES))
         raise BadInput(
             f"{name}: version {version} at byte 9, type {code} at byte 17; this reads version 1, types {known}"
         )
-    wanted = HEAD.size + 12 * n_sequences + 8 * n_first
+    wanted = INDEX_HEADER.size + 12 * n_sequences + 8 * n_first
     if wanted != size:
         raise BadInput(
             f"{name}: the header declares {n_sequences} sequences at byte 18 and {n_first} document bounds at byte 26, "
@@ -70,19 +70,22 @@ def look(path: str) -> Index:
         )
     if not n_sequences or not n_first:
         raise BadInput(f"{name} declares no documents")
-    at = HEAD.size
+    at = INDEX_HEADER.size
     lengths = np.memmap(name, "<i4", "r", at, (n_sequences,))
     places = np.memmap(name, "<i8", "r", at + 4 * n_sequences, (n_sequences,))
     first = np.memmap(name, "<i8", "r", at + 12 * n_sequences, (n_first,))
-    return Index(TYPES[code], lengths, places, first)
+    return MegatronIndex(ID_TYPES[code], lengths, places, first)
 
 
-def _check(path: str, index: Index) -> None:
+def _check(path: str, index: MegatronIndex) -> None:
     """BadInput where the index leads out of its tokens, looked at a block at a time."""
-    width, size, name = np.dtype(index.dtype).itemsize, os.path.getsize(path), index_of(path)
+    width, size, name = np.dtype(index.dtype).itemsize, os.path.getsize(path), index_path(path)
     end = 0
-    for start in range(0, len(index.lengths), CHECKED):
-        lengths, places = index.lengths[start : start + CHECKED], index.places[start : start + CHECKED]
+    for start in range(0, len(index.lengths), ENTRIES_PER_CHECK):
+        lengths, places = (
+            index.lengths[start : start + ENTRIES_PER_CHECK],
+            index.places[start : start + ENTRIES_PER_CHECK],
+        )
         room = size - lengths * np.int64(width)  # of a place, which may itself be near 2^63
         wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places > room) | (places % width > 0))
         if len(wrong):
@@ -94,7 +97,10 @@ def _check(path: str, index: Index) -> None:
         end = max(end, int((places + size - room).max()))
     if end != size:
         raise BadInput(f"{name}: its sequences end at byte {end} of {path}, which has {size} bytes: are they a pair?")
-    falls = any((np.diff(index.first[i : i + CHECKED + 1]) < 0).any() for i in range(0, len(index.first), CHECKED))
+    falls = any(
+        (np.diff(index.first[i : i + ENTRIES_PER_CHECK + 1]) < 0).any()
+        for i in range(0, len(index.first), ENTRIES_PER_CHECK)
+    )
     if index.first[0] != 0 or index.first[-1] != len(index.lengths) or falls:
         raise BadInput(
             f"{name}: the document bounds run from {index.first[0]} to {index.first[-1]}, not upwards from 0 to "
@@ -102,9 +108,9 @@ def _check(path: str, index: Index) -> None:
         )
 
 
-def documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
+def megatron_documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
     """Documents `piece.start` to `piece.stop`, without separators; one inside a document ends it there."""
-    index = look(piece.path)
+    index = open_megatron_index(piece.path)
     width = np.dtype(index.dtype).itemsize
     with open(piece.path, "rb") as file:
         for document in range(piece.start, piece.stop):
@@ -115,7 +121,7 @@ def documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
                 ids = np.frombuffer(file.read(length * width), index.dtype)
                 check_ids(ids, reading.vocab_size, _where(piece.path, document, place, width))
                 found.append(ids)
-            yield from apart(np.concatenate(found), reading.separator)
+            yield from split_at_separator(np.concatenate(found), reading.separator)
 
 
 def _where(path: str, document: int, place: int, width: int):

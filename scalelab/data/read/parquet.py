@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from scalelab.data.read.reading import Piece, Reading
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
-ROWS = 256  # read at once
+ROWS_PER_READ = 256  # read at once
 
 
-def split(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
+def split_parquet(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
     """Runs of row groups of about `unit_bytes` (packed), with their sizes."""
     file = _open(path)
     _check_column(file, path, reading.text_key)
@@ -23,14 +23,14 @@ def split(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece,
             first, size = group + 1, 0
 
 
-def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+def parquet_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The non-empty strings of column `reading.text_key`; null and what is no text is bad."""
     import pyarrow as pa
 
     file = _open(piece.path)
     row = sum(file.metadata.row_group(group).num_rows for group in range(piece.start))
     try:
-        for batch in file.iter_batches(ROWS, list(range(piece.start, piece.stop)), [reading.text_key]):
+        for batch in file.iter_batches(ROWS_PER_READ, list(range(piece.start, piece.stop)), [reading.text_key]):
             for row, value in enumerate(_values(batch.column(reading.text_key)), row):  # noqa: B020 - it goes on from there
                 if value is None:
                     reading.bad(_row(piece.path, row), f"column {reading.text_key!r} is null")
@@ -70,7 +70,7 @@ def _check_column(file: Any, path: str, key: str) -> None:
 
     schema = file.schema_arrow
     if key not in schema.names:
-        raise BadInput(f"{path} has no column {key!r} (--text-key){nearest(key, schema.names)}")
+        raise BadInput(f"{path} has no column {key!r} (--text-key){nearest_hint(key, schema.names)}")
     if (n := schema.names.count(key)) > 1:
         raise BadInput(f"{path} has {n} columns {key!r} (--text-key): which one?")
     kind = schema.field(key).type

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from scalelab.errors import BadInput
 
-REMEMBERED = 5  # bad documents of a unit that are named; the others are counted
+MAX_NAMED_DOCUMENTS = 5  # bad documents of a unit that are named; the others are counted
 
 
 class Piece(NamedTuple):
@@ -35,7 +35,7 @@ class Reading:
         if not self.skip_bad:
             raise BadInput(f"{where}: {why} (--skip-bad leaves such documents out and counts them)")
         self.n_bad += 1
-        if len(self.named) < REMEMBERED:
+        if len(self.named) < MAX_NAMED_DOCUMENTS:
             self.named.append(f"{where}: {why}")
 
     def is_text(self, document: bytes, where: Callable[[], str], offset: int = 0) -> bool:

@@ -9,38 +9,40 @@ import json
 import os
 from collections.abc import Iterator
 
-from scalelab.data.read.files import LONGEST, PACKED, chunks
+from scalelab.data.read.files import MAX_DOCUMENT_BYTES, PACKED_ENDINGS, read_chunks
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput
 
-DOCUMENT = 2**20
+CUT_BYTES = 2**20
 
 
-def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+def split_text(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
     """Pieces of a text file with their sizes: one for a packed file, else each of about `unit_bytes`."""
-    return _split("text", path, max(1, unit_bytes // DOCUMENT) * DOCUMENT)
+    return _split("text", path, max(1, unit_bytes // CUT_BYTES) * CUT_BYTES)
 
 
-def split_lines(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+def split_json_lines(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
     """The same of JSON lines."""
     return _split("jsonl", path, unit_bytes)
 
 
 def _split(kind: str, path: str, step: int) -> Iterator[tuple[Piece, int]]:
     size = os.path.getsize(path)
-    if path.endswith(PACKED) or size <= step:
+    if path.endswith(PACKED_ENDINGS) or size <= step:
         yield Piece(kind, path), size
         return
     for start in range(0, size, step):
         yield Piece(kind, path, start, min(start + step, size)), min(step, size - start)
 
 
-def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+def text_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The documents that begin in a range of a text file; `piece.start` is a multiple of DOCUMENT."""
-    return text(chunks(piece.path, piece.start), piece.path, reading, piece.start, piece.stop)
+    return text_stream_documents(read_chunks(piece.path, piece.start), piece.path, reading, piece.start, piece.stop)
 
 
-def text(pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1) -> Iterator[bytes]:
+def text_stream_documents(
+    pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
+) -> Iterator[bytes]:
     """The documents of a stream of text whose first byte is byte `start` of a file."""
     for offset, document in _cut(pieces, start, stop):
         if document and reading.is_text(document, lambda: where, offset):
@@ -49,18 +51,18 @@ def text(pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, 
 
 def _cut(pieces: Iterator[bytes], start: int, stop: int) -> Iterator[tuple[int, bytes]]:
     buffer, at = b"", start  # `at` is where the buffer begins
-    begun, boundary = start == 0, start or DOCUMENT
+    begun, boundary = start == 0, start or CUT_BYTES
     while True:
-        while len(buffer) < boundary + DOCUMENT - at and (piece := next(pieces, b"")):
+        while len(buffer) < boundary + CUT_BYTES - at and (piece := next(pieces, b"")):
             buffer += piece
         if boundary >= at + len(buffer):
             break
-        cut = boundary - at + _line_end(buffer[boundary - at : boundary - at + DOCUMENT])
+        cut = boundary - at + _line_end(buffer[boundary - at : boundary - at + CUT_BYTES])
         if begun:
             yield at, buffer[:cut]
         if boundary == stop:
             return
-        buffer, at, begun, boundary = buffer[cut:], at + cut, True, boundary + DOCUMENT
+        buffer, at, begun, boundary = buffer[cut:], at + cut, True, boundary + CUT_BYTES
     if begun and buffer:
         yield at, buffer
 
@@ -69,21 +71,23 @@ def _line_end(window: bytes) -> int:
     """Where to cut: after the first line that ends in here or with the file, else before the first byte that begins a letter."""
     if (newline := window.find(b"\n")) >= 0:
         return newline + 1
-    if len(window) < DOCUMENT:
+    if len(window) < CUT_BYTES:
         return len(window)
     return next((i for i, byte in enumerate(window[:4]) if byte & 0xC0 != 0x80), 0)
 
 
 def json_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The texts of the JSON lines that begin in a range of a file."""
-    return json_lines(chunks(piece.path, max(0, piece.start - 1)), piece.path, reading, piece.start, piece.stop)
+    return json_line_texts(
+        read_chunks(piece.path, max(0, piece.start - 1)), piece.path, reading, piece.start, piece.stop
+    )
 
 
-def json_lines(
+def json_line_texts(
     pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
 ) -> Iterator[bytes]:
     """The text under `reading.text_key` of each line of a stream that begins with byte `start - 1` of a file (0: with 0)."""
-    for number, (offset, line) in enumerate(lines(pieces, where, start), 1):
+    for number, (offset, line) in enumerate(stream_lines(pieces, where, start), 1):
         if stop >= 0 and offset >= stop:
             return
         if not line.strip():
@@ -96,7 +100,7 @@ def json_lines(
             yield found
 
 
-def lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int, bytes]]:
+def stream_lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int, bytes]]:
     """(offset, line) without line ends; of what comes before the first line end nothing where `start` > 0: it belongs to the range before."""
     at, parts, size = max(0, start - 1), list[bytes](), 0
     skip = start > 0
@@ -109,9 +113,9 @@ def lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int
             at, skip, parts, size = at + len(whole) + 1, False, [], 0
         parts.append(rest)
         size += len(rest)
-        if size > LONGEST:
+        if size > MAX_DOCUMENT_BYTES:
             raise BadInput(
-                f"{where}: the line that begins at byte {at} is longer than {LONGEST} bytes; is it JSON lines?"
+                f"{where}: the line that begins at byte {at} is longer than {MAX_DOCUMENT_BYTES} bytes; is it JSON lines?"
             )
     if size and not skip:
         yield at, b"".join(parts)
@@ -139,7 +143,7 @@ def _text(line: bytes, key: str) -> bytes | str:
 def _line(where: str, number: int, start: int) -> str:
     """The name of the `number`-th line that begins at byte `start` or later; those before are counted now."""
     total, left = number + (start > 0), start - 1  # the line that byte start - 1 belongs to was passed over
-    for piece in chunks(where) if start else ():
+    for piece in read_chunks(where) if start else ():
         total += piece[:left].count(b"\n")
         left -= len(piece)
         if left <= 0:

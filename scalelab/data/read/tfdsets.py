@@ -16,17 +16,17 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from scalelab.data.read.reading import Piece, Reading
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
-MARK = "#"  # between a folder and the split: neither holds one
-RECORDS = 256  # read at once
-SPEC = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[^@]+))?(?:@(?P<folder>.+))?")
-PACKAGES = {"tensorflow": "tensorflow-cpu", "apache_beam": "apache-beam"}  # module -> what installs it
+SPLIT_MARK = "#"  # between a folder and the split: neither holds one
+RECORDS_PER_READ = 256  # read at once
+TFDS_SPEC = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[^@]+))?(?:@(?P<folder>.+))?")
+INSTALL_PACKAGES = {"tensorflow": "tensorflow-cpu", "apache_beam": "apache-beam"}  # module -> what installs it
 
 
-def find(spec: str) -> str:
+def find_tfds(spec: str) -> str:
     """`NAME[/CONFIG][:SPLIT][@DIR]` -> "FOLDER#SPLIT" of a prepared data set, which is prepared now if it isn't yet."""
-    parts = SPEC.fullmatch(spec)
+    parts = TFDS_SPEC.fullmatch(spec)
     if not parts:
         raise BadInput(f"tfds:{spec} is not tfds:NAME[/CONFIG][:SPLIT][@DIR]; e.g. tfds:lambada:train@/data/tfds")
     name, split = parts["name"], parts["split"] or "train"
@@ -35,9 +35,9 @@ def find(spec: str) -> str:
     builder = _open(str(folder))
     known = list(builder.info.splits)
     if re.split(r"[\[+]", split)[0] not in known:
-        raise BadInput(f"tfds:{spec}: {folder} has no split {split!r}{nearest(split, known)}")
+        raise BadInput(f"tfds:{spec}: {folder} has no split {split!r}{nearest_hint(split, known)}")
     _source(str(folder), split)
-    return f"{folder.resolve()}{MARK}{split}"
+    return f"{folder.resolve()}{SPLIT_MARK}{split}"
 
 
 def _prepared(root: pathlib.Path, name: str) -> pathlib.Path | None:
@@ -78,38 +78,40 @@ def _needs(name: str, root: pathlib.Path, error: ModuleNotFoundError) -> NoRetur
     module = (error.name or "").split(".")[0]
     raise BadInput(
         f"tfds:{name} is not prepared under {root}, and its own preparation needs {module}: in an environment of its own, "
-        f"pip install tensorflow-datasets {PACKAGES.get(module, module)}; tfds build {name} --file_format=array_record"
+        f"pip install tensorflow-datasets {INSTALL_PACKAGES.get(module, module)}; tfds build {name} --file_format=array_record"
     ) from error
 
 
-def n_bytes(path: str) -> int:
+def tfds_split_bytes(path: str) -> int:
     """Bytes of a split's records: its share of the data set's."""
-    folder, _, name = path.rpartition(MARK)
+    folder, _, name = path.rpartition(SPLIT_MARK)
     info = _open(folder).info
     n_all = sum(part.num_examples for part in info.splits.values())
     return max(1, info.dataset_size * len(_source(folder, name)) // max(n_all, 1))
 
 
-def split(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
+def split_tfds(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
     """Runs of records of about `unit_bytes`, with their sizes."""
-    folder, _sign, name = path.rpartition(MARK)
-    n_records, size = len(_source(folder, name)), n_bytes(path)
+    folder, _sign, name = path.rpartition(SPLIT_MARK)
+    n_records, size = len(_source(folder, name)), tfds_split_bytes(path)
     step = max(1, n_records * unit_bytes // size)
     for start in range(0, n_records, step):
         stop = min(start + step, n_records)
         yield Piece("tfds", path, start, stop), size * (stop - start) // n_records
 
 
-def documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
+def tfds_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The non-empty texts of feature `reading.text_key` of records `piece.start` to `piece.stop`."""
-    folder, _, name = piece.path.rpartition(MARK)
+    folder, _, name = piece.path.rpartition(SPLIT_MARK)
     source = _source(folder, name)
-    for first in range(piece.start, piece.stop, RECORDS):
-        for i, record in enumerate(source.__getitems__(list(range(first, min(first + RECORDS, piece.stop)))), first):
+    for first in range(piece.start, piece.stop, RECORDS_PER_READ):
+        for i, record in enumerate(
+            source.__getitems__(list(range(first, min(first + RECORDS_PER_READ, piece.stop)))), first
+        ):
             if not isinstance(record, dict) or reading.text_key not in record:
                 known = list(record) if isinstance(record, dict) else []
                 raise BadInput(
-                    f"{piece.path} has no feature {reading.text_key!r} (--text-key){nearest(reading.text_key, known)}"
+                    f"{piece.path} has no feature {reading.text_key!r} (--text-key){nearest_hint(reading.text_key, known)}"
                 )
             found = record[reading.text_key]
             document = found.encode() if isinstance(found, str) else found

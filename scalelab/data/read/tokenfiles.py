@@ -15,14 +15,14 @@ from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.tokenizers.tokenizer import check_ids
 from scalelab.errors import BadInput
 
-DOCUMENT = 2**20  # tokens
-HEADER = 256  # int32
-MAGIC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # llm.c: GPT-2 and Llama 3 ids; magic -> version, type
+CUT_TOKENS = 2**20  # tokens
+HEADER_NUMBERS = 256  # int32
+TOKEN_FILE_MAGIC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # llm.c: GPT-2 and Llama 3 ids; magic -> version, type
 LOOKED_AT, WINDOWS = 2**14, 8  # numbers at each of so many places, to tell wider ones apart: one place may be all zeros
-NUMPY = b"\x93NUMPY"  # what numpy.save begins a file with
+NUMPY_MAGIC = b"\x93NUMPY"  # what numpy.save begins a file with
 
 
-class Layout(NamedTuple):
+class TokenLayout(NamedTuple):
     """How ids lie in a file: their type, where they begin in bytes, how many."""
 
     dtype: str
@@ -30,30 +30,30 @@ class Layout(NamedTuple):
     n_tokens: int
 
 
-def split(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
+def split_tokens(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
     """Pieces of about `unit_bytes` with their sizes."""
-    layout = look(path, reading.vocab_size)
+    layout = read_token_layout(path, reading.vocab_size)
     width = np.dtype(layout.dtype).itemsize
-    step = max(1, unit_bytes // width // DOCUMENT) * DOCUMENT
+    step = max(1, unit_bytes // width // CUT_TOKENS) * CUT_TOKENS
     for start in range(0, layout.n_tokens, step):
         stop = min(start + step, layout.n_tokens)
         yield Piece("tokens", path, start, stop), (stop - start) * width
 
 
-def look(path: str, vocab_size: int) -> Layout:
+def read_token_layout(path: str, vocab_size: int) -> TokenLayout:
     """The layout of a file, from its header or, without one, from the vocabulary: uint16 up to 65,536 ids, else uint32.
 
     Raises BadInput for a header that disagrees with the file's size, and for numbers that are wider than that.
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
-        head = np.frombuffer(file.read(4 * HEADER)[: size // 4 * 4], "<i4")
-    if len(head) and int(head[0]) in MAGIC:
+        head = np.frombuffer(file.read(4 * HEADER_NUMBERS)[: size // 4 * 4], "<i4")
+    if len(head) and int(head[0]) in TOKEN_FILE_MAGIC:
         return _declared(path, head, size)
-    layout = Layout("<u2" if vocab_size <= 2**16 else "<u4", 0, size // (2 if vocab_size <= 2**16 else 4))
-    if head.tobytes().startswith(NUMPY):
+    layout = TokenLayout("<u2" if vocab_size <= 2**16 else "<u4", 0, size // (2 if vocab_size <= 2**16 else 4))
+    if head.tobytes().startswith(NUMPY_MAGIC):
         raise BadInput(
-            f"{path} begins with {NUMPY!r}: numpy.save wrote it; array.tofile(path) writes the numbers alone"
+            f"{path} begins with {NUMPY_MAGIC!r}: numpy.save wrote it; array.tofile(path) writes the numbers alone"
         )
     if size % np.dtype(layout.dtype).itemsize:
         raise BadInput(
@@ -63,22 +63,24 @@ def look(path: str, vocab_size: int) -> Layout:
     return layout
 
 
-def _declared(path: str, head: np.ndarray, size: int) -> Layout:
-    version, dtype = MAGIC[int(head[0])]
-    if len(head) < HEADER:
-        raise BadInput(f"{path} begins like an llm.c file, but its {size} bytes don't hold the header of {4 * HEADER}")
+def _declared(path: str, head: np.ndarray, size: int) -> TokenLayout:
+    version, dtype = TOKEN_FILE_MAGIC[int(head[0])]
+    if len(head) < HEADER_NUMBERS:
+        raise BadInput(
+            f"{path} begins like an llm.c file, but its {size} bytes don't hold the header of {4 * HEADER_NUMBERS}"
+        )
     if head[1] != version:
         raise BadInput(f"{path}: magic {head[0]} with version {head[1]} at byte 4; this reads version {version}")
     width, n_tokens = np.dtype(dtype).itemsize, int(head[2])
-    if 4 * HEADER + width * n_tokens != size:
+    if 4 * HEADER_NUMBERS + width * n_tokens != size:
         raise BadInput(
-            f"{path}: the header declares {n_tokens} tokens at byte 8, which with it are {4 * HEADER + width * n_tokens} "
+            f"{path}: the header declares {n_tokens} tokens at byte 8, which with it are {4 * HEADER_NUMBERS + width * n_tokens} "
             f"bytes; the file has {size}"
         )
-    return Layout(dtype, 4 * HEADER, n_tokens)
+    return TokenLayout(dtype, 4 * HEADER_NUMBERS, n_tokens)
 
 
-def _refuse_wider(path: str, layout: Layout) -> None:
+def _refuse_wider(path: str, layout: TokenLayout) -> None:
     """BadInput where all high halves are zero: int64 or int32 ids read as narrower ones."""
     width = np.dtype(layout.dtype).itemsize
     if not layout.n_tokens:
@@ -95,22 +97,22 @@ def _refuse_wider(path: str, layout: Layout) -> None:
             )
 
 
-def documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
+def token_documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
     """The documents that begin in a range of a file, without separators; `piece.start` is a multiple of DOCUMENT."""
-    layout = look(piece.path, reading.vocab_size)
+    layout = read_token_layout(piece.path, reading.vocab_size)
     if not layout.n_tokens:
         return
     tokens = np.memmap(piece.path, layout.dtype, "r", layout.start, (layout.n_tokens,))
-    boundaries = range(piece.start, piece.stop, DOCUMENT)
+    boundaries = range(piece.start, piece.stop, CUT_TOKENS)
     cuts = [_cut(tokens, boundary, reading.separator) for boundary in [*boundaries, piece.stop]]
     for start, stop in itertools.pairwise(cuts):
         block = np.array(tokens[start:stop])
         where = _where(piece.path, layout, start)
         check_ids(block, reading.vocab_size, where)
-        yield from apart(block, reading.separator)
+        yield from split_at_separator(block, reading.separator)
 
 
-def _where(path: str, layout: Layout, start: int):
+def _where(path: str, layout: TokenLayout, start: int):
     width = np.dtype(layout.dtype).itemsize
     return lambda i: f"{path}, token {start + i} (byte {layout.start + (start + i) * width}): "
 
@@ -119,14 +121,14 @@ def _cut(tokens: np.ndarray, boundary: int, separator: int) -> int:
     """The first place at or after `boundary` that follows a separator or is the end; `boundary` where none is for DOCUMENT."""
     if boundary == 0 or boundary >= len(tokens):
         return min(boundary, len(tokens))
-    window = tokens[boundary - 1 : boundary - 1 + DOCUMENT]
+    window = tokens[boundary - 1 : boundary - 1 + CUT_TOKENS]
     found = np.flatnonzero(window == separator)
     if len(found):
         return boundary + int(found[0])
-    return boundary if len(window) == DOCUMENT else len(tokens)
+    return boundary if len(window) == CUT_TOKENS else len(tokens)
 
 
-def apart(block: np.ndarray, separator: int) -> Iterator[np.ndarray]:
+def split_at_separator(block: np.ndarray, separator: int) -> Iterator[np.ndarray]:
     """The non-empty stretches between separators."""
     ends = np.flatnonzero(block == separator)
     for start, stop in zip([0, *(ends + 1).tolist()], [*ends.tolist(), len(block)], strict=True):

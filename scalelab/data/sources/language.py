@@ -44,7 +44,7 @@ def make_language(vocab_size: int, seed: int) -> Language:
     return Language(zipf, follow)
 
 
-def transition(language: Language) -> np.ndarray:
+def transition_matrix(language: Language) -> np.ndarray:
     """[V, V] probabilities of the next token given the current one, state 0 included."""
     full = np.zeros((language.vocab_size, language.vocab_size))
     full[0, 1:] = language.start
@@ -53,7 +53,7 @@ def transition(language: Language) -> np.ndarray:
     return full
 
 
-def stationary(chain: np.ndarray) -> np.ndarray:
+def stationary_distribution(chain: np.ndarray) -> np.ndarray:
     """[V] the distribution that `chain` [V, V] leaves unchanged (unique: every state returns to 0)."""
     equations = chain.T - np.eye(len(chain))
     equations[-1] = 1.0  # one balance equation is redundant; its place takes sum = 1
@@ -62,9 +62,9 @@ def stationary(chain: np.ndarray) -> np.ndarray:
 
 def entropy_rate(language: Language) -> float:
     """Nats per token that no model can beat: sum_i pi_i H(row i) (Cover & Thomas, eq. 4.27)."""
-    chain = transition(language)
+    chain = transition_matrix(language)
     log_chain = np.log(chain, where=chain > 0, out=np.zeros_like(chain))
-    return float(-stationary(chain) @ (chain * log_chain).sum(axis=1))
+    return float(-stationary_distribution(chain) @ (chain * log_chain).sum(axis=1))
 
 
 def sample_documents(language: Language, n_tokens: int, seed: int) -> list[np.ndarray]:

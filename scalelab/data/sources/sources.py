@@ -16,14 +16,14 @@ import numpy as np
 
 from scalelab.data.read import delimited, foreign
 from scalelab.data.sources import language
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
 # Folders of the standard library that are no ordinary source text: tests, tables of code points, other people's packages.
 # config-* and _sysconfigdata* are written by each build: without them equal Python versions give equal corpora.
 STDLIB_LEFT_OUT = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__"}
 
 
-PREPARED = (
+PREPARED_ENDINGS = (
     ".parquet",
     ".jsonl",
     ".ndjson",
@@ -69,11 +69,11 @@ class Source:
 def open_source(config: DataConfig) -> Source:
     """The source that `config.source` names. Raises BadInput for an unknown name, missing files or no documents."""
     if config.source not in SOURCES:
-        raise BadInput(f"data.source={config.source!r} is unknown{nearest(config.source, SOURCES)}")
+        raise BadInput(f"data.source={config.source!r} is unknown{nearest_hint(config.source, SOURCES)}")
     return SOURCES[config.source](config)
 
 
-def stdlib(config: DataConfig) -> Source:
+def stdlib_source(config: DataConfig) -> Source:
     """The running Python's own `.py` files without tests and encodings, in order of their path: about 10 MB."""
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     files = sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
@@ -89,20 +89,20 @@ def _library_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
         yield from (pathlib.Path(folder, name) for name in python)
 
 
-def text(config: DataConfig) -> Source:
+def text_source(config: DataConfig) -> Source:
     """The files that `data.path` names, one document each, in order of their path; a file named twice counts once."""
     patterns = [p.strip() for p in config.path.split(",") if p.strip()]
     if not patterns:
         raise BadInput("data.source='text' needs data.path: files and globs, separated by commas")
     files = sorted({path for pattern in patterns for path in _expand(pattern)})
     for path in files:
-        foreign.refuse(str(path))
-        if delimited.is_delimited(path.name) or path.name.lower().endswith(PREPARED):
+        foreign.check_not_foreign(str(path))
+        if delimited.is_delimited(path.name) or path.name.lower().endswith(PREPARED_ENDINGS):
             raise BadInput(
                 f"data.source='text' would take the bytes of {path} for its text: `scalelab prepare --source={path} --text-key=NAME "
                 "--tokenizer=bytes --out=DIR` reads the texts in it, and data.source=prepared with data.path=DIR trains on that"
             )
-        foreign.refuse_file(str(path))
+        foreign.check_text_file(str(path))
     return _from_files(files, {"source": "text", "path": config.path})
 
 
@@ -116,7 +116,7 @@ def _expand(pattern: str) -> list[pathlib.Path]:
     files = [p.resolve() for p in found if p.is_file()]
     if not files:
         beside = [p.name for p in expanded.parent.iterdir()] if expanded.parent.is_dir() else []
-        raise BadInput(f"data.path={pattern!r} matches no file{nearest(expanded.name, beside) if beside else ''}")
+        raise BadInput(f"data.path={pattern!r} matches no file{nearest_hint(expanded.name, beside) if beside else ''}")
     return files
 
 
@@ -140,7 +140,7 @@ def _read(files: list[pathlib.Path]) -> Iterator[bytes]:
             yield document
 
 
-def synthetic(config: DataConfig) -> Source:
+def synthetic_source(config: DataConfig) -> Source:
     """A Zipf-Dirichlet bigram language of `vocab_size` tokens (scalelab.data.sources.language), `n_tokens` of it."""
     drawn = language.make_language(config.vocab_size, config.language_seed)
     rule = {
@@ -157,4 +157,8 @@ def synthetic(config: DataConfig) -> Source:
     return Source(sample, fingerprint, rule, config.vocab_size, language.entropy_rate(drawn))
 
 
-SOURCES: dict[str, Callable[[DataConfig], Source]] = {"stdlib": stdlib, "text": text, "synthetic": synthetic}
+SOURCES: dict[str, Callable[[DataConfig], Source]] = {
+    "stdlib": stdlib_source,
+    "text": text_source,
+    "synthetic": synthetic_source,
+}

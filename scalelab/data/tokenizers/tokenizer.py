@@ -14,8 +14,8 @@ import numpy as np
 
 from scalelab.errors import BadInput
 
-FILES = {"json": "tokenizer.json", "ranks": "tokenizer.tiktoken"}  # how a prepared folder keeps the two kinds
-SEPARATOR = 0  # of bytes, of synthetic text, and of what is trained here
+TOKENIZER_FILES = {"json": "tokenizer.json", "ranks": "tokenizer.tiktoken"}  # how a prepared folder keeps the two kinds
+DEFAULT_SEPARATOR = 0  # of bytes, of synthetic text, and of what is trained here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Tokenizer:
     vocab_size: int
     encode: Callable[[bytes | np.ndarray], np.ndarray]
     decode: Callable[[Sequence[int] | np.ndarray], bytes]
-    separator: int = SEPARATOR
+    separator: int = DEFAULT_SEPARATOR
     kind: str = "bytes"  # bytes | ids | json | ranks
     content: bytes = b""
 
@@ -46,7 +46,7 @@ class Tokenizer:
     def entry(self) -> dict[str, Any]:
         """What an index says of it, enough for `kept` to make it again."""
         facts = {"name": self.name, "kind": self.kind, "vocab_size": self.vocab_size, "separator": self.separator}
-        return facts | ({"file": FILES[self.kind]} if self.kind in FILES else {})
+        return facts | ({"file": TOKENIZER_FILES[self.kind]} if self.kind in TOKENIZER_FILES else {})
 
 
 def id_type(vocab_size: int) -> np.dtype:
@@ -54,7 +54,7 @@ def id_type(vocab_size: int) -> np.dtype:
     return np.dtype("u1" if vocab_size <= 2**8 else "<u2" if vocab_size <= 2**16 else "<u4")
 
 
-def byte_tokens() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
     """A token a byte, 256 in all. A zero byte inside a document can't be told from a separator; text has none."""
     return Tokenizer(
         "bytes",
@@ -64,7 +64,7 @@ def byte_tokens() -> Tokenizer:
     )
 
 
-def given_tokens(vocab_size: int, separator: int = SEPARATOR) -> Tokenizer:
+def id_tokenizer(vocab_size: int, separator: int = DEFAULT_SEPARATOR) -> Tokenizer:
     """For sources that yield ids already: checked against `vocab_size`, otherwise unchanged. Nothing can be decoded."""
 
     def encode(document: bytes | np.ndarray) -> np.ndarray:
@@ -75,7 +75,7 @@ def given_tokens(vocab_size: int, separator: int = SEPARATOR) -> Tokenizer:
     def decode(ids: Sequence[int] | np.ndarray) -> bytes:
         raise BadInput("these data are token ids without a tokenizer: there is no text to turn them into")
 
-    name = f"ids-{vocab_size}" + (f"-{separator}" if separator != SEPARATOR else "")
+    name = f"ids-{vocab_size}" + (f"-{separator}" if separator != DEFAULT_SEPARATOR else "")
     return Tokenizer(name, vocab_size, encode, decode, separator, "ids")
 
 
@@ -88,14 +88,14 @@ def check_ids(ids: np.ndarray, vocab_size: int, place: Callable[[int], str] = la
         )
 
 
-def from_table(table: Sequence[bytes], separator: int) -> Callable[[Sequence[int] | np.ndarray], bytes]:
+def decoder_from_table(table: Sequence[bytes], separator: int) -> Callable[[Sequence[int] | np.ndarray], bytes]:
     """A `decode` from the bytes of every id."""
     texts = list(table)
     texts[separator] = b""
     return lambda ids: b"".join([texts[i] for i in np.asarray(ids).tolist()])
 
 
-def hashed_name(kind: str, content: bytes, vocab_size: int, separator: int) -> str:
+def hashed_tokenizer_name(kind: str, content: bytes, vocab_size: int, separator: int) -> str:
     """The kind and 16 digits of a hash of all that decides the ids."""
     facts = json.dumps([kind, hashlib.sha256(content).hexdigest(), vocab_size, separator])
     return f"{kind}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"

@@ -19,11 +19,11 @@ from typing import Annotated, Any, Literal
 import jax
 import numpy as np
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ParamKind:
     """Where a parameter may lie, and how it is searched.
 
     `how`: "linear" (the law is linear in it once the others are fixed: variable projection solves for it), "direct", or
@@ -36,32 +36,32 @@ class Kind:
     starts: tuple[float, float]
 
 
-Coefficient = Annotated[float, Kind("linear", 0.0, np.inf, (0.0, np.inf))]
-Exponent = Annotated[float, Kind("direct", 0.01, 3.0, (0.05, 2.0))]
-Real = Annotated[float, Kind("direct", -1e4, 1e4, (-2.0, 2.0))]
+Coefficient = Annotated[float, ParamKind("linear", 0.0, np.inf, (0.0, np.inf))]
+Exponent = Annotated[float, ParamKind("direct", 0.01, 3.0, (0.05, 2.0))]
+Real = Annotated[float, ParamKind("direct", -1e4, 1e4, (-2.0, 2.0))]
 
 
 def Scale(low: float, high: float) -> Any:
     """A positive parameter between two orders of magnitude: `N_c: Scale(1e6, 1e18)`."""
-    return Annotated[float, Kind("log", low, high, (low, high))]
+    return Annotated[float, ParamKind("log", low, high, (low, high))]
 
 
 def Between(low: float, high: float) -> Any:
     """A parameter searched for, and held, between two values."""
-    return Annotated[float, Kind("direct", low, high, (low, high))]
+    return Annotated[float, ParamKind("direct", low, high, (low, high))]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Law:
     """A law as the fitter sees it. `target` names the column it predicts; `params` are in the order of the signature.
 
-    `held` are parameters of the function that are no longer free, with their values (see `hold`).
+    `held` are parameters of the function that are no longer free, with their values (see `hold_params`).
     """
 
     name: str
     function: Callable[..., Any]
     columns: tuple[str, ...]
-    params: dict[str, Kind]
+    params: dict[str, ParamKind]
     target: str = "loss"
     held: tuple[tuple[str, float], ...] = ()
 
@@ -100,7 +100,7 @@ def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -
         if spec.kind is spec.POSITIONAL_OR_KEYWORD:
             columns.append(argument)
         elif spec.kind is spec.KEYWORD_ONLY:
-            kinds = [k for k in getattr(hints.get(argument), "__metadata__", ()) if isinstance(k, Kind)]
+            kinds = [k for k in getattr(hints.get(argument), "__metadata__", ()) if isinstance(k, ParamKind)]
             if not kinds:
                 raise BadInput(f"law {name!r}: annotate {argument} with Coefficient, Exponent, Scale(…) or Between(…)")
             params[argument] = kinds[0]
@@ -111,25 +111,29 @@ def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -
     return Law(name, function, tuple(columns), params, target)
 
 
-def hold(law: Law, **values: float) -> Law:
+def hold_params(law: Law, **values: float) -> Law:
     """`law` with some of its parameters held at values and only the others free.
 
     So Muennighoff et al. 2023 fit R_D* and R_N* alone, all else taken from Chinchilla's law of the same data. Equal values
     give the same object, which compiles once. BadInput for a name or a value that the law doesn't know, or none left free.
     """
     if unknown := [name for name in values if name not in law.params]:
-        raise BadInput(f"law {law.name!r} has no free parameter {unknown[0]!r}{nearest(unknown[0], law.params)}")
+        raise BadInput(f"law {law.name!r} has no free parameter {unknown[0]!r}{nearest_hint(unknown[0], law.params)}")
     for name, value in values.items():
         low, high = law.params[name].low, law.params[name].high
         if not (np.isfinite(value) and low <= value <= high):
             raise BadInput(f"{name} = {value:g} can't be held: law {law.name!r} has it in {low:g} to {high:g}")
     if set(values) == set(law.params):
         raise BadInput(f"law {law.name!r}: every parameter is held; leave at least one free")
-    return _held(law, tuple((name, float(values[name])) for name in law.params if name in values)) if values else law
+    return (
+        _hold_cached(law, tuple((name, float(values[name])) for name in law.params if name in values))
+        if values
+        else law
+    )
 
 
 @functools.cache
-def _held(law: Law, values: tuple[tuple[str, float], ...]) -> Law:
+def _hold_cached(law: Law, values: tuple[tuple[str, float], ...]) -> Law:
     fixed = dict(values)
 
     @functools.wraps(law.function)

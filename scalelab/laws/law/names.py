@@ -1,7 +1,7 @@
 """Laws by name: the table, and the loader of a user's own `pkg.mod:fn`."""
 
 from scalelab import user_code
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.law import forms
 from scalelab.laws.law.law import Law, law_of
 
@@ -34,11 +34,11 @@ def load_law(name: str, stored: bool = False) -> Law:
     _, colon, attribute = name.partition(":")
     if not colon:
         raise BadInput(
-            f"--law={name}: unknown{nearest(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn"
+            f"--law={name}: unknown{nearest_hint(name, LAWS)}; one of {', '.join(LAWS)}, or your own as pkg.mod:fn"
         )
     if not stored:
-        user_code.trust(name)
-    function = user_code.user_object(name, "--law")
+        user_code.trust_names(name)
+    function = user_code.load_user_object(name, "--law")
     if not callable(function):
         raise BadInput(f"--law={name} is {function!r}, not a function of columns and parameters")
     return function if isinstance(function, Law) else law_of(function, attribute)

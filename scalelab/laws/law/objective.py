@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.special import erf
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
 HOFFMANN_DELTA = 1e-3  # Hoffmann et al. 2022, sec. 3.3
 
@@ -77,20 +77,20 @@ def huber_log(delta: float = HOFFMANN_DELTA) -> Objective:
 
 
 OBJECTIVES = ("huber_log", "mse_log", "mse", "mle", "asymmetric")
-ASYMMETRY = 10.0  # OLMo-core's advice for fitting a lower envelope (PR 554)
+OVERESTIMATE_WEIGHT = 10.0  # OLMo-core's advice for fitting a lower envelope (PR 554)
 
 
-def objective(name: str, delta: float | None = None) -> Objective:
+def load_objective(name: str, delta: float | None = None) -> Objective:
     """An objective by name; BadInput for a name or a threshold that is none.
 
     `mle` starts as `huber_log`: its threshold follows from the scale that `likelihood.fit_scale` finds.
     """
     if name not in OBJECTIVES:
-        raise BadInput(f"objective {name!r}: unknown{nearest(name, OBJECTIVES)}; one of {', '.join(OBJECTIVES)}")
+        raise BadInput(f"objective {name!r}: unknown{nearest_hint(name, OBJECTIVES)}; one of {', '.join(OBJECTIVES)}")
     if delta is not None and not delta > 0:
         raise BadInput(f"delta = {delta:g}: Huber's threshold must be positive (1e-3 is Hoffmann's)")
     if name.startswith("mse"):
         if delta is not None:
             raise BadInput(f"delta = {delta:g}: {name} is least squares and has no threshold; leave it out")
         return Objective(name, np.inf, log=name == "mse_log")
-    return Objective(name, delta or HOFFMANN_DELTA, ASYMMETRY if name == "asymmetric" else 1.0)
+    return Objective(name, delta or HOFFMANN_DELTA, OVERESTIMATE_WEIGHT if name == "asymmetric" else 1.0)

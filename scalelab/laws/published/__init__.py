@@ -4,14 +4,14 @@ import importlib
 import pathlib
 from collections.abc import Callable
 
-from scalelab.errors import BadInput, nearest
-from scalelab.laws.published.verdict import Report
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.published.verdict import PaperReport
 
 PAPERS = ("chinchilla", "besiroglu", "porian", "gadre", "muennighoff", "gemstones", "kaplan")
 
 
-def reproduce(paper: str, data: pathlib.Path, tell: Callable[[str], None] = lambda _: None) -> Report:
+def reproduce_paper(paper: str, data: pathlib.Path, tell: Callable[[str], None] = lambda _: None) -> PaperReport:
     """A paper's numbers computed again from the tables in `data`; `tell` hears of long parts. BadInput if unknown."""
     if paper not in PAPERS:
-        raise BadInput(f"paper {paper!r}: unknown{nearest(paper, PAPERS)}")
+        raise BadInput(f"paper {paper!r}: unknown{nearest_hint(paper, PAPERS)}")
     return importlib.import_module(f"scalelab.laws.published.{paper}").reproduce(data, tell)

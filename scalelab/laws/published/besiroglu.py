@@ -12,9 +12,15 @@ import numpy as np
 
 from scalelab.laws.law import forms
 from scalelab.laws.law.law import law_of
-from scalelab.laws.law.objective import huber_log, objective
+from scalelab.laws.law.objective import huber_log, load_objective
 from scalelab.laws.published import tables
-from scalelab.laws.published.verdict import Report, Row, consistency, minimum, row
+from scalelab.laws.published.verdict import (
+    ComparisonRow,
+    PaperReport,
+    judge_consistency,
+    judge_minimum,
+    make_comparison_row,
+)
 from scalelab.laws.solve import likelihood, optimum
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
@@ -23,9 +29,9 @@ from scalelab.laws.trust import uncertainty
 from scalelab.laws.use import chinchilla_optimum
 
 SOURCE = "arXiv 2404.10102; notebook of epoch-research/analyzing-chinchilla"
-MLE = {"A": "482.00572", "B": "2085.4342", "E": "1.81686", "alpha": "0.34781303", "beta": "0.36585412"}
+MLE_PARAMS = {"A": "482.00572", "B": "2085.4342", "E": "1.81686", "alpha": "0.34781303", "beta": "0.36585412"}
 MLE_NEGATIVE_LOG_LIKELIHOOD = "-879.77313906"
-PAPER = {"A": "482.01", "B": "2085.43", "E": "1.8172", "alpha": "0.3478", "beta": "0.3658"}  # eq. 4 of version 2
+PAPER_PARAMS = {"A": "482.01", "B": "2085.43", "E": "1.8172", "alpha": "0.3478", "beta": "0.3658"}  # eq. 4 of version 2
 GRID_HUBER = "1.0182740346154362e-3"  # best of 4,500 L-BFGS-B starts
 STANDARD_ERRORS = {"A": "124.52232", "B": "1293.2841", "E": "0.02566", "alpha": "0.0154", "beta": "0.0206"}
 FIRST_RESAMPLES = (  # A, B, E, alpha, beta
@@ -55,10 +61,10 @@ LOG_LIKELIHOOD = {  # on the 240 points, on all 245
 }
 LIKELIHOOD_RATIO, CHI_SQUARE = "84.0", "238.4"  # of Hoffmann's law against the fitted one; five degrees of freedom
 HOFFMANN = {  # Hoffmann et al. 2022: unrounded in the LaTeX source (logs of A, B, E: 6.0073404, 6.0179186, 0.5267228)
-    "Hoffmann's unrounded": chinchilla_optimum.Params(
+    "Hoffmann's unrounded": chinchilla_optimum.ChinchillaParams(
         np.exp(0.5267228), np.exp(6.0073404), np.exp(6.0179186), 0.33917084, 0.2849083
     ),
-    "Hoffmann's printed": chinchilla_optimum.Params(1.69, 406.4, 410.7, 0.34, 0.28),
+    "Hoffmann's printed": chinchilla_optimum.ChinchillaParams(1.69, 406.4, 410.7, 0.34, 0.28),
 }
 RESAMPLES, SEED, BATCH = 4000, 42, 500
 LAW = law_of(forms.chinchilla)
@@ -68,7 +74,7 @@ LIKELIHOOD = "the same points; Huber density of log-loss residuals / sigma, delt
 BOOTSTRAP = "4,000 resamples as numpy.random.seed(42), choice(240, 240) draws them; Huber(1e-3) minimum of each; std, percentiles"
 
 
-class Points(NamedTuple):
+class LossPoints(NamedTuple):
     """N parameters, D tokens, loss in nats per token, each [240]."""
 
     N: np.ndarray
@@ -76,9 +82,9 @@ class Points(NamedTuple):
     loss: np.ndarray
 
 
-def draws(count: int) -> dict[str, np.ndarray]:
+def draw_params(count: int) -> dict[str, np.ndarray]:
     """Parameters [count] around the published ones, spread and correlated as the authors' resamples are (normal, centred)."""
-    point = {name: float(text) for name, text in MLE.items()}
+    point = {name: float(text) for name, text in MLE_PARAMS.items()}
     log_N, log_D = np.log(CENTRE["N"]), np.log(CENTRE["D"])
     E, alpha, beta = point["E"], point["alpha"], point["beta"]
     mean = [E, np.log(point["A"]) - alpha * log_N, np.log(point["B"]) - beta * log_D, alpha, beta]
@@ -87,121 +93,135 @@ def draws(count: int) -> dict[str, np.ndarray]:
     return {"E": E, "A": np.exp(a + alpha * log_N), "B": np.exp(b + beta * log_D), "alpha": alpha, "beta": beta}
 
 
-def all_points(data: pathlib.Path) -> Points:
+def all_points(data: pathlib.Path) -> LossPoints:
     """Hoffmann's 245 points, in the order of the table."""
-    N, C, loss = tables.numbers(tables.read(data, "chinchilla/points.csv"), "Model Size", "Training FLOP", "loss")
-    return Points(N, C / (6 * N), loss)
+    N, C, loss = tables.float_columns(
+        tables.read_paper_table(data, "chinchilla/points.csv"), "Model Size", "Training FLOP", "loss"
+    )
+    return LossPoints(N, C / (6 * N), loss)
 
 
-def points(data: pathlib.Path) -> Points:
+def fitted_points(data: pathlib.Path) -> LossPoints:
     """The 240 that the authors fit: without the five largest losses."""
     given = all_points(data)
     kept = given.loss < np.sort(given.loss)[-5]
-    return Points(*(column[kept] for column in given))
+    return LossPoints(*(column[kept] for column in given))
 
 
-def huber_problem(given: Points) -> Problem:
+def huber_problem(given: LossPoints) -> Problem:
     """Hoffmann's objective on these points."""
     return pose_problem(LAW, {"N": given.N, "D": given.D}, given.loss, huber_log())
 
 
-def multiplicities(count: int, size: int = 240) -> np.ndarray:
+def resample_multiplicities(count: int, size: int = 240) -> np.ndarray:
     """How often each of the authors' first `count` resamples holds each point: [count, size]."""
     random = np.random.RandomState(SEED)
     return np.stack([np.bincount(random.choice(size, size, replace=True), minlength=size) for _ in range(count)]) * 1.0
 
 
-def resample(posed: Problem, best: Optimum, count: int, tell: Callable[[str], None]) -> dict[str, np.ndarray]:
+def refit_resamples(posed: Problem, best: Optimum, count: int, tell: Callable[[str], None]) -> dict[str, np.ndarray]:
     """Parameters [count] of the refitted resamples; all of them converge, which the caller may check by the length."""
-    weights, found = multiplicities(count, posed.points), []
+    weights, found = resample_multiplicities(count, posed.points), []
     for first in range(0, count, BATCH):
-        solved = uncertainty.refit(posed, weights[first : first + BATCH], best.x)
+        solved = uncertainty.refit_weighted(posed, weights[first : first + BATCH], best.x)
         found.append(solved.x[solved.converged])
         tell(f"besiroglu: {min(first + BATCH, count)} of {count} resamples refitted")
     return posed.to_params(np.concatenate(found))
 
 
-def reproduce(data: pathlib.Path, tell: Callable[[str], None], resamples: int = RESAMPLES) -> Report:
+def reproduce(data: pathlib.Path, tell: Callable[[str], None], resamples: int = RESAMPLES) -> PaperReport:
     """Point estimates, minimum, standard errors and intervals, exponent, likelihoods and tests."""
-    given = points(data)
+    given = fitted_points(data)
     posed = huber_problem(given)
-    best = optimum.minimise(posed)
-    _, likely = likelihood.fit_scale(LAW, posed.columns, posed.target, objective("mle"))
-    spread = resample(posed, best, resamples, tell)
-    rows = [row("minimum of the Huber objective", best.value, GRID_HUBER, HUBER, minimum)]
-    rows += [row(f"{name}, maximum likelihood", likely.params[name], text, LIKELIHOOD) for name, text in MLE.items()]
-    rows.append(row("-log likelihood", likely.value, MLE_NEGATIVE_LOG_LIKELIHOOD, LIKELIHOOD))
+    best = optimum.minimise_objective(posed)
+    _, likely = likelihood.fit_scale(LAW, posed.columns, posed.target, load_objective("mle"))
+    spread = refit_resamples(posed, best, resamples, tell)
+    rows = [make_comparison_row("minimum of the Huber objective", best.value, GRID_HUBER, HUBER, judge_minimum)]
+    rows += [
+        make_comparison_row(f"{name}, maximum likelihood", likely.params[name], text, LIKELIHOOD)
+        for name, text in MLE_PARAMS.items()
+    ]
+    rows.append(make_comparison_row("-log likelihood", likely.value, MLE_NEGATIVE_LOG_LIKELIHOOD, LIKELIHOOD))
     rows += _paper_rows(likely) + _spread_rows(spread) + _exponent_rows(likely, spread)
-    rows += likelihoods(data, likely) + _test_rows(likely, spread, given)
+    rows += likelihood_rows(data, likely) + _test_rows(likely, spread, given)
     used = len(spread["alpha"])
-    return Report("besiroglu", SOURCE, tuple(rows), _findings(best, likely, used, resamples))
+    return PaperReport("besiroglu", SOURCE, tuple(rows), _findings(best, likely, used, resamples))
 
 
-def _paper_rows(likely: Optimum) -> list[Row]:
+def _paper_rows(likely: Optimum) -> list[ComparisonRow]:
     """Equation 4 of the paper beside the estimate that it says it prints."""
     recipe = "the same estimate, as the paper's equation 4 prints it"
-    return [row(f"{name}, eq. 4", likely.params[name], text, recipe, consistency) for name, text in PAPER.items()]
+    return [
+        make_comparison_row(f"{name}, eq. 4", likely.params[name], text, recipe, judge_consistency)
+        for name, text in PAPER_PARAMS.items()
+    ]
 
 
-def _spread_rows(spread: Mapping[str, np.ndarray]) -> list[Row]:
+def _spread_rows(spread: Mapping[str, np.ndarray]) -> list[ComparisonRow]:
     """Standard errors within 1 %, and the ends of the 95 % intervals within 1 % of their values."""
     rows = []
     for name, text in STANDARD_ERRORS.items():
         ours = float(np.std(spread[name]))
-        rows.append(row(f"standard error of {name}", ours, text, BOOTSTRAP, tolerance=0.01 * float(text)))
+        rows.append(
+            make_comparison_row(f"standard error of {name}", ours, text, BOOTSTRAP, tolerance=0.01 * float(text))
+        )
     for name, ends in INTERVAL_95.items():
         for end, share, value in zip(("low", "high"), (0.025, 0.975), ends, strict=True):
             ours = float(np.quantile(spread[name], share))
-            rows.append(row(f"95 % interval of {name}, {end}", ours, str(value), BOOTSTRAP, tolerance=0.01 * value))
+            rows.append(
+                make_comparison_row(
+                    f"95 % interval of {name}, {end}", ours, str(value), BOOTSTRAP, tolerance=0.01 * value
+                )
+            )
     return rows
 
 
-def _exponent_rows(likely: Optimum, spread: Mapping[str, np.ndarray]) -> list[Row]:
-    point, _ = chinchilla_optimum.exponents(chinchilla_optimum.Params(**likely.params))
+def _exponent_rows(likely: Optimum, spread: Mapping[str, np.ndarray]) -> list[ComparisonRow]:
+    point, _ = chinchilla_optimum.allocation_exponents(chinchilla_optimum.ChinchillaParams(**likely.params))
     a = spread["beta"] / (spread["alpha"] + spread["beta"])
     width = float(np.diff(np.quantile(a, [0.1, 0.9]))[0])
     return [
-        row("a of N_opt ~ C^a", float(point), EXPONENT_A, LIKELIHOOD),
-        row("standard error of a", float(np.std(a)), EXPONENT_A_SD, BOOTSTRAP),
-        row("width of the 80 % interval of a", width, EXPONENT_A_WIDTH_80, BOOTSTRAP),
+        make_comparison_row("a of N_opt ~ C^a", float(point), EXPONENT_A, LIKELIHOOD),
+        make_comparison_row("standard error of a", float(np.std(a)), EXPONENT_A_SD, BOOTSTRAP),
+        make_comparison_row("width of the 80 % interval of a", width, EXPONENT_A_WIDTH_80, BOOTSTRAP),
     ]
 
 
-def log_likelihood(params: Mapping[str, float], given: Points) -> float:
+def log_likelihood(params: Mapping[str, float], given: LossPoints) -> float:
     """Of a law on these points, sigma at its best for that law."""
     residuals = np.log(given.loss) - np.log(LAW({"N": given.N, "D": given.D}, params))
     sigma = likelihood.best_sigma(residuals, 1e-3)
     return -likelihood.negative_log_likelihood(residuals, sigma, 1e-3)
 
 
-def likelihoods(data: pathlib.Path, likely: Optimum) -> list[Row]:
+def likelihood_rows(data: pathlib.Path, likely: Optimum) -> list[ComparisonRow]:
     """Three laws on the 240 points that were fitted, and on all 245."""
     laws: Mapping[str, Mapping[str, float]] = {"fitted": likely.params} | {n: p._asdict() for n, p in HOFFMANN.items()}
     recipe = "log likelihood of a given law on the points, sigma at its best for that law"
     rows = []
-    for place, given in enumerate((points(data), all_points(data))):
+    for place, given in enumerate((fitted_points(data), all_points(data))):
         for name, params in laws.items():
             label = f"log likelihood of {len(given.N)} points, {name} law"
-            rows.append(row(label, log_likelihood(params, given), LOG_LIKELIHOOD[name][place], recipe))
+            rows.append(make_comparison_row(label, log_likelihood(params, given), LOG_LIKELIHOOD[name][place], recipe))
     return rows
 
 
-def _test_rows(likely: Optimum, spread: Mapping[str, np.ndarray], given: Points) -> list[Row]:
+def _test_rows(likely: Optimum, spread: Mapping[str, np.ndarray], given: LossPoints) -> list[ComparisonRow]:
     """The two tests of whether Hoffmann's law could be the fitted one."""
     theirs = HOFFMANN["Hoffmann's unrounded"]._asdict()
     ratio = 2 * (log_likelihood(likely.params, given) - log_likelihood(theirs, given))
-    apart = _logs(likely.params) - _logs(theirs)
-    chi_square = float(apart @ np.linalg.solve(np.cov(_logs(spread)), apart))
+    apart = _log_params(likely.params) - _log_params(theirs)
+    chi_square = float(apart @ np.linalg.solve(np.cov(_log_params(spread)), apart))
     recipe = "distance of the two laws (logs of A, B, E) by the inverse covariance of the resamples"
     return [
-        row(
+        make_comparison_row(
             "likelihood ratio statistic", ratio, LIKELIHOOD_RATIO, "twice the difference of log likelihoods, 240 points"
         ),
-        row("chi-square statistic", chi_square, CHI_SQUARE, recipe, tolerance=0.01 * float(CHI_SQUARE)),
+        make_comparison_row("chi-square statistic", chi_square, CHI_SQUARE, recipe, tolerance=0.01 * float(CHI_SQUARE)),
     ]
 
 
-def _logs(params: Mapping[str, float | np.ndarray]) -> np.ndarray:
+def _log_params(params: Mapping[str, float | np.ndarray]) -> np.ndarray:
     return np.stack([np.log(params[n]) if n in "ABE" else np.asarray(params[n]) for n in STANDARD_ERRORS])
 
 
@@ -210,7 +230,7 @@ def _findings(best: Optimum, likely: Optimum, used: int, resamples: int) -> tupl
     return (
         f"The Huber minimum is {best.value:.13e} ({certificate.agree} of {certificate.starts} starts agree); the "
         f"notebook's best of 4,500 starts stopped {float(GRID_HUBER) / best.value - 1:.1e} above it.",
-        f"Equation 4 prints E = {PAPER['E']}, the E of the Huber minimum ({best.params['E']:.4f}), among the "
+        f"Equation 4 prints E = {PAPER_PARAMS['E']}, the E of the Huber minimum ({best.params['E']:.4f}), among the "
         f"maximum-likelihood values of the others, whose own E is {likely.params['E']:.4f}.",
         "The published standard errors are those of the Huber minimum over resamples, not of the likelihood that gave "
         f"the point estimates; {used} of {resamples} resamples converged.",

@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scalelab.laws.published import besiroglu, tables
-from scalelab.laws.published.verdict import Report, Row, consistency, minimum, rounding, row, superseded
+from scalelab.laws.published.verdict import (
+    ComparisonRow,
+    PaperReport,
+    judge_consistency,
+    judge_minimum,
+    judge_superseded,
+    make_comparison_row,
+    rounding_tolerance,
+)
 from scalelab.laws.solve import optimum
 from scalelab.laws.use import chinchilla_optimum
 from scalelab.laws.use.isoflop import fit_isoflop
@@ -47,7 +55,7 @@ BUDGETS = (6e18, 1e19, 3e19, 6e19, 1e20, 3e20, 6e20, 1e21, 3e21)  # figure 3
 NEAR_BUDGET = 0.1  # in log C: the pixels of figure 4
 
 
-def params_of(d: float, ffw: float, kv: float, heads: float, layers: float) -> float:
+def table_params(d: float, ffw: float, kv: float, heads: float, layers: float) -> float:
     """Parameters of a model of table A9: embeddings, five projections (one is of relative positions), MLP, biases."""
     block = 5 * d * kv * heads + 2 * d * ffw + 3 * kv * heads + 2 * d + ffw
     return VOCABULARY * d + layers * block
@@ -60,28 +68,40 @@ def flops_per_token(d: float, ffw: float, kv: float, heads: float, layers: float
     return 3 * (4 * d * vocabulary + layers * (attention + 4 * d * ffw))  # embeddings and final logits: 2 d V each
 
 
-def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
+def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
     """Tables 2, 3, A3, A4, A9 and the law itself."""
-    rows = [*_refit(data), *_table_2(data), *_six_nd(), *_from_law(), *_table_a4()]
+    rows = [*_refit_approach_3(data), *_table_2(data), *_six_nd(), *_from_law(), *_table_a4()]
     sizes, wrong = _table_a9(data)
-    return Report("chinchilla", SOURCE, (*rows, sizes), _findings(rows, wrong))
+    return PaperReport("chinchilla", SOURCE, (*rows, sizes), _findings(rows, wrong))
 
 
-def _refit(data: pathlib.Path) -> list[Row]:
+def _refit_approach_3(data: pathlib.Path) -> list[ComparisonRow]:
     """Approach 3 on the points of figure 4."""
-    posed = besiroglu.huber_problem(besiroglu.points(data))
-    best = optimum.minimise(posed)
+    posed = besiroglu.huber_problem(besiroglu.fitted_points(data))
+    best = optimum.minimise_objective(posed)
     theirs = besiroglu.HOFFMANN["Hoffmann's unrounded"]
     there = posed.value(posed.from_params(theirs._asdict())[None], np.ones((1, posed.points)))[0]
     recipe = f"approach 3 on {besiroglu.HUBER}"
-    rows = [row("approach 3: objective, beside that of the published law", best.value, f"{there:.6e}", recipe, minimum)]
-    rows += [row(f"approach 3: {n}", best.params[n], text, recipe, superseded) for n, text in COEFFICIENTS.items()]
+    rows = [
+        make_comparison_row(
+            "approach 3: objective, beside that of the published law", best.value, f"{there:.6e}", recipe, judge_minimum
+        )
+    ]
+    rows += [
+        make_comparison_row(f"approach 3: {n}", best.params[n], text, recipe, judge_superseded)
+        for n, text in COEFFICIENTS.items()
+    ]
     (a, interval), _ = TABLE_2["approach 3"]
-    ours = float(chinchilla_optimum.exponents(chinchilla_optimum.Params(**best.params))[0])
-    return [*rows, row("Table 2, approach 3: a, fitted again", ours, a, recipe, superseded, interval=interval)]
+    ours = float(chinchilla_optimum.allocation_exponents(chinchilla_optimum.ChinchillaParams(**best.params))[0])
+    return [
+        *rows,
+        make_comparison_row(
+            "Table 2, approach 3: a, fitted again", ours, a, recipe, judge_superseded, interval=interval
+        ),
+    ]
 
 
-def _table_2(data: pathlib.Path) -> list[Row]:
+def _table_2(data: pathlib.Path) -> list[ComparisonRow]:
     """The exponents: through the rows of tables 3 and A3, from the law's coefficients, from IsoFLOPs of figure 4."""
     rows = []
     for approach, exponents in TABLE_2.items():
@@ -89,18 +109,27 @@ def _table_2(data: pathlib.Path) -> list[Row]:
         for name, values, (text, interval) in zip("ab", (SIZES, map(float, TOKENS[approach])), exponents, strict=True):
             slope = np.polyfit(C, np.log(list(values)), 1)[0]
             recipe = "power law through the rows of table 3 (approach 1) or A3; the misprint mended"
-            rows.append(row(f"Table 2, {approach}: {name}, through its table", slope, text, recipe, consistency,
+            rows.append(make_comparison_row(f"Table 2, {approach}: {name}, through its table", slope, text, recipe, judge_consistency,
                             interval=interval))  # fmt: skip
     (text, interval), _ = TABLE_2["approach 3"]
     for label, params in besiroglu.HOFFMANN.items():
         recipe = "beta / (alpha + beta)"
-        a = float(chinchilla_optimum.exponents(params)[0])
+        a = float(chinchilla_optimum.allocation_exponents(params)[0])
         rows.append(
-            row(f"Table 2, approach 3: a from {label} coefficients", a, text, recipe, consistency, interval=interval)
+            make_comparison_row(
+                f"Table 2, approach 3: a from {label} coefficients",
+                a,
+                text,
+                recipe,
+                judge_consistency,
+                interval=interval,
+            )
         )
     (text, interval), _ = TABLE_2["approach 2"]
     recipe = "parabolas in log N through the points of fig. 4 within 10 % of each of nine budgets; interior minima"
-    rows.append(row("Table 2, approach 2: a from figure 4", _approach_2(data), text, recipe, interval=interval))
+    rows.append(
+        make_comparison_row("Table 2, approach 2: a from figure 4", _approach_2(data), text, recipe, interval=interval)
+    )
     return rows
 
 
@@ -119,64 +148,78 @@ def _label(approach: str, N: float) -> str:
     return f"Table {'3' if approach == 'approach 1' else 'A3'}, {approach}, {N / 1e9:g}B"
 
 
-def _six_nd() -> list[Row]:
+def _six_nd() -> list[ComparisonRow]:
     """Every printed C beside 6ND of the same row, within the rounding of both."""
     rows = []
     for approach, flops in FLOPS.items():
         for N, C, D in zip(SIZES, flops, TOKENS[approach], strict=True):
-            allowed = rounding(C) + 6 * N * rounding(D)
+            allowed = rounding_tolerance(C) + 6 * N * rounding_tolerance(D)
             recipe = "C = 6ND, within the rounding of the printed C and D"
-            rows.append(row(f"{_label(approach, N)}: C", 6 * N * float(D), C, recipe, consistency, allowed))
+            rows.append(
+                make_comparison_row(
+                    f"{_label(approach, N)}: C", 6 * N * float(D), C, recipe, judge_consistency, allowed
+                )
+            )
     return rows
 
 
-def _from_law() -> list[Row]:
+def _from_law() -> list[ComparisonRow]:
     """Approach 3's columns of table A3 from its own law: the C and D at which each size is the best."""
     params = besiroglu.HOFFMANN["Hoffmann's unrounded"]
-    a, _ = chinchilla_optimum.exponents(params)
-    scale = chinchilla_optimum.optimum(params, 6.0).N  # N_opt = scale x (C / 6)^a
+    a, _ = chinchilla_optimum.allocation_exponents(params)
+    scale = chinchilla_optimum.optimal_allocation(params, 6.0).N  # N_opt = scale x (C / 6)^a
     rows = []
     for i, (N, D) in enumerate(zip(SIZES, TOKENS["approach 3"], strict=True)):
         C = 6 * float((N / scale) ** (1 / a))
         recipe = "closed form of the law with all digits: N_opt(C) solved for C, D = C / 6N"
         printed = FLOPS["approach 3"][i]
-        rows.append(row(f"{_label('approach 3', N)}: C by its law", C, printed, recipe, consistency))
-        rows.append(row(f"{_label('approach 3', N)}: D by its law", C / (6 * N), D, recipe, consistency))
+        rows.append(
+            make_comparison_row(f"{_label('approach 3', N)}: C by its law", C, printed, recipe, judge_consistency)
+        )
+        rows.append(
+            make_comparison_row(f"{_label('approach 3', N)}: D by its law", C / (6 * N), D, recipe, judge_consistency)
+        )
     return rows
 
 
-def _table_a4() -> list[Row]:
+def _table_a4() -> list[ComparisonRow]:
     recipe = "appendix F per token over 6N, N by table A9's formula; without the embedding and final-logit terms"
     rows = []
     for millions, layers, d, ffw, heads, kv, text in TABLE_A4:
         shape = (d, ffw, kv, heads, layers)
-        ours = flops_per_token(*shape) / (6 * params_of(*shape))
-        rows.append(row(f"Table A4, {millions}M: FLOPs over 6ND", ours, text, recipe, consistency))
+        ours = flops_per_token(*shape) / (6 * table_params(*shape))
+        rows.append(
+            make_comparison_row(f"Table A4, {millions}M: FLOPs over 6ND", ours, text, recipe, judge_consistency)
+        )
     return rows
 
 
-def _table_a9(data: pathlib.Path) -> tuple[Row, Sequence[str]]:
+def _table_a9(data: pathlib.Path) -> tuple[ComparisonRow, Sequence[str]]:
     """(how many printed sizes follow from the shapes, those that don't)."""
-    lines = tables.read(data, "chinchilla/table_A9.csv")
+    lines = tables.read_paper_table(data, "chinchilla/table_A9.csv")
     columns = ("params_M", "d_model", "ffw_size", "kv_size", "n_heads", "n_layers")
-    printed, *shape = tables.numbers(lines, *columns)
-    millions = np.array([params_of(*one) for one in zip(*shape, strict=True)]) / 1e6
+    printed, *shape = tables.float_columns(lines, *columns)
+    millions = np.array([table_params(*one) for one in zip(*shape, strict=True)]) / 1e6
     off = np.flatnonzero(np.abs(millions - printed) > 0.5)
     wrong = [f"{printed[i]:.0f}M ({millions[i]:.1f}M)" for i in off]
     recipe = "32000 d + layers (5 d k h + 2 d f + biases), rounded to a million"
-    right = row(
-        "Table A9: sizes that follow from the shape", len(printed) - len(off), str(len(printed)), recipe, consistency
+    right = make_comparison_row(
+        "Table A9: sizes that follow from the shape",
+        len(printed) - len(off),
+        str(len(printed)),
+        recipe,
+        judge_consistency,
     )
     return right, wrong
 
 
-def _findings(rows: Sequence[Row], wrong: Sequence[str]) -> tuple[str, ...]:
+def _findings(rows: Sequence[ComparisonRow], wrong: Sequence[str]) -> tuple[str, ...]:
     by_law = {r.name: r for r in rows}
     small = by_law["Table A3, approach 3, 0.4B: C by its law"], by_law["Table A3, approach 3, 0.4B: D by its law"]
     six_nd = [r.name.removesuffix(": C") for r in rows if r.name.endswith("B: C") and r.verdict == "table_error"]
     first = TABLE_A4[0][1:6]
     layers, d, ffw, heads, kv = first
-    with_ends = flops_per_token(d, ffw, kv, heads, layers, VOCABULARY) / (6 * params_of(d, ffw, kv, heads, layers))
+    with_ends = flops_per_token(d, ffw, kv, heads, layers, VOCABULARY) / (6 * table_params(d, ffw, kv, heads, layers))
     return (
         "Table A3, approach 3, 175B: 1.26e+24 is a misprint of 1.26e+25 (6ND, and its neighbours).",
         f"Rows whose C is not 6ND within rounding: {'; '.join(six_nd)}.",

@@ -1,7 +1,7 @@
 """Fetch the run tables from the authors' own public repositories: a pinned commit, and a SHA-256 that must be met.
 
 Five tables can be had as they are. The others were made from files of other formats, or typed from a paper: for these
-`BY_HAND` says where they come from.
+`MANUAL_SOURCES` says where they come from.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ def _gemstones(name: str, sha256: str) -> Source:
     return Source(f"{_GEMSTONES}/wandb_df_for_fitting_{name}.jsonl", sha256)
 
 
-FILES = {
+DOWNLOADABLE_FILES = {
     "chinchilla/points.csv": Source(
         f"{_BESIROGLU}/svg_extracted_data.csv", "193478df4e90f040016431996c45682659306840ecdadf83cfb9cd5ca0aa1b30"
     ),
@@ -53,7 +53,7 @@ FILES = {
 }
 _PORIAN = "github.com/formll/resolving-scaling-law-discrepancies, data/summary_df*.pickle.xz: pickled pandas frames"
 _DATABLATIONS = "github.com/huggingface/datablations: the logs and notebooks of the runs"
-BY_HAND = {
+MANUAL_SOURCES = {
     "chinchilla/table_A9.csv": "Hoffmann et al. 2022 (arXiv 2203.15556), table A9: params_M, d_model, ffw_size, "
     "kv_size, n_heads, n_layers",
     "porian/isoflop_points.csv": f"{_PORIAN}; one row an IsoFLOP point",
@@ -64,7 +64,7 @@ BY_HAND = {
 }
 
 
-def fetch(source: Source, path: pathlib.Path, tell: Callable[[str], None]) -> None:
+def download_file(source: Source, path: pathlib.Path, tell: Callable[[str], None]) -> None:
     """Write the file at `source` to `path`, whole and verified, or raise DownloadError and leave nothing behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -84,6 +84,6 @@ def fetch(source: Source, path: pathlib.Path, tell: Callable[[str], None]) -> No
         draft.unlink(missing_ok=True)
 
 
-def present(source: Source, path: pathlib.Path) -> bool:
+def has_valid_copy(source: Source, path: pathlib.Path) -> bool:
     """Whether `path` already holds the right bytes."""
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == source.sha256

@@ -11,10 +11,10 @@ import numpy as np
 
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import LAWS
-from scalelab.laws.law.objective import objective
+from scalelab.laws.law.objective import load_objective
 from scalelab.laws.published import tables
 from scalelab.laws.published.tables import Line
-from scalelab.laws.published.verdict import Report, Row, row
+from scalelab.laws.published.verdict import ComparisonRow, PaperReport, make_comparison_row
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.optimum import Optimum
 from scalelab.laws.solve.pose import pose_problem
@@ -55,10 +55,10 @@ def fit_rows(lines: Iterable[Line], dataset: str) -> tuple[list[Line], list[Line
     small = [line for line in own if not line["model_name"].startswith("open_lm")]
     five = [line for line in small if float(line["cc_mult"]) == 1]
     five += [line for line in small if float(line["cc_mult"]) == 16 and line["model_name"] == "d=96_l=8_h=4"]
-    return five, [*five, find(own, dataset, "open_lm_1b", 1)]
+    return five, [*five, find_run(own, dataset, "open_lm_1b", 1)]
 
 
-def find(lines: Iterable[Line], dataset: str, model: str, multiple: float) -> Line:
+def find_run(lines: Iterable[Line], dataset: str, model: str, multiple: float) -> Line:
     """The one run of this training set, size and multiple of 20 tokens a parameter."""
     (only,) = [
         line for line in lines
@@ -68,54 +68,64 @@ def find(lines: Iterable[Line], dataset: str, model: str, multiple: float) -> Li
 
 
 def _least_squares(law: Law, columns: dict[str, np.ndarray], target: np.ndarray) -> Optimum:
-    return optimum.minimise(pose_problem(law, columns, target, objective("mse")))
+    return optimum.minimise_objective(pose_problem(law, columns, target, load_objective("mse")))
 
 
 def fit_loss(five: list[Line]) -> Optimum:
     """The overtraining law on raw loss."""
-    C, M, loss = tables.numbers(five, *COLUMNS)
+    C, M, loss = tables.float_columns(five, *COLUMNS)
     return _least_squares(OVERTRAINING, {"C": C, "M": M}, loss)
 
 
 def fit_error(six: list[Line], tasks: int) -> Optimum:
     """The downstream law."""
-    loss, error = tables.numbers(six, "loss_c4_val", ERROR_COLUMN[tasks])
+    loss, error = tables.float_columns(six, "loss_c4_val", ERROR_COLUMN[tasks])
     return _least_squares(DOWNSTREAM, {"loss": loss}, error)
 
 
-def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
+def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
     """Coefficients of both laws on three training sets, and the predictions."""
-    lines = tables.read(data, "gadre/runs.csv")
+    lines = tables.read_paper_table(data, "gadre/runs.csv")
     rows, findings = [], []
     for dataset, coefficients in LOSS_LAW.items():
         five, six = fit_rows(lines, dataset)
         loss_law = fit_loss(five)
         for name, text in coefficients.items():
             tolerance = ETA_TOLERANCE if name == "eta" else None
-            rows.append(row(f"{dataset}: {name}", loss_law.params[name], text, LOSS_RECIPE, tolerance=tolerance))
+            rows.append(
+                make_comparison_row(f"{dataset}: {name}", loss_law.params[name], text, LOSS_RECIPE, tolerance=tolerance)
+            )
         for tasks in ERROR_COLUMN:
             error_law = fit_error(six, tasks)
             for name, text in ERROR_LAW[dataset, tasks].items():
-                rows.append(row(f"{dataset}, {tasks} tasks: {name}", error_law.params[name], text, ERROR_RECIPE))
+                rows.append(
+                    make_comparison_row(f"{dataset}, {tasks} tasks: {name}", error_law.params[name], text, ERROR_RECIPE)
+                )
             if (dataset, tasks) == ("rpj", 17):
-                rows += _predictions(lines, loss_law, error_law)
+                rows += _prediction_rows(lines, loss_law, error_law)
         a, eta = loss_law.params["a"], loss_law.params["eta"]
         findings.append(f"{dataset}: the code's own coefficient of N^(-2 eta) is {a * 6**-eta:.2f}: a / 6^eta, not a")
-    return Report("gadre", SOURCE, tuple(rows), tuple(findings))
+    return PaperReport("gadre", SOURCE, tuple(rows), tuple(findings))
 
 
-def _predictions(lines: list[Line], loss_law: Optimum, error_law: Optimum) -> list[Row]:
+def _prediction_rows(lines: list[Line], loss_law: Optimum, error_law: Optimum) -> list[ComparisonRow]:
     rows = []
     for name, (model, multiple, loss_text, error_text) in PREDICTED.items():
-        run = [find(lines, "rpj", model, multiple)]
-        C, M, loss = tables.numbers(run, *COLUMNS)
-        (error,) = tables.numbers(run, ERROR_COLUMN[17])
+        run = [find_run(lines, "rpj", model, multiple)]
+        C, M, loss = tables.float_columns(run, *COLUMNS)
+        (error,) = tables.float_columns(run, ERROR_COLUMN[17])
         predicted = OVERTRAINING({"C": C, "M": M}, loss_law.params)
         then = DOWNSTREAM({"loss": predicted}, error_law.params)
-        rows.append(row(f"rpj, {name}: loss, % off", _off(predicted, loss), loss_text, PREDICTION))
-        rows.append(row(f"rpj, {name}: 17-task error, % off", _off(then, error), error_text, PREDICTION))
+        rows.append(
+            make_comparison_row(f"rpj, {name}: loss, % off", _relative_error(predicted, loss), loss_text, PREDICTION)
+        )
+        rows.append(
+            make_comparison_row(
+                f"rpj, {name}: 17-task error, % off", _relative_error(then, error), error_text, PREDICTION
+            )
+        )
     return rows
 
 
-def _off(predicted: np.ndarray, measured: np.ndarray) -> float:
+def _relative_error(predicted: np.ndarray, measured: np.ndarray) -> float:
     return float(100 * abs(predicted[0] / measured[0] - 1))

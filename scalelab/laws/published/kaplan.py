@@ -12,7 +12,7 @@ import numpy as np
 
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.published import besiroglu, porian, tables
-from scalelab.laws.published.verdict import Report, Row, consistency, row
+from scalelab.laws.published.verdict import ComparisonRow, PaperReport, judge_consistency, make_comparison_row
 from scalelab.laws.use import chinchilla_optimum, decision
 
 SOURCE = "arXiv 2001.08361, eqs. 1.1 to 1.8 and appendix A; arXiv 2406.12907 for the conventions"
@@ -27,52 +27,58 @@ SIZES = np.geomspace(768, 1.5e9, 200)  # Kaplan's smallest and largest N
 NEAR = 0.03  # of an exponent: Kaplan's own sizes and their weights are not known
 
 
-def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
+def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
     """What follows from the constants, what Porian's runs say, and what the count of N does."""
     rows = [*_from_constants(), *_trained_again(data), *_conventions()]
-    return Report("kaplan", SOURCE, tuple(rows), _findings(rows))
+    return PaperReport("kaplan", SOURCE, tuple(rows), _findings(rows))
 
 
-def _from_constants() -> list[Row]:
+def _from_constants() -> list[ComparisonRow]:
     alpha = {name: float(text) for name, text in CONSTANTS.items() if name.startswith("alpha")}
     joint = 1 / (1 / alpha["alpha_S"] + 1 / alpha["alpha_B"] + 1 / alpha["alpha_N"])
     recipe = "alpha_C_min / alpha of the same quantity (eqs. 1.7, 1.8), from the printed constants"
     rows = [
-        row(
+        make_comparison_row(
             "alpha_C_min",
             joint,
             CONSTANTS["alpha_C_min"],
             "1 / (1/alpha_S + 1/alpha_B + 1/alpha_N), eq. 1.7",
-            consistency,
+            judge_consistency,
         )
     ]
     for name in "NBS":
         ours = alpha["alpha_C_min"] / alpha[f"alpha_{name}"]
-        rows.append(row(f"{name}_opt ~ C^p: p", ours, OPTIMAL[name], recipe, consistency))
+        rows.append(make_comparison_row(f"{name}_opt ~ C^p: p", ours, OPTIMAL[name], recipe, judge_consistency))
     batch, steps, size = (float(OPTIMAL[name]) for name in "BSN")
     recipe = "printed exponents: D = B x S, and C = 6 N B S"
-    rows.append(row("D_opt ~ C^p: p, as p of B plus p of S", batch + steps, OPTIMAL["D"], recipe, consistency))
-    rows.append(row("D_opt ~ C^p: p, as 1 - p of N", 1 - size, OPTIMAL["D"], recipe, consistency))
+    rows.append(
+        make_comparison_row(
+            "D_opt ~ C^p: p, as p of B plus p of S", batch + steps, OPTIMAL["D"], recipe, judge_consistency
+        )
+    )
+    rows.append(make_comparison_row("D_opt ~ C^p: p, as 1 - p of N", 1 - size, OPTIMAL["D"], recipe, judge_consistency))
     C = np.array([1e20, 1e22])
     N = [decision.optimal_size(LAWS["kaplan"], L_OF_N_D, c, 6.0, {})[0] for c in C]
     recipe = "L(N, D) of eq. 1.5 with its own constants, lowest where C = 6ND: alpha_D / (alpha_N + alpha_D)"
     slope = float(np.diff(np.log(N))[0] / np.diff(np.log(C))[0])
-    return [*rows, row("N_opt ~ C^p: p by L(N, D)", slope, OPTIMAL["N"], recipe, consistency)]
+    return [*rows, make_comparison_row("N_opt ~ C^p: p by L(N, D)", slope, OPTIMAL["N"], recipe, judge_consistency)]
 
 
-def _trained_again(data: pathlib.Path) -> list[Row]:
+def _trained_again(data: pathlib.Path) -> list[ComparisonRow]:
     """Porian's runs in Kaplan's setting, and with its optimiser tuned."""
-    optima = tables.read(data, "porian/optimal_pairs.csv")
+    optima = tables.read_paper_table(data, "porian/optimal_pairs.csv")
     rows = []
     for experiment in porian.EXPERIMENTS:
         if experiment.param_count == "kaplan":
-            _, ours = porian.weighted_exponent(porian.own(optima, experiment))
+            _, ours = porian.weighted_exponent(porian.select_experiment(optima, experiment))
             name = f"a of Porian's runs as Kaplan's: {experiment.name}"
-            rows.append(row(name, ours, experiment.weighted, porian.STORED, interval=experiment.interval))
+            rows.append(
+                make_comparison_row(name, ours, experiment.weighted, porian.STORED, interval=experiment.interval)
+            )
     return rows
 
 
-def as_kaplan_counts(law: chinchilla_optimum.Params, N: np.ndarray) -> np.ndarray:
+def as_kaplan_counts(law: chinchilla_optimum.ChinchillaParams, N: np.ndarray) -> np.ndarray:
     """C = 6 N D without embeddings at which each N (without embeddings) is best by a law of the total count.
 
     With N_total = N + OMEGA N^(1/3) and s = d log N_total / d log N, the loss is lowest on C = 6 N D where
@@ -84,7 +90,7 @@ def as_kaplan_counts(law: chinchilla_optimum.Params, N: np.ndarray) -> np.ndarra
     return 6 * N * D
 
 
-def _conventions() -> list[Row]:
+def _conventions() -> list[ComparisonRow]:
     law = besiroglu.HOFFMANN["Hoffmann's unrounded"]
     C = as_kaplan_counts(law, SIZES)
     slope = float(np.polyfit(np.log(C), np.log(SIZES), 1)[0])
@@ -93,11 +99,13 @@ def _conventions() -> list[Row]:
         "sizes from 768 to 1.5e9; within .03"
     )
     return [
-        row("N_opt ~ C^p: p by Chinchilla's law, counted as Kaplan counts", slope, OPTIMAL["N"], recipe, tolerance=NEAR)
+        make_comparison_row(
+            "N_opt ~ C^p: p by Chinchilla's law, counted as Kaplan counts", slope, OPTIMAL["N"], recipe, tolerance=NEAR
+        )
     ]
 
 
-def _findings(rows: list[Row]) -> tuple[str, ...]:
+def _findings(rows: list[ComparisonRow]) -> tuple[str, ...]:
     of = {r.name: r for r in rows}
     law = besiroglu.HOFFMANN["Hoffmann's unrounded"]
     local = np.gradient(np.log(SIZES), np.log(as_kaplan_counts(law, SIZES)))
@@ -106,7 +114,7 @@ def _findings(rows: list[Row]) -> tuple[str, ...]:
         f"{of['N_opt ~ C^p: p by L(N, D)'].ours:.3f}.",
         "Kaplan against Chinchilla is a matter of counting: without embeddings, Chinchilla's own law has p = "
         f"{rows[-1].ours:.2f} over Kaplan's sizes, locally from {local.max():.2f} to {local.min():.2f} at the largest; "
-        f"with N the total it has a = {float(chinchilla_optimum.exponents(law)[0]):.2f} everywhere.",
+        f"with N the total it has a = {float(chinchilla_optimum.allocation_exponents(law)[0]):.2f} everywhere.",
         f"Trained again by Porian et al. with N as Kaplan counts: {of[rows[-4].name].ours:.3f} in Kaplan's setting "
         "on RefinedWeb, "
         f"{of[rows[-2].name].ours:.3f} on OpenWebText2, and {of[rows[-3].name].ours:.3f} with tuned optimiser.",

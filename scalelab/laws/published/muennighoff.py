@@ -13,17 +13,23 @@ from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.published import tables
-from scalelab.laws.published.verdict import Report, Row, minimum, row, superseded
+from scalelab.laws.published.verdict import (
+    ComparisonRow,
+    PaperReport,
+    judge_minimum,
+    judge_superseded,
+    make_comparison_row,
+)
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust import profile
-from scalelab.laws.trust.profile import Profile
+from scalelab.laws.trust.profile import ParamProfile
 from scalelab.laws.use import decision
 
 SOURCE = "arXiv 2305.16264; notebook and README of huggingface/datablations"
 LOG_A, LOG_B, LOG_E, EXPONENT = 6.255414, 7.3049974, 0.6254804, 0.3526596  # alpha = beta
-HELD = {
+HELD_PARAMS = {
     "E": float(np.exp(LOG_E)),
     "A": float(np.exp(LOG_A)),
     "B": float(np.exp(LOG_B)),
@@ -35,72 +41,76 @@ OBJECTIVE = "0.015825936570763588"
 R_SQUARED, R_SQUARED_NO_DECAY = "0.7722046", "0.4451684"
 README = (((6.34e9, 242e9, 25e9), "2.2256440890"), ((8.67e9, 178e9, 25e9), "2.2269634075"))  # N, D, U: loss
 BUDGET, UNIQUE, BEST_N, BEST_EPOCHS = 1e22, 25e9, "7.02e9", "9.49"  # FLOPs, unique tokens: the best use
-SINGLE = 1e-7  # of the objective: the authors computed it in single precision (it is the float32 0.015825937)
+SINGLE_EPOCH_R_STAR = (
+    1e-7  # of the objective: the authors computed it in single precision (it is the float32 0.015825937)
+)
 LEVEL = 0.9
 
-LAW = law_lib.hold(LAWS["data_constrained"], **HELD)
+LAW = law_lib.hold_params(LAWS["data_constrained"], **HELD_PARAMS)
 RECIPE = "182 runs; a, b, e, alpha = beta held at the C4 law; sum of Huber(1e-3) of log loss"
 
 
-def columns(data: pathlib.Path) -> tuple[Columns, np.ndarray]:
+def read_columns(data: pathlib.Path) -> tuple[Columns, np.ndarray]:
     """N, D and unique tokens U of the runs, and their loss."""
-    lines = tables.read(data, "datablations/runs_182_fit_set.csv")
-    N, D, U, loss = tables.numbers(lines, "params", "tokens_total", "tokens_unique", "val_loss")
+    lines = tables.read_paper_table(data, "datablations/runs_182_fit_set.csv")
+    N, D, U, loss = tables.float_columns(lines, "params", "tokens_total", "tokens_unique", "val_loss")
     return {"N": N, "D": D, "U": U}, loss
 
 
-def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
+def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
     """The objective at the published optimum and at ours, fits with and without decay, predictions, profiles."""
-    given, loss = columns(data)
+    given, loss = read_columns(data)
     posed = pose_problem(LAW, given, loss, huber_log())
     theirs = {name: float(text) for name, text in PUBLISHED.items()}
-    there = _value(posed, theirs)
-    best = optimum.minimise(posed, also=theirs)
-    profiles = profile.identify(posed, best, LEVEL)
+    there = _objective_value(posed, theirs)
+    best = optimum.minimise_objective(posed, also=theirs)
+    profiles = profile.profile_params(posed, best, LEVEL)
     rows = [
-        row("objective at the published optimum", there, OBJECTIVE, RECIPE, tolerance=SINGLE * there),
-        row("minimum of the objective", best.value, OBJECTIVE, f"{RECIPE}; global minimum", minimum,
-            SINGLE * there),
-        *[row(name.replace("_star", "*"), best.params[name], text, f"{RECIPE}; at the global minimum", superseded)
+        make_comparison_row("objective at the published optimum", there, OBJECTIVE, RECIPE, tolerance=SINGLE_EPOCH_R_STAR * there),
+        make_comparison_row("minimum of the objective", best.value, OBJECTIVE, f"{RECIPE}; global minimum", judge_minimum,
+            SINGLE_EPOCH_R_STAR * there),
+        *[make_comparison_row(name.replace("_star", "*"), best.params[name], text, f"{RECIPE}; at the global minimum", judge_superseded)
           for name, text in PUBLISHED.items()],
         *_fit_rows(given, loss, theirs),
         *_use_rows(theirs),
     ]  # fmt: skip
-    return Report("muennighoff", SOURCE, tuple(rows), _findings(there, best.value, profiles))
+    return PaperReport("muennighoff", SOURCE, tuple(rows), _findings(there, best.value, profiles))
 
 
-def _value(posed: Problem, params: dict[str, float]) -> float:
+def _objective_value(posed: Problem, params: dict[str, float]) -> float:
     return float(posed.value(posed.from_params(params)[None], np.ones((1, posed.points)))[0])
 
 
-def _fit_rows(given: Columns, loss: np.ndarray, theirs: dict[str, float]) -> list[Row]:
+def _fit_rows(given: Columns, loss: np.ndarray, theirs: dict[str, float]) -> list[ComparisonRow]:
     def r_squared(law: np.ndarray) -> float:
         return float(1 - np.sum((loss - law) ** 2) / np.sum((loss - loss.mean()) ** 2))
 
-    plain = LAWS["chinchilla"](given, HELD)
+    plain = LAWS["chinchilla"](given, HELD_PARAMS)
     recipe = "1 - sum of squared residuals of the loss over its variance, 182 runs"
     return [
-        row("R^2 at the published optimum", r_squared(LAW(given, theirs)), R_SQUARED, recipe),
-        row("R^2 without decay", r_squared(plain), R_SQUARED_NO_DECAY, recipe),
+        make_comparison_row("R^2 at the published optimum", r_squared(LAW(given, theirs)), R_SQUARED, recipe),
+        make_comparison_row("R^2 without decay", r_squared(plain), R_SQUARED_NO_DECAY, recipe),
     ]
 
 
-def _use_rows(theirs: dict[str, float]) -> list[Row]:
+def _use_rows(theirs: dict[str, float]) -> list[ComparisonRow]:
     """What the README computes from the published law."""
     rows = []
     for (N, D, U), text in README:
         ours = float(LAW({"N": N, "D": D, "U": U}, theirs))
         rows.append(
-            row(f"loss of N = {N:.3g}, D = {D:.3g}, U = {U:.3g}", ours, text, "the published law", tolerance=1e-7)
+            make_comparison_row(
+                f"loss of N = {N:.3g}, D = {D:.3g}, U = {U:.3g}", ours, text, "the published law", tolerance=1e-7
+            )
         )
     size = float(decision.optimal_size(LAW, theirs, BUDGET, 6.0, {"U": UNIQUE})[0])
     recipe = "the published law's lowest loss where C = 6ND = 1e22 and U = 25e9"
-    rows.append(row("best N", size, BEST_N, recipe, tolerance=0.01e9))  # the README cuts digits off
-    rows.append(row("best number of epochs", BUDGET / (6 * size * UNIQUE), BEST_EPOCHS, recipe))
+    rows.append(make_comparison_row("best N", size, BEST_N, recipe, tolerance=0.01e9))  # the README cuts digits off
+    rows.append(make_comparison_row("best number of epochs", BUDGET / (6 * size * UNIQUE), BEST_EPOCHS, recipe))
     return rows
 
 
-def _findings(there: float, best: float, profiles: dict[str, Profile]) -> tuple[str, ...]:
+def _findings(there: float, best: float, profiles: dict[str, ParamProfile]) -> tuple[str, ...]:
     said = [f"The published optimum is a local minimum: an objective {1 - best / there:.2%} lower exists."]
     for name, found in profiles.items():
         low, high = ("open" if end is None else f"{end:.3g}" for end in found.interval)

@@ -14,7 +14,7 @@ from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.published import tables
 from scalelab.laws.published.tables import Line
-from scalelab.laws.published.verdict import Report, Row, minimum, row
+from scalelab.laws.published.verdict import ComparisonRow, PaperReport, judge_minimum, make_comparison_row
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.use.isoflop import SeedNoise, fit_isoflop
@@ -22,7 +22,7 @@ from scalelab.laws.use.isoflop import SeedNoise, fit_isoflop
 SOURCE = "arXiv 2406.19146; stored results of formll/resolving-scaling-law-discrepancies"
 
 
-class Stored(NamedTuple):
+class Experiment(NamedTuple):
     """One experiment, named as its file names it, and its exponents as printed."""
 
     file: str
@@ -42,21 +42,21 @@ class Stored(NamedTuple):
 
 
 EXPERIMENTS = (
-    Stored("summary_df", "rw", "base", "long", "kaplan", "kaplan", "0.8338", "0.8353", (0.8235, 0.8460)),
-    Stored("summary_df", "rw", "base", "long", "kaplan", "standard", "0.7009", "0.7065", (0.6915, 0.7169)),
-    Stored("summary_df", "rw", "base", "short", "chinchilla", "standard", "0.5714", "0.5715", (0.5598, 0.5885)),
-    Stored("summary_df", "rw", "base", "short", "kaplan", "standard", "0.6035", "0.6020", (0.5914, 0.6173)),
-    Stored("summary_df", "rw", "tuned", "short", "const", "standard", "0.4970", "0.4969", (0.4907, 0.5045)),
-    Stored("summary_df_att", "rw", "base", "long", "kaplan", "attention", "0.7159", "0.7171", (0.7029, 0.7273)),
-    Stored("summary_df_att", "rw", "base", "short", "chinchilla", "attention", "0.5778", "0.5772", (0.5620, 0.5925)),
-    Stored("summary_df_att", "rw", "base", "short", "kaplan", "attention", "0.6240", "0.6223", (0.6072, 0.6320)),
-    Stored("summary_df_att", "rw", "tuned", "short", "const", "attention", "0.5041", "0.5053", (0.4962, 0.5123)),
-    Stored("summary_df_kaplan_tuned_hparams", "rw", "tuned", "long", "const", "kaplan", "0.7081", "0.7115", (0.7026, 0.7214)),
-    Stored("summary_df_owt2", "owt2", "base", "long", "kaplan", "kaplan", "0.8700", "0.8635", (0.8186, 0.8974)),
-    Stored("summary_df_owt2", "owt2", "base", "long", "kaplan", "standard", "0.7000", "0.6985", (0.6644, 0.7245)),
-    Stored("summary_df_owt2", "owt2", "base", "short", "chinchilla", "standard", "0.5689", "0.5743", (0.5423, 0.6056)),
-    Stored("summary_df_owt2", "owt2", "base", "short", "kaplan", "standard", "0.6016", "0.6032", (0.5702, 0.6287)),
-    Stored("summary_df_owt2", "owt2", "tuned", "short", "const", "standard", "0.5184", "0.5185", (0.4931, 0.5414)),
+    Experiment("summary_df", "rw", "base", "long", "kaplan", "kaplan", "0.8338", "0.8353", (0.8235, 0.8460)),
+    Experiment("summary_df", "rw", "base", "long", "kaplan", "standard", "0.7009", "0.7065", (0.6915, 0.7169)),
+    Experiment("summary_df", "rw", "base", "short", "chinchilla", "standard", "0.5714", "0.5715", (0.5598, 0.5885)),
+    Experiment("summary_df", "rw", "base", "short", "kaplan", "standard", "0.6035", "0.6020", (0.5914, 0.6173)),
+    Experiment("summary_df", "rw", "tuned", "short", "const", "standard", "0.4970", "0.4969", (0.4907, 0.5045)),
+    Experiment("summary_df_att", "rw", "base", "long", "kaplan", "attention", "0.7159", "0.7171", (0.7029, 0.7273)),
+    Experiment("summary_df_att", "rw", "base", "short", "chinchilla", "attention", "0.5778", "0.5772", (0.5620, 0.5925)),
+    Experiment("summary_df_att", "rw", "base", "short", "kaplan", "attention", "0.6240", "0.6223", (0.6072, 0.6320)),
+    Experiment("summary_df_att", "rw", "tuned", "short", "const", "attention", "0.5041", "0.5053", (0.4962, 0.5123)),
+    Experiment("summary_df_kaplan_tuned_hparams", "rw", "tuned", "long", "const", "kaplan", "0.7081", "0.7115", (0.7026, 0.7214)),
+    Experiment("summary_df_owt2", "owt2", "base", "long", "kaplan", "kaplan", "0.8700", "0.8635", (0.8186, 0.8974)),
+    Experiment("summary_df_owt2", "owt2", "base", "long", "kaplan", "standard", "0.7000", "0.6985", (0.6644, 0.7245)),
+    Experiment("summary_df_owt2", "owt2", "base", "short", "chinchilla", "standard", "0.5689", "0.5743", (0.5423, 0.6056)),
+    Experiment("summary_df_owt2", "owt2", "base", "short", "kaplan", "standard", "0.6016", "0.6032", (0.5702, 0.6287)),
+    Experiment("summary_df_owt2", "owt2", "tuned", "short", "const", "standard", "0.5184", "0.5185", (0.4931, 0.5414)),
 )  # fmt: skip
 # Standard deviation of the loss, in nats, that the stored spreads and intervals agree with: see the findings.
 NOISE = {"rw": 0.002, "owt2": 0.01}
@@ -72,7 +72,7 @@ SATURATING = (
 )
 
 
-def own(lines: list[Line], experiment: Stored) -> list[Line]:
+def select_experiment(lines: list[Line], experiment: Experiment) -> list[Line]:
     """The rows of one experiment that have an optimum."""
     keys = ("file", "dataset", "hparams", "warmup", "decay", "param_count")
     return [line for line in lines if all(line[key] == getattr(experiment, key) for key in keys) and line["n"]]
@@ -80,33 +80,43 @@ def own(lines: list[Line], experiment: Stored) -> list[Line]:
 
 def weighted_exponent(lines: list[Line]) -> tuple[float, float]:
     """(unweighted, weighted) exponent through stored optima."""
-    C, n, std = tables.numbers(lines, "flops", "n", "n_star_std")
+    C, n, std = tables.float_columns(lines, "flops", "n", "n_star_std")
     plain, _ = np.polyfit(np.log(C), np.log(n), 1)
     weighted, _ = np.polyfit(np.log(C), np.log(n), 1, w=1 / std)
     return float(plain), float(weighted)
 
 
-def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> Report:
+def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
     """Each exponent from the stored optima and from the IsoFLOP points, its interval, and the L(C) fits."""
-    optima = tables.read(data, "porian/optimal_pairs.csv")
-    points = tables.read(data, "porian/isoflop_points.csv")
+    optima = tables.read_paper_table(data, "porian/optimal_pairs.csv")
+    points = tables.read_paper_table(data, "porian/isoflop_points.csv")
     rows, apart = [], []
     for count, experiment in enumerate(EXPERIMENTS, 1):
-        plain, weighted = weighted_exponent(own(optima, experiment))
-        rows.append(row(f"{experiment.name}: a", weighted, experiment.weighted, STORED, interval=experiment.interval))
-        rows.append(row(f"{experiment.name}: a, unweighted", plain, experiment.unweighted, STORED))
-        rows += _isoflop_rows(own(points, experiment), experiment)
-        apart.append(saturating(own(optima, experiment)))
+        plain, weighted = weighted_exponent(select_experiment(optima, experiment))
+        rows.append(
+            make_comparison_row(
+                f"{experiment.name}: a", weighted, experiment.weighted, STORED, interval=experiment.interval
+            )
+        )
+        rows.append(make_comparison_row(f"{experiment.name}: a, unweighted", plain, experiment.unweighted, STORED))
+        rows += _isoflop_rows(select_experiment(points, experiment), experiment)
+        apart.append(fit_saturating(select_experiment(optima, experiment)))
         tell(f"porian: {count} of {len(EXPERIMENTS)} experiments")
     rows += [
-        row(f"{experiment.name}: L(C), objective beside the stored start", ours, f"{start:.6g}", SATURATING, minimum)
+        make_comparison_row(
+            f"{experiment.name}: L(C), objective beside the stored start",
+            ours,
+            f"{start:.6g}",
+            SATURATING,
+            judge_minimum,
+        )
         for experiment, (ours, start, _) in zip(EXPERIMENTS, apart, strict=True)
     ]
-    return Report("porian", SOURCE, tuple(rows), _findings(rows, points, apart))
+    return PaperReport("porian", SOURCE, tuple(rows), _findings(rows, points, apart))
 
 
-def _isoflop_rows(lines: list[Line], experiment: Stored) -> list[Row]:
-    C, n, loss = tables.numbers(lines, "flops", "n", "loss")
+def _isoflop_rows(lines: list[Line], experiment: Experiment) -> list[ComparisonRow]:
+    C, n, loss = tables.float_columns(lines, "flops", "n", "loss")
     sigma = NOISE[experiment.dataset]
     plain = fit_isoflop(C, n, loss)
     noisy = fit_isoflop(C, n, loss, noise=SeedNoise(sigma, sigma))
@@ -115,35 +125,37 @@ def _isoflop_rows(lines: list[Line], experiment: Stored) -> list[Row]:
     name = experiment.name
     ends = zip(("low", "high"), noisy.interval, experiment.interval, strict=True)
     return [
-        row(f"{name}: a from points, unweighted", plain.a, experiment.unweighted, PLAIN, tolerance=NEAR),
-        row(
+        make_comparison_row(
+            f"{name}: a from points, unweighted", plain.a, experiment.unweighted, PLAIN, tolerance=NEAR
+        ),
+        make_comparison_row(
             f"{name}: a from points", noisy.a, experiment.weighted, recipe, tolerance=NEAR, interval=experiment.interval
         ),
         *[
-            row(f"{name}: 95 % interval of a, {end}", ours, str(theirs), recipe, tolerance=NEAR)
+            make_comparison_row(f"{name}: 95 % interval of a, {end}", ours, str(theirs), recipe, tolerance=NEAR)
             for end, ours, theirs in ends
         ],
     ]
 
 
-def saturating(lines: list[Line]) -> tuple[float, float, dict[str, float]]:
+def fit_saturating(lines: list[Line]) -> tuple[float, float, dict[str, float]]:
     """(objective at the minimum, at the better of the two stored starts, parameters) of L(C) of the stored optima."""
-    C, loss = tables.numbers(lines, "flops", "loss")
+    C, loss = tables.float_columns(lines, "flops", "loss")
     kept = (LOSS_FLOPS[0] < C) & (LOSS_FLOPS[1] > C)
     posed = pose_problem(LAWS["saturating"], {"C": C}, loss, huber_log())
     weights = kept.astype(float)  # weights rather than fewer rows: compiled once for all experiments of a length
-    best = optimum.minimise(posed, weights)
+    best = optimum.minimise_objective(posed, weights)
     starts = [posed.from_params({"E": E, "A": STUCK_A, "alpha": STUCK_ALPHA}) for E in STUCK_E]
     there = posed.value(np.stack(starts), np.broadcast_to(weights, (2, len(C)))).min()
     return best.value, float(there), best.params
 
 
 def _findings(
-    rows: list[Row], points: list[Line], apart: list[tuple[float, float, dict[str, float]]]
+    rows: list[ComparisonRow], points: list[Line], apart: list[tuple[float, float, dict[str, float]]]
 ) -> tuple[str, ...]:
     times = [start / ours for ours, start, _ in apart]
     exponents = [params["alpha"] for *_, params in apart]
-    parabola = [_parabola(own(points, experiment)) for experiment in EXPERIMENTS]
+    parabola = [_parabola(select_experiment(points, experiment)) for experiment in EXPERIMENTS]
     worst = int(np.argmax([abs(a - float(e.unweighted)) for a, e in zip(parabola, EXPERIMENTS, strict=True)]))
     return (
         f"Nine of the fifteen stored weighted L(C) fits are A = {STUCK_A:.2f} = e^5, E = {STUCK_E[0]} or "
@@ -160,5 +172,5 @@ def _findings(
 
 
 def _parabola(lines: list[Line]) -> float:
-    C, n, loss = tables.numbers(lines, "flops", "n", "loss")
+    C, n, loss = tables.float_columns(lines, "flops", "n", "loss")
     return fit_isoflop(C, n, loss, "parabola").a

@@ -13,7 +13,7 @@ from scalelab.errors import BadInput
 Line = Mapping[str, Any]
 
 
-def read(data: pathlib.Path, name: str) -> list[Line]:
+def read_paper_table(data: pathlib.Path, name: str) -> list[Line]:
     """The rows of a .csv or .jsonl table below `data`; BadInput where it is absent."""
     path = data / name
     if not path.is_file():
@@ -24,7 +24,7 @@ def read(data: pathlib.Path, name: str) -> list[Line]:
         return [json.loads(line) for line in file if line.strip()]
 
 
-def numbers(lines: Iterable[Line], *columns: str) -> list[np.ndarray]:
+def float_columns(lines: Iterable[Line], *columns: str) -> list[np.ndarray]:
     """Columns as float64 arrays; BadInput for a column that is missing or holds text."""
     lines = list(lines)
     try:

@@ -15,7 +15,7 @@ SAME_OPTIMUM = 1e-4  # objectives closer than this share belong to one minimum, 
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One published number beside ours; `interval` is the published one, where there is any."""
 
     name: str
@@ -31,35 +31,35 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class PaperReport:
     """All rows of one paper, and in words what was found on the way. `stated`: they are what teaching texts say, no paper's."""
 
     paper: str
     source: str
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     findings: tuple[str, ...]
     stated: bool = False
 
 
-def rounding(printed: str) -> float:
+def rounding_tolerance(printed: str) -> float:
     """Half a unit of the last digit printed: "1.92e19" -> 5e16."""
     mantissa, _, exponent = printed.lower().partition("e")
     return 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
 
-def agreement(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+def judge_agreement(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
     """match within the tolerance, within_interval inside the published interval, else mismatch."""
     if abs(ours - published) <= tolerance * (1 + 1e-9):
         return "match"
     return "within_interval" if interval and interval[0] <= ours <= interval[1] else "mismatch"
 
 
-def consistency(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+def judge_consistency(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
     """match, or table_error: `ours` follows from other numbers that the same paper prints."""
-    return "match" if agreement(ours, published, tolerance, interval) == "match" else "table_error"
+    return "match" if judge_agreement(ours, published, tolerance, interval) == "match" else "table_error"
 
 
-def minimum(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+def judge_minimum(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
     """Of two minima of one objective on the same data.
 
     match within rounding; lower_objective where ours is lower by less than a ten-thousandth (the published search
@@ -72,16 +72,16 @@ def minimum(ours: float, published: float, tolerance: float, interval: Interval 
     return "lower_objective" if published - ours < SAME_OPTIMUM * published else "published_not_global"
 
 
-def superseded(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
-    """match, or published_not_global: parameters of an optimum that `minimum` has found not to be the global one."""
-    return "match" if agreement(ours, published, tolerance, interval) == "match" else "published_not_global"
+def judge_superseded(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+    """match, or published_not_global: parameters of an optimum that `judge_minimum` has found not to be the global one."""
+    return "match" if judge_agreement(ours, published, tolerance, interval) == "match" else "published_not_global"
 
 
-def row(
-    name: str, ours: float, published: str, recipe: str, judge: Any = agreement, tolerance: float | None = None,
+def make_comparison_row(
+    name: str, ours: float, published: str, recipe: str, judge: Any = judge_agreement, tolerance: float | None = None,
     interval: Interval | None = None,
-) -> Row:  # fmt: skip
+) -> ComparisonRow:  # fmt: skip
     """One row; the tolerance is the rounding of the printed value unless given."""
-    allowed = rounding(published) if tolerance is None else tolerance
+    allowed = rounding_tolerance(published) if tolerance is None else tolerance
     value, ours = float(published), float(ours)
-    return Row(name, ours, value, interval, judge(ours, value, allowed, interval), recipe)
+    return ComparisonRow(name, ours, value, interval, judge(ours, value, allowed, interval), recipe)

@@ -11,12 +11,12 @@ from scalelab.laws.law.law import Law
 from scalelab.laws.solve.problem import Columns
 
 
-def columns_of(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.ndarray]:
+def law_columns(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.ndarray]:
     """(the law's columns, its target) as float64 [P]; C = 6 N D and M = D / N where the table lacks them.
 
     BadInput names the first value that isn't finite and positive, or the column that is missing.
     """
-    given = {name: np.asarray(values, float) for name, values in table.items() if numeric(values)}
+    given = {name: np.asarray(values, float) for name, values in table.items() if is_numeric(values)}
     if "N" in given and "D" in given and given["N"].shape == given["D"].shape:
         given.setdefault("C", FLOPS_PER_PARAM_TOKEN * given["N"] * given["D"])
         with np.errstate(all="ignore"):  # a zero is refused below, by name
@@ -26,11 +26,11 @@ def columns_of(table: Mapping[str, ArrayLike], law: Law) -> tuple[Columns, np.nd
         raise BadInput(
             f"law {law.name!r} ({law.equation}) needs {', '.join(wanted)}; the table has no {', '.join(missing)}"
         )
-    *columns, target = positive(**{name: given[name] for name in wanted})
+    *columns, target = check_positive(**{name: given[name] for name in wanted})
     return dict(zip(law.columns, columns, strict=True)), target
 
 
-def numeric(values: ArrayLike) -> bool:
+def is_numeric(values: ArrayLike) -> bool:
     """Whether a column can be read as numbers."""
     try:
         np.asarray(values, float)
@@ -39,7 +39,7 @@ def numeric(values: ArrayLike) -> bool:
     return True
 
 
-def positive(**columns: ArrayLike) -> list[np.ndarray]:
+def check_positive(**columns: ArrayLike) -> list[np.ndarray]:
     """The columns as float64 arrays of one length; BadInput names the first value that isn't finite and positive."""
     arrays = {name: np.asarray(value, float) for name, value in columns.items()}
     shapes = {name: value.shape for name, value in arrays.items()}

@@ -14,7 +14,7 @@ LARGEST_BYTES = 512 * 2**20  # a table of runs is some megabytes; more is anothe
 Line = dict[str, Any]
 
 
-def read_lines(path: pathlib.Path) -> list[Line]:
+def read_raw_rows(path: pathlib.Path) -> list[Line]:
     """The file's rows by column, as they stand there. BadInput for a file that can't be a table of runs."""
     if path.suffix not in READERS:
         raise BadInput(
@@ -38,36 +38,36 @@ def read_lines(path: pathlib.Path) -> list[Line]:
     return lines
 
 
-def plain(value: Any) -> str:
+def shorten_text(value: Any) -> str:
     """Short text on one line: what a file holds may be anything."""
     text = " ".join(str(value).split())
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _open(path: pathlib.Path) -> TextIO:
+def _open_text(path: pathlib.Path) -> TextIO:
     with path.open("rb") as file:
         if b"\0" in file.read(4096):
             raise BadInput(f"{str(path)!r} is a binary file: it doesn't look like a {path.suffix} table")
     return path.open(newline="", encoding="utf-8-sig")
 
 
-def _csv(path: pathlib.Path) -> list[Line]:
-    with _open(path) as file:
+def _read_csv(path: pathlib.Path) -> list[Line]:
+    with _open_text(path) as file:
         try:
             header, *rows = [row for row in csv.reader(file) if row] or [[]]
         except csv.Error as error:
             raise BadInput(f"{str(path)!r} is not CSV: {error}") from None
     if double := next((name for name in header if header.count(name) > 1), None):
-        raise BadInput(f"{path.name} has two columns {plain(double)!r}: which one counts?")
+        raise BadInput(f"{path.name} has two columns {shorten_text(double)!r}: which one counts?")
     for number, row in enumerate(rows, 1):
         if len(row) > len(header):
             raise BadInput(f"{path.name}, row {number} has {len(row)} cells, the header {len(header)}")
     return [dict(zip(header, row, strict=False)) for row in rows]
 
 
-def _jsonl(path: pathlib.Path) -> list[Line]:
+def _read_jsonl(path: pathlib.Path) -> list[Line]:
     rows = []
-    with _open(path) as file:
+    with _open_text(path) as file:
         for number, text in enumerate(file, 1):
             if not text.strip():
                 continue
@@ -77,12 +77,12 @@ def _jsonl(path: pathlib.Path) -> list[Line]:
                 reason = getattr(error, "msg", "a number too long or lists too deep")
                 raise BadInput(f"{path}, line {number} is not JSON: {reason}") from None
             if not isinstance(row, dict):
-                raise BadInput(f"{path}, line {number} is not an object: {plain(row)!r}")
+                raise BadInput(f"{path}, line {number} is not an object: {shorten_text(row)!r}")
             rows.append(row)
     return rows
 
 
-def _parquet(path: pathlib.Path) -> list[Line]:
+def _read_parquet(path: pathlib.Path) -> list[Line]:
     import pyarrow  # imported for this kind of table only
     from pyarrow import parquet
 
@@ -93,24 +93,24 @@ def _parquet(path: pathlib.Path) -> list[Line]:
                 raise BadInput(f"{str(path)!r} holds {rows:,} rows of {columns} columns: is it another file?")
             return file.read().to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise BadInput(f"{str(path)!r} is not a parquet file: {plain(error)}") from None
+        raise BadInput(f"{str(path)!r} is not a parquet file: {shorten_text(error)}") from None
 
 
 def write_parquet(rows: Sequence[Line], columns: Sequence[str], path: pathlib.Path) -> None:
-    """Write a table that `read_lines` gives back: whole numbers, numbers, true or false and text as such, None as null.
+    """Write a table that `read_raw_rows` gives back: whole numbers, numbers, true or false and text as such, None as null.
 
     A column of several kinds is of numbers where these are all it has, else of text. The file appears whole or not at all.
     """
     import pyarrow
     from pyarrow import parquet
 
-    arrays = {column: _column([row.get(column) for row in rows]) for column in columns}
+    arrays = {column: _parquet_column([row.get(column) for row in rows]) for column in columns}
     draft = path.with_name(f".{path.name}.tmp")
     parquet.write_table(pyarrow.table(arrays), draft)
     draft.replace(path)
 
 
-def _column(values: list[Any]) -> Any:
+def _parquet_column(values: list[Any]) -> Any:
     import pyarrow
 
     kinds = {type(value) for value in values if value is not None}
@@ -127,4 +127,4 @@ def _column(values: list[Any]) -> Any:
     return pyarrow.array(values, wanted)
 
 
-READERS = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
+READERS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}

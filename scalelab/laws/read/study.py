@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fit import Fitted, fit
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import load_law
@@ -33,15 +33,17 @@ def fit_study(
     are resampled together. BadInput where too few are left.
     """
     if n_convention not in N_COLUMNS:
-        raise BadInput(f"--n={n_convention}: unknown convention{nearest(n_convention, N_COLUMNS)}")
+        raise BadInput(f"--n={n_convention}: unknown convention{nearest_hint(n_convention, N_COLUMNS)}")
     law = load_law(law) if isinstance(law, str) else law
     names = {"N": N_COLUMNS[n_convention], "loss": "val_loss"}
     needed = [names.get(column, column) for column in (*law.columns, law.target)]
     absent = {"C", "M"} - {key for row in rows for key in row}  # these follow from N and D
     needed = [column for column in needed if column not in absent]
-    kept, excluded = select(rows, needed, names.get(law.target, law.target), drop_top_loss)
+    kept, excluded = select_rows(rows, needed, names.get(law.target, law.target), drop_top_loss)
     if not kept:
-        raise BadInput(f"none of {len(rows)} runs can be fitted: {design.reasons(excluded) or 'there are none'}")
+        raise BadInput(
+            f"none of {len(rows)} runs can be fitted: {design.describe_exclusions(excluded) or 'there are none'}"
+        )
     table = {column: np.array([float(row[column]) for row in kept]) for column in needed}
     for field, column in names.items():
         if column in table:
@@ -49,14 +51,14 @@ def fit_study(
     if all(row.get("C") for row in kept):
         table["C"] = np.array([float(row["C"]) for row in kept])
     if cluster and any(cluster not in row for row in kept):
-        raise BadInput(f"--cluster={cluster}: no such column{nearest(cluster, kept[0])}")
+        raise BadInput(f"--cluster={cluster}: no such column{nearest_hint(cluster, kept[0])}")
     groups = [str(row[cluster]) for row in kept] if cluster else None
     fitted = fit(table, law, cluster=groups, n_convention=n_convention, **options)
-    findings = (*fitted.design, *design.left_out(excluded))
+    findings = (*fitted.design, *design.exclusion_findings(excluded))
     return dataclasses.replace(fitted, kept=tuple(kept), excluded=tuple(excluded), design=findings)
 
 
-def select(
+def select_rows(
     rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0
 ) -> tuple[list[Row], list[dict[str, str]]]:
     """(rows to fit, in an order that depends on their values only; {"name", "reason"} of the others)."""
@@ -65,7 +67,7 @@ def select(
     only_fit = any(row.get("role") == "fit" for row in rows)
     kept, excluded = [], []
     for index, row in enumerate(rows):
-        reason = _refusal(row, needed, only_fit)
+        reason = _exclusion_reason(row, needed, only_fit)
         if reason:
             excluded.append({"name": str(row.get("name", f"row {index + 1}")), "reason": reason})
         else:
@@ -77,7 +79,7 @@ def select(
     return kept[:least], excluded
 
 
-def _refusal(row: Row, needed: Sequence[str], only_fit: bool) -> str:
+def _exclusion_reason(row: Row, needed: Sequence[str], only_fit: bool) -> str:
     """Why a row is not fitted; "" where it is."""
     if only_fit and row.get("role") != "fit":
         return f"role {row.get('role') or 'none'}"

@@ -1,6 +1,6 @@
 """A subset of rows by an expression of their columns: `N > 1e8 and D/N < 100`, `dataset == 'c4' or not train.seed == 0`.
 
-Only what stands in `_evaluate` is understood: names of columns, numbers, strings, arithmetic, comparisons, and/or/not. An
+Only what stands in `_evaluate_node` is understood: names of columns, numbers, strings, arithmetic, comparisons, and/or/not. An
 expression is never run as Python.
 """
 
@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
 LONGEST = 1000  # characters: a deeper nesting than a person writes
 ARITHMETIC: dict[type, Callable] = {
@@ -34,16 +34,16 @@ class _Empty(Exception):
     """A row has nothing in a column that the expression needs: the row does not satisfy it."""
 
 
-def subset(rows: Sequence[Mapping[str, Any]], expressions: Iterable[str]) -> list[Mapping[str, Any]]:
+def filter_rows(rows: Sequence[Mapping[str, Any]], expressions: Iterable[str]) -> list[Mapping[str, Any]]:
     """The rows that satisfy every expression. A row whose needed cell is empty doesn't. BadInput for any mistake."""
     known = {key for row in rows for key in row}
     for expression in expressions:
-        tree = _parse(expression, known)
-        rows = [row for number, row in enumerate(rows, 1) if _holds(tree, row, expression, number)]
+        tree = _parse_expression(expression, known)
+        rows = [row for number, row in enumerate(rows, 1) if _row_satisfies(tree, row, expression, number)]
     return list(rows)
 
 
-def _parse(expression: str, known: set[str]) -> ast.expr:
+def _parse_expression(expression: str, known: set[str]) -> ast.expr:
     if len(expression) > LONGEST:
         raise BadInput(f"--where={_short(expression)}: longer than {LONGEST} characters; give several --where")
     try:
@@ -54,7 +54,7 @@ def _parse(expression: str, known: set[str]) -> ast.expr:
     tree = _Columns().visit(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id not in known:
-            raise BadInput(f"--where={_short(expression)}: no column {node.id!r}{nearest(node.id, known)}")
+            raise BadInput(f"--where={_short(expression)}: no column {node.id!r}{nearest_hint(node.id, known)}")
     return tree
 
 
@@ -66,9 +66,9 @@ class _Columns(ast.NodeTransformer):
         return ast.Name(f"{inner.id}.{node.attr}", ast.Load()) if isinstance(inner, ast.Name) else node
 
 
-def _holds(tree: ast.expr, row: Mapping[str, Any], expression: str, number: int) -> bool:
+def _row_satisfies(tree: ast.expr, row: Mapping[str, Any], expression: str, number: int) -> bool:
     try:
-        found = _evaluate(tree, row)
+        found = _evaluate_node(tree, row)
     except _Empty:
         return False
     except (TypeError, ArithmeticError) as error:
@@ -80,29 +80,29 @@ def _holds(tree: ast.expr, row: Mapping[str, Any], expression: str, number: int)
     return found
 
 
-def _evaluate(node: ast.expr, row: Mapping[str, Any]) -> Any:
+def _evaluate_node(node: ast.expr, row: Mapping[str, Any]) -> Any:
     match node:
         case ast.BoolOp(op=ast.And()):
-            return all(_truth(_evaluate(value, row)) for value in node.values)
+            return all(_check_truth(_evaluate_node(value, row)) for value in node.values)
         case ast.BoolOp():
-            return any(_truth(_evaluate(value, row)) for value in node.values)
+            return any(_check_truth(_evaluate_node(value, row)) for value in node.values)
         case ast.UnaryOp(op=ast.Not()):
-            return not _truth(_evaluate(node.operand, row))
+            return not _check_truth(_evaluate_node(node.operand, row))
         case ast.UnaryOp(op=ast.USub()):
-            return -_evaluate(node.operand, row)
+            return -_evaluate_node(node.operand, row)
         case ast.BinOp() if type(node.op) in ARITHMETIC:
-            return ARITHMETIC[type(node.op)](_number(node.left, row), _number(node.right, row))
+            return ARITHMETIC[type(node.op)](_evaluate_number(node.left, row), _evaluate_number(node.right, row))
         case ast.Compare() if all(type(op) in COMPARISONS for op in node.ops):
-            return _compare(node, row)
+            return _evaluate_comparison(node, row)
         case ast.Name():
-            return _cell(row.get(node.id))
+            return _cell_value(row.get(node.id))
         case ast.Constant() if isinstance(node.value, str | int | float):
-            return _cell(node.value)
+            return _cell_value(node.value)
     raise BadInput(f"{ast.unparse(node)!r} is not arithmetic, a comparison, and, or, not")
 
 
-def _compare(node: ast.Compare, row: Mapping[str, Any]) -> bool:
-    values = [_evaluate(each, row) for each in (node.left, *node.comparators)]
+def _evaluate_comparison(node: ast.Compare, row: Mapping[str, Any]) -> bool:
+    values = [_evaluate_node(each, row) for each in (node.left, *node.comparators)]
     for op, left, right in zip(node.ops, values, values[1:], strict=False):
         if isinstance(left, str) != isinstance(right, str):
             raise TypeError(f"{_short(left)} and {_short(right)} can't be compared: one is text, one a number")
@@ -111,20 +111,20 @@ def _compare(node: ast.Compare, row: Mapping[str, Any]) -> bool:
     return True
 
 
-def _number(node: ast.expr, row: Mapping[str, Any]) -> float:
-    value = _evaluate(node, row)
+def _evaluate_number(node: ast.expr, row: Mapping[str, Any]) -> float:
+    value = _evaluate_node(node, row)
     if isinstance(value, str):
         raise TypeError(f"{_short(value)} is text, not a number")
     return value
 
 
-def _truth(value: Any) -> bool:
+def _check_truth(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{_short(value)} is not true or false: compare it with something")
     return value
 
 
-def _cell(value: Any) -> str | bool | float:
+def _cell_value(value: Any) -> str | bool | float:
     """A cell as it is compared: text, true or false, or a number (always floating: 9**9**9 must not take forever)."""
     if value is None or value == "":
         raise _Empty

@@ -13,12 +13,12 @@ import numpy as np
 
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve.problem import Columns, Derivatives, Problem, bounds
+from scalelab.laws.solve.problem import Columns, Derivatives, Problem, coordinate_bounds
 
 CHUNK = 32  # problems a call: batches are filled up to it, so that each law compiles once whatever is left to do
 
 
-class Rows(NamedTuple):
+class FitRows(NamedTuple):
     """What is passed to the compiled functions: columns [P] each, target [P], their centre, and which terms aren't centred."""
 
     columns: tuple[np.ndarray, ...]
@@ -27,16 +27,16 @@ class Rows(NamedTuple):
     direct: np.ndarray
 
 
-def _params(law: Law, x_K: Any, rows: Rows) -> dict[str, Any]:
+def _params_at(law: Law, x_K: Any, rows: FitRows) -> dict[str, Any]:
     """Parameters of coordinates: linear ones divided by the size of their term at the centre, unless they are direct."""
     values = {
         name: jnp.exp(at) if kind.how == "log" else at for (name, kind), at in zip(law.params.items(), x_K, strict=True)
     }
-    sizes = _sizes(law, values, rows)
+    sizes = _term_sizes(law, values, rows)
     return values | {name: values[name] / sizes[name] for name in sizes}
 
 
-def _sizes(law: Law, values: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+def _term_sizes(law: Law, values: Mapping[str, Any], rows: FitRows) -> dict[str, Any]:
     """The size of each linear term at the centre with its coefficient at one (one where it is direct)."""
     at_zero = {**values, **dict.fromkeys(law.linear, 0.0)}
 
@@ -51,20 +51,20 @@ def _sizes(law: Law, values: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
 def _compiled(spec: Law, log: bool) -> tuple[Callable, ...]:
     """(residuals, derivatives, basis, to_params, from_params), each over a chunk of problems."""
 
-    def residual(x_K: Any, rows: Rows) -> Any:
-        value = spec.function(*rows.columns, **_params(spec, x_K, rows))
+    def residual(x_K: Any, rows: FitRows) -> Any:
+        value = spec.function(*rows.columns, **_params_at(spec, x_K, rows))
         value = jnp.broadcast_to(value, rows.target.shape)
         return jnp.log(value) - jnp.log(rows.target) if log else value - rows.target
 
-    def curvature(x_K: Any, pull_P: Any, rows: Rows) -> Any:
+    def curvature(x_K: Any, pull_P: Any, rows: FitRows) -> Any:
         """Sum over points of pull x second derivative of the residual."""
         return jax.hessian(lambda x: jnp.vdot(pull_P, residual(x, rows)))(x_K)
 
-    def terms(searched: Any, rows: Rows) -> tuple[Any, Any]:
+    def terms(searched: Any, rows: FitRows) -> tuple[Any, Any]:
         values = dict(zip(spec.searched, searched, strict=True))
         values = {n: jnp.exp(v) if spec.params[n].how == "log" else v for n, v in values.items()}
         zero = {**values, **dict.fromkeys(spec.linear, 0.0)}
-        sizes = _sizes(spec, values, rows)
+        sizes = _term_sizes(spec, values, rows)
 
         def row(given: Mapping[str, Any]) -> Any:
             return jnp.broadcast_to(spec.function(*rows.columns, **given), rows.target.shape)
@@ -73,16 +73,16 @@ def _compiled(spec: Law, log: bool) -> tuple[Callable, ...]:
         each = [(row(zero | {name: 1.0}) - offset) / sizes[name] for name in spec.linear]
         return jnp.stack(each) if each else jnp.zeros((0, *offset.shape)), offset
 
-    def inverse(params_K: Any, rows: Rows) -> Any:
+    def inverse(params_K: Any, rows: FitRows) -> Any:
         values = dict(zip(spec.params, params_K, strict=True))
-        sizes = _sizes(spec, values, rows)
+        sizes = _term_sizes(spec, values, rows)
         kinds = spec.params.items()
         return jnp.stack(
             [jnp.log(values[n]) if kind.how == "log" else values[n] * sizes.get(n, 1.0) for n, kind in kinds]
         )
 
-    def forward(x_K: Any, rows: Rows) -> Any:
-        given = _params(spec, x_K, rows)
+    def forward(x_K: Any, rows: FitRows) -> Any:
+        given = _params_at(spec, x_K, rows)
         return jnp.stack([given[name] for name in spec.params])
 
     def over(function: Callable, *axes: int | None) -> Callable:
@@ -93,7 +93,7 @@ def _compiled(spec: Law, log: bool) -> tuple[Callable, ...]:
             over(inverse, 0, None))  # fmt: skip
 
 
-def _chunked(function: Callable, rows: Rows, *arrays: np.ndarray) -> list[np.ndarray]:
+def _chunked(function: Callable, rows: FitRows, *arrays: np.ndarray) -> list[np.ndarray]:
     """`function` over arrays [R, ...] in chunks of CHUNK, the last filled up with its first row; results in float64."""
     count, found = len(arrays[0]), []
     for first in range(0, count, CHUNK):
@@ -106,11 +106,13 @@ def _chunked(function: Callable, rows: Rows, *arrays: np.ndarray) -> list[np.nda
     return [np.concatenate(leaves) for leaves in zip(*found, strict=True)]
 
 
-def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]) -> Problem:
+def build_autodiff_problem(
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]
+) -> Problem:
     """See `problem.problem`."""
     given = tuple(np.asarray(columns[name], float) for name in law.columns)
     centre = tuple(np.exp(np.mean(np.log(column))) for column in given)
-    rows = Rows(given, np.asarray(target, float), centre, np.array([name in direct for name in law.params]))
+    rows = FitRows(given, np.asarray(target, float), centre, np.array([name in direct for name in law.params]))
     residual, slopes, curvature, terms, forward, inverse = _compiled(law, objective.log)
 
     def value(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -144,4 +146,6 @@ def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective
         (found,) = _chunked(inverse, rows, values.reshape(-1, len(law.params)))
         return found.reshape(values.shape)
 
-    return Problem(law, objective, columns, target, *bounds(law), value, derivatives, basis, to_params, from_params)
+    return Problem(
+        law, objective, columns, target, *coordinate_bounds(law), value, derivatives, basis, to_params, from_params
+    )

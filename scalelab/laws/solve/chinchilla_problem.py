@@ -11,10 +11,12 @@ import numpy as np
 
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.solve.problem import Columns, Derivatives, Problem, bounds
+from scalelab.laws.solve.problem import Columns, Derivatives, Problem, coordinate_bounds
 
 
-def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]) -> Problem:
+def build_chinchilla_problem(
+    law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]
+) -> Problem:
     """See `problem.problem`."""
     log_n, log_d, y = np.log(columns["N"]), np.log(columns["D"]), np.log(target)
     n_mean = 0.0 if "A" in direct else log_n.mean()
@@ -66,4 +68,6 @@ def problem(law: Law, columns: Columns, target: np.ndarray, objective: Objective
             np.broadcast_arrays(E, A * np.exp(-alpha * n_mean), B * np.exp(-beta * d_mean), alpha, beta), -1
         )
 
-    return Problem(law, objective, columns, target, *bounds(law), value, derivatives, basis, to_params, from_params)
+    return Problem(
+        law, objective, columns, target, *coordinate_bounds(law), value, derivatives, basis, to_params, from_params
+    )

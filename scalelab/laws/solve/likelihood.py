@@ -8,7 +8,7 @@ from scipy.optimize import brentq
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.solve import newton
-from scalelab.laws.solve.optimum import FitError, Optimum, certify, minimise
+from scalelab.laws.solve.optimum import FitError, Optimum, certify_optimum, minimise_objective
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns, Problem
 
@@ -49,27 +49,27 @@ def fit_scale(law: Law, columns: Columns, target: np.ndarray, objective: Objecti
     """
     delta = objective.delta
     posed, sigma = pose_problem(law, columns, target, objective), 0.0
-    x = minimise(posed).x[None]
+    x = minimise_objective(posed).x[None]
     for _ in range(ROUNDS):
-        before, sigma = sigma, best_sigma(posed.residuals(_params(posed, x[0])), delta)
-        posed, found = _follow(law, columns, target, objective, delta * sigma, x)
+        before, sigma = sigma, best_sigma(posed.residuals(_params_at(posed, x[0])), delta)
+        posed, found = _lower_threshold(law, columns, target, objective, delta * sigma, x)
         x = found.x
         if before and abs(np.log(sigma / before)) < SETTLED:
             break
     else:
         raise FitError(f"maximum likelihood did not settle: sigma still moves from {before:.4g} to {sigma:.4g}")
     around = np.random.default_rng(0).normal(1.0, JITTER, (STARTS, x.shape[1]))
-    posed, found = _follow(law, columns, target, objective, delta * sigma, np.concatenate([x, x * around]))
+    posed, found = _lower_threshold(law, columns, target, objective, delta * sigma, np.concatenate([x, x * around]))
     best = int(found.objective.argmin())
     if not found.converged[best]:
         raise FitError("maximum likelihood did not converge: the best start is not at a stationary point")
-    params = _params(posed, found.x[best])
+    params = _params_at(posed, found.x[best])
     value = negative_log_likelihood(posed.residuals(params), sigma, delta)
-    certificate = certify(posed, found, best, np.ones((1, len(target))))
+    certificate = certify_optimum(posed, found, best, np.ones((1, len(target))))
     return posed, Optimum(params, value, certificate, found.x[best])
 
 
-def _follow(
+def _lower_threshold(
     law: Law, columns: Columns, target: np.ndarray, objective: Objective, end: float, x: np.ndarray
 ) -> tuple[Problem, newton.Solutions]:
     """From laws x [R, K] to those at threshold `end`, through thresholds ten times apart: (the last problem, its fits)."""
@@ -82,5 +82,5 @@ def _follow(
     return posed, found
 
 
-def _params(posed: Problem, x: np.ndarray) -> dict[str, float]:
+def _params_at(posed: Problem, x: np.ndarray) -> dict[str, float]:
     return {name: float(value) for name, value in posed.to_params(x).items()}

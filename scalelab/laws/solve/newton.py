@@ -25,7 +25,7 @@ class Solutions:
     converged: np.ndarray
 
 
-def project(problem: Problem, weights: np.ndarray, searched: np.ndarray) -> np.ndarray:
+def variable_projection(problem: Problem, weights: np.ndarray, searched: np.ndarray) -> np.ndarray:
     """Variable projection: for each seed of `searched` [G, K - L] the best linear coordinates >= 0: x [R, G, K].
 
     Given the other parameters the law is linear, and relative error stands in for log error (Golub & Pereyra 1973). The
@@ -61,13 +61,13 @@ def project(problem: Problem, weights: np.ndarray, searched: np.ndarray) -> np.n
     return x
 
 
-def free_of(x: np.ndarray, gradient: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+def free_coordinates(x: np.ndarray, gradient: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """Which parameters may move: not those at a bound that the descent direction would leave through."""
     held = ((x <= lower) & (gradient >= 0)) | ((x >= upper) & (gradient <= 0))
     return ~held
 
 
-def propose(
+def newton_step(
     curvature: np.ndarray, gradient: np.ndarray, free: np.ndarray, scale: np.ndarray, damping: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(step [R, K] for |curvature| + damping, decrease [R] that the undamped step promises), in scaled coordinates.
@@ -110,10 +110,11 @@ def descend(
         if not known.all():  # the law is finite here, its derivative is not: this start leads nowhere
             value[active[~known]], done[active[~known]] = np.inf, True
             continue
-        free = free_of(x_now, gradient, lower[active], upper[active])
+        free = free_coordinates(x_now, gradient, lower[active], upper[active])
         scale = 1.0 / np.sqrt(np.maximum(np.einsum("rii->ri", curvatures[0]), 1e-12))
         offers = [
-            propose(c, gradient, free, scale, extra) for c, extra in zip(curvatures, damping[:, active], strict=True)
+            newton_step(c, gradient, free, scale, extra)
+            for c, extra in zip(curvatures, damping[:, active], strict=True)
         ]
         promise = np.maximum(offers[0][1], offers[1][1])
         done[active] = promise <= TOLERANCE * value_now + ROUNDING * w_now.sum(axis=1)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import qmc
 
-from scalelab.laws.law.law import Kind
+from scalelab.laws.law.law import ParamKind
 from scalelab.laws.solve import newton
 from scalelab.laws.solve.problem import Problem
 
@@ -62,13 +62,13 @@ def start_points(problem: Problem, per_axis: int = GRID, spread: int = SPREAD) -
     if not kinds:  # a linear law: variable projection alone solves it
         return np.zeros((1, 0))
     if len(kinds) <= 2:
-        axes = [stretch(kind, np.linspace(0.0, 1.0, per_axis)) for kind in kinds]
+        axes = [scale_to_range(kind, np.linspace(0.0, 1.0, per_axis)) for kind in kinds]
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(kinds))
     unit = qmc.Sobol(len(kinds), seed=0).random(spread)
-    return np.stack([stretch(kind, unit[:, i]) for i, kind in enumerate(kinds)], axis=-1)
+    return np.stack([scale_to_range(kind, unit[:, i]) for i, kind in enumerate(kinds)], axis=-1)
 
 
-def stretch(kind: Kind, unit: np.ndarray) -> np.ndarray:
+def scale_to_range(kind: ParamKind, unit: np.ndarray) -> np.ndarray:
     """[0, 1] -> the range of starts of a searched parameter's coordinate, evenly in logs where it is positive."""
     low, high = kind.starts
     if kind.how == "log":
@@ -76,14 +76,18 @@ def stretch(kind: Kind, unit: np.ndarray) -> np.ndarray:
     return low * (high / low) ** unit if low > 0 else low + unit * (high - low)
 
 
-def minimise(problem: Problem, weights: np.ndarray | None = None, also: Mapping[str, float] | None = None) -> Optimum:
+def minimise_objective(
+    problem: Problem, weights: np.ndarray | None = None, also: Mapping[str, float] | None = None
+) -> Optimum:
     """The global minimum of the objective with weights [P] (one each by default): seeds, then exact polish.
 
     `also` is a further start, a published optimum say. FitError where the best start didn't reach a stationary point.
     """
     weights = np.ones((1, problem.points)) if weights is None else np.asarray(weights, float)[None]
     hard = len(problem.law.searched) >= HARD
-    starts = newton.project(problem, weights, start_points(problem, spread=8 * SPREAD if hard else SPREAD))[0]
+    starts = newton.variable_projection(problem, weights, start_points(problem, spread=8 * SPREAD if hard else SPREAD))[
+        0
+    ]
     polished = 2 * POLISHED if hard else POLISHED
     if len(starts) > polished:
         values = problem.value(starts, np.broadcast_to(weights, (len(starts), problem.points)))
@@ -98,10 +102,10 @@ def minimise(problem: Problem, weights: np.ndarray | None = None, also: Mapping[
             f"{int(found.converged.sum())} others converged) is not at a stationary point"
         )
     params = {name: float(value) for name, value in problem.to_params(found.x[best]).items()}
-    return Optimum(params, float(found.objective[best]), certify(problem, found, best, weights), found.x[best])
+    return Optimum(params, float(found.objective[best]), certify_optimum(problem, found, best, weights), found.x[best])
 
 
-def certify(problem: Problem, found: newton.Solutions, best: int, weights: np.ndarray) -> Certificate:
+def certify_optimum(problem: Problem, found: newton.Solutions, best: int, weights: np.ndarray) -> Certificate:
     """The certificate of solution `best` among all polished starts."""
     least = found.objective[best]
     excess = found.objective - least

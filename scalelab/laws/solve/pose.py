@@ -18,5 +18,5 @@ def pose_problem(
     its derivatives written out (numpy, the fast way for thousands of resamples); any other's come from autodiff.
     """
     if law.function is forms.chinchilla and objective.log:
-        return chinchilla_problem.problem(law, columns, target, objective, direct)
-    return autodiff_problem.problem(law, columns, target, objective, direct)
+        return chinchilla_problem.build_chinchilla_problem(law, columns, target, objective, direct)
+    return autodiff_problem.build_autodiff_problem(law, columns, target, objective, direct)

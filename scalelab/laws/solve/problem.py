@@ -51,7 +51,7 @@ class Problem(NamedTuple):
         return self.objective.target(self.target) - self.objective.target(self.law(self.columns, params))
 
 
-def bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:
+def coordinate_bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:
     """(lower, upper) of x."""
     ends = [
         (np.log(kind.low), np.log(kind.high)) if kind.how == "log" else (kind.low, kind.high)

@@ -18,7 +18,7 @@ from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
 from scalelab.laws.trust import grids, identifiable
-from scalelab.laws.trust.information import noise, sizes_and_tokens
+from scalelab.laws.trust.information import residual_noise, sizes_and_tokens
 
 DECADE = 9.9  # a column that spans less leaves an exponent to a short lever
 SPARE = 2.0  # rows a parameter, below which hardly any run checks the law
@@ -42,40 +42,40 @@ class Finding:
         return {"kind": self.kind, "text": self.text, "rows": list(self.rows)}
 
 
-def check(
+def row_findings(
     law: Law, columns: Columns, target: np.ndarray, flops: ArrayLike | None = None, log: bool = True
 ) -> list[Finding]:
-    """Findings about the rows alone; BadInput (see `identifiable.refuse`) where they can't identify the law.
+    """Findings about the rows alone; BadInput (see `identifiable.check_identifiable`) where they can't identify the law.
 
     `flops` [P]: what each run cost, where it is known to differ from 6 N D.
     """
-    identifiable.refuse(law, columns, target, flops=flops, log=log)
-    cost = _cost(columns, flops)
-    found = [*_few(law, target), *_narrow(columns, cost), *_repeats(columns, target)]
-    return found + (_grid(columns, target, cost) if law.target == "loss" and cost is not None else [])
+    identifiable.check_identifiable(law, columns, target, flops=flops, log=log)
+    cost = _run_flops(columns, flops)
+    found = [*_few_rows(law, target), *_narrow_columns(columns, cost), *_repeated_rows(columns, target)]
+    return found + (_grid_findings(columns, target, cost) if law.target == "loss" and cost is not None else [])
 
 
-def review(
+def fit_findings(
     posed: Problem, best: Optimum, k: float = FLOPS_PER_PARAM_TOKEN, flops: ArrayLike | None = None,
     target_flops: Sequence[float] = (), held: Mapping[str, float] | None = None,
 ) -> list[Finding]:  # fmt: skip
     """Findings that need the fitted law: rows far off it, and the bias that approach 2 would have on this grid."""
-    return [*_outliers(posed, best), *_approach2(posed, best, k, flops, target_flops, held or {})]
+    return [*_outlier_findings(posed, best), *_approach2_finding(posed, best, k, flops, target_flops, held or {})]
 
 
-def left_out(excluded: Iterable[Mapping[str, str]]) -> list[Finding]:
+def exclusion_findings(excluded: Iterable[Mapping[str, str]]) -> list[Finding]:
     """What was not fitted, of rows {"name", "reason"}: diverged or unfinished runs above all."""
-    said = reasons(excluded)
+    said = describe_exclusions(excluded)
     return [Finding("excluded", f"not fitted: {said}")] if said else []
 
 
-def reasons(excluded: Iterable[Mapping[str, str]]) -> str:
+def describe_exclusions(excluded: Iterable[Mapping[str, str]]) -> str:
     """How many of these rows were left out for which reason, in words."""
     counts = Counter(entry["reason"] for entry in excluded)
     return ", ".join(f"{number} {reason}" for reason, number in counts.items())
 
 
-def _cost(columns: Columns, flops: ArrayLike | None) -> np.ndarray | None:
+def _run_flops(columns: Columns, flops: ArrayLike | None) -> np.ndarray | None:
     """FLOPs [P] of each run, None where neither they nor N and D are known."""
     if flops is not None:
         return np.asarray(flops, float)
@@ -83,7 +83,7 @@ def _cost(columns: Columns, flops: ArrayLike | None) -> np.ndarray | None:
     return columns.get("C", FLOPS_PER_PARAM_TOKEN * N * D if len(N) else None)
 
 
-def _few(law: Law, target: np.ndarray) -> list[Finding]:
+def _few_rows(law: Law, target: np.ndarray) -> list[Finding]:
     count, params = len(target), len(law.params)
     if count > SPARE * params:
         return []
@@ -91,12 +91,12 @@ def _few(law: Law, target: np.ndarray) -> list[Finding]:
     return [Finding("few rows", f"{count} runs for {params} parameters: {spare} to check the law against")]
 
 
-def _narrow(columns: Columns, cost: np.ndarray | None) -> list[Finding]:
+def _narrow_columns(columns: Columns, cost: np.ndarray | None) -> list[Finding]:
     """Columns whose lever is short. C too, where the law doesn't name it."""
     spans = {"C": cost, **columns} if cost is not None else dict(columns)
     found = []
     for name in (name for name in ("N", "D", "C", "M", "U", "width", "depth") if name in spans):
-        values = identifiable.distinct(spans[name])
+        values = identifiable.distinct_values(spans[name])
         factor = values[-1] / values[0]
         if 1 < factor < DECADE:
             ends = f"{values[0]:.3g} to {values[-1]:.3g}"
@@ -108,11 +108,11 @@ def _narrow(columns: Columns, cost: np.ndarray | None) -> list[Finding]:
     return found
 
 
-def _repeats(columns: Columns, target: np.ndarray) -> list[Finding]:
+def _repeated_rows(columns: Columns, target: np.ndarray) -> list[Finding]:
     """Rows that are copies of each other, and rows of (nearly) one configuration."""
     logs = np.log(np.stack([*columns.values()], axis=1))
-    copy = _nearest(np.column_stack([logs, np.log(target)])) < 1e-9
-    close = (_nearest(logs) < np.log1p(NEAR)) & ~copy
+    copy = _nearest_distance(np.column_stack([logs, np.log(target)])) < 1e-9
+    close = (_nearest_distance(logs) < np.log1p(NEAR)) & ~copy
     found = []
     if copy.any():
         text = f"equal to another row, loss and all: {copy.sum()} rows; each such run counts twice"
@@ -126,18 +126,18 @@ def _repeats(columns: Columns, target: np.ndarray) -> list[Finding]:
     return found
 
 
-def _nearest(points: np.ndarray) -> np.ndarray:
+def _nearest_distance(points: np.ndarray) -> np.ndarray:
     """Largest difference in any coordinate to the nearest other of points [P, columns]: [P]."""
     return cKDTree(points).query(points, k=2, p=np.inf)[0][:, 1]
 
 
-def _grid(columns: Columns, target: np.ndarray, cost: np.ndarray) -> list[Finding]:
+def _grid_findings(columns: Columns, target: np.ndarray, cost: np.ndarray) -> list[Finding]:
     """What an IsoFLOP grid shows: budgets, and where their minima lie."""
     N, _ = sizes_and_tokens(columns)
     if not len(N):
         return []
     found = []
-    grid = grids.budgets(cost, N, target)
+    grid = grids.isoflop_budgets(cost, N, target)
     if grid and len(grid) < ENOUGH_BUDGETS:
         found.append(
             Finding("few budgets", f"{len(grid)} budgets determine the law's C and leave none to check it: add one")
@@ -164,9 +164,9 @@ def _side(place: float) -> str:
     return "small" if place < 0.5 else "large"
 
 
-def _outliers(posed: Problem, best: Optimum) -> list[Finding]:
+def _outlier_findings(posed: Problem, best: Optimum) -> list[Finding]:
     residuals = posed.residuals(best.params)
-    size = noise(posed, best)
+    size = residual_noise(posed, best)
     far = np.abs(residuals) > OUTLIER * size
     if not far.any():
         return []
@@ -179,13 +179,13 @@ def _outliers(posed: Problem, best: Optimum) -> list[Finding]:
     return [Finding("outliers", text, _rows(far))]
 
 
-def _approach2(
+def _approach2_finding(
     posed: Problem, best: Optimum, k: float, flops: ArrayLike | None, target_flops: Sequence[float],
     held: Mapping[str, float],
 ) -> list[Finding]:  # fmt: skip
     """The bias of approach 2 on this grid, for laws of N and D that the grid could also be read by approach 2."""
     N, _ = sizes_and_tokens(posed.columns)
-    cost = _cost(posed.columns, flops)
+    cost = _run_flops(posed.columns, flops)
     if (
         posed.law.target != "loss"
         or cost is None
@@ -193,7 +193,7 @@ def _approach2(
         or not set(posed.law.columns) <= {"N", "D", "C", "M", *held}
     ):
         return []
-    grid = grids.budgets(cost, N, posed.target)
+    grid = grids.isoflop_budgets(cost, N, posed.target)
     at = target_flops[0] if len(target_flops) else AHEAD * cost.max()
     said = []
     for method in ("parabola", "akima"):

@@ -22,7 +22,7 @@ SHARE = 0.5  # of the rows that must stand in budgets of three sizes or more to 
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget:
+class GridBudget:
     """One budget of a grid and its `rows`.
 
     By Akima interpolation, as parabolas are off on wide grids: `place` of the minimum in the range of log N (0 to 1),
@@ -36,19 +36,19 @@ class Budget:
     interior: bool
 
 
-def budgets(C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[Budget]:
+def isoflop_budgets(C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[GridBudget]:
     """The budgets with three sizes or more; [] where they hold less than half of the rows (no IsoFLOP grid)."""
-    labels, found = isoflop.budgets_of(C), []
+    labels, found = isoflop.group_budgets(C), []
     for budget in np.unique(labels):
         (rows,) = np.nonzero(labels == budget)
         sizes = len(np.unique(N[rows]))
         if sizes < isoflop.MIN_SIZES or np.ptp(C[rows]) > (LOOSE if sizes >= MANY else TIGHT) * budget:
             continue  # too few sizes; or a chain of runs each a little dearer than the last: no budget
-        profile = isoflop.profile(budget, N[rows], loss[rows])
+        profile = isoflop.profile_budget(budget, N[rows], loss[rows])
         low, high = np.log([N[rows].min(), N[rows].max()])
         height = profile.curve[1]
         found.append(
-            Budget(
+            GridBudget(
                 C=float(budget),
                 rows=tuple(rows.tolist()),
                 place=float((np.log(profile.N) - low) / (high - low)),
@@ -80,7 +80,7 @@ class Approach2:
 
 
 def approach2_bias(
-    law: Law, params: Mapping[str, float], grid: Sequence[Budget], N: np.ndarray, target_flops: float, k: float,
+    law: Law, params: Mapping[str, float], grid: Sequence[GridBudget], N: np.ndarray, target_flops: float, k: float,
     method: str = "parabola", held: Mapping[str, float] | None = None,
 ) -> Approach2:  # fmt: skip
     """Noise-free losses of the fitted law at the grid's own budgets and sizes, fitted by approach 2, read off at the target.
@@ -92,7 +92,7 @@ def approach2_bias(
     law_at = {name: np.asarray(value, float) for name, value in params.items()}
     C = np.concatenate([np.full(len(each.rows), each.C) for each in grid])
     sizes = np.concatenate([N[list(each.rows)] for each in grid])
-    found = isoflop.fit_isoflop(C, sizes, decision.losses(law, law_at, sizes, C, k, held or {}), method)
+    found = isoflop.fit_isoflop(C, sizes, decision.losses_at_budget(law, law_at, sizes, C, k, held or {}), method)
     ends = np.array([C.max(), target_flops])
     own = np.array([decision.optimal_size(law, law_at, end, k, held or {})[0] for end in ends])
     if not (np.isfinite(own) & (own > 0)).all():

@@ -70,21 +70,21 @@ def hold_out(
     """
     if not 1 <= count < len(target):
         raise BadInput(f"holdout = {count}: between 1 and {len(target) - 1} of {len(target)} rows can be held out")
-    scale = size_of(columns) if scale is None else np.asarray(scale, float)
+    scale = run_sizes(columns) if scale is None else np.asarray(scale, float)
     rows = np.argsort(-scale, kind="stable")[:count]
     weights = np.ones(len(target))
     weights[rows] = 0.0
     try:
-        identifiable.refuse(law, columns, target, weights, objective.log)
+        identifiable.check_identifiable(law, columns, target, weights, objective.log)
     except BadInput as why:
         raise BadInput(f"without the {count} largest rows: {why}") from None
-    best = optimum.minimise(pose_problem(law, columns, target, objective), weights)
+    best = optimum.minimise_objective(pose_problem(law, columns, target, objective), weights)
     predicted = law(columns, best.params)
     error = np.abs(predicted / target - 1.0)
     return Holdout(rows, scale[rows], target[rows], predicted[rows], best.params, float(error[weights > 0].mean()))
 
 
-def size_of(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+def run_sizes(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """How large each run is [P], for ordering: C, else N D, else the first of D, N, width; else the lowest loss."""
     if "C" in columns:
         return columns["C"]

@@ -26,7 +26,7 @@ TOGETHER = 0.02  # N and D move together where log D is a straight line in log N
 TAKES_PART = 0.1  # a parameter with this component of an undetermined direction is named
 
 
-def refuse(
+def check_identifiable(
     law: Law, columns: Columns, target: np.ndarray, weights: ArrayLike | None = None, log: bool = True,
     flops: ArrayLike | None = None,
 ) -> None:  # fmt: skip
@@ -43,18 +43,18 @@ def refuse(
     used = {name: column[rows] for name, column in columns.items()}
     if rows.sum() < count:
         raise BadInput(f"{rows.sum()} runs: law {law.name!r} has {count} parameters and needs at least {count}")
-    if open_ := undetermined(law, columns, target, weights, log):
-        raise BadInput(f"law {law.name!r}: these runs cannot tell {_listed(open_)}: {_lack(used)}")
+    if open_ := undetermined_params(law, columns, target, weights, log):
+        raise BadInput(f"law {law.name!r}: these runs cannot tell {_join_names(open_)}: {_describe_lack(used)}")
     if law.target == "loss" and {"N", "D"} <= set(law.columns) and count > MIN_BUDGETS:
         cost = FLOPS_PER_PARAM_TOKEN * columns["N"] * columns["D"] if flops is None else np.asarray(flops, float)
-        _refuse_flat(law, used["N"], used["D"], cost[rows])
+        _check_grid(law, used["N"], used["D"], cost[rows])
 
 
-def _refuse_flat(law: Law, N: np.ndarray, D: np.ndarray, flops: np.ndarray) -> None:
+def _check_grid(law: Law, N: np.ndarray, D: np.ndarray, flops: np.ndarray) -> None:
     """BadInput for a grid of N and D with too few budgets, or on a line."""
-    if len(distinct(N)) == 1 or len(distinct(D)) == 1:
-        raise BadInput(f"law {law.name!r}: {_lack({'N': N, 'D': D})}")
-    budgets = distinct(flops, SAME_BUDGET)
+    if len(distinct_values(N)) == 1 or len(distinct_values(D)) == 1:
+        raise BadInput(f"law {law.name!r}: {_describe_lack({'N': N, 'D': D})}")
+    budgets = distinct_values(flops, SAME_BUDGET)
     if len(budgets) < MIN_BUDGETS:
         raise BadInput(
             f"law {law.name!r}: {len(budgets)} budget{'s' * (len(budgets) > 1)} ("
@@ -70,31 +70,33 @@ def _refuse_flat(law: Law, N: np.ndarray, D: np.ndarray, flops: np.ndarray) -> N
         )
 
 
-def undetermined(law: Law, columns: Columns, target: np.ndarray, weights: np.ndarray, log: bool = True) -> list[str]:
+def undetermined_params(
+    law: Law, columns: Columns, target: np.ndarray, weights: np.ndarray, log: bool = True
+) -> list[str]:
     """Parameters that rows of weight 1 leave open even with losses exact to 1e-6; [] where all are determined.
 
     Judged by the sensitivities at the law's best seeds, nearly equal column values taken as equal. A parameter is open
     where its standard error would exceed the whole range it is searched in.
     """
     rows = weights > 0
-    merged = {name: np.where(rows, merge(column, rows), column) for name, column in columns.items()}
+    merged = {name: np.where(rows, merge_near_values(column, rows), column) for name, column in columns.items()}
     posed = pose_problem(law, merged, target, Objective("least squares", np.inf, log=log))
-    x = _plausible(posed, weights)
+    x = _plausible_params(posed, weights)
     info = posed.derivatives(x, np.broadcast_to(weights, (len(x), len(weights))))[1]
     info = info[np.isfinite(info).all(axis=(1, 2))]
     if not len(info):
         return []
     noise = EXACT if log else EXACT * target.mean()
-    reach = _reach(posed) / noise
+    reach = _coordinate_reach(posed) / noise
     values, vectors = np.linalg.eigh(info * np.outer(reach, reach))
     best = values[:, 0].argmax()
     weak = np.abs(vectors[best][:, values[best] < 1.0]) > TAKES_PART
     return [name for name, takes_part in zip(law.params, weak.any(axis=1), strict=True) if takes_part]
 
 
-def _plausible(posed: Problem, weights: np.ndarray) -> np.ndarray:
+def _plausible_params(posed: Problem, weights: np.ndarray) -> np.ndarray:
     """x [<= TRIED, K]: the best seeds of variable projection, every linear term at a share of the target that shows."""
-    x = newton.project(posed, weights[None], optimum.start_points(posed))[0]
+    x = newton.variable_projection(posed, weights[None], optimum.start_points(posed))[0]
     linear = posed.places(posed.law.linear)
     x[:, linear] = np.maximum(x[:, linear], LEAST_SHARE * posed.target.mean())
     values = posed.value(x, np.broadcast_to(weights, (len(x), len(weights))))
@@ -102,7 +104,7 @@ def _plausible(posed: Problem, weights: np.ndarray) -> np.ndarray:
     return x[order[np.isfinite(values[order])]]
 
 
-def _reach(posed: Problem) -> np.ndarray:
+def _coordinate_reach(posed: Problem) -> np.ndarray:
     """Half the range [K] that each coordinate may sensibly take: of a linear term, the target's size."""
     kinds = posed.law.params.values()
     widths = [
@@ -112,12 +114,12 @@ def _reach(posed: Problem) -> np.ndarray:
     return np.where(np.isfinite(widths), widths, posed.target.mean())
 
 
-def distinct(values: np.ndarray, tolerance: float = SAME) -> np.ndarray:
+def distinct_values(values: np.ndarray, tolerance: float = SAME) -> np.ndarray:
     """The different values in rising order, those within `tolerance` of the first of a group as their geometric mean."""
-    return np.unique(merge(values, np.ones(len(values), bool), tolerance))
+    return np.unique(merge_near_values(values, np.ones(len(values), bool), tolerance))
 
 
-def merge(values: np.ndarray, rows: np.ndarray, tolerance: float = SAME) -> np.ndarray:
+def merge_near_values(values: np.ndarray, rows: np.ndarray, tolerance: float = SAME) -> np.ndarray:
     """Each value [P] as the geometric mean of its group (of the given rows). A dense column gives many groups, not one."""
     order = np.flatnonzero(rows)[np.argsort(values[rows], kind="stable")]
     merged, first = np.array(values, float), 0
@@ -128,9 +130,9 @@ def merge(values: np.ndarray, rows: np.ndarray, tolerance: float = SAME) -> np.n
     return merged
 
 
-def _lack(columns: Mapping[str, np.ndarray]) -> str:
+def _describe_lack(columns: Mapping[str, np.ndarray]) -> str:
     """What the runs lack, in words."""
-    few = {name: distinct(values) for name, values in columns.items()}
+    few = {name: distinct_values(values) for name, values in columns.items()}
     said = [
         f"{name} has {'one value' if len(v) == 1 else 'only two values'} ({' and '.join(f'{x:.4g}' for x in v)}) in all "
         f"{len(columns[name])} runs; vary it, with three values or more"
@@ -142,5 +144,5 @@ def _lack(columns: Mapping[str, np.ndarray]) -> str:
     return "; ".join(said) or "its terms do not vary independently; add runs that change one column at a time"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]} apart" if len(names) > 1 else f"what {names[0]} is"

@@ -15,20 +15,20 @@ from scalelab.laws.solve.problem import Columns, Problem
 
 STEP = 1e-4  # of central differences, relative to a term's size; of exponents and logs as it is
 LEAST_NOISE = 1e-9  # exact data: what counts then is only which run adds most
-GRID = 15  # sizes and token counts that `tighten` tries, each
+GRID = 15  # sizes and token counts that `most_informative_runs` tries, each
 WIDEN = 4.0  # ... up to this much beyond the largest fitted ones
 
 Params = dict[str, np.ndarray]
 
 
-def noise(posed: Problem, best: Optimum) -> float:
+def residual_noise(posed: Problem, best: Optimum) -> float:
     """Standard deviation of one run's residual, robustly: 1.48 times the median size, for the points left beside K."""
     spare = max(posed.points - len(best.params), 1)
     typical = 1.4826 * np.median(np.abs(posed.residuals(best.params)))
     return float(max(typical * np.sqrt(posed.points / spare), LEAST_NOISE))
 
 
-def slope(posed: Problem, best: Optimum, of: Callable[[Params], np.ndarray]) -> np.ndarray:
+def function_derivatives(posed: Problem, best: Optimum, of: Callable[[Params], np.ndarray]) -> np.ndarray:
     """Derivatives [K, G] by x of a function of the parameters that maps [2K, 1] each to [2K, G], by central differences.
 
     A parameter at its bound counts as known: its derivative is zero.
@@ -43,7 +43,7 @@ def slope(posed: Problem, best: Optimum, of: Callable[[Params], np.ndarray]) -> 
         return (up - down) / (2 * steps[:, None]) * free[:, None]
 
 
-def sensitivity(
+def law_sensitivity(
     posed: Problem, best: Optimum, columns: Mapping[str, np.ndarray], sd: float | None = None
 ) -> np.ndarray:
     """Derivatives [G, K] by x of the law at `columns` [G] (of its log, in log objectives), in units of one run's noise.
@@ -51,35 +51,37 @@ def sensitivity(
     That is `sd`, or what the fitted residuals show.
     """
     own = {name: np.asarray(columns[name], float) for name in posed.law.columns}
-    each = slope(posed, best, lambda params: posed.objective.target(posed.law(own, params))).T
-    return each / (sd or noise(posed, best))
+    each = function_derivatives(posed, best, lambda params: posed.objective.target(posed.law(own, params))).T
+    return each / (sd or residual_noise(posed, best))
 
 
-def information(posed: Problem, best: Optimum, sd: float | None = None) -> np.ndarray:
-    """Gauss-Newton information [K, K] of the fitted points about x; `sd` as in `sensitivity`.
+def information_matrix(posed: Problem, best: Optimum, sd: float | None = None) -> np.ndarray:
+    """Gauss-Newton information [K, K] of the fitted points about x; `sd` as in `law_sensitivity`.
 
     A prior as wide as the range that global search covers keeps a parameter finite that the data leave open.
     """
-    each = sensitivity(posed, best, posed.columns, sd)
+    each = law_sensitivity(posed, best, posed.columns, sd)
     kinds = posed.law.params.values()
     widths = [np.log(kind.high / kind.low) if kind.how == "log" else kind.high - kind.low for kind in kinds]
     known = np.where(np.isfinite(widths), widths, 10 * posed.target.mean())
     return each.T @ each + np.diag(known**-2.0)
 
 
-def covariance(info: np.ndarray) -> np.ndarray:
+def covariance_matrix(info: np.ndarray) -> np.ndarray:
     """Inverse of an information matrix, each parameter scaled by its own before."""
     scale = 1.0 / np.sqrt(np.diag(info))
     return np.linalg.inv(info * np.outer(scale, scale)) * np.outer(scale, scale)
 
 
-def gain(spread: np.ndarray, each: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+def variance_gain(spread: np.ndarray, each: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """How much one more run with sensitivities `each` [G, K] lowers the variance gradient' spread gradient: [G]."""
     reach = each @ spread
     return (reach @ gradient) ** 2 / (1.0 + np.sum(reach * each, axis=1))
 
 
-def tighten(posed: Problem, best: Optimum, k: float = FLOPS_PER_PARAM_TOKEN) -> dict[str, dict[str, float]]:
+def most_informative_runs(
+    posed: Problem, best: Optimum, k: float = FLOPS_PER_PARAM_TOKEN
+) -> dict[str, dict[str, float]]:
     """For each parameter the one run (N, D, C = k N D) that would narrow its interval most.
 
     Of runs no dearer than the dearest fitted one, no smaller or shorter than the least, N and D up to four times the
@@ -92,19 +94,19 @@ def tighten(posed: Problem, best: Optimum, k: float = FLOPS_PER_PARAM_TOKEN) -> 
     tried = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(2, -1)
     n, d = tried[:, tried.prod(axis=0) <= (N * D).max() * (1 + 1e-9)]
     others = {name: np.full(len(n), np.exp(np.log(column).mean())) for name, column in posed.columns.items()}
-    each = sensitivity(posed, best, others | {"N": n, "D": d, "C": k * n * d, "M": d / n})
-    spread, found = covariance(information(posed, best)), {}
+    each = law_sensitivity(posed, best, others | {"N": n, "D": d, "C": k * n * d, "M": d / n})
+    spread, found = covariance_matrix(information_matrix(posed, best)), {}
     for i, name in enumerate(posed.law.params):
-        row = int(gain(spread, each, gradient_of(posed, best, name, i)).argmax())
+        row = int(variance_gain(spread, each, param_gradient(posed, best, name, i)).argmax())
         found[name] = {"N": float(n[row]), "D": float(d[row]), "C": float(k * n[row] * d[row])}
     return found
 
 
-def gradient_of(posed: Problem, best: Optimum, name: str, place: int) -> np.ndarray:
+def param_gradient(posed: Problem, best: Optimum, name: str, place: int) -> np.ndarray:
     """Gradient [K] by x of a parameter; of its logarithm, where that is what is searched."""
     if posed.law.params[name].how != "linear":
         return np.eye(len(best.x))[place]
-    return slope(posed, best, lambda params: params[name])[:, 0]
+    return function_derivatives(posed, best, lambda params: params[name])[:, 0]
 
 
 def sizes_and_tokens(columns: Columns, k: float = FLOPS_PER_PARAM_TOKEN) -> tuple[np.ndarray, np.ndarray]:

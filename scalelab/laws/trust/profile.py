@@ -28,11 +28,11 @@ NEAR = 3.0  # an end this close to the best value still says something when the 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Profile:
+class ParamProfile:
     """One parameter: `verdict` identified, one-sided or not identified; its interval (None: open on that side).
 
-    `values`, `objective` [R]: the curve itself; `threshold` is the objective at which the interval ends. `tighten`: the run
-    {N, D, C} that would narrow it most, for laws of N and D (see `information.tighten`).
+    `values`, `objective` [R]: the curve itself; `interval_threshold` is the objective at which the interval ends. `tighten`: the run
+    {N, D, C} that would narrow it most, for laws of N and D (see `information.most_informative_runs`).
     """
 
     verdict: str
@@ -70,7 +70,7 @@ def log_likelihood(value: float, count: float, objective: Objective) -> float:
     return -value / s - count * objective.log_normaliser(s)
 
 
-def inflation(residuals: np.ndarray, params: int, objective: Objective) -> float:
+def likelihood_inflation(residuals: np.ndarray, params: int, objective: Objective) -> float:
     """By how much a fall of this likelihood is too great where the residuals are not of its density: 1 or more.
 
     Twice the fall is this times chi-square, the ratio of the score's variance to its mean slope (White 1982); pi / 2 for
@@ -87,7 +87,7 @@ def inflation(residuals: np.ndarray, params: int, objective: Objective) -> float
     return float(np.clip(variance / (scale * max(share, 1e-12)), 1.0, MOST_INFLATION))
 
 
-def threshold(
+def interval_threshold(
     value: float, points: int, params: int, objective: Objective, level: float, inflated: float = 1.0
 ) -> float:
     """The objective at which the interval of one parameter ends.
@@ -110,35 +110,35 @@ def threshold(
     return float(value * np.exp(brentq(excess, 0.0, high)))
 
 
-def identify(
+def profile_params(
     fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN
-) -> dict[str, Profile]:
+) -> dict[str, ParamProfile]:
     """The profile of every parameter of the law, at the `level` of its interval; C = k N D."""
     least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
     spare = fitted.points > len(best.params) and least > 0
-    factor = inflation(fitted.residuals(best.params), len(best.params), fitted.objective) if spare else 1.0
-    end = threshold(least, fitted.points, len(best.params), fitted.objective, level, factor)
-    runs = information.tighten(fitted, best, k)
+    factor = likelihood_inflation(fitted.residuals(best.params), len(best.params), fitted.objective) if spare else 1.0
+    end = interval_threshold(least, fitted.points, len(best.params), fitted.objective, level, factor)
+    runs = information.most_informative_runs(fitted, best, k)
     return {
-        name: dataclasses.replace(_profile(fitted, best, name, least, end), tighten=runs.get(name))
+        name: dataclasses.replace(_profile_param(fitted, best, name, least, end), tighten=runs.get(name))
         for name in best.params
     }
 
 
-def _profile(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> Profile:
+def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> ParamProfile:
     law = fitted.law
     direct = (name,) if law.params[name].how == "linear" else ()
     own = pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
     place = list(law.params).index(name)
     x = own.from_params(best.params)
     least_size = SMALL * fitted.target.mean() / fitted.from_params({**best.params, name: 1.0})[place] if direct else 0.0
-    sides = [_side(own, x, place, end, up, least_size) for up in (False, True)]
+    sides = [_profile_side(own, x, place, end, up, least_size) for up in (False, True)]
     (low, low_at, low_value), (high, high_at, high_value) = sides
     values = np.concatenate([low_at[::-1], x[place : place + 1], high_at])
     objective = np.concatenate([low_value[::-1], [least], high_value])
     to_param = np.exp if law.params[name].how == "log" else np.asarray
     interval = (None if low is None else float(to_param(low)), None if high is None else float(to_param(high)))
-    return Profile(
+    return ParamProfile(
         _verdict(law.params[name].how, best.params[name], interval), interval, to_param(values), objective, end
     )
 
@@ -153,12 +153,12 @@ def _verdict(how: str, value: float, interval: tuple[float | None, float | None]
     return "one-sided" if close else "not identified"
 
 
-def _side(
+def _profile_side(
     own: Problem, x: np.ndarray, place: int, end: float, up: bool, least_size: float
 ) -> tuple[float | None, np.ndarray, np.ndarray]:
     """(where the profile crosses `end` on this side, None where it never does; held values [R], objectives [R])."""
     how = list(own.law.params.values())[place].how
-    held = _held(x[place], own.lower[place], own.upper[place], how, up, least_size)
+    held = _held_values(x[place], own.lower[place], own.upper[place], how, up, least_size)
     found = _refit_held(own, np.broadcast_to(x, (len(held), len(x))), place, held)
     # Once more, each from its neighbour towards the best: the first descent may have ended in another basin.
     starts = np.concatenate([x[None], found.x[:-1]])
@@ -181,7 +181,7 @@ def _side(
     return 0.5 * (inner + outer), held, value
 
 
-def _held(at: float, lower: float, upper: float, how: str, up: bool, least_size: float) -> np.ndarray:
+def _held_values(at: float, lower: float, upper: float, how: str, up: bool, least_size: float) -> np.ndarray:
     """Held values from near `at` to the bound: by factors for positive coordinates, by differences for the others.
 
     `least_size`: what counts as small for a coefficient that is zero or nearly.

@@ -12,13 +12,13 @@ from scalelab.laws.law import objective as objective_lib
 from scalelab.laws.law.law import Law
 from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.law.objective import Objective
-from scalelab.laws.read.points import columns_of, numeric
+from scalelab.laws.read.points import is_numeric, law_columns
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.trust.holdout import Holdout, hold_out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Entry:
+class TournamentEntry:
     """One law's result; where it has none, `why`."""
 
     law: Law
@@ -36,17 +36,17 @@ class Entry:
         } | found
 
 
-def tournament(
+def run_tournament(
     table: Mapping[str, ArrayLike], laws: Sequence[str | Law] | None = None, count: int = 1,
     objective: str = "huber_log", delta: float | None = None,
-) -> tuple[Entry, ...]:  # fmt: skip
+) -> tuple[TournamentEntry, ...]:  # fmt: skip
     """Hold out the `count` largest rows (by C, else N D) and let each law predict them: entries, the least error first.
 
     `laws`: by default all of `forms.LAWS` whose columns and target the table has. Every law is scored on the same rows.
     One that can't be fitted comes last and says why. BadInput where no law has its columns.
     """
-    chosen = objective_lib.objective(objective, delta)
-    known = {name for name, values in table.items() if numeric(values)}
+    chosen = objective_lib.load_objective(objective, delta)
+    known = {name for name, values in table.items() if is_numeric(values)}
     known |= {"C", "M"} if {"N", "D"} <= known else set()
     named = [load_law(law) if isinstance(law, str) else law for law in laws or LAWS.values()]
     able = [law for law in named if laws or {*law.columns, law.target} <= known]
@@ -54,24 +54,26 @@ def tournament(
         raise BadInput(
             f"the table has {', '.join(sorted(known)) or 'no numbers'}: no law of the table has its columns there"
         )
-    scale = scale_of(table)
-    entries = [_enter(table, law, chosen, count, scale) for law in able]
+    scale = row_scales(table)
+    entries = [_enter_law(table, law, chosen, count, scale) for law in able]
     return tuple(sorted(entries, key=lambda entry: entry.result.mape if entry.result else float("inf")))
 
 
-def scale_of(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
+def row_scales(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
     """How large each row of a table is [P]: C, else N D; None where it has neither, and each law orders by its own."""
     numbers = {
-        name: np.asarray(table[name], float) for name in ("C", "N", "D") if name in table and numeric(table[name])
+        name: np.asarray(table[name], float) for name in ("C", "N", "D") if name in table and is_numeric(table[name])
     }
     if "C" in numbers:
         return numbers["C"]
     return numbers["N"] * numbers["D"] if {"N", "D"} <= set(numbers) else None
 
 
-def _enter(table: Mapping[str, ArrayLike], law: Law, chosen: Objective, count: int, scale: np.ndarray | None) -> Entry:
+def _enter_law(
+    table: Mapping[str, ArrayLike], law: Law, chosen: Objective, count: int, scale: np.ndarray | None
+) -> TournamentEntry:
     try:
-        columns, target = columns_of(table, law)
-        return Entry(law, hold_out(law, columns, target, chosen, count, scale))
+        columns, target = law_columns(table, law)
+        return TournamentEntry(law, hold_out(law, columns, target, chosen, count, scale))
     except (BadInput, FitError) as why:
-        return Entry(law, None, str(why))
+        return TournamentEntry(law, None, str(why))

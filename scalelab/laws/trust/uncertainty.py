@@ -73,33 +73,33 @@ class Bootstrap:
         }
 
 
-def refit(problem: Problem, weights: np.ndarray, warm: np.ndarray) -> newton.Solutions:
+def refit_weighted(problem: Problem, weights: np.ndarray, warm: np.ndarray) -> newton.Solutions:
     """Fit each row of weights [R, P], from `warm` x [K] and from the row's own best seed; the lower one counts.
 
     Where the first batch's own seeds lead nowhere lower than `warm` did, a later one is not followed if the objective falls
     all the way straight from it to the solution that `warm` gave: it lies in the same basin.
     """
     rows = max(1, BATCH // weights.shape[1])
-    found, led = _refit(problem, weights[:rows], warm, every=True)
+    found, led = _refit_batch(problem, weights[:rows], warm, every=True)
     parts = [found]
     for i in range(rows, len(weights), rows):
-        parts.append(_refit(problem, weights[i : i + rows], warm, every=led > 0)[0])
-    return newton.Solutions(*(np.concatenate(found) for found in zip(*map(_fields, parts), strict=True)))
+        parts.append(_refit_batch(problem, weights[i : i + rows], warm, every=led > 0)[0])
+    return newton.Solutions(*(np.concatenate(found) for found in zip(*map(_solution_fields, parts), strict=True)))
 
 
-def _fields(found: newton.Solutions) -> tuple[np.ndarray, ...]:
+def _solution_fields(found: newton.Solutions) -> tuple[np.ndarray, ...]:
     return found.x, found.objective, found.converged
 
 
-def _refit(problem: Problem, weights: np.ndarray, warm: np.ndarray, every: bool) -> tuple[newton.Solutions, int]:
+def _refit_batch(problem: Problem, weights: np.ndarray, warm: np.ndarray, every: bool) -> tuple[newton.Solutions, int]:
     """(solutions, how many of the rows' own seeds led lower); `every` seed is followed."""
     first = newton.descend(problem, np.tile(warm, (len(weights), 1)), weights)
     own = _own_seeds(problem, weights)
-    followed = np.arange(len(own)) if every else np.flatnonzero(~_falls(problem, own, first, weights))
+    followed = np.arange(len(own)) if every else np.flatnonzero(~_falls_straight(problem, own, first, weights))
     second = newton.descend(problem, own[followed], weights[followed])
     lower = second.objective < first.objective[followed]
     led = int(np.sum(second.objective < (1 - optimum.AGREE) * first.objective[followed]))
-    for mine, theirs in zip(_fields(first), _fields(second), strict=True):
+    for mine, theirs in zip(_solution_fields(first), _solution_fields(second), strict=True):
         mine[followed[lower]] = theirs[lower]
     return first, led
 
@@ -107,7 +107,7 @@ def _refit(problem: Problem, weights: np.ndarray, warm: np.ndarray, every: bool)
 def _own_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
     """The best seed of each row of weights [R, P]: [R, K]. Judged by relative error, which stands in for log error."""
     searched = optimum.start_points(problem, RESTARTS, RESTART_SPREAD)
-    seeds = newton.project(problem, weights, searched)
+    seeds = newton.variable_projection(problem, weights, searched)
     terms, offset = problem.basis(searched)
     relative = 1.0 / problem.target if problem.objective.log else np.ones(problem.points)
     linear = problem.places(problem.law.linear)
@@ -119,14 +119,14 @@ def _own_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
     return seeds[np.arange(len(seeds)), np.where(np.isfinite(values), values, np.inf).argmin(axis=1)]
 
 
-def _falls(problem: Problem, start: np.ndarray, found: newton.Solutions, weights: np.ndarray) -> np.ndarray:
+def _falls_straight(problem: Problem, start: np.ndarray, found: newton.Solutions, weights: np.ndarray) -> np.ndarray:
     """Where the objective falls all the way straight from start [R, K] to the solution."""
     shares = np.linspace(0.0, 1.0, FALL_STEPS + 1)[:-1, None, None]
     values = [problem.value(x, weights) for x in start + shares * (found.x - start)]
     return (np.diff([*values, found.objective], axis=0) < 0).all(axis=0) & found.converged
 
 
-def unfit(weights: np.ndarray, columns: Columns, params: int) -> np.ndarray:
+def unfit_reasons(weights: np.ndarray, columns: Columns, params: int) -> np.ndarray:
     """Why each resample [R, P] determines no law of so many parameters: an array of reasons, "" where it does."""
     drawn = weights > 0
     reasons = np.full(len(weights), "", dtype=object)
@@ -139,7 +139,7 @@ def unfit(weights: np.ndarray, columns: Columns, params: int) -> np.ndarray:
     return reasons
 
 
-def labels_of(groups: ArrayLike | None, points: int) -> np.ndarray:
+def group_labels(groups: ArrayLike | None, points: int) -> np.ndarray:
     """Group labels [P] as integers from 0; every run its own group where none are given."""
     if groups is None:
         return np.arange(points)
@@ -149,7 +149,7 @@ def labels_of(groups: ArrayLike | None, points: int) -> np.ndarray:
     return np.unique(groups, return_inverse=True)[1]
 
 
-def left_out(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def left_out_residuals(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """(residuals [<= P] of each run against the law fitted without its group, parameters [folds] of those laws).
 
     In-sample residuals are too small for a new run's noise: few points have pulled the law towards each of them, and near
@@ -158,8 +158,8 @@ def left_out(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.nd
     """
     folds = labels % MAX_FOLDS
     weights = (np.arange(folds.max() + 1)[:, None] != folds).astype(float)
-    weights = weights[unfit(weights, problem.columns, len(problem.law.params)) == ""]
-    found = refit(problem, weights, best.x)
+    weights = weights[unfit_reasons(weights, problem.columns, len(problem.law.params)) == ""]
+    found = refit_weighted(problem, weights, best.x)
     params = {name: values[found.converged] for name, values in problem.to_params(found.x).items()}
     out = weights[found.converged] == 0
     law = {name: values[:, None] for name, values in params.items()}
@@ -167,7 +167,7 @@ def left_out(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.nd
     return residuals[out], params
 
 
-def check_size(count: int, points: int) -> None:
+def check_resample_count(count: int, points: int) -> None:
     """BadInput unless there are at least 1 and, over all `points` runs, at most MOST_POINTS resampled runs."""
     if count < 1:
         raise BadInput(f"count = {count}: at least 1 resample is needed; 1000 is usual")
@@ -178,29 +178,31 @@ def check_size(count: int, points: int) -> None:
         )
 
 
-def bootstrap(
+def bootstrap_fit(
     problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, groups: ArrayLike | None = None
 ) -> Bootstrap:
     """Refit `count` resamples of the runs that `best` was fitted to, drawn with replacement.
 
     Runs that share a label in `groups` [P] (checkpoints of one run, say) are drawn together. A resample that determines
     no law, or whose fit did not converge, gives no number: it is counted under its reason in `failed`.
-    FitError where no resample or no left-out run gave a fit. BadInput as in `check_size`.
+    FitError where no resample or no left-out run gave a fit. BadInput as in `check_resample_count`.
     """
-    check_size(count, problem.points)
-    labels = labels_of(groups, problem.points)
+    check_resample_count(count, problem.points)
+    labels = group_labels(groups, problem.points)
     clusters = int(labels.max()) + 1
     draws = np.random.default_rng(seed).multinomial(clusters, np.full(clusters, 1 / clusters), size=count)
-    return resampled(problem, best, draws[:, labels].astype(float), labels, seed)
+    return bootstrap_weighted(problem, best, draws[:, labels].astype(float), labels, seed)
 
 
-def resampled(problem: Problem, best: Optimum, weights: np.ndarray, labels: np.ndarray, seed: int = 0) -> Bootstrap:
-    """`bootstrap` for given multiplicities: weights [R, P] say how often each resample holds each point."""
-    reasons = unfit(weights, problem.columns, len(problem.law.params))
+def bootstrap_weighted(
+    problem: Problem, best: Optimum, weights: np.ndarray, labels: np.ndarray, seed: int = 0
+) -> Bootstrap:
+    """`bootstrap_fit` for given multiplicities: weights [R, P] say how often each resample holds each point."""
+    reasons = unfit_reasons(weights, problem.columns, len(problem.law.params))
     usable = np.flatnonzero(reasons == "")
-    found = refit(problem, weights[usable], best.x)
+    found = refit_weighted(problem, weights[usable], best.x)
     reasons[usable[~found.converged]] = "not converged"
-    noise, jackknife = left_out(problem, best, labels)
+    noise, jackknife = left_out_residuals(problem, best, labels)
     x = found.x[found.converged]
     if not len(x) or not len(noise):
         raise FitError(f"no resample of {problem.points} runs determines the law: more runs are needed for intervals")
@@ -217,7 +219,7 @@ def resampled(problem: Problem, best: Optimum, weights: np.ndarray, labels: np.n
     )
 
 
-def quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
+def central_interval(values: np.ndarray, level: float) -> tuple[float, float]:
     """The central interval of `values` that holds `level` of them (values that occur: infinities are no trouble)."""
     if not 0 < level < 1:
         raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
@@ -225,7 +227,7 @@ def quantiles(values: np.ndarray, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def bca(values: np.ndarray, point: float, jackknife: np.ndarray, level: float) -> tuple[float, float]:
+def bca_interval(values: np.ndarray, point: float, jackknife: np.ndarray, level: float) -> tuple[float, float]:
     """Bias-corrected, accelerated interval from resampled `values` [R], and left-out ones (Efron 1987, eq. 3.8).
 
     Where every resample lies on one side of the point, the correction is not finite: then the extreme value that occurs.
@@ -241,12 +243,12 @@ def bca(values: np.ndarray, point: float, jackknife: np.ndarray, level: float) -
     return float(low), float(high)
 
 
-def intervals(boot: Bootstrap, point: Mapping[str, float], level: float = 0.9) -> dict[str, dict[str, Any]]:
+def param_intervals(boot: Bootstrap, point: Mapping[str, float], level: float = 0.9) -> dict[str, dict[str, Any]]:
     """{parameter: {"percentile": (low, high), "bca": (low, high), "se": standard deviation of the resamples}}."""
     return {
         name: {
-            "percentile": quantiles(values, level),
-            "bca": bca(values, point[name], boot.jackknife[name], level),
+            "percentile": central_interval(values, level),
+            "bca": bca_interval(values, point[name], boot.jackknife[name], level),
             "se": float(np.std(values)),
         }
         for name, values in boot.params.items()
@@ -265,7 +267,7 @@ class Prediction:
     level: float
 
 
-def predict(
+def predict_run(
     problem: Problem, best: Optimum, boot: Bootstrap, columns: Mapping[str, float], level: float = 0.9
 ) -> Prediction:
     """The target of a single new run at `columns`, with an interval meant to hold it.
@@ -277,6 +279,6 @@ def predict(
     values = problem.law(columns, boot.params)
     noise = boot.noise if len(boot.noise) <= 200 else np.quantile(boot.noise, (np.arange(200) + 0.5) / 200)
     pairs = np.outer(values, np.exp(noise)) if problem.objective.log else np.add.outer(values, noise)
-    low, high = quantiles(pairs.ravel(), level)
-    fit_low, fit_high = quantiles(values, level)
+    low, high = central_interval(pairs.ravel(), level)
+    fit_low, fit_high = central_interval(values, level)
     return Prediction(float(problem.law(columns, best.params)), low, high, fit_low, fit_high, level)

@@ -11,7 +11,7 @@ from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 Value = float | np.ndarray
 
 
-class Params(NamedTuple):
+class ChinchillaParams(NamedTuple):
     """L(N, D) = E + A / N^alpha + B / D^beta. Each field a number, or an array of one value a resample."""
 
     E: Value
@@ -29,26 +29,26 @@ class Allocation(NamedTuple):
     loss: np.ndarray
 
 
-def loss_at(params: Params, N: ArrayLike, D: ArrayLike) -> np.ndarray:
+def loss_at(params: ChinchillaParams, N: ArrayLike, D: ArrayLike) -> np.ndarray:
     """Loss in nats per token of a model with N parameters after D tokens (Hoffmann et al. 2022, eq. 2)."""
     values: dict[str, Any] = {name: np.asarray(value, float) for name, value in params._asdict().items()}
     return forms.chinchilla(np.asarray(N, float), np.asarray(D, float), **values)
 
 
-def exponents(params: Params) -> tuple[np.ndarray, np.ndarray]:
+def allocation_exponents(params: ChinchillaParams) -> tuple[np.ndarray, np.ndarray]:
     """(a, b) of N_opt ~ C^a and D_opt ~ C^b: beta and alpha over their sum (Hoffmann et al. 2022, eq. 4)."""
     alpha, beta = np.asarray(params.alpha, float), np.asarray(params.beta, float)
     return beta / (alpha + beta), alpha / (alpha + beta)
 
 
-def optimum(params: Params, C: ArrayLike, k: float = FLOPS_PER_PARAM_TOKEN) -> Allocation:
+def optimal_allocation(params: ChinchillaParams, C: ArrayLike, k: float = FLOPS_PER_PARAM_TOKEN) -> Allocation:
     """The allocation of C FLOPs with the least loss where C = k N D (Hoffmann et al. 2022, eq. 4).
 
     N = G (C/k)^a and D = (C/k)^b / G with G = (alpha A / (beta B))^(1/(alpha+beta)). A law without one of its terms
     (A or B zero) has no interior optimum: N or D is then 0 or infinite, and the loss nan.
     """
     _, A, B, alpha, beta = (np.asarray(value, float) for value in params)
-    a, b = exponents(params)
+    a, b = allocation_exponents(params)
     budget = np.asarray(C, float) / k
     with np.errstate(divide="ignore", invalid="ignore"):
         G = (alpha * A / (beta * B)) ** (1.0 / (alpha + beta))

@@ -15,7 +15,7 @@ from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem
-from scalelab.laws.trust.uncertainty import Bootstrap, predict, quantiles
+from scalelab.laws.trust.uncertainty import Bootstrap, central_interval, predict_run
 from scalelab.laws.use import chinchilla_optimum
 
 SIZES = 400  # of log N, where no closed form is known
@@ -36,7 +36,7 @@ class Interval(NamedTuple):
 class Decision:
     """How to spend C = k N D FLOPs, with intervals; `loss` is that of one run at the point estimate of N and D.
 
-    `waste`: the share of C that choosing the point estimate wastes if a resampled law is the true one; `value` is its mean,
+    `wasted_share`: the share of C that choosing the point estimate wastes if a resampled law is the true one; `value` is its mean,
     `high` what the worst (1 - level) / 2 of them exceed. Resamples whose law has no best size count in N and D (as 0 or
     infinite), not in the waste.
     """
@@ -68,13 +68,13 @@ def optimal_size(
     """
     arrays = {name: np.atleast_1d(np.asarray(value, float)) for name, value in params.items()}
     if law.function is forms.chinchilla:
-        return chinchilla_optimum.optimum(chinchilla_optimum.Params(**arrays), C, k).N
+        return chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**arrays), C, k).N
     C = np.asarray(C, float).reshape(-1, 1)
     columns = {name: value[:, None] for name, value in arrays.items()}
 
     def lowest(log_n: np.ndarray) -> np.ndarray:
-        loss = losses(law, columns, np.exp(log_n), C, k, held)
-        return _lowest(np.broadcast_to(log_n, loss.shape), loss)
+        loss = losses_at_budget(law, columns, np.exp(log_n), C, k, held)
+        return _parabola_minimum(np.broadcast_to(log_n, loss.shape), loss)
 
     found = lowest(0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES))
     inner = np.isfinite(found)
@@ -83,7 +83,7 @@ def optimal_size(
     return np.exp(np.where(inner & np.isfinite(closer), closer, found))
 
 
-def _lowest(log_n: np.ndarray, loss: np.ndarray) -> np.ndarray:
+def _parabola_minimum(log_n: np.ndarray, loss: np.ndarray) -> np.ndarray:
     """The place of each row's minimum [R], by a parabola through the lowest of evenly spaced log_n [R, S] and its neighbours.
 
     -inf or inf where the lowest is the first or the last.
@@ -98,7 +98,7 @@ def _lowest(log_n: np.ndarray, loss: np.ndarray) -> np.ndarray:
     return np.select([at == 0, at == last], [-np.inf, np.inf], place)
 
 
-def losses(
+def losses_at_budget(
     law: Law,
     params: Mapping[str, np.ndarray],
     N: np.ndarray,
@@ -110,7 +110,7 @@ def losses(
     return law({**held, "N": N, "D": C / (k * N), "C": C + 0 * N, "M": C / (k * N * N)}, params)
 
 
-def decide(
+def decide_allocation(
     problem: Problem, best: Optimum, boot: Bootstrap, C: float, k: float = FLOPS_PER_PARAM_TOKEN, level: float = 0.9,
     held: Mapping[str, float] = {},
 ) -> Decision:  # fmt: skip
@@ -124,7 +124,7 @@ def decide(
         raise BadInput(f"C = {C:g}: a budget is a positive number of FLOPs")
     if "M" not in law.columns and not {"N", "D"} <= set(law.columns):
         raise BadInput(f"law {law.name!r} has no N and D to split a budget between")
-    refuse_open(law, held)
+    check_held_columns(law, held)
     point = float(optimal_size(law, best.params, C, k, held)[0])
     if not (np.isfinite(point) and point > 0):
         raise FitError(
@@ -132,33 +132,33 @@ def decide(
         )
     spread = optimal_size(law, boot.params, C, k, held)
     tokens = C / (k * point)
-    loss = predict(problem, best, boot, {**held, "N": point, "D": tokens, "C": C, "M": tokens / point}, level)
+    loss = predict_run(problem, best, boot, {**held, "N": point, "D": tokens, "C": C, "M": tokens / point}, level)
     sound = np.isfinite(spread) & (spread > 0)
     if not sound.any():
         raise FitError(f"no resample has a compute-optimal size at {C:.3g} FLOPs: the runs don't determine one")
     sounder = {name: values[sound] for name, values in boot.params.items()}
-    wasted = waste(law, sounder, point, spread[sound], C, k, held)
+    wasted = wasted_share(law, sounder, point, spread[sound], C, k, held)
     with np.errstate(divide="ignore"):
         tokens_spread, ratio_spread = C / (k * spread), C / (k * spread**2)
     return Decision(
         C=C,
         k=k,
-        N=Interval(point, *quantiles(spread, level)),
-        D=Interval(tokens, *quantiles(tokens_spread, level)),
-        tokens_per_param=Interval(tokens / point, *quantiles(ratio_spread, level)),
+        N=Interval(point, *central_interval(spread, level)),
+        D=Interval(tokens, *central_interval(tokens_spread, level)),
+        tokens_per_param=Interval(tokens / point, *central_interval(ratio_spread, level)),
         loss=Interval(loss.loss, loss.low, loss.high),
-        waste=Interval(float(np.mean(wasted)), *quantiles(wasted, level)),
+        waste=Interval(float(np.mean(wasted)), *central_interval(wasted, level)),
         level=level,
     )
 
 
-def refuse_open(law: Law, held: Mapping[str, float]) -> None:
+def check_held_columns(law: Law, held: Mapping[str, float]) -> None:
     """BadInput where the law has a column that neither follows from the budget's split nor is held."""
     if missing := [name for name in law.columns if name not in {"N", "D", "C", "M", *held}]:
         raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
 
 
-def waste(
+def wasted_share(
     law: Law, params: Mapping[str, np.ndarray], chosen: float, best: np.ndarray, C: float, k: float,
     held: Mapping[str, float] = {},
 ) -> np.ndarray:  # fmt: skip
@@ -167,23 +167,23 @@ def waste(
     1 - C'/C, where the best split of C' reaches the loss that the chosen one reaches with C ("deadweight compute",
     arXiv 2603.22339). C' is found by bisection along each law's own best loss.
     """
-    reached = losses(law, params, np.full_like(best, chosen), C, k, held)
+    reached = losses_at_budget(law, params, np.full_like(best, chosen), C, k, held)
     low, high = np.full_like(best, -14.0), np.zeros_like(best)  # log(C' / C)
     for _ in range(40):
         middle = 0.5 * (low + high)
-        sizes = _own_best(law, params, C * np.exp(middle), best, k, held)
-        enough = losses(law, params, sizes, C * np.exp(middle), k, held) <= reached
+        sizes = _best_size_each(law, params, C * np.exp(middle), best, k, held)
+        enough = losses_at_budget(law, params, sizes, C * np.exp(middle), k, held) <= reached
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return 1.0 - np.exp(high)
 
 
-def _own_best(
+def _best_size_each(
     law: Law, params: Mapping[str, np.ndarray], C: np.ndarray, near: np.ndarray, k: float, held: Mapping[str, float]
 ) -> np.ndarray:
     """Each law's best size at its own budget C [R]: closed form, else sought below `near`, the size of a larger budget."""
     if law.function is forms.chinchilla:
-        return chinchilla_optimum.optimum(chinchilla_optimum.Params(**params), C, k).N
+        return chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**params), C, k).N
     log_n = np.log(near)[:, None] + np.linspace(*BELOW)
     arrays = {name: np.asarray(value)[:, None] for name, value in params.items()}
-    lowest = _lowest(log_n, losses(law, arrays, np.exp(log_n), C[:, None], k, held))
+    lowest = _parabola_minimum(log_n, losses_at_budget(law, arrays, np.exp(log_n), C[:, None], k, held))
     return np.exp(np.clip(lowest, log_n[:, 0], log_n[:, -1]))

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalelab.errors import BadInput, nearest
-from scalelab.laws.read.points import positive
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.read.points import check_positive
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.trust.uncertainty import quantiles
+from scalelab.laws.trust.uncertainty import central_interval
 
 BUDGETS = 1500  # Hoffmann et al. 2022, sec. 3.1
 METHODS = ("envelope", "hull")
@@ -78,7 +78,7 @@ def _left_of(x: np.ndarray, y: np.ndarray, i: int, j: int, k: int) -> float:
     return (x[j] - x[i]) * (y[k] - y[i]) - (y[j] - y[i]) * (x[k] - x[i])
 
 
-def hull(run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, loss: np.ndarray) -> Frontier:
+def hull_frontier(run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, loss: np.ndarray) -> Frontier:
     """Checkpoints on the lower convex hull of log loss over log C, up to the lowest loss (McLeish et al. 2025, sec. 4).
 
     Sparse checkpoints do no harm: nothing is interpolated, and L = E + k C^-g is convex in these coordinates.
@@ -88,7 +88,7 @@ def hull(run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, loss: np.
     return Frontier(C[at], N[at], D[at], loss[at], run[at])
 
 
-def envelope(
+def envelope_frontier(
     run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, loss: np.ndarray, budgets: int = BUDGETS
 ) -> Frontier:
     """At each of `budgets` computes, evenly in logs, the run of least loss; curves interpolated in log C.
@@ -123,8 +123,8 @@ def fit_envelope(
     are ever the best ones.
     """
     if method not in METHODS:
-        raise BadInput(f"method {method!r}: unknown{nearest(method, METHODS)}")
-    C, N, D, loss = positive(C=C, N=N, D=D, loss=loss)
+        raise BadInput(f"method {method!r}: unknown{nearest_hint(method, METHODS)}")
+    C, N, D, loss = check_positive(C=C, N=N, D=D, loss=loss)
     run = np.asarray(run)
     if run.shape != C.shape:
         raise BadInput(f"{run.size} run labels for {len(C)} checkpoints: one each is needed")
@@ -136,8 +136,8 @@ def fit_envelope(
             "2 are needed; add sizes, or checkpoints at lower and higher compute"
         )
     a, b, log_n, log_d = _power_laws(inner)
-    spread = _resample(run, (C, N, D, loss), method, bootstrap, seed)
-    of_a, of_b = [quantiles(values, level) for values in spread.T] if len(spread) else (None, None)
+    spread = _resampled_exponents(run, (C, N, D, loss), method, bootstrap, seed)
+    of_a, of_b = [central_interval(values, level) for values in spread.T] if len(spread) else (None, None)
     edges = len(whole.C) - len(inner.C)
     return Envelope(a, b, float(np.exp(log_n)), float(np.exp(log_d)), inner, method, edges, of_a, of_b, level)
 
@@ -145,7 +145,7 @@ def fit_envelope(
 def _frontiers(
     run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, loss: np.ndarray, method: str
 ) -> tuple[Frontier, Frontier]:
-    whole = (hull if method == "hull" else envelope)(run, C, N, D, loss)
+    whole = (hull_frontier if method == "hull" else envelope_frontier)(run, C, N, D, loss)
     return whole, whole.inner(N)
 
 
@@ -155,7 +155,9 @@ def _power_laws(frontier: Frontier) -> tuple[float, float, float, float]:
     return float(a), float(b), log_n, log_d
 
 
-def _resample(run: np.ndarray, columns: Sequence[np.ndarray], method: str, count: int, seed: int) -> np.ndarray:
+def _resampled_exponents(
+    run: np.ndarray, columns: Sequence[np.ndarray], method: str, count: int, seed: int
+) -> np.ndarray:
     """(a, b) [<= count, 2] of runs drawn with replacement; draws that leave fewer than two inner sizes give none."""
     labels, which = np.unique(run, return_inverse=True)
     random = np.random.default_rng(seed)
@@ -171,7 +173,7 @@ def _resample(run: np.ndarray, columns: Sequence[np.ndarray], method: str, count
     return np.array(found)
 
 
-def curves(runs: Iterable[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]]) -> dict[str, np.ndarray]:
+def training_curves(runs: Iterable[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]]) -> dict[str, np.ndarray]:
     """Columns run, C, N, D, loss for `fit_envelope` from (row of `records.read_run`, lines of `records.read_metrics`).
 
     Each evaluation is a checkpoint; its C is the run's own FLOPs per token times the tokens seen.

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalelab.errors import BadInput, nearest
-from scalelab.laws.read.points import positive
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.laws.read.points import check_positive
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.trust.uncertainty import quantiles
+from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.laws.use.isoflop_minima import METHODS
 
 MIN_SIZES = 3
@@ -37,7 +37,7 @@ class SeedNoise:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Profile:
+class BudgetProfile:
     """One budget of C FLOPs: the N of least loss, that loss, and whether the minimum lies inside the `sizes` tried.
 
     `curve` is what the minimum was taken of, for a plot: N and loss, each [61]. With seed noise, N and loss are medians
@@ -70,12 +70,12 @@ class IsoFlop:
     a: float
     coefficient: float
     method: str
-    profiles: tuple[Profile, ...]
+    profiles: tuple[BudgetProfile, ...]
     interval: tuple[float, float] | None = None
     level: float = 0.95
 
     @property
-    def edges(self) -> tuple[Profile, ...]:
+    def edges(self) -> tuple[BudgetProfile, ...]:
         """The budgets whose minimum is at the edge of the sizes tried: not used, and to be told to the user."""
         return tuple(profile for profile in self.profiles if not profile.interior)
 
@@ -91,7 +91,7 @@ class IsoFlop:
                 "interval_level": self.level, "budgets": profiles}  # fmt: skip
 
 
-def budgets_of(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
+def group_budgets(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
     """The budget of each run [P]: runs next to each other in C and less than `tolerance` apart share one (their mean)."""
     C = np.asarray(C, float)
     order = np.argsort(C)
@@ -102,10 +102,10 @@ def budgets_of(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
     return means[label]
 
 
-def profile(
+def profile_budget(
     C: float, N: np.ndarray, loss: np.ndarray, method: str = "akima", noise: SeedNoise | None = None,
     resamples: int = 1000, seed: int | tuple[int, ...] = 0,
-) -> Profile:  # fmt: skip
+) -> BudgetProfile:  # fmt: skip
     """The optimum of one budget from sizes N [S] and losses [S]; of runs with equal N, the mean log loss counts.
 
     The minimum is sought within the sizes tried, edges included: `interior` tells which it was. With `noise` it must lie
@@ -117,7 +117,7 @@ def profile(
     log_loss = np.bincount(which, np.log(loss)) / repeats
     found = METHODS[method](log_n, log_loss[:, None])
     at = np.linspace(log_n[0], log_n[-1], CURVE)
-    plain = Profile(
+    plain = BudgetProfile(
         C=float(C),
         N=float(np.exp(found.at[0])),
         loss=float(np.exp(found.value[0])),
@@ -155,11 +155,11 @@ def fit_isoflop(
     budget's log N over `resamples` noisy copies (Porian et al. 2024). FitError with fewer than two interior minima.
     """
     if method not in METHODS:
-        raise BadInput(f"unknown method {method!r}{nearest(method, METHODS)}")
-    C, N, loss = positive(C=C, N=N, loss=loss)
-    budget = budgets_of(C)
+        raise BadInput(f"unknown method {method!r}{nearest_hint(method, METHODS)}")
+    C, N, loss = check_positive(C=C, N=N, loss=loss)
+    budget = group_budgets(C)
     profiles = tuple(
-        profile(c, N[budget == c], loss[budget == c], method, noise, resamples, (seed, i))
+        profile_budget(c, N[budget == c], loss[budget == c], method, noise, resamples, (seed, i))
         for i, c in enumerate(np.unique(budget))
     )
     used = [p for p in profiles if p.interior]
@@ -181,4 +181,4 @@ def _noise_interval(
     copies = [s for s in stars if s is not None]
     count = min(map(len, copies))
     slopes, _ = np.polyfit(log_c, np.stack([s[:count] for s in copies]), 1, w=weights)
-    return quantiles(slopes, level)
+    return central_interval(slopes, level)

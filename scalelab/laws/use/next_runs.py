@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.laws.fit import Fitted
-from scalelab.laws.read.points import columns_of
+from scalelab.laws.read.points import law_columns
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
@@ -23,7 +23,7 @@ BETTER = 1e-9  # an exchange must narrow the target by more than this share
 
 
 @dataclasses.dataclass(frozen=True)
-class Proposed:
+class ProposedRun:
     """One run of a plan: its `row` among the candidates, its columns, its cost, and the target's sd once it is done too."""
 
     row: int
@@ -33,7 +33,7 @@ class Proposed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class NextRuns:
     """The runs to do next, the greatest gain per FLOP first.
 
     `sd_before` and `sd_after` are linearised, of `target`: a parameter (the log of a scale), "N" (log of the best size at
@@ -43,7 +43,7 @@ class Plan:
     target: str
     at_flops: float | None
     sd_before: float
-    runs: tuple[Proposed, ...]
+    runs: tuple[ProposedRun, ...]
 
     @property
     def sd_after(self) -> float:
@@ -61,10 +61,10 @@ class Plan:
         return dataclasses.asdict(self) | {"sd_after": self.sd_after, "flops": self.flops, "narrower": narrower}
 
 
-def propose(
+def propose_runs(
     fitted: Fitted, candidates: Mapping[str, ArrayLike], k: int, budget_flops: float, target: str = "N",
     at_flops: float | None = None, held: Mapping[str, float] | None = None,
-) -> Plan:  # fmt: skip
+) -> NextRuns:  # fmt: skip
     """At most `k` of the candidate runs, at most `budget_flops` together, that narrow the target's interval most.
 
     `candidates` are columns [G] of the user's grid: N and D (and what else the law needs), and C where it isn't
@@ -76,22 +76,22 @@ def propose(
     if k < 1:
         raise BadInput(f"k = {k}: propose at least 1 run")
     posed, best = fitted.problem, fitted.best
-    columns, flops = _read(fitted, candidates)
+    columns, flops = _read_candidates(fitted, candidates)
     if not flops.min() <= budget_flops:
         raise BadInput(
             f"{budget_flops:.3g} FLOPs pay for none of {len(flops)} candidates: the cheapest costs {flops.min():.3g}"
         )
-    at = None if target in posed.law.params else float(at_flops or _ahead(fitted))
-    gradient = gradient_at(posed, best, fitted.k, target, at, held or {})
-    before, each = information.information(posed, best), information.sensitivity(posed, best, columns)
-    plans = [choose(before, each, flops, gradient, k, budget_flops, by_flop) for by_flop in (True, False)]
+    at = None if target in posed.law.params else float(at_flops or _default_budget(fitted))
+    gradient = target_gradient(posed, best, fitted.k, target, at, held or {})
+    before, each = information.information_matrix(posed, best), information.law_sensitivity(posed, best, columns)
+    plans = [choose_runs(before, each, flops, gradient, k, budget_flops, by_flop) for by_flop in (True, False)]
     rows = min(plans, key=lambda chosen: spread_after(before, each[chosen], gradient))
-    return Plan(
+    return NextRuns(
         target=target,
         at_flops=at,
         sd_before=spread_after(before, each[:0], gradient),
         runs=tuple(
-            Proposed(
+            ProposedRun(
                 row=row,
                 columns={name: float(np.asarray(values)[row]) for name, values in candidates.items()},
                 flops=float(flops[row]),
@@ -102,7 +102,7 @@ def propose(
     )
 
 
-def choose(
+def choose_runs(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, k: int, budget_flops: float,
     by_flop: bool = True,
 ) -> list[int]:  # fmt: skip
@@ -110,30 +110,30 @@ def choose(
     chosen: list[int] = []
     while True:
         while len(chosen) < k:
-            row = _best(before, each, flops, gradient, chosen, budget_flops, by_flop)
+            row = _best_addition(before, each, flops, gradient, chosen, budget_flops, by_flop)
             if row is None:
                 break
             chosen.append(row)
-        better = _exchange(before, each, flops, gradient, chosen, budget_flops)
+        better = _exchange_run(before, each, flops, gradient, chosen, budget_flops)
         if better is None:
-            return _in_order(before, each, flops, gradient, chosen)
+            return _order_by_gain(before, each, flops, gradient, chosen)
         chosen = better
 
 
-def _exchange(
+def _exchange_run(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int], budget_flops: float
 ) -> list[int] | None:  # fmt: skip
     """The rows with one given for another, where that narrows the target; None where no exchange does."""
     now = spread_after(before, each[chosen], gradient)
     for out in chosen:
         rest = [row for row in chosen if row != out]
-        row = _best(before, each, flops, gradient, rest, budget_flops, by_flop=False)
+        row = _best_addition(before, each, flops, gradient, rest, budget_flops, by_flop=False)
         if row is not None and spread_after(before, each[[*rest, row]], gradient) < now * (1 - BETTER):
             return [*rest, row]
     return None
 
 
-def _best(
+def _best_addition(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int],
     budget_flops: float, by_flop: bool,
 ) -> int | None:  # fmt: skip
@@ -142,29 +142,31 @@ def _best(
     open_[chosen] = False
     if not open_.any():
         return None
-    spread = information.covariance(before + each[chosen].T @ each[chosen])
-    score = information.gain(spread, each, gradient) / (flops if by_flop else 1.0)
+    spread = information.covariance_matrix(before + each[chosen].T @ each[chosen])
+    score = information.variance_gain(spread, each, gradient) / (flops if by_flop else 1.0)
     return int(np.where(open_, score, -np.inf).argmax())
 
 
-def _in_order(
+def _order_by_gain(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int]
 ) -> list[int]:
     """The same rows, the greatest gain per FLOP first."""
     order: list[int] = []
     left = list(chosen)
     while left:
-        spread = information.covariance(before + each[order].T @ each[order])
-        order.append(left.pop(int((information.gain(spread, each[left], gradient) / flops[left]).argmax())))
+        spread = information.covariance_matrix(before + each[order].T @ each[order])
+        order.append(left.pop(int((information.variance_gain(spread, each[left], gradient) / flops[left]).argmax())))
     return order
 
 
 def spread_after(before: np.ndarray, each: np.ndarray, gradient: np.ndarray) -> float:
     """Standard deviation of the target once runs with sensitivities `each` [n, K] are done as well."""
-    return float(np.sqrt(gradient @ information.covariance(before + each.T @ each) @ gradient))
+    return float(np.sqrt(gradient @ information.covariance_matrix(before + each.T @ each) @ gradient))
 
 
-def _read(fitted: Fitted, candidates: Mapping[str, ArrayLike]) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
+def _read_candidates(
+    fitted: Fitted, candidates: Mapping[str, ArrayLike]
+) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
     """(the law's columns, FLOPs) [G] of the candidates."""
     law = fitted.law
     given = {name: np.atleast_1d(np.asarray(values, float)) for name, values in candidates.items()}
@@ -174,11 +176,11 @@ def _read(fitted: Fitted, candidates: Mapping[str, ArrayLike]) -> tuple[Mapping[
         given["C"] = fitted.k * given["N"] * given["D"]
     if "C" not in given:
         raise BadInput("candidates need N and D, or their cost C in FLOPs")
-    columns, _ = columns_of(given | {law.target: np.ones_like(given["C"])}, law)
+    columns, _ = law_columns(given | {law.target: np.ones_like(given["C"])}, law)
     return columns, given["C"]
 
 
-def _ahead(fitted: Fitted) -> float:
+def _default_budget(fitted: Fitted) -> float:
     """The budget that a plan aims at where none is named."""
     if fitted.decisions:
         return fitted.decisions[0].C
@@ -188,23 +190,23 @@ def _ahead(fitted: Fitted) -> float:
     return AHEAD * fitted.k * float((N * D).max())
 
 
-def gradient_at(
+def target_gradient(
     posed: Problem, best: Optimum, k: float, target: str, at: float | None, held: Mapping[str, float]
 ) -> np.ndarray:
-    """Gradient [K] of the target (see `propose`) by the solver's coordinates; of "N" and "loss" at `at` = k N D FLOPs."""
+    """Gradient [K] of the target (see `propose_runs`) by the solver's coordinates; of "N" and "loss" at `at` = k N D FLOPs."""
     law = posed.law
     if at is None:
-        return information.gradient_of(posed, best, target, list(law.params).index(target))
+        return information.param_gradient(posed, best, target, list(law.params).index(target))
     if target not in ("N", "loss"):
         known = [*law.params, "N", "loss"]
-        raise BadInput(f"target {target!r}: unknown{nearest(target, known)}; one of {', '.join(known)}")
-    decision.refuse_open(law, held)
+        raise BadInput(f"target {target!r}: unknown{nearest_hint(target, known)}; one of {', '.join(known)}")
+    decision.check_held_columns(law, held)
 
     def of(params: Mapping[str, np.ndarray]) -> np.ndarray:
         N = decision.optimal_size(law, {name: value[:, 0] for name, value in params.items()}, at, k, held)[:, None]
-        return np.log(N if target == "N" else decision.losses(law, params, N, at, k, held))
+        return np.log(N if target == "N" else decision.losses_at_budget(law, params, N, at, k, held))
 
-    gradient = information.slope(posed, best, of)[:, 0]
+    gradient = information.function_derivatives(posed, best, of)[:, 0]
     if not np.isfinite(gradient).all():
         raise FitError(f"the law has no compute-optimal size at {at:.3g} FLOPs: choose a parameter as the target")
     return gradient

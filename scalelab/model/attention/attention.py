@@ -8,18 +8,18 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from scalelab.config import ModelShape
-from scalelab.model.attention.documents import Packed
-from scalelab.model.attention.kernels import attend, attention_logits, implementation, seeing_attention
-from scalelab.model.attention.mask import Sight, sees
-from scalelab.model.attention.relative import Relative, scores, sinusoids
-from scalelab.model.attention.rotary import of_layer, rope
-from scalelab.model.declare import Declaration, declare
-from scalelab.model.layer_flags import ALIKE, Layer, turned
-from scalelab.model.layers import Einsum, Norm, add, init_of
-from scalelab.precision.policy import Policy, dtype
-from scalelab.sharding import as_varying, residual, use
+from scalelab.model.attention.documents import PackedDocuments
+from scalelab.model.attention.kernels import attention_logits, choose_kernel, compute_attention, masked_attention
+from scalelab.model.attention.mask import MaskInfo, attention_mask
+from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
+from scalelab.model.attention.rotary import apply_rope, layer_frequencies
+from scalelab.model.declare import Declaration, declare_parameter
+from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, rope_positions
+from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
+from scalelab.precision.policy import Policy, array_dtype
+from scalelab.sharding import gather_weight, residual_axes, vary_like
 
-LOGITS = "attention_logits"  # under which name they are sown, where somebody looks inside
+LOGITS_NAME = "attention_logits"  # under which name they are sown, where somebody looks inside
 
 
 class Attention(nn.Module):
@@ -29,13 +29,15 @@ class Attention(nn.Module):
     policy: Policy
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array, layer: Layer = ALIKE, packed: Packed | None = None) -> jax.Array:
+    def __call__(
+        self, x_BSD: jax.Array, layer: LayerFlags = UNIFORM_LAYERS, packed: PackedDocuments | None = None
+    ) -> jax.Array:
         """x_BSD -> [B, S, D]; position i sees positions up to i, of its own document where `packed` says which that is."""
-        s, compute = self.shape, dtype(self.policy.compute)
+        s, compute = self.shape, array_dtype(self.policy.compute)
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
         by_head, by_key = ("batch", "context", "heads", None), ("batch", "context", "kv_heads", None)
-        bias, init = s.bias or s.qkv_bias, init_of(s)
+        bias, init = s.bias or s.qkv_bias, projection_init(s)
         q_BSNH = Einsum(embed, queries, bias, self.policy, by_head, std=init.std, name="q")(x_BSD)
         k_BSKH = Einsum(embed, keys, bias, self.policy, by_key, std=init.std, name="k")(x_BSD)
         v_BSKH = Einsum(embed, keys, bias, self.policy, by_key, std=init.std, name="v")(x_BSD)
@@ -45,8 +47,11 @@ class Attention(nn.Module):
             k_BSKH = Norm("rmsnorm", keys[first:], s.norm_eps, compute, name="k_norm")(k_BSKH)
         scale, relative = attention_scale(s), None
         if s.position == "rope":
-            at, (turns, grown) = turned(packed and packed.position_BS, layer, x_BSD.shape[1]), of_layer(s, layer)
-            q_BSNH, k_BSKH = rope(q_BSNH, turns, at), rope(k_BSKH, turns, at)
+            at, (turns, grown) = (
+                rope_positions(packed and packed.position_BS, layer, x_BSD.shape[1]),
+                layer_frequencies(s, layer),
+            )
+            q_BSNH, k_BSKH = apply_rope(q_BSNH, turns, at), apply_rope(k_BSKH, turns, at)
             if isinstance(grown, jax.Array):
                 q_BSNH = (q_BSNH * grown).astype(q_BSNH.dtype)
             else:
@@ -57,18 +62,20 @@ class Attention(nn.Module):
         if packed is not None and packed.past is not None:
             y_BSNH = self.look_back(q_BSNH, k_BSKH, v_BSKH, relative, scale, layer, packed)
         else:
-            sight = Sight(packed and packed.segment_BS, layer.everywhere)
-            how = implementation(s, compute, packed is not None)
+            sight = MaskInfo(packed and packed.segment_BS, layer.everywhere)
+            how = choose_kernel(s, compute, packed is not None)
             if self.is_mutable_collection("intermediates"):  # kernels keep their logits to themselves
-                self.sow("intermediates", LOGITS, attention_logits(q_BSNH, k_BSKH, relative, scale, sight, s.window))
-            y_BSNH = attend(q_BSNH, k_BSKH, v_BSKH, relative, scale, how, sight, s.window)
-        place = residual(s.sequence_parallel)
+                self.sow(
+                    "intermediates", LOGITS_NAME, attention_logits(q_BSNH, k_BSKH, relative, scale, sight, s.window)
+                )
+            y_BSNH = compute_attention(q_BSNH, k_BSKH, v_BSKH, relative, scale, how, sight, s.window)
+        place = residual_axes(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")
         return out(y_BSNH)
 
     def look_back(
-        self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: Relative | None, scale: float,
-        layer: Layer, packed: Packed,
+        self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: RelativeInputs | None, scale: float,
+        layer: LayerFlags, packed: PackedDocuments,
     ) -> jax.Array:  # fmt: skip
         """Attention of new tokens to those in the cache and to each other; the cache then holds them too."""
         held, past = {}, packed.past
@@ -79,21 +86,24 @@ class Attention(nn.Module):
             self.put_variable("cache", name, held[name])
         index_T, index_C = past.filled + jnp.arange(q_BTNH.shape[1]), jnp.arange(past.segment_BC.shape[1])
         limits = self.shape.window, layer.everywhere, packed.segment_BS, past.segment_BC
-        seen = sees(index_T, index_C, *limits)
-        bias_BNTC = None if relative is None else scores(relative, scale, past.filled)
-        return seeing_attention(q_BTNH, held["k"], held["v"], bias_BNTC, scale, seen)
+        seen = attention_mask(index_T, index_C, *limits)
+        bias_BNTC = None if relative is None else relative_scores(relative, scale, past.filled)
+        return masked_attention(q_BTNH, held["k"], held["v"], bias_BNTC, scale, seen)
 
-    def relative(self, q_BSNH: jax.Array, distances: int) -> tuple[jax.Array, Relative]:
+    def relative(self, q_BSNH: jax.Array, distances: int) -> tuple[jax.Array, RelativeInputs]:
         """Dai et al. 2019 (Transformer-XL), section 3.3: (q + u, (q + v, W_r R)) with learned u, v, of so many distances."""
         s = self.shape
         queries = (("heads", s.n_heads), ("head_dim", s.d_head))
         vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
-        u_NH, v_NH = (use(declare(self, name, vector), *vector.outs) for name in ("content_bias", "position_bias"))
+        u_NH, v_NH = (
+            gather_weight(declare_parameter(self, name, vector), *vector.outs)
+            for name in ("content_bias", "position_bias")
+        )
         # In a pipeline's stage no constant may meet a weight.
-        r_TD = as_varying(sinusoids(distances, s.d_model), q_BSNH)
+        r_TD = vary_like(sinusoidal_encoding(distances, s.d_model), q_BSNH)
         by_head = (None, "heads", None)
         to_heads = Einsum((("embed", s.d_model),), queries, False, self.policy, by_head, role="position", name="r")
-        return add(q_BSNH, u_NH), Relative(add(q_BSNH, v_NH), to_heads(r_TD))
+        return add_bias(q_BSNH, u_NH), RelativeInputs(add_bias(q_BSNH, v_NH), to_heads(r_TD))
 
 
 def attention_scale(shape: ModelShape) -> float:

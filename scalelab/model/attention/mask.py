@@ -8,20 +8,20 @@ from typing import NamedTuple
 import jax
 
 
-class Sight(NamedTuple):
+class MaskInfo(NamedTuple):
     """What limits a layer's sight besides causality, as arrays; None: nothing.
 
-    `segment_BS` tells documents apart (`documents.segments`); where `everywhere` (a boolean) is true, this layer has no window.
+    `segment_BS` tells documents apart (`documents.document_segments`); where `everywhere` (a boolean) is true, this layer has no window.
     """
 
     segment_BS: jax.Array | None = None
     everywhere: jax.Array | None = None
 
 
-UNLIMITED = Sight()
+NO_MASK = MaskInfo()
 
 
-def sees(
+def attention_mask(
     of_query_S: jax.Array,
     of_key_T: jax.Array,
     window: int = 0,

@@ -15,25 +15,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from scalelab.model.attention.blockwise import (
+    accumulate_attention,
+    accumulate_gradients,
     block_size,
-    by_head,
-    finish,
-    gather_up,
-    grouped,
-    nothing,
-    pull_back,
-    ungrouped,
-    zeros,
+    empty_sums,
+    finish_softmax,
+    group_heads,
+    move_heads_first,
+    ungroup_heads,
+    zero_gradients,
 )
-from scalelab.model.attention.mask import Sight, sees
-from scalelab.model.attention.relative import Far, Relative, far, far_gradients
-from scalelab.sharding import CONTEXT, size
+from scalelab.model.attention.mask import MaskInfo, attention_mask
+from scalelab.model.attention.relative import (
+    BlockedRelative,
+    RelativeInputs,
+    blocked_relative_gradients,
+    make_blocked_relative,
+)
+from scalelab.sharding import CONTEXT_AXIS, mesh_axis_size
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def ring_attention(
-    q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, sight: Sight, scale: float, window: int = 0,
-    relative: Relative | None = None,
+    q_BsNH: jax.Array, k_BsKH: jax.Array, v_BsKH: jax.Array, sight: MaskInfo, scale: float, window: int = 0,
+    relative: RelativeInputs | None = None,
 ) -> jax.Array:  # fmt: skip
     """Causal attention [B, s, N, H] over the whole sequence, from within a shard_map over `context`.
 
@@ -43,81 +48,92 @@ def ring_attention(
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, sight: Sight, scale: float, window: int, relative: Relative | None
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    sight: MaskInfo,
+    scale: float,
+    window: int,
+    relative: RelativeInputs | None,
 ) -> tuple[jax.Array, tuple]:
-    q_, (todo, block) = grouped(q * scale, k.shape[2]), _pairs(q.shape[1])
-    distances = None if relative is None else far(relative, scale, block)
+    q_, (todo, block) = group_heads(q * scale, k.shape[2]), _pairs(q.shape[1])
+    distances = None if relative is None else make_blocked_relative(relative, scale, block)
 
     def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
         (k, v, of_keys), sums = carry
         seen = _masks(sight, of_keys, turns, window, q.shape[1], block)
-        sums = gather_up(q_, k, v, sums, todo, block, seen, _ahead(distances, turns, q.shape[1]))
-        return (_pass((k, v, of_keys)), sums), None
+        sums = accumulate_attention(
+            q_, k, v, sums, todo, block, seen, _relative_after_turns(distances, turns, q.shape[1])
+        )
+        return (_pass_around_ring((k, v, of_keys)), sums), None
 
-    begin = ((by_head(k), by_head(v), sight.segment_BS), nothing(q_))
-    (_, sums), _ = jax.lax.scan(turn, begin, jnp.arange(size(CONTEXT)))
-    y, log_z = finish(sums)
+    begin = ((move_heads_first(k), move_heads_first(v), sight.segment_BS), empty_sums(q_))
+    (_, sums), _ = jax.lax.scan(turn, begin, jnp.arange(mesh_axis_size(CONTEXT_AXIS)))
+    y, log_z = finish_softmax(sums)
     # y is kept in fp32: the gradient of keys is a small difference
-    return ungrouped(y).astype(q.dtype), (q, k, v, sight, relative, y, log_z)
+    return ungroup_heads(y).astype(q.dtype), (q, k, v, sight, relative, y, log_z)
 
 
 def _backward(scale: float, window: int, kept: tuple, dy: jax.Array) -> tuple[Any, ...]:
     q, k, v, sight, relative, y, log_z = kept
     heads, (todo, block) = k.shape[2], _pairs(q.shape[1])
-    q_, dy_ = grouped(q * scale, heads), grouped(dy, heads)
+    q_, dy_ = group_heads(q * scale, heads), group_heads(dy, heads)
     spent = jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)  # sum of p dp over keys
-    distances = None if relative is None else far(relative, scale, block)
+    distances = None if relative is None else make_blocked_relative(relative, scale, block)
 
     def turn(carry: Any, turns: jax.Array) -> tuple[Any, None]:
         (k, v, of_keys, dk, dv), dq, dr = carry
-        seen, mine = _masks(sight, of_keys, turns, window, q.shape[1], block), _ahead(distances, turns, q.shape[1])
-        dq, dk, dv, dr = pull_back(q_, k, v, log_z, dy_, spent, (dq, dk, dv, dr), todo, block, seen, mine)
-        return (_pass((k, v, of_keys, dk, dv)), dq, dr), None
+        seen, mine = (
+            _masks(sight, of_keys, turns, window, q.shape[1], block),
+            _relative_after_turns(distances, turns, q.shape[1]),
+        )
+        dq, dk, dv, dr = accumulate_gradients(q_, k, v, log_z, dy_, spent, (dq, dk, dv, dr), todo, block, seen, mine)
+        return (_pass_around_ring((k, v, of_keys, dk, dv)), dq, dr), None
 
-    k_, v_ = by_head(k), by_head(v)
-    dq, dk, dv, dr = zeros(q, q_, k_, v_, distances)
+    k_, v_ = move_heads_first(k), move_heads_first(v)
+    dq, dk, dv, dr = zero_gradients(q, q_, k_, v_, distances)
     begin = ((k_, v_, sight.segment_BS, dk, dv), dq, dr)
-    ((_, _, _, dk, dv), dq, dr), _ = jax.lax.scan(turn, begin, jnp.arange(size(CONTEXT)))
-    by_distance = None if relative is None else far_gradients(dr, relative, scale, block)
-    dq = (scale * ungrouped(dq)).astype(q.dtype)
-    return dq, by_head(dk).astype(k.dtype), by_head(dv).astype(v.dtype), None, by_distance
+    ((_, _, _, dk, dv), dq, dr), _ = jax.lax.scan(turn, begin, jnp.arange(mesh_axis_size(CONTEXT_AXIS)))
+    by_distance = None if relative is None else blocked_relative_gradients(dr, relative, scale, block)
+    dq = (scale * ungroup_heads(dq)).astype(q.dtype)
+    return dq, move_heads_first(dk).astype(k.dtype), move_heads_first(dv).astype(v.dtype), None, by_distance
 
 
 ring_attention.defvjp(_forward, _backward)
 
 
 def _pairs(length: int) -> tuple[np.ndarray, int]:
-    """All pairs of blocks and a block's length; a query's own block comes first, as in `blockwise.pairs`."""
+    """All pairs of blocks and a block's length; a query's own block comes first, as in `blockwise.visible_block_pairs`."""
     block = block_size() if length % block_size() == 0 else length
     blocks = range(length // block)
     return np.array([(i, (i - j) % len(blocks)) for i in blocks for j in blocks], np.int32), block
 
 
-def _ahead(distances: Far | None, turns: jax.Array, length: int) -> Far | None:
+def _relative_after_turns(distances: BlockedRelative | None, turns: jax.Array, length: int) -> BlockedRelative | None:
     """Of queries here and the keys that have come `turns` devices far."""
     if distances is None:
         return None
-    me = jax.lax.axis_index(CONTEXT)
-    return distances._replace(ahead=(me - (me - turns) % size(CONTEXT)) * length)
+    me = jax.lax.axis_index(CONTEXT_AXIS)
+    return distances._replace(ahead=(me - (me - turns) % mesh_axis_size(CONTEXT_AXIS)) * length)
 
 
 def _masks(
-    sight: Sight, segment_of_keys: jax.Array | None, turns: jax.Array, window: int, length: int, block: int
+    sight: MaskInfo, segment_of_keys: jax.Array | None, turns: jax.Array, window: int, length: int, block: int
 ) -> Callable:
     """What blocks of this device's queries see of the keys that have come `turns` devices far."""
-    me, index = jax.lax.axis_index(CONTEXT), jnp.arange(block)
-    first, first_key = me * length, (me - turns) % size(CONTEXT) * length
+    me, index = jax.lax.axis_index(CONTEXT_AXIS), jnp.arange(block)
+    first, first_key = me * length, (me - turns) % mesh_axis_size(CONTEXT_AXIS) * length
 
     def part(segment: jax.Array | None, start: jax.Array) -> jax.Array | None:
         return None if segment is None else jax.lax.dynamic_slice_in_dim(segment, start, block, 1)
 
     def seen(i: jax.Array, j: jax.Array) -> jax.Array:
         of = part(sight.segment_BS, i), part(segment_of_keys, j)
-        return sees(first + i + index, first_key + j + index, window, sight.everywhere, *of)
+        return attention_mask(first + i + index, first_key + j + index, window, sight.everywhere, *of)
 
     return seen
 
 
-def _pass(tree: Any) -> Any:
-    n = size(CONTEXT)
-    return jax.lax.ppermute(tree, CONTEXT, [(i, (i + 1) % n) for i in range(n)])
+def _pass_around_ring(tree: Any) -> Any:
+    n = mesh_axis_size(CONTEXT_AXIS)
+    return jax.lax.ppermute(tree, CONTEXT_AXIS, [(i, (i + 1) % n) for i in range(n)])

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.laws.trust.uncertainty import quantiles
+from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.plan.budget import lawbook, repetition, serving
-from scalelab.plan.budget.book import Book
+from scalelab.plan.budget.book import LawBook
 from scalelab.plan.budget.repetition import Repetition
 from scalelab.plan.budget.serving import Serving
-from scalelab.plan.budget.solve import first_true
+from scalelab.plan.budget.solve import find_first_true
 from scalelab.plan.machine.machine import Machine
 
 Interval = tuple[float | None, float | None] | None
@@ -27,10 +27,10 @@ WIDE = ("bfloat16", "float16", "float32")  # the unit that device-hours are spen
 
 
 @dataclasses.dataclass(frozen=True)
-class Allocation:
+class BudgetAllocation:
     """The best `n` parameters and `d` tokens, and the loss there (nats per token; None where the law gives none).
 
-    `flops` = k n d is training alone. `intervals` by name: (low, high) at `level`, an open end None, None where nothing is
+    `flops` = k n d is training alone. `book_intervals` by name: (low, high) at `level`, an open end None, None where nothing is
     published; `interval` says what they are. The loss's is that of the law at n and d. `n` counts as `n_convention` says.
     `serving` and `repetition` where they were asked for: then n, d, flops and loss are those that they lead to.
     """
@@ -53,13 +53,13 @@ class Allocation:
     notes: tuple[str, ...]
 
 
-def allocation(
+def allocate_budget(
     *, flops: float | None = None, tokens: float | None = None, params: float | None = None,
     target_loss: float | None = None, gpu_hours: float | None = None, machine: Machine | None = None,
-    mfu: float | None = None, law: str = lawbook.DEFAULT, serve_tokens: float | None = None,
+    mfu: float | None = None, law: str = lawbook.DEFAULT_LAW, serve_tokens: float | None = None,
     unique_tokens: float | None = None,
-) -> Allocation:  # fmt: skip
-    """The compute-optimal split by `law` (see `lawbook.open_book`), given exactly one of the first five.
+) -> BudgetAllocation:  # fmt: skip
+    """The compute-optimal split by `law` (see `lawbook.load_law_book`), given exactly one of the first five.
 
     flops: the budget. tokens, params: the budget at which so many are the best. target_loss: the least budget that reaches
     it. gpu_hours: what a `machine` does in so many device-hours at `mfu`. `serve_tokens`: tokens that will be generated or
@@ -77,29 +77,29 @@ def allocation(
     for what, amount in (*asked.items(), ("serve_tokens", serve_tokens), ("unique_tokens", unique_tokens)):
         if amount is not None and not (np.isfinite(amount) and amount > 0):
             raise BadInput(f"{what}={amount:g}: a positive number is needed")
-    book = lawbook.open_book(law)
+    book = lawbook.load_law_book(law)
     notes = list(book.notes)
     question = f"{name}={value:.6g}"
     if serve_tokens or unique_tokens:
         book = book.first(FEWER)
     if unique_tokens is not None:
-        book = repetition.limited(book, unique_tokens)
+        book = repetition.limit_unique_tokens(book, unique_tokens)
     if name == "gpu_hours":
-        value, said = flops_of(value, machine, mfu)
+        value, said = gpu_hours_flops(value, machine, mfu)
         notes.append(said)
-    C = budget(book, name, value)
-    N = np.full(book.rows, value) if name == "params" else sized(book, C)
+    C = budget_flops(book, name, value)
+    N = np.full(book.rows, value) if name == "params" else best_sizes(book, C)
     with np.errstate(divide="ignore", invalid="ignore"):  # a row whose law no budget answers
         D = np.full(book.rows, value) if name == "tokens" else np.where(np.isfinite(C), C / (book.k * N), np.inf)
     served = repeated = None
     if serve_tokens is not None:
-        N, D, served = serving.cheapest(book, N, D, serve_tokens)
+        N, D, served = serving.cheapest_split(book, N, D, serve_tokens)
     if unique_tokens is not None:
-        repeated = repetition.describe(book, D, unique_tokens)
-    return _answer(book, question, N, D, served, repeated, notes)
+        repeated = repetition.assess_repetition(book, D, unique_tokens)
+    return _make_allocation(book, question, N, D, served, repeated, notes)
 
 
-def sized(book: Book, C: np.ndarray) -> np.ndarray:
+def best_sizes(book: LawBook, C: np.ndarray) -> np.ndarray:
     """The best N [R] for C [R] FLOPs. BadInput where the law itself has none: N and D both without effect, or one of them."""
     N = book.best_size(C)
     if 0 < N[0] < np.inf:
@@ -110,7 +110,7 @@ def sized(book: Book, C: np.ndarray) -> np.ndarray:
     )
 
 
-def budget(book: Book, name: str, value: float) -> np.ndarray:
+def budget_flops(book: LawBook, name: str, value: float) -> np.ndarray:
     """The FLOPs [R] that a question comes to; infinite in rows that no budget answers, BadInput where the law itself has none."""
     if name in ("flops", "gpu_hours"):
         if not LEAST_FLOPS <= value <= MOST_FLOPS:
@@ -124,7 +124,7 @@ def budget(book: Book, name: str, value: float) -> np.ndarray:
 
     if name == "target_loss" and not np.isfinite(book.loss(1e9, 1e9)[0]):
         raise BadInput(f"target_loss={value:g}: law {book.name} gives no loss")
-    found = first_true(enough, LEAST_FLOPS, MOST_FLOPS, book.rows)
+    found = find_first_true(enough, LEAST_FLOPS, MOST_FLOPS, book.rows)
     if not np.isfinite(found[0]):
         why = f"{name}={value:g}: by law {book.name} no budget up to {MOST_FLOPS:g} FLOPs comes to it"
         if name == "target_loss":
@@ -139,13 +139,13 @@ def budget(book: Book, name: str, value: float) -> np.ndarray:
     return found
 
 
-def _best_loss(book: Book, C: float) -> float:
+def _best_loss(book: LawBook, C: float) -> float:
     """Of the law itself; NaN where it has no best size."""
     N = book.best_size(np.full(book.rows, C))[0]
     return float(book.loss(N, C / (book.k * N))[0]) if N > 0 else float("nan")
 
 
-def flops_of(gpu_hours: float, machine: Machine | None, mfu: float | None) -> tuple[float, str]:
+def gpu_hours_flops(gpu_hours: float, machine: Machine | None, mfu: float | None) -> tuple[float, str]:
     """(FLOPs of so many device-hours, what was assumed)."""
     if machine is None or mfu is None:
         raise BadInput("device-hours need a machine and an MFU: e.g. --hardware=h100 --mfu=0.4")
@@ -157,34 +157,34 @@ def flops_of(gpu_hours: float, machine: Machine | None, mfu: float | None) -> tu
     return gpu_hours * 3600 * mfu * peak, said
 
 
-def intervals(book: Book, **values: np.ndarray) -> dict[str, Interval]:
+def book_intervals(book: LawBook, **values: np.ndarray) -> dict[str, Interval]:
     """By name the interval of each of `values` [R] at the book's level."""
-    return {name: _interval(book, rows) for name, rows in values.items()}
+    return {name: _central_interval(book, rows) for name, rows in values.items()}
 
 
-def _interval(book: Book, values: np.ndarray) -> Interval:
+def _central_interval(book: LawBook, values: np.ndarray) -> Interval:
     if book.level is None or not np.isfinite(values[0]):
         return None
-    low, high = (float(end) if np.isfinite(end) else None for end in quantiles(values[1:], book.level))
+    low, high = (float(end) if np.isfinite(end) else None for end in central_interval(values[1:], book.level))
     return low, high
 
 
-def _answer(
-    book: Book, question: str, N: np.ndarray, D: np.ndarray, served: Serving | None, repeated: Repetition | None,
+def _make_allocation(
+    book: LawBook, question: str, N: np.ndarray, D: np.ndarray, served: Serving | None, repeated: Repetition | None,
     notes: list[str],
-) -> Allocation:  # fmt: skip
+) -> BudgetAllocation:  # fmt: skip
     loss = book.loss(N[0], D[0])  # of the law and its draws at one and the same run
     with np.errstate(divide="ignore", invalid="ignore"):  # infinite in rows whose law no budget answers
         facts: dict[str, Any] = {"n": N, "d": D, "loss": loss, "flops": book.k * N * D, "tokens_per_parameter": D / N}
     # A power law says nothing of the loss's error.
-    found = intervals(book, **facts) | ({"loss": None} if book.split else {})
-    return Allocation(
+    found = book_intervals(book, **facts) | ({"loss": None} if book.split else {})
+    return BudgetAllocation(
         question=question,
         law=book.name,
         source=book.source,
         equation=book.surface.equation,
         n_convention=book.n_convention,
-        **plain(facts),
+        **plain_numbers(facts),
         intervals=found,
         level=book.level,
         interval=book.interval,
@@ -194,6 +194,6 @@ def _answer(
     )
 
 
-def plain(facts: dict[str, np.ndarray]) -> dict[str, Any]:
+def plain_numbers(facts: dict[str, np.ndarray]) -> dict[str, Any]:
     """The first row of each as a plain number, None where it isn't finite (JSON knows no others)."""
     return {name: float(rows[0]) if np.isfinite(rows[0]) else None for name, rows in facts.items()}

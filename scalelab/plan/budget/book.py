@@ -14,7 +14,7 @@ EXTRAPOLATED = 10.0  # beyond so many times the dearest run a law is said to be 
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class PowerLawSplit:
     """N_opt = size x (C / flops)^exponent; `exponents` are the value and, where they are published, its interval's ends."""
 
     size: float
@@ -23,7 +23,7 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Book:
+class LawBook:
     """A law to plan by. `params` hold one array [R] each; `level` is that of intervals, None where there are none.
 
     `surface` gives the loss in nats per token. `split`, where there is one, says N instead of the surface's minimum. `held`
@@ -37,7 +37,7 @@ class Book:
     surface: Law
     params: dict[str, np.ndarray]
     level: float | None = None
-    split: Split | None = None
+    split: PowerLawSplit | None = None
     k: float = FLOPS_PER_PARAM_TOKEN
     held: Mapping[str, float] = dataclasses.field(default_factory=dict)
     largest_flops: float | None = None
@@ -48,7 +48,7 @@ class Book:
         """R."""
         return max(len(values) for values in self.params.values())
 
-    def first(self, rows: int) -> "Book":
+    def first(self, rows: int) -> "LawBook":
         """The same with fewer rows."""
         return dataclasses.replace(self, params={name: values[:rows] for name, values in self.params.items()})
 
@@ -77,11 +77,11 @@ class Book:
         return np.broadcast_to(self.surface(columns, self.params), (self.rows,))
 
 
-def fixed(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:
+def constant_params(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:
     """One array [rows] a parameter, all alike."""
     return {name: np.full(rows, float(value)) for name, value in params.items()}
 
 
-def spread(point: Mapping[str, float], draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def stack_draws(point: Mapping[str, float], draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The law itself, then its draws."""
     return {name: np.append(float(value), np.asarray(draws[name], float)) for name, value in point.items()}

@@ -7,7 +7,7 @@ import numpy as np
 from scalelab.errors import BadInput
 from scalelab.laws.use import decision
 from scalelab.plan.budget import lawbook
-from scalelab.plan.budget.allocate import Interval, intervals, plain, sized
+from scalelab.plan.budget.allocate import Interval, best_sizes, book_intervals, plain_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Overtraining:
     notes: tuple[str, ...]
 
 
-def overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT) -> Overtraining:
+def assess_overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT_LAW) -> Overtraining:
     """The run of `params` parameters (as the law counts N) and `tokens` tokens against the optimum at its own compute."""
     for what, amount in (("params", params), ("tokens", tokens)):
         if not (np.isfinite(amount) and amount > 0):
             raise BadInput(f"{what}={amount:g}: a positive number is needed")
-    book = lawbook.open_book(law)
+    book = lawbook.load_law_book(law)
     C = book.k * params * tokens
-    N = sized(book, np.full(book.rows, C))
+    N = best_sizes(book, np.full(book.rows, C))
     D = C / (book.k * N)
     loss, best_loss = book.loss(params, tokens), book.loss(N, D)
     nothing = np.full(book.rows, np.nan)
@@ -59,14 +59,14 @@ def overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT) -> Ov
     notes = book.notes
     if book.split is None:
         given = loss - best_loss
-        wasted = decision.waste(book.surface, book.params, params, N, C, book.k, book.held)
+        wasted = decision.wasted_share(book.surface, book.params, params, N, C, book.k, book.held)
     else:
         notes += (f"law {book.name} splits by a power law: what the run gives away is not said",)
     facts = {
         "n": N, "d": D, "loss": loss, "best_loss": best_loss, "best_tokens_per_parameter": D / N,
         "factor": (tokens / params) / (D / N), "size_factor": params / N, "loss_given_away": given, "waste": wasted,
     }  # fmt: skip
-    found = intervals(book, **facts)
+    found = book_intervals(book, **facts)
     return Overtraining(
         law=book.name,
         source=book.source,
@@ -76,8 +76,8 @@ def overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT) -> Ov
         tokens=float(tokens),
         flops=float(C),
         tokens_per_parameter=float(tokens / params),
-        **plain(facts),
-        verdict=_verdict(float(facts["factor"][0]), found["factor"]),
+        **plain_numbers(facts),
+        verdict=_describe_factor(float(facts["factor"][0]), found["factor"]),
         intervals=found,
         level=book.level,
         interval=book.interval,
@@ -85,7 +85,7 @@ def overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT) -> Ov
     )
 
 
-def _verdict(factor: float, interval: Interval) -> str:
+def _describe_factor(factor: float, interval: Interval) -> str:
     low, high = interval or (factor, factor)
     if (low is None or low <= 1) and (high is None or high >= 1):
         return "compute-optimal"

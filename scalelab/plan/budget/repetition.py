@@ -9,7 +9,7 @@ from scalelab.errors import BadInput
 from scalelab.laws.law import forms
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.published import muennighoff
-from scalelab.plan.budget.book import Book
+from scalelab.plan.budget.book import LawBook
 from scalelab.plan.budget.lawbook import REPETITION
 
 R_D, R_N = "R_D_star", "R_N_star"
@@ -30,7 +30,7 @@ class Repetition:
     not_identified: str
 
 
-def limited(book: Book, unique_tokens: float) -> Book:
+def limit_unique_tokens(book: LawBook, unique_tokens: float) -> LawBook:
     """The law where only so many tokens are unique: its loss by N' and D' (Muennighoff et al. 2023, eqs. 4 to 6).
 
     A law of that form keeps its own R_D* and R_N*. Others, of Chinchilla's form, take the published ones in the first row and,
@@ -60,7 +60,7 @@ def limited(book: Book, unique_tokens: float) -> Book:
     )
 
 
-def describe(book: Book, D: np.ndarray, unique_tokens: float) -> Repetition:
+def assess_repetition(book: LawBook, D: np.ndarray, unique_tokens: float) -> Repetition:
     """What D [R] come to over these tokens."""
     r_d, r_n = (float(book.params[name][0]) for name in (R_D, R_N))
     with jax.enable_x64(True):

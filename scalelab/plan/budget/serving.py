@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 
 from scalelab.errors import BadInput
-from scalelab.plan.budget.book import Book
-from scalelab.plan.budget.solve import first_true, lowest
+from scalelab.plan.budget.book import LawBook
+from scalelab.plan.budget.solve import find_first_true, minimise_unimodal
 
-FORWARD = 2.0  # FLOPs a parameter and token of serving (Sardana et al., eq. 2)
+FORWARD_FLOPS = 2.0  # FLOPs a parameter and token of serving (Sardana et al., eq. 2)
 SMALLEST = 1e-3  # of the size that training alone wants: nothing smaller is tried
 MOST_TOKENS = 1e30
 
@@ -28,7 +28,9 @@ class Serving:
     saved: float
 
 
-def cheapest(book: Book, N: np.ndarray, D: np.ndarray, tokens: float) -> tuple[np.ndarray, np.ndarray, Serving]:
+def cheapest_split(
+    book: LawBook, N: np.ndarray, D: np.ndarray, tokens: float
+) -> tuple[np.ndarray, np.ndarray, Serving]:
     """(N, D, what was saved): the same loss as the given N and D [R] have, at the least k N D + 2 N `tokens`.
 
     BadInput for a law whose split is not the minimum of its loss.
@@ -38,13 +40,13 @@ def cheapest(book: Book, N: np.ndarray, D: np.ndarray, tokens: float) -> tuple[n
     goal = book.loss(N, D)
 
     def enough_tokens(size: np.ndarray) -> np.ndarray:
-        return first_true(lambda seen: book.loss(size, seen) <= goal, 1.0, MOST_TOKENS, book.rows)
+        return find_first_true(lambda seen: book.loss(size, seen) <= goal, 1.0, MOST_TOKENS, book.rows)
 
     def total(size: np.ndarray) -> np.ndarray:
-        return (book.k * enough_tokens(size) + FORWARD * tokens) * size
+        return (book.k * enough_tokens(size) + FORWARD_FLOPS * tokens) * size
 
-    size = lowest(total, SMALLEST * N, N)
-    plain, least = (book.k * D + FORWARD * tokens) * N, total(size)
+    size = minimise_unimodal(total, SMALLEST * N, N)
+    plain, least = (book.k * D + FORWARD_FLOPS * tokens) * N, total(size)
     served = Serving(
         tokens=float(tokens),
         total_flops=float(least[0]),

@@ -9,7 +9,7 @@ SECTIONS = 45  # of a range of e^7: to 1e-9 of log x, where a smooth minimum is 
 GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
-def first_true(holds: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> np.ndarray:
+def find_first_true(holds: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> np.ndarray:
     """The least x [R] between two positive ends at which `holds` turns true, to 1e-11 of log x; inf where it never does.
 
     Looked for in steps of two decades, then by bisection: far beyond any solution a law may have no finite value.
@@ -30,7 +30,7 @@ def first_true(holds: Callable[[np.ndarray], np.ndarray], low: float, high: floa
     return np.where(found, np.exp(top), np.inf)
 
 
-def lowest(value: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def minimise_unimodal(value: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Where `value` is least between low and high [R], both positive: it falls, then rises; infinite on the low side only."""
     a, b = np.log(low), np.log(high)
     c, d = b - GOLDEN * (b - a), a + GOLDEN * (b - a)

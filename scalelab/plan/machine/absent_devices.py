@@ -41,7 +41,7 @@ GPUS = {
 EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)), "gpu": ("plan-cuda", ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"))}
 
 
-def platform(machine: Machine) -> str:
+def compiler_platform(machine: Machine) -> str:
     """tpu | gpu | cpu, as jax names backends. BadInput for a chip that no compiler is known to take without having it."""
     name = machine.chip.name
     known = {name: "tpu" for name in TPUS} | {name: "gpu" for name in GPUS} | {"CPU": "cpu"}
@@ -55,26 +55,26 @@ def platform(machine: Machine) -> str:
 
 def check_installed(machine: Machine) -> None:
     """BadInput, with what to install, where the machine's compiler isn't here."""
-    if platform(machine) == "cpu":
+    if compiler_platform(machine) == "cpu":
         return
-    extra, modules = EXTRAS[platform(machine)]
-    if not any(_found(module) for module in modules):
+    extra, modules = EXTRAS[compiler_platform(machine)]
+    if not any(_is_installed(module) for module in modules):
         raise BadInput(
             f"--compile for {machine.chip.name} needs jax's compiler for it, which is not installed: pip install -c "
             f"constraints.txt '.[{extra}]'; or --hardware=cpu, which compiles the same step for fake devices"
         )
 
 
-def _found(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # its parent isn't there
         return False
 
 
-def slices_of(machine: Machine, devices: int) -> int:
+def count_slices(machine: Machine, devices: int) -> int:
     """How few of the machine's largest slices hold so many devices; 1 for what is no TPU."""
-    return -(-devices // machine.devices_per_node) if platform(machine) == "tpu" else 1
+    return -(-devices // machine.devices_per_node) if compiler_platform(machine) == "tpu" else 1
 
 
 def slice_shape(machine: Machine, devices: int) -> tuple[int, ...]:
@@ -82,10 +82,10 @@ def slice_shape(machine: Machine, devices: int) -> tuple[int, ...]:
     axes = 2 if TPUS[machine.chip.name] in FLAT else 3
     known = SLICES[axes]
     if axes == 3 and devices > max(known):
-        found = _cuboid(devices)
+        found = _least_stretched_cuboid(devices)
         if found:
             return found
-        sizes = [n for n in range(64, machine.devices_per_node + 1, 64) if _cuboid(n)]
+        sizes = [n for n in range(64, machine.devices_per_node + 1, 64) if _least_stretched_cuboid(n)]
     else:
         sizes = list(known)
     if devices in known:
@@ -96,26 +96,26 @@ def slice_shape(machine: Machine, devices: int) -> tuple[int, ...]:
     )
 
 
-def _cuboid(chips: int) -> tuple[int, int, int] | None:
+def _least_stretched_cuboid(chips: int) -> tuple[int, int, int] | None:
     """The least stretched cuboid of so many chips whose sides are multiples of four."""
     sides = range(4, LONGEST + 1, 4)
     all_ = [(a, b, chips // (a * b)) for a in sides for b in sides if b >= a and chips % (a * b) == 0]
     return min((s for s in all_ if s[2] in sides and s[2] >= s[1]), key=sum, default=None)
 
 
-def devices(machine: Machine, count: int, slices: int) -> tuple[list[Any], str]:
+def make_absent_devices(machine: Machine, count: int, slices: int) -> tuple[list[Any], str]:
     """`count` devices that no one here owns (for cpu: fake ones of this process), and their topology in words."""
     import jax
     from jax.experimental import topologies
 
-    kind = platform(machine)
+    kind = compiler_platform(machine)
     if kind == "cpu":
         return jax.devices()[:count], f"{count} fake CPU device{'s' * (count > 1)}"
     if kind == "gpu":
         across = math.gcd(count, machine.devices_per_node)
         nodes = count // across
         found = topologies.get_topology_desc(
-            "scalelab", "cuda", topology=f"{nodes}x1x{across}", target_config=description(machine)
+            "scalelab", "cuda", topology=f"{nodes}x1x{across}", target_config=gpu_target_config(machine)
         ).devices
         return found, f"{machine.chip.name}, {nodes} x {across}"
     if count % slices:
@@ -131,7 +131,7 @@ def devices(machine: Machine, count: int, slices: int) -> tuple[list[Any], str]:
     return found, name + f" x {slices} slices" * (slices > 1)
 
 
-def description(machine: Machine) -> str:
+def gpu_target_config(machine: Machine) -> str:
     """The machine's chip as XLA's text proto `GpuTargetConfigProto` (openxla/xla, stream_executor/device_description.proto)."""
     gpu, chip = GPUS[machine.chip.name], machine.chip
     major, minor = gpu.capability

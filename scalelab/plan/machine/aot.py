@@ -14,25 +14,25 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab import user_code
-from scalelab.config import TRACED, WAYS, Layout, ModelShape, Optim, Static
+from scalelab.config import SCHEDULE_LENGTH_KEYS, TRACED_KEYS, Layout, ModelShape, Optim, Static
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip
 from scalelab.hardware.device_memory import usable_bytes
-from scalelab.model.attention.kernels import chosen
+from scalelab.model.attention.kernels import step_kernel
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.plan.machine import absent_devices
 from scalelab.plan.machine.machine import Machine
-from scalelab.sharding import BATCH, traced_for
+from scalelab.sharding import BATCH_AXES, trace_for_platform
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
 
 LEAST_EFFORT: Any = {"exec_time_optimization_effort": -1.0}  # of libtpu: a seventh of the time, and memory 2 % off
 
 
-def answer() -> None:
+def answer_request() -> None:
     """Read a request from standard input, compile, write `Compiled`'s fields, or `refused`, to the file it names."""
     asked = json.load(sys.stdin)
-    user_code.permit(asked["permissions"])
+    user_code.apply_permissions(asked["permissions"])
     said = asked["static"]
     static = Static(
         **said | {
@@ -42,19 +42,19 @@ def answer() -> None:
     )  # fmt: skip
     machine = Machine(**asked["machine"] | {"chip": Chip(**asked["machine"]["chip"])})
     try:
-        found = measure(static, machine, asked["slices"], asked["steps"])
+        found = measure_compiled(static, machine, asked["slices"], asked["steps"])
     except BadInput as refused:
         found = {"refused": str(refused)}
     pathlib.Path(asked["out"]).write_text(json.dumps(found))
 
 
-def measure(static: Static, machine: Machine, slices: int, steps: int) -> dict[str, Any]:
+def measure_compiled(static: Static, machine: Machine, slices: int, steps: int) -> dict[str, Any]:
     """`Compiled`'s fields, from the compiler in this process."""
-    platform = absent_devices.platform(machine)
-    devices, where = absent_devices.devices(machine, static.layout.devices, slices)
-    with traced_for(platform):
+    platform = absent_devices.compiler_platform(machine)
+    devices, where = absent_devices.make_absent_devices(machine, static.layout.devices, slices)
+    with trace_for_platform(platform):
         static, notes = _without_cudnn(static)
-        arguments, mesh = _arguments(static, devices, steps)
+        arguments, mesh = _step_arguments(static, devices, steps)
         begun = time.perf_counter()
         with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
             lowered = jax.jit(functools.partial(many_steps, static), donate_argnums=0).lower(*arguments)
@@ -84,26 +84,31 @@ def measure(static: Static, machine: Machine, slices: int, steps: int) -> dict[s
 
 def _without_cudnn(static: Static) -> tuple[Static, list[str]]:
     """cuDNN's attention is a library's, which can't be asked without a device: ours in blocks holds the same, and O in fp32."""
-    how = chosen(static)
+    how = step_kernel(static)
     if how != "cudnn":
         return static, [f"attention: {how}"]
     instead = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))
     return instead, ["attention: blockwise in place of cudnn, which needs a device"]
 
 
-def _arguments(static: Static, devices: list[Any], steps: int) -> tuple[tuple[Any, ...], jax.sharding.Mesh | None]:
+def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tuple[Any, ...], jax.sharding.Mesh | None]:
     """Shapes and shardings of what `many_steps` takes, and the mesh where there is one."""
     size = (steps, static.global_batch, static.model.seq_len + 1)
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
-    names = [key.split(".")[1] for key in TRACED if key not in WAYS]
+    names = [key.split(".")[1] for key in TRACED_KEYS if key not in SCHEDULE_LENGTH_KEYS]
     names += [*static.optim.own, "log_every"] + ["separator"] * (static.documents == "mask")
     h = {name: jax.ShapeDtypeStruct((), kinds.get(name, jnp.float32)) for name in names}
     n = jax.ShapeDtypeStruct((), jnp.int32)
     if static.layout.devices > 1:
-        mesh = mesh_lib.over(static.layout, devices)
-        by_row = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
-        return (state_lib.placed(static, mesh), jax.ShapeDtypeStruct(size, jnp.int32, sharding=by_row), n, h), mesh
+        mesh = mesh_lib.mesh_over_devices(static.layout, devices)
+        by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+        return (
+            state_lib.sharded_state_shapes(static, mesh),
+            jax.ShapeDtypeStruct(size, jnp.int32, sharding=by_row),
+            n,
+            h,
+        ), mesh
     alone = SingleDeviceSharding(devices[0])
     on_it = functools.partial(jax.tree.map, lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone))
     batches = jax.ShapeDtypeStruct(size, jnp.int32)
-    return on_it((state_lib.shapes(static), batches, n, h)), None
+    return on_it((state_lib.state_shapes(static), batches, n, h)), None

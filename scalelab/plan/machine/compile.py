@@ -18,11 +18,11 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import Memory
 
 ARGUMENTS = ("parameters", "optimizer", "average", "batch")  # components of a `Memory` that the step is given
-CHILD = "from scalelab.plan.machine.aot import answer; answer()"
+CHILD_PROGRAM = "from scalelab.plan.machine.aot import answer; answer()"
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledMemory:
     """What XLA gives the step on one device. Where it refuses (`oom`), bytes are 0."""
 
     argument_bytes: int  # state, batches and scalars
@@ -36,7 +36,7 @@ class Compiled:
     note: str
 
 
-def compiled(static: Static, machine: Machine, slices: int = 0, steps: int = 1) -> Compiled:
+def compile_step(static: Static, machine: Machine, slices: int = 0, steps: int = 1) -> CompiledMemory:
     """Lower and compile `steps` steps a dispatch of a resolved config for `static.layout.devices` of the machine.
 
     In a process of its own, which sees this machine's CPU only: devices and backends of this one are left alone. `slices`
@@ -44,9 +44,9 @@ def compiled(static: Static, machine: Machine, slices: int = 0, steps: int = 1) 
     WorkFailed where it fails for anything but memory.
     """
     absent_devices.check_installed(machine)
-    rules.check(static, static.layout)
-    slices = slices or absent_devices.slices_of(machine, static.layout.devices)
-    if absent_devices.platform(machine) == "tpu":
+    rules.check_layout(static, static.layout)
+    slices = slices or absent_devices.count_slices(machine, static.layout.devices)
+    if absent_devices.compiler_platform(machine) == "tpu":
         if static.layout.devices % slices:
             near = static.layout.devices // slices * slices
             raise BadInput(f"--compile: {static.layout.devices} devices are not {slices} equal slices; nearest: {near}")
@@ -55,24 +55,24 @@ def compiled(static: Static, machine: Machine, slices: int = 0, steps: int = 1) 
         out = pathlib.Path(folder) / "answer.json"
         asked = {
             "static": dataclasses.asdict(static), "machine": dataclasses.asdict(machine), "slices": slices,
-            "steps": steps, "out": str(out), "permissions": user_code.permissions(),
+            "steps": steps, "out": str(out), "permissions": user_code.export_permissions(),
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-c", CHILD], input=json.dumps(asked), env=_environment(static, machine), text=True,
+            [sys.executable, "-c", CHILD_PROGRAM], input=json.dumps(asked), env=_child_environment(static, machine), text=True,
             capture_output=True,
         )  # fmt: skip
         if done.returncode or not out.exists():
             raise WorkFailed(
-                f"--compile: the compiler for {machine.chip.name} failed ({done.returncode}): {_reason(done.stderr)}"
+                f"--compile: the compiler for {machine.chip.name} failed ({done.returncode}): {_exception_line(done.stderr)}"
             )
         answer = json.loads(out.read_text())
     if "refused" in answer:
         raise BadInput(answer["refused"])
-    return Compiled(**answer)
+    return CompiledMemory(**answer)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ComponentRow:
     """One component by formula, by the step's own shapes, and as compiled, in bytes of a device; None where it has no such figure."""
 
     component: str
@@ -86,7 +86,7 @@ class Row:
         return None if self.compiled_bytes is None else self.compiled_bytes - self.exact_bytes
 
 
-def side_by_side(memory: Memory, found: Compiled) -> list[Row]:
+def compare_components(memory: Memory, found: CompiledMemory) -> list[ComponentRow]:
     """What was predicted, component by component, against what was compiled; sums where the compiler tells only sums.
 
     `temporaries` are no buffers of the compiler's one by one: it reuses memory within them, so they and the peak may be less.
@@ -100,21 +100,21 @@ def side_by_side(memory: Memory, found: Compiled) -> list[Row]:
     exact = {name: size for name, size in parts.items() if name in ARGUMENTS} | {"arguments": given} | within
     exact |= {"temporaries": sum(within.values()), "peak": memory.total}
     formula = {"activations": memory.formula_bytes}
-    return [Row(name, formula.get(name), size, compiled.get(name)) for name, size in exact.items()]
+    return [ComponentRow(name, formula.get(name), size, compiled.get(name)) for name, size in exact.items()]
 
 
-def _reason(stderr: str) -> str:
+def _exception_line(stderr: str) -> str:
     """The line of a traceback that names the exception; jax adds lines of its own after it."""
     lines = [line for line in stderr.splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Failed): ", line)]
     return (named or lines or ["it said nothing"])[-1][:600]
 
 
-def _environment(static: Static, machine: Machine) -> dict[str, str]:
+def _child_environment(static: Static, machine: Machine) -> dict[str, str]:
     """Of the child: no device but the CPU, whatever is here. libtpu asks no metadata server about the machine it isn't on, and
     takes no lock for the chips it doesn't use."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    if absent_devices.platform(machine) == "cpu":
+    if absent_devices.compiler_platform(machine) == "cpu":
         # The program is never run, and its buffers are the same: 13 s instead of 122 (tiny.py, eight devices, busy cores).
         flags = f"--xla_force_host_platform_device_count={static.layout.devices} --xla_backend_optimization_level=0"
         return env | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}"}

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalelab.config import Layout, Static
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
 
 SHORTEST = 2048  # tokens of a part of a sequence, of a mesh that is chosen: shorter ones wait for the ring of attention
-NAMES = tuple(field.name for field in dataclasses.fields(Layout))
+LAYOUT_KEYS = tuple(field.name for field in dataclasses.fields(Layout))
 
 
-def asked(mesh: str | Mapping[str, Any] | Layout) -> dict[str, Any]:
+def parse_mesh(mesh: str | Mapping[str, Any] | Layout) -> dict[str, Any]:
     """ "fsdp=8,tensor=8,sequence=true", or a mapping -> {"fsdp": 8, "tensor": 8, "sequence": True}. BadInput for what is no key of `parallel`."""
     if isinstance(mesh, Layout):
         return dataclasses.asdict(mesh)
@@ -33,8 +33,8 @@ def _pairs(text: str) -> dict[str, Any]:
 
 
 def _value(mesh: Any, key: str, value: Any) -> Any:
-    if key not in NAMES:
-        raise BadInput(f"--mesh={mesh}: {key!r} is no axis or option of `parallel`{nearest(key, NAMES)}")
+    if key not in LAYOUT_KEYS:
+        raise BadInput(f"--mesh={mesh}: {key!r} is no axis or option of `parallel`{nearest_hint(key, LAYOUT_KEYS)}")
     if key == "schedule":
         return value
     if key == "sequence":
@@ -46,7 +46,7 @@ def _value(mesh: Any, key: str, value: Any) -> Any:
     return int(value)
 
 
-def laid_out(
+def apply_mesh(
     static: Static, devices: int | None = None, mesh: str | Mapping[str, Any] | Layout | None = None
 ) -> tuple[Static, list[str]]:
     """`static` on a mesh of `devices` (None: as many as the mesh has), and what was chosen or would be refused by the trainer.
@@ -58,29 +58,29 @@ def laid_out(
     said: list[str] = []
     layout = static.layout
     if mesh is not None:
-        layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.AXES, 1) | asked(mesh))
+        layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.MESH_AXES, 1) | parse_mesh(mesh))
         if devices is None and -1 in dataclasses.astuple(layout):
             raise BadInput(f"--mesh={mesh}: -1 is the rest of the devices; say how many there are, e.g. --devices=8")
     if devices is not None and devices < 1:
         raise BadInput(f"--devices={devices} is no number of devices; 1 or more")
-    sizes = [getattr(layout, axis) for axis in mesh_lib.AXES]
+    sizes = [getattr(layout, axis) for axis in mesh_lib.MESH_AXES]
     if devices is None:
         devices = math.prod(size for size in sizes if size > 0)
     if mesh is None and layout.devices == 1 < devices:
-        layout, words = _chosen(static, layout, devices)
+        layout, words = _choose_layout(static, layout, devices)
         said.append(words)
     elif layout.devices == 1 < devices:
         raise BadInput(
             f"--mesh={mesh} is a mesh of one, and there are {devices} devices; nearest: --mesh=fsdp={devices}"
         )
-    layout = mesh_lib.resolved(layout, devices)
-    rules.check_options(layout)
+    layout = mesh_lib.resolve_layout(layout, devices)
+    rules.check_layout_options(layout)
     model = dataclasses.replace(static.model, sequence_parallel=layout.sequence and layout.tensor != 1)
     static = dataclasses.replace(static, model=model, layout=layout)
-    return static, said + refusals(static)
+    return static, said + layout_refusals(static)
 
 
-def _chosen(static: Static, layout: Layout, devices: int) -> tuple[Layout, str]:
+def _choose_layout(static: Static, layout: Layout, devices: int) -> tuple[Layout, str]:
     shape = static.model
     fsdp = math.gcd(devices, shape.d_model, static.global_batch // static.accumulate)
     tensor = math.gcd(devices // fsdp, shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size)
@@ -91,10 +91,10 @@ def _chosen(static: Static, layout: Layout, devices: int) -> tuple[Layout, str]:
     return dataclasses.replace(layout, **sizes), f"mesh: {said}, chosen as the config has none"
 
 
-def refusals(static: Static) -> list[str]:
+def layout_refusals(static: Static) -> list[str]:
     """Why the trainer would refuse this layout, in its own words: one line, or none."""
     try:
-        rules.check(static, static.layout)
+        rules.check_layout(static, static.layout)
     except BadInput as why:
         return [f"the trainer refuses this: {why}"]
     return []

@@ -9,7 +9,7 @@ import json
 import pathlib
 from typing import Any
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.hardware import chips
 from scalelab.hardware.chips import Chip
 from scalelab.hardware.measured import measured_copy_bytes_per_s, measured_matmul_flops
@@ -30,76 +30,76 @@ class Machine:
     source: str
 
 
-DGX = "{}: 8 GPUs, {} Gb/s InfiniBand a GPU (NVIDIA's user guide)"
-TPU = "Google Cloud TPU documentation, {}: {} Gb/s of data center network a chip"
-ASSUMED = "NVIDIA names no node of these: {} that share {} Gb/s are our assumption"
+DGX_SOURCE = "{}: 8 GPUs, {} Gb/s InfiniBand a GPU (NVIDIA's user guide)"
+TPU_SOURCE = "Google Cloud TPU documentation, {}: {} Gb/s of data center network a chip"
+ASSUMED_SOURCE = "NVIDIA names no node of these: {} that share {} Gb/s are our assumption"
 
 
-def _assumed(chip: str, devices: int, gbits: int) -> tuple[str, int, float, str]:
-    """A row of `KNOWN` for a chip of which NVIDIA names no node."""
-    return chip, devices, gbits / devices, ASSUMED.format(devices, gbits)
+def _assumed_machine(chip: str, devices: int, gbits: int) -> tuple[str, int, float, str]:
+    """A row of `KNOWN_MACHINES` for a chip of which NVIDIA names no node."""
+    return chip, devices, gbits / devices, ASSUMED_SOURCE.format(devices, gbits)
 
 
 # Short name -> (the chip's name, devices a node, Gb/s of network a device, source).
-KNOWN: dict[str, tuple[str, int, float, str]] = {
+KNOWN_MACHINES: dict[str, tuple[str, int, float, str]] = {
     "v4": ("TPU v4", 4096, 50, "TPU v4 has no published figure: 50 Gb/s a chip, as v5p, is our assumption"),
-    "v5e": ("TPU v5e", 256, 25, TPU.format("v5e", "6,400 / 256")),
-    "v5p": ("TPU v5p", 6144, 50, TPU.format("v5p", 50)),
-    "v6e": ("TPU v6e", 256, 100, TPU.format("v6e", "25,600 / 256")),
-    "v7": ("TPU v7", 18432, 50, TPU.format("TPU7x", "100 a chip of two devices")),
-    "b200": ("B200", 8, 400, DGX.format("DGX B200", 400)),
-    "h200": ("H200 SXM", 8, 400, DGX.format("DGX H200", 400)),
-    "h100": ("H100 SXM", 8, 400, DGX.format("DGX H100", 400)),
-    "a100": ("A100 80GB SXM", 8, 200, DGX.format("DGX A100", 200)),
-    "a100-40gb": ("A100 40GB", 8, 200, DGX.format("DGX A100", 200)),
-    "v100": ("V100 SXM2 32GB", 8, 50, DGX.format("DGX-1", "four ports of 100, so 50")),
-    "v100-16gb": ("V100 SXM2 16GB", 8, 50, DGX.format("DGX-1", "four ports of 100, so 50")),
-    "h100-nvl": _assumed("H100 NVL", 2, 200),
-    "h100-pcie": _assumed("H100 PCIe", 2, 200),
-    "a100-pcie": _assumed("A100 80GB PCIe", 2, 200),
-    "v100-pcie": _assumed("V100 PCIe 32GB", 4, 100),
-    "v100-pcie-16gb": _assumed("V100 PCIe 16GB", 4, 100),
-    "l40s": _assumed("L40S", 4, 100),
-    "l4": _assumed("L4", 4, 100),
-    "a10": _assumed("A10", 4, 100),
-    "t4": _assumed("T4", 4, 100),
-    "a6000": _assumed("RTX A6000", 4, 10),
-    "rtx4090": _assumed("RTX 4090", 4, 10),
-    "rtx3090": _assumed("RTX 3090", 4, 10),
+    "v5e": ("TPU v5e", 256, 25, TPU_SOURCE.format("v5e", "6,400 / 256")),
+    "v5p": ("TPU v5p", 6144, 50, TPU_SOURCE.format("v5p", 50)),
+    "v6e": ("TPU v6e", 256, 100, TPU_SOURCE.format("v6e", "25,600 / 256")),
+    "v7": ("TPU v7", 18432, 50, TPU_SOURCE.format("TPU7x", "100 a chip of two devices")),
+    "b200": ("B200", 8, 400, DGX_SOURCE.format("DGX B200", 400)),
+    "h200": ("H200 SXM", 8, 400, DGX_SOURCE.format("DGX H200", 400)),
+    "h100": ("H100 SXM", 8, 400, DGX_SOURCE.format("DGX H100", 400)),
+    "a100": ("A100 80GB SXM", 8, 200, DGX_SOURCE.format("DGX A100", 200)),
+    "a100-40gb": ("A100 40GB", 8, 200, DGX_SOURCE.format("DGX A100", 200)),
+    "v100": ("V100 SXM2 32GB", 8, 50, DGX_SOURCE.format("DGX-1", "four ports of 100, so 50")),
+    "v100-16gb": ("V100 SXM2 16GB", 8, 50, DGX_SOURCE.format("DGX-1", "four ports of 100, so 50")),
+    "h100-nvl": _assumed_machine("H100 NVL", 2, 200),
+    "h100-pcie": _assumed_machine("H100 PCIe", 2, 200),
+    "a100-pcie": _assumed_machine("A100 80GB PCIe", 2, 200),
+    "v100-pcie": _assumed_machine("V100 PCIe 32GB", 4, 100),
+    "v100-pcie-16gb": _assumed_machine("V100 PCIe 16GB", 4, 100),
+    "l40s": _assumed_machine("L40S", 4, 100),
+    "l4": _assumed_machine("L4", 4, 100),
+    "a10": _assumed_machine("A10", 4, 100),
+    "t4": _assumed_machine("T4", 4, 100),
+    "a6000": _assumed_machine("RTX A6000", 4, 10),
+    "rtx4090": _assumed_machine("RTX 4090", 4, 10),
+    "rtx3090": _assumed_machine("RTX 3090", 4, 10),
 }
-CHIP = ("name", "flops", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "links")
-REST = ("devices_per_node", "node_bytes_per_s", "price_per_hour", "source")
-HOW = (
+CHIP_FIELDS = ("name", "flops", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "links")
+NODE_FIELDS = ("devices_per_node", "node_bytes_per_s", "price_per_hour", "source")
+MACHINE_FILE_HELP = (
     'your own: FILE.json with name, flops (FLOP/s by precision: {"bfloat16": 1e15, "float32": …}), hbm_bytes, '
     "hbm_bytes_per_s, link_bytes_per_s (one link, one direction), links, devices_per_node, node_bytes_per_s (network, a device) "
     "and, if you like, price_per_hour and source; or with base (a known name) and what differs from it"
 )
 
 
-def machine(name: str) -> Machine:
-    """A machine by its short name ("h100"), its chip's name, jax's `device_kind`, or a JSON file that describes it (`HOW`).
+def load_machine(name: str) -> Machine:
+    """A machine by its short name ("h100"), its chip's name, jax's `device_kind`, or a JSON file that describes it (`MACHINE_FILE_HELP`).
 
     "cpu" is this one, measured. BadInput for any other name, and for a file that lacks a field or has one too many.
     """
     if name.endswith(".json"):
-        return _described(pathlib.Path(name))
-    return this_cpu() if name.lower() == "cpu" else _known(name)
+        return _read_machine_file(pathlib.Path(name))
+    return this_cpu() if name.lower() == "cpu" else _known_machine(name)
 
 
-def _known(name: str) -> Machine:
-    plain, found = _plain(name), chips.chip(name)
-    for short, (chip, devices, gbits, source) in KNOWN.items():
-        if plain in (_plain(short), _plain(chip)) or (found and found.name == chip):
-            return Machine(_chips()[chip], devices, gbits * 1e9 / 8, None, source)
-    raise BadInput(f"--hardware={name}: no such machine; known: {', '.join(KNOWN)}, cpu; {HOW}")
+def _known_machine(name: str) -> Machine:
+    plain, found = _plain_name(name), chips.find_chip(name)
+    for short, (chip, devices, gbits, source) in KNOWN_MACHINES.items():
+        if plain in (_plain_name(short), _plain_name(chip)) or (found and found.name == chip):
+            return Machine(_chips_by_name()[chip], devices, gbits * 1e9 / 8, None, source)
+    raise BadInput(f"--hardware={name}: no such machine; known: {', '.join(KNOWN_MACHINES)}, cpu; {MACHINE_FILE_HELP}")
 
 
-def _plain(name: str) -> str:
+def _plain_name(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 @functools.cache
-def _chips() -> dict[str, Chip]:
+def _chips_by_name() -> dict[str, Chip]:
     return {chip.name: chip for chip in chips.CHIPS.values()}
 
 
@@ -112,7 +112,7 @@ def this_cpu() -> Machine:
     return Machine(chip, 1, 1.25e9, None, "measured; a network of 10 Gb/s is our assumption")
 
 
-def _described(path: pathlib.Path) -> Machine:
+def _read_machine_file(path: pathlib.Path) -> Machine:
     try:
         said = json.loads(path.read_text())
     except OSError as error:
@@ -120,20 +120,22 @@ def _described(path: pathlib.Path) -> Machine:
     except ValueError as error:
         raise BadInput(f"--hardware={path} is no JSON: {error}") from None
     if not isinstance(said, dict):
-        raise BadInput(f"--hardware={path} holds no JSON object; {HOW}")
+        raise BadInput(f"--hardware={path} holds no JSON object; {MACHINE_FILE_HELP}")
     fields: dict[str, Any] = {"links": 1, "price_per_hour": None, "source": str(path)}
     if "base" in said:
-        base = _known(str(said.pop("base")))
-        fields |= {key: getattr(base.chip, key) for key in CHIP} | {key: getattr(base, key) for key in REST}
+        base = _known_machine(str(said.pop("base")))
+        fields |= {key: getattr(base.chip, key) for key in CHIP_FIELDS} | {
+            key: getattr(base, key) for key in NODE_FIELDS
+        }
         fields["source"] = f"{path}, from {base.chip.name}: {base.source}"
     for key in said:
-        if key not in CHIP + REST:
-            raise BadInput(f"--hardware={path}: {key!r} is no field{nearest(key, CHIP + REST)}")
+        if key not in CHIP_FIELDS + NODE_FIELDS:
+            raise BadInput(f"--hardware={path}: {key!r} is no field{nearest_hint(key, CHIP_FIELDS + NODE_FIELDS)}")
     fields |= said
-    missing = [key for key in CHIP + REST if key not in fields]
+    missing = [key for key in CHIP_FIELDS + NODE_FIELDS if key not in fields]
     if missing:
-        raise BadInput(f"--hardware={path} lacks {', '.join(missing)}; {HOW}")
-    _check(path, fields)
+        raise BadInput(f"--hardware={path} lacks {', '.join(missing)}; {MACHINE_FILE_HELP}")
+    _check_fields(path, fields)
     flops = {precision: float(rate) for precision, rate in fields["flops"].items()}
     chip = Chip(
         str(fields["name"]), flops, int(fields["hbm_bytes"]), float(fields["hbm_bytes_per_s"]),
@@ -148,16 +150,16 @@ def _described(path: pathlib.Path) -> Machine:
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16", "float8")
 
 
-def _check(path: pathlib.Path, fields: dict[str, Any]) -> None:
+def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
     """BadInput for what is no positive number, and for precisions that no policy multiplies in."""
     flops = fields["flops"]
     if not isinstance(flops, dict) or not flops:
         raise BadInput(f'--hardware={path}: flops={flops!r} is not FLOP/s by precision, e.g. {{"bfloat16": 1e15}}')
     for precision in flops:
         if precision not in PRECISIONS:
-            raise BadInput(f"--hardware={path}: flops of {precision!r}{nearest(precision, PRECISIONS)}")
+            raise BadInput(f"--hardware={path}: flops of {precision!r}{nearest_hint(precision, PRECISIONS)}")
     numbers = {f"flops.{key}": value for key, value in flops.items()}
-    numbers |= {key: fields[key] for key in (*CHIP[2:], *REST[:3]) if fields[key] is not None}
+    numbers |= {key: fields[key] for key in (*CHIP_FIELDS[2:], *NODE_FIELDS[:3]) if fields[key] is not None}
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise BadInput(f"--hardware={path}: {key}={value!r} is not a number above 0")

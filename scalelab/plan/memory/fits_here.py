@@ -10,7 +10,7 @@ from scalelab.hardware import chips
 from scalelab.model import count
 from scalelab.parallel import mesh, rules
 from scalelab.plan.memory import megatron, saved_activations
-from scalelab.plan.memory.memory import Memory, needed
+from scalelab.plan.memory.memory import Memory, memory_on_backend
 
 if TYPE_CHECKING:
     from scalelab.plan.advice import Advice
@@ -18,47 +18,49 @@ if TYPE_CHECKING:
 SMALL = 0.05  # of a device's memory: what is clearly below isn't looked at, for its cost at every start (0.3 s of CPU)
 
 
-def too_large(static: Static, trials: int = 1) -> Memory | None:
+def memory_if_too_large(static: Static, trials: int = 1) -> Memory | None:
     """What a step would need where the present devices can't hold it; None where they can, or where nobody says what they hold.
 
     Estimates count for nothing here: what is refused cannot fit. `trials` are spread over the devices where they don't share a
     mesh, and step one after the other. BadInput for a layout that the devices don't make up or that can't be divided.
     """
-    static, capacity = _here(static)
+    static, capacity = _on_present_devices(static)
     if static.layout.devices == 1 and jax.default_backend() != "cpu":
         trials = -(-trials // jax.local_device_count())
-    if not capacity or _roughly(static, trials) < SMALL * capacity:
+    if not capacity or _rough_bytes(static, trials) < SMALL * capacity:
         return None
-    rules.check(static, static.layout)
-    found = needed(static, jax.default_backend(), capacity, trials)
+    rules.check_layout(static, static.layout)
+    found = memory_on_backend(static, jax.default_backend(), capacity, trials)
     return found if found.least > capacity else None
 
 
-def way_out(static: Static) -> "Advice | None":
+def suggest_fitting_change(static: Static) -> "Advice | None":
     """The fastest change of one run that fits the present devices; None where none is found, or their chip is not known."""
-    from scalelab.plan.advice import advice  # with half the planner behind it, which a run that fits needn't wait for
-    from scalelab.plan.machine.machine import machine
+    from scalelab.plan.advice import (
+        advise_changes,  # with half the planner behind it, which a run that fits needn't wait for
+    )
+    from scalelab.plan.machine.machine import load_machine
 
-    static, capacity = _here(static)
+    static, capacity = _on_present_devices(static)
     kind = jax.local_devices()[0].device_kind
-    if jax.default_backend() != "cpu" and chips.chip(kind) is None:
+    if jax.default_backend() != "cpu" and chips.find_chip(kind) is None:
         return None
-    on = machine("cpu" if jax.default_backend() == "cpu" else kind)
+    on = load_machine("cpu" if jax.default_backend() == "cpu" else kind)
     on = dataclasses.replace(on, chip=dataclasses.replace(on.chip, given_bytes=capacity))
-    return next((way for way in advice(static, on) if way.fits), None)
+    return next((way for way in advise_changes(static, on) if way.fits), None)
 
 
-def _here(static: Static) -> tuple[Static, int]:
+def _on_present_devices(static: Static) -> tuple[Static, int]:
     """`static` over the devices that are here, and the bytes that each has for it: a CPU's share what their host has."""
-    layout = mesh.resolved(static.layout, jax.device_count())
+    layout = mesh.resolve_layout(static.layout, jax.device_count())
     capacity = chips.capacity_bytes(jax.local_devices()[0])
     alone = layout.devices == 1 and jax.default_backend() == "cpu"
     return dataclasses.replace(static, layout=layout), capacity * (jax.local_device_count() if alone else 1)
 
 
-def _roughly(static: Static, trials: int) -> float:
+def _rough_bytes(static: Static, trials: int) -> float:
     """Bytes, rather too many: Adam's 16 a parameter, split by nothing, and all that a GPT in fp32 would save."""
     s = static.model
-    gpt = megatron.Gpt(s.n_layers, s.d_model, s.n_heads, s.vocab_size, s.seq_len)
-    activations = 4 * s.n_layers * megatron.layer_bytes(gpt, saved_activations.rows(static))
-    return 16 * trials * count.parameters(s)["total"] + activations
+    gpt = megatron.GptShape(s.n_layers, s.d_model, s.n_heads, s.vocab_size, s.seq_len)
+    activations = 4 * s.n_layers * megatron.layer_bytes(gpt, saved_activations.rows_per_device(static))
+    return 16 * trials * count.count_parameters(s)["total"] + activations

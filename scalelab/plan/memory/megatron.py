@@ -8,7 +8,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpt:
+class GptShape:
     """l, h, a, V and s of the papers: d_ff is 4 d_model, and every head has keys of its own."""
 
     n_layers: int
@@ -18,13 +18,13 @@ class Gpt:
     seq_len: int
 
 
-def parameters(g: Gpt) -> float:
+def gpt_parameters(g: GptShape) -> float:
     """12 l h^2 (1 + 13 / 12h + (V + s) / 12lh) (Narayanan et al. 2021, equation 2)."""
     lh = g.n_layers * g.d_model
     return 12 * lh * g.d_model * (1 + 13 / (12 * g.d_model) + (g.vocab_size + g.seq_len) / (12 * lh))
 
 
-def recomputed_flops(g: Gpt, sequences: int) -> float:
+def recomputed_flops(g: GptShape, sequences: int) -> float:
     """FLOPs of a step that computes the forward twice: 96 B s l h^2 (1 + s / 6h + V / 16lh) (Narayanan et al. 2021, equation 3)."""
     size = g.n_layers * g.d_model**2
     inner = 1 + g.seq_len / (6 * g.d_model) + g.vocab_size / (16 * g.n_layers * g.d_model)
@@ -36,7 +36,7 @@ def training_s(parameters: float, tokens: float, devices: int, flops_per_s: floa
     return 8 * tokens * parameters / (devices * flops_per_s)
 
 
-def model_flops(g: Gpt, sequences: int, recomputed: str = "none") -> float:
+def model_flops(g: GptShape, sequences: int, recomputed: str = "none") -> float:
     """FLOPs of a step: 72 B L s h^2 (1 + s / 6h + V / 12hL) (Korthikanti et al. 2022, appendix A).
 
     With "selective" recomputation what the hardware does: attention's products once more, s / 3h.
@@ -46,7 +46,7 @@ def model_flops(g: Gpt, sequences: int, recomputed: str = "none") -> float:
     return 72 * sequences * g.n_layers * g.seq_len * g.d_model**2 * inner
 
 
-def layer_bytes(g: Gpt, rows: int, tensor: int = 1, sequence: bool = False, recomputed: str = "none") -> float:
+def layer_bytes(g: GptShape, rows: int, tensor: int = 1, sequence: bool = False, recomputed: str = "none") -> float:
     """Bytes of activations that a layer keeps for `rows` sequences (Korthikanti et al. 2022, Table 2).
 
     `tensor`: the size t of tensor parallelism; `sequence`: with sequence parallelism; `recomputed`: none | selective | full.

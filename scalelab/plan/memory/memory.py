@@ -19,13 +19,13 @@ from jax.sharding import PartitionSpec
 from scalelab.config import Layout, ModelShape, Static
 from scalelab.hardware.device_memory import usable_bytes
 from scalelab.model import transformer
-from scalelab.model.attention.kernels import chosen
+from scalelab.model.attention.kernels import step_kernel
 from scalelab.model.loss import CHUNK_LOGITS
 from scalelab.parallel import rules, ticks
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory import megatron, saved_activations
-from scalelab.precision.policy import POLICIES, dtype
-from scalelab.sharding import STAGE
+from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.sharding import STAGE_AXIS
 from scalelab.train.step import state as state_lib
 
 ESTIMATES = ("logits", "temporary")
@@ -48,8 +48,10 @@ class Memory:
     notes: tuple[str, ...]
 
 
-def memory(
-    static: Static, machine: Machine, kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved
+def step_memory(
+    static: Static,
+    machine: Machine,
+    kept: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> Memory:
     """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest.
 
@@ -57,35 +59,37 @@ def memory(
     """
     name = machine.chip.name
     backend = "tpu" if name.startswith("TPU") else "cpu" if name == "CPU" else "gpu"
-    return needed(static, backend, usable_bytes(machine.chip), kept=kept)
+    return memory_on_backend(static, backend, usable_bytes(machine.chip), kept=kept)
 
 
-def needed(
+def memory_on_backend(
     static: Static,
     backend: str,
     capacity: int,
     trials: int = 1,
-    kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved,
+    kept: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> Memory:
     """The same on a device of `backend` (cpu, gpu, tpu) with so many bytes; of `trials` that share it, one steps at a time."""
-    static, notes = _as_on(static, backend)
-    grown, fixed = _saved(static, kept)
-    components = {name: trials * size for name, size in _state(_at_rest(static)).items()} | {
-        "gradients": gradients(static),
+    static, notes = _with_backend_attention(static, backend)
+    grown, fixed = _saved_bytes(static, kept)
+    components = {name: trials * size for name, size in _state_bytes(_state_key(static)).items()} | {
+        "gradients": gradient_bytes(static),
         "activations": grown + fixed,
-        "logits": _logits(static),
-        "temporary": _temporary(static, backend),
+        "logits": _logits_bytes(static),
+        "temporary": _temporary_bytes(static, backend),
         "batch": 4 * math.ceil(static.global_batch / _rows_split(static.layout)) * (static.model.seq_len + 1),
     }
     total = sum(components.values())
     least = total - sum(components[name] for name in ESTIMATES) - fixed
-    notes = (*notes, *_notes(static))
-    return Memory(components, total, least, capacity, total <= capacity, capacity - total, _formula(static), notes)
+    notes = (*notes, *_memory_notes(static))
+    return Memory(
+        components, total, least, capacity, total <= capacity, capacity - total, _formula_bytes(static), notes
+    )
 
 
-def _as_on(static: Static, backend: str) -> tuple[Static, tuple[str, ...]]:
+def _with_backend_attention(static: Static, backend: str) -> tuple[Static, tuple[str, ...]]:
     """`static` with the attention that this backend takes, as far as it can be traced here."""
-    how = chosen(static, backend)
+    how = step_kernel(static, backend)
     if how == "ring":
         return static, ()
     traced = "blockwise" if how in ("cudnn", "splash") else how
@@ -98,21 +102,21 @@ def _rows_split(layout: Layout) -> int:
     return layout.data * layout.fsdp
 
 
-def _at_rest(static: Static) -> Static:
+def _state_key(static: Static) -> Static:
     """With all that changes nothing about the state at its default: many ways of computing a step share one."""
     return dataclasses.replace(static, model=static.model.plain, global_batch=1, accumulate=1, batch_ramp=())
 
 
 @functools.cache
-def _state(static: Static) -> dict[str, int]:
-    """Bytes of a state's parts, as `state.specs` lays them out. To be read only: it is kept."""
-    like, specs = state_lib.shapes(static), state_lib.specs(static)
+def _state_bytes(static: Static) -> dict[str, int]:
+    """Bytes of a state's parts, as `state.state_specs` lays them out. To be read only: it is kept."""
+    like, specs = state_lib.state_shapes(static), state_lib.state_specs(static)
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
     small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"]
     found = {"parameters": by_part["params"], "optimizer": by_part["opt_state"] + small}
     if POLICIES[static.precision].parameters != "float32":  # the step widens them before it uses them
-        found["master"] = _parameter_bytes(static, rules.parameters)
+        found["master"] = _parameter_bytes(static, rules.parameter_specs)
     return found | ({"average": by_part["ema"]} if static.ema else {})
 
 
@@ -128,7 +132,7 @@ def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout:
     for size, entry in zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True):
         axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
         parts = math.prod(getattr(layout, axis) for axis in axes)
-        rounds = layout.rounds if STAGE in axes else 1
+        rounds = layout.rounds if STAGE_AXIS in axes else 1
         number *= rounds * math.ceil(size / (parts * rounds))
     return number * jnp.dtype(kind).itemsize
 
@@ -140,64 +144,65 @@ def _parameter_bytes(static: Static, rule: Any, blocks: bool = False) -> int:
 
 @functools.cache
 def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> int:
-    declared, specs = transformer.declarations(shape), rule(shape, layout)
+    declared, specs = transformer.parameter_declarations(shape), rule(shape, layout)
     declared, specs = (declared["blocks"], specs["blocks"]) if blocks else (declared, specs)
     like = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declared)
     return _tree_bytes(like, specs, layout)
 
 
-def gradients(static: Static) -> int:
+def gradient_bytes(static: Static) -> int:
     """Bytes of gradients, fp32. The backward gives them as the parameters lie; sums over micro-batches lie as ZeRO's stage says.
 
     So stage 2 only saves where micro-batches are accumulated, beside the gradients of the one under way.
     """
-    summed = _parameter_bytes(static, rules.gradients) if static.accumulate > 1 else 0
-    return summed + _parameter_bytes(static, rules.parameters)
+    summed = _parameter_bytes(static, rules.gradient_specs) if static.accumulate > 1 else 0
+    return summed + _parameter_bytes(static, rules.parameter_specs)
 
 
-def _saved(
-    static: Static, kept: Callable[[Static], saved_activations.Saved] = saved_activations.saved
+def _saved_bytes(
+    static: Static,
+    kept: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> tuple[int, int]:
     """Bytes that the forward leaves for the backward: of the rows, and whatever their number."""
-    layout, rows = static.layout, saved_activations.rows(static)
+    layout, rows = static.layout, saved_activations.rows_per_device(static)
     if layout.stage == 1:
         whole = kept(static)
         return rows * whole.row_bytes, whole.fixed_bytes
     # parallel/pipeline.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and the
     # two that are under way between stages; whatever model.remat says.
-    return ((slots(layout) + 1) * _depth(static) + 2) * rows * _stream_bytes(static), 0
+    return ((pipeline_slots(layout) + 1) * _blocks_per_chunk(static) + 2) * rows * _stream_bytes(static), 0
 
 
-def _depth(static: Static) -> int:
+def _blocks_per_chunk(static: Static) -> int:
     """Blocks of a stage's chunk."""
     return math.ceil(static.model.n_layers / (static.layout.stage * static.layout.rounds))
 
 
-def slots(layout: Layout) -> int:
+def pipeline_slots(layout: Layout) -> int:
     """How many micro-batches' inputs a stage holds at once, one a chunk of layers: as the schedule's table has it."""
-    return ticks.table(layout.schedule, layout.stage, layout.microbatches, layout.rounds).slots
+    return ticks.make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds).slots
 
 
 def _stream_bytes(static: Static) -> int:
     """Of the residual stream of one sequence."""
     layout, shape = static.layout, static.model
     split = layout.context * (layout.tensor if shape.sequence_parallel else 1)
-    return math.ceil(shape.seq_len / split) * shape.d_model * dtype(POLICIES[static.precision].residual).itemsize
+    return math.ceil(shape.seq_len / split) * shape.d_model * array_dtype(POLICIES[static.precision].residual).itemsize
 
 
-def _vocabulary(static: Static) -> int:
+def _vocabulary_rows(static: Static) -> int:
     """Rows of the vocabulary on a device."""
     return math.ceil(static.model.vocab_size / static.layout.tensor)
 
 
-def _logits(static: Static) -> int:
+def _logits_bytes(static: Static) -> int:
     """A chunk of logits and their gradient, fp32 (model/loss.py)."""
-    tokens = saved_activations.rows(static) * math.ceil(static.model.seq_len / static.layout.context)
-    chunk = min(tokens, max(8, CHUNK_LOGITS // _vocabulary(static)))
-    return 2 * 4 * math.ceil(tokens / math.ceil(tokens / chunk)) * _vocabulary(static)
+    tokens = saved_activations.rows_per_device(static) * math.ceil(static.model.seq_len / static.layout.context)
+    chunk = min(tokens, max(8, CHUNK_LOGITS // _vocabulary_rows(static)))
+    return 2 * 4 * math.ceil(tokens / math.ceil(tokens / chunk)) * _vocabulary_rows(static)
 
 
-def _temporary(static: Static, backend: str) -> int:
+def _temporary_bytes(static: Static, backend: str) -> int:
     """An estimate of what comes and goes beside the rest: at the height of a block's backward, or of the head.
 
     As compilers are seen to place it (experiments/compiled.py). A block's backward holds what the block keeps once more, and
@@ -207,41 +212,43 @@ def _temporary(static: Static, backend: str) -> int:
     gradient began with; under ZeRO 1 and 2 the new parameters are gathered beside the old.
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
-    width, rows = dtype(policy.compute).itemsize, saved_activations.rows(static)
-    stacked = transformer.declarations(static.model.plain)["blocks"]
+    width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)
+    stacked = transformer.parameter_declarations(static.model.plain)["blocks"]
     weight = max(d.size for d in jax.tree.leaves(stacked) if d.is_hidden_matrix) // (shape.n_layers * layout.tensor)
     gathered = layout.zero >= 3 and layout.fsdp > 1
     multiplied = width if gathered or width < 4 else 0
-    block = saved_activations.block(static).bytes(rows) + weight * (multiplied + 4)
-    table = 4 * shape.d_model * _vocabulary(static)
+    block = saved_activations.count_block_activations(static).bytes(rows) + weight * (multiplied + 4)
+    table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if gathered else 0) + (table * width // 4 if width < 4 else 0)
     kept = table if backend == "gpu" else 0
     if layout.stage > 1:
-        chunk = _parameter_bytes(static, rules.parameters, blocks=True) // layout.rounds
-        return max(block, head) + chunk + _depth(static) * rows * _stream_bytes(static)
-    block -= min(block, saved_activations.outside(static) * rows)
+        chunk = _parameter_bytes(static, rules.parameter_specs, blocks=True) // layout.rounds
+        return max(block, head) + chunk + _blocks_per_chunk(static) * rows * _stream_bytes(static)
+    block -= min(block, saved_activations.bytes_outside_blocks(static) * rows)
     if (
         backend != "gpu" and static.accumulate == 1
     ):  # the blocks' gradients aren't there yet; a GPU has filled them with zeros
-        head -= min(head, _parameter_bytes(static, rules.parameters, blocks=True))
-    copies = _parameter_bytes(static, rules.parameters) if layout.zero in (1, 2) and layout.fsdp > 1 else 0
+        head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
+    copies = _parameter_bytes(static, rules.parameter_specs) if layout.zero in (1, 2) and layout.fsdp > 1 else 0
     return kept + copies + max(block, head)
 
 
-def _formula(static: Static) -> int:
+def _formula_bytes(static: Static) -> int:
     """Activations of the first stage by Korthikanti et al. 2022: of a GPT with dropout, so ours differ."""
     layout, shape = static.layout, static.model
-    gpt = megatron.Gpt(
+    gpt = megatron.GptShape(
         shape.n_layers, shape.d_model, shape.n_heads, shape.vocab_size, math.ceil(shape.seq_len / layout.context)
     )
     how = {"none": "none", "dots": "selective", "full": "full"}[shape.remat if layout.stage == 1 else "full"]
-    layer = megatron.layer_bytes(gpt, saved_activations.rows(static), layout.tensor, shape.sequence_parallel, how)
+    layer = megatron.layer_bytes(
+        gpt, saved_activations.rows_per_device(static), layout.tensor, shape.sequence_parallel, how
+    )
     layers = layout.stage * math.ceil(shape.n_layers / layout.stage)
     held = megatron.layers_in_flight(layers, layout.stage, layout.microbatches, layout.schedule, layout.rounds)
     return round(layer * held)
 
 
-def _notes(static: Static) -> list[str]:
+def _memory_notes(static: Static) -> list[str]:
     layout, shape, said = static.layout, static.model, []
     chunks = layout.stage * layout.rounds
     if layout.stage > 1 and shape.n_layers % chunks:

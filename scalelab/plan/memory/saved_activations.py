@@ -20,20 +20,20 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from scalelab.config import Layout, ModelShape, Optim, Static
 from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import Ends
+from scalelab.model.attention.documents import DocumentEnds
 from scalelab.parallel import rules
-from scalelab.parallel.mesh import AXES
+from scalelab.parallel.mesh import MESH_AXES
 from scalelab.precision import delayed
-from scalelab.precision.policy import POLICIES, dtype
-from scalelab.precision.products import arithmetic
-from scalelab.sharding import BATCH, residual
-from scalelab.train.step.gradients import objective
+from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.precision.products import product_precision
+from scalelab.sharding import BATCH_AXES, residual_axes
+from scalelab.train.step.gradients import micro_batch_objective
 
 ROWS = 3  # sequences a device of the program that is traced: more than one, to tell what grows with them
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedActivations:
     """Bytes a device: `row_bytes` for each sequence of its micro-batch, `fixed_bytes` whatever their number (the head's gradient)."""
 
     row_bytes: int
@@ -44,39 +44,39 @@ class Saved:
         return rows * self.row_bytes + self.fixed_bytes
 
 
-def saved(static: Static) -> Saved:
+def count_saved_activations(static: Static) -> SavedActivations:
     """What the whole model's backward keeps, for a layout without stages (`layout.stage` is disregarded)."""
-    return _saved(_canonical(static), whole=True)
+    return _traced_activations(_canonical_static(static), whole=True)
 
 
-def block(static: Static) -> Saved:
+def count_block_activations(static: Static) -> SavedActivations:
     """What a single block keeps without remat: the working set of a backward that has computed it once more.
 
     Traced for as few devices along `tensor` and `context` as do, for many layouts ask; what they split, more split further.
     Where two can divide the block, one along `tensor` asks two as well: what they split, it holds whole.
     """
-    layout, canonical, shape = static.layout, _canonical(static), static.model
+    layout, canonical, shape = static.layout, _canonical_static(static), static.model
     canonical = dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none"))
     if canonical.layout.devices == 1:
-        return _saved(canonical, whole=False)
+        return _traced_activations(canonical, whole=False)
     halved = layout.tensor == 1 and not any(n % 2 for n in (shape.n_heads, shape.n_kv_heads, shape.d_ff))
-    tensor = 2 if halved else _fewest(layout.tensor)
-    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_fewest(layout.context))
+    tensor = 2 if halved else _smallest_divisor(layout.tensor)
+    few = dataclasses.replace(canonical.layout, tensor=tensor, context=_smallest_divisor(layout.context))
     sums = {True: 0, False: 0}
-    for grows, size, axes in _parts(dataclasses.replace(canonical, layout=few)):
+    for grows, size, axes in _block_parts(dataclasses.replace(canonical, layout=few)):
         split = [axis for axis in axes if axis in ("tensor", "context")]
         whole = size * math.prod(getattr(few, axis) for axis in split)
         sums[grows] += whole // math.prod(getattr(layout, axis) for axis in split)
-    return Saved(sums[True] // ROWS, sums[False])
+    return SavedActivations(sums[True] // ROWS, sums[False])
 
 
-def estimate(static: Static) -> Saved:
-    """`saved` within some 15 %, for who compares many layouts: nothing is traced but a block.
+def estimate_saved_activations(static: Static) -> SavedActivations:
+    """`count_saved_activations` within some 15 %, for who compares many layouts: nothing is traced but a block.
 
     Layers under `full` keep the stream, under `dots` besides the fp32 outputs of all their products but the last, under `none`
     what a block keeps; besides what lies outside, and the head's gradient.
     """
-    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].residual).itemsize
+    layout, shape, width = static.layout, static.model, array_dtype(POLICIES[static.precision].residual).itemsize
     tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
     stream = tokens * shape.d_model // (tensor if shape.sequence_parallel else 1)
     wide = shape.n_heads * shape.d_head + 2 * shape.n_kv_heads * shape.d_head
@@ -85,34 +85,34 @@ def estimate(static: Static) -> Saved:
     if shape.remat == "none":
         # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen it.
         kept = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4
-        layer["none"] = block(static).row_bytes + kept * width * stream
-    grown = shape.n_layers * layer[shape.remat] + outside(static)
-    return Saved(grown, 4 * shape.d_model * shape.vocab_size // tensor)
+        layer["none"] = count_block_activations(static).row_bytes + kept * width * stream
+    grown = shape.n_layers * layer[shape.remat] + bytes_outside_blocks(static)
+    return SavedActivations(grown, 4 * shape.d_model * shape.vocab_size // tensor)
 
 
-def outside(static: Static) -> int:
+def bytes_outside_blocks(static: Static) -> int:
     """Of a sequence, what is kept outside the blocks: the look-up's mask and rows, three streams of the final norm."""
-    layout, shape, width = static.layout, static.model, dtype(POLICIES[static.precision].compute).itemsize
+    layout, shape, width = static.layout, static.model, array_dtype(POLICIES[static.precision].compute).itemsize
     tokens = math.ceil(shape.seq_len / layout.context)
     stream = tokens * shape.d_model // (layout.tensor if shape.sequence_parallel else 1)
     return 5 * tokens * shape.d_model + (8 + width) * stream
 
 
-def _fewest(devices: int) -> int:
+def _smallest_divisor(devices: int) -> int:
     """The smallest number of devices above one that divides as many."""
     return next((k for k in range(2, devices + 1) if devices % k == 0), 1)
 
 
-def rows(static: Static) -> int:
+def rows_per_device(static: Static) -> int:
     """Sequences of a micro-batch that a device holds, rounded up."""
     layout = static.layout
     each = layout.data * layout.fsdp * (layout.microbatches if layout.stage > 1 else 1)
     return -(-static.global_batch // (static.accumulate * each))
 
 
-def _canonical(static: Static) -> Static:
+def _canonical_static(static: Static) -> Static:
     """A program whose residuals are those of this one row by row: no optimizer, batch or fsdp in it, so that many share it."""
-    layout, static = static.layout, dataclasses.replace(static, model=_filled(static.model, static.layout))
+    layout, static = static.layout, dataclasses.replace(static, model=_filled_up_shape(static.model, static.layout))
     mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
     return dataclasses.replace(
         static, optim=Optim(), schedule="wsd", decay_shape="linear", wd_shape="constant", ema=False, batch_ramp=(),
@@ -120,7 +120,7 @@ def _canonical(static: Static) -> Static:
     )  # fmt: skip
 
 
-def _filled(shape: ModelShape, layout: Layout) -> ModelShape:
+def _filled_up_shape(shape: ModelShape, layout: Layout) -> ModelShape:
     """Axes that the mesh can't divide, which the trainer refuses, filled up: what the fullest device would hold."""
 
     def up(size: int, parts: int) -> int:
@@ -135,42 +135,52 @@ def _filled(shape: ModelShape, layout: Layout) -> ModelShape:
 
 
 @functools.cache
-def _saved(static: Static, whole: bool) -> Saved:
+def _traced_activations(static: Static, whole: bool) -> SavedActivations:
     if static.layout.devices == 1:  # what grows with the batch is told by the sums for one and two rows alone
-        one, two = (sum(map(_bytes, residuals(dataclasses.replace(static, global_batch=n), whole))) for n in (1, 2))
-        return Saved(two - one, 2 * one - two)
-    found = residuals(static, whole)
-    by_row = sum(_bytes(x) for x in found if _grows(x))
-    return Saved(by_row // ROWS, sum(map(_bytes, found)) - by_row)
+        one, two = (
+            sum(map(_device_bytes, vjp_residuals(dataclasses.replace(static, global_batch=n), whole))) for n in (1, 2)
+        )
+        return SavedActivations(two - one, 2 * one - two)
+    found = vjp_residuals(static, whole)
+    by_row = sum(_device_bytes(x) for x in found if _grows_with_rows(x))
+    return SavedActivations(by_row // ROWS, sum(map(_device_bytes, found)) - by_row)
 
 
 @functools.cache
-def _parts(static: Static) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
+def _block_parts(static: Static) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
     """(whether it grows with the rows, a device's bytes, the axes that split it) of what a block keeps."""
-    found = residuals(static, whole=False)
-    return tuple((_grows(x), _bytes(x), tuple(axis for axes in _axes(x) for axis in axes)) for x in found)
+    found = vjp_residuals(static, whole=False)
+    return tuple(
+        (_grows_with_rows(x), _device_bytes(x), tuple(axis for axes in _axes_by_dimension(x) for axis in axes))
+        for x in found
+    )
 
 
-def _grows(x: jax.ShapeDtypeStruct) -> bool:
+def _grows_with_rows(x: jax.ShapeDtypeStruct) -> bool:
     """Whether an axis of it is split by `data` and holds rows; or, of what each device has of its own, one behind that.
 
     A function of a device's own part (attention's) keeps arrays that stand one behind the other along their first axis, which
     may be heads; a number of each device's is one of these.
     """
-    split = [math.prod(x.sharding.mesh.shape[axis] for axis in axes) if "data" in axes else 0 for axes in _axes(x)]
+    split = [
+        math.prod(x.sharding.mesh.shape[axis] for axis in axes) if "data" in axes else 0
+        for axes in _axes_by_dimension(x)
+    ]
     if not any(split):
         return False
     at = split.index(max(split))
     return x.shape[at] // split[at] % ROWS == 0 or ROWS in x.shape[at + 1 :]
 
 
-def residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStruct]:
+def vjp_residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStruct]:
     """Shapes, dtypes and shardings of what the vjp of a step's micro-batch keeps beside parameters and arguments.
 
     `whole`: of the objective; else of one block without remat.
     """
     mesh = AbstractMesh(
-        tuple(getattr(static.layout, axis) for axis in AXES), AXES, axis_types=(AxisType.Explicit,) * len(AXES)
+        tuple(getattr(static.layout, axis) for axis in MESH_AXES),
+        MESH_AXES,
+        axis_types=(AxisType.Explicit,) * len(MESH_AXES),
     )
     alone = static.layout.devices == 1
     within: AbstractContextManager = nullcontext() if alone else jax.sharding.use_abstract_mesh(mesh)
@@ -185,13 +195,15 @@ def residuals(static: Static, whole: bool = True) -> list[jax.ShapeDtypeStruct]:
         given = {id(x) for x in jax.tree.leaves(arguments)}
         return list({id(x): x for x in jax.tree.leaves(pull) if id(x) not in given}.values())
 
-    with within, arithmetic(POLICIES[static.precision]):
+    with within, product_precision(POLICIES[static.precision]):
         return jax.eval_shape(keep, *arguments)
 
 
 def _parameters(static: Static, like: Callable) -> Any:
-    specs = rules.parameters(static.model, static.layout)
-    return jax.tree.map(lambda d, spec: like(d.shape, jnp.float32, spec), transformer.declarations(static.model), specs)
+    specs = rules.parameter_specs(static.model, static.layout)
+    return jax.tree.map(
+        lambda d, spec: like(d.shape, jnp.float32, spec), transformer.parameter_declarations(static.model), specs
+    )
 
 
 def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:
@@ -199,14 +211,14 @@ def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:
     policy, number = POLICIES[static.precision], PartitionSpec()
     scales: Any = ()
     if policy.scaling == "delayed":
-        declared = transformer.declarations(static.model)["blocks"]
-        kept = jax.eval_shape(lambda: delayed.scales(delayed.init(declared), policy))
+        declared = transformer.parameter_declarations(static.model)["blocks"]
+        kept = jax.eval_shape(lambda: delayed.delayed_scales(delayed.init_amax_history(declared), policy))
         scales = jax.tree.map(lambda x: like(x.shape, x.dtype, number), kept)
-    tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
+    tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
     ends = _ends(static, like)
 
     def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
-        return objective(static, *given, tokens, jnp.float32(0), jnp.float32(1), ends)[0]
+        return micro_batch_objective(static, *given, tokens, jnp.float32(0), jnp.float32(1), ends)[0]
 
     return function, ((_parameters(static, like), scales), tokens, ends)
 
@@ -218,31 +230,33 @@ def _block(static: Static, like: Callable) -> tuple[Callable, tuple]:
         lambda w: like(w.shape[1:], w.dtype, PartitionSpec(*(w.sharding.spec[1:] if w.sharding else ()))), stacked
     )
     sizes = (static.global_batch, shape.seq_len, shape.d_model)
-    x_BSD = like(sizes, dtype(policy.residual), transformer.spec(*residual(shape.sequence_parallel)))
-    tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH, None))
-    ends, first = _ends(static, like), layer_flags.at(layer_flags.layers(shape), 0)
+    x_BSD = like(
+        sizes, array_dtype(policy.residual), transformer.activation_spec(*residual_axes(shape.sequence_parallel))
+    )
+    tokens = like((static.global_batch, shape.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
+    ends, first = _ends(static, like), layer_flags.select_layers(layer_flags.all_layer_flags(shape), 0)
 
     def function(tokens: Any, ends: Any, given: tuple[Any, Any]) -> jax.Array:
-        packed = documents.cut(tokens, ends)[2]
-        return transformer.block(shape, *given, policy, first, packed)
+        packed = documents.split_inputs_targets(tokens, ends)[2]
+        return transformer.apply_block(shape, *given, policy, first, packed)
 
     return function, ((weights, x_BSD), tokens, ends)
 
 
-def _ends(static: Static, like: Callable) -> Ends | None:
+def _ends(static: Static, like: Callable) -> DocumentEnds | None:
     number = like((), jnp.int32, PartitionSpec())
-    ends = Ends(number if static.documents == "mask" else None, number if static.seq_warmup else None)
-    return None if ends == Ends() else ends
+    ends = DocumentEnds(number if static.documents == "mask" else None, number if static.seq_warmup else None)
+    return None if ends == DocumentEnds() else ends
 
 
-def _axes(x: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]:
+def _axes_by_dimension(x: jax.ShapeDtypeStruct) -> list[tuple[str, ...]]:
     """The mesh axes that split each axis of an array."""
     spec = [*(x.sharding.spec if x.sharding else ())]
     entries = spec + [None] * (len(x.shape) - len(spec))
     return [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in entries]
 
 
-def _bytes(x: jax.ShapeDtypeStruct) -> int:
+def _device_bytes(x: jax.ShapeDtypeStruct) -> int:
     """Of one device's part."""
-    split = math.prod(x.sharding.mesh.shape[axis] for axes in _axes(x) for axis in axes)
+    split = math.prod(x.sharding.mesh.shape[axis] for axes in _axes_by_dimension(x) for axis in axes)
     return math.prod(x.shape) * x.dtype.itemsize // split

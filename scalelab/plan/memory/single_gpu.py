@@ -12,13 +12,13 @@ import jax
 from scalelab.config import Layout, Static
 from scalelab.model import transformer
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory.memory import Memory, memory
+from scalelab.plan.memory.memory import Memory, step_memory
 
 MOST_ROWS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Fit:
+class SingleGpuFit:
     """`rows`: sequences of the largest micro-batch (a power of two) that fits, 0: none; `memory` is that of max(1, rows)."""
 
     weights: str  # float32: as this trainer keeps them | bfloat16: the papers' way
@@ -28,29 +28,29 @@ class Fit:
     memory: Memory
 
 
-def fits(static: Static, machine: Machine) -> tuple[Fit, ...]:
+def list_fits(static: Static, machine: Machine) -> tuple[SingleGpuFit, ...]:
     """Every way to hold the model of `static` on one of `machine`, with the optimizer that it names."""
     ways = [("float32", False), ("bfloat16", False), ("bfloat16", True)]
-    return tuple(_fit(static, machine, *way, remat) for way in ways for remat in transformer.REMAT)
+    return tuple(_largest_fit(static, machine, *way, remat) for way in ways for remat in transformer.REMAT_POLICIES)
 
 
-def _fit(static: Static, machine: Machine, weights: str, per_layer: bool, remat: str) -> Fit:
+def _largest_fit(static: Static, machine: Machine, weights: str, per_layer: bool, remat: str) -> SingleGpuFit:
     model = dataclasses.replace(static.model, remat=remat, sequence_parallel=False)
     static = dataclasses.replace(static, model=model, layout=Layout(), accumulate=1, batch_ramp=())
 
     def of(rows: int) -> Memory:
-        found = memory(dataclasses.replace(static, global_batch=rows), machine)
-        return lean(static, found, per_layer) if weights == "bfloat16" else found
+        found = step_memory(dataclasses.replace(static, global_batch=rows), machine)
+        return lean_memory(static, found, per_layer) if weights == "bfloat16" else found
 
     rows = 0
     while rows < MOST_ROWS and of(max(1, 2 * rows)).fits:
         rows = max(1, 2 * rows)
-    return Fit(weights, per_layer, remat, rows, of(max(1, rows)))
+    return SingleGpuFit(weights, per_layer, remat, rows, of(max(1, rows)))
 
 
-def lean(static: Static, ours: Memory, per_layer: bool) -> Memory:
+def lean_memory(static: Static, ours: Memory, per_layer: bool) -> Memory:
     """`ours` with weights and gradients in two bytes; `per_layer`: the largest single parameter's gradient, a layer's at a time."""
-    declared = jax.tree.leaves(transformer.declarations(static.model))
+    declared = jax.tree.leaves(transformer.parameter_declarations(static.model))
     largest = max(d.size // (static.model.n_layers if "layers" in d.axes else 1) for d in declared)
     number = sum(d.size for d in declared)
     components = ours.components | {"parameters": 2 * number, "gradients": 2 * (largest if per_layer else number)}

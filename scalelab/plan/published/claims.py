@@ -9,11 +9,11 @@ import numpy as np
 import optax
 
 from scalelab import config as config_lib
-from scalelab.laws.published.verdict import Interval, Row, Verdict, row
+from scalelab.laws.published.verdict import ComparisonRow, Interval, Verdict, make_comparison_row
 from scalelab.model import count
 from scalelab.optim import adam, muon, schedules, table
-from scalelab.plan.machine.machine import machine
-from scalelab.plan.run.goodput import checkpointing
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.run.goodput import plan_checkpointing
 from scalelab.plan.step.time import step_time
 
 FINDINGS = (
@@ -40,24 +40,24 @@ TOKENS = 2e12
 RUN = {"train.steps": 100_000, "optim.peak_lr": 3e-4, "schedule.warmup_steps": 2000, "schedule.final_share": 0.1}
 
 
-def rows() -> tuple[Row, ...]:
+def claim_rows() -> tuple[ComparisonRow, ...]:
     """Every claim: stated, ours, verdict."""
     return (*_adam(), *_accumulation(), *_lr(), *_lost(), *_adafactor(), *_tokens(), *_muon(), *_saves())
 
 
-def over(ours: float, stated: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+def judge_above(ours: float, stated: float, tolerance: float, interval: Interval | None = None) -> Verdict:
     """match where ours is over what is stated, else wrong."""
     return "match" if ours > stated else "wrong"
 
 
-def near(ours: float, stated: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+def judge_near(ours: float, stated: float, tolerance: float, interval: Interval | None = None) -> Verdict:
     """match within the tolerance, else wrong."""
     return "match" if abs(ours - stated) <= tolerance else "wrong"
 
 
-def uncorrected(beta1: float, beta2: float, gradients: np.ndarray) -> np.ndarray:
+def uncorrected_adam_steps(beta1: float, beta2: float, gradients: np.ndarray) -> np.ndarray:
     """Adam's steps in LRs without bias correction, [T], on these gradients of one parameter, [T]."""
-    moments = adam.transform(jnp.float32(beta1), jnp.float32(beta2), jnp.float32(1e-12), corrected=False)
+    moments = adam.scale_by_adam(jnp.float32(beta1), jnp.float32(beta2), jnp.float32(1e-12), corrected=False)
 
     def step(state: optax.OptState, g: jax.Array) -> tuple[optax.OptState, jax.Array]:
         direction, state = moments.update(g, state)
@@ -66,21 +66,21 @@ def uncorrected(beta1: float, beta2: float, gradients: np.ndarray) -> np.ndarray
     return np.asarray(jax.lax.scan(step, moments.init(jnp.zeros(())), jnp.asarray(gradients, jnp.float32))[1])
 
 
-def _adam() -> list[Row]:
+def _adam() -> list[ComparisonRow]:
     recipe = "optim/adam.py without bias correction (Kingma & Ba 2015, section 3), a gradient of 1 at every step"
-    chapter, usual = uncorrected(0.9, 0.95, np.ones(200)), uncorrected(0.9, 0.999, np.ones(200))
-    noise = uncorrected(0.9, 0.95, np.random.default_rng(0).choice([-1.0, 1.0], 20_000))[1000:]
+    chapter, usual = uncorrected_adam_steps(0.9, 0.95, np.ones(200)), uncorrected_adam_steps(0.9, 0.999, np.ones(200))
+    noise = uncorrected_adam_steps(0.9, 0.95, np.random.default_rng(0).choice([-1.0, 1.0], 20_000))[1000:]
     pure = "the same, a gradient of +1 or -1 by chance: sqrt((1 - beta1) / (1 + beta1))"
     return [
-        row("no bias correction, betas .9, .95: first step, LRs (explosively large: over 1)", chapter[0], "1", recipe, over),
-        row("no bias correction, betas .9, .95: the largest of 200 steps, LRs (over 2)", chapter.max(), "2", recipe, over),
-        row("no bias correction, betas .9, .999: first step, LRs (over 1)", usual[0], "1", recipe, over),
-        row("no bias correction, betas .9, .999: the largest of 200 steps, LRs (over 2)", usual.max(), "2", recipe, over),
-        row("RMS of Adam's step on noise, LRs (as on a signal: 1)", float(np.sqrt(np.mean(noise**2))), "1", pure, near, 0.05),
+        make_comparison_row("no bias correction, betas .9, .95: first step, LRs (explosively large: over 1)", chapter[0], "1", recipe, judge_above),
+        make_comparison_row("no bias correction, betas .9, .95: the largest of 200 steps, LRs (over 2)", chapter.max(), "2", recipe, judge_above),
+        make_comparison_row("no bias correction, betas .9, .999: first step, LRs (over 1)", usual[0], "1", recipe, judge_above),
+        make_comparison_row("no bias correction, betas .9, .999: the largest of 200 steps, LRs (over 2)", usual.max(), "2", recipe, judge_above),
+        make_comparison_row("RMS of Adam's step on noise, LRs (as on a signal: 1)", float(np.sqrt(np.mean(noise**2))), "1", pure, judge_near, 0.05),
     ]  # fmt: skip
 
 
-def moved(rule: optax.GradientTransformation, gradients: np.ndarray) -> np.ndarray:
+def parameter_movement(rule: optax.GradientTransformation, gradients: np.ndarray) -> np.ndarray:
     """How far `gradients` [T, d] move the parameters under `rule`, in LRs, [d]."""
 
     def step(state: optax.OptState, g: jax.Array) -> tuple[optax.OptState, jax.Array]:
@@ -92,21 +92,21 @@ def moved(rule: optax.GradientTransformation, gradients: np.ndarray) -> np.ndarr
     )
 
 
-def _accumulation() -> list[Row]:
+def _accumulation() -> list[ComparisonRow]:
     gradients = np.random.default_rng(0).normal(1.0, 1.0, (STEPS, 64))
-    adamw = adam.transform(jnp.float32(0.9), jnp.float32(0.95), jnp.float32(1e-8))
+    adamw = adam.scale_by_adam(jnp.float32(0.9), jnp.float32(0.95), jnp.float32(1e-8))
     recipe = f"{STEPS} steps on gradients {MICRO_BATCHES} times as large, how far parameters move"
     rules = {"SGD": optax.identity(), "AdamW (optim/adam.py)": adamw}
     found = []
     for name, rule in rules.items():
-        ratio = np.median(moved(rule, MICRO_BATCHES * gradients) / moved(rule, gradients))
+        ratio = np.median(parameter_movement(rule, MICRO_BATCHES * gradients) / parameter_movement(rule, gradients))
         found.append(
-            row(
+            make_comparison_row(
                 f"1/K forgotten, K = 8, {name}: the effective LR is so many times too large",
                 ratio,
                 "8",
                 recipe,
-                near,
+                judge_near,
                 0.01,
             )
         )
@@ -115,82 +115,93 @@ def _accumulation() -> list[Row]:
     means = "two micro-batches of 256 and 768 tokens: a token's weight in a mean of means over 1 / 1,024 (transformers issues 34191, 35203)"
     return [
         *found,
-        row(
+        make_comparison_row(
             "accumulation is numerically identical: a token's weight over the big batch's",
             weight,
             "1",
             means,
-            near,
+            judge_near,
             1e-6,
         ),
     ]
 
 
-def lr(steps: list[int], **changes: object) -> np.ndarray:
+def lr_at_steps(steps: list[int], **changes: object) -> np.ndarray:
     """The LR at these steps of the texts' run with `changes` (keys with "__" for the point)."""
     named = {key.replace("__", "."): value for key, value in changes.items()}
     config = config_lib.resolve(config_lib.override(config_lib.default_tree(), RUN | named))
-    return np.asarray(schedules.curves(config, steps)["lr"], float)
+    return np.asarray(schedules.schedule_curves(config, steps)["lr"], float)
 
 
-def _lr() -> list[Row]:
-    last = lr([99_999], schedule__final_share=0.0)[0]
+def _lr() -> list[ComparisonRow]:
+    last = lr_at_steps([99_999], schedule__final_share=0.0)[0]
     held = {
         "schedule__name": "inverse_sqrt",
         "schedule__hold_steps": 10_000,
         "schedule__warmup_steps": 0,
         "optim__peak_lr": 1e-2,
     }
-    before, after = lr([99_900, 99_999], **held)
-    cold, warm = lr([0], schedule__warmup_steps=0)[0], lr([0])[0]
+    before, after = lr_at_steps([99_900, 99_999], **held)
+    cold, warm = lr_at_steps([0], schedule__warmup_steps=0)[0], lr_at_steps([0])[0]
     fragment = "cosine to 0, as transformers' get_cosine_schedule_with_warmup ends (optim/schedules.py)"
     palm = "1 / sqrt(k) after 10,000 steps (Chowdhery et al. 2022, section 5): they went back about 100 steps and skipped batches"
     free = "Defazio et al. 2024, algorithm 1: c_1 = 1, so the average's first step is the LR's own; its authors advise a warm-up"
     return [
-        row("get_cosine_schedule_with_warmup: LR at the last step (10 % of 3e-4)", last, "3e-5", fragment, near, 1e-6),
-        row(
+        make_comparison_row(
+            "get_cosine_schedule_with_warmup: LR at the last step (10 % of 3e-4)",
+            last,
+            "3e-5",
+            fragment,
+            judge_near,
+            1e-6,
+        ),
+        make_comparison_row(
             "PaLM's LR 100 steps back, over that before (its LR restarts: 3.16)",
             before / after,
             "3.16",
             palm,
-            near,
+            judge_near,
             0.01,
         ),
-        row(
+        make_comparison_row(
             "Schedule-Free: first step without warm-up over that with 2,000 steps (no need of it: 1)",
             cold / warm,
             "1",
             free,
-            near,
+            judge_near,
             0.5,
         ),
     ]
 
 
-def _lost() -> list[Row]:
+def _lost() -> list[ComparisonRow]:
     back, price = 45_500 - 44_000, 180_000 / 45_000
     recipe = "from step 45,500 to the checkpoint of 44,000; $180,000 for 45,000 steps"
     return [
-        row("rollback from 45,500 to 44,000: steps lost", back, "1000", recipe, near, 0),
-        row("rollback from 45,500 to 44,000: its cost, $", back * price, "3600", recipe, near, 0),
+        make_comparison_row("rollback from 45,500 to 44,000: steps lost", back, "1000", recipe, judge_near, 0),
+        make_comparison_row("rollback from 45,500 to 44,000: its cost, $", back * price, "3600", recipe, judge_near, 0),
     ]
 
 
-def _adafactor() -> list[Row]:
+def _adafactor() -> list[ComparisonRow]:
     shape = {f"model.{key}": value for key, value in LLAMA2["7B"].items()} | {"model.vocab_size": 32_000}
 
     def state(**optim: object) -> float:
         values = shape | {f"optim.{key}": value for key, value in optim.items()} | {"optim.peak_lr": 1e-4}
         config = config_lib.resolve(config_lib.override(config_lib.default_tree(), values))
-        found = table.rows(config_lib.static(config), config_lib.hparams(config))
+        found = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
         return sum(each.state_bytes for each in found) / sum(each.parameters for each in found)
 
     palm = state(name="adafactor", factored=False, averaged=True, beta1=0.9) / state(name="adamw")
     recipe = "bytes of state (`scalelab optim`): unfactored, with a first moment (Chowdhery et al. 2022, section 5)"
-    return [row("PaLM's Adafactor: state over AdamW's (about .5, factored)", palm, "0.5", recipe, near, 0.05)]
+    return [
+        make_comparison_row(
+            "PaLM's Adafactor: state over AdamW's (about .5, factored)", palm, "0.5", recipe, judge_near, 0.05
+        )
+    ]
 
 
-def _tokens() -> list[Row]:
+def _tokens() -> list[ComparisonRow]:
     recipe = "2 T tokens over the parameters of Touvron et al. 2023, table 1 (model/count.py)"
     found = []
     for name, shape in LLAMA2.items():
@@ -199,9 +210,16 @@ def _tokens() -> list[Row]:
             "optim.peak_lr": 1e-4,
         }
         static = config_lib.static(config_lib.resolve(config_lib.override(config_lib.default_tree(), named)))
-        ratio = TOKENS / count.parameters(static.model)["total"]
+        ratio = TOKENS / count.count_parameters(static.model)["total"]
         found.append(
-            row(f"Llama 2 {name}, shaped by 20 tokens a parameter: tokens a parameter", ratio, "20", recipe, near, 2.0)
+            make_comparison_row(
+                f"Llama 2 {name}, shaped by 20 tokens a parameter: tokens a parameter",
+                ratio,
+                "20",
+                recipe,
+                judge_near,
+                2.0,
+            )
         )
     return found
 
@@ -215,34 +233,42 @@ def singular_values() -> tuple[float, float]:
     return float(values.min()), float(values.max())
 
 
-def _muon() -> list[Row]:
+def _muon() -> list[ComparisonRow]:
     least, largest = singular_values()
     x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 32)), jnp.float32)
     ratio = float(jnp.linalg.norm(muon.newton_schulz(1000 * x)) / jnp.linalg.norm(muon.newton_schulz(x)))
     recipe = "optim/muon.py, five steps (Jordan et al. 2024), singular values from .01 of the norm on"
     size = "optim/muon.py: the update of a gradient 1,000 times as large, over the update"
     return [
-        row("Newton-Schulz drives singular values to 1: the least", least, "1", recipe, near, 0.05),
-        row("Newton-Schulz drives singular values to 1: the largest", largest, "1", recipe, near, 0.05),
-        row(
+        make_comparison_row(
+            "Newton-Schulz drives singular values to 1: the least", least, "1", recipe, judge_near, 0.05
+        ),
+        make_comparison_row(
+            "Newton-Schulz drives singular values to 1: the largest", largest, "1", recipe, judge_near, 0.05
+        ),
+        make_comparison_row(
             "Muon preserves the gradient's magnitude: 1,000 times the gradient, times the update",
             ratio,
             "1000",
             size,
-            near,
+            judge_near,
             1.0,
         ),
     ]
 
 
-def _saves() -> list[Row]:
+def _saves() -> list[ComparisonRow]:
     values = {f"model.{key}": value for key, value in LLAMA3_8B.items()} | {
         "model.remat": "full", "precision.name": "bf16", "parallel.fsdp": 64, "train.global_batch": 2048, "optim.peak_lr": 3e-4,
         "train.accumulate": 32,
     }  # fmt: skip
     config = config_lib.resolve(config_lib.override(config_lib.default_tree(), values))
-    static, on = config_lib.static(config), machine("h100")
+    static, on = config_lib.static(config), load_machine("h100")
     step_s = step_time(static, on).total_s
-    best = checkpointing(static, on, step_s=step_s)
+    best = plan_checkpointing(static, on, step_s=step_s)
     recipe = "plan/run/goodput.py: Llama 3 8B, 16 M tokens a step, on 64 H100; Daly 2006 with the failures of Dubey et al. 2024"
-    return [row("steps between saves (every few thousand)", best.every_steps or 0, "2000", recipe, near, 1000)]
+    return [
+        make_comparison_row(
+            "steps between saves (every few thousand)", best.every_steps or 0, "2000", recipe, judge_near, 1000
+        )
+    ]

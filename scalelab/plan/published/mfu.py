@@ -8,10 +8,10 @@ import math
 
 from scalelab.config import Static
 from scalelab.model import count
-from scalelab.plan.step.flops import flops
+from scalelab.plan.step.flops import count_flops
 
 
-def utilisation(flops_per_token: float, tokens_per_s: float, devices: int, peak_flops: float) -> float:
+def flops_utilisation(flops_per_token: float, tokens_per_s: float, devices: int, peak_flops: float) -> float:
     """Share of the peak of all devices (FLOP/s each) that these FLOPs a token take."""
     return flops_per_token * tokens_per_s / (devices * peak_flops)
 
@@ -27,13 +27,13 @@ def training_flops(static: Static, tokens: float) -> dict[str, float]:
     `blocks`: Hoffmann et al. 2022, appendix F without its first and last term: what their Table A4 divides by 6 N D. With
     "+ remat" what full recomputation of it takes, four thirds: Rae et al. 2021, table A26, count so for Gopher.
     """
-    known, terms = flops(static), count.appendix_f(static.model)
+    known, terms = count_flops(static), count.appendix_f_flops(static.model)
     blocks = 3.0 * (sum(terms.values()) - terms["embedding"] - terms["final_logits"]) / static.model.seq_len
     each = known.per_token | {"blocks": blocks, "blocks + remat": 4.0 / 3.0 * blocks}
     return {name: value * tokens for name, value in each.items()}
 
 
-def reproducing(figures: dict[str, float], published: float, digits: int = 3) -> list[str]:
+def matching_conventions(figures: dict[str, float], published: float, digits: int = 3) -> list[str]:
     """The conventions whose figure is the published one to `digits` significant digits; none where the paper counts otherwise."""
 
     def rounded(value: float) -> float:

@@ -24,7 +24,7 @@ def critical_tokens(
     return weight_bytes / bytes_per_s / per_token if per_token > 0 else math.inf
 
 
-def peak(machine: Machine, unit: str = "bfloat16") -> float:
+def unit_peak_flops(machine: Machine, unit: str = "bfloat16") -> float:
     """FLOP/s of one device."""
     found = unit_flops(machine.chip, unit)
     assert found, f"{machine.chip.name} has no unit for {unit}"
@@ -49,9 +49,9 @@ def most_parameters(machine: Machine, bytes_per_parameter: float = 10) -> float:
     return machine.chip.hbm_bytes / bytes_per_parameter
 
 
-def intensity(layout: Layout, machine: Machine, axis: str, unit: str = "bfloat16") -> float:
+def axis_intensity(layout: Layout, machine: Machine, axis: str, unit: str = "bfloat16") -> float:
     """FLOPs a device does while it sends one byte along `axis`: the tokens a device needs lest data parallelism or FSDP wait (part 5)."""
-    return peak(machine, unit) / links.bytes_per_s(layout, machine, axis)
+    return unit_peak_flops(machine, unit) / links.bytes_per_s(layout, machine, axis)
 
 
 def most_tensor(d_ff: int, alpha: float, dimensions: int = 1) -> float:
@@ -86,6 +86,6 @@ def fsdp_range(
     return (b - math.sqrt(inner)) / (2 * a), (b + math.sqrt(inner)) / (2 * a)
 
 
-def days(total_flops: float, devices: int, flops: float, share: float = 1.0) -> float:
+def training_days(total_flops: float, devices: int, flops: float, share: float = 1.0) -> float:
     """Days of a training at `share` of the peak (MFU)."""
     return total_flops / (devices * flops * share) / 86_400

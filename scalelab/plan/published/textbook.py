@@ -10,12 +10,19 @@ import optax
 
 from scalelab import config as config_lib
 from scalelab.hardware import chips
-from scalelab.laws.published.verdict import Interval, Report, Row, Verdict, rounding, row
+from scalelab.laws.published.verdict import (
+    ComparisonRow,
+    Interval,
+    PaperReport,
+    Verdict,
+    make_comparison_row,
+    rounding_tolerance,
+)
 from scalelab.laws.use import chinchilla_optimum
 from scalelab.optim import adam, chain, schedules, table
-from scalelab.plan.budget.allocate import allocation
+from scalelab.plan.budget.allocate import allocate_budget
 from scalelab.plan.published import claims
-from scalelab.precision.exponent_histograms import reach
+from scalelab.precision.exponent_histograms import float_range
 from scalelab.precision.policy import POLICIES
 
 SOURCE = "teaching texts; computed by the optimizers, schedules, formats and laws of this project"
@@ -27,20 +34,20 @@ SHAPES = {  # Touvron et al. 2023 (Llama 2): bytes a parameter are theirs, for a
 PARAMETERS = {"7B": 7e9, "70B": 70e9}
 STATES = {"adamw": "56", "adafactor": "21", "adam8bit": "21", "lion": "35"}  # GB of 7B, as stated
 RUN = {"train.steps": 100_000, "optim.peak_lr": 3e-4, "schedule.warmup_steps": 2000, "schedule.final_share": 0.1}
-H100 = chips.chip("NVIDIA H100 80GB HBM3")
+H100 = chips.find_chip("NVIDIA H100 80GB HBM3")
 CHINCHILLA_FLOPS = 5.76e23  # Gopher's and Chinchilla's budget
 ABOUT = 2.0  # tokens a parameter that "20" leaves open
-PRINTED = chinchilla_optimum.Params(1.69, 406.4, 410.7, 0.34, 0.28)  # Hoffmann et al. 2022, eq. 10
+PRINTED = chinchilla_optimum.ChinchillaParams(1.69, 406.4, 410.7, 0.34, 0.28)  # Hoffmann et al. 2022, eq. 10
 SPARSE = 2  # times the dense rate, on NVIDIA's datasheets
 
 
-def reproduce() -> Report:
+def reproduce() -> PaperReport:
     """Every number: stated, ours, verdict."""
-    rows = (*_memory(), *_schedule(), *_arithmetic(), *_tokens_per_parameter(), *_speeds(), *claims.rows())
-    return Report("textbook", SOURCE, rows, _findings({each.name: each for each in rows}), stated=True)
+    rows = (*_memory(), *_schedule(), *_arithmetic(), *_tokens_per_parameter(), *_speeds(), *claims.claim_rows())
+    return PaperReport("textbook", SOURCE, rows, _findings({each.name: each for each in rows}), stated=True)
 
 
-def taught(ours: float, stated: float, tolerance: float, interval: Interval | None = None) -> Verdict:
+def judge_taught(ours: float, stated: float, tolerance: float, interval: Interval | None = None) -> Verdict:
     """match within the rounding of what is stated, within_interval inside the interval of ours, else wrong."""
     if abs(ours - stated) <= tolerance * (1 + 1e-5):  # a schedule's numbers are float32
         return "match"
@@ -49,8 +56,16 @@ def taught(ours: float, stated: float, tolerance: float, interval: Interval | No
 
 def _row(
     name: str, ours: float, stated: str, recipe: str, tolerance: float | None = None, interval: Interval | None = None
-) -> Row:
-    return row(name, ours, stated, recipe, taught, rounding(stated) if tolerance is None else tolerance, interval)
+) -> ComparisonRow:
+    return make_comparison_row(
+        name,
+        ours,
+        stated,
+        recipe,
+        judge_taught,
+        rounding_tolerance(stated) if tolerance is None else tolerance,
+        interval,
+    )
 
 
 @functools.cache
@@ -60,7 +75,7 @@ def state_gb(size: str, optimizer: str) -> float:
     config = config_lib.resolve(
         config_lib.override(config_lib.default_tree(), shape | {"optim.name": optimizer, "optim.peak_lr": 1e-4})
     )
-    rows = table.rows(config_lib.static(config), config_lib.hparams(config))
+    rows = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
     a_parameter = sum(each.state_bytes for each in rows) / sum(each.parameters for each in rows)
     return PARAMETERS[size] * a_parameter / GB
 
@@ -70,7 +85,7 @@ def weights_gb(size: str) -> float:
     return PARAMETERS[size] * jnp.dtype(POLICIES["fp32"].parameters).itemsize / GB
 
 
-def _memory() -> list[Row]:
+def _memory() -> list[ComparisonRow]:
     kept = "bytes that the optimizer's state has for Llama 2's matrices (`scalelab optim`), a parameter, times the size"
     whole = 2 * weights_gb("7B") + state_gb("7B", "adamw")
     return [
@@ -85,10 +100,10 @@ def lr_at(step: int, **changes: str | float) -> float:
     """The learning rate of one step of the texts' run: 100,000 steps, 2,000 of warm-up, 3e-4 to 3e-5."""
     named = {key.replace("__", "."): value for key, value in changes.items()}
     config = config_lib.resolve(config_lib.override(config_lib.default_tree(), RUN | named))
-    return float(schedules.curves(config, [step])["lr"][0])
+    return float(schedules.schedule_curves(config, [step])["lr"][0])
 
 
-def _schedule() -> list[Row]:
+def _schedule() -> list[ComparisonRow]:
     recipe = "optim/schedules.py: 100,000 steps, 2,000 of warm-up, peak 3e-4, final 3e-5"
     wsd = lr_at(90_000, schedule__name="wsd", schedule__decay_share=0.2)
     return [
@@ -98,11 +113,11 @@ def _schedule() -> list[Row]:
     ]
 
 
-def _arithmetic() -> list[Row]:
+def _arithmetic() -> list[ComparisonRow]:
     gradient = jnp.array([3.0, 7.0**0.5])  # of norm 4
-    clip = chain.clip(jnp.float32(1.0))
+    clip = chain.clip_global_norm(jnp.float32(1.0))
     clipped, _ = clip.update(gradient, clip.init(gradient))
-    moments = adam.transform(jnp.float32(0.9), jnp.float32(0.999), jnp.float32(1e-8))
+    moments = adam.scale_by_adam(jnp.float32(0.9), jnp.float32(0.999), jnp.float32(1e-8))
     direction, state = moments.update(jnp.ones(1), moments.init(jnp.ones(1)))
     first = optax.tree.get(state, "mu")
     clipping = "optim/chain.py: min(1, most / norm) of all gradients"
@@ -113,16 +128,16 @@ def _arithmetic() -> list[Row]:
         _row("gradient 3.0 of norm 4.0, clipped at 1.0", float(clipped[0]), "0.75", clipping, 1e-6),
         _row("Adam's first moment after one step", float(first[0]), "0.1", stepping, 1e-6),
         _row("the same, bias corrected", float(direction[0]), "1", stepping, 1e-6),
-        _row("largest number of fp8 e4m3", reach("float8_e4m3fn")[2], "448", formats),
-        _row("largest number of fp8 e5m2", reach("float8_e5m2")[2], "57344", formats),
+        _row("largest number of fp8 e4m3", float_range("float8_e4m3fn")[2], "448", formats),
+        _row("largest number of fp8 e5m2", float_range("float8_e5m2")[2], "57344", formats),
         _row("1,000 lost steps of 45,000 that cost $180,000, $", lost, "3600", "cost / steps x lost steps"),
     ]
 
 
-def _tokens_per_parameter() -> list[Row]:
+def _tokens_per_parameter() -> list[ComparisonRow]:
     rows = []
     for law in ("chinchilla_1", "chinchilla_2", "besiroglu"):  # nobody says so of approach 3: `_findings`
-        found = allocation(flops=CHINCHILLA_FLOPS, law=law)
+        found = allocate_budget(flops=CHINCHILLA_FLOPS, law=law)
         low, high = found.intervals["tokens_per_parameter"] or (None, None)
         interval = None if low is None or high is None else (low, high)
         recipe = f"plan/budget/allocate.py at {CHINCHILLA_FLOPS:g} FLOPs, 20 within {ABOUT:g}; interval: the law's"
@@ -130,7 +145,7 @@ def _tokens_per_parameter() -> list[Row]:
     return rows
 
 
-def _speeds() -> list[Row]:
+def _speeds() -> list[ComparisonRow]:
     assert H100
     recipe = f"hardware.py, {H100.name}, dense ({H100.source}): bfloat16 {H100.flops['bfloat16'] / 1e12:g} TFLOP/s"
     dense = [
@@ -141,7 +156,7 @@ def _speeds() -> list[Row]:
     return [*dense, _row("H100: sparse bf16 over dense TF32", sparse, "4", f"{recipe}; sparse: {SPARSE} times it")]
 
 
-def _findings(rows: dict[str, Row]) -> tuple[str, ...]:
+def _findings(rows: dict[str, ComparisonRow]) -> tuple[str, ...]:
     wrong = [
         f"{each.name}: {each.published:g} is stated, {each.ours:.4g} is so"
         for each in rows.values()
@@ -167,6 +182,6 @@ def _findings(rows: dict[str, Row]) -> tuple[str, ...]:
 def approach_3(printed: bool = False) -> float:
     """Tokens a parameter at Chinchilla's budget by approach 3: its unrounded coefficients, or those printed (eq. 10)."""
     if not printed:
-        return allocation(flops=CHINCHILLA_FLOPS, law="chinchilla_3").tokens_per_parameter
-    best = chinchilla_optimum.optimum(PRINTED, CHINCHILLA_FLOPS)
+        return allocate_budget(flops=CHINCHILLA_FLOPS, law="chinchilla_3").tokens_per_parameter
+    best = chinchilla_optimum.optimal_allocation(PRINTED, CHINCHILLA_FLOPS)
     return float(best.D / best.N)

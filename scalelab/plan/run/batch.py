@@ -15,7 +15,7 @@ ZHANG_TOKENS = (1.7e9, 24.6e9)  # tokens seen by their runs, of 85 M to 1.2 B pa
 
 
 @dataclasses.dataclass(frozen=True)
-class Critical:
+class CriticalBatch:
     """A critical batch size. `extra_tokens`: how many more tokens this batch takes than small ones to the same loss, as a share."""
 
     name: str  # yours | kaplan | zhang
@@ -26,7 +26,7 @@ class Critical:
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class BatchPlan:
     """What a step reads. sequences = rows_per_device x micro-batches of a pipeline x accumulate x data_parallel."""
 
     rows_per_device: float  # sequences that a device works on at once
@@ -36,11 +36,11 @@ class Batch:
     sequences: int
     tokens: int
     first_tokens: int  # of step 0: smaller where the batch is warmed up
-    critical: tuple[Critical, ...]
+    critical: tuple[CriticalBatch, ...]
     notes: tuple[str, ...]
 
 
-def kaplan(loss: float) -> float:
+def kaplan_critical_batch(loss: float) -> float:
     """Critical batch in tokens at a loss in nats a token (Kaplan et al. 2020, equation 5.3 and Table 6), in McCandlish's sense.
 
     The loss is that of their tokenizer and WebText2; another tokenizer's nats are not comparable. It rises over a run.
@@ -49,14 +49,14 @@ def kaplan(loss: float) -> float:
 
 
 def kaplan_loss(parameters: float, tokens: float) -> float:
-    """Nats a token after `tokens` of a model of so many `kaplan` parameters, by their own L(N, D) (equation 1.5, table 2).
+    """Nats a token after `tokens` of a model of so many `kaplan_critical_batch` parameters, by their own L(N, D) (equation 1.5, table 2).
 
     As in `laws/`, whose import alone would take longer than a plan.
     """
     return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
 
 
-def zhang(tokens: float) -> float:
+def zhang_critical_batch(tokens: float) -> float:
     """Critical batch in tokens of a run that sees `tokens` (Zhang et al. 2024, 20 % overhead): 22.91 (D / 1e6)^0.47 sequences of 512.
 
     The constants are from memory of the paper; they agree within 30 % with the authors' runs (tests/plan/run/test_batch.py).
@@ -64,9 +64,9 @@ def zhang(tokens: float) -> float:
     return 512 * 22.91 * (tokens / 1e6) ** 0.47
 
 
-def batch(
+def plan_batch(
     static: Static, tokens: float | None = None, loss: float | None = None, critical_tokens: float | None = None
-) -> Batch:
+) -> BatchPlan:
     """The batch of a resolved layout, against what is known: `tokens` of the run, its last `loss`, the user's own critical batch.
 
     Without a loss Kaplan's law says one from the run's tokens. BadInput for one that is not above 0.
@@ -79,22 +79,29 @@ def batch(
     found, notes = [], []
 
     def stands(name: str, critical: float, at_critical: float, source: str) -> None:
-        found.append(Critical(name, critical, size / critical, at_critical * size / critical, source))
+        found.append(CriticalBatch(name, critical, size / critical, at_critical * size / critical, source))
 
     if critical_tokens is not None:
         stands("yours", critical_tokens, 1.0, "as stated, in the sense of McCandlish et al. 2018")
     if loss is not None:
-        stands("kaplan", kaplan(loss), 1.0, f"Kaplan et al. 2020 at {loss:g} nats a token, if they are WebText2's")
-    elif tokens is not None:
-        theirs = kaplan_loss(count.parameters(static.model)["kaplan"], tokens)
         stands(
             "kaplan",
-            kaplan(theirs),
+            kaplan_critical_batch(loss),
+            1.0,
+            f"Kaplan et al. 2020 at {loss:g} nats a token, if they are WebText2's",
+        )
+    elif tokens is not None:
+        theirs = kaplan_loss(count.count_parameters(static.model)["kaplan"], tokens)
+        stands(
+            "kaplan",
+            kaplan_critical_batch(theirs),
             1.0,
             f"Kaplan et al. 2020 at the {theirs:.3f} nats that their L(N, D) ends this run with",
         )
     if tokens is not None:
-        stands("zhang", zhang(tokens), 0.2, f"Zhang et al. 2024 at {tokens:.3g} tokens (C4, 20 % overhead)")
+        stands(
+            "zhang", zhang_critical_batch(tokens), 0.2, f"Zhang et al. 2024 at {tokens:.3g} tokens (C4, 20 % overhead)"
+        )
         if not ZHANG_TOKENS[0] <= tokens <= ZHANG_TOKENS[1]:
             notes.append(
                 f"{tokens:.3g} tokens are beyond Zhang's runs ({ZHANG_TOKENS[0]:.2g} to {ZHANG_TOKENS[1]:.3g})"
@@ -102,7 +109,7 @@ def batch(
     if not found:
         notes.append("no critical batch is known: it takes the run's tokens, its loss, or a measured one")
     taken = static.accumulate - len(static.batch_ramp)
-    return Batch(
+    return BatchPlan(
         rows_per_device=static.global_batch / (static.accumulate * parallel * microbatches),
         microbatches=microbatches,
         accumulate=static.accumulate,

@@ -20,7 +20,7 @@ HASH_BYTES_PER_S = 8 * 1.3e9
 
 
 @dataclasses.dataclass(frozen=True)
-class Save:
+class SaveCost:
     """One checkpoint. Its first `blocked_s` hold the step up; after `seconds` it is committed and a restart finds it.
 
     `restore_s`: of reading it back, while the first process hashes all of it again.
@@ -36,18 +36,20 @@ class Save:
     notes: tuple[str, ...]
 
 
-def save(static: Static, machine: Machine, write_bytes_per_s: float | None = None, asynchronous: bool = True) -> Save:
+def estimate_save(
+    static: Static, machine: Machine, write_bytes_per_s: float | None = None, asynchronous: bool = True
+) -> SaveCost:
     """What one save of a run with this resolved layout writes, and how long it takes.
 
     Every array is written once, whatever holds copies of it: Orbax splits a copied shard among those that hold it, where
     one of its axes can be divided by their number. `write_bytes_per_s` is that of the storage, over all nodes; None: 1 GB/s
     a node. Not `asynchronous`: the step waits for all of it, as in the models of Young and Daly.
     """
-    state, specs = state_lib.shapes(static), state_lib.specs(static)
-    parts = {name: _bytes(getattr(state, name)) for name in ("params", "opt_state", "ema", "precision")}
+    state, specs = state_lib.state_shapes(static), state_lib.state_specs(static)
+    parts = {name: _tree_bytes(getattr(state, name)) for name in ("params", "opt_state", "ema", "precision")}
     parts = {name: size for name, size in parts.items() if size}
-    total = _bytes(state)
-    own = jax.tree.map(lambda leaf, spec: _written(leaf, spec, static), state, specs)
+    total = _tree_bytes(state)
+    own = jax.tree.map(lambda leaf, spec: _written_bytes(leaf, spec, static), state, specs)
     device_bytes = sum(jax.tree.leaves(own))
     nodes = math.ceil(static.layout.devices / min(machine.devices_per_node, HOST_DEVICES))
     rate = write_bytes_per_s or nodes * NODE_WRITE_BYTES_PER_S
@@ -59,14 +61,14 @@ def save(static: Static, machine: Machine, write_bytes_per_s: float | None = Non
         f"the first process then hashes all files: {hashed:,.3g} s at {HASH_BYTES_PER_S / 1e9:.3g} GB/s",
     )
     seconds, restore_s = to_host + moved + hashed, max(moved, hashed) + to_host
-    return Save(parts, total, device_bytes, seconds, to_host if asynchronous else seconds, restore_s, rate, notes)
+    return SaveCost(parts, total, device_bytes, seconds, to_host if asynchronous else seconds, restore_s, rate, notes)
 
 
-def _bytes(tree: object) -> int:
+def _tree_bytes(tree: object) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _written(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec, static: Static) -> int:
+def _written_bytes(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec, static: Static) -> int:
     """Bytes of an array that the device with the most of it writes."""
     split = [1] * len(leaf.shape)
     for axis, names in enumerate(spec):

@@ -14,7 +14,7 @@ import numpy as np
 from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.run.checkpoint import save
+from scalelab.plan.run.checkpoint import estimate_save
 
 # Llama 3 405B (Meta 2024, section 3.3.4): 419 unexpected interruptions of 16,384 H100 in 54 days.
 DEVICE_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419
@@ -60,20 +60,20 @@ class Checkpointing:
     notes: tuple[str, ...]
 
 
-def young(cost_s: float, mtbf_s: float) -> float:
+def young_interval(cost_s: float, mtbf_s: float) -> float:
     """Work between saves that loses least, to first order: sqrt(2 C M) (Young 1974)."""
     return math.sqrt(2 * cost_s * mtbf_s) if cost_s else 0.0
 
 
-def daly(cost_s: float, mtbf_s: float) -> float:
+def daly_interval(cost_s: float, mtbf_s: float) -> float:
     """The same to higher order, and M from C = 2 M on (Daly 2006, equation 37)."""
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = cost_s / (2 * mtbf_s)
-    return young(cost_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+    return young_interval(cost_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
 
 
-def mtbf(devices: int, device_hours_per_failure: float = DEVICE_HOURS_PER_FAILURE) -> float:
+def job_mtbf(devices: int, device_hours_per_failure: float = DEVICE_HOURS_PER_FAILURE) -> float:
     """Seconds between failures of a job that any one device's failure stops."""
     return device_hours_per_failure * 3600 / devices
 
@@ -100,7 +100,7 @@ def lost_work(every_s: float, blocked_s: float, save_s: float, mtbf_s: float) ->
     return done_s - every_s * math.exp(-(behind_s + cycle_s) / mtbf_s) / -math.expm1(-cycle_s / mtbf_s)
 
 
-def simulate(
+def simulate_runs(
     work_s: float, every_s: float, blocked_s: float, save_s: float, mtbf_s: float, restart_s: float, seed: int = 0
 ) -> Goodput:
     """`RUNS` runs of `work_s` seconds of work, failure by failure; the last save has to be committed, too.
@@ -127,7 +127,7 @@ def simulate(
         committed = np.clip(np.floor((up - save_s + blocked_s) / cycle_s), 0, saves - 1) * every_s
         cycles = np.floor(up / cycle_s)
         worked = np.minimum(cycles * every_s + np.minimum(up - cycles * cycle_s, every_s), left)
-        wall += np.where(busy, np.where(failed, up, end), 0.0) + _restart(random, failed, mtbf_s, restart_s)
+        wall += np.where(busy, np.where(failed, up, end), 0.0) + _restart_time(random, failed, mtbf_s, restart_s)
         lost, failures = lost + float(np.sum((worked - committed)[failed])), failures + int(failed.sum())
         left = np.where(failed, left - committed, 0.0)
     shares = part_s / wall
@@ -135,7 +135,7 @@ def simulate(
     return Goodput(expected, float(shares.mean()), float(low), float(high), lost / max(failures, 1))
 
 
-def _restart(random: np.random.Generator, failed: np.ndarray, mtbf_s: float, restart_s: float) -> np.ndarray:
+def _restart_time(random: np.random.Generator, failed: np.ndarray, mtbf_s: float, restart_s: float) -> np.ndarray:
     """Wall time until a restart came through: one that fails is begun anew."""
     wall, pending = np.zeros(RUNS), failed
     while pending.any():
@@ -145,7 +145,7 @@ def _restart(random: np.random.Generator, failed: np.ndarray, mtbf_s: float, res
     return wall
 
 
-def checkpointing(
+def plan_checkpointing(
     static: Static,
     machine: Machine,
     mtbf_s: float | None = None,
@@ -169,10 +169,10 @@ def checkpointing(
             raise BadInput(f"{name}={value} is not finite and above 0; left out, a default is taken and said")
     if not 0 <= restart_s < math.inf:
         raise BadInput(f"restart_s={restart_s} is no time in seconds; nearest: {RESTART_S:g}")
-    kept = save(static, machine, write_bytes_per_s, asynchronous)
+    kept = estimate_save(static, machine, write_bytes_per_s, asynchronous)
     notes = (*kept.notes, "saves go on in the background" if asynchronous else "the step waits for the whole save")
     if mtbf_s is None:
-        mtbf_s = mtbf(static.layout.devices)
+        mtbf_s = job_mtbf(static.layout.devices)
         notes += (
             f"a failure every {DEVICE_HOURS_PER_FAILURE:,.0f} device hours, as Llama 3's (419 in 54 days of 16,384)",
         )
@@ -181,7 +181,7 @@ def checkpointing(
             f"a restart takes no less than reading a checkpoint back: {kept.restore_s:,.3g} s instead of {restart_s:,.3g}",
         )
         restart_s = kept.restore_s
-    best = daly(kept.blocked_s, mtbf_s)
+    best = daly_interval(kept.blocked_s, mtbf_s)
     if every_s is None:
         every_s = max(best, kept.seconds, step_s or 0.0)
         if every_s > best:
@@ -189,9 +189,9 @@ def checkpointing(
                 f"Daly's interval is shorter than {'a save' if every_s == kept.seconds else 'a step'}: planned with that",
             )
     steps = math.ceil(every_s / step_s) if step_s else None
-    found = simulate(work_s, every_s, kept.blocked_s, kept.seconds, mtbf_s, restart_s, seed)
+    found = simulate_runs(work_s, every_s, kept.blocked_s, kept.seconds, mtbf_s, restart_s, seed)
     return Checkpointing(
         kept.bytes, kept.parts, kept.device_bytes, kept.seconds, kept.blocked_s, mtbf_s, restart_s, kept.restore_s,
-        young(kept.blocked_s, mtbf_s), best, every_s, steps, found.expected, found.simulated, found.low, found.high,
+        young_interval(kept.blocked_s, mtbf_s), best, every_s, steps, found.expected, found.simulated, found.low, found.high,
         lost_work(every_s, kept.blocked_s, kept.seconds, mtbf_s), 86_400 / mtbf_s, notes,
     )  # fmt: skip

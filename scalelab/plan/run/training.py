@@ -25,7 +25,7 @@ class Training:
     cost_high: float | None
 
 
-def training(
+def estimate_training(
     static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None
 ) -> Training:
     """A run of `steps` steps, each as `step` says, without interruptions; `price_per_hour` of one device, else the machine's.
@@ -47,4 +47,7 @@ def training(
 
 def _full_steps(static: Static, steps: int) -> float:
     """Steps with the full batch that hold as many micro-batches as `steps` do under the batch's warm-up."""
-    return int(batch_ramp.before(static.batch_ramp, static.accumulate, np.array([steps]))[0]) / static.accumulate
+    return (
+        int(batch_ramp.micro_batches_before(static.batch_ramp, static.accumulate, np.array([steps]))[0])
+        / static.accumulate
+    )

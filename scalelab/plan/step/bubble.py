@@ -16,7 +16,7 @@ class Bubble:
     imbalance: float  # its layers over the mean's, less one: what uneven stages add to the busy time
 
 
-def bubble(layout: Layout, n_layers: int) -> Bubble:
+def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
     """Of a pipeline of `layout.stage` stages; without one everything is zero.
 
     (p - 1) / (v m) of the ideal time (Narayanan et al. 2021, section 2.2) for p stages, m micro-batches and v rounds; GPipe and
@@ -28,7 +28,7 @@ def bubble(layout: Layout, n_layers: int) -> Bubble:
     return Bubble(of_total / (1 - of_total), of_total, fullest, fullest * stages / n_layers - 1)
 
 
-def lockstep(layout: Layout, ratio: float) -> float:
+def lockstep_bubble(layout: Layout, ratio: float) -> float:
     """Idle over busy time where every tick is as long as the longest operation in it; a backward takes `ratio` forwards.
 
     `gpipe` and `circular` run all forwards, then all backwards, and lose nothing by it. Of `1f1b`'s 2 (m + p - 1) ticks the
@@ -36,7 +36,7 @@ def lockstep(layout: Layout, ratio: float) -> float:
     """
     stages, many = layout.stage, layout.microbatches
     if layout.schedule != "1f1b" or stages == 1:
-        return bubble(layout, stages).over_ideal
+        return pipeline_bubble(layout, stages).over_ideal
     took = stages + (2 * (many + stages - 1) - stages) * ratio
     return took / (many * (1 + ratio)) - 1
 

@@ -12,7 +12,7 @@ from scalelab.sharding import SPLIT_BY_TENSOR
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class DeviceShare:
     """Of the device that has most: its layers, its micro-batches a step, and of one of these its tokens.
 
     `parameters`: what it multiplies with once gathered, before fsdp splits them. `last_layers`: of the stage with the head.
@@ -30,15 +30,15 @@ class Share:
 
 
 @functools.cache
-def share(static: Static) -> Share:
+def fullest_device_share(static: Static) -> DeviceShare:
     """Rows that don't divide count as fractions; layers that don't are the fullest stage's."""
     shape, layout = static.model, static.layout
     fullest, last = stage_layers(shape.n_layers, layout.stage, layout.rounds)
     pipelined = layout.stage > 1
     microbatches = static.accumulate * (layout.microbatches if pipelined else 1)
     rows = static.global_batch / (layout.data * layout.fsdp * microbatches)
-    blocks, rest = _sizes(shape.plain, layout.tensor)
-    return Share(
+    blocks, rest = _parameter_counts(shape.plain, layout.tensor)
+    return DeviceShare(
         layers=fullest,
         last_layers=last,
         microbatches=microbatches,
@@ -50,20 +50,20 @@ def share(static: Static) -> Share:
     )
 
 
-def at_rest(static: Static, zero: int) -> float:
+def params_at_rest(static: Static, zero: int) -> float:
     """Parameters (or what is kept of each) on a device where ZeRO's stage `zero` and those above it split them by fsdp."""
     layout: Layout = static.layout
-    return share(static).parameters / (layout.fsdp if layout.zero >= zero else 1)
+    return fullest_device_share(static).parameters / (layout.fsdp if layout.zero >= zero else 1)
 
 
 @functools.cache
-def _sizes(shape: ModelShape, tensor: int) -> tuple[float, float]:
+def _parameter_counts(shape: ModelShape, tensor: int) -> tuple[float, float]:
     """(parameters of all blocks, of the rest), on one device of `tensor`."""
 
     def held(tree: object) -> float:
         leaves = jax.tree.leaves(tree)
         return sum(d.size / (tensor if set(d.axes) & set(SPLIT_BY_TENSOR) else 1) for d in leaves)
 
-    declared = transformer.declarations(shape)
+    declared = transformer.parameter_declarations(shape)
     blocks = held(declared["blocks"])
     return blocks, held(declared) - blocks

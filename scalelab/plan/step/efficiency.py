@@ -48,35 +48,35 @@ SOURCES = (
     "published times were met with other systems' habits; this trainer was never timed on an accelerator (`make gpu` does)",
 )
 HBM, ATTENTION = Range(0.7, 0.85, 0.94), Range(0.3, 0.5, 0.7)
-GPU = Efficiency(
+GPU_EFFICIENCY = Efficiency(
     Range(0.45, 0.6, 0.85), ATTENTION, HBM, Range(0.35, 0.7, 0.85), Range(0.4, 0.8, 1.0), (ON_GPU, *SOURCES)
 )
-TPU = Efficiency(
+TPU_EFFICIENCY = Efficiency(
     Range(0.45, 0.6, 0.95), ATTENTION, HBM, Range(0.75, 0.9, 0.98), Range(0.6, 0.85, 1.0), (ON_TPU, *SOURCES)
 )
 # A TPU's expected share in large products, from published step times of MaxText; solved again from one to three rows a chip
 # (experiments.step_times --data): .73, .83, .89, .60, .74. A TPU that isn't here has the GPUs' share.
-MATMUL = {"TPU v4": 0.72, "TPU v5e": 0.83, "TPU v5p": 0.89, "TPU v6e": 0.60, "TPU v7": 0.72}
-WORSE = 0.15  # how far below it a TPU's programs fall, as a GPU's do
-ANY = Range(0.3, 0.6, 0.9)
-CPU = Efficiency(
-    ANY, ANY, ANY, ANY, Range(0.0, 0.0, 0.5),
+MATMUL_BY_CHIP = {"TPU v4": 0.72, "TPU v5e": 0.83, "TPU v5p": 0.89, "TPU v6e": 0.60, "TPU v7": 0.72}
+LOWER_END_MARGIN = 0.15  # how far below it a TPU's programs fall, as a GPU's do
+UNKNOWN_RANGE = Range(0.3, 0.6, 0.9)
+CPU_EFFICIENCY = Efficiency(
+    UNKNOWN_RANGE, UNKNOWN_RANGE, UNKNOWN_RANGE, UNKNOWN_RANGE, Range(0.0, 0.0, 0.5),
     ("the peak is a measured product's, the bandwidth a measured copy's; programs share caches, cores and memory",),
 )  # fmt: skip
 
 
-def default(machine: Machine) -> Efficiency:
+def default_efficiency(machine: Machine) -> Efficiency:
     """The ranges for this kind of chip before anything is measured on it."""
-    found = {"tpu": TPU, "gpu": GPU, "cpu": CPU}[platform(machine)]
-    expected = MATMUL.get(machine.chip.name, found.matmul.expected)
+    found = {"tpu": TPU_EFFICIENCY, "gpu": GPU_EFFICIENCY, "cpu": CPU_EFFICIENCY}[machine_platform(machine)]
+    expected = MATMUL_BY_CHIP.get(machine.chip.name, found.matmul.expected)
     return (
-        dataclasses.replace(found, matmul=Range(expected - WORSE, expected, found.matmul.high))
-        if found is TPU
+        dataclasses.replace(found, matmul=Range(expected - LOWER_END_MARGIN, expected, found.matmul.high))
+        if found is TPU_EFFICIENCY
         else found
     )
 
 
-def platform(machine: Machine) -> str:
+def machine_platform(machine: Machine) -> str:
     """jax's name of the backend: tpu | gpu | cpu."""
     name = machine.chip.name
     return "tpu" if name.startswith("TPU") else "cpu" if name.startswith("CPU") else "gpu"

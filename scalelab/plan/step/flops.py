@@ -4,7 +4,7 @@ import dataclasses
 
 from scalelab.config import ModelShape, Static
 from scalelab.model import count
-from scalelab.model.layer_flags import n_local
+from scalelab.model.layer_flags import count_local_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Flops:
 
     per_token: dict[str, float]
     remat_per_token: dict[str, float]
-    parameters: dict[str, int]  # by group (they sum to `total`) and by convention (`count.parameters`)
+    parameters: dict[str, int]  # by group (they sum to `total`) and by convention (`count.count_parameters`)
     remat: str  # what was taken as computed again: none | dots | full
 
 
-def flops(static: Static) -> Flops:
+def count_flops(static: Static) -> Flops:
     """FLOPs and parameters of a resolved config. Two traces at most, whatever the size; both are kept.
 
     In the closed formulas `full` computes the whole forward again, a third more (the "x4 rule"), and `dots` the forward
@@ -45,7 +45,7 @@ def flops(static: Static) -> Flops:
         "causal": known["exact"] - attention + _attention_flops(shape, causal=True),
         "exact": known["exact"],
     }
-    terms = count.appendix_f(shape)
+    terms = count.appendix_f_flops(shape)
     of_attention = ("attention_logits", "softmax", "attention_values")
     scores = {"6N": 0.0, "chinchilla": sum(terms[name] for name in of_attention) / shape.seq_len, "palm": attention / 3}
     again = {name: {"none": 0.0, "dots": scores[name], "full": per_token[name] / 3}[remat] for name in scores}
@@ -55,7 +55,7 @@ def flops(static: Static) -> Flops:
     return Flops(
         per_token,
         {name: value + again[name] for name, value in per_token.items()},
-        count.groups(shape) | count.parameters(shape),
+        count.count_parameters_by_group(shape) | count.count_parameters(shape),
         remat,
     )
 
@@ -64,5 +64,5 @@ def _attention_flops(shape: ModelShape, causal: bool = False) -> float:
     """12 H Q times the keys a query sees, over all layers: products of queries and keys, and of weights and values."""
     length, near = shape.seq_len, min(shape.window or shape.seq_len, shape.seq_len)
     everywhere, within = (length / 2, near - near**2 / (2 * length)) if causal else (length, near)
-    local = n_local(shape)
+    local = count_local_layers(shape)
     return 12.0 * shape.n_heads * shape.d_head * ((shape.n_layers - local) * everywhere + local * within)

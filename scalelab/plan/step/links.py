@@ -8,36 +8,36 @@ many of the node's network ports as the axis has devices there.
 import math
 
 from scalelab.config import Layout
-from scalelab.parallel.mesh import AXES
+from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 
 HOP_S = 1e-6  # a message's least time to the next chip (Scaling Book, part 3: "typically around 1us")
 SWITCHED = 1  # `Chip.links` of a GPU: one port to a switch that joins all of a node
 
 
-def stride(layout: Layout, axis: str) -> int:
+def axis_stride(layout: Layout, axis: str) -> int:
     """How far apart neighbours along `axis` are, in devices."""
-    return math.prod(getattr(layout, inner) for inner in AXES[AXES.index(axis) + 1 :])
+    return math.prod(getattr(layout, inner) for inner in MESH_AXES[MESH_AXES.index(axis) + 1 :])
 
 
-def within(layout: Layout, machine: Machine, axis: str) -> int:
+def devices_within_node(layout: Layout, machine: Machine, axis: str) -> int:
     """How many devices of a group along `axis` are of one node."""
-    return max(1, min(getattr(layout, axis), machine.devices_per_node // stride(layout, axis)))
+    return max(1, min(getattr(layout, axis), machine.devices_per_node // axis_stride(layout, axis)))
 
 
-def crosses(layout: Layout, machine: Machine, axis: str) -> bool:
+def crosses_nodes(layout: Layout, machine: Machine, axis: str) -> bool:
     """Whether groups along `axis` span nodes (of TPUs: slices)."""
-    return within(layout, machine, axis) < getattr(layout, axis)
+    return devices_within_node(layout, machine, axis) < getattr(layout, axis)
 
 
-def dimensions(layout: Layout, machine: Machine, axis: str) -> int:
+def torus_dimensions(layout: Layout, machine: Machine, axis: str) -> int:
     """Dimensions of the torus that serve `axis`: one each, what is left goes to the largest; 1 behind a switch.
 
     With more axes than dimensions, some share one; their collectives are taken to come one after the other.
     """
     if machine.chip.links <= SWITCHED:
         return 1
-    sizes = {other: within(layout, machine, other) for other in AXES}
+    sizes = {other: devices_within_node(layout, machine, other) for other in MESH_AXES}
     split = [other for other, size in sizes.items() if size > 1]
     left = machine.chip.links // 2 - len(split)
     largest = max(split, key=lambda other: sizes[other], default="")
@@ -51,20 +51,20 @@ def bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = 
     (Scaling Book, parts 2 and 3). A "send" to the neighbour goes one way over one link, or over the device's own port of the
     network: only collectives are spread over all ports of a node.
     """
-    chip, size = machine.chip, size or within(layout, machine, axis)
+    chip, size = machine.chip, size or devices_within_node(layout, machine, axis)
     if kind == "send":
-        return machine.node_bytes_per_s if crosses(layout, machine, axis) else chip.link_bytes_per_s
+        return machine.node_bytes_per_s if crosses_nodes(layout, machine, axis) else chip.link_bytes_per_s
     fast = chip.link_bytes_per_s
     if chip.links > SWITCHED:
-        fast *= 2 if closes(machine, size) else 1
-        fast *= dimensions(layout, machine, axis)
-    if not crosses(layout, machine, axis):
+        fast *= 2 if closes_ring(machine, size) else 1
+        fast *= torus_dimensions(layout, machine, axis)
+    if not crosses_nodes(layout, machine, axis):
         return fast
-    network = within(layout, machine, axis) * machine.node_bytes_per_s
-    return min(fast, network) if within(layout, machine, axis) > 1 else network
+    network = devices_within_node(layout, machine, axis) * machine.node_bytes_per_s
+    return min(fast, network) if devices_within_node(layout, machine, axis) > 1 else network
 
 
-def closes(machine: Machine, size: int) -> bool:
+def closes_ring(machine: Machine, size: int) -> bool:
     """Whether `size` chips of a torus along one dimension make a ring."""
     return size >= (4 if machine.chip.links >= 6 else 16)
 

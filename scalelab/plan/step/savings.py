@@ -5,10 +5,10 @@ import dataclasses
 from scalelab.config import Static
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import Efficiency
-from scalelab.plan.step.systems import MEGATRON, OURS
+from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
 from scalelab.plan.step.time import step_time
 
-WORDS = {
+TRAIT_DESCRIPTIONS = {
     "pipeline_recomputes": "a pipeline that keeps what model.remat says, and doesn't run every block's forward again",
     "summed_bytes": "sums over `tensor` in 16 bits, not fp32",
     "joined": "one gradient for the input that q, k, v (or up and gate) share",
@@ -21,15 +21,15 @@ WORDS = {
 }
 
 
-def savings(
+def cost_of_traits(
     static: Static, machine: Machine, efficiency: Efficiency | None = None, least: float = 0.01
 ) -> dict[str, float]:
     """{in words: seconds of the expected step that it alone would save}, the most first; those below `least` of the step left out."""
     own = step_time(static, machine, efficiency).total_s
 
     def saved(habit: str) -> float:
-        other = dataclasses.replace(OURS, **{habit: getattr(MEGATRON, habit)})
+        other = dataclasses.replace(OUR_TRAITS, **{habit: getattr(MEGATRON_TRAITS, habit)})
         return own - step_time(static, machine, efficiency, other).total_s
 
-    found = {words: saved(habit) for habit, words in WORDS.items()}
+    found = {words: saved(habit) for habit, words in TRAIT_DESCRIPTIONS.items()}
     return {words: s for words, s in sorted(found.items(), key=lambda item: -item[1]) if s > least * own}

@@ -10,7 +10,7 @@ from scalelab.model.loss import CHUNK_LOGITS
 
 
 @dataclasses.dataclass(frozen=True)
-class Habits:
+class SystemTraits:
     """Ours by default; each with the place that makes it so."""
 
     # parallel/pipeline.py keeps of a stage's blocks their inputs alone: their forward is run again, whatever model.remat says
@@ -33,11 +33,11 @@ class Habits:
     casts: bool = True
 
 
-OURS = Habits()
+OUR_TRAITS = SystemTraits()
 # Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.2 (head and tail of a sequence together).
-MEGATRON = Habits(
+MEGATRON_TRAITS = SystemTraits(
     pipeline_recomputes=False, summed_bytes=2, joined=True, reduced_each=False, logits_at_once=0, balanced_ring=True, fused_ring=True,
     lockstep=False, casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
-MAXTEXT = dataclasses.replace(MEGATRON, casts=True, reduced_each=True)
+MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_each=True)

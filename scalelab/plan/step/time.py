@@ -11,15 +11,15 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import unit_flops
 from scalelab.model import count
-from scalelab.parallel.mesh import AXES
+from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import links, operations
-from scalelab.plan.step.bubble import bubble, lockstep
-from scalelab.plan.step.device_share import share
-from scalelab.plan.step.efficiency import Efficiency, Range, default, platform
+from scalelab.plan.step.bubble import lockstep_bubble, pipeline_bubble
+from scalelab.plan.step.device_share import fullest_device_share
+from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency, machine_platform
 from scalelab.plan.step.operation import Operation
-from scalelab.plan.step.systems import OURS, Habits
-from scalelab.plan.step.traffic import Transfer, recomputed, transfers
+from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
+from scalelab.plan.step.traffic import Transfer, recompute_policy, step_transfers
 from scalelab.precision.policy import POLICIES
 
 RATES = ("matmul", "attention", "hbm", "network")
@@ -56,18 +56,22 @@ class StepTime:
 
 
 def step_time(
-    static: Static, machine: Machine, efficiency: Efficiency | None = None, habits: Habits = OURS
+    static: Static, machine: Machine, efficiency: Efficiency | None = None, habits: SystemTraits = OUR_TRAITS
 ) -> StepTime:
     """One optimizer step of a config whose layout is resolved. BadInput where the chip has no unit for the precision."""
-    efficiency = efficiency or default(machine)
-    ops, moves, lost = operations.operations(static, machine, habits), transfers(static, habits), idle(static, habits)
-    expected = _parts(static, machine, _shares(efficiency), ops, moves, lost)
+    efficiency = efficiency or default_efficiency(machine)
+    ops, moves, lost = (
+        operations.step_operations(static, machine, habits),
+        step_transfers(static, habits),
+        idle_share(static, habits),
+    )
+    expected = _step_parts(static, machine, _shares_at(efficiency), ops, moves, lost)
     low_s, high_s = (
-        _end(static, machine, efficiency, end, ops, moves, lost, expected["total_s"]) for end in ("high", "low")
+        _step_end(static, machine, efficiency, end, ops, moves, lost, expected["total_s"]) for end in ("high", "low")
     )
     tokens = static.global_batch * static.model.seq_len
     flops = count.flops_per_token(static.model)["exact"]
-    peak = rate(machine, POLICIES[static.precision].unit)[0]
+    peak = peak_of_unit(machine, POLICIES[static.precision].unit)[0]
 
     def mfu(total_s: float) -> float:
         return flops * tokens / (total_s * static.layout.devices * peak)
@@ -75,22 +79,26 @@ def step_time(
     return StepTime(
         **expected, low_s=low_s, high_s=high_s, mfu=mfu(expected["total_s"]), mfu_low=mfu(high_s), mfu_high=mfu(low_s),
         tokens_per_s=tokens / expected["total_s"],
-        flops_per_token=flops, peak_flops=peak, assumptions=assumptions(static, machine, efficiency, habits),
+        flops_per_token=flops, peak_flops=peak, assumptions=describe_assumptions(static, machine, efficiency, habits),
     )  # fmt: skip
 
 
-def expected_s(static: Static, machine: Machine, efficiency: Efficiency, habits: Habits = OURS) -> float:
+def expected_s(static: Static, machine: Machine, efficiency: Efficiency, habits: SystemTraits = OUR_TRAITS) -> float:
     """`step_time`'s total alone, for who compares many: a tenth of its cost."""
-    ops, moves, lost = operations.operations(static, machine, habits), transfers(static, habits), idle(static, habits)
-    return _parts(static, machine, _shares(efficiency), ops, moves, lost)["total_s"]
+    ops, moves, lost = (
+        operations.step_operations(static, machine, habits),
+        step_transfers(static, habits),
+        idle_share(static, habits),
+    )
+    return _step_parts(static, machine, _shares_at(efficiency), ops, moves, lost)["total_s"]
 
 
-def rate(machine: Machine, unit: str) -> tuple[float, str]:
+def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
     """(peak FLOP/s of the unit, what it is) that multiplies `unit` numbers; fp8 is rounded and multiplied wider where there is none of its own.
 
     A CPU multiplies everything as fp32. BadInput where the chip has no unit for it.
     """
-    wider = ("float32",) if platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
+    wider = ("float32",) if machine_platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
     found = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
     if found is None:
         known = ", ".join(machine.chip.flops)
@@ -98,39 +106,40 @@ def rate(machine: Machine, unit: str) -> tuple[float, str]:
     return found
 
 
-def _shares(efficiency: Efficiency, **ends: str) -> dict[str, float]:
+def _shares_at(efficiency: Efficiency, **ends: str) -> dict[str, float]:
     """Every efficiency as expected, but at that end where one is named."""
     return {field: getattr(getattr(efficiency, field), ends.get(field, "expected")) for field in FIELDS}
 
 
-def _end(
+def _step_end(
     static: Static, machine: Machine, efficiency: Efficiency, end: str, ops: tuple[Operation, ...],
     moves: tuple[Transfer, ...], lost: float, expected_s: float,
 ) -> float:  # fmt: skip
     """Seconds where the efficiencies are at this end: each alone, added as errors that know nothing of each other."""
     alone = (
-        _parts(static, machine, _shares(efficiency, **{field: end}), ops, moves, lost)["total_s"] for field in FIELDS
+        _step_parts(static, machine, _shares_at(efficiency, **{field: end}), ops, moves, lost)["total_s"]
+        for field in FIELDS
     )
     moved = math.sqrt(sum((seconds - expected_s) ** 2 for seconds in alone))
     return expected_s + (moved if end == "low" else -moved)
 
 
-def idle(static: Static, habits: Habits) -> float:
+def idle_share(static: Static, habits: SystemTraits) -> float:
     """Idle ends of the pipeline over its busy time. A backward takes two forwards, three where it runs the forward again."""
     if not habits.lockstep:
-        return bubble(static.layout, static.model.n_layers).over_ideal
-    return lockstep(static.layout, 3.0 if recomputed(static, habits) == "full" else 2.0)
+        return pipeline_bubble(static.layout, static.model.n_layers).over_ideal
+    return lockstep_bubble(static.layout, 3.0 if recompute_policy(static, habits) == "full" else 2.0)
 
 
-def _parts(
+def _step_parts(
     static: Static, machine: Machine, at: dict[str, float], ops: tuple[Operation, ...], moves: tuple[Transfer, ...],
     lost: float,
 ) -> dict:  # fmt: skip
     """The fields of `StepTime` that are seconds, at these shares of the datasheet."""
     layout, overlap = static.layout, at["overlap"]
     at = at | {name: at[name] * at["measured"] for name in RATES}
-    (compute, hbm), update = _computed(static, machine, ops, at)
-    waited, hideable = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+    (compute, hbm), update = _compute_seconds(static, machine, ops, at)
+    waited, hideable = dict.fromkeys(MESH_AXES, 0.0), dict.fromkeys(MESH_AXES, 0.0)
     for move in moves:
         speed = links.bytes_per_s(layout, machine, move.axis, kind=move.kind) * at["network"]
         took = move.times * links.ring_s(move.kind, move.whole_bytes, getattr(layout, move.axis), speed)
@@ -138,38 +147,40 @@ def _parts(
     # Behind computing, as far as there is computing to hide behind.
     hidden = min(overlap * sum(hideable.values()), compute + hbm)
     left = 1 - hidden / sum(hideable.values()) if hidden else 1.0
-    exposed = {axis: waited[axis] + left * hideable[axis] for axis in AXES}
+    exposed = {axis: waited[axis] + left * hideable[axis] for axis in MESH_AXES}
     ticking = compute + hbm + exposed["tensor"] + exposed["context"] + exposed["stage"]
     bubble_s = lost * ticking
     return {
         "compute_s": compute + update[0],
         "hbm_s": hbm + update[1],
-        "axes": {axis: waited[axis] + hideable[axis] for axis in AXES if getattr(layout, axis) > 1},
-        "exposed": {axis: exposed[axis] for axis in AXES if getattr(layout, axis) > 1},
+        "axes": {axis: waited[axis] + hideable[axis] for axis in MESH_AXES if getattr(layout, axis) > 1},
+        "exposed": {axis: exposed[axis] for axis in MESH_AXES if getattr(layout, axis) > 1},
         "bubble_s": bubble_s,
         "total_s": compute + hbm + sum(update) + sum(exposed.values()) + bubble_s,
     }
 
 
-def _computed(
+def _compute_seconds(
     static: Static, machine: Machine, ops: tuple[Operation, ...], at: dict[str, float]
 ) -> tuple[Bound, Bound]:
     """(seconds bound by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update."""
     found = {part: [0.0, 0.0] for part in ("block", "head", "update")}
-    peak = {unit: rate(machine, unit)[0] for unit in {op.unit for op in ops if op.flops}}
+    peak = {unit: peak_of_unit(machine, unit)[0] for unit in {op.unit for op in ops if op.flops}}
     for op in ops:
         share_of_peak = at["attention" if op.name.startswith("attention") else "matmul"]
         flops_s = op.flops / (peak[op.unit] * share_of_peak) if op.flops else 0.0
         bytes_s = op.bytes / (machine.chip.hbm_bytes_per_s * at["hbm"])
         if flops_s or bytes_s:
             found[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s, LEAST_S)
-    of = share(static)
+    of = fullest_device_share(static)
     last = [found["block"][i] * of.last_layers / of.layers + found["head"][i] for i in (0, 1)]
     slowest = max(found["block"], last, key=sum)
     return (slowest[0], slowest[1]), (found["update"][0], found["update"][1])
 
 
-def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits: Habits) -> tuple[str, ...]:
+def describe_assumptions(
+    static: Static, machine: Machine, efficiency: Efficiency, habits: SystemTraits
+) -> tuple[str, ...]:
     """What the figures rest on, in words: one line each."""
     layout, policy = static.layout, POLICIES[static.precision]
 
@@ -179,13 +190,13 @@ def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits
     lines = [
         "efficiencies: " + ", ".join(said(name, getattr(efficiency, name)) for name in (*RATES, "overlap")),
         *efficiency.sources,
-        f"peak: {rate(machine, policy.unit)[1]}",
-        f"attention: {operations.attention_kind(static, machine)}; recomputed in the backward: {recomputed(static, habits)}",
+        f"peak: {peak_of_unit(machine, policy.unit)[1]}",
+        f"attention: {operations.attention_kind(static, machine)}; recomputed in the backward: {recompute_policy(static, habits)}",
     ]
-    split = [axis for axis in AXES if getattr(layout, axis) > 1]
+    split = [axis for axis in MESH_AXES if getattr(layout, axis) > 1]
     for axis in split:
         kind = "send" if axis in ("context", "stage") else ""  # what they mostly do
-        speed, wide = links.bytes_per_s(layout, machine, axis, kind=kind), links.crosses(layout, machine, axis)
+        speed, wide = links.bytes_per_s(layout, machine, axis, kind=kind), links.crosses_nodes(layout, machine, axis)
         place = "crosses nodes" if wide else "stays within a node"
         lines.append(f"{axis}={getattr(layout, axis)} {place}: {speed / 1e9:.3g} GB/s a device")
     if split:
@@ -194,8 +205,8 @@ def assumptions(static: Static, machine: Machine, efficiency: Efficiency, habits
         )
     if layout.stage > 1:
         lines.append(
-            f"pipeline: {layout.schedule}, {share(static).layers} of {static.model.n_layers} layers on the fullest of "
-            f"{layout.stage} stages; idle {idle(static, habits):.1%} of the busy time"
+            f"pipeline: {layout.schedule}, {fullest_device_share(static).layers} of {static.model.n_layers} layers on the fullest of "
+            f"{layout.stage} stages; idle {idle_share(static, habits):.1%} of the busy time"
         )
         if habits.lockstep and layout.schedule == "1f1b":
             lines.append(

@@ -8,9 +8,9 @@ our trainer does otherwise than those, `systems.py` says so.
 import dataclasses
 
 from scalelab.config import Static
-from scalelab.plan.step.device_share import share
-from scalelab.plan.step.systems import OURS, Habits
-from scalelab.precision.policy import POLICIES, dtype
+from scalelab.plan.step.device_share import fullest_device_share
+from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
+from scalelab.precision.policy import POLICIES, array_dtype
 
 GRADIENT_BYTES = 4  # a weight's gradient is summed over tokens and devices in fp32
 
@@ -30,18 +30,23 @@ class Transfer:
     what: str
 
 
-def transfers(static: Static, habits: Habits = OURS) -> tuple[Transfer, ...]:
+def step_transfers(static: Static, habits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
     """All of a step, of the device that has most; axes of one device have none."""
-    found = [*_tensor(static, habits), *_weights(static, habits), *_ring(static, habits), *_stages(static, habits)]
+    found = [
+        *_tensor_transfers(static, habits),
+        *_weight_transfers(static, habits),
+        *_ring_transfers(static, habits),
+        *_stage_transfers(static, habits),
+    ]
     return tuple(t for t in found if t.times and getattr(static.layout, t.axis) > 1)
 
 
-def _tensor(static: Static, habits: Habits) -> list[Transfer]:
+def _tensor_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
     """Activations between devices that share a product."""
-    shape, of = static.model, share(static)
-    width = dtype(POLICIES[static.precision].compute).itemsize
+    shape, of = static.model, fullest_device_share(static)
+    width = array_dtype(POLICIES[static.precision].compute).itemsize
     summed = max(habits.summed_bytes, width)
-    again = recomputed(static, habits) == "full"
+    again = recompute_policy(static, habits) == "full"
     runs = of.layers * of.microbatches
     ups = 2 if shape.mlp == "swiglu" else 1
     # A parallel block's two outputs are one sum where a system joins them, and so are gradients of one input.
@@ -63,10 +68,10 @@ def _tensor(static: Static, habits: Habits) -> list[Transfer]:
     ]
 
 
-def _weights(static: Static, habits: Habits) -> list[Transfer]:
+def _weight_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
     """Gradients over `data`, `fsdp` and `context`; parameters over `fsdp`, as the stage of ZeRO says."""
-    layout, of = static.layout, share(static)
-    zero, width = layout.zero, dtype(POLICIES[static.precision].forward).itemsize
+    layout, of = static.layout, fullest_device_share(static)
+    zero, width = layout.zero, array_dtype(POLICIES[static.precision].forward).itemsize
     each = of.microbatches if habits.reduced_each else 1
     mine, kept = of.parameters, of.parameters * 4.0
     found = []
@@ -86,29 +91,29 @@ def _weights(static: Static, habits: Habits) -> list[Transfer]:
     return found
 
 
-def _ring(static: Static, habits: Habits) -> list[Transfer]:
+def _ring_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
     """Keys and values once round the devices that share a sequence, forward; with their gradients (fp32), backward."""
-    shape, of, turns = static.model, share(static), static.layout.context
-    width = dtype(POLICIES[static.precision].compute).itemsize
+    shape, of, turns = static.model, fullest_device_share(static), static.layout.context
+    width = array_dtype(POLICIES[static.precision].compute).itemsize
     elements = 2 * of.tokens * of.key_heads * shape.d_head
     runs = of.layers * of.microbatches * turns
-    forwards = 2 if recomputed(static, habits) != "none" else 1
+    forwards = 2 if recompute_policy(static, habits) != "none" else 1
     return [
         Transfer("context", "send", width * elements, forwards * runs, True, "keys and values"),
         Transfer("context", "send", (width + 4) * elements, runs, True, "keys, values and their gradients"),
     ]
 
 
-def _stages(static: Static, habits: Habits) -> list[Transfer]:
+def _stage_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
     """Each micro-batch's activations to the next stage and gradients back, once a round; in lockstep both after every tick."""
-    shape, layout, of = static.model, static.layout, share(static)
-    width = dtype(POLICIES[static.precision].residual).itemsize
+    shape, layout, of = static.model, static.layout, fullest_device_share(static)
+    width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     times = layout.microbatches * layout.rounds + (layout.stage - 1 if habits.lockstep else 0)
     each = static.accumulate * times * (4 if habits.lockstep else 2)
     return [Transfer("stage", "send", sent, each, not habits.lockstep, "activations and gradients")]
 
 
-def recomputed(static: Static, habits: Habits) -> str:
+def recompute_policy(static: Static, habits: SystemTraits) -> str:
     """What the backward computes again: none | dots | full."""
     return "full" if static.layout.stage > 1 and habits.pipeline_recomputes else static.model.remat

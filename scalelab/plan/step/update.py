@@ -10,33 +10,33 @@ import jax.numpy as jnp
 from scalelab.config import Layout, Static, traced_names
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import count
-from scalelab.optim.optimizer import everything
-from scalelab.optim.registry import find
-from scalelab.plan.step.device_share import at_rest, share
+from scalelab.optim.optimizer import claims_everything
+from scalelab.optim.registry import find_optimizer
+from scalelab.plan.step.device_share import fullest_device_share, params_at_rest
 from scalelab.plan.step.operation import Operation
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.step import updates
+from scalelab.train.step.step import compute_updates
 
 
-def operations(static: Static) -> list[Operation]:
+def update_operations(static: Static) -> list[Operation]:
     """Once a step: parameters and what is kept of each are read and written, gradients are read twice, once for their norm.
 
     Products of matrix optimizers count as if the mesh split them as it splits the parameters; what that moves between devices
     is the compiler's choice and not counted.
     """
-    mine, alone = at_rest(static, 1), _alone(static)
-    total = count.parameters(static.model)["total"]
+    mine, alone = params_at_rest(static, 1), _update_key(static)
+    total = count.count_parameters(static.model)["total"]
     moved = mine * (2 * (4 + state_bytes(alone)) + 2 * 4)
     unit = "bfloat16" if static.optim.newton_schulz == "bf16" else "float32"
     split = static.layout.fsdp if static.layout.zero >= 1 else 1
-    products = product_flops(alone) * share(static).parameters / total / split
+    products = product_flops(alone) * fullest_device_share(static).parameters / total / split
     return [
         Operation("update", "update", "", 0.0, moved, 1),
         Operation("update, products", "update", unit, products, 0.0, 1 if products else 0),
     ]
 
 
-def _alone(static: Static) -> Static:
+def _update_key(static: Static) -> Static:
     """With all that changes nothing about the optimizer's update at its default."""
     return dataclasses.replace(
         static, layout=Layout(), global_batch=1, accumulate=1, batch_ramp=(), documents="cross", seq_warmup=False,
@@ -47,7 +47,7 @@ def _alone(static: Static) -> Static:
 @functools.cache
 def state_bytes(static: Static) -> float:
     """Bytes the optimizer keeps a parameter, all of them counted, by the real optimizer's own shapes."""
-    state = state_lib.shapes(static)
+    state = state_lib.state_shapes(static)
     kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.opt_state))
     return kept / sum(x.size for x in jax.tree.leaves(state.params))
 
@@ -58,12 +58,12 @@ def product_flops(static: Static) -> float:
 
     The dearer side of what happens every n-th step; decompositions (eigh, svd) are no products and not counted.
     """
-    if find(static.optim.name).claims is everything:
+    if find_optimizer(static.optim.name).claims is claims_everything:
         return 0.0
-    state = state_lib.shapes(static)
+    state = state_lib.state_shapes(static)
     h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in traced_names(static.optim)}
 
     def update(grads: Any, opt_state: Any, params: Any, h: Any) -> Any:
-        return updates(static, grads, opt_state, params, h, h["peak_lr"])
+        return compute_updates(static, grads, opt_state, params, h, h["peak_lr"])
 
     return matmul_flops(jax.make_jaxpr(update)(state.params, state.opt_state, state.params, h).jaxpr)

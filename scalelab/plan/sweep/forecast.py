@@ -9,19 +9,19 @@ from scipy.stats import norm, t
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.objective import HOFFMANN_DELTA, huber_log
-from scalelab.laws.read.points import columns_of
+from scalelab.laws.read.points import law_columns
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.trust import design, information
 from scalelab.laws.use import decision, next_runs
-from scalelab.plan.budget.book import Book
+from scalelab.plan.budget.book import LawBook
 
 LEVEL = 0.9
 LOGS = ("N", "loss")  # whose sd is one of the logarithm
 
 
 @dataclasses.dataclass(frozen=True)
-class Expected:
+class ExpectedInterval:
     """One number that the fit will give: its value if the assumed law is true, and the interval that it is expected to have.
 
     `name`: a parameter; "N": the best size at the target; "loss": of one run there, its noise included. `sd` of N, loss and
@@ -49,11 +49,11 @@ class Forecast:
     level: float
     target_flops: float
     runs: int
-    expected: tuple[Expected, ...]
+    expected: tuple[ExpectedInterval, ...]
     findings: tuple[str, ...]
 
 
-def forecast(book: Book, noise: float, runs: Mapping[str, np.ndarray], target_flops: float) -> Forecast:
+def forecast_intervals(book: LawBook, noise: float, runs: Mapping[str, np.ndarray], target_flops: float) -> Forecast:
     """Of runs with columns N, D and C [P], fitted by `scalelab fit`'s default objective.
 
     Linearised at the law of `book` (Gauss-Newton, Student's t), widened by what Huber's objective gives away on normal noise
@@ -65,27 +65,29 @@ def forecast(book: Book, noise: float, runs: Mapping[str, np.ndarray], target_fl
         raise BadInput(f"noise={noise:g}: the relative scatter of a run's loss, between 0 and 1; 0.005 is usual")
     law, point = book.surface, {name: float(values[0]) for name, values in book.params.items()}
     losses = law({**runs, "M": runs["D"] / runs["N"], **book.held}, point)
-    columns, losses = columns_of({**runs, "loss": losses}, law)
-    findings = design.check(law, columns, losses, runs["C"])
+    columns, losses = law_columns({**runs, "loss": losses}, law)
+    findings = design.row_findings(law, columns, losses, runs["C"])
     posed = pose_problem(law, columns, losses, huber_log())
-    best = optimum.minimise(posed, also=point)
+    best = optimum.minimise_objective(posed, also=point)
     k = float(np.median(runs["C"] / (runs["N"] * runs["D"])))
-    info = information.information(posed, best, noise * given_away(HOFFMANN_DELTA / noise))
-    spread = information.covariance(info)
+    info = information.information_matrix(posed, best, noise * huber_inefficiency(HOFFMANN_DELTA / noise))
+    spread = information.covariance_matrix(info)
     size = float(decision.optimal_size(law, point, target_flops, k, book.held)[0])
     loss = float(
-        decision.losses(law, {n: np.array(v) for n, v in point.items()}, np.array(size), target_flops, k, book.held)
+        decision.losses_at_budget(
+            law, {n: np.array(v) for n, v in point.items()}, np.array(size), target_flops, k, book.held
+        )
     )
     width = float(t.ppf((1 + LEVEL) / 2, max(len(losses) - len(point), 1)))
 
-    def expect(name: str, value: float) -> Expected:
+    def expect(name: str, value: float) -> ExpectedInterval:
         at = target_flops if name in LOGS else None
-        gradient = next_runs.gradient_at(posed, best, k, name, at, book.held)
+        gradient = next_runs.target_gradient(posed, best, k, name, at, book.held)
         sd = float(np.sqrt(gradient @ spread @ gradient))
         if name == "loss":
             sd = float(np.hypot(sd, noise))
-        low, high = ends("log" if name in LOGS else law.params[name].how, value, width * sd)
-        return Expected(name, float(value), sd, low, high)
+        low, high = interval_ends("log" if name in LOGS else law.params[name].how, value, width * sd)
+        return ExpectedInterval(name, float(value), sd, low, high)
 
     values = point | {"N": size, "loss": loss}
     return Forecast(
@@ -101,7 +103,7 @@ def forecast(book: Book, noise: float, runs: Mapping[str, np.ndarray], target_fl
     )
 
 
-def ends(how: str, value: float, reach: float) -> tuple[float, float]:
+def interval_ends(how: str, value: float, reach: float) -> tuple[float, float]:
     """(low, high) `reach` to both sides of what is searched: the value, its logarithm ("log"), or a positive coefficient.
 
     A coefficient ("linear") has an interval of ratios too: it can't be negative.
@@ -112,7 +114,7 @@ def ends(how: str, value: float, reach: float) -> tuple[float, float]:
     return value / ratio, value * ratio
 
 
-def given_away(c: float) -> float:
+def huber_inefficiency(c: float) -> float:
     """How much wider Huber's estimate is than least squares on normal noise, for a threshold of c standard deviations."""
     inside = 2 * norm.cdf(c) - 1
     return float(np.sqrt(inside - 2 * c * norm.pdf(c) + 2 * c**2 * norm.sf(c)) / inside)

@@ -13,17 +13,17 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.config import Static
-from scalelab.config.files import run_file
+from scalelab.config.files import run_user_file
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
 from scalelab.plan.budget import lawbook
-from scalelab.plan.budget.book import Book
+from scalelab.plan.budget.book import LawBook
 from scalelab.plan.machine.machine import Machine
-from scalelab.plan.memory.memory import Memory, memory
-from scalelab.plan.run.training import training
-from scalelab.plan.step.efficiency import Efficiency, platform
+from scalelab.plan.memory.memory import Memory, step_memory
+from scalelab.plan.run.training import estimate_training
+from scalelab.plan.step.efficiency import Efficiency, machine_platform
 from scalelab.plan.step.time import StepTime, step_time
-from scalelab.plan.sweep.forecast import Forecast, forecast
+from scalelab.plan.sweep.forecast import Forecast, forecast_intervals
 from scalelab.sweep import forks, trials
 
 NOISE = 0.005  # relative scatter of a run's loss where nothing better is known; Besiroglu et al.'s 240 runs: 0.0075 rms
@@ -31,7 +31,7 @@ AHEAD = 10.0  # the budget that intervals are expected at where the study names 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Planned:
+class PlannedStudy:
     """What a study is going to run: `{name: resolved config}`, `log.role` of each said; the budget that it aims at.
 
     `expects`, `noise`: the law and the relative noise that it expects, from an earlier study of its kind.
@@ -39,12 +39,12 @@ class Planned:
 
     runs: dict[str, ConfigDict]
     target_flops: float | None = None
-    expects: Book | None = None
+    expects: LawBook | None = None
     noise: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One run, on `devices` devices. `n` total parameters, `flops` exact; hours of wall time, `cost` None without a price."""
 
     name: str
@@ -74,7 +74,7 @@ class SweepPlan:
 
     source: str
     machine: str
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     packs: dict[str, tuple[str, ...]]
     tokens: int
     flops: float
@@ -91,10 +91,10 @@ class SweepPlan:
     notes: tuple[str, ...]
 
 
-def planned(path: str | pathlib.Path, arguments: Sequence[str] = ()) -> Planned:
+def load_planned_study(path: str | pathlib.Path, arguments: Sequence[str] = ()) -> PlannedStudy:
     """The runs of a study or of a config's sweep, with the arguments that its own command would take. BadInput where it tells none."""
     path = pathlib.Path(path)
-    module = run_file(path / "__main__.py" if path.is_dir() else path)
+    module = run_user_file(path / "__main__.py" if path.is_dir() else path)
     if hasattr(module, "plan"):
         return module.plan(list(arguments))
     overrides, rest = config_lib.split_overrides(list(arguments))
@@ -104,7 +104,7 @@ def planned(path: str | pathlib.Path, arguments: Sequence[str] = ()) -> Planned:
         raise BadInput(
             f"{path} tells no runs: a config has sweep(h), a study plan(arguments) (see experiments/isoflop.py)"
         )
-    return Planned(trials.from_file(path, overrides))
+    return PlannedStudy(trials.load_trials(path, overrides))
 
 
 def sweep_plan(
@@ -117,22 +117,22 @@ def sweep_plan(
     `law` and `noise` (relative scatter of a run's loss) are assumed for the expected intervals: those of the study by default,
     else besiroglu and 0.005.
     """
-    given = planned(path, arguments)
-    columns = forks.candidates(given.runs)
-    packs = {pack: tuple(names) for pack, names in trials.packs(given.runs).items()}
+    given = load_planned_study(path, arguments)
+    columns = forks.candidate_columns(given.runs)
+    packs = {pack: tuple(names) for pack, names in trials.group_into_packs(given.runs).items()}
     pack_of = {name: pack for pack, names in packs.items() for name in names}
     looks: dict[Static, tuple[Memory, StepTime]] = {}
     runs = []
     for i, (name, config) in enumerate(given.runs.items()):
         static = config_lib.static(config)
-        static = dataclasses.replace(static, layout=mesh.resolved(static.layout, devices))
+        static = dataclasses.replace(static, layout=mesh.resolve_layout(static.layout, devices))
         if static not in looks:
-            looks[static] = memory(static, machine), step_time(static, machine, efficiency)
+            looks[static] = step_memory(static, machine), step_time(static, machine, efficiency)
         sizes = {key: columns[key][i] for key in ("N", "D", "C")}
-        runs.append(_run(name, pack_of[name], config, static, sizes, machine, looks[static], price_per_hour))
+        runs.append(_plan_run(name, pack_of[name], config, static, sizes, machine, looks[static], price_per_hour))
     held = [each for each, _ in looks.values()]
     costs = [run.cost for run in runs if run.cost is not None]
-    expected, notes = _forecast(given, columns, law, noise)
+    expected, notes = _forecast_study(given, columns, law, noise)
     return SweepPlan(
         source=str(path),
         machine=machine.chip.name,
@@ -150,17 +150,17 @@ def sweep_plan(
         too_large=tuple(run.name for run in runs if not run.fits),
         forecast=expected,
         assumptions=tuple(dict.fromkeys(line for _, step in looks.values() for line in step.assumptions)),
-        notes=(*_packed(packs, machine), *notes),
+        notes=(*_describe_packing(packs, machine), *notes),
     )
 
 
-def _run(
+def _plan_run(
     name: str, pack: str, config: ConfigDict, static: Static, sizes: Mapping[str, float], machine: Machine,
     look: tuple[Memory, StepTime], price_per_hour: float | None,
-) -> Run:  # fmt: skip
+) -> PlannedRun:  # fmt: skip
     held, step = look
-    whole = training(static, machine, config.train.steps, step, price_per_hour)
-    return Run(
+    whole = estimate_training(static, machine, config.train.steps, step, price_per_hour)
+    return PlannedRun(
         name=name,
         role=config.log.role,
         pack=pack,
@@ -178,15 +178,15 @@ def _run(
     )
 
 
-def _packed(packs: Mapping[str, Sequence[str]], machine: Machine) -> tuple[str, ...]:
+def _describe_packing(packs: Mapping[str, Sequence[str]], machine: Machine) -> tuple[str, ...]:
     """What packing means for memory: on an accelerator the runs of a pack lie there together."""
     most = max(map(len, packs.values()))
-    if most == 1 or platform(machine) == "cpu":
+    if most == 1 or machine_platform(machine) == "cpu":
         return ()
     return (f"up to {most} runs of a pack lie on the devices at once (sweep.pack=turn: one after the other)",)
 
 
-def wall_hours(runs: Sequence[Run], packs: Mapping[str, Sequence[str]], devices: int) -> float:
+def wall_hours(runs: Sequence[PlannedRun], packs: Mapping[str, Sequence[str]], devices: int) -> float:
     """When the last pack ends: packs in their order, each to the devices that are free first; a pack's runs take turns."""
     by_name = {run.name: run for run in runs}
     took = [sum(by_name[name].hours for name in names) for names in packs.values()]
@@ -196,20 +196,20 @@ def wall_hours(runs: Sequence[Run], packs: Mapping[str, Sequence[str]], devices:
     return max(free_at)
 
 
-def _forecast(
-    given: Planned, columns: Mapping[str, np.ndarray], law: str | None, noise: float | None
+def _forecast_study(
+    given: PlannedStudy, columns: Mapping[str, np.ndarray], law: str | None, noise: float | None
 ) -> tuple[Forecast | None, tuple[str, ...]]:
     """(what the runs that will be fitted are expected to tell, why nothing or on what assumption)."""
     roles = np.array([config.log.role for config in given.runs.values()])
     fitted = roles == "fit" if "fit" in roles else np.ones(len(roles), bool)
     used = {name: np.asarray(columns[name])[fitted] for name in ("N", "D", "C")}
-    book = given.expects if law is None and given.expects else lawbook.open_book(law or lawbook.DEFAULT)
+    book = given.expects if law is None and given.expects else lawbook.load_law_book(law or lawbook.DEFAULT_LAW)
     scatter = noise or given.noise or NOISE
     target = given.target_flops or AHEAD * float(used["C"].max())
     notes = [f"{(~fitted).sum()} runs of another role than fit are not fitted"] if not fitted.all() else []
     if book is not given.expects:
         notes.append(f"expected by law {book.name}: name the law of your own earlier runs (--law=fit.json) for better")
     try:
-        return forecast(book, scatter, used, target), tuple(notes)
+        return forecast_intervals(book, scatter, used, target), tuple(notes)
     except BadInput as why:
         return None, (*notes, f"no fit to be expected of these runs: {why}")

@@ -7,21 +7,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scalelab.report.figures.style import ACCENT, MUTED, figure, log_axis, save_as, shades, styled
+from scalelab.report.figures.style import ACCENT, MUTED, make_figure, set_log_axis, styled, value_colours, write_figure
 
-PANELS = {"rms": "RMS", "change": "RMS of the change since initialisation"}
+PANEL_LABELS = {"rms": "RMS", "change": "RMS of the change since initialisation"}
 
 
 @styled
-def coordinate_check(result: Mapping[str, Any]) -> Figure:
+def plot_coordinate_check(result: Mapping[str, Any]) -> Figure:
     """Two panels an axis: each activation's RMS and its change's after the last step, log-log, over d_model or n_layers.
 
     result: as `scalelab coordcheck --json` prints it. A grey line has slope 1, lines that grow are dashed.
     """
     checks = result["checks"]
-    fig, axes = figure(4.6 * 2 * len(checks), 4.4, 2 * len(checks))
+    fig, axes = make_figure(4.6 * 2 * len(checks), 4.4, 2 * len(checks))
     for i, check in enumerate(checks):
-        for ax, (key, label) in zip(axes[2 * i : 2 * i + 2], PANELS.items(), strict=True):
+        for ax, (key, label) in zip(axes[2 * i : 2 * i + 2], PANEL_LABELS.items(), strict=True):
             _panel(ax, check, key)
             ax.set(xlabel=check["axis"], ylabel=label)
         axes[2 * i].set_title(f"{result['name']}: {check['verdict']} with {check['axis']}")
@@ -33,7 +33,7 @@ def coordinate_check(result: Mapping[str, Any]) -> Figure:
 
 def _panel(ax: Axes, check: Mapping[str, Any], key: str) -> None:
     sizes, rows = np.asarray(check["sizes"], float), check["rows"]
-    colours = shades(range(len(rows)))
+    colours = value_colours(range(len(rows)))
     for i, row in enumerate(rows):
         slope = row["slope" if key == "rms" else "change_slope"]
         style = "--" if row["verdict"] == "growing" else "-"
@@ -46,21 +46,21 @@ def _panel(ax: Axes, check: Mapping[str, Any], key: str) -> None:
     ax.annotate(
         "slope 1", (sizes[-1], low * 0.5 * sizes[-1] / sizes[0]), fontsize=7, color=MUTED, ha="right", va="bottom"
     )
-    log_axis(ax)
-    log_axis(ax, "y")
+    set_log_axis(ax)
+    set_log_axis(ax, "y")
     ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
     if any(row["verdict"] == "growing" for row in rows):
         ax.title.set_color(ACCENT)
 
 
-def write(path: str, result: Mapping[str, Any]) -> list[str]:
+def write_coordinate_check(path: str, result: Mapping[str, Any]) -> list[str]:
     """Write the figure to `path` (.pdf, with the CSV of its numbers beside it, or .png); returns what was written."""
     rows = [
         {"axis": check["axis"], "size": size, "activation": row["activation"], "step": step}
-        | {key: row[key][step][i] for key in PANELS}
+        | {key: row[key][step][i] for key in PANEL_LABELS}
         for check in result["checks"]
         for row in check["rows"]
         for step in range(len(row["rms"]))
         for i, size in enumerate(check["sizes"])
     ]
-    return save_as(path, coordinate_check(result), rows)
+    return write_figure(path, plot_coordinate_check(result), rows)

@@ -15,51 +15,51 @@ from matplotlib.lines import Line2D
 
 from scalelab.laws.fit import Fitted
 from scalelab.laws.trust.information import sizes_and_tokens
-from scalelab.laws.trust.uncertainty import quantiles
+from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.laws.use.decision import optimal_size
-from scalelab.laws.use.isoflop import IsoFlop, budgets_of
-from scalelab.report.figures.lawplots import STAR, isoflop
-from scalelab.report.figures.profileplots import profile_figure
+from scalelab.laws.use.isoflop import IsoFlop, group_budgets
+from scalelab.report.figures.lawplots import STAR_MARK, plot_isoflops
+from scalelab.report.figures.profileplots import plot_profiles
 from scalelab.report.figures.style import (
     ACCENT,
     INK,
-    LOSS,
+    LOSS_LABEL,
     MUTED,
-    figure,
-    log_axis,
-    save,
-    scientific,
-    shades,
-    short,
+    format_scientific,
+    format_short,
+    make_figure,
+    set_log_axis,
     styled,
+    value_colours,
+    write_pdf_and_csv,
 )
 
 DOTS_PER_INCH = 130
-CURVE = 60  # points of a drawn line
-BAND = 300  # resamples behind the band of a decision: its edges are drawn, not read off
-AHEAD = 10.0  # times the largest budget known, up to which a decision is drawn
+CURVE_POINTS = 60  # points of a drawn line
+BAND_RESAMPLES = 300  # resamples behind the band of a decision: its edges are drawn, not read off
+EXTRAPOLATION_FACTOR = 10.0  # times the largest budget known, up to which a decision is drawn
 Drawn = tuple[Figure, list[dict[str, Any]]]
 
 
-def write_figures(folder: str | os.PathLike[str], fitted: Fitted, held: Mapping[str, float]) -> list[str]:
+def write_fit_figures(folder: str | os.PathLike[str], fitted: Fitted, held: Mapping[str, float]) -> list[str]:
     """Draw `fitted` into the folder: fit, profiles, and the decision where the law splits a budget; returns the paths.
 
     `held` fixes the law's columns other than N, D, C, M for the decision.
     """
-    figures = {"fit": fit_figure(fitted, held), "profiles": profile_figure(fitted)}
-    if splits(fitted, held) and fitted.bootstrap:
-        figures["decision"] = decision_figure(fitted, held)
+    figures = {"fit": plot_fit(fitted, held), "profiles": plot_profiles(fitted)}
+    if splits_budget(fitted, held) and fitted.bootstrap:
+        figures["decision"] = plot_decision(fitted, held)
     return [path for name, drawn in figures.items() for path in _write(folder, name, drawn)]
 
 
-def write_isoflops(
+def write_isoflop_figure(
     folder: str | os.PathLike[str], found: IsoFlop, C: np.ndarray, N: np.ndarray, loss: np.ndarray, n_label: str
 ) -> list[str]:
     """Draw approach 2 into the folder: the rows [P] and the curve and minimum of each budget; returns the paths."""
-    budget = budgets_of(C)
+    budget = group_budgets(C)
     rows = [{"kind": "row", "budget": b, "N": n, "loss": y} for b, n, y in zip(budget, N, loss, strict=True)]
     minima = [{"kind": "minimum", **profile.to_json()} for profile in found.profiles]
-    fig = isoflop(rows, minima, n_label, f"N_opt ~ C^{found.a:.3f}, minima by {found.method}")
+    fig = plot_isoflops(rows, minima, n_label, f"N_opt ~ C^{found.a:.3f}, minima by {found.method}")
     rows += [{key: value for key, value in each.items() if key != "curve"} for each in minima]
     rows += [
         {"kind": "curve", "budget": p.C, "N": n, "loss": y}
@@ -71,7 +71,7 @@ def write_isoflops(
 
 def _write(folder: str | os.PathLike[str], name: str, drawn: Drawn) -> list[str]:
     fig, rows = drawn
-    written = save(folder, name, fig, rows)
+    written = write_pdf_and_csv(folder, name, fig, rows)
     return [_png(folder, name, fig), *written]
 
 
@@ -82,42 +82,42 @@ def _png(folder: str | os.PathLike[str], name: str, fig: Figure) -> str:
     return str(path)
 
 
-def splits(fitted: Fitted, held: Mapping[str, float]) -> bool:
+def splits_budget(fitted: Fitted, held: Mapping[str, float]) -> bool:
     """Whether the law says how to split a budget between N and D, its other columns being held."""
     columns = set(fitted.law.columns)
     size = {"N", "D"} <= columns or {"C", "M"} <= columns
     return size and fitted.law.target == "loss" and columns <= {"N", "D", "C", "M", *held}
 
 
-def budgets(fitted: Fitted) -> np.ndarray:
+def fitted_budgets(fitted: Fitted) -> np.ndarray:
     """C of every fitted row [P] (k N D where the law has no C); empty for a law without either."""
     N, D = sizes_and_tokens(fitted.problem.columns, fitted.k)
     return np.asarray(fitted.problem.columns.get("C", fitted.k * N * D), float)
 
 
 @styled
-def fit_figure(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
+def plot_fit(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
     """Left: what was measured, over compute (else over the law's first column), and the law; right: what it misses."""
     law, columns = fitted.law, fitted.problem.columns
-    x_name = "C" if len(budgets(fitted)) else law.columns[0]
-    x = budgets(fitted) if x_name == "C" else columns[x_name]
+    x_name = "C" if len(fitted_budgets(fitted)) else law.columns[0]
+    x = fitted_budgets(fitted) if x_name == "C" else columns[x_name]
     measured, predicted = fitted.problem.target, law(columns, fitted.params)
     shade_by = next((name for name in ("N", "width") if name in columns and name != x_name), None)
-    colours = shades(columns[shade_by].tolist()) if shade_by else {}
+    colours = value_colours(columns[shade_by].tolist()) if shade_by else {}
     colour = [colours[value] for value in columns[shade_by].tolist()] if shade_by else MUTED
-    fig, (left, right) = figure(9.6, 4.0, 2)
+    fig, (left, right) = make_figure(9.6, 4.0, 2)
     left.scatter(x, measured, c=colour, s=18, linewidths=0.3, edgecolors="white", zorder=3)
     right.scatter(x, 100 * (measured / predicted - 1), c=colour, s=18, linewidths=0.3, edgecolors="white", zorder=3)
     line = _curve(fitted, held, x_name, x)
     if line:
-        at = "".join(f", {name} = {short(value)}" for name, value in held.items())
+        at = "".join(f", {name} = {format_short(value)}" for name, value in held.items())
         label = f"the law at the best N{at}" if x_name == "C" and len(law.columns) > 1 else "the law"
         left.plot(*line, color=INK, lw=1.6, label=label, zorder=4)
         left.legend(loc="best")
     right.axhline(0, color=INK, lw=0.8)
-    target = LOSS if law.target == "loss" else law.target
+    target = LOSS_LABEL if law.target == "loss" else law.target
     for ax in (left, right):
-        log_axis(ax, flops=x_name == "C")
+        set_log_axis(ax, flops=x_name == "C")
         ax.set(xlabel="C (FLOPs)" if x_name == "C" else x_name)
     left.set(ylabel=target, title=f"{law.name}: {fitted.problem.points} rows")
     right.set(ylabel="measured / fitted − 1 (%)", title="Residuals")
@@ -133,10 +133,10 @@ def _curve(
     fitted: Fitted, held: Mapping[str, float], x_name: str, x: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """The law over x: at the best N of each budget, or of its only column; None for a law of several others."""
-    at = np.geomspace(x.min(), x.max(), CURVE)
+    at = np.geomspace(x.min(), x.max(), CURVE_POINTS)
     if fitted.law.columns == (x_name,):
         return at, fitted.law({x_name: at}, fitted.params)
-    if not splits(fitted, held):
+    if not splits_budget(fitted, held):
         return None
     N = np.array([optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0] for C in at])
     N = np.where((N > 0) & np.isfinite(N), N, np.nan)  # where there is no best size the line has a gap
@@ -147,18 +147,18 @@ def _curve(
 def _shade_legend(fig: Figure, colours: Mapping[Any, str], title: str) -> None:
     known = list(colours)
     known = [known[round(i)] for i in np.linspace(0, len(known) - 1, min(5, len(known)))]
-    handles = [Line2D([], [], color=colours[value], marker="o", ls="", label=short(value)) for value in known]
+    handles = [Line2D([], [], color=colours[value], marker="o", ls="", label=format_short(value)) for value in known]
     fig.legend(handles=handles, title=title, loc="outside right upper", title_fontsize=8)
 
 
 @styled
-def decision_figure(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
+def plot_decision(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
     """The best N and D of each budget with their interval, the fitted rows, and the budgets that were asked about."""
-    C, (N, D) = budgets(fitted), sizes_and_tokens(fitted.problem.columns, fitted.k)
-    top = max([float(C.max()), *(each.C for each in fitted.decisions)]) * AHEAD
-    at = np.geomspace(C.min(), top, CURVE // 2)
+    C, (N, D) = fitted_budgets(fitted), sizes_and_tokens(fitted.problem.columns, fitted.k)
+    top = max([float(C.max()), *(each.C for each in fitted.decisions)]) * EXTRAPOLATION_FACTOR
+    at = np.geomspace(C.min(), top, CURVE_POINTS // 2)
     best, low, high = _band(fitted, held, at)
-    fig, axes = figure(9.6, 4.0, 2)
+    fig, axes = make_figure(9.6, 4.0, 2)
     tokens = [at / (fitted.k * size) for size in (best, high, low)]
     for ax, mine, (middle, bottom, upper) in zip(axes, (N, D), ((best, low, high), tokens), strict=True):
         ax.scatter(C, mine, s=10, color=MUTED, alpha=0.6, lw=0, label="fitted rows")
@@ -169,12 +169,12 @@ def decision_figure(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
             ax.errorbar(
                 [decision.C], [value], [[value - least], [most - value]], fmt="none", ecolor=INK, capsize=4, lw=1.4
             )
-            ax.plot(decision.C, value, **STAR, color=ACCENT)
-            ax.annotate(f"{scientific(decision.C)}: {short(value)}", (decision.C, most), xytext=(-6, 5),
+            ax.plot(decision.C, value, **STAR_MARK, color=ACCENT)
+            ax.annotate(f"{format_scientific(decision.C)}: {format_short(value)}", (decision.C, most), xytext=(-6, 5),
                         textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
     for ax, label in zip(axes, (f"N ({fitted.n_convention})", "D (tokens)"), strict=True):
-        log_axis(ax, "x", flops=True)
-        log_axis(ax, "y")
+        set_log_axis(ax, "x", flops=True)
+        set_log_axis(ax, "y")
         ax.set(xlabel=f"C (FLOPs), C = {fitted.k:.4g} N D", ylabel=label)
     axes[0].set(title="Best size for the budget")
     axes[1].set(title="Best number of tokens")
@@ -189,13 +189,13 @@ def decision_figure(fitted: Fitted, held: Mapping[str, float]) -> Drawn:
 def _band(fitted: Fitted, held: Mapping[str, float], at: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(best N, its lower and upper end) at each budget [S]; nan where the law has no best size."""
     assert fitted.bootstrap
-    some = {name: values[:BAND] for name, values in fitted.bootstrap.params.items()}
+    some = {name: values[:BAND_RESAMPLES] for name, values in fitted.bootstrap.params.items()}
     found = []
     for C in at:
         point = float(optimal_size(fitted.law, fitted.params, C, fitted.k, held)[0])
         point = point if 0 < point < math.inf else math.nan
         sizes = optimal_size(fitted.law, some, C, fitted.k, held)
         sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-        found.append((point, *(quantiles(sizes, fitted.level) if len(sizes) else (math.nan, math.nan))))
+        found.append((point, *(central_interval(sizes, fitted.level) if len(sizes) else (math.nan, math.nan))))
     best, low, high = np.array(found).T
     return best, low, high

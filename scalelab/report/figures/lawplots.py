@@ -15,55 +15,70 @@ from matplotlib.colors import ListedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at, optimum
-from scalelab.report.figures.style import ACCENT, INK, LOSS, MUTED, figure, legend, log_axis, scientific, shades, styled
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at, optimal_allocation
+from scalelab.report.figures.style import (
+    ACCENT,
+    INK,
+    LOSS_LABEL,
+    MUTED,
+    add_legend,
+    format_scientific,
+    make_figure,
+    set_log_axis,
+    styled,
+    value_colours,
+)
 
 _warm = matplotlib.colormaps["viridis"](np.linspace(0.35, 1.0, 256))
-STAR: dict[str, Any] = {"marker": "*", "ls": "", "ms": 13, "mec": INK, "mew": 0.8, "zorder": 4}
-EDGE: dict[str, Any] = STAR | {"mfc": "white", "mec": ACCENT, "mew": 1.4}
-PALE = ListedColormap(0.45 * _warm + 0.55, name="pale")  # the surface stands behind the runs
+STAR_MARK: dict[str, Any] = {"marker": "*", "ls": "", "ms": 13, "mec": INK, "mew": 0.8, "zorder": 4}
+EDGE_MARK: dict[str, Any] = STAR_MARK | {"mfc": "white", "mec": ACCENT, "mew": 1.4}
+PALE_COLORMAP = ListedColormap(0.45 * _warm + 0.55, name="pale")  # the surface stands behind the runs
 
 
 @styled
-def isoflop(rows: Sequence[dict], fits: Sequence[dict], n_label: str, title: str = "") -> Figure:
+def plot_isoflops(rows: Sequence[dict], fits: Sequence[dict], n_label: str, title: str = "") -> Figure:
     """Loss over N, one curve a budget, with its minimum; a minimum at the edge is flagged.
 
     rows: `budget`, `N`, `loss`. fits: `budget`, `N` and `loss` (the minimum), `curve` (two lists: N, loss), `edge`.
     """
-    fig, ax = figure(7.2, 4.4)
-    colours = shades(row["budget"] for row in rows)
+    fig, ax = make_figure(7.2, 4.4)
+    colours = value_colours(row["budget"] for row in rows)
     for budget, colour in colours.items():
         mine = [row for row in rows if row["budget"] == budget]
         ax.plot([r["N"] for r in mine], [r["loss"] for r in mine], "o", color=colour, ms=5.5, mec="white", mew=0.6)
     for fit in fits:
         colour = colours[min(colours, key=lambda budget: abs(math.log(budget / fit["budget"])))]
         ax.plot(*fit["curve"], color=colour, lw=1.2)
-        ax.plot(fit["N"], fit["loss"], **(EDGE if fit["edge"] else STAR | {"color": colour}))
-    handles = [Line2D([], [], label="minimum", **(STAR | {"color": MUTED}))] if fits else []
+        ax.plot(fit["N"], fit["loss"], **(EDGE_MARK if fit["edge"] else STAR_MARK | {"color": colour}))
+    handles = [Line2D([], [], label="minimum", **(STAR_MARK | {"color": MUTED}))] if fits else []
     if any(fit["edge"] for fit in fits):
-        handles.append(Line2D([], [], label="minimum at the edge", **EDGE))
-    log_axis(ax)
+        handles.append(Line2D([], [], label="minimum at the edge", **EDGE_MARK))
+    set_log_axis(ax)
     ax.margins(y=0.12)
-    legend(fig, ax, {scientific(budget): colour for budget, colour in colours.items()}, "budget (FLOPs)", handles)
-    ax.set(xlabel=n_label, ylabel=LOSS, title=title)
+    add_legend(
+        fig, ax, {format_scientific(budget): colour for budget, colour in colours.items()}, "budget (FLOPs)", handles
+    )
+    ax.set(xlabel=n_label, ylabel=LOSS_LABEL, title=title)
     return fig
 
 
 @styled
-def surface(rows: Sequence[dict], params: Params, flops_per_nd: float, n_label: str, title: str = "") -> Figure:
+def plot_surface(
+    rows: Sequence[dict], params: ChinchillaParams, flops_per_nd: float, n_label: str, title: str = ""
+) -> Figure:
     """The fitted L(N, D) as contours, the runs coloured by their residual, and the compute-optimal line."""
-    fig, ax = figure(7.2, 4.8)
+    fig, ax = make_figure(7.2, 4.8)
     n, d = (np.array([row[key] for row in rows], float) for key in "ND")
     grid_n, grid_d = (np.geomspace(v.min() / 1.5, v.max() * 1.5, 160) for v in (n, d))
     loss = loss_at(params, grid_n[None, :], grid_d[:, None])
     levels = np.geomspace(loss.min(), np.quantile(loss, 0.97), 14)
-    ax.contourf(grid_n, grid_d, loss, levels=levels, cmap=PALE.reversed(), extend="both")
+    ax.contourf(grid_n, grid_d, loss, levels=levels, cmap=PALE_COLORMAP.reversed(), extend="both")
     lines = ax.contour(grid_n, grid_d, loss, levels=levels[::2], colors=INK, linewidths=0.5, alpha=0.6)
     _optimal_line(ax, params, flops_per_nd, grid_n, grid_d)
     _residual_points(fig, ax, rows)
     ax.set(xlim=grid_n[[0, -1]], ylim=grid_d[[0, -1]])
-    log_axis(ax, "x")
-    log_axis(ax, "y")
+    set_log_axis(ax, "x")
+    set_log_axis(ax, "y")
     ax.clabel(lines, fmt="%.2f", fontsize=7)
     ax.grid(False)
     fig.legend(loc="outside lower center", ncols=3)  # inside it would hide runs
@@ -71,9 +86,11 @@ def surface(rows: Sequence[dict], params: Params, flops_per_nd: float, n_label: 
     return fig
 
 
-def _optimal_line(ax: Axes, params: Params, flops_per_nd: float, grid_n: np.ndarray, grid_d: np.ndarray) -> None:
+def _optimal_line(
+    ax: Axes, params: ChinchillaParams, flops_per_nd: float, grid_n: np.ndarray, grid_d: np.ndarray
+) -> None:
     flops = np.geomspace(grid_n[0] * grid_d[0], grid_n[-1] * grid_d[-1], 80) * flops_per_nd
-    best = optimum(params, flops, flops_per_nd)
+    best = optimal_allocation(params, flops, flops_per_nd)
     ax.plot(best.N, best.D, color=INK, lw=1.6, ls="--", label=f"compute-optimal (C = {flops_per_nd:.2f} N D)")
 
 
@@ -92,10 +109,10 @@ def _residual_points(fig: Figure, ax: Axes, rows: Sequence[dict]) -> None:
 
 
 @styled
-def residuals(rows: Sequence[dict], n_label: str, title: str = "") -> Figure:
+def plot_residuals(rows: Sequence[dict], n_label: str, title: str = "") -> Figure:
     """Measured over predicted loss in % against C, N and D: a good law leaves no pattern. Rows with `predicted`."""
-    fig, axes = figure(9.6, 3.0, 3)
-    colours = shades(row["N"] for row in rows)
+    fig, axes = make_figure(9.6, 3.0, 3)
+    colours = value_colours(row["N"] for row in rows)
     for ax, (key, label) in zip(axes, (("C", "C (FLOPs, exact)"), ("N", n_label), ("D", "D (tokens)")), strict=True):
         ax.axhline(0, color=INK, lw=0.8)
         for row in rows:
@@ -104,7 +121,7 @@ def residuals(rows: Sequence[dict], n_label: str, title: str = "") -> Figure:
                 {"marker": "D", "ms": 8, "mec": ACCENT, "mew": 1.5} if held else {"marker": "o", "ms": 5.5}
             )
             ax.plot(row[key], 100 * (row["loss"] / row["predicted"] - 1), ls="", color=colours[row["N"]], **look)
-        log_axis(ax, flops=key == "C")
+        set_log_axis(ax, flops=key == "C")
         ax.set(xlabel=label)
     axes[0].set(ylabel="measured / predicted − 1 (%)", title=title)
     handles = [Line2D([], [], marker="o", ls="", color=MUTED, label="fitted"),
@@ -114,8 +131,8 @@ def residuals(rows: Sequence[dict], n_label: str, title: str = "") -> Figure:
 
 
 @styled
-def held_out(
-    rows: Sequence[dict], held: dict, params: Params, flops_per_nd: float, band: dict | None = None,
+def plot_held_out(
+    rows: Sequence[dict], held: dict, params: ChinchillaParams, flops_per_nd: float, band: dict | None = None,
     floor: float | None = None, title: str = "",
 ) -> Figure:  # fmt: skip
     """Left: losses over compute, the fitted frontier L(C) and its extrapolation. Right: interval and measured loss.
@@ -123,9 +140,9 @@ def held_out(
     held: `C`, `predicted_loss`, `interval90` (low, high), `measured_loss` (None while it trains).
     band: `C`, `low`, `high` (lists), the 90 % interval along the frontier, where known. `floor`: the corpus's entropy rate.
     """
-    fig, (wide, close) = figure(8.6, 3.9, 2, ratios=(2.6, 1))
+    fig, (wide, close) = make_figure(8.6, 3.9, 2, ratios=(2.6, 1))
     fitted = [row for row in rows if row["role"] != "holdout"]
-    colours = shades(row["N"] for row in fitted)
+    colours = value_colours(row["N"] for row in fitted)
     for row in fitted:
         wide.plot(row["C"], row["loss"], "o", color=colours[row["N"]], ms=5.5, mec="white", mew=0.6)
     _frontier_line(wide, fitted, held, params, flops_per_nd)
@@ -134,9 +151,9 @@ def held_out(
     _interval(wide, held["C"], held)
     if floor is not None:
         wide.axhline(floor, color=INK, ls=":", lw=1.2, label=f"entropy rate: {floor:.4g}")
-    log_axis(wide, flops=True)
+    set_log_axis(wide, flops=True)
     wide.legend(loc="upper right")
-    wide.set(xlabel="C (FLOPs, exact)", ylabel=LOSS, title=title)
+    wide.set(xlabel="C (FLOPs, exact)", ylabel=LOSS_LABEL, title=title)
     _interval(close, 0.0, held, wide=True)
     close.set(xlim=(-1, 1.6), xticks=[], title="close up")
     close.margins(y=0.25)
@@ -144,13 +161,13 @@ def held_out(
     return fig
 
 
-def _frontier_line(ax: Axes, fitted: Sequence[dict], held: dict, params: Params, flops_per_nd: float) -> None:
+def _frontier_line(ax: Axes, fitted: Sequence[dict], held: dict, params: ChinchillaParams, flops_per_nd: float) -> None:
     """Solid over the fitted budgets, dashed from there to the held-out run."""
     low, high = min(row["C"] for row in fitted), max(row["C"] for row in fitted)
     end = max(high, held["C"] or high) * 1.15
     for start, stop, style, label in ((low, high, "-", "fitted frontier L(C)"), (high, end, "--", "extrapolated")):
         flops = np.geomspace(start, stop, 60)
-        ax.plot(flops, optimum(params, flops, flops_per_nd).loss, style, color=INK, lw=1.4, label=label)
+        ax.plot(flops, optimal_allocation(params, flops, flops_per_nd).loss, style, color=INK, lw=1.4, label=label)
 
 
 def _interval(ax: Axes, at: float, held: dict, wide: bool = False) -> None:

@@ -8,23 +8,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.report.figures.style import ACCENT, LOSS, MUTED, figure, save_as, shades, styled
+from scalelab.report.figures.style import ACCENT, LOSS_LABEL, MUTED, make_figure, styled, value_colours, write_figure
 
-MARKS = ("o", "s", "D", "^")
+MARKERS = ("o", "s", "D", "^")
 
 
 @styled
-def transfer(rows: Sequence[dict[str, Any]]) -> Figure:
+def plot_lr_transfer(rows: Sequence[dict[str, Any]]) -> Figure:
     """A panel of curves a parametrization, and one of the best log2 LR over d_model with its interval.
 
     rows: `parametrization`, `d_model`, `log2_lrs` [K], `losses` [seeds][K] (None: diverged), `log2_lr`, `interval90`, `loss`.
     """
     kinds = list(dict.fromkeys(row["parametrization"] for row in rows))
-    colours = shades(row["d_model"] for row in rows)
-    fig, axes = figure(3.9 * (len(kinds) + 1), 3.8, len(kinds) + 1)
+    colours = value_colours(row["d_model"] for row in rows)
+    fig, axes = make_figure(3.9 * (len(kinds) + 1), 3.8, len(kinds) + 1)
     for ax, kind in zip(axes, kinds, strict=False):
         for row in (row for row in rows if row["parametrization"] == kind):
-            curve(ax, row, colours[row["d_model"]])
+            add_lr_curve(ax, row, colours[row["d_model"]])
         ax.set_title(kind)
     low, high = (f(row["loss"] for row in rows) for f in (min, max))
     for ax in axes[:-1]:  # what diverged may leave the panel
@@ -35,7 +35,7 @@ def transfer(rows: Sequence[dict[str, Any]]) -> Figure:
     return fig
 
 
-def curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
+def add_lr_curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
     """Mean over seeds as a line, every seed as a dot, the best as a star with its interval."""
     x, losses = np.asarray(row["log2_lrs"], float), np.asarray(row["losses"], float)
     ax.plot(x, losses.mean(0), color=colour)
@@ -44,12 +44,12 @@ def curve(ax: Axes, row: dict[str, Any], colour: str) -> None:
     low, high = row["interval90"]
     ax.plot([low, high], [row["loss"]] * 2, color=ACCENT, lw=1)
     ax.plot(row["log2_lr"], row["loss"], "*", color=ACCENT, ms=9, mec="white", mew=0.6, zorder=5)
-    ax.set(xlabel="log2 of the peak learning rate", ylabel=LOSS)
+    ax.set(xlabel="log2 of the peak learning rate", ylabel=LOSS_LABEL)
 
 
 def _best(ax: Axes, rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> None:
-    colours = shades(kinds)
-    for kind, mark in zip(kinds, MARKS, strict=False):
+    colours = value_colours(kinds)
+    for kind, mark in zip(kinds, MARKERS, strict=False):
         mine = [row for row in rows if row["parametrization"] == kind]
         x, y = np.log2([row["d_model"] for row in mine]), np.array([row["log2_lr"] for row in mine])
         ends = np.array([row["interval90"] for row in mine]).T
@@ -62,7 +62,7 @@ def _best(ax: Axes, rows: Sequence[dict[str, Any]], kinds: Sequence[str]) -> Non
     ax.legend()
 
 
-def write(path: str, fig: Figure, rows: Sequence[dict[str, Any]]) -> list[str]:
+def write_lr_figure(path: str, fig: Figure, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Write a figure to `path` (.pdf, with the CSV of its numbers beside it, or .png); returns what was written."""
     numbers = [
         {key: row[key] for key in ("parametrization", "d_model") if key in row}
@@ -71,4 +71,4 @@ def write(path: str, fig: Figure, rows: Sequence[dict[str, Any]]) -> list[str]:
         for i, one in enumerate(row["losses"])
         for k, x in enumerate(row["log2_lrs"])
     ]
-    return save_as(path, fig, numbers)
+    return write_figure(path, fig, numbers)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.report.figures.style import INK, legend, log_axis, shades, styled, thin
+from scalelab.report.figures.style import INK, add_legend, set_log_axis, styled, thin_points, value_colours
 
 COLUMNS = 3
 WIDE = 20.0  # largest / smallest value beyond which the axis of a panel is logarithmic
@@ -66,19 +66,19 @@ def metric_panels(rows: Sequence[dict], panels: Mapping[str, Sequence[str]], col
     fig = Figure(figsize=(3.3 * columns, 2.5 * lines), layout="constrained")
     axes = fig.subplots(lines, columns, squeeze=False)
     runs = {run: [row for row in rows if row["run"] == run] for run in dict.fromkeys(row["run"] for row in rows)}
-    shade = shades(colour_of[run] for run in runs)
+    shade = value_colours(colour_of[run] for run in runs)
     for ax, (title, names) in zip(axes.flat, panels.items(), strict=False):
         _panel(ax, runs, names, {run: shade[colour_of[run]] for run in runs})
         ax.set(xlabel="step", title=title)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
     if len(runs) > 1:
-        legend(fig, axes[0, 0], shade, "")
+        add_legend(fig, axes[0, 0], shade, "")
     return fig
 
 
 def _panel(ax: Axes, runs: Mapping[str, list[dict]], names: Sequence[str], colour_of_run: Mapping[str, str]) -> None:
-    by_name, drawn, handles = shades(range(len(names))), [], []
+    by_name, drawn, handles = value_colours(range(len(names))), [], []
     for index, name in enumerate(names):
         look: dict[str, Any] = {"color": by_name[index]}
         for run, rows in runs.items():
@@ -87,12 +87,12 @@ def _panel(ax: Axes, runs: Mapping[str, list[dict]], names: Sequence[str], colou
             known = [row for row in rows if _is_finite(row.get(name))]
             if known:
                 values = [row[name] for row in known]
-                ax.plot(*thin([row["step"] for row in known], values), **look)
+                ax.plot(*thin_points([row["step"] for row in known], values), **look)
                 drawn += values
         label = name.partition("/")[2] or name
         handles.append(Line2D([], [], **(look if len(runs) == 1 else look | {"color": INK}), label=label))
     if drawn and min(drawn) > 0 and max(drawn) / min(drawn) > WIDE:
-        log_axis(ax, "y")
+        set_log_axis(ax, "y")
     if len(names) > 1:
         shown = np.unique(np.linspace(0, len(names) - 1, min(MOST_NAMES, len(names))).round().astype(int))
         ax.legend(handles=[handles[index] for index in shown], fontsize=7, loc="best")

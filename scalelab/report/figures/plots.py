@@ -12,10 +12,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.report.figures.style import ACCENT, INK, LOSS, figure, legend, log_axis, shades, short, styled, thin
+from scalelab.report.figures.style import (
+    ACCENT,
+    INK,
+    LOSS_LABEL,
+    add_legend,
+    format_short,
+    make_figure,
+    set_log_axis,
+    styled,
+    thin_points,
+    value_colours,
+)
 
 # kind -> marker, colour, name in the legend. Starts and ends of runs are left out: the curve shows them.
-EVENTS = {
+EVENT_MARKS = {
     "skip": ("x", "#c77700", "skipped step"),
     "resume": (">", "#1f77b4", "resumed"),
     "config_change": ("s", "#7b4ab5", "config changed"),
@@ -23,10 +34,10 @@ EVENTS = {
     "stopped": ("D", "#555555", "stopped"),
     "diverged": ("X", ACCENT, "diverged"),
 }
-AXES = {"step": "step", "tokens": "tokens", "flops": "training FLOPs (exact)"}
+AXIS_LABELS = {"step": "step", "tokens": "tokens", "flops": "training FLOPs (exact)"}
 
 
-def by_run(rows: Sequence[dict], key: str) -> dict[str, list[dict]]:
+def group_by_run(rows: Sequence[dict], key: str) -> dict[str, list[dict]]:
     """The rows that have a value for `key`, grouped by their `run`."""
     groups: dict[str, list[dict]] = {}
     for row in rows:
@@ -36,7 +47,7 @@ def by_run(rows: Sequence[dict], key: str) -> dict[str, list[dict]]:
 
 
 @styled
-def loss_curves(
+def plot_loss_curves(
     rows: Sequence[dict],
     y: str = "train_loss",
     x: str = "tokens",
@@ -52,17 +63,17 @@ def loss_curves(
     rows: `run`, `x`, `y` and `colour`; events: `run`, `step`, `kind`. `floor` is a known entropy rate; `held` names the
     held-out run, drawn apart from the others.
     """
-    fig, ax = figure(7.2, 4.0)
-    groups = by_run(rows, y)
-    colours = shades(run[0].get(colour) for run in groups.values())
+    fig, ax = make_figure(7.2, 4.0)
+    groups = group_by_run(rows, y)
+    colours = value_colours(run[0].get(colour) for run in groups.values())
     _draw(ax, groups, colours, x, y, colour, held)
-    log_axis(ax, flops=x == "flops")
+    set_log_axis(ax, flops=x == "flops")
     _limit(ax, groups, y)
     marks = _mark_events(ax, groups, events, x, y) + _floor(ax, floor)
     if held in groups:
         marks.insert(0, Line2D([], [], color=ACCENT, lw=1.8, label="held-out run"))
-    legend(fig, ax, colours, colour_title, marks)
-    ax.set(xlabel=AXES[x], ylabel=LOSS if y == "val_loss" else "training loss (nats/token)", title=title)
+    add_legend(fig, ax, colours, colour_title, marks)
+    ax.set(xlabel=AXIS_LABELS[x], ylabel=LOSS_LABEL if y == "val_loss" else "training loss (nats/token)", title=title)
     return fig
 
 
@@ -71,7 +82,7 @@ def _draw(
 ) -> None:
     """One thinned line a run; few points are marked, the held-out run stands out."""
     for run, lines in groups.items():
-        points = thin([max(row[x], 1) for row in lines], [row[y] for row in lines])
+        points = thin_points([max(row[x], 1) for row in lines], [row[y] for row in lines])
         look: dict[str, Any] = {
             "color": colours[lines[0].get(colour)],
             "lw": 1.0 if len(groups) > 1 else 1.3,
@@ -101,9 +112,9 @@ def _mark_events(ax: Axes, groups: dict[str, list[dict]], events: Sequence[dict]
     drawn = {}
     for event in events:
         lines = groups.get(event["run"])
-        if event["kind"] not in EVENTS or event.get("step") is None or not lines:
+        if event["kind"] not in EVENT_MARKS or event.get("step") is None or not lines:
             continue
-        marker, colour, label = EVENTS[event["kind"]]
+        marker, colour, label = EVENT_MARKS[event["kind"]]
         known = [row for row in lines if math.isfinite(row[y])] or lines
         along = np.log([max(row[x], 1) for row in known])  # as drawn: straight lines on a logarithmic axis
         at = float(np.log(np.interp(event["step"], [row["step"] for row in known], np.exp(along))))
@@ -112,7 +123,7 @@ def _mark_events(ax: Axes, groups: dict[str, list[dict]], events: Sequence[dict]
         look: dict[str, Any] = {"marker": marker, "color": colour, "ls": "", "ms": 7} | edge
         ax.plot([math.exp(at)], [level], zorder=5, clip_on=False, **look)
         drawn[event["kind"]] = Line2D([], [], label=label, **look)
-    return [drawn[kind] for kind in EVENTS if kind in drawn]
+    return [drawn[kind] for kind in EVENT_MARKS if kind in drawn]
 
 
 def _floor(ax: Axes, floor: float | None) -> list[Line2D]:
@@ -125,29 +136,29 @@ def _floor(ax: Axes, floor: float | None) -> list[Line2D]:
 
 
 @styled
-def dynamics(rows: Sequence[dict]) -> Figure:
+def plot_dynamics(rows: Sequence[dict]) -> Figure:
     """What the optimizer did over a run. rows: `step`, `lr`, `grad_norm` (before clipping), `update_ratio`."""
     panels = (("lr", "learning rate"), ("grad_norm", "gradient norm"), ("update_ratio", "update norm / parameter norm"))
-    fig, axes = figure(9.6, 2.8, 3)
+    fig, axes = make_figure(9.6, 2.8, 3)
     for ax, (key, label) in zip(axes, panels, strict=True):
         known = [row for row in rows if row[key] is not None]
-        ax.plot(*thin([row["step"] for row in known], [row[key] for row in known]), color=shades([0])[0])
+        ax.plot(*thin_points([row["step"] for row in known], [row[key] for row in known]), color=value_colours([0])[0])
         if key != "lr" and any(row[key] > 0 for row in known):
-            log_axis(ax, "y")
+            set_log_axis(ax, "y")
         ax.set(xlabel="step", title=label)
     return fig
 
 
 @styled
-def checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title: str = "") -> Figure:
+def plot_checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title: str = "") -> Figure:
     """Validation loss over the factor on the rule's LR or batch (`what`), a panel a size.
 
     rows: `size`, `factor`, `loss` (None: diverged); verdicts as by `gather.check_verdicts`.
     """
     at_edge = {verdict["size"]: verdict["edge"] for verdict in verdicts}
     sizes = sorted({row["size"] for row in rows})
-    fig, axes = figure(3.6 * len(sizes), 3.2, len(sizes))
-    colours = shades(sizes)
+    fig, axes = make_figure(3.6 * len(sizes), 3.2, len(sizes))
+    colours = value_colours(sizes)
     for ax, size in zip(np.atleast_1d(axes), sizes, strict=True):
         mine = sorted((row for row in rows if row["size"] == size), key=lambda row: row["factor"])
         finite = [row for row in mine if row["loss"] is not None and math.isfinite(row["loss"])]
@@ -169,8 +180,8 @@ def checks(rows: Sequence[dict], what: str, verdicts: Sequence[dict], title: str
         ax.margins(x=0.15, y=0.3)
         ax.set(
             xlabel=f"{what} / the rule's {what}",
-            ylabel=LOSS,
-            title=f"N = {size if isinstance(size, str) else short(size)}",
+            ylabel=LOSS_LABEL,
+            title=f"N = {size if isinstance(size, str) else format_short(size)}",
         )
     if title:
         fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold")

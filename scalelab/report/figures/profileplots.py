@@ -8,18 +8,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from scalelab.laws.fit import Fitted
-from scalelab.laws.trust.profile import Profile
-from scalelab.laws.trust.uncertainty import quantiles
-from scalelab.report.figures.lawplots import STAR
-from scalelab.report.figures.style import ACCENT, INK, MUTED, log_axis, styled
+from scalelab.laws.trust.profile import ParamProfile
+from scalelab.laws.trust.uncertainty import central_interval
+from scalelab.report.figures.lawplots import STAR_MARK
+from scalelab.report.figures.style import ACCENT, INK, MUTED, set_log_axis, styled
 
-TALL = 4.0  # times the rise to the threshold that a profile's panel shows
-BINS = 30
-WIDE = 20.0  # high / low beyond which a profile's axis is logarithmic
+PANEL_RISE_FACTOR = 4.0  # times the rise to the threshold that a profile's panel shows
+HISTOGRAM_BINS = 30
+LOG_AXIS_RATIO = 20.0  # high / low beyond which a profile's axis is logarithmic
 
 
 @styled
-def profile_figure(fitted: Fitted) -> tuple[Figure, list[dict[str, Any]]]:
+def plot_profiles(fitted: Fitted) -> tuple[Figure, list[dict[str, Any]]]:
     """The profile of each parameter: how much worse the best fit is that holds it at a value; bars are the resamples."""
     names = list(fitted.identifiability)
     columns = min(3, len(names))
@@ -40,7 +40,7 @@ def profile_figure(fitted: Fitted) -> tuple[Figure, list[dict[str, Any]]]:
     return fig, rows
 
 
-def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: Profile) -> list[dict[str, Any]]:
+def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: ParamProfile) -> list[dict[str, Any]]:
     least, best = fitted.best.value, fitted.params[name]
     scale = 100 / abs(least) if least else 1.0
     end = (profile.threshold - least) * scale
@@ -50,19 +50,19 @@ def _profile_panel(ax: Axes, fitted: Fitted, name: str, profile: Profile) -> lis
     values, objective = values[order], objective[order]
     rise = (objective - least) * scale
     resamples = fitted.bootstrap.params[name] if fitted.bootstrap else np.empty(0)
-    shown = _window(values, rise, TALL * end, resamples, fitted.level)
-    log = shown[0] > 0 and shown[1] / shown[0] > WIDE
+    shown = _window(values, rise, PANEL_RISE_FACTOR * end, resamples, fitted.level)
+    log = shown[0] > 0 and shown[1] / shown[0] > LOG_AXIS_RATIO
     ax.plot(values, rise, color=INK, marker="o", ms=2.5, lw=1.2, zorder=3)
     ax.axhline(end, color=ACCENT, ls="--", lw=1.1)
     low, high = (edge if at is None else at for at, edge in zip(profile.interval, shown, strict=True))
     ax.axvspan(max(low, shown[0]), min(high, shown[1]), color=ACCENT, alpha=0.10, lw=0)
     known = profile.verdict == "identified"
-    ax.plot(best, 0.0, **STAR, color=ACCENT if known else "white")
+    ax.plot(best, 0.0, **STAR_MARK, color=ACCENT if known else "white")
     bars = _bars(ax, resamples, shown, log) if len(resamples) else []
-    ax.set(xlim=shown, ylim=(-0.06 * TALL * end, TALL * end) if end > 0 else None)
+    ax.set(xlim=shown, ylim=(-0.06 * PANEL_RISE_FACTOR * end, PANEL_RISE_FACTOR * end) if end > 0 else None)
     ax.set_title(f"{name}: {profile.verdict}", color=INK if known else ACCENT)
     if log:
-        log_axis(ax)
+        set_log_axis(ax)
     rows = [{"kind": "profile", "parameter": name, "value": value, "objective": at, "threshold": profile.threshold}
             for value, at in zip(values, objective, strict=True)]  # fmt: skip
     return rows + [{"kind": "resamples", "parameter": name, **bar} for bar in bars]
@@ -80,14 +80,14 @@ def _window(
     if last < len(values) - 1:
         high = np.interp(top, rise[last : last + 2], values[last : last + 2])
     if len(resamples):
-        ends = quantiles(resamples, level)
+        ends = central_interval(resamples, level)
         low, high = min(low, ends[0]), max(high, ends[1])
     return (float(low), float(high)) if low < high else (float(low) - 1e-3, float(high) + 1e-3)
 
 
 def _bars(ax: Axes, values: np.ndarray, shown: tuple[float, float], log: bool) -> list[dict[str, Any]]:
     """A histogram of the resamples behind the curve, on an axis of its own; returns its bars."""
-    edges = np.geomspace(*shown, BINS + 1) if log else np.linspace(*shown, BINS + 1)
+    edges = np.geomspace(*shown, HISTOGRAM_BINS + 1) if log else np.linspace(*shown, HISTOGRAM_BINS + 1)
     counts, _ = np.histogram(values, edges)
     behind = ax.twinx()
     behind.stairs(counts, edges, fill=True, color=MUTED, alpha=0.35)

@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from scalelab.report.figures.style import ACCENT, INK, LOSS, MUTED, figure, shades, styled
+from scalelab.report.figures.style import ACCENT, INK, LOSS_LABEL, MUTED, make_figure, styled, value_colours
 
-NAMED = 6  # curves with a colour and a name; the rest in grey
-ROOM = 1.5  # how far above the best, in its own fall, a curve is shown
+COLOURED_CURVES = 6  # curves with a colour and a name; the rest in grey
+HEADROOM_FACTOR = 1.5  # how far above the best, in its own fall, a curve is shown
 
 
 @styled
-def race(rows: Sequence[dict[str, Any]]) -> Figure:
+def plot_race(rows: Sequence[dict[str, Any]]) -> Figure:
     """rows, best first: `name`, `curves` [seeds][(step, loss)], `losses` [seeds], `tuned` [trials] (inf: diverged).
 
     `interval`: (low, high) of the final loss, which is the losses' mean.
     """
     shown = [row for row in rows if np.isfinite(row["losses"]).all()]
-    fig, (left, right) = figure(11.5, 0.3 * len(rows) + 2.6, 2)
-    colours = shades([row["name"] for row in shown[:NAMED]])
+    fig, (left, right) = make_figure(11.5, 0.3 * len(rows) + 2.6, 2)
+    colours = value_colours([row["name"] for row in shown[:COLOURED_CURVES]])
     for row in reversed(shown):
         steps = [step for step, _ in row["curves"][0]]
         losses = np.array([[loss for _, loss in curve] for curve in row["curves"]])
@@ -32,7 +32,7 @@ def race(rows: Sequence[dict[str, Any]]) -> Figure:
     highest = max(curve[0][1] for row in shown for curve in row["curves"])
     left.set(
         xlabel="step",
-        ylabel=LOSS,
+        ylabel=LOSS_LABEL,
         title="chosen values of each, mean and range over fresh seeds",
         ylim=(lowest - 0.02, highest),
     )
@@ -50,7 +50,7 @@ def race(rows: Sequence[dict[str, Any]]) -> Figure:
                 0.98, place, "diverged", color=ACCENT, ha="right", va="center", transform=right.get_yaxis_transform()
             )
     right.set_yticks(range(len(rows)), [row["name"] for row in rows])
-    right.set_xlim(lowest - 0.03, lowest + ROOM * max(highest - lowest, 0.1))
-    right.set(xlabel=LOSS, title="fresh seeds (diamond, 90 %), best tuned (ring), trials (dots)")
+    right.set_xlim(lowest - 0.03, lowest + HEADROOM_FACTOR * max(highest - lowest, 0.1))
+    right.set(xlabel=LOSS_LABEL, title="fresh seeds (diamond, 90 %), best tuned (ring), trials (dots)")
     right.invert_yaxis()
     return fig

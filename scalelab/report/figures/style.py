@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 from scalelab.report.tables import csv_text
 
-LOOK: dict[Any, Any] = {
+RC_PARAMS: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.titlelocation": "left",
@@ -44,22 +44,24 @@ LOOK: dict[Any, Any] = {
 ACCENT = "#d1335b"  # what was predicted or held out, and warnings
 MUTED = "#8a8f98"  # what only accompanies
 INK = "#222222"
-LOSS = "validation loss (nats/token)"
-KINDS = (".pdf", ".png")
+LOSS_LABEL = "validation loss (nats/token)"
+FIGURE_SUFFIXES = (".pdf", ".png")
 MAX_POINTS = 400  # a curve drawn with more only makes the page heavier
 
-styled = matplotlib.rc_context(LOOK)  # decorator of every plot function
+styled = matplotlib.rc_context(RC_PARAMS)  # decorator of every plot function
 _colormap = matplotlib.colormaps["viridis"]
 _DARKEST, _LIGHTEST = 0.0, 0.86  # viridis above .86 is too pale on white
 
 
-def figure(width: float = 6.4, height: float = 4.0, columns: int = 1, ratios: Sequence[float] | None = None) -> Any:
+def make_figure(
+    width: float = 6.4, height: float = 4.0, columns: int = 1, ratios: Sequence[float] | None = None
+) -> Any:
     """(figure, axes) without pyplot's global state; sizes in inches. `axes` is one Axes, or an array where columns > 1."""
     fig = Figure(figsize=(width, height), layout="constrained")
     return fig, fig.subplots(1, columns, width_ratios=ratios)
 
 
-def short(value: float | None, digits: int = 3) -> str:
+def format_short(value: float | None, digits: int = 3) -> str:
     """A number as people say it: 12345 -> 12.3k, 3.2e9 -> 3.2B, 1.25e17 -> 1.25e17, .0123 -> 0.0123."""
     if value is None or not math.isfinite(value):
         return "–" if value is None or math.isnan(value) else ("∞" if value > 0 else "-∞")
@@ -71,7 +73,7 @@ def short(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
-def shades(values: Iterable[Any]) -> dict[Any, str]:
+def value_colours(values: Iterable[Any]) -> dict[Any, str]:
     """A colour for every distinct value: positive numbers by their logarithm, anything else by its rank."""
     known = sorted(set(values), key=lambda v: (isinstance(v, str) or v is None, v if v is not None else ""))
     if not known:
@@ -85,33 +87,35 @@ def shades(values: Iterable[Any]) -> dict[Any, str]:
     return {value: to_hex(_colormap(x)) for value, x in zip(known, at, strict=True)}
 
 
-def legend(fig: Figure, ax: Axes, colours: dict[Any, str], title: str, extra: Sequence[Artist] = ()) -> None:
+def add_legend(fig: Figure, ax: Axes, colours: dict[Any, str], title: str, extra: Sequence[Artist] = ()) -> None:
     """The coloured values beside the axes (five of them where there are many), and `extra` handles below them."""
     known = list(colours)
     if len(known) > 8 and not isinstance(known[0], str):
         known = [known[round(i)] for i in np.linspace(0, len(known) - 1, 5)]
     if len(known) > 1:
-        handles = [Line2D([], [], color=colours[v], lw=2.2, label=v if isinstance(v, str) else short(v)) for v in known]
+        handles = [
+            Line2D([], [], color=colours[v], lw=2.2, label=v if isinstance(v, str) else format_short(v)) for v in known
+        ]
         fig.legend(handles=handles, title=title, alignment="left", title_fontsize=8, loc="outside right upper")
     if extra:
         ax.legend(handles=list(extra), loc="best")
 
 
-def superscript(power: int) -> str:
+def format_power_of_ten(power: int) -> str:
     """10 to a power as text: 10¹²."""
     return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def scientific(value: float, digits: int = 3) -> str:
+def format_scientific(value: float, digits: int = 3) -> str:
     """FLOPs and their kin: 1.25e11 -> 1.25×10¹¹."""
     if not math.isfinite(value) or value <= 0:
-        return short(value)
+        return format_short(value)
     mantissa, power = f"{value:.{digits - 1}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
-    return superscript(int(power)) if mantissa == "1" else f"{mantissa}×{superscript(int(power))}"
+    return format_power_of_ten(int(power)) if mantissa == "1" else f"{mantissa}×{format_power_of_ten(int(power))}"
 
 
-def log_axis(ax: Axes, which: str = "x", flops: bool = False) -> None:
+def set_log_axis(ax: Axes, which: str = "x", flops: bool = False) -> None:
     """A logarithmic axis with plainly written ticks (powers of ten for FLOPs), also where it spans less than a decade."""
     axis = getattr(ax, f"{which}axis")
     getattr(ax, f"set_{which}scale")("log")
@@ -122,10 +126,10 @@ def log_axis(ax: Axes, which: str = "x", flops: bool = False) -> None:
     else:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.2 else (1,), numticks=12))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda x, _: scientific(x) if flops else short(x)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: format_scientific(x) if flops else format_short(x)))
 
 
-def thin(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
+def thin_points(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
     """At most `most` of the points, half of them even in log x (x > 0), half in x; the first and the last are kept.
 
     Points are dropped, never averaged: what is drawn was measured.
@@ -141,7 +145,7 @@ def thin(x: Sequence[float], y: Sequence[float], most: int = MAX_POINTS) -> tupl
 
 
 @styled
-def save(folder: str | os.PathLike[str], name: str, fig: Figure, rows: Sequence[dict]) -> list[str]:
+def write_pdf_and_csv(folder: str | os.PathLike[str], name: str, fig: Figure, rows: Sequence[dict]) -> list[str]:
     """Write `folder/name.pdf` and, with the numbers behind it (one row a dict), `folder/name.csv`; returns both paths."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -152,20 +156,22 @@ def save(folder: str | os.PathLike[str], name: str, fig: Figure, rows: Sequence[
 
 
 @styled
-def save_as(path: str | os.PathLike[str], fig: Figure, rows: Sequence[dict]) -> list[str]:
-    """Write a figure to `path`: .pdf, with the CSV of its numbers beside it (as `save`), or .png; returns what was written."""
+def write_figure(path: str | os.PathLike[str], fig: Figure, rows: Sequence[dict]) -> list[str]:
+    """Write a figure to `path`: .pdf, with the CSV of its numbers beside it (as `write_pdf_and_csv`), or .png; returns what was written."""
     path = pathlib.Path(path)
-    if path.suffix not in KINDS:
-        raise BadInput(f"{path}: a figure is one of {', '.join(KINDS)}{nearest(path.suffix, KINDS)}")
+    if path.suffix not in FIGURE_SUFFIXES:
+        raise BadInput(
+            f"{path}: a figure is one of {', '.join(FIGURE_SUFFIXES)}{nearest_hint(path.suffix, FIGURE_SUFFIXES)}"
+        )
     if path.suffix == ".pdf":
-        return save(path.parent, path.stem, fig, rows)
+        return write_pdf_and_csv(path.parent, path.stem, fig, rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=150, metadata={"Software": "scalelab"})
     return [str(path)]
 
 
 @styled
-def svg_data(fig: Figure) -> str:
+def svg_data_uri(fig: Figure) -> str:
     """The figure as a `data:` URI of an SVG: nothing is fetched, and ids of two figures can't collide on one page."""
     text = io.BytesIO()
     fig.savefig(text, format="svg", metadata={"Date": None, "Creator": "scalelab"})

@@ -8,20 +8,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from scalelab.report.figures.style import ACCENT, INK, LOSS, figure, log_axis, shades, short, styled
-from scalelab.sweep.settings import SEED, Setting, find_best, group_by_setting, is_final
+from scalelab.report.figures.style import (
+    ACCENT,
+    INK,
+    LOSS_LABEL,
+    format_short,
+    make_figure,
+    set_log_axis,
+    styled,
+    value_colours,
+)
+from scalelab.sweep.settings import SEED_KEY, SweptSetting, find_best, group_by_setting, is_final
 
 
 @styled
-def sweep_overview(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
+def plot_sweep(rows: Sequence[dict], swept: Sequence[str], floor: float | None = None, title: str = "") -> Figure:
     """Final validation loss over each swept value, one panel each (at most 4, seeds aside); diverged runs sit on the top edge.
 
     rows: `run`, `val_loss`, `status` (only `done` counts) and every name in `swept`. The best setting has
     a ring, at its mean over seeds.
     """
     best = find_best(group_by_setting(rows, swept))
-    panels = [name for name in swept if name != SEED][:4] or ["run"]  # seeds repeat a trial: a colour, not an axis
-    fig, axes = figure(max(5.4, 3.5 * len(panels)), 3.6, len(panels))
+    panels = [name for name in swept if name != SEED_KEY][:4] or ["run"]  # seeds repeat a trial: a colour, not an axis
+    fig, axes = make_figure(max(5.4, 3.5 * len(panels)), 3.6, len(panels))
     for ax, name in zip(np.atleast_1d(axes), panels, strict=True):
         other = next((o for o in swept if o != name), None) if len(swept) == 2 else None
         _panel(ax, rows, name, other, best)
@@ -38,16 +47,16 @@ def sweep_overview(rows: Sequence[dict], swept: Sequence[str], floor: float | No
                 framealpha=0.8,
                 edgecolor="none",
             )
-        ax.set(xlabel=name, ylabel=LOSS)
+        ax.set(xlabel=name, ylabel=LOSS_LABEL)
     if title:
         fig.suptitle(title, x=0.01, ha="left", fontsize=10, weight="bold")
     return fig
 
 
 def _other_values(rows: Sequence[dict], other: str) -> list[Line2D]:
-    colours = shades(row.get(other) for row in rows)
+    colours = value_colours(row.get(other) for row in rows)
     return [
-        Line2D([], [], color=c, marker="o", ms=5, label=short(v) if _is_number(v) else str(v))
+        Line2D([], [], color=c, marker="o", ms=5, label=format_short(v) if _is_number(v) else str(v))
         for v, c in colours.items()
     ]
 
@@ -56,14 +65,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: Setting | None) -> None:
+def _panel(ax: Axes, rows: Sequence[dict], name: str, other: str | None, best: SweptSetting | None) -> None:
     """One swept value against the loss, coloured (and joined) by the other one where exactly two were swept; `best` has a ring."""
     values: list[Any] = sorted(
         {row.get(name) for row in rows}, key=lambda v: (not _is_number(v), v if _is_number(v) else str(v))
     )
     numeric = all(map(_is_number, values))
     at: dict[Any, float] = {value: float(value if numeric else rank) for rank, value in enumerate(values)}
-    colours = shades(row.get(other) if other else "" for row in rows)
+    colours = value_colours(row.get(other) if other else "" for row in rows)
     good = [row for row in rows if is_final(row)]
     for group, colour in colours.items():
         mine = sorted((at[r.get(name)], r["val_loss"]) for r in good if (r.get(other) if other else "") == group)
@@ -86,9 +95,9 @@ def _ticks(ax: Axes, at: dict[Any, float], numeric: bool) -> None:
         many = len(at) > 4
         ax.set_xticks(places, [str(v) for v in at], rotation=30 if many else 0, ha="right" if many else "center")
     elif min(places) > 0 and max(places) / min(places) > 3:
-        log_axis(ax)
+        set_log_axis(ax)
         if len(places) <= 8:
-            ax.set_xticks(places, [short(v) for v in places])
+            ax.set_xticks(places, [format_short(v) for v in places])
     elif len(places) <= 8:
         ax.set_xticks(places)
     ax.margins(x=0.08, y=0.15)

@@ -21,19 +21,19 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab import git, records, signals, user_code
 from scalelab.errors import BadInput
-from scalelab.hardware.chips import accelerated
-from scalelab.sweep.executors.worker import STOPPED, live
+from scalelab.hardware.chips import expects_accelerator
+from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, run_worker
 
 POLL_S = 0.2
-PRELOAD = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
-PROGRAMS_EACH = 8  # a worker that has compiled so many is replaced: it would hold them all to its end, some 50 MB each
-Jobs = Mapping[str, Mapping[str, ConfigDict]]  # {pack: {trial: config}}
-Watch = Callable[[Sequence[str]], None]
+PRELOADED_MODULES = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
+MOST_PROGRAMS = 8  # a worker that has compiled so many is replaced: it would hold them all to its end, some 50 MB each
+PackJobs = Mapping[str, Mapping[str, ConfigDict]]  # {pack: {trial: config}}
+WatchTrials = Callable[[Sequence[str]], None]
 
 
 def worker_count(wanted: int) -> int:
     """`sweep.workers`; 0: one a core on CPU, where tiny models don't fill two, and one in all on an accelerator."""
-    return wanted or (1 if accelerated() else len(_cores()))
+    return wanted or (1 if expects_accelerator() else len(_cores()))
 
 
 @dataclasses.dataclass
@@ -48,7 +48,7 @@ class _Worker:
     asked: bool = False  # to stop
 
 
-class Pool:
+class WorkerPool:
     """At most `workers` processes, started when there is work for them; on leaving the context they end.
 
     A worker whose parent died saves what it trains and ends.
@@ -62,7 +62,7 @@ class Pool:
         self.free = _shares(workers)  # the cores of workers that are not running
         self.workers: list[_Worker] = []
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -72,8 +72,8 @@ class Pool:
             worker.process.join()
 
     def run(
-        self, jobs: Jobs, watch: Watch = lambda running: None, stop: Callable[[], bool] = lambda: False,
-        code: Mapping[str, git.State] | None = None,
+        self, jobs: PackJobs, watch: WatchTrials = lambda running: None, stop: Callable[[], bool] = lambda: False,
+        code: Mapping[str, git.RepoState] | None = None,
     ) -> dict[str, int]:  # fmt: skip
         """Train `{pack: {trial: config}}`, roughly in this order. Returns each pack's exit code.
 
@@ -91,7 +91,8 @@ class Pool:
             ends = [end for worker in self._busy() for end in (worker.pipe, worker.process.sentinel)]
             connection.wait(ends, POLL_S)
             codes |= {
-                pack: STOPPED if stop() and -code in signals.STOPS else code for pack, code in self._ended().items()
+                pack: STOPPED_EXIT_CODE if stop() and -code in signals.STOP_SIGNALS else code
+                for pack, code in self._ended().items()
             }
         return codes
 
@@ -106,11 +107,11 @@ class Pool:
     def _busy(self) -> list[_Worker]:
         return [worker for worker in self.workers if worker.pack]
 
-    def _hand_out(self, jobs: Jobs, waiting: dict[str, Hashable], code: Mapping[str, git.State] | None) -> None:
+    def _hand_out(self, jobs: PackJobs, waiting: dict[str, Hashable], code: Mapping[str, git.RepoState] | None) -> None:
         """Give every idle worker a pack, and start workers while there are packs and cores for them."""
         while waiting and (worker := self._idle()):
             others = {program for other in self.workers if other is not worker for program in other.programs}
-            pack = choose(waiting, worker.programs, others)
+            pack = choose_pack(waiting, worker.programs, others)
             if worker.programs and _wants_fresh_process(jobs[pack]):
                 self._retire(worker)
                 continue
@@ -118,7 +119,7 @@ class Pool:
             worker.programs.add(waiting.pop(pack))
             with contextlib.suppress(OSError):  # it has died while it waited: `_ended` sees it
                 configs = {name: config.to_dict() for name, config in jobs[pack].items()}
-                worker.pipe.send((pack, configs, user_code.permissions(), code))
+                worker.pipe.send((pack, configs, user_code.export_permissions(), code))
 
     def _idle(self) -> _Worker | None:
         for worker in [worker for worker in self.workers if not worker.pack]:
@@ -130,7 +131,7 @@ class Pool:
     def _start(self) -> _Worker:
         cores = self.free.pop()
         here, there = self.context.Pipe()
-        process = self.context.Process(target=live, args=(self.folder, there, cores, *self.options))
+        process = self.context.Process(target=run_worker, args=(self.folder, there, cores, *self.options))
         with _main_is_not_imported_again():
             process.start()
         there.close()
@@ -149,8 +150,8 @@ class Pool:
             codes[pack], worker.pack = 0, None
             if not trained:
                 worker.process.join()
-                codes[pack] = worker.process.exitcode or STOPPED  # it was told to go before it began
-            if not trained or len(worker.programs) >= PROGRAMS_EACH:
+                codes[pack] = worker.process.exitcode or STOPPED_EXIT_CODE  # it was told to go before it began
+            if not trained or len(worker.programs) >= MOST_PROGRAMS:
                 self._retire(worker)
         return codes
 
@@ -161,7 +162,7 @@ class Pool:
         self.free.append(worker.cores)
 
 
-def choose(waiting: Mapping[str, Hashable], compiled: Collection[Hashable], others: Collection[Hashable]) -> str:
+def choose_pack(waiting: Mapping[str, Hashable], compiled: Collection[Hashable], others: Collection[Hashable]) -> str:
     """The pack that a worker takes of `{pack: its program}`: the first that it has compiled the program of, or nobody has.
 
     Else the first of all: to compile once more is better than to wait.
@@ -180,7 +181,7 @@ def _program(configs: Mapping[str, ConfigDict]) -> Hashable:
 
 
 def _wants_fresh_process(configs: Mapping[str, ConfigDict]) -> bool:
-    """Whether XLA has to be told something for this pack before it starts (`determinism.flags`)."""
+    """Whether XLA has to be told something for this pack before it starts (`determinism.deterministic_xla_flags`)."""
     return bool(next(iter(configs.values())).train.deterministic)
 
 
@@ -198,10 +199,10 @@ def _context() -> Any:
     It would take the workers' exit codes with it. Workers inherit the deafness until they listen, so none dies as it starts.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    with signals.blocked():
+    context.set_forkserver_preload(PRELOADED_MODULES)
+    with signals.block_stop_signals():
         resource_tracker.ensure_running()  # which unblocks SIGTERM and SIGINT when it has started
-        with signals.blocked():
+        with signals.block_stop_signals():
             forkserver.ensure_running()
     return context
 
@@ -238,5 +239,5 @@ def mark_failed(folder: pathlib.Path, pack: str, trials: Sequence[str], code: in
     for trial in trials:
         place = folder / "runs" / trial
         place.mkdir(parents=True, exist_ok=True)
-        records.event(place, "failed", None, why)
+        records.write_event(place, "failed", None, why)
     return why

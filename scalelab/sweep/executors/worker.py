@@ -14,15 +14,15 @@ from ml_collections import ConfigDict
 from scalelab import records, user_code
 
 POLL_S = 0.2
-STOPPED = 75
-SPENT = "spent.jsonl"
-COMPILING = "/jax/core/compile/"  # what jax calls its own durations of tracing, lowering and compiling
+STOPPED_EXIT_CODE = 75
+SPENT_FILE = "spent.jsonl"
+COMPILE_EVENTS = "/jax/core/compile/"  # what jax calls its own durations of tracing, lowering and compiling
 
 
-def live(
+def run_worker(
     folder: pathlib.Path, pipe: connection.Connection, cores: list[int], allow: Collection[str], take_over: bool
 ) -> None:
-    """Train the packs that come through the pipe, as (name, {trial: config}, `user_code.permissions`, `git.code_state`), until it closes; say True after each.
+    """Train the packs that come through the pipe, as (name, {trial: config}, `user_code.export_permissions`, `git.code_state`), until it closes; say True after each.
 
     Anything else that comes, its end too, means stop: the pack is saved and the exit code is 75. So does a signal. An
     exception ends the worker: whatever the pack had done to this process goes with it. Output goes to the pack's log.
@@ -34,11 +34,11 @@ def live(
     from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
-    clock = Clock()
+    clock = PackClock()
     with stop_on_signals() as signalled:
         while job := _next(pipe, signalled):
             pack, configs, permissions, code = job
-            user_code.permit(permissions)
+            user_code.apply_permissions(permissions)
             place = folder / "packs" / pack
             _log_to(place)
             clock.start()
@@ -52,9 +52,9 @@ def live(
                 take_over=take_over,
                 code=code,
             )
-            records.append(place / SPENT, [clock.read()])
+            records.append_json_lines(place / SPENT_FILE, [clock.read()])
             if "stopped" in verdicts.values():
-                sys.exit(STOPPED)
+                sys.exit(STOPPED_EXIT_CODE)
             with contextlib.suppress(OSError):  # nobody listens any more: `_next` ends it
                 pipe.send(True)
 
@@ -80,7 +80,7 @@ def _log_to(place: pathlib.Path) -> None:
     os.close(log)
 
 
-class Clock:
+class PackClock:
     """Seconds of this process for one pack: `wall_s`, `cpu_s`, `compile_s` (tracing, lowering, compiling; wall time).
 
     The first pack's `cpu_s` holds the process's start too, which is also its `start_s`.
@@ -93,7 +93,7 @@ class Clock:
         monitoring.register_event_duration_secs_listener(self._heard)
 
     def _heard(self, event: str, duration_secs: float, **_: Any) -> None:
-        if event.startswith(COMPILING):
+        if event.startswith(COMPILE_EVENTS):
             self.compile_s += duration_secs
 
     def start(self) -> None:

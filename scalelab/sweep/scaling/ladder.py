@@ -6,10 +6,10 @@ from scalelab import config as config_lib
 from scalelab.config import mixture_text, schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
-from scalelab.sweep.scaling.rules import Rule
+from scalelab.sweep.scaling.rules import LadderRule
 
 
-def sized(base: ConfigDict, d_model: int) -> ConfigDict:
+def resize_width(base: ConfigDict, d_model: int) -> ConfigDict:
     """`base` at another width; depth, number of heads and every other choice stay."""
     config = base.copy_and_resolve_references()
     with config.ignore_type():
@@ -18,7 +18,7 @@ def sized(base: ConfigDict, d_model: int) -> ConfigDict:
     return config_lib.resolve(config)
 
 
-def of_no_length(config: ConfigDict, who: str) -> None:
+def check_fixed_schedule(config: ConfigDict, who: str) -> None:
     """BadInput for what is planned for a batch and a length where `who` sets these by a rule of its own."""
     for what in ("batch", "seq"):
         if (start := config.schedule[f"{what}_start"]) is not None:
@@ -31,7 +31,7 @@ def of_no_length(config: ConfigDict, who: str) -> None:
             f"schedule.batch_stages={config.schedule.batch_stages!r}: {who} chooses another batch and length, for which these "
             "steps aren't meant; nearest: batch_stages="
         )
-    if later := mixture_text.mixture(config.data.mixture)[1:]:
+    if later := mixture_text.parse_mixture(config.data.mixture)[1:]:
         raise BadInput(
             f"data.mixture changes at step {later[0].step}: {who} chooses another batch and length, for which this change "
             "isn't meant; nearest: one mixture all along"
@@ -44,15 +44,15 @@ def flops_per_step(config: ConfigDict) -> float:
     return per_token * config.train.global_batch * config.model.seq_len
 
 
-def values_at(config: ConfigDict, budget_flops: float) -> dict[str, float]:
+def rule_inputs(config: ConfigDict, budget_flops: float) -> dict[str, float]:
     """What a rule goes by, of a run of this model that spends the budget: `d_model`, `N` (non-embedding), `D` (tokens)."""
     shape = config_lib.static(config).model
     tokens = budget_flops / count.flops_per_token(shape)["exact"]
-    return {"d_model": config.model.d_model, "N": count.parameters(shape)["non_embedding"], "D": tokens}
+    return {"d_model": config.model.d_model, "N": count.count_parameters(shape)["non_embedding"], "D": tokens}
 
 
-def rung(
-    base: ConfigDict, d_model: int, budget_flops: float, by: Rule, role: str = "fit", lr_factor: float = 1.0,
+def make_rung(
+    base: ConfigDict, d_model: int, budget_flops: float, by: LadderRule, role: str = "fit", lr_factor: float = 1.0,
     batch_factor: float = 1.0,
 ) -> ConfigDict:  # fmt: skip
     """The run of width `d_model` that spends `budget_flops`, its LR and batch those of the rule times the factors.
@@ -60,11 +60,11 @@ def rung(
     Another batch takes another number of steps, and its LR grows as the root of `batch_factor` (Malladi et al. 2022, on
     Adam). BadInput where the budget is less than a meaningful run, and outside the rule's range.
     """
-    of_no_length(base, f"the ladder rule {by.name!r}")
+    check_fixed_schedule(base, f"the ladder rule {by.name!r}")
     base = base.copy_and_resolve_references()
-    schedule_steps.forget(base)
-    config = sized(base, d_model)
-    values = values_at(config, budget_flops)
+    schedule_steps.forget_derived_steps(base)
+    config = resize_width(base, d_model)
+    values = rule_inputs(config, budget_flops)
     if refusal := by.refusal(**values):
         raise BadInput(refusal)
     of_rule = by.batch(values["D"], config.model.seq_len)
@@ -75,7 +75,7 @@ def rung(
             f"{budget_flops:.3g} FLOPs are only {steps} steps at d_model={d_model}: take a smaller size or a larger budget"
         )
     peak_lr = lr_factor * (batch / of_rule) ** 0.5 * by.peak_lr(**values, steps=steps_of_rule)
-    schedule_steps.forget(config)
+    schedule_steps.forget_derived_steps(config)
     config.eval.batches = max(1, round(config.eval.batches * config.train.global_batch / batch))  # of as many tokens
     config.train.global_batch = batch
     config.train.steps = steps

@@ -14,12 +14,12 @@ from scalelab import config as config_lib
 from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.model import count
-from scalelab.model.resize import resized, width_unit
-from scalelab.sweep.best import Best, best
-from scalelab.sweep.scaling.ladder import flops_per_step, of_no_length
+from scalelab.model.resize import resize_config, width_unit
+from scalelab.sweep.best import BestLr, find_best_lr
+from scalelab.sweep.scaling.ladder import check_fixed_schedule, flops_per_step
 
 LEAST_STEPS = 100  # a shorter run is mostly warm-up; below, the twin takes smaller batches
-OCTAVES = range(-3, 4)  # around the recipe's own learning rate
+LR_OCTAVES = range(-3, 4)  # around the recipe's own learning rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Proxy:
     def lines(self) -> list[str]:
         """What was chosen, for people."""
         twin, target = self.twin, self.target
-        sizes = [count.parameters(config_lib.static(c).model)["total"] for c in (twin, target)]
+        sizes = [count.count_parameters(config_lib.static(c).model)["total"] for c in (twin, target)]
         tokens = [c.train.steps * schedule_steps.tokens_per_step(c) for c in (twin, target)]
         p = target.parametrization
         bases = f"base_width {p.base_width}" + f", base_layers {p.base_layers}" * (p.name == "completep")
@@ -53,14 +53,14 @@ class Proxy:
         ]
 
 
-def plan(recipe: ConfigDict, budget_flops: float, runs: int) -> Proxy:
+def plan_proxy(recipe: ConfigDict, budget_flops: float, runs: int) -> Proxy:
     """The widest twin whose `runs` runs cost at most `budget_flops` (exact, training; validation is not counted).
 
     d_head stays, heads and d_ff follow the width. Under completep depth follows the width too, under mup it stays, and
     either keeps its bases; a standard recipe becomes a completep one with the twin as its base. BadInput where not even
     the narrowest twin fits.
     """
-    of_no_length(recipe, "a twin")
+    check_fixed_schedule(recipe, "a twin")
     unit = width_unit(recipe)
     widths = range(unit, recipe.model.d_model, unit)
     if not widths:
@@ -100,19 +100,19 @@ def _twin(recipe: ConfigDict, width: int) -> ConfigDict:
     depth = recipe.model.n_layers
     if recipe.parametrization.name != "mup":
         depth = max(1, round(depth * width / recipe.model.d_model))
-    twin = resized(recipe, width, depth)
-    small, large = (count.parameters(config_lib.static(config).model)["total"] for config in (twin, recipe))
+    twin = resize_config(recipe, width, depth)
+    small, large = (count.count_parameters(config_lib.static(config).model)["total"] for config in (twin, recipe))
     tokens = recipe.train.steps * schedule_steps.tokens_per_step(recipe) * small / large
     batch = recipe.train.global_batch
     while tokens < LEAST_STEPS * batch * recipe.model.seq_len and batch % 2 == 0:
         batch //= 2
     steps = max(LEAST_STEPS, round(tokens / (batch * recipe.model.seq_len)))
     twin.train.update(global_batch=batch, accumulate=min(recipe.train.accumulate, batch))
-    shorten(twin, recipe, steps)
+    shorten_twin(twin, recipe, steps)
     return twin
 
 
-def shorten(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
+def shorten_twin(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
     """Give `twin` so many steps, the recipe's shares of them for what is said in steps, and an evaluation at its end."""
     twin.train.steps = steps
     for what in ("warmup", "decay"):
@@ -124,7 +124,7 @@ def shorten(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
     twin.log.every_steps = max(1, steps // 100)
 
 
-def trials(proxy: Proxy, lrs: Sequence[float], seeds: Sequence[int]) -> dict[str, ConfigDict]:
+def proxy_trials(proxy: Proxy, lrs: Sequence[float], seeds: Sequence[int]) -> dict[str, ConfigDict]:
     """{name: config} of the twin at every learning rate (the twin's) and seed: one pack."""
     found = {}
     for lr in lrs:
@@ -135,14 +135,14 @@ def trials(proxy: Proxy, lrs: Sequence[float], seeds: Sequence[int]) -> dict[str
     return found
 
 
-def fill(
+def fill_target(
     proxy: Proxy, rows: Sequence[dict[str, Any]], lrs: Sequence[float], seeds: Sequence[int]
-) -> tuple[ConfigDict, Best]:
+) -> tuple[ConfigDict, BestLr]:
     """(the target with the best learning rate filled in, the best in the twin's log2 LR). rows: as `sweep.status.rows`."""
     by_name = {row["name"]: row for row in rows}
     names = [[f"peak_lr={lr:.4g}-seed={seed}" for lr in lrs] for seed in seeds]
     losses = [[by_name[n]["val_loss"] if by_name[n]["status"] == "done" else np.nan for n in row] for row in names]
-    found = best(np.log2(lrs), np.array(losses, float))
+    found = find_best_lr(np.log2(lrs), np.array(losses, float))
     target = proxy.target.copy_and_resolve_references()
     target.optim.peak_lr = float(f"{2**found.log2_lr * proxy.lr_factor:.4g}")
     return config_lib.resolve(target), found

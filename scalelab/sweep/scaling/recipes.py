@@ -12,13 +12,13 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab.config import optimizer_defaults
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
-WATCH = dict.fromkeys(
+WATCH_COMMENTS = dict.fromkeys(
     ("train.steps_per_dispatch", "eval.every_steps", "eval.batches", "checkpoint.every_steps", "checkpoint.keep_every"),
     "how a long run is watched: ours",
 )
-SIZES = ("model.d_model", "model.n_layers", "model.n_heads")  # what a preset of configs/base.py is called with
+SIZE_KEYS = ("model.d_model", "model.n_layers", "model.n_heads")  # what a preset of configs/base.py is called with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Recipe:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class RecipeChoice:
     """One value that is not the default's, and the comment on the line that sets it ("" where there is none)."""
 
     key: str
@@ -43,37 +43,43 @@ class Choice:
     why: str
 
 
-def folder() -> pathlib.Path:
+def recipes_folder() -> pathlib.Path:
     """Where the recipes are."""
     import configs.recipes  # here and not above: it is configuration, not part of the library
 
     return pathlib.Path(configs.recipes.__file__).parent
 
 
-def names() -> list[str]:
+def list_recipes() -> list[str]:
     """All recipes."""
-    return sorted(path.stem for path in folder().glob("*.py") if path.stem != "__init__")
+    return sorted(path.stem for path in recipes_folder().glob("*.py") if path.stem != "__init__")
 
 
 @functools.cache
-def find(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe:
     """The recipe of this name; BadInput, with the nearest, where there is none."""
-    if name not in names():
-        raise BadInput(f"no recipe {name!r}{nearest(name, names())}")
-    path = folder() / f"{name}.py"
-    module = config_lib.load_module(path)
+    if name not in list_recipes():
+        raise BadInput(f"no recipe {name!r}{nearest_hint(name, list_recipes())}")
+    path = recipes_folder() / f"{name}.py"
+    module = config_lib.load_config_module(path)
     summary = (module.__doc__ or name).splitlines()[0]
     published = getattr(module, "PUBLISHED", {})
-    return Recipe(name, path, summary, config_lib.load(path), published, config_lib.not_reproduced(path))
+    return Recipe(name, path, summary, config_lib.load(path), published, config_lib.list_not_reproduced(path))
 
 
-def choices(recipe: Recipe) -> list[Choice]:
+def list_choices(recipe: Recipe) -> list[RecipeChoice]:
     """What the file sets otherwise than `configs/base.py` and its optimizer's own values; what is derived isn't listed."""
-    default, found = config_lib.leaves(config_lib.default_tree()), config_lib.leaves(config_lib.read(recipe.path))
-    default |= {f"optim.{key}": value for key, (value, _) in optimizer_defaults.own(recipe.config.optim.name).items()}
-    why = WATCH | _comments(recipe.path)
+    default, found = (
+        config_lib.leaves(config_lib.default_tree()),
+        config_lib.leaves(config_lib.read_config_file(recipe.path)),
+    )
+    default |= {
+        f"optim.{key}": value
+        for key, (value, _) in optimizer_defaults.default_optim_values(recipe.config.optim.name).items()
+    }
+    why = WATCH_COMMENTS | _comments(recipe.path)
     return [
-        Choice(key, value, default[key], why.get(key, why["preset"] if key.startswith("model.") else ""))
+        RecipeChoice(key, value, default[key], why.get(key, why["preset"] if key.startswith("model.") else ""))
         for key, value in found.items()
         if value is not None and value != default[key]
     ]
@@ -94,7 +100,7 @@ def _comments(path: pathlib.Path) -> dict[str, str]:
             found[key.removeprefix("config.")] = comment
             if key == "config.model":
                 called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
-                found |= dict.fromkeys(SIZES, comment) | {"preset": _preset(called)}
+                found |= dict.fromkeys(SIZE_KEYS, comment) | {"preset": _preset(called)}
     return found
 
 

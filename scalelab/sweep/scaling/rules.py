@@ -14,16 +14,16 @@ from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import records
-from scalelab.errors import BadInput, nearest
-from scalelab.sweep.best import Best, best
+from scalelab.errors import BadInput, nearest_hint
+from scalelab.sweep.best import BestLr, find_best_lr
 
-FITTED = "fitted:"  # before a folder of LR checks
+FITTED_PREFIX = "fitted:"  # before a folder of LR checks
 LEAST_LRS = 3  # of a cell of LR checks: fewer can't bracket an optimum
-WORDS = {"N": "N (non-embedding)", "D": "D (tokens)"}
+INPUT_LABELS = {"N": "N (non-embedding)", "D": "D (tokens)"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class LadderRule:
     """How hyperparameters follow from size and length.
 
     peak LR = `lr` x the product of (value / reference)^exponent over `powers` {value: (reference, exponent)}, values being
@@ -64,8 +64,8 @@ class Rule:
             if not low <= values[key] <= high:
                 near = low if values[key] < low else high
                 return (
-                    f"the ladder rule {self.name!r} was measured for {WORDS.get(key, key)} {low:g} to {high:g}, not "
-                    f"{values[key]:.4g}; nearest: {near:g}, or another rule: {others(self.name)}"
+                    f"the ladder rule {self.name!r} was measured for {INPUT_LABELS.get(key, key)} {low:g} to {high:g}, not "
+                    f"{values[key]:.4g}; nearest: {near:g}, or another rule: {other_rules(self.name)}"
                 )
         return ""
 
@@ -76,16 +76,18 @@ class Rule:
         if self.batch_tokens:
             batch = f"{self.batch_tokens[0]:g} x D^{self.batch_tokens[1]:g} tokens"
         beta2 = "" if self.beta2 is None else f"beta2 {self.beta2:g}, "
-        ranges = ", ".join(f"{WORDS.get(key, key)} {low:g} to {high:g}" for key, (low, high) in self.ranges.items())
+        ranges = ", ".join(
+            f"{INPUT_LABELS.get(key, key)} {low:g} to {high:g}" for key, (low, high) in self.ranges.items()
+        )
         return (
             f"{self.name}: peak LR {self.lr:.4g}{powers}, warm-up {self.warmup_share:.0%} of the steps (at least "
             f"{self.warmup_least}), {beta2}batch {batch}; for {ranges or 'any size'}; source: {self.source}"
         )
 
 
-def small_bytes(base: ConfigDict) -> Rule:
+def small_bytes_rule(base: ConfigDict) -> LadderRule:
     """Of the quickstart's family."""
-    return Rule(
+    return LadderRule(
         name="small-bytes",
         source="30 runs on split 0, seed 0 of configs/quickstart.py: best of five LRs at six (d_model 16 to 80, 1.25e11 "
         "and 5e11 FLOPs), smoothed by eye in steps and width; frozen before the confirming studies. Half the batch is better by "
@@ -99,10 +101,10 @@ def small_bytes(base: ConfigDict) -> Rule:
     )
 
 
-def mup(base: ConfigDict) -> Rule:
+def mup_rule(base: ConfigDict) -> LadderRule:
     """The base config's own LR at any width: muTransfer. Its batch too; the length's influence is left out."""
     config = config_lib.resolve(base)
-    return Rule(
+    return LadderRule(
         name="mup",
         source="Yang et al. 2022, section 6: under muP the best LR of a narrow model is that of a wide one; the LR is "
         "optim.peak_lr of the config, which should be the best at its base_width and at lengths like the study's",
@@ -115,9 +117,9 @@ def mup(base: ConfigDict) -> Rule:
     )
 
 
-def step_law(base: ConfigDict) -> Rule:
+def step_law_rule(base: ConfigDict) -> LadderRule:
     """LR and batch from N and D by the fit of Li et al. to 3,700 models."""
-    return Rule(
+    return LadderRule(
         name="step_law",
         source="Li et al. 2025 (arXiv 2503.04715): LR 1.79 N^-0.713 D^0.307, batch 0.58 D^0.571 tokens; their dense models "
         "(step-law.github.io) have N 214,663,680 to 1,073,741,824 and D 4e9 to 1e11",
@@ -131,53 +133,59 @@ def step_law(base: ConfigDict) -> Rule:
     )
 
 
-RULES: dict[str, Callable[[ConfigDict], Rule]] = {"small-bytes": small_bytes, "mup": mup, "step_law": step_law}
+RULES: dict[str, Callable[[ConfigDict], LadderRule]] = {
+    "small-bytes": small_bytes_rule,
+    "mup": mup_rule,
+    "step_law": step_law_rule,
+}
 
 
-def others(name: str) -> str:
+def other_rules(name: str) -> str:
     """The names of all rules but one."""
-    return ", ".join([*(other for other in RULES if other != name), f"{FITTED}DIR (fitted to LR checks of your own)"])
+    return ", ".join(
+        [*(other for other in RULES if other != name), f"{FITTED_PREFIX}DIR (fitted to LR checks of your own)"]
+    )
 
 
-def find_rule(name: str, base: ConfigDict) -> Rule:
+def find_rule(name: str, base: ConfigDict) -> LadderRule:
     """The rule of this name for the family of `base`; `fitted:DIR` is fitted to the runs in DIR.
 
     BadInput for an unknown name, and where the family isn't what the rule was measured with.
     """
-    if name.startswith(FITTED):
-        rule = fit_rule(pathlib.Path(name.removeprefix(FITTED)).expanduser())
+    if name.startswith(FITTED_PREFIX):
+        rule = fit_rule(pathlib.Path(name.removeprefix(FITTED_PREFIX)).expanduser())
     elif name in RULES:
         rule = RULES[name](base)
     else:
-        raise BadInput(f"no ladder rule {name!r}{nearest(name, [*RULES, FITTED])}")
+        raise BadInput(f"no ladder rule {name!r}{nearest_hint(name, [*RULES, FITTED_PREFIX])}")
     leaves = config_lib.leaves(config_lib.resolve(base))
     for key, allowed in rule.needs.items():
         if leaves[key] not in allowed:
             raise BadInput(
                 f"the ladder rule {rule.name!r} was measured with {key}={' or '.join(allowed)}, not {leaves[key]!r}; "
-                f"nearest: --config.{key}={allowed[0]}, or another rule: {others(rule.name)}"
+                f"nearest: --config.{key}={allowed[0]}, or another rule: {other_rules(rule.name)}"
             )
     return rule
 
 
-ALIKE = ("optim.name", "parametrization.name", "train.global_batch", "optim.beta2", "model.n_layers", "model.vocab_size",
+SHARED_KEYS = ("optim.name", "parametrization.name", "train.global_batch", "optim.beta2", "model.n_layers", "model.vocab_size",
          "model.seq_len", "schedule.name", "data.source")  # fmt: skip
 
 
-def fit_rule(folder: pathlib.Path) -> Rule:
+def fit_rule(folder: pathlib.Path) -> LadderRule:
     """LR = c steps^a d_model^b by least squares in logs, through the best LR of every cell (d_model, steps) of LR checks.
 
     The folder holds runs of a sweep over `optim.peak_lr`, `model.d_model` and `train.steps` (and seeds). BadInput where they
     differ in more, where widths or lengths are fewer than two, and where a cell's best LR is at its edge.
     """
     runs = [
-        (records.flat(records.read_json(at / "config.json")), records.read_record(at))
+        (records.flatten_keys(records.read_json(at / "config.json")), records.read_record(at))
         for at in records.run_folders(folder)
     ]
     if not runs:
         raise BadInput(f"{_option(folder)}: no runs in that folder; `scalelab sweep` makes some (configs/lr_checks.py)")
     first = runs[0][0]
-    for key in ALIKE:
+    for key in SHARED_KEYS:
         if len(values := {str(config[key]) for config, _ in runs}) > 1:
             raise BadInput(
                 f"{_option(folder)}: its runs differ in {key} ({', '.join(sorted(values))}); use one of them"
@@ -194,7 +202,7 @@ def fit_rule(folder: pathlib.Path) -> Rule:
     design = np.array([[1.0, math.log2(n / middle[0]), math.log2(d / middle[1])] for d, n in cells])
     (at, by_steps, by_width), *_ = np.linalg.lstsq(design, log2_lrs)
     scatter = float(np.sqrt(np.mean((design @ [at, by_steps, by_width] - log2_lrs) ** 2)))
-    return Rule(
+    return LadderRule(
         name="fitted",
         source=f"best LRs of {len(cells)} cells (d_model {_span(widths)}, {_span(lengths)} steps) of {len(runs)} runs in {folder}, "
         f"by least squares; rms left over {scatter:.2g} octaves",
@@ -208,7 +216,7 @@ def fit_rule(folder: pathlib.Path) -> Rule:
     )
 
 
-def _best_lr(folder: pathlib.Path, cell: tuple[int, int], runs: Sequence[tuple[dict, dict]]) -> Best:
+def _best_lr(folder: pathlib.Path, cell: tuple[int, int], runs: Sequence[tuple[dict, dict]]) -> BestLr:
     """The best LR of the runs of one (d_model, steps), from the LRs that all its seeds have."""
     losses: dict[int, dict[float, float]] = {}
     for config, record in runs:
@@ -219,7 +227,7 @@ def _best_lr(folder: pathlib.Path, cell: tuple[int, int], runs: Sequence[tuple[d
     where = f"{_option(folder)}: d_model={cell[0]}, {cell[1]} steps"
     if len(lrs) < LEAST_LRS:
         raise BadInput(f"{where}: finished runs at {len(lrs)} learning rates; an optimum needs {LEAST_LRS} or more")
-    chosen = best(np.log2(lrs), np.array([[losses[seed][lr] for lr in lrs] for seed in losses]))
+    chosen = find_best_lr(np.log2(lrs), np.array([[losses[seed][lr] for lr in lrs] for seed in losses]))
     if not chosen.interior:
         raise BadInput(
             f"{where}: the best LR {2**chosen.log2_lr:.4g} is the edge of those tried ({lrs[0]:.4g} to {lrs[-1]:.4g}); "
@@ -229,7 +237,7 @@ def _best_lr(folder: pathlib.Path, cell: tuple[int, int], runs: Sequence[tuple[d
 
 
 def _option(folder: pathlib.Path) -> str:
-    return f"--rule={FITTED}{folder}"
+    return f"--rule={FITTED_PREFIX}{folder}"
 
 
 def _span(values: Collection[int]) -> str:

@@ -7,15 +7,15 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import batch_ramp
 from scalelab.errors import BadInput
-from scalelab.optim.registry import find
-from scalelab.sweep.scaling.proxy import shorten
+from scalelab.optim.registry import find_optimizer
+from scalelab.sweep.scaling.proxy import shorten_twin
 
 VOCAB, SEQ_LEN, SEQUENCES = 256, 128, 16  # bytes; tokens; of a batch
-MOST_LR = 1e-2  # what tiny models of Adam's kind bear
+LARGEST_LR = 1e-2  # what tiny models of Adam's kind bear
 LEAST_D_MODEL = 16
 
 
-def shrunk(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> ConfigDict:
+def shrink_recipe(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> ConfigDict:
     """A resolved config at `d_model` and `steps`, two layers or one cycle of unlike ones, on bytes.
 
     Kept are the recipe's choices and the ratios that make them: queries a key head up to 4, d_ff and attention's width over
@@ -32,12 +32,12 @@ def shrunk(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> ConfigDic
     with twin.unlocked(), twin.ignore_type():
         twin.model.update(_model(recipe.model, d_model))
         twin.parametrization.base_d_head = None
-        if find(recipe.optim.name).like == "adam":
+        if find_optimizer(recipe.optim.name).like == "adam":
             twin.optim.peak_lr = min(
-                max(MOST_LR, recipe.optim.peak_lr), recipe.optim.peak_lr * recipe.model.d_model / d_model
+                max(LARGEST_LR, recipe.optim.peak_lr), recipe.optim.peak_lr * recipe.model.d_model / d_model
             )
         _batch(twin, recipe, steps)
-        shorten(twin, recipe, steps)
+        shorten_twin(twin, recipe, steps)
     return config_lib.resolve(twin)
 
 
@@ -66,7 +66,9 @@ def _batch(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
     tokens = scale * twin.model.seq_len / recipe.model.seq_len * steps / recipe.train.steps
     twin.train.update(global_batch=SEQUENCES, accumulate=SEQUENCES if old.batch_stages or old.batch_start else 1)
     if old.batch_stages:
-        schedule.batch_stages = _stages(batch_ramp.stages(old.batch_stages), scale, steps / recipe.train.steps)
+        schedule.batch_stages = _stages(
+            batch_ramp.parse_batch_stages(old.batch_stages), scale, steps / recipe.train.steps
+        )
     if old.batch_start:
         schedule.batch_start = min(SEQUENCES - 1, max(1, round(old.batch_start * scale)))
         schedule.batch_warmup_tokens = max(1, round(old.batch_warmup_tokens * tokens))

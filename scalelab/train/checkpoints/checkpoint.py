@@ -23,18 +23,18 @@ from jax.sharding import SingleDeviceSharding
 
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import WAITS_S, is_transient, retry
-from scalelab.parallel.processes import from_first
+from scalelab.jsonfiles import RETRY_WAITS_S, is_transient, retry_transient
+from scalelab.parallel.processes import broadcast_from_first
 from scalelab.train.checkpoints import health, manifest
 from scalelab.train.checkpoints import logs as log_lengths
-from scalelab.train.checkpoints.leaves import describe, refuse_other_tree
-from scalelab.train.checkpoints.manifest import Damaged
+from scalelab.train.checkpoints.leaves import check_same_leaves, describe_leaves
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax narrates every save; its errors reach us as exceptions
 
 Facts = Mapping[str, Any]
-Accept = Callable[[int, dict[str, Any]], None]
-Like = (
+AcceptFacts = Callable[[int, dict[str, Any]], None]
+TargetStates = (
     Mapping[str, Any] | Callable[[dict[str, Any]], Mapping[str, Any]]
 )  # arrays to restore, or how they follow from a manifest
 
@@ -44,7 +44,7 @@ class SaveFailed(WorkFailed):
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
+class LoadedStep:
     """An intact step: its states and facts by trial, and `tried`: newer steps passed over, with why."""
 
     step: int
@@ -85,9 +85,9 @@ class Checkpoints:
         """
         self.wait()
         self._start(step, states)
-        for wait in WAITS_S if last else ():
+        for wait in RETRY_WAITS_S if last else ():
             self._join()
-            if not from_first(self._failed_in_passing):
+            if not broadcast_from_first(self._failed_in_passing):
                 return
             time.sleep(wait)
             self._start(step, states)
@@ -95,11 +95,17 @@ class Checkpoints:
     def _start(self, step: int, states: Mapping[str, Any]) -> None:
         begun, draft = time.perf_counter(), self.folder / f"{step}.tmp"
         self.failure = None
-        arguments = (step, draft, describe(states), health.look(states), log_lengths.log_sizes(self.logs))
+        arguments = (
+            step,
+            draft,
+            describe_leaves(states),
+            health.inspect_states(states),
+            log_lengths.log_sizes(self.logs),
+        )
         commit = threading.Thread(target=self._commit, args=arguments, name="commit")
-        for wait in (*WAITS_S, None) if jax.process_count() == 1 else (None,):
+        for wait in (*RETRY_WAITS_S, None) if jax.process_count() == 1 else (None,):
             try:
-                from_first(lambda: self._make_room(step, draft))
+                broadcast_from_first(lambda: self._make_room(step, draft))
                 self.orbax.save(draft / "state", args=ocp.args.PyTreeSave(dict(states)))
                 break
             except Exception as error:
@@ -113,14 +119,14 @@ class Checkpoints:
 
     def _make_room(self, step: int, draft: pathlib.Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in manifest.leftovers(self.folder):
-            manifest.remove(leftover)
+        for leftover in manifest.list_leftovers(self.folder):
+            manifest.remove_path(leftover)
         if os.path.lexists(stray := self.folder / str(step)):
             aside = manifest.set_aside(stray, "stray")
             self.warn(
                 f"{stray} stood where step {step} is to be saved and is not one of its run: renamed to {aside.name}"
             )
-        retry(draft.mkdir)
+        retry_transient(draft.mkdir)
 
     def _commit(
         self, step: int, draft: pathlib.Path, tree: dict[str, str], looks: Any, sizes: Mapping[pathlib.Path, int]
@@ -134,17 +140,17 @@ class Checkpoints:
                 begun = time.perf_counter()
                 facts = {
                     "time": time.time(),
-                    "health": health.verdicts(looks),
-                    "logs": log_lengths.prefixes(self.folder, sizes),
+                    "health": health.health_verdicts(looks),
+                    "logs": log_lengths.hash_log_prefixes(self.folder, sizes),
                 }
-                manifest.write(draft, step, tree, self.facts, **facts)
+                manifest.write_manifest(draft, step, tree, self.facts, **facts)
                 for log in self.logs:
-                    records.sync(log)
-                manifest.rename(draft, self.folder / str(step))
+                    records.sync_to_disk(log)
+                manifest.rename_with_retry(draft, self.folder / str(step))
                 manifest.fsync(self.folder)
                 self.lost = False
                 self.shares["hash"] = time.perf_counter() - begun
-                manifest.retain(self.folder, self.keep_last, self.keep_every)
+                manifest.prune_steps(self.folder, self.keep_last, self.keep_every)
         except BaseException as error:  # whatever it is, the thread that saves next has to hear of it
             self.failure = (step, error)
 
@@ -152,7 +158,7 @@ class Checkpoints:
         """Wait until the save under way, if there is one, is committed. Raises SaveFailed."""
         if self.commit is not None:
             self._join()
-            from_first(self._forgive_or_raise)
+            broadcast_from_first(self._forgive_or_raise)
 
     def _join(self) -> None:
         if self.commit:
@@ -184,67 +190,67 @@ class Checkpoints:
 
     def _last_good(self) -> str:
         try:
-            good = [s for s in self.steps() if not manifest.problems(self.folder / str(s), contents=False)]
+            good = [s for s in self.steps() if not manifest.find_step_problems(self.folder / str(s), contents=False)]
         except OSError as error:  # what the save failed of may keep it from being looked up, too
             return f"which one is the last good one can't be seen now ({error.strerror})"
         return f"the last good one is step {good[-1]}" if good else "there is no good one yet"
 
     def steps(self) -> list[int]:
         """The steps saved, in order, whether or not they are intact."""
-        return manifest.steps(self.folder)
+        return manifest.list_steps(self.folder)
 
     def latest(self) -> int | None:
         """The last step saved, whether or not it is intact."""
         return max(self.steps(), default=None)
 
     def load(
-        self, like: Like | None, accept: Accept = lambda step, facts: None, fallback: bool = False,
+        self, like: TargetStates | None, accept: AcceptFacts = lambda step, facts: None, fallback: bool = False,
         at: int | None = None,
-    ) -> Loaded | None:  # fmt: skip
+    ) -> LoadedStep | None:  # fmt: skip
         """The last step, or step `at`, checked to the last bit; None where nothing was saved. `like` as in `restore`.
 
         `accept(step, facts)` may refuse it by raising. A damaged step is refused, naming the file (Damaged); with
         `fallback` it is renamed to N.damaged instead, and the one before is looked at. Without `like` it is checked only.
         """
         tried: dict[int, str] = {}
-        wanted = [at] if at is not None else from_first(self.steps)[::-1]
+        wanted = [at] if at is not None else broadcast_from_first(self.steps)[::-1]
         for step in wanted:
             states, facts, wrong = self._load(step, like, accept)
             if not wrong:
-                from_first(lambda: [manifest.set_aside(self.folder / str(damaged)).name for damaged in tried])
-                return Loaded(step, states, facts, list(tried.values()))
+                broadcast_from_first(lambda: [manifest.set_aside(self.folder / str(damaged)).name for damaged in tried])
+                return LoadedStep(step, states, facts, list(tried.values()))
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             tried[step] = f"step {step}: {wrong[0]}{more}"
             if not fallback and len(wanted) > 1:
-                raise Damaged(f"{tried[step]}; --fallback resumes from the last intact step before it")
+                raise DamagedCheckpoint(f"{tried[step]}; --fallback resumes from the last intact step before it")
         if tried:
-            raise Damaged(f"no intact checkpoint in {self.folder}: {'; '.join(tried.values())}")
+            raise DamagedCheckpoint(f"no intact checkpoint in {self.folder}: {'; '.join(tried.values())}")
         return None
 
-    def _load(self, step: int, like: Like | None, accept: Accept) -> tuple[Any, dict, list[str]]:
+    def _load(self, step: int, like: TargetStates | None, accept: AcceptFacts) -> tuple[Any, dict, list[str]]:
         """(states, facts, what is wrong): the arrays are read while the bytes are hashed, and dropped if those are wrong."""
         place, states, failure = self.folder / str(step), None, None
 
         def admit() -> tuple[dict, list[str]]:
-            wrong = manifest.problems(place, contents=False)
-            facts = {} if wrong else manifest.read(place)["facts"]
+            wrong = manifest.find_step_problems(place, contents=False)
+            facts = {} if wrong else manifest.read_manifest(place)["facts"]
             if not wrong:
                 accept(step, facts)
             return facts, wrong
 
-        facts, wrong = from_first(admit)
+        facts, wrong = broadcast_from_first(admit)
         if wrong:
             return None, facts, wrong
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            check = pool.submit(manifest.problems, place) if jax.process_index() == 0 else None
+            check = pool.submit(manifest.find_step_problems, place) if jax.process_index() == 0 else None
             try:
-                wanted = like(manifest.read(place)) if callable(like) else like
+                wanted = like(manifest.read_manifest(place)) if callable(like) else like
                 states = None if wanted is None else self.restore(step, wanted)
             except BadInput:
                 raise
             except Exception as error:  # damaged data may read as anything; which file it is, the hashes say
                 failure = error
-            wrong = from_first(lambda: check.result() if check else None)
+            wrong = broadcast_from_first(lambda: check.result() if check else None)
         if failure and not wrong:
             raise failure
         return states, facts, wrong
@@ -256,9 +262,9 @@ class Checkpoints:
         saved on, others onto the first device. Names, shapes and dtypes must be those saved: BadInput with the
         differences. It is `load` that checks the bytes.
         """
-        saved = manifest.read(self.folder / str(step))["tree"]
-        refuse_other_tree(f"{self.folder / str(step)}", saved, like)
-        wanted = jax.tree.map(_placed, dict(like))
+        saved = manifest.read_manifest(self.folder / str(step))["tree"]
+        check_same_leaves(f"{self.folder / str(step)}", saved, like)
+        wanted = jax.tree.map(_sharded_struct, dict(like))
         arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
         restore = ocp.args.PyTreeRestore(item=wanted, restore_args=arguments, partial_restore=True)
         return self.orbax.restore(self.folder / str(step) / "state", args=restore)
@@ -267,7 +273,7 @@ class Checkpoints:
         """Wait for the save under way; a failed one raises SaveFailed here at the latest."""
         try:
             self._join()
-            from_first(self._raise_failure)
+            broadcast_from_first(self._raise_failure)
         except WorkFailed:
             self._abandon()
             raise
@@ -289,6 +295,6 @@ class Checkpoints:
             self._abandon()
 
 
-def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+def _sharded_struct(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None) or SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding)

@@ -9,28 +9,31 @@ import jax.numpy as jnp
 from scalelab.train.checkpoints.manifest import HEALTHY
 
 
-def look(states: Mapping[str, Any]) -> dict[str, tuple[jax.Array, Any]]:
+def inspect_states(states: Mapping[str, Any]) -> dict[str, tuple[jax.Array, Any]]:
     """`{trial: (all parameters and moments are finite, batches skipped in a row)}`, dispatched and not waited for.
 
     The arrays are new ones: a step may be given the states' buffers at once.
     """
-    return {name: _look(state) for name, state in states.items()}
+    return {name: _inspect_state(state) for name, state in states.items()}
 
 
 @jax.jit
-def _look(state: Any) -> tuple[jax.Array, jax.Array]:
+def _inspect_state(state: Any) -> tuple[jax.Array, jax.Array]:
     parts = (state.params, state.opt_state) if hasattr(state, "opt_state") else state
     floats = [x for x in jax.tree.leaves(parts) if jnp.issubdtype(x.dtype, jnp.floating)]
     finite = [jnp.all(jnp.isfinite(x)) for x in floats]
     return jnp.all(jnp.stack(finite)) if finite else jnp.bool_(True), jnp.int32(getattr(state, "streak", 0))
 
 
-def verdicts(looks: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
-    """`{trial: "healthy" or "suspect: why"}`; waits for `look`."""
-    return {name: _verdict(bool(finite), int(streak)) for name, (finite, streak) in jax.device_get(dict(looks)).items()}
+def health_verdicts(looks: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
+    """`{trial: "healthy" or "suspect: why"}`; waits for `inspect_states`."""
+    return {
+        name: _health_verdict(bool(finite), int(streak))
+        for name, (finite, streak) in jax.device_get(dict(looks)).items()
+    }
 
 
-def _verdict(finite: bool, streak: int) -> str:
+def _health_verdict(finite: bool, streak: int) -> str:
     if not finite:
         return "suspect: parameters or moments are not finite"
     return f"suspect: the last {streak} batches were skipped" if streak else HEALTHY

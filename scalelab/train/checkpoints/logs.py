@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalelab.jsonfiles import retry
+from scalelab.jsonfiles import retry_transient
 
 
 def log_sizes(logs: Sequence[pathlib.Path]) -> dict[pathlib.Path, int]:
@@ -15,11 +15,11 @@ def log_sizes(logs: Sequence[pathlib.Path]) -> dict[pathlib.Path, int]:
     return {log: log.stat().st_size for log in logs if log.exists()}
 
 
-def prefixes(folder: pathlib.Path, sizes: Mapping[pathlib.Path, int]) -> dict[str, dict[str, Any]]:
+def hash_log_prefixes(folder: pathlib.Path, sizes: Mapping[pathlib.Path, int]) -> dict[str, dict[str, Any]]:
     """`{log relative to the checkpoints folder: {"bytes", "sha256"}}` of what each held at its size in `sizes`."""
     found = {}
     for log, size in sizes.items():
-        sha = retry(functools.partial(_sha256, log, size))
+        sha = retry_transient(functools.partial(_sha256, log, size))
         found[os.path.relpath(log.absolute(), folder)] = {"bytes": size, "sha256": sha}
     return found
 
@@ -33,7 +33,7 @@ def _sha256(path: pathlib.Path, size: int) -> str:
     return sha.hexdigest()
 
 
-def lost_logs(folder: pathlib.Path, content: Mapping[str, Any]) -> list[tuple[pathlib.Path, str]]:
+def find_lost_logs(folder: pathlib.Path, content: Mapping[str, Any]) -> list[tuple[pathlib.Path, str]]:
     """(log, what became of it) of the logs that a step in `folder`, with the manifest `content`, relies on; [] where all is there.
 
     A log whose run folder is gone, as where checkpoints were copied elsewhere alone, is passed over.

@@ -18,27 +18,27 @@ import shutil
 from typing import Any
 
 from scalelab.errors import BadInput, WorkFailed
-from scalelab.jsonfiles import fsync, retry
+from scalelab.jsonfiles import fsync, retry_transient
 from scalelab.records import read_record
 
-FORMAT = 1
+MANIFEST_FORMAT = 1
 HEALTHY = "healthy"
-NAME = "manifest.json"
+MANIFEST_NAME = "manifest.json"
 # What shows that a numbered folder was meant as a checkpoint: ours, and those written before there were manifests.
-SIGNS = (NAME, "state", "default", "_CHECKPOINT_METADATA")
+STEP_MARKERS = (MANIFEST_NAME, "state", "default", "_CHECKPOINT_METADATA")
 
 
-class Damaged(WorkFailed):
+class DamagedCheckpoint(WorkFailed):
     """A checkpoint is not what was saved; the message names the file."""
 
 
-def steps(folder: pathlib.Path) -> list[int]:
+def list_steps(folder: pathlib.Path) -> list[int]:
     """The steps saved in a checkpoints folder, in order, damaged ones included; by name, never by date."""
     found = [path for path in _entries(folder) if _is_step(path)]
     return sorted(int(path.name) for path in found)
 
 
-def strays(folder: pathlib.Path) -> list[str]:
+def list_strays(folder: pathlib.Path) -> list[str]:
     """Names in a checkpoints folder that are neither steps, nor drafts, nor steps set aside."""
     return sorted(path.name for path in _entries(folder) if not _is_step(path) and not _is_leftover(path))
 
@@ -52,22 +52,26 @@ def _is_leftover(path: pathlib.Path, kinds: tuple[str, ...] = (".tmp", ".damaged
 
 
 def _is_step(path: pathlib.Path) -> bool:
-    return path.name.isdecimal() and path.name == str(int(path.name)) and any(os.path.lexists(path / s) for s in SIGNS)
+    return (
+        path.name.isdecimal()
+        and path.name == str(int(path.name))
+        and any(os.path.lexists(path / s) for s in STEP_MARKERS)
+    )
 
 
-def leftovers(folder: pathlib.Path) -> list[pathlib.Path]:
+def list_leftovers(folder: pathlib.Path) -> list[pathlib.Path]:
     """Drafts of saves that were cut short and steps half deleted."""
     return [path for path in _entries(folder) if _is_leftover(path, (".tmp",))]
 
 
-def files_in(step_folder: pathlib.Path) -> list[str]:
+def list_step_files(step_folder: pathlib.Path) -> list[str]:
     """Every file of a step but the manifest, relative to its folder, sorted."""
     found = []
     for place, folders, names in os.walk(step_folder):
         # A link to a folder is listed as a file: it is not followed, and no manifest ever names one.
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         found += [os.path.relpath(os.path.join(place, name), step_folder) for name in names + links]
-    return sorted(name.replace(os.sep, "/") for name in found if name != NAME)
+    return sorted(name.replace(os.sep, "/") for name in found if name != MANIFEST_NAME)
 
 
 def hash_files(step_folder: pathlib.Path, names: list[str], sync: bool = False) -> dict[str, dict[str, Any]]:
@@ -85,7 +89,7 @@ def hash_files(step_folder: pathlib.Path, names: list[str], sync: bool = False) 
                 return {"bytes": file.tell(), "sha256": sha}
 
         try:
-            return retry(digest)
+            return retry_transient(digest)
         except OSError as error:
             if sync:
                 raise
@@ -95,16 +99,18 @@ def hash_files(step_folder: pathlib.Path, names: list[str], sync: bool = False) 
         return dict(zip(names, pool.map(one, names), strict=True))
 
 
-def write(draft: pathlib.Path, step: int, tree: dict[str, str], facts: dict[str, Any], **more: Any) -> dict[str, Any]:
+def write_manifest(
+    draft: pathlib.Path, step: int, tree: dict[str, str], facts: dict[str, Any], **more: Any
+) -> dict[str, Any]:
     """Hash what stands in `draft` and write its manifest, all of it on disk when this returns. Returns the manifest.
 
     `tree`: every leaf's name -> "dtype[shape]"; `facts`: trial -> what it was trained under.
     """
     content = {
-        "format": FORMAT,
+        "format": MANIFEST_FORMAT,
         "step": step,
         **more,
-        "files": hash_files(draft, files_in(draft), sync=True),
+        "files": hash_files(draft, list_step_files(draft), sync=True),
         "tree": tree,
         "tree_sha256": _sha256(tree),
         "facts": facts,
@@ -113,12 +119,12 @@ def write(draft: pathlib.Path, step: int, tree: dict[str, str], facts: dict[str,
     content["sha256"] = _sha256(content)
 
     def put() -> None:
-        with open(draft / NAME, "w") as file:
+        with open(draft / MANIFEST_NAME, "w") as file:
             file.write(_canonical(content))
             file.flush()
             os.fsync(file.fileno())
 
-    retry(put)
+    retry_transient(put)
     for place, _, _ in os.walk(draft):
         fsync(place)
     return content
@@ -132,36 +138,38 @@ def _sha256(content: Any) -> str:
     return hashlib.sha256(_canonical(content).encode()).hexdigest()
 
 
-def read(step_folder: pathlib.Path) -> dict[str, Any]:
+def read_manifest(step_folder: pathlib.Path) -> dict[str, Any]:
     """The manifest of a step, if it is what was written to the last bit. Raises Damaged."""
-    path = step_folder / NAME
+    path = step_folder / MANIFEST_NAME
     try:
-        text = retry(path.read_bytes).decode()
+        text = retry_transient(path.read_bytes).decode()
         content = json.loads(text)
         claimed = content["sha256"]
         body = {key: value for key, value in content.items() if key != "sha256"}
     except FileNotFoundError:
-        raise Damaged(f"{path} is missing: lost, or saved by a scalelab before there were manifests") from None
+        raise DamagedCheckpoint(
+            f"{path} is missing: lost, or saved by a scalelab before there were manifests"
+        ) from None
     except OSError as error:
-        raise Damaged(f"{path} can't be read: {error.strerror}") from None
+        raise DamagedCheckpoint(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Damaged(f"{path} is damaged: not a manifest") from None
+        raise DamagedCheckpoint(f"{path} is damaged: not a manifest") from None
     if claimed != _sha256(body) or text != _canonical(content):  # the text too: a flip in blanks changes no value
-        raise Damaged(f"{path} is damaged: its content is not what its own hash says")
-    if body["format"] != FORMAT:
-        raise Damaged(
-            f"{path} has format {body['format']}, this scalelab reads {FORMAT}: use the version that wrote it"
+        raise DamagedCheckpoint(f"{path} is damaged: its content is not what its own hash says")
+    if body["format"] != MANIFEST_FORMAT:
+        raise DamagedCheckpoint(
+            f"{path} has format {body['format']}, this scalelab reads {MANIFEST_FORMAT}: use the version that wrote it"
         )
     return content
 
 
-def problems(step_folder: pathlib.Path, contents: bool = True) -> list[str]:
+def find_step_problems(step_folder: pathlib.Path, contents: bool = True) -> list[str]:
     """What contradicts a step's manifest, a line a file ([]: intact). `contents=False`: sizes only, no byte is read."""
     try:
-        manifest = read(step_folder)
-    except Damaged as error:
+        manifest = read_manifest(step_folder)
+    except DamagedCheckpoint as error:
         return [str(error)]
-    said, there = manifest["files"], set(files_in(step_folder))
+    said, there = manifest["files"], set(list_step_files(step_folder))
     lines = [f"{step_folder / name} is missing" for name in said if name not in there]
     lines += [f"{step_folder / name} is not in the manifest" for name in sorted(there - set(said))]
     if str(manifest["step"]) != step_folder.name.split(".")[0]:
@@ -190,27 +198,27 @@ def _size(path: pathlib.Path) -> int | None:
         return None
 
 
-def retain(folder: pathlib.Path, keep_last: int, keep_every: int) -> list[int]:
+def prune_steps(folder: pathlib.Path, keep_last: int, keep_every: int) -> list[int]:
     """Delete old steps: all but the newest `keep_last`, multiples of `keep_every` and each trial's newest healthy one.
 
     Only steps that look intact count and only they are deleted: were damaged ones counted among the newest, the last
     good one could be deleted for their sake. Returns what was deleted.
     """
-    sound = [step for step in steps(folder) if not problems(folder / str(step), contents=False)]
+    sound = [step for step in list_steps(folder) if not find_step_problems(folder / str(step), contents=False)]
     newest = sound[-keep_last:]
     rest = [step for step in sound if step not in newest and not (keep_every and step % keep_every == 0)]
     surplus = sorted(set(rest) - (_newest_healthy(folder, sound) if rest else set()))
     for step in surplus:
         draft = folder / f"{step}.tmp"
-        rename(folder / str(step), draft)  # gone in one stroke: a crash in between leaves no half of a step
-        remove(draft)
+        rename_with_retry(folder / str(step), draft)  # gone in one stroke: a crash in between leaves no half of a step
+        remove_path(draft)
     return surplus
 
 
 def _newest_healthy(folder: pathlib.Path, sound: list[int]) -> set[int]:
     newest: dict[str, int] = {}
     for step in sound:
-        content = read(folder / str(step))
+        content = read_manifest(folder / str(step))
         health = content.get("health") or dict.fromkeys(content["facts"], HEALTHY)  # older ones don't say
         newest |= {trial: step for trial, verdict in health.items() if verdict == HEALTHY}
     return set(newest.values())
@@ -219,26 +227,26 @@ def _newest_healthy(folder: pathlib.Path, sound: list[int]) -> set[int]:
 def set_aside(path: pathlib.Path, suffix: str = "damaged") -> pathlib.Path:
     """Rename what has a step's number, so that this is free again; it stays for whoever wants to look."""
     goal = path.with_name(f"{path.name}.{suffix}")
-    remove(goal)
-    rename(path, goal)
+    remove_path(goal)
+    rename_with_retry(path, goal)
     fsync(path.parent)
     return goal
 
 
-def rename(old: pathlib.Path, new: pathlib.Path) -> None:
+def rename_with_retry(old: pathlib.Path, new: pathlib.Path) -> None:
     """Rename, again after a passing error: which may have come after it was done."""
-    retry(lambda: old.rename(new) if os.path.lexists(old) or not os.path.lexists(new) else new)
+    retry_transient(lambda: old.rename(new) if os.path.lexists(old) or not os.path.lexists(new) else new)
 
 
-def remove(path: pathlib.Path) -> None:
+def remove_path(path: pathlib.Path) -> None:
     """Remove a folder with all in it, a file, or a link and not what it leads to; nothing where it is absent."""
     if path.is_symlink() or path.is_file():
-        retry(path.unlink)
+        retry_transient(path.unlink)
     elif os.path.lexists(path):
-        retry(lambda: shutil.rmtree(path))
+        retry_transient(lambda: shutil.rmtree(path))
 
 
-def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+def list_checkpoint_places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
     """(checkpoints folder, name in it) of a run: its own, its pack's where it has one, and those of the packs before it.
 
     The record names a new pack before that has a checkpoint: killed in between, the run is only in the former one's.
@@ -248,25 +256,25 @@ def places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
     return [(folder / "checkpoints", "run"), *((folder / place, trial) for place, trial in packs.items())]
 
 
-def name_former(pack: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+def add_former_packs(pack: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """`pack` of a run's record, with the packs that its trial was in earlier; `before` is what its record says until now."""
     places = {before["checkpoints"]: before["trial"]} | before.get("former", {})
     former = {place: trial for place, trial in places.items() if place != pack["checkpoints"]}
     return pack | {"former": former} if former else pack
 
 
-def saved(folder: pathlib.Path) -> dict[int, tuple[pathlib.Path, str]]:
+def find_saved_steps(folder: pathlib.Path) -> dict[int, tuple[pathlib.Path, str]]:
     """`{step: (checkpoints folder, the run's name in it)}` for every step of a run that is kept."""
-    return {step: (place, name) for place, name in places(folder)[::-1] for step in steps(place)}
+    return {step: (place, name) for place, name in list_checkpoint_places(folder)[::-1] for step in list_steps(place)}
 
 
-def checkpoint_folders(folder: pathlib.Path) -> list[pathlib.Path]:
+def find_checkpoint_folders(folder: pathlib.Path) -> list[pathlib.Path]:
     """Every checkpoints folder of a run, pack, sweep or study, or the folder itself. BadInput where there is none."""
     candidates = [folder / "checkpoints", *folder.glob("packs/*/checkpoints"), *folder.glob("runs/*/checkpoints")]
     if pack := read_record(folder).get("pack"):
         candidates.append(folder / pack["checkpoints"])
     found = [path.resolve() if ".." in path.parts else path for path in candidates if path.is_dir()]
-    if not found and folder.is_dir() and (folder.name == "checkpoints" or steps(folder)):
+    if not found and folder.is_dir() and (folder.name == "checkpoints" or list_steps(folder)):
         found = [folder]
     if not found:
         what = "no such folder" if not folder.exists() else "no checkpoints/ in it, in its packs/* or in its runs/*"

@@ -17,48 +17,48 @@ from ml_collections import ConfigDict
 
 from scalelab import records
 from scalelab.errors import WorkFailed
-from scalelab.hardware.chips import accelerated
+from scalelab.hardware.chips import expects_accelerator
 
-AUTOTUNED = "autotuned.textproto"
+AUTOTUNE_FILE = "autotuned.textproto"
 GPU = "gpu"
-ORDERED = {"cpu", "tpu"}  # backends whose sums follow from program and machine alone; they need no flags
-MOVED = "moved"  # the kind of event that notes another mesh, machine or version under a run
+ORDERED_BACKENDS = {"cpu", "tpu"}  # backends whose sums follow from program and machine alone; they need no flags
+MOVED_EVENT = "moved"  # the kind of event that notes another mesh, machine or version under a run
 
 
-def flags(folder: pathlib.Path) -> list[str]:
+def deterministic_xla_flags(folder: pathlib.Path) -> list[str]:
     """What XLA has to be told, once a process, so that a GPU gives the same bits again: flags for XLA_FLAGS.
 
     Kernels that add in no fixed order are left out, and which of the others is fastest is measured once a run: the choice
     is kept in `folder` and read from there on a resume. (`--xla_gpu_deterministic_ops` would not measure at all.)
     Processes of one job share the choice, so they may share the file.
     """
-    kept = folder.absolute() / AUTOTUNED
+    kept = folder.absolute() / AUTOTUNE_FILE
     wanted = ["--xla_gpu_exclude_nondeterministic_ops=true", f'--xla_gpu_dump_autotune_results_to="{kept}"']
     if kept.exists():  # XLA takes a missing file for an error
         wanted.append(f'--xla_gpu_load_autotune_results_from="{kept}"')
     return wanted
 
 
-def arrange(config: ConfigDict, folder: pathlib.Path) -> None:
-    """Set `flags` where `train.deterministic` asks for it and there may be a GPU; jax must not have been started.
+def set_deterministic_flags(config: ConfigDict, folder: pathlib.Path) -> None:
+    """Set `deterministic_xla_flags` where `train.deterministic` asks for it and there may be a GPU; jax must not have been started.
 
     WorkFailed where it was, on a GPU, under other flags: they are read once a process.
     """
     if not config.train.deterministic:
         return
-    given, wanted = os.environ.get("XLA_FLAGS", ""), flags(folder)
+    given, wanted = os.environ.get("XLA_FLAGS", ""), deterministic_xla_flags(folder)
     if backends_are_initialized():
         if jax.default_backend() == GPU and not all(flag in given for flag in wanted[:2]):
             raise WorkFailed(
                 "train.deterministic=true, but jax has already started on the GPU without the flags it needs: start the "
                 f"run in a process of its own (scalelab train), or this one with XLA_FLAGS='{' '.join(wanted)}'"
             )
-    elif accelerated():
+    elif expects_accelerator():
         folder.mkdir(parents=True, exist_ok=True)
         os.environ["XLA_FLAGS"] = " ".join([given, *wanted]).strip()
 
 
-def place(mesh: str, deterministic: bool) -> dict[str, Any]:
+def hardware_facts(mesh: str, deterministic: bool) -> dict[str, Any]:
     """What the order of a run's sums depends on besides its program: kept with every checkpoint."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     device = jax.devices()[0]
@@ -66,26 +66,30 @@ def place(mesh: str, deterministic: bool) -> dict[str, Any]:
     return {"mesh": mesh, "device": device.device_kind} | own.get(device.platform, {})
 
 
-def moves(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """What differs between two `place`s, as text; "" where nothing does, or where the old one is not known."""
+def describe_hardware_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """What differs between two `hardware_facts`s, as text; "" where nothing does, or where the old one is not known."""
     return ", ".join(f"{key} {old[key]} -> {value}" for key, value in new.items() if key in old and old[key] != value)
 
 
-def guarantee(deterministic: bool, platform: str, devices: int, folder: pathlib.Path) -> dict[str, str]:
+def determinism_note(deterministic: bool, platform: str, devices: int, folder: pathlib.Path) -> dict[str, str]:
     """`{"guarantee", "why"}` for the record of the run in `folder`, `devices` being those of its mesh."""
-    moved = [event["text"] for event in records.read_events(folder) if event["kind"] == MOVED]
+    moved = [event["text"] for event in records.read_events(folder) if event["kind"] == MOVED_EVENT]
     if moved:
-        return _because("statistical", f"the run went on elsewhere: {'; '.join(moved)}; its roundings changed there")
+        return _guarantee_entry(
+            "statistical", f"the run went on elsewhere: {'; '.join(moved)}; its roundings changed there"
+        )
     if platform == GPU and not deterministic:
-        return _because("statistical", "GPU kernels are chosen by timing and may add in any order: train.deterministic")
-    if platform not in ORDERED | {GPU}:
-        return _because("statistical", f"nothing is known of how {platform} adds")
-    kept = f"kernels are chosen once and kept in {AUTOTUNED}; it goes with the run" if platform == GPU else ""
+        return _guarantee_entry(
+            "statistical", "GPU kernels are chosen by timing and may add in any order: train.deterministic"
+        )
+    if platform not in ORDERED_BACKENDS | {GPU}:
+        return _guarantee_entry("statistical", f"nothing is known of how {platform} adds")
+    kept = f"kernels are chosen once and kept in {AUTOTUNE_FILE}; it goes with the run" if platform == GPU else ""
     kept = kept or "sums are ordered by program and machine" + (", its number of cores too" * (platform == "cpu"))
     if devices > 1:
-        return _because("same mesh", f"{kept}; another mesh adds in another order")
-    return _because("bit-exact", kept)
+        return _guarantee_entry("same mesh", f"{kept}; another mesh adds in another order")
+    return _guarantee_entry("bit-exact", kept)
 
 
-def _because(name: str, why: str) -> dict[str, str]:
+def _guarantee_entry(name: str, why: str) -> dict[str, str]:
     return {"guarantee": name, "why": why}

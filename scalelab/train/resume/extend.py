@@ -12,30 +12,30 @@ from ml_collections import ConfigDict
 
 from scalelab.config import Layout, Static, schedule_steps, static, traced_names
 from scalelab.errors import BadInput
-from scalelab.jaxprs import used
+from scalelab.jaxprs import live_equations
 from scalelab.optim import schedules
-from scalelab.optim.registry import find
+from scalelab.optim.registry import find_optimizer
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import compatibility
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.step import updates
+from scalelab.train.step.step import compute_updates
 
-STEPS = "train.steps"  # what --allow-change names to go on nevertheless
+STEPS_KEY = "train.steps"  # what --allow-change names to go on nevertheless
 
 
-def planned(facts: Mapping[str, Any]) -> ConfigDict:
+def planned_config(facts: Mapping[str, Any]) -> ConfigDict:
     """The resolved config that a checkpoint was saved under."""
-    config = compatibility.config_of(facts)
+    config = compatibility.config_from_facts(facts)
     if config.schedule.decay_steps is None:  # saved before decays were kept in steps
-        schedule_steps.resolve(config)
+        schedule_steps.resolve_schedule_steps(config)
     return config
 
 
 def keep_warmup(facts: Mapping[str, Any], config: ConfigDict) -> str:
     """Give `config` the warm-up of its past where its own follows from another `train.steps`; returns what to say of it."""
-    old = planned(facts)
+    old = planned_config(facts)
     derived = config.copy_and_resolve_references()
-    schedule_steps.forget(derived)
+    schedule_steps.forget_derived_steps(derived)
     warmup, own = old.schedule.warmup_steps, config.schedule.warmup_steps
     if warmup == own or derived.schedule.warmup_steps is not None:
         return ""
@@ -47,34 +47,36 @@ def keep_warmup(facts: Mapping[str, Any], config: ConfigDict) -> str:
     )
 
 
-def refuse(
+def check_extension(
     folder: pathlib.Path, step: int, facts: Mapping[str, Any], config: ConfigDict, allow: Collection[str]
 ) -> None:
     """BadInput where another `train.steps` would have given the steps before `step` another LR, momentum or decay.
 
     With a cosine it always does; constant and wsd (before its decay) go on to the bits of a run planned so.
     """
-    old = planned(facts)
-    if old.train.steps == config.train.steps or STEPS in allow:
+    old = planned_config(facts)
+    if old.train.steps == config.train.steps or STEPS_KEY in allow:
         return
     new = old.copy_and_resolve_references()
     with new.unlocked(), new.ignore_type():
         new.train.steps = config.train.steps
         new.schedule.warmup_steps, new.schedule.decay_steps = config.schedule.warmup_steps, config.schedule.decay_steps
     at = f"{folder} is at step {step} of {old.train.steps}; with train.steps={new.train.steps}"
-    if not (found := first_difference(old, new, step)):
-        if step and (found := of_optimizer(old, new)):
+    if not (found := first_schedule_difference(old, new, step)):
+        if step and (found := optimizer_steps_difference(old, new)):
             raise BadInput(
                 f"{at} {found}: begin anew in another --workdir, there on these weights with --init-from={folder}, or jump with "
-                f"--allow-change={STEPS}"
+                f"--allow-change={STEPS_KEY}"
             )
         return
-    raise BadInput(f"{at} {found}: {_way_out(folder, old, new)}, or jump to the new curve with --allow-change={STEPS}")
+    raise BadInput(
+        f"{at} {found}: {_way_out(folder, old, new)}, or jump to the new curve with --allow-change={STEPS_KEY}"
+    )
 
 
-def first_difference(old: ConfigDict, new: ConfigDict, step: int) -> str:
+def first_schedule_difference(old: ConfigDict, new: ConfigDict, step: int) -> str:
     """Where the schedules of two configs part before `step`, as text; "" where they are the same to the last bit."""
-    curves = [schedules.curves(config, np.arange(step)) for config in (old, new)]
+    curves = [schedules.schedule_curves(config, np.arange(step)) for config in (old, new)]
     apart = {key: np.flatnonzero(curves[0][key] != curves[1][key]) for key in curves[0]}
     if not any(len(where) for where in apart.values()):
         return ""
@@ -84,7 +86,7 @@ def first_difference(old: ConfigDict, new: ConfigDict, step: int) -> str:
     return f"the {key} of its step {at} would have been {would:.6g}, and was {was:.6g}"
 
 
-def of_optimizer(old: ConfigDict, new: ConfigDict) -> str:
+def optimizer_steps_difference(old: ConfigDict, new: ConfigDict) -> str:
     """Why an optimizer's steps follow from `train.steps` (AdEMAMix's alpha and beta3 do), where that differs; "" if they don't.
 
     Read off the jaxpr of its update, so that a user's own is known too.
@@ -96,16 +98,16 @@ def of_optimizer(old: ConfigDict, new: ConfigDict) -> str:
 
 def _reads_steps(of: Static) -> bool:
     """Of one device; what its LR is doesn't count."""
-    state, scalar = state_lib.shapes(of), jax.ShapeDtypeStruct((), jnp.float32)
+    state, scalar = state_lib.state_shapes(of), jax.ShapeDtypeStruct((), jnp.float32)
     h = dict.fromkeys(traced_names(of.optim), scalar)
     estimate = (state.params, jax.ShapeDtypeStruct((), bool))
-    extra = {"curvature": estimate} if find(of.optim.name).curvature else {}
+    extra = {"curvature": estimate} if find_optimizer(of.optim.name).curvature else {}
 
     def update(steps: jax.Array, h: Any, lr: jax.Array, state: Any, extra: Any) -> Any:
-        return updates(of, state.params, state.opt_state, state.params, h | {"steps": steps}, lr, **extra)
+        return compute_updates(of, state.params, state.opt_state, state.params, h | {"steps": steps}, lr, **extra)
 
     traced = jax.make_jaxpr(update)(scalar, h, scalar, state, extra).jaxpr
-    return any(v is traced.invars[0] for equation in used(traced) for v in equation.invars)
+    return any(v is traced.invars[0] for equation in live_equations(traced) for v in equation.invars)
 
 
 def decay_start(config: ConfigDict) -> int:
@@ -116,11 +118,11 @@ def decay_start(config: ConfigDict) -> int:
 def _way_out(folder: pathlib.Path, old: ConfigDict, new: ConfigDict) -> str:
     name, start = old.schedule.name, decay_start(old)
     if name == "wsd":
-        known = sorted(step for step in manifest.saved(folder) if step <= start)
+        known = sorted(step for step in manifest.find_saved_steps(folder) if step <= start)
         from_where = f"{folder}@{known[-1]}" if known else f"RUN@STEP (here no step up to {start} is kept)"
         return (
             f"its decay began at step {start}; go on from before it with "
-            f"`scalelab train --branch-from={from_where} --config.{STEPS}={new.train.steps} --workdir=NEW`"
+            f"`scalelab train --branch-from={from_where} --config.{STEPS_KEY}={new.train.steps} --workdir=NEW`"
         )
     return (
         f"{name!r} is planned for its end. Train a constant or wsd run, which goes on, and take decays of any length from it with "
@@ -129,14 +131,14 @@ def _way_out(folder: pathlib.Path, old: ConfigDict, new: ConfigDict) -> str:
     )
 
 
-def furthest(folder: pathlib.Path) -> tuple[int, dict[str, Any]] | None:
+def last_checkpoint_facts(folder: pathlib.Path) -> tuple[int, dict[str, Any]] | None:
     """(step, facts) of a run's last checkpoint; None where there is none, or where it is damaged: loading it will say so."""
-    saved = manifest.saved(folder)
+    saved = manifest.find_saved_steps(folder)
     if not saved:
         return None
     step = max(saved)
     place, name = saved[step]
     try:
-        return step, manifest.read(place / str(step))["facts"][name]
-    except (manifest.Damaged, KeyError):
+        return step, manifest.read_manifest(place / str(step))["facts"][name]
+    except (manifest.DamagedCheckpoint, KeyError):
         return None

@@ -11,38 +11,40 @@ from ml_collections import ConfigDict
 
 from scalelab.config import Optim, Static, hparams, static
 from scalelab.errors import BadInput
-from scalelab.optim.registry import find
+from scalelab.optim.registry import find_optimizer
 from scalelab.parallel import mesh
 from scalelab.precision.policy import POLICIES
-from scalelab.train.checkpoints.checkpoint import Checkpoints, Loaded, describe
+from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep, describe_leaves
 from scalelab.train.resume import compatibility
 from scalelab.train.step import program, state
 from scalelab.train.step.state import TrainState
 
-OPTIMIZER_STEPS = ("params", "opt_state")  # what an optimizer moves: only together are they its own
+OPTIMIZER_FIELDS = ("params", "opt_state")  # what an optimizer moves: only together are they its own
 
 
-def handed_on(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:
+def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: str, wanted: Static) -> Any:
     """The parameters that the run `name` of a checked step hands on, as `wanted` has them on its mesh and in its format.
 
     Of an optimizer that evaluates another point than it trains, that point: its state is then read too. BadInput where the
     model's shapes are others.
     """
-    layout = mesh.resolved(wanted.layout, jax.device_count())
-    config = compatibility.config_of(checked.facts[name])
+    layout = mesh.resolve_layout(wanted.layout, jax.device_count())
+    config = compatibility.config_from_facts(checked.facts[name])
     form, kept_form = (POLICIES[precision].parameters for precision in (wanted.precision, config.precision.name))
-    (like,) = program.like(_without_optimizer(dataclasses.replace(wanted, precision=config.precision.name)), 1, "turn")
+    (like,) = program.restore_targets(
+        _without_optimizer(dataclasses.replace(wanted, precision=config.precision.name)), 1, "turn"
+    )
     if not _evaluates_another_point(checked.facts[name], config):
         params = checkpoints.restore(checked.step, {name: {"params": like.params}})[name]["params"]
-        return params if form == kept_form else state.stored(state.wide(params, kept_form), form)
+        return params if form == kept_form else state.cast_for_storage(state.upcast(params, kept_form), form)
     saved = dataclasses.replace(static(config), layout=layout)
-    (kept,) = program.like(saved, 1, "turn")
+    (kept,) = program.restore_targets(saved, 1, "turn")
     parts = {"params": like.params, "opt_state": kept.opt_state}
     both = checkpoints.restore(checked.step, {name: parts})[name]
     h: Any = hparams(config)
-    of = jax.jit(lambda both: state.evaluated(saved, kept._replace(**both), h))
-    with jax.set_mesh(mesh.make(layout)) if layout.devices > 1 else contextlib.nullcontext():
-        return state.stored(of(both), form)
+    of = jax.jit(lambda both: state.evaluation_params(saved, kept._replace(**both), h))
+    with jax.set_mesh(mesh.make_mesh(layout)) if layout.devices > 1 else contextlib.nullcontext():
+        return state.cast_for_storage(of(both), form)
 
 
 def _without_optimizer(wanted: Static) -> Static:
@@ -53,24 +55,26 @@ def _without_optimizer(wanted: Static) -> Static:
 def _evaluates_another_point(facts: Mapping[str, Any], config: ConfigDict) -> bool:
     """Whether the run's optimizer evaluates another point than it trains; its code is asked only where no file says so."""
     noted = facts.get("evaluates_another_point")
-    return noted if isinstance(noted, bool) else find(config.optim.name).evaluated is not None
+    return noted if isinstance(noted, bool) else find_optimizer(config.optim.name).evaluated is not None
 
 
-def averaged(checkpoints: Checkpoints, checked: Loaded, name: str, wanted: Static) -> Any:
+def load_ema_params(checkpoints: Checkpoints, checked: LoadedStep, name: str, wanted: Static) -> Any:
     """The mean that a run keeps of its weights (`ema.Ema`), of a checked step. BadInput before the first step that counts."""
-    (like,) = program.like(_without_optimizer(wanted), 1, "turn")
+    (like,) = program.restore_targets(_without_optimizer(wanted), 1, "turn")
     kept = checkpoints.restore(checked.step, {name: {"ema": like.ema}})[name]["ema"]
     if not kept.steps:
         raise BadInput(f"{checkpoints.folder / str(checked.step)}: no step was averaged yet, as none was taken")
     return kept.mean
 
 
-def parts(manifest: Mapping[str, Any], name: str, like: TrainState, config: ConfigDict) -> TrainState | dict[str, Any]:
+def select_restorable_fields(
+    manifest: Mapping[str, Any], name: str, like: TrainState, config: ConfigDict
+) -> TrainState | dict[str, Any]:
     """What of the trial `name` in a checkpoint goes on in a program whose state is `like`: all of it, or some fields.
 
-    Fields whose arrays are others begin anew, and weights go on alone under another optimizer: `completed` adds the rest.
+    Fields whose arrays are others begin anew, and weights go on alone under another optimizer: `complete_state` adds the rest.
     """
-    wanted = describe({name: like})
+    wanted = describe_leaves({name: like})
 
     def saved_alike(field: str) -> bool:
         place = f"{name}.{field}"
@@ -80,8 +84,10 @@ def parts(manifest: Mapping[str, Any], name: str, like: TrainState, config: Conf
         return pair[0] == pair[1]
 
     alike = {field for field in TrainState._fields if saved_alike(field)}
-    if manifest["facts"][name]["config"]["optim"]["name"] != config.optim.name or not alike.issuperset(OPTIMIZER_STEPS):
-        alike -= {*OPTIMIZER_STEPS}
+    if manifest["facts"][name]["config"]["optim"]["name"] != config.optim.name or not alike.issuperset(
+        OPTIMIZER_FIELDS
+    ):
+        alike -= {*OPTIMIZER_FIELDS}
     if len(alike) == len(TrainState._fields):
         return like
     return {
@@ -91,29 +97,29 @@ def parts(manifest: Mapping[str, Any], name: str, like: TrainState, config: Conf
     }
 
 
-def completed(
-    checkpoints: Checkpoints, checked: Loaded, name: str, kept: Mapping[str, Any], wanted: Static, h: Any
+def complete_state(
+    checkpoints: Checkpoints, checked: LoadedStep, name: str, kept: Mapping[str, Any], wanted: Static, h: Any
 ) -> tuple[TrainState, list[str]]:
     """(a whole state of the program `wanted` out of the fields `kept` of a checked step, the fields that began anew).
 
     BadInput where the model's shapes are others.
     """
-    wanted = dataclasses.replace(wanted, layout=mesh.resolved(wanted.layout, jax.device_count()))
-    params = kept["params"] if "params" in kept else handed_on(checkpoints, checked, name, wanted)
-    begun = _begun(wanted, h, params)._replace(**{"params": params, **kept})
+    wanted = dataclasses.replace(wanted, layout=mesh.resolve_layout(wanted.layout, jax.device_count()))
+    params = kept["params"] if "params" in kept else load_evaluation_params(checkpoints, checked, name, wanted)
+    begun = _placed_initial_state(wanted, h, params)._replace(**{"params": params, **kept})
     fresh = [
         field for field in begun._fields if field not in ("params", *kept) and jax.tree.leaves(getattr(begun, field))
     ]
     return begun, fresh
 
 
-def _begun(wanted: Static, h: Any, params: Any) -> TrainState:
+def _placed_initial_state(wanted: Static, h: Any, params: Any) -> TrainState:
     """The state of step 0 on these parameters, as `wanted` has them, each array where its program wants it."""
     form = POLICIES[wanted.precision].parameters
-    begin = lambda params: state.begun(wanted, h, state.wide(params, form))  # noqa: E731
+    begin = lambda params: state.state_from_params(wanted, h, state.upcast(params, form))  # noqa: E731
     if wanted.layout.devices == 1:
         return jax.jit(begin)(params)
-    explicit, specs = mesh.make(wanted.layout), state.specs(wanted)
+    explicit, specs = mesh.make_mesh(wanted.layout), state.state_specs(wanted)
     auto = Mesh(explicit.devices, explicit.axis_names)  # as fresh states are drawn: by the compiler's own partitioning
     place = lambda on, tree: jax.tree.map(lambda spec: NamedSharding(on, spec), tree)  # noqa: E731
     fresh = jax.jit(begin, out_shardings=place(auto, specs))(jax.device_put(params, place(auto, specs.params)))

@@ -10,25 +10,25 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab.config import mixture_text
-from scalelab.identity import identifies
+from scalelab.identity import is_identity_key
 from scalelab.train.resume import compatibility, extend
 
-Entries = dict[
+ChangeEntries = dict[
     str, dict[str, Any]
 ]  # by a number: step, changes {key: "before -> after"}, fresh (what began anew, or "")
-HARMLESS = ("eval.every_steps",)  # identifying, but neither a step nor a loss that is measured depends on it
+HARMLESS_KEYS = ("eval.every_steps",)  # identifying, but neither a step nor a loss that is measured depends on it
 
 
-def entries(
+def merge_change_entries(
     step: int, saved: Mapping[str, Any], new: Mapping[str, Any], config: ConfigDict, fresh: Collection[str]
-) -> Entries:
+) -> ChangeEntries:
     """What is known of a run's past and what changes now, where it goes on at `step` from facts `saved` under facts `new`."""
     former = dict(saved.get("mixed", {}))
-    changed = {key: pair for key, pair in compatibility.differences(saved, new).items() if _counts(key)}
+    changed = {key: pair for key, pair in compatibility.diff_facts(saved, new).items() if _changes_result(key)}
     planned = {key for key in changed if _is_plan(key)}
     if planned and _same_past(step, saved, config):
         changed = {key: pair for key, pair in changed.items() if key not in planned}
-    if "data.mixture" in changed and mixture_text.same_before(*changed["data.mixture"], step):
+    if "data.mixture" in changed and mixture_text.same_mixture_before(*changed["data.mixture"], step):
         del changed["data.mixture"]
     if not changed:
         return former
@@ -36,20 +36,20 @@ def entries(
     return former | {str(len(former) + 1): {"step": step, "changes": described, "fresh": ", ".join(fresh)}}
 
 
-def _counts(key: str) -> bool:
-    return identifies(key) and key not in compatibility.FREE and key not in HARMLESS
+def _changes_result(key: str) -> bool:
+    return is_identity_key(key) and key not in compatibility.FREE_KEYS and key not in HARMLESS_KEYS
 
 
 def _is_plan(key: str) -> bool:
     """Whether it acts through the schedules' curves alone: what they say of steps to come may be planned anew."""
-    return key == extend.STEPS or (key.startswith("schedule.") and not key.startswith("schedule.batch_"))
+    return key == extend.STEPS_KEY or (key.startswith("schedule.") and not key.startswith("schedule.batch_"))
 
 
 def _same_past(step: int, saved: Mapping[str, Any], config: ConfigDict) -> bool:
     """Whether the schedules of now would have given the steps before `step` what they had."""
-    old = extend.planned(saved)
+    old = extend.planned_config(saved)
     new = old.copy_and_resolve_references()
     with new.unlocked(), new.ignore_type():
         new.schedule.update(config.schedule)
         new.train.steps = config.train.steps
-    return not extend.first_difference(old, new, step) and not extend.of_optimizer(old, new)
+    return not extend.first_schedule_difference(old, new, step) and not extend.optimizer_steps_difference(old, new)

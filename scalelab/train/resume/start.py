@@ -13,31 +13,31 @@ from scalelab.config import hparams, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.parallel import mesh, rules
-from scalelab.parallel.processes import from_first, is_first
+from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.train.checkpoints import logs, manifest
-from scalelab.train.checkpoints.checkpoint import Checkpoints, Loaded
-from scalelab.train.checkpoints.manifest import HEALTHY, places, saved, strays
+from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
+from scalelab.train.checkpoints.manifest import HEALTHY, find_saved_steps, list_checkpoint_places, list_strays
 from scalelab.train.resume import compatibility, determinism, extend, handover, mixed
-from scalelab.train.run.loop import Progress, Start
+from scalelab.train.run.loop import Progress, StartStates
 from scalelab.train.run.run import Run
 from scalelab.train.step import program, state
 
-HF = "hf:"  # before a folder in the format of Hugging Face's transformers
+HF_PREFIX = "hf:"  # before a folder in the format of Hugging Face's transformers
 Weights = tuple[Any, dict[str, Any]]  # parameters, and what is recorded of where they come from
 
 
-def furthest(folder: pathlib.Path) -> tuple[Checkpoints, str] | None:
+def find_last_checkpoint(folder: pathlib.Path) -> tuple[Checkpoints, str] | None:
     """The checkpoints that hold a run's last step, and its name in them; None where nothing was saved."""
-    found = [(Checkpoints(place), name) for place, name in places(folder)]
-    steps = from_first(lambda: [checkpoints.latest() for checkpoints, _ in found])
+    found = [(Checkpoints(place), name) for place, name in list_checkpoint_places(folder)]
+    steps = broadcast_from_first(lambda: [checkpoints.latest() for checkpoints, _ in found])
     best = max((step for step in steps if step is not None), default=None)
     return None if best is None else found[steps.index(best)]
 
 
-def resume(
+def restore_runs(
     runs: dict[str, Run], checkpoints: Checkpoints, allow: Collection[str], progress: Progress, fallback: bool,
     mode: str = "turn",
-) -> Start | None:  # fmt: skip
+) -> StartStates | None:  # fmt: skip
     """(step, states) of the runs from the last step in `checkpoints`, whose names there are the keys; None: none saved.
 
     Each array is restored straight onto the place that the program of this `mode` wants it in. BadInput where a step was saved under facts that may not change, Damaged where it is damaged and `fallback` is false.
@@ -49,26 +49,28 @@ def resume(
             if name not in facts:
                 raise BadInput(f"{checkpoints.folder / str(step)} holds no {name!r}, only {', '.join(facts)}")
             if step >= run.config.train.steps:
-                compatibility.refuse_ended(f"{checkpoints.folder / str(step)}", facts[name], run.facts)
-            compatibility.refuse(f"{checkpoints.folder / str(step)}", facts[name], run.facts, allow)
-            extend.refuse(run.folder, step, facts[name], run.config, allow)
+                compatibility.check_ended_identity(f"{checkpoints.folder / str(step)}", facts[name], run.facts)
+            compatibility.check_changes_allowed(f"{checkpoints.folder / str(step)}", facts[name], run.facts, allow)
+            extend.check_extension(run.folder, step, facts[name], run.config, allow)
 
-    for stray in strays(checkpoints.folder):
+    for stray in list_strays(checkpoints.folder):
         progress({"warning": f"ignoring {checkpoints.folder / stray}: not a checkpoint"})
     config = next(iter(runs.values())).config
-    like = dict(zip(runs, program.like(static(config), len(runs), mode), strict=True))
+    like = dict(zip(runs, program.restore_targets(static(config), len(runs), mode), strict=True))
 
     def wanted(content: dict[str, Any]) -> dict[str, Any]:
-        return {name: handover.parts(content, name, like[name], run.config) for name, run in runs.items()}
+        return {
+            name: handover.select_restorable_fields(content, name, like[name], run.config) for name, run in runs.items()
+        }
 
     found = checkpoints.load(wanted, accept, fallback)
     if found is None:
         return None
     _note_doubts(runs, checkpoints.folder / str(found.step), progress)
-    return found.step, [_resumed(run, name, checkpoints, found, progress) for name, run in runs.items()]
+    return found.step, [_restored_state(run, name, checkpoints, found, progress) for name, run in runs.items()]
 
 
-def warner(runs: Sequence[Run], progress: Progress) -> Callable[[str], None]:
+def make_warner(runs: Sequence[Run], progress: Progress) -> Callable[[str], None]:
     """A function that tells a warning to the user and to the logbooks of all `runs`."""
 
     def warn(text: str) -> None:
@@ -81,37 +83,41 @@ def warner(runs: Sequence[Run], progress: Progress) -> Callable[[str], None]:
 
 def _note_doubts(runs: dict[str, Run], place: pathlib.Path, progress: Progress) -> None:
     """Note which trials of a step were saved under suspicion, and which lost lines of their logs since then."""
-    content, lost = from_first(lambda: _doubts(place))
+    content, lost = broadcast_from_first(lambda: _doubts(place))
     for name, run in runs.items():
         texts = [text for path, text in lost if path.parent == run.folder.resolve()]
         verdict = content.get(name, HEALTHY)
         texts += [] if verdict == HEALTHY else [f"step {place.name} of {name} is {verdict}"]
         for text in texts:
-            warner([run], progress)(f"{text}; the run goes on")
+            make_warner([run], progress)(f"{text}; the run goes on")
 
 
 def _doubts(place: pathlib.Path) -> tuple[dict[str, str], list[tuple[pathlib.Path, str]]]:
-    content = manifest.read(place)
-    return content.get("health", {}), [(path.resolve(), text) for path, text in logs.lost_logs(place.parent, content)]
+    content = manifest.read_manifest(place)
+    return content.get("health", {}), [
+        (path.resolve(), text) for path, text in logs.find_lost_logs(place.parent, content)
+    ]
 
 
-def _resumed(run: Run, name: str, checkpoints: Checkpoints, found: Loaded, progress: Progress) -> state.TrainState:
+def _restored_state(
+    run: Run, name: str, checkpoints: Checkpoints, found: LoadedStep, progress: Progress
+) -> state.TrainState:
     """The run's whole state at the step found; what changed since it was saved is noted."""
     resumed, saved = found.states[name], found.facts[name]
     fresh: list[str] = []
     if not isinstance(resumed, state.TrainState):
         h = hparams(run.config)
-        resumed, fresh = handover.completed(checkpoints, found, name, resumed, static(run.config), h)
+        resumed, fresh = handover.complete_state(checkpoints, found, name, resumed, static(run.config), h)
     if found.tried:
         text = f"fell back to step {found.step}: {'; '.join(found.tried)}"
-        if is_first():  # at once: the damaged ones have been set aside, whether the run goes on or not
-            records.event(run.folder, "fallback", found.step, text)
+        if is_first_process():  # at once: the damaged ones have been set aside, whether the run goes on or not
+            records.write_event(run.folder, "fallback", found.step, text)
         progress({"warning": text})
-    note_moves(run, found.step, saved, progress)
+    note_environment_changes(run, found.step, saved, progress)
     if "tracker_id" in saved:  # and the record may have been lost
         run.record.setdefault("tracker_id", saved["tracker_id"])
-    run.changed |= compatibility.differences(saved, run.facts)
-    run.facts["mixed"] = mixed.entries(found.step, saved, run.facts, run.config, fresh)
+    run.changed |= compatibility.diff_facts(saved, run.facts)
+    run.facts["mixed"] = mixed.merge_change_entries(found.step, saved, run.facts, run.config, fresh)
     if fresh:
         what = f"step {found.step} goes on with its weights, its data and a fresh {', '.join(fresh)}"
         run.event("warning", found.step, what)
@@ -119,17 +125,17 @@ def _resumed(run: Run, name: str, checkpoints: Checkpoints, found: Loaded, progr
     return resumed
 
 
-def note_moves(run: Run, step: int, saved: dict[str, Any], progress: Progress) -> None:
+def note_environment_changes(run: Run, step: int, saved: dict[str, Any], progress: Progress) -> None:
     """Note that `step` was saved under other versions, or on another mesh or machine, where it was."""
-    if text := compatibility.version_changes(saved):
+    if text := compatibility.describe_version_changes(saved):
         run.event("warning", step, f"saved under other versions: {text}; bits may differ")
-    moved = determinism.moves(saved.get("place", {}), run.facts["place"])
+    moved = determinism.describe_hardware_change(saved.get("place", {}), run.facts["place"])
     if text := ", ".join(filter(None, [moved, text])):
-        run.event(determinism.MOVED, step, text)
+        run.event(determinism.MOVED_EVENT, step, text)
         progress({"warning": f"step {step} was saved elsewhere: {text}; the values are the same, later roundings not"})
 
 
-def initial(config: ConfigDict) -> Weights | None:
+def load_initial_weights(config: ConfigDict) -> Weights | None:
     """Parameters and origin that `train.init_from` names; None: they are drawn.
 
     BadInput where there is no such step or its shapes are others; Damaged where the step is.
@@ -137,25 +143,25 @@ def initial(config: ConfigDict) -> Weights | None:
     source = config.train.init_from
     if not source:
         return None
-    if source.startswith(HF):
-        return _foreign(config)
-    rules.check(static(config), mesh.resolved(static(config).layout, jax.device_count()))
-    folder, step, checkpoints, name = locate(source, "train.init_from=")
+    if source.startswith(HF_PREFIX):
+        return _load_foreign_weights(config)
+    rules.check_layout(static(config), mesh.resolve_layout(static(config).layout, jax.device_count()))
+    folder, step, checkpoints, name = find_checkpoint(source, "train.init_from=")
     loaded = checkpoints.load(None, at=step)
     assert loaded is not None
-    params = handover.handed_on(checkpoints, loaded, name, static(config))
-    origin = {"run": str(folder), "step": loaded.step, "digest": state.digest(params)}
+    params = handover.load_evaluation_params(checkpoints, loaded, name, static(config))
+    origin = {"run": str(folder), "step": loaded.step, "digest": state.params_digest(params)}
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
 
 
-def _foreign(config: ConfigDict) -> Weights:
-    source = read.examine(pathlib.Path(config.train.init_from.removeprefix(HF)))
-    read.refuse_other_model(source, config)
-    params = read.load(source)
-    return params, source.origin() | {"digest": state.digest(params)}
+def _load_foreign_weights(config: ConfigDict) -> Weights:
+    source = read.examine_folder(pathlib.Path(config.train.init_from.removeprefix(HF_PREFIX)))
+    read.check_same_model(source, config)
+    params = read.load_params(source)
+    return params, source.origin() | {"digest": state.params_digest(params)}
 
 
-def begin(run: Run, weights: Weights) -> Any:
+def start_from_weights(run: Run, weights: Weights) -> Any:
     """Note in the run's record and logbook where its weights come from; returns a copy of them."""
     params, origin = weights
     run.record["init_from"] = origin
@@ -165,12 +171,12 @@ def begin(run: Run, weights: Weights) -> Any:
     return jax.tree.map(jnp.copy, params)  # trials must not share what a donating step gives away
 
 
-def locate(source: str, asked: str = "") -> tuple[pathlib.Path, int | None, Checkpoints, str]:
+def find_checkpoint(source: str, asked: str = "") -> tuple[pathlib.Path, int | None, Checkpoints, str]:
     """RUN or RUN@STEP -> (its folder, the step asked for, the checkpoints that hold it, the run's name in them)."""
-    folder, step = parse(source, asked)
-    found = furthest(folder) if step is None else _holding(folder, step)
+    folder, step = parse_run_step(source, asked)
+    found = find_last_checkpoint(folder) if step is None else _checkpoints_holding(folder, step)
     if found is None:
-        known = sorted(saved(folder))
+        known = sorted(find_saved_steps(folder))
         wanted = "" if step is None else f" of step {step}"
         near = min(known, key=lambda kept: abs(kept - (step or 0)), default=None)
         hint = "" if near is None else f"; nearest: {folder}@{near}"
@@ -178,12 +184,12 @@ def locate(source: str, asked: str = "") -> tuple[pathlib.Path, int | None, Chec
     return folder, step, *found
 
 
-def _holding(folder: pathlib.Path, step: int) -> tuple[Checkpoints, str] | None:
-    found = [(Checkpoints(place), name) for place, name in places(folder)]
+def _checkpoints_holding(folder: pathlib.Path, step: int) -> tuple[Checkpoints, str] | None:
+    found = [(Checkpoints(place), name) for place, name in list_checkpoint_places(folder)]
     return next((pair for pair in found if step in pair[0].steps()), None)
 
 
-def parse(source: str, asked: str) -> tuple[pathlib.Path, int | None]:
+def parse_run_step(source: str, asked: str) -> tuple[pathlib.Path, int | None]:
     """RUN or RUN@STEP -> (the run's folder, the step). BadInput where there is no run."""
     head, sign, tail = source.rpartition("@")
     path, step = (head, int(tail)) if sign and tail.isdecimal() else (source, None)

@@ -16,17 +16,17 @@ from ml_collections import ConfigDict
 
 from scalelab import records
 from scalelab.config import Layout, ModelShape, identity, static
-from scalelab.data.tokenizers.load import FILES, from_file
+from scalelab.data.tokenizers.load import TOKENIZER_FILES, load_tokenizer_file
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 from scalelab.errors import BadInput
 from scalelab.hf import read
 from scalelab.model import count
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.checkpoints.manifest import saved
+from scalelab.train.checkpoints.manifest import find_saved_steps
 from scalelab.train.resume import compatibility
-from scalelab.train.resume.handover import averaged, handed_on
-from scalelab.train.resume.start import locate
-from scalelab.train.run.run import IMPORTED
+from scalelab.train.resume.handover import load_ema_params, load_evaluation_params
+from scalelab.train.resume.start import find_checkpoint
+from scalelab.train.run.run import IMPORTED_STATUS
 from scalelab.train.step import state
 
 
@@ -43,7 +43,7 @@ class Weights(NamedTuple):
         return static(self.config).model
 
 
-def of_run(source: str, ema: bool = False, last: int = 1) -> Weights:
+def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
     """The weights of RUN (its last step) or RUN@STEP, checked to the last bit; of the optimizer's average where it has one.
 
     With `ema` the run's own average (train.ema); with `last` = K the plain mean over that checkpoint and the K - 1 kept before
@@ -52,53 +52,53 @@ def of_run(source: str, ema: bool = False, last: int = 1) -> Weights:
     BadInput where there is no such run or step, no such average or fewer checkpoints, Damaged where a step is.
     """
     if last != 1:
-        return _mean(source, ema, last)
-    folder, step, checkpoints, name = locate(source)
+        return _mean_weights(source, ema, last)
+    folder, step, checkpoints, name = find_checkpoint(source)
     checked = checkpoints.load(None, at=step)
     assert checked is not None
     facts = checked.facts[name]
-    config = compatibility.config_of(facts)
+    config = compatibility.config_from_facts(facts)
     alone = dataclasses.replace(static(config), layout=Layout())
     if ema and not alone.ema:
         raise BadInput(f"{folder} keeps no average of its weights (train.ema=0): average its last checkpoints instead")
-    kept = jax.device_get((averaged if ema else handed_on)(checkpoints, checked, name, alone))
+    kept = jax.device_get((load_ema_params if ema else load_evaluation_params)(checkpoints, checked, name, alone))
     origin = {"run": str(folder), "step": checked.step, "weights": "ema" if ema else "trained"}
-    origin |= {"digest": state.digest(kept)}
+    origin |= {"digest": state.params_digest(kept)}
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), kept)
     return Weights(config, params, origin | {key: facts[key] for key in ("identity", "data", "versions")})
 
 
-def _mean(source: str, ema: bool, last: int) -> Weights:
-    folder, step, *_ = locate(source)
-    steps = sorted(kept for kept in saved(folder) if step is None or kept <= step)
+def _mean_weights(source: str, ema: bool, last: int) -> Weights:
+    folder, step, *_ = find_checkpoint(source)
+    steps = sorted(kept for kept in find_saved_steps(folder) if step is None or kept <= step)
     if ema or not 1 < last <= len(steps):
         why = "an average of averages" if ema else f"kept up to there: {', '.join(map(str, steps))}"
         most = f"; nearest: {min(max(last, 1), len(steps))}" if not ema else ": ask for one of the two"
         raise BadInput(f"{last} checkpoints of {source}: {why}{most} (checkpoint.keep_last, keep_every keep more)")
     total: Any = None
     for kept in steps[-last:]:
-        one = of_run(f"{folder}@{kept}")
+        one = load_run_weights(f"{folder}@{kept}")
         wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), one.params)
         total = wide if total is None else jax.tree.map(np.add, total, wide)
     params = jax.tree.map(lambda leaf: (leaf / last).astype(np.float32), total)
-    origin = one.origin | {"weights": f"mean{last}", "steps": steps[-last:], "digest": state.digest(params)}
+    origin = one.origin | {"weights": f"mean{last}", "steps": steps[-last:], "digest": state.params_digest(params)}
     return Weights(one.config, params, origin)
 
 
-def of_hf(folder: pathlib.Path) -> Weights:
+def load_hf_weights(folder: pathlib.Path) -> Weights:
     """The weights of a Llama, Mistral or GPT-2 in transformers' files; BadInput for whatever else is there."""
-    source = read.examine(folder)
-    params = read.load(source)
-    return Weights(source.config, params, source.origin() | {"digest": state.digest(params)})
+    source = read.examine_folder(folder)
+    params = read.load_params(source)
+    return Weights(source.config, params, source.origin() | {"digest": state.params_digest(params)})
 
 
-def tokenizer_of_hf(folder: pathlib.Path, vocab_size: int) -> tuple[Tokenizer | None, str]:
+def load_hf_tokenizer(folder: pathlib.Path, vocab_size: int) -> tuple[Tokenizer | None, str]:
     """The tokenizer.json beside weights for so many ids; None, and why, where there is none that fits them."""
-    path = folder / FILES["json"]
+    path = folder / TOKENIZER_FILES["json"]
     if not path.is_file():
         return None, f"{folder} holds no {path.name}"
     try:
-        found = from_file(path)
+        found = load_tokenizer_file(path)
     except BadInput as mistake:
         return None, str(mistake)
     if found.vocab_size > vocab_size:
@@ -106,7 +106,7 @@ def tokenizer_of_hf(folder: pathlib.Path, vocab_size: int) -> tuple[Tokenizer | 
     return found, ""
 
 
-def keep(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer | None = None) -> None:
+def write_weights(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer | None = None) -> None:
     """Write weights as a folder that `--init-from` and `export` can name: checkpoint 0, without optimizer and data.
 
     With its `tokenizer` prompts and tasks can be read, and data of other ids are refused.
@@ -118,16 +118,23 @@ def keep(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer | None = N
         "identity": identity(config),
         "config": config.to_dict(),
         "data": {"fingerprint": None, "tokenizer": tokenizer and tokenizer.name},
-        "versions": compatibility.versions(),
+        "versions": compatibility.package_versions(),
     }
     if tokenizer:
         facts["data"] |= {"kept": tokenizer.entry}
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILES[tokenizer.kind]).write_bytes(tokenizer.content)
+        (folder / TOKENIZER_FILES[tokenizer.kind]).write_bytes(tokenizer.content)
     checkpoints = Checkpoints(folder / "checkpoints", facts={"run": facts})
     checkpoints.save(0, {"run": {"params": params}})
     checkpoints.close()
-    record = {"name": folder.name, "status": IMPORTED, "steps": 0, "tokens": 0, "val_loss": None, "init_from": origin}
-    record |= {"identity": facts["identity"], "params": count.parameters(weights.shape)}
+    record = {
+        "name": folder.name,
+        "status": IMPORTED_STATUS,
+        "steps": 0,
+        "tokens": 0,
+        "val_loss": None,
+        "init_from": origin,
+    }
+    record |= {"identity": facts["identity"], "params": count.count_parameters(weights.shape)}
     records.write_json(folder / "record.json", record | {"versions": facts["versions"]})
     records.write_json(folder / "config.json", config.to_dict())  # last: it is what makes the folder a run's

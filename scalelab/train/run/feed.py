@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from scalelab.data.batches.batches import NONE, val_batches
-from scalelab.data.batches.shards import still_there
+from scalelab.data.batches.batches import NO_WINDOW, val_batches
+from scalelab.data.batches.shards import check_still_there
 from scalelab.data.dataset import Dataset
 from scalelab.train.run import sources
 from scalelab.train.run.run import Run, bits_per_byte
@@ -26,14 +26,14 @@ class Feed:
         size = c.model.seq_len, c.train.global_batch, c.eval.batches
         sets = [val_batches(part, *size, rows) for part in dataset.parts]
         most = max(map(len, sets))  # of one shape, so that one program scores all
-        self.val = [np.pad(s, ((0, most - len(s)), (0, 0), (0, 0)), constant_values=NONE) for s in sets]
-        self.batches = {run.config.train.seed: sources.batches(run.config, dataset) for run in runs}
+        self.val = [np.pad(s, ((0, most - len(s)), (0, 0), (0, 0)), constant_values=NO_WINDOW) for s in sets]
+        self.batches = {run.config.train.seed: sources.make_train_batches(run.config, dataset) for run in runs}
         self.ready: tuple[int, dict[int, np.ndarray]] = (-1, {})
 
     def prepare(self, step: int) -> None:
         """Fetch k batches from `step` on, whether or not all will be run: the program's shape is k."""
         for part in self.dataset.parts:
-            still_there(part.train)
+            check_still_there(part.train)
         self.ready = (step, {seed: batches.chunk(step, self.k, self.rows) for seed, batches in self.batches.items()})
 
     def take(self, step: int, n: int) -> list[np.ndarray | None]:
@@ -54,9 +54,9 @@ class Feed:
         weights = [part.val.n_tokens for part in parts]
         overall = math.fsum(n * loss for n, loss in zip(weights, each.values(), strict=True)) / sum(weights)
         values = {"val_loss": overall, "bpb": bits_per_byte(overall, self.dataset.bytes_per_token)}
-        if not sources.told(run.config, self.dataset):
+        if not sources.reports_sources(run.config, self.dataset):
             return values
         if len(parts) > 1:
             values |= {f"val_loss/{name}": loss for name, loss in each.items()}
             values |= {f"bpb/{part.name}": bits_per_byte(each[part.name], part.bytes_per_token) for part in parts}
-        return values | sources.columns(self.batches[run.config.train.seed].seen(step))
+        return values | sources.source_columns(self.batches[run.config.train.seed].seen(step))

@@ -15,7 +15,7 @@ import numpy as np
 
 from scalelab.config import hparams, static
 from scalelab.data.dataset import Dataset
-from scalelab.parallel.processes import agreed
+from scalelab.parallel.processes import make_agreed_flag
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run.feed import Feed
@@ -23,20 +23,20 @@ from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.metrics import as_number
 from scalelab.train.step.program import PACKINGS, Program
-from scalelab.train.step.step import METRICS
+from scalelab.train.step.step import STEP_METRICS
 
-GUARDED = {
+GUARDED_METRICS = {
     "loss": "train_loss",
     "gradient norm": "grad_norm",
     "LR": "lr",
 }  # what a step is skipped for: its name and metric
 Progress = Callable[[dict[str, Any]], None]
-Start = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
+StartStates = tuple[int, list[state_lib.TrainState]]  # a step, and the states of the runs there
 
 
 @dataclasses.dataclass
-class Outcome:
-    """What a call of `train` did. `stopped` is true where a signal ended it after saving."""
+class TrainOutcome:
+    """What a call of `train_runs` did. `stopped` is true where a signal ended it after saving."""
 
     final_step: int
     resumed_from: int | None
@@ -97,7 +97,7 @@ class _Reader:
 
 def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], rate: float) -> list[dict]:
     mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * run.record["mesh"]["devices"])
-    names = [*(name for name in METRICS if name in metrics), *sorted(metrics.keys() - METRICS)]
+    names = [*(name for name in STEP_METRICS if name in metrics), *sorted(metrics.keys() - STEP_METRICS)]
     lines = []
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:
@@ -109,7 +109,7 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
 
 def _note_skips(run: Run, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:
     for i in np.flatnonzero(metrics["streak"][:n] > 0):
-        values = {name: metrics[key][i] for name, key in GUARDED.items() if not np.isfinite(metrics[key][i])}
+        values = {name: metrics[key][i] for name, key in GUARDED_METRICS.items() if not np.isfinite(metrics[key][i])}
         why = ", ".join(f"{name} {value}" for name, value in values.items())
         run.event("skip", step + int(i) + 1, f"not finite: {why or 'weight decay, beta1 or the update'}")
     if metrics["streak"][:n].max() >= SKIPS_IN_A_ROW:
@@ -123,18 +123,18 @@ def _stop_before(step: int, run: Run) -> int:
     return min(*multiples, c.train.steps, step + c.train.steps_per_dispatch)
 
 
-def train(
+def train_runs(
     runs: Sequence[Run],
     dataset: Dataset,
     checkpoints: Checkpoints,
     names: Sequence[str],
     mode: str = "turn",
-    start: Start | None = None,
+    start: StartStates | None = None,
     progress: Progress = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     params: Sequence[Any] | None = None,
     pulse: Pulse | None = None,
-) -> Outcome:
+) -> TrainOutcome:
     """Train `runs` (equal but for hparams and seed) to `train.steps`, from `start` = (step, states) or from scratch.
 
     Where there is no `start`, `params` are the runs' first parameters in place of drawn ones. `names` are the keys of the
@@ -148,18 +148,18 @@ def train(
             run.event("stalled", pulse.step, why)
 
     with pulse.watched(runs[0].config.train.stall_s, folder, note):
-        return _train(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse)
+        return _take_steps(runs, dataset, checkpoints, names, mode, start, progress, stop, params, pulse)
 
 
-def _train(
-    runs: Sequence[Run], dataset: Dataset, checkpoints: Checkpoints, names: Sequence[str], mode: str, start: Start | None,
+def _take_steps(
+    runs: Sequence[Run], dataset: Dataset, checkpoints: Checkpoints, names: Sequence[str], mode: str, start: StartStates | None,
     progress: Progress, stop: Callable[[], bool], params: Sequence[Any] | None, pulse: Pulse,
-) -> Outcome:  # fmt: skip
-    """Take the steps; the arguments are those of `train`."""
+) -> TrainOutcome:  # fmt: skip
+    """Take the steps; the arguments are those of `train_runs`."""
     config = runs[0].config
     program = PACKINGS[mode](static(config), [hparams(run.config) | dataset.hparams for run in runs])
-    stop = agreed(stop)
-    step, states = _begun(program, start, params)
+    stop = make_agreed_flag(stop)
+    step, states = _initial_states(program, start, params)
     alive = [run for run in runs if run.status == "running"]
     for run in alive:
         run.enter(step, "resume" if start else "start")
@@ -198,12 +198,12 @@ def _train(
         run.keep_record(step)
     for mirror in [mirror for run in runs for mirror in run.mirrors]:
         mirror.close()
-    digests = [state_lib.digest(state.params) for state in program.separate(states)]
+    digests = [state_lib.params_digest(state.params) for state in program.separate(states)]
     rate = float(np.median(reader.rates or [0.0]))
-    return Outcome(step, start[0] if start else None, rate, digests, stopped)
+    return TrainOutcome(step, start[0] if start else None, rate, digests, stopped)
 
 
-def _begun(program: Program, start: Start | None, params: Sequence[Any] | None) -> tuple[int, Any]:
+def _initial_states(program: Program, start: StartStates | None, params: Sequence[Any] | None) -> tuple[int, Any]:
     """(step, states) to go on from."""
     if start:
         return start[0], program.join(start[1])

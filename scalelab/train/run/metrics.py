@@ -13,14 +13,14 @@ from scalelab.errors import BadInput, WorkFailed
 GROUP_CHARACTERS = 128  # at most, of a group's name at W&B
 
 
-class Sink(NamedTuple):
+class MetricSink(NamedTuple):
     """A mirror: `write(step, values)`, and `close()` once what was written has to be on disk."""
 
     write: Callable[[int, dict[str, float]], None]
     close: Callable[[], None]
 
 
-class Mirrored(NamedTuple):
+class TrackedRun(NamedTuple):
     """What trackers are told of a run: its folder, its id there, its config, and the first step whose lines will come."""
 
     folder: pathlib.Path
@@ -30,7 +30,7 @@ class Mirrored(NamedTuple):
     sweep: pathlib.Path | None = None  # the folder of the sweep that it is a trial of
 
 
-def refuse_missing(log: Any) -> None:
+def check_trackers(log: Any) -> None:
     """BadInput where `log.wandb` asks for a package that is not installed, or cannot hold several runs at once."""
     if not log["wandb"]:
         return
@@ -45,13 +45,13 @@ def refuse_missing(log: Any) -> None:
         )
 
 
-def sinks(run: Mirrored) -> list[Sink]:
+def open_sinks(run: TrackedRun) -> list[MetricSink]:
     """The mirrors that `log` in the run's config asks for. WorkFailed where W&B cannot begin."""
     log = run.config["log"]
     return ([_tensorboard(run)] if log["tensorboard"] else []) + ([_wandb(run)] if log["wandb"] else [])
 
 
-def _tensorboard(run: Mirrored) -> Sink:
+def _tensorboard(run: TrackedRun) -> MetricSink:
     from tensorboardX import SummaryWriter
 
     # The file's own name ends in a second: a run resumed within it would overwrite what it wrote before.
@@ -65,10 +65,10 @@ def _tensorboard(run: Mirrored) -> Sink:
         for key, value in values.items():
             writer.add_scalar(key, value, step)
 
-    return Sink(write, writer.close)
+    return MetricSink(write, writer.close)
 
 
-def _wandb(run: Mirrored) -> Sink:
+def _wandb(run: TrackedRun) -> MetricSink:
     import wandb
 
     project = run.config["log"]["wandb"]
@@ -81,12 +81,12 @@ def _wandb(run: Mirrored) -> Sink:
         )  # fmt: skip
     except wandb.errors.Error as error:
         raise WorkFailed(f"log.wandb={project!r}: W&B did not begin: {str(error).strip().splitlines()[0]}") from None
-    return Sink(lambda step, values: tracked.log(values, step=step), tracked.finish)
+    return MetricSink(lambda step, values: tracked.log(values, step=step), tracked.finish)
 
 
-def write_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[Sink]) -> str:
+def write_metric_lines(folder: pathlib.Path, lines: list[dict], mirrors: list[MetricSink]) -> str:
     """Append lines to the run's metrics and mirror their numbers. Returns what to warn of, as `records.append`."""
-    warning = records.append(folder / "metrics.jsonl", lines)
+    warning = records.append_json_lines(folder / "metrics.jsonl", lines)
     for line in lines:
         for mirror in mirrors:
             mirror.write(line["step"], {k: v for k, v in line.items() if k not in ("step", "time")})

@@ -19,17 +19,17 @@ from scalelab.hardware import chips, device_memory, measured
 from scalelab.model import count
 from scalelab.model.attention import kernels
 from scalelab.optim import schedules
-from scalelab.optim.chain import refuse_unset
+from scalelab.optim.chain import check_numbers_set
 from scalelab.parallel import mesh, rules
-from scalelab.parallel.processes import from_first, is_first
-from scalelab.precision.policy import POLICIES, words
+from scalelab.parallel.processes import broadcast_from_first, is_first_process
+from scalelab.precision.policy import POLICIES, warnings_for
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import compatibility, determinism
 from scalelab.train.run import sources
-from scalelab.train.run.metrics import Mirrored, Sink, refuse_missing, sinks, write_lines
+from scalelab.train.run.metrics import MetricSink, TrackedRun, check_trackers, open_sinks, write_metric_lines
 from scalelab.train.step import formats_found
 
-IMPORTED = "imported"  # the status of a folder that holds weights only (`weights.keep`)
+IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
 SKIPS_IN_A_ROW = 20  # as many non-finite batches one after the other are a divergence, not an accident
 
 
@@ -45,7 +45,7 @@ class Run:
     config: ConfigDict
     record: dict[str, Any]
     facts: dict[str, Any]
-    mirrors: list[Sink] = dataclasses.field(default_factory=list)
+    mirrors: list[MetricSink] = dataclasses.field(default_factory=list)
     status: str = "running"
     val_loss: float | None = None
     by_source: dict[str, float] = dataclasses.field(default_factory=dict)  # last values of the columns NAME/SOURCE
@@ -63,15 +63,15 @@ class Run:
 
     def write(self, lines: list[dict]) -> None:
         """Append metric lines. Like all that writes here, only the first process does it."""
-        if is_first() and (torn := write_lines(self.folder, lines, self.mirrors)):
-            records.event(self.folder, "warning", None, torn)
+        if is_first_process() and (torn := write_metric_lines(self.folder, lines, self.mirrors)):
+            records.write_event(self.folder, "warning", None, torn)
 
     def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
         """One line in the logbook. Until the run goes on (`enter`) it waits; of a run that never does, none is written."""
         if self.waiting is not None:
             self.waiting.append((kind, step, text, fields))
-        elif is_first():
-            records.event(self.folder, kind, step, text, **fields)
+        elif is_first_process():
+            records.write_event(self.folder, kind, step, text, **fields)
 
     def enter(self, step: int, kind: str) -> None:
         """Make the folder this run's, as of `step`, from which it is about to go on: only now is anything written in it.
@@ -81,22 +81,22 @@ class Run:
         self._open_mirrors(step + 1 if kind == "resume" else 0)
         waiting, self.waiting = self.waiting or [], None
         lost = not (self.folder / "config.json").exists()  # of a trial whose pack's checkpoint has its last step
-        if is_first() and (lost or step < self.config.train.steps):
+        if is_first_process() and (lost or step < self.config.train.steps):
             self._take_folder(step)
         for earlier_kind, at, text, fields in waiting:
             self.event(earlier_kind, at, text, **fields)
-        self.record["determinism"] = guarantee(self)
+        self.record["determinism"] = run_determinism_note(self)
         self.event(kind, step)
         self.rewind(step if kind == "resume" else -1)
         self.keep_record(step)
 
     def _open_mirrors(self, first_step: int) -> None:
         """Begin at the trackers under the run's one id; the first process makes it where neither record nor checkpoint has it."""
-        tracker_id = self.record.get("tracker_id") or from_first(lambda: secrets.token_hex(8))
+        tracker_id = self.record.get("tracker_id") or broadcast_from_first(lambda: secrets.token_hex(8))
         self.record["tracker_id"] = self.facts["tracker_id"] = tracker_id
         sweep = self.folder.absolute().parents[1] if "pack" in self.record else None
-        if is_first():
-            self.mirrors = sinks(Mirrored(self.folder, tracker_id, self.facts["config"], first_step, sweep))
+        if is_first_process():
+            self.mirrors = open_sinks(TrackedRun(self.folder, tracker_id, self.facts["config"], first_step, sweep))
 
     def _take_folder(self, step: int) -> None:
         old = records.read_record(self.folder)
@@ -116,11 +116,11 @@ class Run:
 
         def logged() -> dict[str, Any]:
             for damaged in records.rewind_metrics(self.folder, step):
-                records.event(self.folder, "warning", step, damaged)
+                records.write_event(self.folder, "warning", step, damaged)
             lines = reversed(records.read_metrics(self.folder))
             return next((line for line in lines if "val_loss" in line), {})
 
-        self.scored(from_first(logged))
+        self.scored(broadcast_from_first(logged))
 
     def scored(self, values: Mapping[str, Any]) -> None:
         """Take over the last evaluation's values."""
@@ -143,14 +143,16 @@ class Run:
         if self.val_loss is not None:
             self.record["bpb"] = bits_per_byte(self.val_loss, self.record["data"]["bytes_per_token"])
             self.record |= {"by_source": self.by_source} if self.by_source else {}
-        if is_first():
+        if is_first_process():
             records.write_json(self.folder / "record.json", self.record)
 
 
-def guarantee(run: Run) -> dict[str, str]:
+def run_determinism_note(run: Run) -> dict[str, str]:
     """What the record promises of the run's bits."""
-    layout = mesh.resolved(config_lib.static(run.config).layout, jax.device_count())
-    return determinism.guarantee(run.config.train.deterministic, jax.default_backend(), layout.devices, run.folder)
+    layout = mesh.resolve_layout(config_lib.static(run.config).layout, jax.device_count())
+    return determinism.determinism_note(
+        run.config.train.deterministic, jax.default_backend(), layout.devices, run.folder
+    )
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -167,33 +169,38 @@ def open_run(
     was made by another model, data, batch or seed and `allow` doesn't name the key, or where the run has ended under
     another identity.
     """
-    schedules.refuse_bad(config)
-    refuse_unset(config_lib.static(config))
-    layout = mesh.resolved(config_lib.static(config).layout, jax.device_count())
-    planned, mixed = sources.plan(config, dataset)
-    who = config_lib.origins(config)
-    authors = set_by.describe(who, config_lib.leaves(config))
-    chosen = [optimizer_defaults.words(config.optim, who), authors, schedule_steps.describe(config), mixed]
+    schedules.check_user_schedule(config)
+    check_numbers_set(config_lib.static(config))
+    layout = mesh.resolve_layout(config_lib.static(config).layout, jax.device_count())
+    planned, mixed = sources.plan_sources(config, dataset)
+    who = config_lib.config_value_origins(config)
+    authors = set_by.describe_origins(who, config_lib.leaves(config))
+    chosen = [
+        optimizer_defaults.describe_optim_defaults(config.optim, who),
+        authors,
+        schedule_steps.describe_schedule(config),
+        mixed,
+    ]
     said = [("chosen", word) for word in filter(None, chosen)]
-    said += [("schedule", word) for word in schedule_steps.doubts(config)]
-    said += [("LR", word) for word in optimizer_defaults.doubts(config.optim, who)]
+    said += [("schedule", word) for word in schedule_steps.schedule_warnings(config)]
+    said += [("LR", word) for word in optimizer_defaults.lr_warnings(config.optim, who)]
     static = dataclasses.replace(config_lib.static(config), layout=layout)
-    said += [("layout", word) for word in rules.check(static, layout)]
-    rules.check_runtime(static, layout)
+    said += [("layout", word) for word in rules.check_layout(static, layout)]
+    rules.check_layout_runtime(static, layout)
     if config.model.attention == "auto":
         where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
-        said += [("chosen", f"attention: {kernels.chosen(static)} ({where})")]
-    said += [("precision", word) for word in words(POLICIES[config.precision.name], jax.default_backend())]
-    known = compatibility.facts(config, dataset)
-    old, changed = from_first(lambda: _examine(folder, config, known, allow))
+        said += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
+    said += [("precision", word) for word in warnings_for(POLICIES[config.precision.name], jax.default_backend())]
+    known = compatibility.checkpoint_facts(config, dataset)
+    old, changed = broadcast_from_first(lambda: _examine(folder, config, known, allow))
     run = Run(name, folder, config, _describe(name, config, dataset, static), known, changed=changed)
     if old:
         if "pack" in old and "pack" in facts:
-            facts["pack"] = manifest.name_former(facts["pack"], old["pack"])
+            facts["pack"] = manifest.add_former_packs(facts["pack"], old["pack"])
         facts = {key: old[key] for key in ("pack", "init_from", "branch_from", "tracker_id") if key in old} | facts
         run.scored({"val_loss": old.get("val_loss")} | old.get("by_source", {}))
     run.record |= planned | facts
-    run.facts["place"] = determinism.place(mesh.name(run.record["mesh"]), config.train.deterministic)
+    run.facts["place"] = determinism.hardware_facts(mesh.describe_mesh(run.record["mesh"]), config.train.deterministic)
     if has_ended(old, config):
         run.record, run.status = old, old["status"]
     for kind, text in said:
@@ -216,22 +223,24 @@ def _examine(
     """(the record in the folder, {} where there is none; what changed since its config was written)."""
     record = records.read_record(folder)
     if not has_ended(record, config):
-        refuse_missing(config.log)
+        check_trackers(config.log)
     if not (folder / "config.json").exists():
         return record, {}
-    if record.get("status") == IMPORTED:
+    if record.get("status") == IMPORTED_STATUS:
         raise BadInput(f"{folder} holds imported weights and no run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
     old = {"config": records.read_config(folder), "data": data}
     if has_ended(record, config):
-        compatibility.refuse_ended(str(folder), old, new)
-    return record, compatibility.refuse(str(folder), old, new, allow)
+        compatibility.check_ended_identity(str(folder), old, new)
+    return record, compatibility.check_changes_allowed(str(folder), old, new, allow)
 
 
 def _device_memory() -> dict[str, Any]:
     """Bytes of a device's memory that this program has, and of a GPU's the share that jax was given."""
     device = jax.local_devices()[0]
-    share = {"share": device_memory.gpu_share(device_memory.JAX_DEFAULT)} if device.platform == "gpu" else {}
+    share = (
+        {"share": device_memory.gpu_memory_share(device_memory.JAX_DEFAULT_SHARE)} if device.platform == "gpu" else {}
+    )
     return {"bytes": chips.capacity_bytes(device)} | share
 
 
@@ -242,9 +251,9 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_li
     return {
         "name": name,
         "identity": config_lib.identity(config),
-        "set_by": config_lib.origins(config),
-        "params": count.parameters(shape),
-        "params_by_group": count.groups(shape),
+        "set_by": config_lib.config_value_origins(config),
+        "params": count.count_parameters(shape),
+        "params_by_group": count.count_parameters_by_group(shape),
         "flops_per_token": count.flops_per_token(shape),
         "data": dataset.description
         | {
@@ -252,12 +261,12 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_li
             "bytes_per_token": dataset.bytes_per_token,
             "entropy_rate": dataset.entropy_rate,
         },
-        "versions": compatibility.versions(),
+        "versions": compatibility.package_versions(),
         "device": jax.devices()[0].device_kind,
         "device_memory": _device_memory(),
-        "dtypes": formats_found.of_step(static, config_lib.hparams(config) | dataset.hparams),
+        "dtypes": formats_found.step_formats(static, config_lib.hparams(config) | dataset.hparams),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
-        "attention": kernels.chosen(static),
+        "attention": kernels.step_kernel(static),
         "peak_flops": peak_flops,
         "mfu": f"exact training FLOPs (attention in full, no recomputation) / {peak_source}",
     }

@@ -9,11 +9,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import git, lock
-from scalelab.data.dataset import Dataset, prepare
+from scalelab.data.dataset import Dataset, open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.hardware import device_memory
-from scalelab.parallel.processes import from_first
+from scalelab.parallel.processes import broadcast_from_first
 from scalelab.parallel.pulse import Pulse
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.resume import branch, compatibility, determinism, extend
@@ -22,11 +22,11 @@ from scalelab.train.run import loop
 from scalelab.train.run.run import Run, open_run
 
 
-def dataset(config: ConfigDict) -> Dataset:
+def load_run_dataset(config: ConfigDict) -> Dataset:
     """The tokens that a config's runs read, prepared if they aren't yet. BadInput where another process reads others."""
     known = {field.name: config.data[field.name] for field in fields(DataConfig) if field.name in config.data}
-    data = prepare(DataConfig(**known, vocab_size=config.model.vocab_size))
-    if data.fingerprint != from_first(lambda: data.fingerprint):
+    data = open_dataset(DataConfig(**known, vocab_size=config.model.vocab_size))
+    if data.fingerprint != broadcast_from_first(lambda: data.fingerprint):
         raise BadInput(
             f"data.source={config.data.source!r} gives other tokens here than in process 0: use the same files"
         )
@@ -41,37 +41,39 @@ def train_single(
     allow: Collection[str] = (),
     take_over: bool = False,
     pulse: Pulse | None = None,
-    code: Mapping[str, git.State] | None = None,
+    code: Mapping[str, git.RepoState] | None = None,
 ) -> dict[str, Any]:
     """Train the run in `folder` to its end, resuming what is there. Returns what `scalelab train --json` prints.
 
-    BadInput where another process holds the folder (see `lock.hold` for `take_over`), or where it belongs to another config and `allow` doesn't name the
+    BadInput where another process holds the folder (see `lock.hold_folder` for `take_over`), or where it belongs to another config and `allow` doesn't name the
     keys that differ. `pulse` is told how far it is; `code` is the `git.code_state` of the config's file (None: of the current folder). WorkFailed where its last checkpoint is damaged, or a save fails.
     """
-    compatibility.check_allowed(allow)
-    device_memory.reserve()
-    determinism.arrange(config, folder)
-    data = dataset(config)
+    compatibility.check_allowed_keys(allow)
+    device_memory.reserve_gpu_memory()
+    determinism.set_deterministic_flags(config, folder)
+    data = load_run_dataset(config)
     with contextlib.ExitStack() as held:
-        if warning := from_first(lambda: held.enter_context(lock.hold(folder, take_over=take_over))):
+        if warning := broadcast_from_first(lambda: held.enter_context(lock.hold_folder(folder, take_over=take_over))):
             progress({"warning": warning})
-        config, said = continued(folder, config, allow)
-        new = not lineage.furthest(folder)  # then what it starts from comes before the folder becomes this run's
-        trunk = branch.trunk(config, data) if new else None
-        weights = lineage.initial(config) if new and not trunk else None
+        config, said = continued_config(folder, config, allow)
+        new = not lineage.find_last_checkpoint(
+            folder
+        )  # then what it starts from comes before the folder becomes this run's
+        trunk = branch.load_trunk(config, data) if new else None
+        weights = lineage.load_initial_weights(config) if new and not trunk else None
         run = open_run(folder.name, folder, config, data, allow, git=code or git.code_state())
         for fact in [*run.words, *({"warning": word} for word in said)]:
             progress(fact)
         for word in said:
             run.event("warning", None, word)
         start = _resume(run, allow, progress)
-        start = (trunk.step, [branch.begin(run, trunk, progress)]) if trunk else start
-        params = weights and [lineage.begin(run, weights)]
+        start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
+        params = weights and [lineage.start_from_weights(run, weights)]
         c = config.checkpoint
         known, logs = {"run": run.facts}, [folder / "metrics.jsonl"]
-        warn = lineage.warner([run], progress)
+        warn = lineage.make_warner([run], progress)
         with Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
-            outcome = loop.train([run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse)
+            outcome = loop.train_runs([run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse)
     return {
         "name": run.name,
         "status": run.status,
@@ -86,25 +88,25 @@ def train_single(
     }
 
 
-def continued(folder: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> tuple[ConfigDict, list[str]]:
+def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> tuple[ConfigDict, list[str]]:
     """The config that the run in `folder` goes on with, and what to say of it: more steps don't change its warm-up.
 
     BadInput where another `train.steps` would have given its past another LR, and `allow` doesn't name the key.
     """
-    found = from_first(lambda: extend.furthest(folder))
+    found = broadcast_from_first(lambda: extend.last_checkpoint_facts(folder))
     if found is None:
         return config, []
     config = config.copy_and_resolve_references()
     said = extend.keep_warmup(found[1], config)
     step, facts = found
-    from_first(lambda: extend.refuse(folder, step, facts, config, allow))
+    broadcast_from_first(lambda: extend.check_extension(folder, step, facts, config, allow))
     return config, [f"{folder}: {said}"] if said else []
 
 
-def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> loop.Start | None:
+def _resume(run: Run, allow: Collection[str], progress: loop.Progress) -> loop.StartStates | None:
     """At the run's own last checkpoint or its pack's, whichever is further; None: at the beginning."""
-    found = lineage.furthest(run.folder)
+    found = lineage.find_last_checkpoint(run.folder)
     if found is None:
         return None
     checkpoints, name = found
-    return lineage.resume({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)
+    return lineage.restore_runs({name: run}, checkpoints, allow, progress, run.config.checkpoint.fallback)

@@ -10,31 +10,31 @@ from scalelab.data.batches.batches import TrainBatches, train_batches
 from scalelab.data.dataset import Dataset
 
 
-def batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
+def make_train_batches(config: ConfigDict, dataset: Dataset) -> TrainBatches:
     """The training batches of a config. BadInput where its mixture or its cap doesn't fit the sources."""
     train, data = config.train, config.data
     return train_batches(
-        dataset, config.model.seq_len, train.global_batch, train.seed, train.accumulate, batch_ramp.of(config),
+        dataset, config.model.seq_len, train.global_batch, train.seed, train.accumulate, batch_ramp.batch_ramp_steps(config),
         data.mixture, data.unique_tokens,
     )  # fmt: skip
 
 
-def told(config: ConfigDict, dataset: Dataset) -> bool:
+def reports_sources(config: ConfigDict, dataset: Dataset) -> bool:
     """Whether there is anything to say of single sources: there are several, or the only one is capped."""
     return len(dataset.parts) > 1 or bool(config.data.unique_tokens)
 
 
-def columns(seen: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+def source_columns(seen: Mapping[str, tuple[int, float]]) -> dict[str, float]:
     """`{source: (tokens, epochs)}` as columns of a metrics line."""
     return {f"tokens/{name}": n for name, (n, _) in seen.items()} | {
         f"epochs/{name}": e for name, (_, e) in seen.items()
     }
 
 
-def plan(config: ConfigDict, dataset: Dataset) -> tuple[dict[str, Any], str]:
-    """What the run is going to read of each source: for its record, and in words. BadInput as `batches`."""
-    read = batches(config, dataset)
-    if not told(config, dataset):
+def plan_sources(config: ConfigDict, dataset: Dataset) -> tuple[dict[str, Any], str]:
+    """What the run is going to read of each source: for its record, and in words. BadInput as `make_train_batches`."""
+    read = make_train_batches(config, dataset)
+    if not reports_sources(config, dataset):
         return {}, ""
     total, in_use = read.seen(config.train.steps), read.unique_tokens
     sizes = {part.name: part for part in dataset.parts}
@@ -50,7 +50,7 @@ def plan(config: ConfigDict, dataset: Dataset) -> tuple[dict[str, Any], str]:
     }
     said = [
         {"step": stage.step, "shares": {name: float(share) for name, share in stage.shares.items()}}
-        for stage in mixture_text.mixture(config.data.mixture)
+        for stage in mixture_text.parse_mixture(config.data.mixture)
     ]
     everything = sum(tokens for tokens, _ in total.values())
     words = [

@@ -14,53 +14,57 @@ from jax.sharding import auto_axes
 from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import Ends, Packed
+from scalelab.model.attention.documents import DocumentEnds, PackedDocuments
 from scalelab.parallel import rules
 from scalelab.precision.policy import FP32
-from scalelab.precision.products import arithmetic
-from scalelab.sharding import spec
+from scalelab.precision.products import product_precision
+from scalelab.sharding import activation_spec
 
-STREAM = 0x63757276  # "curv": of the seed's random numbers
+CURVATURE_STREAM = 0x63757276  # "curv": of the seed's random numbers
 
 
-def measure(
+def estimate_curvature(
     static: Static,
     kind: str,
     params: Any,
     tokens: jax.Array,
     step: jax.Array,
     seed: jax.Array,
-    ends: Ends | None = None,
+    ends: DocumentEnds | None = None,
 ) -> Any:
     """A tree like the parameters: one estimate by `kind` (as `Member.curvature`) on `tokens` [global_batch, S+1].
 
     Its random numbers follow from (seed, step), and don't depend on mesh or micro-batches.
     """
-    stream = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), STREAM)
-    with arithmetic(FP32):
-        return {"hutchinson": hutchinson, "gauss_newton": gauss_newton}[kind](
+    stream = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), CURVATURE_STREAM)
+    with product_precision(FP32):
+        return {"hutchinson": hutchinson_diagonal, "gauss_newton": gauss_newton_diagonal}[kind](
             static, params, tokens, jax.random.fold_in(stream, step), ends
         )
 
 
-def hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: Ends | None = None) -> Any:
+def hutchinson_diagonal(
+    static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: DocumentEnds | None = None
+) -> Any:
     """u * (H u) with u from N(0, 1) (Alg. 1): its mean is the diagonal. Reverse over reverse, as backwards are hand-written.
 
     On a mesh the compiler splits the work (`auto_axes`): what the model says of splits has no second derivative.
     """
     measured = functools.partial(_hutchinson, static)
     if static.layout.devices > 1:
-        measured = auto_axes(measured, out_sharding=rules.parameters(static.model, static.layout))
+        measured = auto_axes(measured, out_sharding=rules.parameter_specs(static.model, static.layout))
     return measured(params, tokens, key, ends)
 
 
-def _hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: Ends | None) -> Any:
+def _hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: DocumentEnds | None) -> Any:
     shape = dataclasses.replace(static.model, attention="plain")  # kernels have no second derivative
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     u = jax.tree.unflatten(tree, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
 
-    def along(params: Any, inputs: jax.Array, targets: jax.Array, packed: Packed | None, rows: jax.Array) -> jax.Array:
+    def along(
+        params: Any, inputs: jax.Array, targets: jax.Array, packed: PackedDocuments | None, rows: jax.Array
+    ) -> jax.Array:
         del rows
         gradient = jax.grad(lambda p: transformer.smooth_loss(shape, p, inputs, targets, packed))(params)
         products = jax.tree.map(lambda g, v: jnp.sum(g * v), gradient, u)
@@ -69,7 +73,9 @@ def _hutchinson(static: Static, params: Any, tokens: jax.Array, key: jax.Array, 
     return jax.tree.map(jnp.multiply, u, _mean_gradient(static, params, tokens, along, ends))
 
 
-def gauss_newton(static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: Ends | None = None) -> Any:
+def gauss_newton_diagonal(
+    static: Static, params: Any, tokens: jax.Array, key: jax.Array, ends: DocumentEnds | None = None
+) -> Any:
     """B g * g with g the mean gradient on labels drawn from the model's own predictions (Alg. 2), B the tokens that count.
 
     Its mean is the diagonal of the Gauss-Newton matrix.
@@ -79,26 +85,30 @@ def gauss_newton(static: Static, params: Any, tokens: jax.Array, key: jax.Array,
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
         return jax.vmap(jax.random.categorical)(keys, logits_BSV).astype(jnp.int32)
 
-    def drawn(params: Any, inputs: jax.Array, targets: jax.Array, packed: Packed | None, rows: jax.Array) -> jax.Array:
-        logits_BSV = jax.lax.stop_gradient(transformer.logits(static.model, params, inputs, packed=packed))
-        placed = auto_axes(draw, out_sharding=spec("batch", "context")) if static.layout.devices > 1 else draw
+    def drawn(
+        params: Any, inputs: jax.Array, targets: jax.Array, packed: PackedDocuments | None, rows: jax.Array
+    ) -> jax.Array:
+        logits_BSV = jax.lax.stop_gradient(transformer.next_token_logits(static.model, params, inputs, packed=packed))
+        placed = (
+            auto_axes(draw, out_sharding=activation_spec("batch", "context")) if static.layout.devices > 1 else draw
+        )
         labels = jnp.where(targets >= 0, placed(key, logits_BSV, rows), -1)
-        return transformer.loss(static.model, params, inputs, labels, 0.0, packed=packed).objective
+        return transformer.summed_loss(static.model, params, inputs, labels, 0.0, packed=packed).objective
 
-    counted = jnp.sum(documents.targets(tokens, ends) >= 0)
+    counted = jnp.sum(documents.prediction_targets(tokens, ends) >= 0)
     return jax.tree.map(lambda g: counted * jnp.square(g), _mean_gradient(static, params, tokens, drawn, ends))
 
 
-def _mean_gradient(static: Static, params: Any, tokens: jax.Array, summed: Any, ends: Ends | None) -> Any:
+def _mean_gradient(static: Static, params: Any, tokens: jax.Array, summed: Any, ends: DocumentEnds | None) -> Any:
     """The gradient of `summed(params, inputs, targets, packed, rows)` added up over micro-batches, over the number of tokens.
 
     Rows that a growing batch does not take hold -1 (`data/batches/batches.py`): they are computed, and add nothing.
     """
     n, tokens = static.accumulate, tokens.astype(jnp.int32)
-    counted = jnp.maximum(jnp.sum(documents.targets(tokens, ends) >= 0), 1)
+    counted = jnp.maximum(jnp.sum(documents.prediction_targets(tokens, ends) >= 0), 1)
 
     def of(part: jax.Array, rows: jax.Array) -> Any:
-        return jax.grad(lambda p: summed(p, *documents.cut(part, ends), rows) / counted)(params)
+        return jax.grad(lambda p: summed(p, *documents.split_inputs_targets(part, ends), rows) / counted)(params)
 
     rows = jnp.arange(tokens.shape[0])
     if n == 1:

@@ -20,12 +20,12 @@ class Ema(NamedTuple):
     mean: Any
 
 
-def init(params: Any) -> Ema:
+def init_ema(params: Any) -> Ema:
     """Before the first step; w_1 = 1, so these zeros are in no mean."""
     return Ema(jnp.zeros((), jnp.int32), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params))
 
 
-def update(ema: Ema, params: Any, decay: jax.Array) -> Ema:
+def update_ema(ema: Ema, params: Any, decay: jax.Array) -> Ema:
     """With one more step's `params` (fp32); `decay` in (0, 1) is traced."""
     steps = optax.safe_increment(ema.steps)
     weight = (1.0 - decay) / -jnp.expm1(steps * jnp.log(decay))  # 1 - d^t without its cancellation

@@ -11,51 +11,53 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from scalelab.config import Static
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.precision.formats_in_jaxpr import walk
-from scalelab.sharding import BATCH
+from scalelab.precision.formats_in_jaxpr import collect_formats
+from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step import step as step_lib
 from scalelab.train.step.metrics import refuse_unloggable
 
 
-def of_step(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
+def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
     """Formats by role. `compute`: operands of the model's products and their shares of its FLOPs; the others: dtypes found.
 
     A kernel that is no jaxpr (flash attention on a GPU) is not seen. Parameters and moments are as kept between steps.
     """
     # Without the batch's warm-up, whose loop has no length in the program: the formats are the same.
-    return _of_step(dataclasses.replace(static, batch_ramp=()), tuple(sorted(h)))
+    return _traced_step_formats(dataclasses.replace(static, batch_ramp=()), tuple(sorted(h)))
 
 
 @functools.cache  # the trials of a sweep share the program
-def _of_step(static: Static, names: tuple[str, ...]) -> dict[str, Any]:
+def _traced_step_formats(static: Static, names: tuple[str, ...]) -> dict[str, Any]:
     h = {name: jnp.float32(1) for name in names}
     trace = jax.make_jaxpr(functools.partial(step_lib.train_step, static), return_shape=True)
     tokens = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
-    state = state_lib.shapes(static)
+    state = state_lib.state_shapes(static)
     if static.layout.devices > 1:
-        mesh = mesh_lib.make(static.layout)
-        state = state_lib.placed(static, mesh)
-        tokens = jax.ShapeDtypeStruct(tokens.shape, tokens.dtype, sharding=NamedSharding(mesh, PartitionSpec(BATCH)))
+        mesh = mesh_lib.make_mesh(static.layout)
+        state = state_lib.sharded_state_shapes(static, mesh)
+        tokens = jax.ShapeDtypeStruct(
+            tokens.shape, tokens.dtype, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+        )
         with jax.set_mesh(mesh):
             traced, (_, metrics) = trace(state, tokens, h)
     else:
         traced, (_, metrics) = trace(state, tokens, h)
     refuse_unloggable(metrics)
-    found, _ = walk(traced.jaxpr)
+    found, _ = collect_formats(traced.jaxpr)
     total = sum(found.flops.values())
     return {
-        "parameters": _arrays(state.params),
+        "parameters": _array_dtypes(state.params),
         "compute": {form: round(flops / total, 4) for form, flops in sorted(found.flops.items())},
         "accumulation": sorted(found.products),
         "gradients": sorted(found.marked["gradients"]),
         "reductions": sorted(found.sums),
-        "moments": _arrays(state.opt_state),
+        "moments": _array_dtypes(state.opt_state),
         "logits": sorted(found.marked["logits"]),
         "loss": sorted(found.marked["loss"]),
     }
 
 
-def _arrays(tree: Any) -> list[str]:
+def _array_dtypes(tree: Any) -> list[str]:
     """The dtypes of a tree's arrays; scalars are counters and the like."""
     return sorted({str(leaf.dtype) for leaf in jax.tree.leaves(tree) if leaf.ndim})

@@ -11,7 +11,7 @@ from jax.sharding import reshard
 from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
-from scalelab.model.attention.documents import Ends
+from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
@@ -19,14 +19,14 @@ from scalelab.parallel import pipeline, rules
 from scalelab.precision import delayed
 from scalelab.precision.loss_scale import LossScale
 from scalelab.precision.policy import POLICIES
-from scalelab.precision.products import arithmetic
+from scalelab.precision.products import product_precision
 
 
-def ends(static: Static, h: Hparams, step: jax.Array | None = None) -> Ends | None:
+def document_ends(static: Static, h: Hparams, step: jax.Array | None = None) -> DocumentEnds | None:
     """What ends a document, in training at `step` also a length; None: sequences are read in full, across documents."""
     separator = h["separator"] if static.documents == "mask" else None
-    length = schedules.seq_len(static, step, h) if static.seq_warmup and step is not None else None
-    return Ends(separator, length) if separator is not None or length is not None else None
+    length = schedules.scheduled_seq_len(static, step, h) if static.seq_warmup and step is not None else None
+    return DocumentEnds(separator, length) if separator is not None or length is not None else None
 
 
 def loss_sums(
@@ -34,31 +34,31 @@ def loss_sums(
     params: Any,
     tokens: jax.Array,
     z_weight: jax.Array | float,
-    ends: Ends | None = None,
+    ends: DocumentEnds | None = None,
     scales: Any = None,
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
 
-    With `ends` documents don't see each other, and none is asked for the next one's first token. `scales` are those of
+    With `document_ends` documents don't see each other, and none is asked for the next one's first token. `scales` are those of
     delayed scaling; without them its products take the amax of what they multiply.
     """
     if static.layout.stage > 1:
-        return pipeline.loss_sums(static, params, tokens, z_weight, ends)
-    inputs_BS, targets_BS, packed = documents.cut(tokens, ends)
+        return pipeline.pipeline_loss_sums(static, params, tokens, z_weight, ends)
+    inputs_BS, targets_BS, packed = documents.split_inputs_targets(tokens, ends)
     policy = POLICIES[static.precision]
-    with arithmetic(policy):
-        return transformer.loss(
+    with product_precision(policy):
+        return transformer.summed_loss(
             static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed
         )
 
 
-def gradients(
+def compute_gradients(
     static: Static,
     params: Any,
     tokens: jax.Array,
     z_weight: jax.Array,
     scale: jax.Array | float = 1.0,
-    ends: Ends | None = None,
+    ends: DocumentEnds | None = None,
 ) -> tuple[LossSums, Any]:
     """Sums over the batch [B, S+1] and the gradient of the token mean; `scale` is that of the loss, where the policy has one.
 
@@ -66,17 +66,17 @@ def gradients(
     them: the result is the big batch's, also where micro-batches hold different numbers of ignored positions.
     """
     kept = LossScale(jnp.asarray(scale), jnp.int32(0)) if POLICIES[static.precision].scaled_loss else ()
-    return measured_gradients(static, params, tokens, z_weight, kept, ends=ends)[:2]
+    return scaled_gradients(static, params, tokens, z_weight, kept, ends=ends)[:2]
 
 
-def measured_gradients(
+def scaled_gradients(
     static: Static,
     params: Any,
     tokens: jax.Array,
     z_weight: jax.Array,
     kept: Any,
     taken: jax.Array | None = None,
-    ends: Ends | None = None,
+    ends: DocumentEnds | None = None,
 ) -> tuple[LossSums, Any, Any]:
     """The same from what the precision policy keeps (`TrainState.precision`), and the amax that delayed scaling wants to know.
 
@@ -84,32 +84,32 @@ def measured_gradients(
     underflows; a power of two is taken out again exactly, in fp32. Of the micro-batches only the first `taken` (traced) are
     run where it is given: row r is of micro-batch r % accumulate. The others' rows are of no consequence.
     """
-    policy, counted = POLICIES[static.precision], jnp.maximum(_counted(static, tokens, taken, ends), 1)
-    scales = delayed.scales(kept, policy) if policy.scaling == "delayed" else ()
-    with arithmetic(policy):
+    policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, taken, ends), 1)
+    scales = delayed.delayed_scales(kept, policy) if policy.scaling == "delayed" else ()
+    with product_precision(policy):
         if not policy.scaled_loss:
             return _gradients(static, params, scales, tokens, z_weight, counted, taken, ends)
         sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken, ends)
         return sums, jax.tree.map(lambda g: g / kept.scale, grads), amax
 
 
-def _counted(static: Static, tokens: jax.Array, taken: jax.Array | None, ends: Ends | None) -> jax.Array:
+def _count_targets(static: Static, tokens: jax.Array, taken: jax.Array | None, ends: DocumentEnds | None) -> jax.Array:
     """How many tokens are predicted."""
-    predicted_BS = documents.targets(tokens, ends) >= 0
+    predicted_BS = documents.prediction_targets(tokens, ends) >= 0
     if taken is None:
         return jnp.sum(predicted_BS)
     each = jnp.sum(predicted_BS.reshape(-1, static.accumulate, predicted_BS.shape[-1]), axis=(0, 2))
     return jnp.sum(jnp.where(jnp.arange(static.accumulate) < taken, each, 0))
 
 
-def objective(
+def micro_batch_objective(
     static: Static,
     params: Any,
     scales: Any,
     part: jax.Array,
     z_weight: jax.Array,
     counted: jax.Array,
-    ends: Ends | None,
+    ends: DocumentEnds | None,
 ) -> tuple[jax.Array, LossSums]:
     """(what is differentiated, the sums) of a micro-batch `part` [b, S+1]."""
     sums = loss_sums(static, params, part, z_weight, ends, scales)
@@ -124,12 +124,12 @@ def _gradients(
     z_weight: jax.Array,
     counted: jax.Array,
     taken: jax.Array | None,
-    ends: Ends | None,
+    ends: DocumentEnds | None,
 ) -> tuple[LossSums, Any, Any]:
     def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
         if static.layout.stage > 1:
-            return *pipeline.gradients(static, params, part, z_weight, counted, ends), scales
-        differentiated = functools.partial(objective, static)
+            return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends), scales
+        differentiated = functools.partial(micro_batch_objective, static)
         (_, sums), (grads, amax) = jax.value_and_grad(differentiated, argnums=(0, 1), has_aux=True)(
             params, scales, part, z_weight, counted, ends
         )
@@ -137,21 +137,21 @@ def _gradients(
 
     def micro(carry: tuple[LossSums, Any, Any], part: jax.Array) -> tuple[tuple[LossSums, Any, Any], None]:
         sums, grads, amax = of(part)
-        added = jax.tree.map(jnp.add, carry[:2], (sums, split(static, rules.gradients, grads)))
+        added = jax.tree.map(jnp.add, carry[:2], (sums, reshard_as(static, rules.gradient_specs, grads)))
         return (*added, jax.tree.map(jnp.maximum, carry[2], amax)), None
 
     if static.accumulate == 1:
         return of(tokens)
     rows = tokens.reshape(-1, static.accumulate, tokens.shape[-1])
     parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
-    zeros = split(static, rules.gradients, jax.tree.map(jnp.zeros_like, params))
+    zeros = reshard_as(static, rules.gradient_specs, jax.tree.map(jnp.zeros_like, params))
     begin = (LossSums(*[jnp.zeros(())] * 3), zeros, jax.tree.map(jnp.zeros_like, scales))
     if taken is not None:
         return jax.lax.fori_loop(0, taken, lambda i, carry: micro(carry, parts[i])[0], begin)
     return jax.lax.scan(micro, begin, parts)[0]
 
 
-def split(static: Static, rule: Callable, tree: Any) -> Any:
+def reshard_as(static: Static, rule: Callable, tree: Any) -> Any:
     """A tree like the parameters, laid out as `rule` says; on a single device the tree itself."""
     if static.layout.devices == 1:
         return tree

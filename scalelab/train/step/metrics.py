@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from scalelab import records
-from scalelab.errors import BadInput, nearest
+from scalelab.errors import BadInput, nearest_hint
 
 NAME = re.compile(r"[A-Za-z_][\w-]*(/[\w-]+)*")
 READ_BY_LOOP = (
@@ -42,11 +42,11 @@ def refuse_unloggable(metrics: Mapping[str, Any]) -> None:
             raise BadInput(f"the step's metric {name!r} is {dtype}: a metric is one real number")
         if not NAME.fullmatch(name):
             raise BadInput(f"the step's metric {name!r}: a name is letters, digits, _ and -, or group/name")
-        if name.partition("/")[0] in WRITTEN_BY_LOOP or name in records.COLUMNS:
+        if name.partition("/")[0] in WRITTEN_BY_LOOP or name in records.ROW_COLUMNS:
             raise BadInput(f"the step's metric {name!r} has the name of a value that every run has: use mine/{name}")
     for name in READ_BY_LOOP:
         if name not in metrics:
-            raise BadInput(f"the step's metrics have no {name!r}, which the loop reads{nearest(name, metrics)}")
+            raise BadInput(f"the step's metrics have no {name!r}, which the loop reads{nearest_hint(name, metrics)}")
 
 
 def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...] | None, Any]:

@@ -18,12 +18,12 @@ from scalelab.config import Static
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rows
-from scalelab.sharding import BATCH
+from scalelab.sharding import BATCH_AXES
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.state import TrainState
-from scalelab.train.step.step import evaluate, many_steps
+from scalelab.train.step.step import evaluation_loss, many_steps
 
-Trees = list[dict[str, Any]]
+HparamsList = list[dict[str, Any]]
 Batches = Sequence[np.ndarray | None]  # this process's rows; None: a trial that is out
 
 
@@ -44,18 +44,18 @@ class Program(NamedTuple):
     rows: np.ndarray | slice = slice(None)
 
 
-def _traced(h: dict[str, float]) -> dict[str, jax.Array]:
+def _traced_hparams(h: dict[str, float]) -> dict[str, jax.Array]:
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     return {key: jnp.asarray(value, kinds.get(key, jnp.float32)) for key, value in h.items()}
 
 
 @functools.cache
-def _compiled(static: Static, mapped: bool) -> tuple[Callable, Callable, Callable]:
+def _compiled_functions(static: Static, mapped: bool) -> tuple[Callable, Callable, Callable]:
     """(init, advance, evaluate) of one trial or of a stack, jitted once a process for each `Static`."""
     functions = (
-        functools.partial(state_lib.init, static),
+        functools.partial(state_lib.init_state, static),
         functools.partial(many_steps, static),
-        functools.partial(evaluate, static),
+        functools.partial(evaluation_loss, static),
     )
     if mapped:
         init, advance, evaluated = functions
@@ -67,19 +67,19 @@ def _compiled(static: Static, mapped: bool) -> tuple[Callable, Callable, Callabl
     return jax.jit(functions[0]), jax.jit(functions[1], donate_argnums=0), jax.jit(functions[2])
 
 
-def on_mesh(static: Static, hparams: Trees) -> Program:
-    """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.specs` says."""
-    mesh = mesh_lib.make(static.layout)
-    init, advance, evaluated = _compiled(static, False)
-    specs = state_lib.specs(static)
+def mesh_program(static: Static, hparams: HparamsList) -> Program:
+    """Trials in turn, each over all devices of the layout's mesh: arrays come and go as `state.state_specs` says."""
+    mesh = mesh_lib.make_mesh(static.layout)
+    init, advance, evaluated = _compiled_functions(static, False)
+    specs = state_lib.state_specs(static)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-    by_row = NamedSharding(mesh, PartitionSpec(None, BATCH, None))
-    mine = rows.held(by_row, (1, static.global_batch, 1), axis=1)
+    by_row = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, None))
+    mine = rows.local_row_indices(by_row, (1, static.global_batch, 1), axis=1)
     with jax.set_mesh(mesh):
-        traced = [_traced(h) for h in hparams]
+        traced = [_traced_hparams(h) for h in hparams]
 
     def whole(batches_KRS: np.ndarray) -> jax.Array:
-        return rows.assemble(by_row, batches_KRS, mine, axis=1, size=static.global_batch)
+        return rows.assemble_global_array(by_row, batches_KRS, mine, axis=1, size=static.global_batch)
 
     def advance_all(states: list, batches: Batches, n: int) -> tuple[list, list]:
         with jax.set_mesh(mesh):
@@ -93,13 +93,13 @@ def on_mesh(static: Static, hparams: Trees) -> Program:
     def begin() -> list:
         # Drawn by the compiler's own partitioning: the numbers don't depend on the mesh, and no device holds them all.
         auto = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
-        ordered = lambda h: pipeline.reorder(init(h), specs, static.layout)  # noqa: E731
+        ordered = lambda h: pipeline.reorder_layers(init(h), specs, static.layout)  # noqa: E731
         drawn = jax.jit(ordered, out_shardings=jax.tree.map(lambda spec: NamedSharding(auto, spec), specs))
-        return [jax.device_put(drawn(_traced(h)), shardings) for h in hparams]
+        return [jax.device_put(drawn(_traced_hparams(h)), shardings) for h in hparams]
 
     @functools.partial(jax.jit, static_argnums=1)
     def reordered(state: TrainState, back: bool) -> TrainState:
-        return pipeline.reorder(state, specs, static.layout, back)
+        return pipeline.reorder_layers(state, specs, static.layout, back)
 
     def in_order(states: Sequence[TrainState], back: bool) -> list[TrainState]:
         if static.layout.rounds == 1:
@@ -128,13 +128,13 @@ def _one_by_one(
     return states, logs
 
 
-def in_turn(static: Static, hparams: Trees) -> Program:
+def sequential_program(static: Static, hparams: HparamsList) -> Program:
     """One compiled program of one trial, called for each: the fastest on CPU, and bit for bit each trial alone."""
-    static = dataclasses.replace(static, layout=mesh_lib.resolved(static.layout, jax.device_count()))
+    static = dataclasses.replace(static, layout=mesh_lib.resolve_layout(static.layout, jax.device_count()))
     if static.layout.devices > 1:
-        return on_mesh(static, hparams)
-    init, advance, evaluated = _compiled(static, False)
-    traced = [_traced(h) for h in hparams]
+        return mesh_program(static, hparams)
+    init, advance, evaluated = _compiled_functions(static, False)
+    traced = [_traced_hparams(h) for h in hparams]
 
     return Program(
         init=lambda: [init(h) for h in traced],
@@ -145,13 +145,13 @@ def in_turn(static: Static, hparams: Trees) -> Program:
     )
 
 
-def vmapped(static: Static, hparams: Trees) -> Program:
+def vmapped_program(static: Static, hparams: HparamsList) -> Program:
     """All trials in one program, the trial axis sharded over as many local devices as divide it."""
-    if mesh_lib.resolved(static.layout, jax.device_count()).devices > 1:
+    if mesh_lib.resolve_layout(static.layout, jax.device_count()).devices > 1:
         raise BadInput(
             "sweep.pack='vmap' spreads trials over the devices, and `parallel` each of them: use sweep.pack='turn'"
         )
-    init, advance, evaluated = _compiled(static, True)
+    init, advance, evaluated = _compiled_functions(static, True)
     devices = jax.local_devices()
     used = next(k for k in range(min(len(devices), len(hparams)), 0, -1) if len(hparams) % k == 0)
     # Auto: under vmap the trial axis is not the program's to name; the compiler keeps each trial on its device.
@@ -165,9 +165,9 @@ def vmapped(static: Static, hparams: Trees) -> Program:
         host = jax.device_get(tree)
         return [jax.tree.map(lambda leaf: leaf[i], host) for i in range(len(hparams))]  # noqa: B023
 
-    traced = stack([_traced(h) for h in hparams])
+    traced = stack([_traced_hparams(h) for h in hparams])
 
-    def advance_all(states: Any, batches: Batches, n: int) -> tuple[Any, Trees]:
+    def advance_all(states: Any, batches: Batches, n: int) -> tuple[Any, HparamsList]:
         filler = next(batch for batch in batches if batch is not None)  # a trial that is out goes on unseen
         stacked = np.stack([filler if batch is None else batch for batch in batches])
         states, metrics = advance(states, jax.device_put(stacked, by_trial), np.int32(n), traced)
@@ -182,28 +182,28 @@ def vmapped(static: Static, hparams: Trees) -> Program:
     )
 
 
-PACKINGS = {"turn": in_turn, "vmap": vmapped}
+PACKINGS = {"turn": sequential_program, "vmap": vmapped_program}
 
 
-def packing(choice: str) -> str:
+def resolve_packing(choice: str) -> str:
     """`auto` resolved for this backend: on CPU batched products lose to plain ones, elsewhere they fill the chip."""
     return choice if choice != "auto" else ("turn" if jax.default_backend() == "cpu" else "vmap")
 
 
-def like(static: Static, trials: int, mode: str) -> list[TrainState]:
+def restore_targets(static: Static, trials: int, mode: str) -> list[TrainState]:
     """Shapes, dtypes and shardings of the states that `PACKINGS[mode]` joins: restored onto these, no array takes a detour.
 
     Under vmap each trial lies whole on one of the devices, as many on each.
     """
-    static = dataclasses.replace(static, layout=mesh_lib.resolved(static.layout, jax.device_count()))
+    static = dataclasses.replace(static, layout=mesh_lib.resolve_layout(static.layout, jax.device_count()))
     if mode == "turn" and static.layout.devices > 1:
-        return [state_lib.placed(static, mesh_lib.make(static.layout))] * trials
+        return [state_lib.sharded_state_shapes(static, mesh_lib.make_mesh(static.layout))] * trials
     devices = jax.local_devices()
     places = [devices[i * len(devices) // trials if mode == "vmap" else 0] for i in range(trials)]
-    return [_whole(state_lib.shapes(static), place) for place in places]
+    return [_on_one_device(state_lib.state_shapes(static), place) for place in places]
 
 
-def _whole(state: TrainState, device: jax.Device) -> TrainState:
+def _on_one_device(state: TrainState, device: jax.Device) -> TrainState:
     sharding = SingleDeviceSharding(device)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state)
 

@@ -12,14 +12,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
 
 from scalelab.config import Layout, Static, traced_names
 from scalelab.model import transformer
-from scalelab.model.declare import named
-from scalelab.model.transformer import declarations
+from scalelab.model.declare import named_leaves
+from scalelab.model.transformer import parameter_declarations
 from scalelab.optim import user_numbers
-from scalelab.optim.chain import chain
-from scalelab.optim.registry import find
+from scalelab.optim.chain import build_optimizer_chain
+from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
-from scalelab.parallel.processes import whole
+from scalelab.parallel.processes import gather_to_host
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES
 from scalelab.train.step import ema
@@ -37,34 +37,40 @@ class TrainState(NamedTuple):
     precision: Any = ()  # what the precision policy keeps: a LossScale, amax of past steps, or nothing
 
 
-def init(static: Static, h: Hparams) -> TrainState:
+def init_state(static: Static, h: Hparams) -> TrainState:
     """A fresh state; parameters are drawn from the stream `seed`."""
-    return begun(static, h, transformer.init(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32))))
+    return state_from_params(
+        static, h, transformer.init_params(static.model, jax.random.key(jnp.asarray(h["seed"], jnp.uint32)))
+    )
 
 
-def begun(static: Static, h: Hparams, params: Any) -> TrainState:
+def state_from_params(static: Static, h: Hparams, params: Any) -> TrainState:
     """The state of step 0 on these parameters (fp32)."""
     zero, policy = jnp.zeros((), jnp.int32), POLICIES[static.precision]
-    opt_state = stored(chain(static, h, jnp.zeros(())).init(params), policy.moments)
-    kept: Any = loss_scale.init() if policy.scaled_loss else ()
-    kept = delayed.init(declarations(static.model)["blocks"]) if policy.scaling == "delayed" else kept
-    average = ema.init(params) if static.ema else ()
-    return TrainState(zero, stored(params, policy.parameters), opt_state, zero, zero, average, kept)
+    opt_state = cast_for_storage(build_optimizer_chain(static, h, jnp.zeros(())).init(params), policy.moments)
+    kept: Any = loss_scale.init_loss_scale() if policy.scaled_loss else ()
+    kept = (
+        delayed.init_amax_history(parameter_declarations(static.model)["blocks"])
+        if policy.scaling == "delayed"
+        else kept
+    )
+    average = ema.init_ema(params) if static.ema else ()
+    return TrainState(zero, cast_for_storage(params, policy.parameters), opt_state, zero, zero, average, kept)
 
 
-def stored(tree: Any, form: str) -> Any:
+def cast_for_storage(tree: Any, form: str) -> Any:
     """A tree as it is kept from step to step: its fp32 arrays, not its scalars, in `form`."""
     if form == "float32":
         return tree
     return jax.tree.map(lambda x: x.astype(form) if x.ndim and x.dtype == jnp.float32 else x, tree)
 
 
-def wide(tree: Any, form: str) -> Any:
+def upcast(tree: Any, form: str) -> Any:
     """The same for use: arrays kept in `form` in fp32."""
     return tree if form == "float32" else jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == form else x, tree)
 
 
-def shapes(static: Static) -> TrainState:
+def state_shapes(static: Static) -> TrainState:
     """The shapes and dtypes of a state, whatever the mesh and the batch; nothing is computed. To be read only: it is kept."""
     like = dataclasses.replace(static, model=static.model.plain, layout=Layout(), global_batch=1, accumulate=1)
     return _shapes(dataclasses.replace(like, batch_ramp=()))
@@ -73,56 +79,64 @@ def shapes(static: Static) -> TrainState:
 @functools.cache
 def _shapes(static: Static) -> TrainState:
     h = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in traced_names(static.optim)}
-    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), declarations(static.model))
-    return jax.eval_shape(functools.partial(begun, static), h, params)
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), parameter_declarations(static.model))
+    return jax.eval_shape(functools.partial(state_from_params, static), h, params)
 
 
-def specs(static: Static, like: TrainState | None = None) -> Any:
-    """How each part of a state lies on the mesh of `static.layout`: a TrainState of specs. `like`: its `shapes`, where known.
+def state_specs(static: Static, like: TrainState | None = None) -> Any:
+    """How each part of a state lies on the mesh of `static.layout`: a TrainState of specs. `like`: its `state_shapes`, where known.
 
     What the optimizer keeps of a parameter is known by the parameter's path in it: like the parameter where it has its
-    shape, else as `rules.other` splits it. What has no such path lies whole on every device.
+    shape, else as `rules.reshaped_moment_spec` splits it. What has no such path lies whole on every device.
     """
     shape, layout = static.model, static.layout
-    like = shapes(static) if like is None else like
-    whole, declared, kept = PartitionSpec(), named(declarations(shape)), named(rules.moments(shape, layout))
+    like = state_shapes(static) if like is None else like
+    whole, declared, kept = (
+        PartitionSpec(),
+        named_leaves(parameter_declarations(shape)),
+        named_leaves(rules.moment_specs(shape, layout)),
+    )
 
     def of(path: Any, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
         place = ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)) + "."
         name = next((n for n in declared if place.startswith(n + ".")), None)
         if name is None:
             return whole
-        return kept[name] if leaf.shape == declared[name].shape else rules.other(declared[name], leaf.shape, layout)
+        return (
+            kept[name]
+            if leaf.shape == declared[name].shape
+            else rules.reshaped_moment_spec(declared[name], leaf.shape, layout)
+        )
 
     opt_state, average = jax.tree_util.tree_map_with_path(of, (like.opt_state, like.ema))
     precision = jax.tree.map(lambda _: whole, like.precision)
-    each: Any = (whole, rules.parameters(shape, layout), opt_state, whole, whole, average, precision)
+    each: Any = (whole, rules.parameter_specs(shape, layout), opt_state, whole, whole, average, precision)
     return TrainState(*each)
 
 
-def placed(static: Static, mesh: Mesh) -> TrainState:
+def sharded_state_shapes(static: Static, mesh: Mesh) -> TrainState:
     """The shapes and dtypes of a state, each with its sharding on `mesh`: what a checkpoint is restored onto."""
     return jax.tree.map(
         lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
-        shapes(static), specs(static),
+        state_shapes(static), state_specs(static),
     )  # fmt: skip
 
 
-def evaluated(static: Static, state: TrainState, h: Hparams) -> Any:
+def evaluation_params(static: Static, state: TrainState, h: Hparams) -> Any:
     """The parameters to evaluate and to hand on, in fp32: the optimizer's average where it keeps one, else those that are trained."""
-    policy, point = POLICIES[static.precision], find(static.optim.name).evaluated
-    params = wide(state.params, policy.parameters)
+    policy, point = POLICIES[static.precision], find_optimizer(static.optim.name).evaluated
+    params = upcast(state.params, policy.parameters)
     if point is None:
         return params
     if static.layout.devices > 1:  # parameters and what the optimizer keeps may lie otherwise
-        point = auto_axes(point, out_sharding=rules.parameters(static.model, static.layout))
-    return point(params, wide(state.opt_state, policy.moments), user_numbers.given(static.optim, h))
+        point = auto_axes(point, out_sharding=rules.parameter_specs(static.model, static.layout))
+    return point(params, upcast(state.opt_state, policy.moments), user_numbers.readable_hparams(static.optim, h))
 
 
-def digest(params: Any) -> str:
+def params_digest(params: Any) -> str:
     """SHA-256 over all parameters: names and bytes, in the tree's (sorted) order. On a mesh all of its processes have to ask."""
     sha = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         sha.update(jax.tree_util.keystr(path).encode())
-        sha.update(np.ascontiguousarray(whole(leaf)).tobytes())
+        sha.update(np.ascontiguousarray(gather_to_host(leaf)).tobytes())
     return sha.hexdigest()

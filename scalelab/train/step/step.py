@@ -11,20 +11,20 @@ from jax.sharding import auto_axes
 from scalelab.config import Static
 from scalelab.model.loss import LossSums
 from scalelab.optim import schedules
-from scalelab.optim.chain import chain
-from scalelab.optim.registry import find
+from scalelab.optim.chain import build_optimizer_chain
+from scalelab.optim.registry import find_optimizer
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES, Policy
 from scalelab.train.step import curvature, ema
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.gradients import ends, loss_sums, measured_gradients, split
+from scalelab.train.step.gradients import document_ends, loss_sums, reshard_as, scaled_gradients
 from scalelab.train.step.metrics import refuse_unloggable
-from scalelab.train.step.state import TrainState, stored, wide
+from scalelab.train.step.state import TrainState, cast_for_storage, upcast
 
 Updated = tuple[Any, Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, ema, (update norm, param norm)
-METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
+STEP_METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
 LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
 
 
@@ -39,17 +39,17 @@ def train_step(
     `log_every` passes over: they read every parameter once more, 3 % of a step with a large vocabulary.
     """
     policy = POLICIES[static.precision]
-    params = wide(state.params, policy.parameters)
-    taken = schedules.micro_batches(static, state.step) if static.batch_ramp else None
-    where = ends(static, h, state.step)
+    params = upcast(state.params, policy.parameters)
+    taken = schedules.traced_micro_batches(static, state.step) if static.batch_ramp else None
+    where = document_ends(static, h, state.step)
     # Behind a barrier: else the partitioner takes what is updated out of the tables that were gathered for the loss, which are
     # then held to the end (two tables of the vocabulary in fp32 on GPUs).
     seen = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
-    sums, grads, amax = measured_gradients(static, seen, tokens, h["z_loss"], state.precision, taken, where)
-    grads = checkpoint_name(split(static, rules.moments, grads), "gradients")
+    sums, grads, amax = scaled_gradients(static, seen, tokens, h["z_loss"], state.precision, taken, where)
+    grads = checkpoint_name(reshard_as(static, rules.moment_specs, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
-    now = schedules.at(static, state.step, h)
+    now = schedules.scheduled_values(static, state.step, h)
     extra = _curvature(static, params, tokens, state.step, h)
 
     def update(measured: bool, taken: jax.Array, carry: Updated) -> Updated:
@@ -58,16 +58,16 @@ def train_step(
         def once(_: jax.Array, carry: Updated) -> Updated:
             # The barrier ties the gradients to the turn: else products of them alone are taken before it, turn or none.
             (params, opt_state, average, norms), tied, more = jax.lax.optimization_barrier((carry, grads, extra))
-            params, opt_state = wide(params, policy.parameters), wide(opt_state, policy.moments)
-            params = split(static, rules.moments, params)
-            moves, opt_state = updates(static, tied, opt_state, params, {**h, **now}, now["lr"], **more)
-            params = split(static, rules.parameters, optax.apply_updates(params, moves))
+            params, opt_state = upcast(params, policy.parameters), upcast(opt_state, policy.moments)
+            params = reshard_as(static, rules.moment_specs, params)
+            moves, opt_state = compute_updates(static, tied, opt_state, params, {**h, **now}, now["lr"], **more)
+            params = reshard_as(static, rules.parameter_specs, optax.apply_updates(params, moves))
             norms = (optax.tree.norm(moves), optax.tree.norm(params)) if measured else norms
-            params = stored(params, policy.parameters)
+            params = cast_for_storage(params, policy.parameters)
             if static.ema:
-                mine = split(static, rules.moments, wide(params, policy.parameters))
-                average = ema.update(average, mine, h["ema"])
-            return params, stored(opt_state, policy.moments), average, norms
+                mine = reshard_as(static, rules.moment_specs, upcast(params, policy.parameters))
+                average = ema.update_ema(average, mine, h["ema"])
+            return params, cast_for_storage(opt_state, policy.moments), average, norms
 
         return jax.lax.fori_loop(0, taken.astype(jnp.int32), once, carry)
 
@@ -86,9 +86,9 @@ def train_step(
         skipped=state.skipped + ~finite,
         streak=jnp.where(finite, 0, state.streak + 1),
         ema=average,
-        precision=_next(policy, state.precision, amax, finite),
+        precision=_next_precision_state(policy, state.precision, amax, finite),
     )
-    metrics = dict(zip(METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
+    metrics = dict(zip(STEP_METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
         "streak": new.streak
     }
     return new, metrics | ({LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {})
@@ -106,9 +106,9 @@ def _stays_finite(
     policy = POLICIES[static.precision]
 
     def once(_: jax.Array, size: jax.Array) -> jax.Array:
-        params, opt_state = wide(state.params, policy.parameters), wide(state.opt_state, policy.moments)
-        params = split(static, rules.moments, params)
-        moves, _ = updates(static, grads, opt_state, params, h, h["lr"], **extra)
+        params, opt_state = upcast(state.params, policy.parameters), upcast(state.opt_state, policy.moments)
+        params = reshard_as(static, rules.moment_specs, params)
+        moves, _ = compute_updates(static, grads, opt_state, params, h, h["lr"], **extra)
         return size + optax.tree.norm(optax.apply_updates(params, moves))
 
     return jnp.isfinite(jax.lax.fori_loop(0, finite.astype(jnp.int32), once, jnp.float32(0.0)))
@@ -116,11 +116,11 @@ def _stays_finite(
 
 def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, h: Hparams) -> dict[str, Any]:
     """The keyword `curvature` of an optimizer that wants it: (estimate, whether it is new). Measured every `every` steps only."""
-    kind, every = find(static.optim.name).curvature, static.optim.every or 1
+    kind, every = find_optimizer(static.optim.name).curvature, static.optim.every or 1
     if not kind:
         return {}
     due = step % every == 0
-    none = split(static, rules.moments, jax.tree.map(jnp.zeros_like, params))
+    none = reshard_as(static, rules.moment_specs, jax.tree.map(jnp.zeros_like, params))
 
     def once(turn: jax.Array, none: Any) -> Any:
         del none
@@ -128,19 +128,21 @@ def _curvature(static: Static, params: Any, tokens: jax.Array, step: jax.Array, 
         # the loop, at every step (Sophia-G took 2.2 times AdamW's step, Sophia-H 3.6).
         zero = jnp.minimum(turn, 0)
         mine = tokens + zero.astype(tokens.dtype)
-        found = curvature.measure(static, kind, params, mine, step + zero, h["seed"], ends(static, h, step))
-        return split(static, rules.moments, found)
+        found = curvature.estimate_curvature(
+            static, kind, params, mine, step + zero, h["seed"], document_ends(static, h, step)
+        )
+        return reshard_as(static, rules.moment_specs, found)
 
     # A loop and no conditional: packed trials, which are all due at once, would take both sides of that at every step.
     estimate = jax.lax.fori_loop(0, due.astype(jnp.int32), once, none)
     return {"curvature": (estimate, due & jnp.isfinite(optax.tree.norm(estimate)))}
 
 
-def _next(policy: Policy, kept: Any, amax: Any, finite: jax.Array) -> Any:
+def _next_precision_state(policy: Policy, kept: Any, amax: Any, finite: jax.Array) -> Any:
     """What the precision policy keeps for the next step."""
     if policy.scaled_loss:
-        return loss_scale.update(kept, finite)
-    return delayed.update(kept, amax, finite) if policy.scaling == "delayed" else ()
+        return loss_scale.update_loss_scale(kept, finite)
+    return delayed.update_amax_history(kept, amax, finite) if policy.scaling == "delayed" else ()
 
 
 def many_steps(
@@ -160,30 +162,30 @@ def many_steps(
     return jax.lax.fori_loop(0, n, body, (state, empty))
 
 
-def updates(
+def compute_updates(
     static: Static, grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, **extra: Any
 ) -> tuple[Any, Any]:
     """What to add to the parameters, and the optimizer's next state; `extra` are keywords that the optimizer asks for.
 
     On a mesh the compiler places it (`auto_axes`): matrix optimizers mix axes in ways that Explicit axes would want spelled
-    out product by product, and optax's transforms don't. Updates and state come out as `state.specs` says.
+    out product by product, and optax's transforms don't. Updates and state come out as `state.state_specs` says.
     """
 
     def update(grads: Any, opt_state: Any, params: Any, h: Hparams, lr: jax.Array, extra: Any) -> tuple[Any, Any]:
-        return chain(static, h, lr).update(grads, opt_state, params, **extra)
+        return build_optimizer_chain(static, h, lr).update(grads, opt_state, params, **extra)
 
     if static.layout.devices > 1:
-        out = rules.moments(static.model, static.layout), state_lib.specs(static).opt_state
+        out = rules.moment_specs(static.model, static.layout), state_lib.state_specs(static).opt_state
         update = auto_axes(update, out_sharding=out)
     return update(grads, opt_state, params, h, lr, extra)
 
 
-def evaluate(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:
+def evaluation_loss(static: Static, state: TrainState, batches: jax.Array, h: Hparams) -> jax.Array:
     """Mean loss in nats a token over batches [n, B, S+1]; z-loss excluded. Of the optimizer's averaged point where it has one."""
-    params = state_lib.evaluated(static, state, h)
+    params = state_lib.evaluation_params(static, state, h)
 
     def body(sums: LossSums, tokens: jax.Array) -> tuple[LossSums, None]:
-        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0, ends(static, h))), None
+        return jax.tree.map(jnp.add, sums, loss_sums(static, params, tokens, 0.0, document_ends(static, h))), None
 
     sums, _ = jax.lax.scan(body, LossSums(*[jnp.zeros(())] * 3), batches)
     return sums.nll / jnp.maximum(sums.tokens, 1.0)

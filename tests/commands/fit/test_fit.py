@@ -18,8 +18,8 @@ from scalelab.commands.fit import text
 from scalelab.laws.law import forms
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.study import fit_study
-from scalelab.laws.trust.profile import Profile
-from scalelab.laws.use.chinchilla_optimum import loss_at, optimum
+from scalelab.laws.trust.profile import ParamProfile
+from scalelab.laws.use.chinchilla_optimum import loss_at, optimal_allocation
 from tests.laws.examples import QUICKSTART_LIKE, published, study
 from tests.tables import table_path
 
@@ -329,7 +329,7 @@ def test_approach_2_finds_the_laws_own_exponent(capsys, table, tmp_path):
     for method, extra in (("akima", []), ("parabola", ["--seed-noise"])):
         found = answer(capsys, table, *command, f"--method={method}", f"--plot={tmp_path / method}", *extra)
         assert found["a"] == pytest.approx(0.47 / 1.07, abs=0.08) and len(found["budgets"]) == 4
-        assert found["allocation"]["1e+12"]["N"] == pytest.approx(optimum(QUICKSTART_LIKE, 1e12).N, rel=0.3)
+        assert found["allocation"]["1e+12"]["N"] == pytest.approx(optimal_allocation(QUICKSTART_LIKE, 1e12).N, rel=0.3)
         assert {path.suffix for path in (tmp_path / method).iterdir()} == {".png", ".pdf", ".csv"}
         assert (found["interval"] is None) == (not extra)
 
@@ -385,10 +385,10 @@ def test_plot_writes_png_pdf_and_csv(capsys, table, tmp_path):
 
 def test_intervals_are_said_in_words_where_they_are_open():
     ends = [(0.31234, 0.4), (None, 5.0), (5.0, None), (None, None), None]
-    assert [text.span(each) for each in ends] == ["0.3123 to 0.4", "5 or less", "5 or more", "anything", ""]
+    assert [text.format_span(each) for each in ends] == ["0.3123 to 0.4", "5 or less", "5 or more", "anything", ""]
 
 
 @pytest.mark.parametrize(("interval", "digits"), [((0.99, 1.01), 5), ((0.9, 1.1), 4), ((0.8, 1.3), 3), ((0.1, 9), 2)])
 def test_a_wide_interval_leaves_few_digits(interval, digits):
-    profile = Profile("identified", interval, np.ones(1), np.ones(1), 1.0)
+    profile = ParamProfile("identified", interval, np.ones(1), np.ones(1), 1.0)
     assert text._digits(1.0, profile) == digits

@@ -11,7 +11,7 @@ from scalelab.__main__ import main
 from scalelab.config import Layout
 from scalelab.errors import BadInput
 from scalelab.hardware.device_memory import usable_bytes
-from scalelab.plan.machine.machine import machine
+from scalelab.plan.machine.machine import load_machine
 
 TINY = "--config=configs/tiny.py"
 MESH = ["--hardware=h100", "--devices=4", "--mesh=fsdp=2,tensor=2"]
@@ -28,7 +28,7 @@ def test_the_keys_that_others_script_against(capsys):
     facts = {"total", "fits", "capacity", "margin_bytes", "formula_bytes"}
     assert memory["total"] == sum(size for name, size in memory.items() if name not in facts)
     assert memory["fits"] and memory["margin_bytes"] == memory["capacity"] - memory["total"]
-    assert memory["capacity"] == usable_bytes(machine("h100").chip)
+    assert memory["capacity"] == usable_bytes(load_machine("h100").chip)
     assert {"compute", "hbm", "fsdp", "tensor", "bubble", "total"} <= time.keys()
     assert time["low"] < time["total"] < time["high"]
     groups = {name for name in found["params"] if name not in ("total", "non_embedding", "kaplan", "chinchilla")}

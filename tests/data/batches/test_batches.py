@@ -11,8 +11,8 @@ import pytest
 
 from scalelab.data.batches import shards
 from scalelab.data.batches.batches import train_batches, val_batches
-from scalelab.data.batches.order import permute, window_numbers
-from scalelab.data.dataset import prepare
+from scalelab.data.batches.order import permute_positions, window_numbers
+from scalelab.data.dataset import open_dataset
 from scalelab.errors import BadInput
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -22,7 +22,7 @@ SEQ_LEN, BATCH = 32, 6
 @pytest.fixture(params=[2**26, 4000], ids=["one shard", "many shards"])
 def dataset(corpus, monkeypatch, request):
     monkeypatch.setattr(shards, "SHARD_TOKENS", request.param)
-    return prepare(corpus)
+    return open_dataset(corpus)
 
 
 def all_windows(split):
@@ -89,13 +89,13 @@ def test_seeds_give_unrelated_orders(dataset):
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 64, 65, 1000, 4097])
 def test_permute_is_a_permutation(n):
     for seed in range(5):
-        assert sorted(permute(np.arange(n), n, (seed, 0)).tolist()) == list(range(n))
+        assert sorted(permute_positions(np.arange(n), n, (seed, 0)).tolist()) == list(range(n))
 
 
 def test_permute_reaches_far_into_huge_corpora():
     n = 10**15 + 7
     places = np.array([0, 1, n - 2, n - 1])
-    numbers = permute(places, n, (0, 0))
+    numbers = permute_positions(places, n, (0, 0))
     assert len(set(numbers.tolist())) == 4 and (numbers >= 0).all() and (numbers < n).all()
 
 
@@ -103,12 +103,12 @@ def test_permutations_are_uniform():
     # All 24 orders of 4 windows should be equally likely over keys: chi-square with 23 degrees of freedom, mean 23, sd 6.8.
     counts: dict = {}
     for seed in range(4800):
-        order = tuple(permute(np.arange(4), 4, (seed, 0)).tolist())
+        order = tuple(permute_positions(np.arange(4), 4, (seed, 0)).tolist())
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
     assert sum((c - 200) ** 2 / 200 for c in counts.values()) < 23 + 5 * 6.8
     # Neighbours end up far apart: the mean distance of two uniform draws is n / 3.
-    spread = np.abs(np.diff(permute(np.arange(10_000), 10_000, (0, 0)))).mean()
+    spread = np.abs(np.diff(permute_positions(np.arange(10_000), 10_000, (0, 0)))).mean()
     assert abs(spread / 10_000 - 1 / 3) < 0.01
 
 
@@ -126,7 +126,7 @@ def test_another_process_reads_the_same_batches(corpus):
     )
     command = [sys.executable, "-c", program, corpus.path, corpus.cache_dir + "-other"]
     other = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
-    here = train_batches(prepare(corpus), SEQ_LEN, BATCH, 9).chunk(100, 20)
+    here = train_batches(open_dataset(corpus), SEQ_LEN, BATCH, 9).chunk(100, 20)
     assert hashlib.sha256(here.tobytes()).hexdigest() == other
 
 

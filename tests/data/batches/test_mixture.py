@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scalelab.data.batches import mixture
 from scalelab.data.batches.batches import train_batches
-from scalelab.data.batches.mixture import BLOCK, Source, Stream
+from scalelab.data.batches.mixture import PATTERN_BLOCK, WindowSource, WindowStream
 from scalelab.errors import BadInput
 from tests.data.example_sources import dataset, reordered
 
@@ -40,7 +40,7 @@ def test_the_shares_are_those_asked_from_step_to_step(data):
     # Exact to within two rows at the end of each block, and never further off than a draw of as many inside.
     for rows, share in ((early, 0.3), (late, 0.8)):
         off = np.cumsum(rows) - share * np.arange(1, len(rows) + 1)
-        assert np.abs(off[BLOCK - 1 :: BLOCK]).max(initial=0) < 2 and np.abs(off).max() < 35
+        assert np.abs(off[PATTERN_BLOCK - 1 :: PATTERN_BLOCK]).max(initial=0) < 2 and np.abs(off).max() < 35
     # Shuffled inside a block: neither a pattern by place in the batch nor runs.
     by_place = code[100:].mean(axis=0)
     assert by_place.min() > 0.65 and by_place.max() < 0.95
@@ -69,10 +69,10 @@ def test_a_sources_order_does_not_depend_on_its_companions_or_on_the_listing(dat
 
 
 def test_neither_sources_of_one_size_nor_blocks_go_in_step():
-    twins = [Source(name, 100 * i, 100, 100) for i, name in enumerate("ab")]
-    stream = Stream(twins, [(0, [Fraction(1, 2)] * 2), (4 * BLOCK, [Fraction(1, 2)] * 2)], 0)
-    which, _ = stream._places(np.arange(8 * BLOCK))
-    for one, other in itertools.combinations(which.reshape(8, BLOCK), 2):
+    twins = [WindowSource(name, 100 * i, 100, 100) for i, name in enumerate("ab")]
+    stream = WindowStream(twins, [(0, [Fraction(1, 2)] * 2), (4 * PATTERN_BLOCK, [Fraction(1, 2)] * 2)], 0)
+    which, _ = stream._places(np.arange(8 * PATTERN_BLOCK))
+    for one, other in itertools.combinations(which.reshape(8, PATTERN_BLOCK), 2):
         assert 0.3 < np.mean(one == other) < 0.7
     windows = stream.windows(np.arange(100))
     first, second = (windows[which[:100] == i] - 100 * i for i in (0, 1))
@@ -82,11 +82,11 @@ def test_neither_sources_of_one_size_nor_blocks_go_in_step():
 def test_a_source_of_a_millionth_has_its_rows():
     """Its quota rises by one in many blocks; no block may have less than none of it."""
     tiny = Fraction(1, 1_000_003)
-    stream = Stream([Source(n, 0, 9, 9) for n in "abc"], [(0, [tiny, 1 - 2 * tiny, tiny])], 0)
+    stream = WindowStream([WindowSource(n, 0, 9, 9) for n in "abc"], [(0, [tiny, 1 - 2 * tiny, tiny])], 0)
     for row in (10**6, 10**7 + 13, 10**9, 10**12):
         counts = stream.before(row)
         assert sum(counts) == row and abs(counts[0] - row / 1_000_003) <= 3 and abs(counts[2] - row / 1_000_003) <= 3
-    ends = np.array([stream.before(block * BLOCK) for block in range(0, 10_000, 7)])
+    ends = np.array([stream.before(block * PATTERN_BLOCK) for block in range(0, 10_000, 7)])
     assert (np.diff(ends, axis=0) >= 0).all() and ends[-1, 0] in (10, 11)
 
 
@@ -143,8 +143,8 @@ def test_counts_are_closed_forms_of_the_order(weights, gaps, seed):
     starts = [0, *itertools.accumulate(gaps)]
     shares = [[Fraction(w, sum(each)) for w in each] for each in weights]
     stages = list(zip(starts, shares, strict=False))
-    found = [Source(f"s{i}", 1000 * i, 1000, 1000) for i in range(4)]
-    stream = Stream(found, stages, seed)
+    found = [WindowSource(f"s{i}", 1000 * i, 1000, 1000) for i in range(4)]
+    stream = WindowStream(found, stages, seed)
     which, places = stream._places(np.arange(5000))
     counted = np.zeros(4, int)
     for row in range(5000):
@@ -153,7 +153,7 @@ def test_counts_are_closed_forms_of_the_order(weights, gaps, seed):
         assert places[row] == counted[which[row]]
         counted[which[row]] += 1
     for (start, share), (end, _) in itertools.pairwise([*stages, (5000, [])]):
-        n = (min(end, 5000) - start) // BLOCK * BLOCK
+        n = (min(end, 5000) - start) // PATTERN_BLOCK * PATTERN_BLOCK
         off = np.bincount(which[start : start + n], minlength=4) - np.array([float(n * s) for s in share])
         assert n <= 0 or np.abs(off).max() < 4
         assert all(share[i] for i in np.unique(which[start:end]))  # a source without a share has no row
@@ -180,7 +180,7 @@ def test_a_cap_keeps_whole_windows_and_a_smaller_one_is_part_of_a_larger(data):
 def test_windows_in_use_are_the_same_kept_or_computed(data, monkeypatch):
     capped = {"unique_tokens": "web=4000,code=900"}
     kept = read(data, **capped).chunk(0, 130)
-    monkeypatch.setattr(mixture, "MOST_KEPT", 100)  # web's 250 are computed, code's 56 kept
+    monkeypatch.setattr(mixture, "MAX_CACHED_WINDOWS", 100)  # web's 250 are computed, code's 56 kept
     np.testing.assert_array_equal(read(data, **capped).chunk(0, 130), kept)
 
 

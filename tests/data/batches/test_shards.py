@@ -12,7 +12,7 @@ import time
 import pytest
 
 from scalelab.data.batches import shards
-from scalelab.data.dataset import prepare
+from scalelab.data.dataset import open_dataset
 from scalelab.errors import BadInput
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -63,8 +63,8 @@ def test_a_killed_preparation_leaves_nothing_that_looks_finished(corpus, tmp_pat
     assert process.wait() == -signal.SIGKILL
     process.communicate()
     assert list(pathlib.Path(corpus.cache_dir).iterdir()) and not finished(corpus.cache_dir)
-    clean = prepare(dataclasses.replace(corpus, cache_dir=str(tmp_path / "clean")))
-    assert prepare(corpus).fingerprint == clean.fingerprint
+    clean = open_dataset(dataclasses.replace(corpus, cache_dir=str(tmp_path / "clean")))
+    assert open_dataset(corpus).fingerprint == clean.fingerprint
     assert len(finished(corpus.cache_dir)) == 1
 
 
@@ -77,32 +77,32 @@ def test_processes_that_prepare_at_once_agree(corpus):
         writer.stdin.flush()
     seen = {writer.communicate()[0] for writer in writers}
     assert all(writer.returncode == 0 for writer in writers)
-    assert seen == {prepare(corpus).fingerprint + "\n"}  # the same data in every process, and in this one
+    assert seen == {open_dataset(corpus).fingerprint + "\n"}  # the same data in every process, and in this one
     assert len(list(pathlib.Path(corpus.cache_dir).iterdir())) == 1
 
 
 def test_the_second_of_two_writers_keeps_the_first_ones_folder(corpus, monkeypatch):
-    first = prepare(corpus)
+    first = open_dataset(corpus)
     folder = finished(corpus.cache_dir)[0]
     inode = folder.stat().st_ino
     monkeypatch.setattr(pathlib.Path, "exists", lambda self: self != folder)  # both looked before either had finished
-    assert prepare(corpus).fingerprint == first.fingerprint
+    assert open_dataset(corpus).fingerprint == first.fingerprint
     monkeypatch.undo()
     assert folder.stat().st_ino == inode and len(list(folder.parent.iterdir())) == 1
 
 
 def test_a_finished_folder_is_used_and_not_written_again(corpus):
-    prepare(corpus)
+    open_dataset(corpus)
     folder = finished(corpus.cache_dir)[0]
     before = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
-    prepare(corpus)
+    open_dataset(corpus)
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", ["train-00000.tokens", "val-00000.tokens", "train-00000.offsets", "val-00000.offsets"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "append", "delete"])
 def test_damage_is_refused_by_name(corpus, name, damage):
-    prepare(corpus)
+    open_dataset(corpus)
     path = finished(corpus.cache_dir)[0] / name
     data = bytearray(path.read_bytes())
     if damage == "flip":
@@ -113,15 +113,15 @@ def test_damage_is_refused_by_name(corpus, name, damage):
         path.unlink()
     what = {"flip": "SHA-256", "delete": "is missing"}.get(damage, f"has {len(changed)} bytes, .* {len(data)}")
     with pytest.raises(BadInput, match=rf"{name} {what if damage != 'flip' else 'has SHA-256'}.*delete the folder"):
-        prepare(corpus)
+        open_dataset(corpus)
 
 
 @pytest.mark.parametrize("content", ["", "{", json.dumps({"format": 99})])
 def test_a_wrong_index_is_refused(corpus, content):
-    prepare(corpus)
+    open_dataset(corpus)
     (finished(corpus.cache_dir)[0] / "index.json").write_text(content)
     with pytest.raises(BadInput, match=r"index\.json .*delete the folder"):
-        prepare(corpus)
+        open_dataset(corpus)
 
 
 def test_only_old_leftovers_are_swept(corpus):
@@ -131,5 +131,5 @@ def test_only_old_leftovers_are_swept(corpus):
         left.mkdir(parents=True)
     long_ago = time.time() - 2 * shards.STALE_S
     os.utime(old, (long_ago, long_ago))
-    prepare(corpus)
+    open_dataset(corpus)
     assert new.exists() and not old.exists()

@@ -11,7 +11,7 @@ import pytest
 
 from scalelab.data.batches import shards
 from scalelab.data.batches.batches import train_batches
-from scalelab.data.dataset import prepare as open_data
+from scalelab.data.dataset import open_dataset as open_data
 from scalelab.data.prepare import corpus, specs, units
 from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.data.prepare.request import Request
@@ -37,7 +37,9 @@ def source(tmp_path):
 
 def prepare(out, *sources, tokenizer="bytes", notes=None, stop=lambda: False, **options):
     progress = (lambda facts: notes.append(facts["note"]) if "note" in facts else None) if notes is not None else None
-    return corpus.prepare(Request(sources, tokenizer, pathlib.Path(out), **options), progress or (lambda _: None), stop)
+    return corpus.prepare_corpus(
+        Request(sources, tokenizer, pathlib.Path(out), **options), progress or (lambda _: None), stop
+    )
 
 
 def digests(folder):
@@ -143,12 +145,12 @@ def test_a_stopped_preparation_goes_on_to_the_same_bytes(tmp_path, source, after
     with pytest.raises(BadInput, match="is not finished: run the same `scalelab prepare` again"):
         opened(tmp_path / "out")
     there = len(list((tmp_path / "out" / ".units").glob("web-*")))
-    (part,) = specs.parse([source])
-    n_units = len(list(specs.units(part, specs.size(part), Reading())))
+    (part,) = specs.parse_sources([source])
+    n_units = len(list(specs.split_into_units(part, specs.part_bytes(part), Reading())))
     assert 0 <= there < n_units > 15
     written = []
     monkeypatch.setattr(
-        units, "write", lambda unit, *rest, write=units.write: written.append(unit) or write(unit, *rest)
+        units, "write_unit", lambda unit, *rest, write=units.write_unit: written.append(unit) or write(unit, *rest)
     )
     prepare(tmp_path / "out", source)
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
@@ -160,13 +162,13 @@ def test_a_failure_between_shards_goes_on_to_the_same_bytes(tmp_path, source, mo
     prepare(tmp_path / "whole", source)
     from scalelab.data.prepare import merge
 
-    done, write = [], merge.write
+    done, write = [], merge.write_shard
     monkeypatch.setattr(
-        merge, "write", lambda *args: done.append(write(*args)) or (1 / 0 if len(done) == 2 else done[-1])
+        merge, "write_shard", lambda *args: done.append(write(*args)) or (1 / 0 if len(done) == 2 else done[-1])
     )
     with pytest.raises(ZeroDivisionError):
         prepare(tmp_path / "out", source)
-    monkeypatch.setattr(merge, "write", write)
+    monkeypatch.setattr(merge, "write_shard", write)
     assert not (tmp_path / "out" / "index.json").exists()
     prepare(tmp_path / "out", source)
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
@@ -397,7 +399,7 @@ def test_a_worker_that_dies_is_said(tmp_path, source, monkeypatch):
     from scalelab.data.prepare import pool
 
     with pytest.raises(WorkFailed, match="a worker was killed"):
-        list(pool.run(_die, [1, 2], _nothing, None, 2, lambda: False))
+        list(pool.run_tasks(_die, [1, 2], _nothing, None, 2, lambda: False))
 
 
 def _nothing(_):

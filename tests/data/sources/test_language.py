@@ -11,8 +11,8 @@ from scalelab.data.sources.language import (
     entropy_rate,
     make_language,
     sample_documents,
-    stationary,
-    transition,
+    stationary_distribution,
+    transition_matrix,
 )
 from scalelab.errors import BadInput
 
@@ -40,9 +40,9 @@ def test_identical_rows_make_words_independent():
 
 @pytest.mark.parametrize("vocab_size, seed", [(3, 0), (64, 1), (200, 0)])
 def test_stationary_distribution_agrees_with_eigenvector_and_power_iteration(vocab_size, seed):
-    chain = transition(make_language(vocab_size, seed))
+    chain = transition_matrix(make_language(vocab_size, seed))
     np.testing.assert_allclose(chain.sum(axis=1), 1, atol=1e-12)
-    solved = stationary(chain)
+    solved = stationary_distribution(chain)
     values, vectors = np.linalg.eig(chain.T)
     leading = np.real(vectors[:, np.argmax(values.real)])
     np.testing.assert_allclose(solved, leading / leading.sum(), atol=1e-10)
@@ -58,7 +58,7 @@ def test_stationary_distribution_agrees_with_eigenvector_and_power_iteration(voc
 def test_true_model_scores_the_entropy_rate_on_a_long_sample():
     language = make_language(64, 3)
     tokens = stream(sample_documents(language, 2_000_000, 3))
-    surprise = -np.log(transition(language)[tokens[:-1], tokens[1:]])
+    surprise = -np.log(transition_matrix(language)[tokens[:-1], tokens[1:]])
     blocks = surprise[: len(surprise) // 1000 * 1000].reshape(-1, 1000).mean(axis=1)  # nearly independent means
     error = blocks.std() / math.sqrt(len(blocks))
     assert error < 2e-3
@@ -67,7 +67,7 @@ def test_true_model_scores_the_entropy_rate_on_a_long_sample():
 
 def test_sample_follows_the_chain():
     language = make_language(8, 5)
-    chain = transition(language)
+    chain = transition_matrix(language)
     tokens = stream(sample_documents(language, 1_000_000, 5)).astype(np.int64)
     counts = np.bincount(tokens[:-1] * 8 + tokens[1:], minlength=64).reshape(8, 8)
     seen = counts.sum(axis=1, keepdims=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.data.sources.sources import DataConfig, open_source
-from scalelab.data.tokenizers.tokenizer import byte_tokens, given_tokens
+from scalelab.data.tokenizers.tokenizer import byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 
 
@@ -78,17 +78,17 @@ def test_unknown_source_names_the_nearest():
 
 
 def test_byte_tokens_are_the_bytes():
-    tokens = byte_tokens().encode("né".encode())
+    tokens = byte_tokenizer().encode("né".encode())
     assert tokens.tolist() == [0x6E, 0xC3, 0xA9]
-    assert byte_tokens().dtype == np.uint8
+    assert byte_tokenizer().dtype == np.uint8
 
 
 @pytest.mark.parametrize("vocab_size, bits", [(256, 8), (257, 16), (65_536, 16), (65_537, 32)])
 def test_given_tokens_take_the_smallest_type(vocab_size, bits):
-    assert given_tokens(vocab_size).dtype.itemsize * 8 == bits
+    assert id_tokenizer(vocab_size).dtype.itemsize * 8 == bits
 
 
 @pytest.mark.parametrize("wrong", [-1, 10, 99])
 def test_given_tokens_outside_the_vocabulary_are_refused(wrong):
     with pytest.raises(BadInput, match=f"token id {wrong} .* vocabulary of 10 "):
-        given_tokens(10).encode(np.array([0, 9, wrong]))
+        id_tokenizer(10).encode(np.array([0, 9, wrong]))

@@ -11,7 +11,7 @@ from scalelab.data.prepare.prepared import load_run_tokenizer
 from scalelab.data.sources.sources import DataConfig
 from scalelab.data.tokenizers import hf_json, load
 from scalelab.data.tokenizers import ranks as ranktokens
-from scalelab.data.tokenizers.tokenizer import byte_tokens, given_tokens
+from scalelab.data.tokenizers.tokenizer import byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 
 TEXTS = ["def f(x):\n    return x + 1\n" * 20, "the cat sat on the mat, the naïve cat. 你好 " * 20, "x\ty\r\n" * 9]
@@ -19,7 +19,7 @@ TEXTS = ["def f(x):\n    return x + 1\n" * 20, "the cat sat on the mat, the naï
 
 @pytest.fixture(scope="module")
 def trained():
-    return hf_json.train(TEXTS, 280)
+    return hf_json.train_bpe(TEXTS, 280)
 
 
 @pytest.fixture
@@ -32,15 +32,15 @@ def ranks(tmp_path):
 
 
 def test_training_is_deterministic_and_fills_the_vocabulary(trained, tmp_path):
-    assert hf_json.train(TEXTS, 280) == trained
-    assert hf_json.train(reversed(TEXTS), 280) == trained  # counts of words decide, not where they stand
-    tokenizer = hf_json.load(trained, tmp_path / "tokenizer.json")
+    assert hf_json.train_bpe(TEXTS, 280) == trained
+    assert hf_json.train_bpe(reversed(TEXTS), 280) == trained  # counts of words decide, not where they stand
+    tokenizer = hf_json.load_hf_json(trained, tmp_path / "tokenizer.json")
     assert tokenizer.vocab_size == 280 and tokenizer.separator == 0 and tokenizer.dtype == np.dtype("<u2")
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "", "a <|endoftext|> b", "\u0000 \x7f é 🙂", "  spaces  \n\n"])
 def test_json_tokens_come_back_as_the_same_bytes(trained, tmp_path, text):
-    tokenizer = hf_json.load(trained, tmp_path / "tokenizer.json")
+    tokenizer = hf_json.load_hf_json(trained, tmp_path / "tokenizer.json")
     ids = tokenizer.encode(text.encode())
     assert tokenizer.decode(ids) == text.encode()
     assert 0 not in ids  # what spells the separator is text
@@ -48,7 +48,7 @@ def test_json_tokens_come_back_as_the_same_bytes(trained, tmp_path, text):
 
 
 def test_half_a_letter_decodes_to_its_bytes(trained, tmp_path):
-    tokenizer = hf_json.load(trained, tmp_path / "tokenizer.json")
+    tokenizer = hf_json.load_hf_json(trained, tmp_path / "tokenizer.json")
     ids = tokenizer.encode("ß".encode())
     assert len(ids) == 2
     assert [tokenizer.decode([i]) for i in ids] == [b"\xc3", b"\x9f"]
@@ -63,8 +63,8 @@ def test_a_files_prompt_settings_are_left_out(trained, tmp_path):
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
     }
-    changed = hf_json.load(json.dumps(content).encode(), tmp_path / "tokenizer.json")
-    plain = hf_json.load(trained, tmp_path / "tokenizer.json")
+    changed = hf_json.load_hf_json(json.dumps(content).encode(), tmp_path / "tokenizer.json")
+    plain = hf_json.load_hf_json(trained, tmp_path / "tokenizer.json")
     np.testing.assert_array_equal(changed.encode(TEXTS[0].encode()), plain.encode(TEXTS[0].encode()))
     assert changed.name != plain.name
 
@@ -76,17 +76,17 @@ def test_the_separator_is_found_or_said(trained, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
     with pytest.raises(BadInput, match=r"--separator=TOKEN"):
-        load.from_file(path)
-    assert load.from_file(path, "<|stop|>").separator == 0
-    assert load.from_file(path, "7").separator == 7
+        load.load_tokenizer_file(path)
+    assert load.load_tokenizer_file(path, "<|stop|>").separator == 0
+    assert load.load_tokenizer_file(path, "7").separator == 7
     with pytest.raises(BadInput, match=r"--separator=<eos>: no token"):
-        load.from_file(path, "<eos>")
+        load.load_tokenizer_file(path, "<eos>")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|stop|>"}}))
-    assert load.from_file(path).separator == 0
+    assert load.load_tokenizer_file(path).separator == 0
 
 
 def test_ranks_are_merged_lowest_first(ranks):
-    tokenizer = load.from_file(ranks)
+    tokenizer = load.load_tokenizer_file(ranks)
     # GPT-4's split gives "thing" and " in"; in -> 256, then in+g -> 257; th -> 258.
     assert tokenizer.encode(b"thing in").tolist() == [258, 257, 32, 256]
     assert tokenizer.decode([258, 257, 259, 32, 256]) == b"thing in"
@@ -102,7 +102,7 @@ def test_published_splits_and_ends_are_tiktokens_own(monkeypatch):
     names = {50_256: "r50k_base", 50_280: "p50k_base", 100_256: "cl100k_base", 199_998: "o200k_base"}
     for n_ranks, name in names.items():
         ranks = {i.to_bytes(4, "big"): i for i in range(n_ranks)}
-        theirs, ours = getattr(openai_public, name)(), ranktokens.published(ranks)
+        theirs, ours = getattr(openai_public, name)(), ranktokens.find_published(ranks)
         assert ours.name.startswith(name) and ours.split == theirs["pat_str"]
         assert ours.end == theirs["special_tokens"]["<|endoftext|>"]
         assert ours.vocab_size == theirs.get("explicit_n_vocab", max(theirs["special_tokens"].values()) + 1)
@@ -121,18 +121,18 @@ def test_published_splits_and_ends_are_tiktokens_own(monkeypatch):
 def test_other_published_splits(n_ranks, pieces):
     import regex
 
-    assert regex.findall(ranktokens.PUBLISHED[n_ranks].split, "".join(pieces)) == pieces
+    assert regex.findall(ranktokens.PUBLISHED_VOCABULARIES[n_ranks].split, "".join(pieces)) == pieces
 
 
 def test_qwen_composes_letters_first(ranks, monkeypatch):
-    qwen = dataclasses.replace(ranktokens.PUBLISHED[151_643], end=259, vocab_size=260)
-    monkeypatch.setitem(ranktokens.PUBLISHED, 259, qwen)
-    assert load.from_file(ranks).encode("e\u0301".encode()).tolist() == list("é".encode())
+    qwen = dataclasses.replace(ranktokens.PUBLISHED_VOCABULARIES[151_643], end=259, vocab_size=260)
+    monkeypatch.setitem(ranktokens.PUBLISHED_VOCABULARIES, 259, qwen)
+    assert load.load_tokenizer_file(ranks).encode("e\u0301".encode()).tolist() == list("é".encode())
 
 
 def test_an_unknown_files_separator_comes_after_its_last_rank(ranks):
     ranks.write_bytes(ranks.read_bytes().replace(b" 258\n", b" 259\n") + b"\n")
-    tokenizer = load.from_file(ranks)
+    tokenizer = load.load_tokenizer_file(ranks)
     assert (tokenizer.separator, tokenizer.vocab_size) == (260, 261) and tokenizer.decode([259, 260]) == b"th"
 
 
@@ -140,7 +140,7 @@ def test_an_unknown_files_separator_comes_after_its_last_rank(ranks):
 def test_a_rank_or_token_that_stands_twice_is_named(ranks, line):
     ranks.write_bytes(ranks.read_bytes() + line)
     with pytest.raises(BadInput, match=r"own.tiktoken, line 260: token b'\w+' and rank -?\d+: each is to stand once"):
-        load.from_file(ranks)
+        load.load_tokenizer_file(ranks)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ def test_a_config_that_tells_no_separator_is_refused(trained, tmp_path, content,
     (tmp_path / "tokenizer.json").write_bytes(trained)
     (tmp_path / "tokenizer_config.json").write_text(content)
     with pytest.raises(BadInput, match=rf"tokenizer_config.json.*{message}.*--separator=TOKEN"):
-        load.from_file(tmp_path / "tokenizer.json")
-    assert load.from_file(tmp_path / "tokenizer.json", "5").separator == 5
+        load.load_tokenizer_file(tmp_path / "tokenizer.json")
+    assert load.load_tokenizer_file(tmp_path / "tokenizer.json", "5").separator == 5
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path, content, message):
     path = tmp_path / "tokenizer.bin"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=message):
-        load.from_file(path)
+        load.load_tokenizer_file(path)
 
 
 def test_bytes_and_ids():
-    tokenizer = byte_tokens()
+    tokenizer = byte_tokenizer()
     assert tokenizer.decode(tokenizer.encode("né".encode())) == "né".encode() and tokenizer.decode([65, 0, 66]) == b"AB"
     with pytest.raises(BadInput, match="no text"):
-        given_tokens(10).decode([1])
+        id_tokenizer(10).decode([1])
     with pytest.raises(BadInput, match="token id 10 is outside the vocabulary of 10"):
-        given_tokens(10).encode(np.array([3, 10, 11]))
+        id_tokenizer(10).encode(np.array([3, 10, 11]))
 
 
 def test_the_tokenizer_of_a_runs_data():

@@ -30,12 +30,12 @@ def digest(tensors):
 
 def write(folder):
     """Our side: every example as a folder, and the tokens to ask about."""
-    from scalelab.hf.write import write
+    from scalelab.hf.write import write_model
     from tests.hf import examples
 
     for name in examples.MODELS:
         shape = examples.shape(name)
-        write(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=examples.NONE)
+        write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=examples.NONE)
     np.save(folder / "tokens.npy", examples.tokens())
 
 
@@ -70,12 +70,12 @@ def ask(folder):
 
 def write_tokenizers(folder):
     """Our side: a model with a tokenizer of every kind, and the texts to ask about."""
-    from scalelab.hf.write import write
+    from scalelab.hf.write import write_model
     from tests.hf import examples, test_tokenizer
 
     shape = examples.shape("llama_tied", vocab_size=1024)
     for name, tokenizer in test_tokenizer.kinds():
-        write(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=tokenizer)
+        write_model(folder / name, shape, examples.params(shape), {"run": name, "step": 0}, tokenizer=tokenizer)
     (folder / "texts.json").write_text(json.dumps(test_tokenizer.texts(12)))
 
 

@@ -22,7 +22,7 @@ def test_columns_and_kinds_come_from_the_signature():
     assert (law.name, law.columns, law.target) == ("mine", ("N", "batch"), "loss")
     assert law.equation == "L = E + N^-alpha"
     assert law.linear == ["E"] and law.searched == ["alpha", "knee", "bend"]
-    assert law.params["knee"] == law_lib.Kind("log", 1.0, 1e6, (1.0, 1e6))
+    assert law.params["knee"] == law_lib.ParamKind("log", 1.0, 1e6, (1.0, 1e6))
     assert law.params["bend"].low == -1.0 and law.params["bend"].high == 2.0
     assert law_of(mine, target="bpb").target == "bpb"
 

@@ -5,19 +5,19 @@ import pytest
 from scipy.special import huber
 
 from scalelab.errors import BadInput
-from scalelab.laws.law.objective import OBJECTIVES, objective
+from scalelab.laws.law.objective import OBJECTIVES, load_objective
 
 R = np.array([-0.5, -1.5e-3, -4e-4, 3e-4, 1.2e-3, 0.7])
 
 
 def test_hubers_function_is_scipys():
-    np.testing.assert_allclose(objective("huber_log").penalty(R), huber(1e-3, R), rtol=1e-12)
-    np.testing.assert_allclose(objective("mse_log").penalty(R), R**2 / 2, rtol=1e-12)
+    np.testing.assert_allclose(load_objective("huber_log").penalty(R), huber(1e-3, R), rtol=1e-12)
+    np.testing.assert_allclose(load_objective("mse_log").penalty(R), R**2 / 2, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_slope_and_bend_are_derivatives(name):
-    kind = objective(name)
+    kind = load_objective(name)
     step = 1e-7
     slope = (kind.penalty(R + step) - kind.penalty(R - step)) / (2 * step)
     np.testing.assert_allclose(kind.slope(R), slope, rtol=1e-5)
@@ -27,14 +27,14 @@ def test_slope_and_bend_are_derivatives(name):
 
 
 def test_losses_above_the_law_cost_less_when_it_is_an_envelope():
-    plain, envelope = objective("huber_log").penalty(R), objective("asymmetric").penalty(R)
+    plain, envelope = load_objective("huber_log").penalty(R), load_objective("asymmetric").penalty(R)
     np.testing.assert_allclose(envelope / plain, np.where(R > 0, 10.0, 1.0))
 
 
 def test_raw_and_log_targets():
     losses = np.array([2.0, 3.0])
-    np.testing.assert_array_equal(objective("mse").target(losses), losses)
-    np.testing.assert_array_equal(objective("mse_log").target(losses), np.log(losses))
+    np.testing.assert_array_equal(load_objective("mse").target(losses), losses)
+    np.testing.assert_array_equal(load_objective("mse_log").target(losses), np.log(losses))
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_raw_and_log_targets():
 )
 def test_refusals(name, delta, said):
     with pytest.raises(BadInput, match=said):
-        objective(name, delta)
+        load_objective(name, delta)

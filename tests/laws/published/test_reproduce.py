@@ -8,17 +8,25 @@ import pytest
 
 from scalelab.laws import published as room
 from scalelab.laws.published import besiroglu, chinchilla, gadre, gemstones, kaplan, muennighoff, porian, verdict
-from scalelab.laws.published.verdict import Report, agreement, consistency, minimum, rounding, row, superseded
+from scalelab.laws.published.verdict import (
+    PaperReport,
+    judge_agreement,
+    judge_consistency,
+    judge_minimum,
+    judge_superseded,
+    make_comparison_row,
+    rounding_tolerance,
+)
 from tests.laws.examples import published
 from tests.tables import TABLES, table_path
 
 COMMITTED = pathlib.Path(__file__).parents[3] / "experiments" / "results" / "reproduce.json"
 
 
-def reproduced(paper: str) -> Report:
+def reproduced(paper: str) -> PaperReport:
     """The paper's report; its verdicts are those of the committed table, its numbers the same to a per mille."""
     table_path("published.json")
-    report = room.reproduce(paper, TABLES)
+    report = room.reproduce_paper(paper, TABLES)
     committed = {r["name"]: r for r in json.loads(COMMITTED.read_text())["rows"] if r["paper"] == paper}
     assert [r.name for r in report.rows] == list(committed)
     for ours in report.rows:
@@ -27,7 +35,7 @@ def reproduced(paper: str) -> Report:
     return report
 
 
-def by_name(report: Report) -> dict[str, verdict.Row]:
+def by_name(report: PaperReport) -> dict[str, verdict.ComparisonRow]:
     return {r.name: r for r in report.rows}
 
 
@@ -37,8 +45,8 @@ def floats(texts):
 
 def test_besiroglu():
     golden = published("besiroglu")
-    assert floats(besiroglu.PAPER) == golden["published"]
-    assert floats(besiroglu.MLE) == {name: golden["notebook_mle"][name] for name in besiroglu.MLE}
+    assert floats(besiroglu.PAPER_PARAMS) == golden["published"]
+    assert floats(besiroglu.MLE_PARAMS) == {name: golden["notebook_mle"][name] for name in besiroglu.MLE_PARAMS}
     assert floats(besiroglu.STANDARD_ERRORS) == golden["notebook_se_4000boot_seed42"]
     assert float(besiroglu.GRID_HUBER) == golden["notebook_grid_min_huber"]["objective"]
     assert {name: list(ends) for name, ends in besiroglu.INTERVAL_95.items()} == golden["ci95"]
@@ -60,10 +68,10 @@ def test_besiroglu():
 def test_besiroglus_first_resamples():
     """Drawn as the authors draw them, and refitted: their stored parameters (they stop a little short of each minimum)."""
     table_path("chinchilla/points.csv")
-    posed = besiroglu.huber_problem(besiroglu.points(TABLES))
-    from scalelab.laws.solve.optimum import minimise
+    posed = besiroglu.huber_problem(besiroglu.fitted_points(TABLES))
+    from scalelab.laws.solve.optimum import minimise_objective
 
-    found = besiroglu.resample(posed, minimise(posed), 2, lambda _: None)
+    found = besiroglu.refit_resamples(posed, minimise_objective(posed), 2, lambda _: None)
     for i, stored in enumerate(besiroglu.FIRST_RESAMPLES):
         assert [found[name][i] for name in besiroglu.STANDARD_ERRORS] == pytest.approx(stored, rel=1e-4)
 
@@ -183,18 +191,23 @@ def test_counting_as_kaplan_counts_is_the_minimum_of_the_law():
 
 @pytest.mark.parametrize(("printed", "half"), [("482.01", 0.005), ("1.92e19", 5e16), ("0.50", 0.005), ("46", 0.5)])
 def test_printed_digits_say_how_exact_a_number_is(printed, half):
-    assert rounding(printed) == pytest.approx(half)
+    assert rounding_tolerance(printed) == pytest.approx(half)
 
 
 def test_verdicts():
-    assert agreement(0.514, 0.51, 0.005) == "match"
-    assert agreement(0.52, 0.51, 0.005) == "mismatch"
-    assert agreement(0.52, 0.51, 0.005, (0.5, 0.53)) == "within_interval"
-    assert agreement(0.54, 0.51, 0.005, (0.5, 0.53)) == "mismatch"
-    assert consistency(0.52, 0.51, 0.005, (0.5, 0.53)) == "table_error"
-    assert minimum(1.0, 1.0 + 1e-12, 1e-10) == "match"
-    assert minimum(1.0, 1.0 + 2e-5, 1e-10) == "lower_objective"
-    assert minimum(1.0, 1.01, 1e-10) == "published_not_global"
-    assert minimum(1.01, 1.0, 1e-10) == "mismatch"
-    assert superseded(95.0, 15.4, 0.05) == "published_not_global" and superseded(15.42, 15.4, 0.05) == "match"
-    assert row("x", 1.004, "1.00", "how").verdict == "match" and row("x", 1.006, "1.00", "how").verdict == "mismatch"
+    assert judge_agreement(0.514, 0.51, 0.005) == "match"
+    assert judge_agreement(0.52, 0.51, 0.005) == "mismatch"
+    assert judge_agreement(0.52, 0.51, 0.005, (0.5, 0.53)) == "within_interval"
+    assert judge_agreement(0.54, 0.51, 0.005, (0.5, 0.53)) == "mismatch"
+    assert judge_consistency(0.52, 0.51, 0.005, (0.5, 0.53)) == "table_error"
+    assert judge_minimum(1.0, 1.0 + 1e-12, 1e-10) == "match"
+    assert judge_minimum(1.0, 1.0 + 2e-5, 1e-10) == "lower_objective"
+    assert judge_minimum(1.0, 1.01, 1e-10) == "published_not_global"
+    assert judge_minimum(1.01, 1.0, 1e-10) == "mismatch"
+    assert (
+        judge_superseded(95.0, 15.4, 0.05) == "published_not_global" and judge_superseded(15.42, 15.4, 0.05) == "match"
+    )
+    assert (
+        make_comparison_row("x", 1.004, "1.00", "how").verdict == "match"
+        and make_comparison_row("x", 1.006, "1.00", "how").verdict == "mismatch"
+    )

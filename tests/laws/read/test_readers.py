@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from scalelab.errors import BadInput
 from scalelab.laws.read import readers
-from scalelab.laws.read.readers import read_lines
+from scalelab.laws.read.readers import read_raw_rows
 
 QUIET = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 POSITIVE = st.floats(1e-300, 1e300)
@@ -34,13 +34,13 @@ def test_every_format_gives_back_the_same_bits(tmp_path, lines):
         writer = csv.DictWriter(file, lines[0])
         writer.writeheader()
         writer.writerows(lines)
-    assert read_lines(tmp_path / "t.parquet") == lines == read_lines(tmp_path / "t.jsonl")
-    assert [{k: float(v) for k, v in line.items()} for line in read_lines(tmp_path / "t.csv")] == lines
+    assert read_raw_rows(tmp_path / "t.parquet") == lines == read_raw_rows(tmp_path / "t.jsonl")
+    assert [{k: float(v) for k, v in line.items()} for line in read_raw_rows(tmp_path / "t.csv")] == lines
 
 
 def assert_rows_or_refusal(path):
     try:
-        lines = read_lines(path)
+        lines = read_raw_rows(path)
     except BadInput as refusal:
         assert "\n" not in str(refusal)
     else:
@@ -60,7 +60,7 @@ def test_any_text_is_rows_or_one_line_of_refusal(tmp_path, text, suffix):
 
 
 def test_a_byte_order_mark_and_empty_lines_are_no_cells(tmp_path):
-    assert read_lines(written(tmp_path, b"\xef\xbb\xbfN,D\r\n1,2\r\n\r\n3,4\r\n", "t.csv")) == [
+    assert read_raw_rows(written(tmp_path, b"\xef\xbb\xbfN,D\r\n1,2\r\n\r\n3,4\r\n", "t.csv")) == [
         {"N": "1", "D": "2"},
         {"N": "3", "D": "4"},
     ]
@@ -87,7 +87,7 @@ def test_a_byte_order_mark_and_empty_lines_are_no_cells(tmp_path):
 )
 def test_what_is_no_table_is_refused(tmp_path, name, content, said):
     with pytest.raises(BadInput, match=said) as refusal:
-        read_lines(written(tmp_path, content, name))
+        read_raw_rows(written(tmp_path, content, name))
     assert "\n" not in str(refusal.value)
 
 
@@ -95,9 +95,9 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     with path.open("wb") as file:
         os.truncate(file.fileno(), 2 * 2**30)  # sparse: two gigabytes that cost no disk
-    monkeypatch.setattr(readers, "_open", None)  # reading would fail
+    monkeypatch.setattr(readers, "_open_text", None)  # reading would fail
     with pytest.raises(BadInput, match=r"has 2\.00 GiB; a table of runs has at most 0\.5"):
-        read_lines(path)
+        read_raw_rows(path)
 
 
 def test_a_parquet_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
@@ -106,4 +106,4 @@ def test_a_parquet_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(readers, "LARGEST_BYTES", 100_000)
     assert path.stat().st_size < 10_000
     with pytest.raises(BadInput, match="holds 20,000 rows of 1 columns"):
-        read_lines(path)
+        read_raw_rows(path)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.laws.fit import exact
-from scalelab.laws.read.study import fit_study, select
-from scalelab.laws.trust.uncertainty import bootstrap
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at
+from scalelab.laws.fit import fit_chinchilla
+from scalelab.laws.read.study import fit_study, select_rows
+from scalelab.laws.trust.uncertainty import bootstrap_fit
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, posed, study
 
 N, D, LOSS = study(QUICKSTART_LIKE, 0.005)
@@ -34,11 +34,11 @@ def table(**columns):
 
 def test_the_numbers_are_those_of_the_fit_itself():
     found = fit_study(table(), bootstrap=50)
-    assert found.params == pytest.approx(exact(N, D, LOSS)[0]._asdict(), rel=1e-5)
+    assert found.params == pytest.approx(fit_chinchilla(N, D, LOSS)[0]._asdict(), rel=1e-5)
     order = np.argsort(LOSS)
-    boot = bootstrap(posed(N[order], D[order], LOSS[order]), found.best, count=50)
+    boot = bootstrap_fit(posed(N[order], D[order], LOSS[order]), found.best, count=50)
     np.testing.assert_array_equal(found.bootstrap.params["alpha"], boot.params["alpha"])
-    assert found.loss(1e5, 1e7) == float(loss_at(Params(**found.params), 1e5, 1e7))
+    assert found.loss(1e5, 1e7) == float(loss_at(ChinchillaParams(**found.params), 1e5, 1e7))
 
 
 def test_order_names_and_other_columns_change_no_bit():
@@ -75,7 +75,7 @@ def test_what_is_not_a_finished_loss_is_left_out_with_its_reason():
         {"name": "d", "status": "done", "N": 1e4, "D": 1e6, "val_loss": None},
         {"status": "done", "D": 1e6, "val_loss": 2.0},
     ]
-    kept, excluded = select(table() + bad, ["N", "D", "val_loss"], "val_loss")
+    kept, excluded = select_rows(table() + bad, ["N", "D", "val_loss"], "val_loss")
     assert len(kept) == 20
     assert [(entry["name"], entry["reason"]) for entry in excluded] == [
         ("a", "diverged"), ("b", "running"), ("c", "val_loss is nan"), ("d", "no val_loss"), ("row 25", "no N"),
@@ -83,12 +83,12 @@ def test_what_is_not_a_finished_loss_is_left_out_with_its_reason():
 
 
 def test_the_largest_losses_can_be_dropped():
-    kept, excluded = select(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=3)
+    kept, excluded = select_rows(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=3)
     assert {row["val_loss"] for row in kept} == set(np.sort(LOSS)[:-3])
     assert {entry["reason"] for entry in excluded} == {"one of the 3 largest losses"}
     with pytest.raises(BadInput, match="drop_top_loss = -1"):
-        select(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=-1)
-    assert select(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=99)[0] == []
+        select_rows(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=-1)
+    assert select_rows(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=99)[0] == []
 
 
 def test_conventions_read_their_own_column():

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.names import LAWS
-from scalelab.laws.read.table import fields_of, parse_columns, read_table
+from scalelab.laws.read.table import known_fields, parse_columns, read_table
 
 QUIET = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -103,7 +103,7 @@ def test_what_a_law_needs_decides_what_is_read(tmp_path):
 def test_every_law_can_have_each_of_its_columns_named():
     for law in LAWS.values():
         text = ",".join(f"{field}=own {field}" for field in (*law.columns, law.target))
-        assert set(parse_columns(text, fields_of(law))) == {*law.columns, law.target}
+        assert set(parse_columns(text, known_fields(law))) == {*law.columns, law.target}
 
 
 def test_a_subset_may_leave_out_what_would_be_refused(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scalelab.errors import BadInput
-from scalelab.laws.read.where import subset
+from scalelab.laws.read.where import filter_rows
 
 ROWS = [
     {"N": 1e8, "D": 2e9, "seed": 0, "dataset": "c4", "lr": None},
@@ -30,12 +30,12 @@ ROWS = [
     ],
 )
 def test_expressions(expression, kept):
-    assert subset(ROWS, [expression]) == [ROWS[i] for i in kept]
+    assert filter_rows(ROWS, [expression]) == [ROWS[i] for i in kept]
 
 
 def test_several_are_and_ed_and_none_keeps_all():
-    assert subset(ROWS, ["N > 1e8", "seed == 0"]) == [ROWS[2]]
-    assert subset(ROWS, []) == ROWS
+    assert filter_rows(ROWS, ["N > 1e8", "seed == 0"]) == [ROWS[2]]
+    assert filter_rows(ROWS, []) == ROWS
 
 
 NUMBERS = st.sampled_from(["N", "D", "2", "0.5", "1e3"])
@@ -52,7 +52,7 @@ TERMS = st.recursive(
 @settings(max_examples=150)
 @given(expression=TERMS, N=st.floats(0.1, 1e4), D=st.floats(0.1, 1e4))
 def test_they_mean_what_python_means(expression, N, D):
-    kept = subset([{"N": N, "D": D}], [expression])
+    kept = filter_rows([{"N": N, "D": D}], [expression])
     assert bool(kept) == eval(expression, {"__builtins__": {}}, {"N": N, "D": D})
 
 
@@ -60,7 +60,7 @@ def test_they_mean_what_python_means(expression, N, D):
 @given(expression=st.text(alphabet="ND123.()<>=!+-*/%'\" andornt_[]{}:,@", max_size=40))
 def test_any_text_is_a_subset_or_one_line_of_refusal(expression):
     try:
-        assert subset([{"N": 1.0, "D": 2.0}], [expression]) in ([], [{"N": 1.0, "D": 2.0}])
+        assert filter_rows([{"N": 1.0, "D": 2.0}], [expression]) in ([], [{"N": 1.0, "D": 2.0}])
     except BadInput as refusal:
         assert "\n" not in str(refusal)
 
@@ -92,10 +92,10 @@ def test_any_text_is_a_subset_or_one_line_of_refusal(expression):
 )
 def test_what_is_not_understood_is_refused(expression, said):
     with pytest.raises(BadInput, match=None) as refusal:
-        subset(ROWS, [expression])
+        filter_rows(ROWS, [expression])
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_a_column_may_have_a_full_key():
     rows = [{"train.seed": seed, "optim.peak_lr": 1e-3, "a.b.c": seed} for seed in range(3)]
-    assert subset(rows, ["train.seed > 0 and optim.peak_lr < 1", "a.b.c != 2"]) == [rows[1]]
+    assert filter_rows(rows, ["train.seed > 0 and optim.peak_lr < 1", "a.b.c != 2"]) == [rows[1]]

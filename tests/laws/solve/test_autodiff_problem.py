@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scalelab.laws.law.names import LAWS, load_law
-from scalelab.laws.law.objective import OBJECTIVES, objective
+from scalelab.laws.law.objective import OBJECTIVES, load_objective
 from scalelab.laws.solve import autodiff_problem, chinchilla_problem, newton
 from scalelab.laws.solve.pose import pose_problem
 from tests.laws.examples import QUICKSTART_LIKE, study
@@ -22,7 +22,7 @@ def chinchilla(build, kind):
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "mse"])
 def test_by_hand_and_by_autodiff_are_one_problem(name):
     (hand, x, weights), (auto, _, _) = (
-        chinchilla(build, objective(name)) for build in (chinchilla_problem, autodiff_problem)
+        chinchilla(build, load_objective(name)) for build in (chinchilla_problem, autodiff_problem)
     )
     np.testing.assert_allclose(auto.from_params(hand.to_params(x)), x, rtol=1e-12)
     np.testing.assert_allclose(hand.value(x, weights), auto.value(x, weights), rtol=1e-10)
@@ -37,7 +37,7 @@ def test_by_hand_and_by_autodiff_are_one_problem(name):
 def test_chinchilla_in_logs_is_written_out_and_the_rest_is_not():
     N, D, loss = study(QUICKSTART_LIKE)
     for name, kind, room in (("chinchilla", "huber_log", chinchilla_problem), ("chinchilla", "mse", autodiff_problem)):
-        points = pose_problem(load_law(name), {"N": N, "D": D}, loss, objective(name=kind))
+        points = pose_problem(load_law(name), {"N": N, "D": D}, loss, load_objective(name=kind))
         assert points.value.__module__ == room.__name__
 
 
@@ -57,7 +57,7 @@ def test_gradient_and_hessian_equal_finite_differences(name, kind):
     law = load_law(name)
     columns = columns_for(name)
     target = law(columns, TRUTHS[name]) * np.exp(0.01 * np.random.default_rng(0).standard_normal(32))
-    points = pose_problem(law, columns, target, objective(kind, 0.01 if kind == "huber_log" else None))
+    points = pose_problem(law, columns, target, load_objective(kind, 0.01 if kind == "huber_log" else None))
     x = points.from_params(TRUTHS[name])[None] * np.random.default_rng(1).uniform(0.98, 1.02, (4, len(law.params)))
     weights = np.random.default_rng(2).integers(0, 3, (4, 32)).astype(float)
     gradient, _, hessian = points.derivatives(x, weights)
@@ -73,14 +73,14 @@ def test_gradient_and_hessian_equal_finite_differences(name, kind):
 
 def test_the_majoriser_never_lies_below_the_gauss_newton_part():
     """What makes an IRLS step safe: IRLS weights are at least Huber's own curvature."""
-    points, x, weights = chinchilla(chinchilla_problem, objective("huber_log", 3e-3))
+    points, x, weights = chinchilla(chinchilla_problem, load_objective("huber_log", 3e-3))
     _, majoriser, hessian = points.derivatives(x, weights)
     assert (np.linalg.eigvalsh(majoriser) >= -1e-12).all()
     assert (np.einsum("rii->r", majoriser) > np.einsum("rii->r", hessian)).any()
 
 
 def test_a_chunk_that_is_not_full_changes_no_number():
-    points, x, weights = chinchilla(autodiff_problem, objective("huber_log"))
+    points, x, weights = chinchilla(autodiff_problem, load_objective("huber_log"))
     many = np.tile(x, (12, 1))  # 72 problems: two chunks and a part
     found = points.value(many, np.tile(weights, (12, 1)))
     np.testing.assert_array_equal(found, np.tile(points.value(x, weights), 12))
@@ -88,7 +88,7 @@ def test_a_chunk_that_is_not_full_changes_no_number():
 
 def test_both_ways_end_at_one_optimum():
     (hand, x, weights), (auto, _, _) = (
-        chinchilla(build, objective("huber_log")) for build in (chinchilla_problem, autodiff_problem)
+        chinchilla(build, load_objective("huber_log")) for build in (chinchilla_problem, autodiff_problem)
     )
     ours, theirs = newton.descend(hand, x, weights), newton.descend(auto, x, weights)
     np.testing.assert_allclose(ours.objective, theirs.objective, rtol=1e-8)

@@ -6,14 +6,14 @@ from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 
 from scalelab.laws.law.names import load_law
-from scalelab.laws.law.objective import objective
+from scalelab.laws.law.objective import load_objective
 from scalelab.laws.solve.likelihood import best_sigma, fit_scale, negative_log_likelihood
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, published, study
 
 
 def test_besiroglus_maximum_likelihood():
     N, D, loss = hoffmann_points()
-    _, best = fit_scale(load_law("chinchilla"), {"N": N, "D": D}, loss, objective("mle"))
+    _, best = fit_scale(load_law("chinchilla"), {"N": N, "D": D}, loss, load_objective("mle"))
     golden = published("besiroglu", "notebook_mle")
     assert best.value == pytest.approx(golden["negll"], abs=1e-8)
     for name, digits in {"A": 5e-6, "B": 5e-5, "E": 5e-6, "alpha": 5e-9, "beta": 5e-9}.items():
@@ -45,7 +45,7 @@ def test_with_a_wide_threshold_it_is_least_squares():
     """delta -> infinity: Gaussian, so sigma is the root mean square and the law that of mse_log."""
     N, D, loss = study(QUICKSTART_LIKE, 0.01, seed=4)
     law = load_law("chinchilla")
-    posed, best = fit_scale(law, {"N": N, "D": D}, loss, objective("mle", 50.0))
+    posed, best = fit_scale(law, {"N": N, "D": D}, loss, load_objective("mle", 50.0))
     residuals = posed.residuals(best.params)
     assert best_sigma(residuals, 50.0) == pytest.approx(np.sqrt(np.mean(residuals**2)), rel=1e-6)
     gaussian = 0.5 * len(N) * (1 + np.log(2 * np.pi * np.mean(residuals**2)))

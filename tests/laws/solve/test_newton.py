@@ -22,7 +22,7 @@ def test_seeds_are_scipys_non_negative_least_squares(turned):
     """`turned`: the best coefficients sit at zero."""
     points, weights, _ = example(turned=turned)
     exponents = np.stack(np.meshgrid([0.1, 0.5, 1.3], [0.1, 0.5, 1.3]), axis=-1).reshape(-1, 2)
-    found = newton.project(points, weights, exponents)
+    found = newton.variable_projection(points, weights, exponents)
     n, d = (np.log(points.columns[name]) - np.log(points.columns[name]).mean() for name in "ND")
     for r, weight in enumerate(weights):
         for g, (alpha, beta) in enumerate(exponents):

@@ -11,15 +11,15 @@ from scalelab.laws.fit import fit
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.law import Coefficient, Exponent, law_of
 from scalelab.laws.law.names import LAWS, load_law
-from scalelab.laws.read.points import columns_of
+from scalelab.laws.read.points import law_columns
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.trust import design, grids, identifiable
 from scalelab.laws.use import chinchilla_optimum, isoflop
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, posed, study
 from tests.tables import table_path
 
-HOFFMANN = Params(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
+HOFFMANN = ChinchillaParams(E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28)
 SIZES = np.geomspace(1e8, 1e10, 8)
 
 
@@ -35,7 +35,7 @@ def at_budgets(*C):
 
 def check(law, rows, flops=None):
     law = load_law(law) if isinstance(law, str) else law
-    return design.check(law, *columns_of(rows, law), flops)
+    return design.row_findings(law, *law_columns(rows, law), flops)
 
 
 def kinds(findings):
@@ -66,8 +66,8 @@ def test_what_identifies_no_law_is_refused_and_says_what_is_missing(rows, said):
 
 def test_jitter_of_whole_steps_does_not_count_as_variation():
     rows = table(SIZES, 1e10 * (1 + 5e-3 * np.sin(SIZES)))
-    columns, target = columns_of(rows, LAWS["chinchilla"])
-    assert identifiable.undetermined(LAWS["chinchilla"], columns, target, np.ones(8)) == ["E", "B", "beta"]
+    columns, target = law_columns(rows, LAWS["chinchilla"])
+    assert identifiable.undetermined_params(LAWS["chinchilla"], columns, target, np.ones(8)) == ["E", "B", "beta"]
 
 
 def test_budgets_are_counted_by_what_runs_cost():
@@ -100,7 +100,7 @@ def test_a_users_own_law_is_judged_by_its_sensitivities():
 
 
 def test_runs_that_repeat_no_data_say_nothing_of_repetition():
-    held = law_lib.hold(LAWS["data_constrained"], E=1.87, A=521.0, B=1488.0, alpha=0.35, beta=0.35)
+    held = law_lib.hold_params(LAWS["data_constrained"], E=1.87, A=521.0, B=1488.0, alpha=0.35, beta=0.35)
     rows = at_budgets(1e20, 4e20, 16e20)
     with pytest.raises(BadInput, match="what R_D_star is: no run repeats its data"):
         check(held, rows | {"U": rows["D"]})
@@ -145,7 +145,7 @@ def test_copies_and_near_copies_are_told_apart():
 
 def test_minima_at_the_edge_or_off_the_centre_and_flat_budgets_are_named():
     """Four budgets around their optima; then the first loses its small sizes, the second most of them, the third all but three."""
-    best = chinchilla_optimum.optimum(HOFFMANN, np.geomspace(1e19, 1e22, 4))
+    best = chinchilla_optimum.optimal_allocation(HOFFMANN, np.geomspace(1e19, 1e22, 4))
     around = [(1.3, 20.0), (0.75, 20.0), (0.8, 1.25), (0.1, 10.0)]
     N = np.concatenate([n * np.geomspace(low, high, 7) for n, (low, high) in zip(best.N, around, strict=True)])
     D = np.repeat(best.N * best.D, 7) / N
@@ -167,7 +167,7 @@ def test_minima_at_the_edge_or_off_the_centre_and_flat_budgets_are_named():
 def test_a_cloud_of_runs_is_no_isoflop_grid():
     draw = np.random.default_rng(0).uniform(size=(2, 2000))
     C, N = 1e18 * 1e3 ** draw[0], 1e8 * 30 ** draw[1]  # so dense in C that each is next to another
-    assert grids.budgets(C, N, loss_at(HOFFMANN, N, C / (6 * N))) == []
+    assert grids.isoflop_budgets(C, N, loss_at(HOFFMANN, N, C / (6 * N))) == []
 
 
 # Relative error of D at 1e24 FLOPs that arXiv 2603.22339 finds for a parabola in (log D, loss) on five budgets from 1e17
@@ -182,7 +182,7 @@ PUBLISHED_BIAS = [
 
 def symmetric(alpha, beta, width):
     law = HOFFMANN._replace(alpha=alpha, beta=beta)
-    best = chinchilla_optimum.optimum(law, np.geomspace(1e17, 1e21, 5))
+    best = chinchilla_optimum.optimal_allocation(law, np.geomspace(1e17, 1e21, 5))
     N = (best.N[:, None] * np.geomspace(1 / width, width, 15)).ravel()
     return law, np.repeat(6 * best.N * best.D, 15), N
 
@@ -193,8 +193,8 @@ def test_the_bias_of_approach_2_is_the_published_one(alpha, beta, width, publish
     loss = loss_at(law, N, C / (6 * N))
     # The paper's parabola is of the loss, ours of its log: exp(loss) makes one of the other.
     raw = isoflop.fit_isoflop(C, N, np.exp(loss), "parabola").n_opt(1e24)
-    assert chinchilla_optimum.optimum(law, 1e24).N / raw - 1 == pytest.approx(published, abs=0.0015)
-    grid = grids.budgets(C, N, loss)
+    assert chinchilla_optimum.optimal_allocation(law, 1e24).N / raw - 1 == pytest.approx(published, abs=0.0015)
+    grid = grids.isoflop_budgets(C, N, loss)
     ours = grids.approach2_bias(LAWS["chinchilla"], law._asdict(), grid, N, 1e24, 6.0)
     assert ours.D_error == pytest.approx(published, rel=0.04) and ours.a == pytest.approx(ours.a_true, abs=5e-4)
     assert ours.a_true == pytest.approx(beta / (alpha + beta))
@@ -232,6 +232,6 @@ def test_runs_that_were_not_fitted_are_a_finding():
 
 
 def test_near_equal_values_are_one_and_dense_ones_are_many():
-    assert len(identifiable.distinct(np.array([1.0, 1.005, 1.01, 2.0, 2.03]))) == 2
+    assert len(identifiable.distinct_values(np.array([1.0, 1.005, 1.01, 2.0, 2.03]))) == 2
     dense = np.geomspace(1, 2, 200)  # neighbours .35 % apart: chained, they would be one
-    assert 25 <= len(identifiable.distinct(dense)) <= 36
+    assert 25 <= len(identifiable.distinct_values(dense)) <= 36

@@ -9,9 +9,9 @@ from scalelab.errors import BadInput
 from scalelab.laws.fit import fit
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
-from scalelab.laws.trust.holdout import hold_out, size_of
-from scalelab.laws.trust.tournament import tournament
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at
+from scalelab.laws.trust.holdout import hold_out, run_sizes
+from scalelab.laws.trust.tournament import run_tournament
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, hoffmann_points, study
 from tests.tables import table_path
 
@@ -35,7 +35,7 @@ def test_the_largest_rows_are_predicted_by_a_fit_to_the_others():
     found = hold_out(LAWS["chinchilla"], {"N": rows["N"], "D": rows["D"]}, rows["loss"], BY, 7)
     assert found.rows.tolist() == largest.tolist()
     alone = fit({name: values[rest] for name, values in rows.items()}, bootstrap=0, identify=False)
-    by_hand = loss_at(Params(**alone.params), rows["N"], rows["D"])
+    by_hand = loss_at(ChinchillaParams(**alone.params), rows["N"], rows["D"])
     np.testing.assert_allclose(found.predicted, by_hand[largest], rtol=1e-5)
     error = np.abs(by_hand / rows["loss"] - 1)
     assert found.mape == pytest.approx(error[largest].mean(), rel=1e-2)
@@ -72,7 +72,7 @@ def test_exact_data_are_extrapolated_exactly_and_json_holds_it():
     ],
 )
 def test_what_counts_as_large(columns, largest):
-    assert size_of({name: np.array(values) for name, values in columns.items()}).argmax() == largest
+    assert run_sizes({name: np.array(values) for name, values in columns.items()}).argmax() == largest
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def kaplans_world(noise):
 
 @pytest.mark.parametrize(("truth", "rows"), [("chinchilla", grid(0.002)), ("kaplan", kaplans_world(0.0003))])
 def test_the_law_that_made_the_data_wins(truth, rows):
-    entries = tournament(rows, ENTRANTS, 14)
+    entries = run_tournament(rows, ENTRANTS, 14)
     assert entries[0].law.name == truth
     errors = [entry.result.mape for entry in entries]
     assert errors == sorted(errors) and errors[1] > 1.5 * errors[0]
@@ -111,7 +111,7 @@ def test_a_law_that_cannot_be_fitted_comes_last_and_says_why():
     """Eleven rows, of which four are held out: seven determine no law of nine parameters."""
     rows = {name: values[::4] for name, values in grid(0.002).items()}
     laws = ["farseer", "saturating", "step_law_lr"]
-    entries = tournament(rows, laws, 4)
+    entries = run_tournament(rows, laws, 4)
     assert entries[0].law.name == "saturating" and entries[0].why == ""
     said = {entry.law.name: entry.why for entry in entries[1:]}
     assert "7 runs: law 'farseer' has 9 parameters" in said["farseer"]
@@ -119,7 +119,7 @@ def test_a_law_that_cannot_be_fitted_comes_last_and_says_why():
     block = json.loads(json.dumps([entry.to_json() for entry in entries]))
     assert block[0]["mape"] > 0 and block[-1]["mape"] is None and block[-1]["why"]
     with pytest.raises(BadInput, match="no law of the table has its columns"):
-        tournament({"lr": [1e-3, 2e-3]}, count=1)
+        run_tournament({"lr": [1e-3, 2e-3]}, count=1)
 
 
 def gemstones():
@@ -131,7 +131,7 @@ def gemstones():
 @pytest.mark.parametrize(("points", "count"), [(hoffmann_points, 24), (gemstones, 70)])
 def test_ranks_are_by_extrapolation_not_by_fit(points, count):
     """Gadre's law, Chinchilla's with one exponent, fits both published tables worse and predicts their largest runs better."""
-    entries = tournament(table(*points()), ["chinchilla", "overtraining"], count)
+    entries = run_tournament(table(*points()), ["chinchilla", "overtraining"], count)
     assert [entry.law.name for entry in entries] == ["overtraining", "chinchilla"]
     first, second = (entry.result for entry in entries)
     assert first.mape < second.mape < 0.012 and first.in_sample_mape > second.in_sample_mape
@@ -141,7 +141,7 @@ def test_laws_without_their_columns_do_not_take_part():
     """By default every law that has its columns and no other: D and loss alone leave none but those of D."""
     rows = grid()
     with pytest.raises(BadInput, match="the table has D, loss: no law"):
-        tournament({"D": rows["D"], "loss": rows["loss"]}, count=3)
+        run_tournament({"D": rows["D"], "loss": rows["loss"]}, count=3)
     tokens = {"D": rows["D"], "batch_tokens": 0.58 * rows["D"] ** 0.571}
-    (entry,) = tournament(tokens, count=3)
+    (entry,) = run_tournament(tokens, count=3)
     assert entry.law.name == "step_law_batch" and entry.result.mape < 1e-8

@@ -10,11 +10,11 @@ from scalelab.laws.fit import fit
 from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.law import Coefficient, law_of
 from scalelab.laws.law.names import LAWS
-from scalelab.laws.law.objective import Objective, huber_log, objective
-from scalelab.laws.solve.optimum import minimise
+from scalelab.laws.law.objective import Objective, huber_log, load_objective
+from scalelab.laws.solve.optimum import minimise_objective
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.trust import profile
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, published, study
 from tests.tables import table_path
 
@@ -31,15 +31,15 @@ LINE = law_of(line)
 
 def identify(law, columns, target, by, level=0.9):
     posed = pose_problem(law, columns, np.asarray(target), by)
-    best = minimise(posed)
-    return best, profile.identify(posed, best, level)
+    best = minimise_objective(posed)
+    return best, profile.profile_params(posed, best, level)
 
 
 @pytest.mark.parametrize(("points", "level"), [(6, 0.9), (12, 0.5), (12, 0.99)])
 def test_a_straight_line_has_the_textbooks_t_interval(points, level):
     x = np.linspace(1.0, 4.0, points)
     y = 10.0 + 5.0 * x + np.random.default_rng(points).normal(0.0, 0.3, points)
-    _, found = identify(LINE, {"x": x}, y, objective("mse"), level)
+    _, found = identify(LINE, {"x": x}, y, load_objective("mse"), level)
     design = np.column_stack([np.ones(points), x])
     coefs, (rss,), *_ = np.linalg.lstsq(design, y)
     errors = np.sqrt(np.diag(np.linalg.inv(design.T @ design)) * rss / (points - 2))
@@ -50,7 +50,7 @@ def test_a_straight_line_has_the_textbooks_t_interval(points, level):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [objective("mse_log"), huber_log(1e-3)], ids=["least squares", "huber"])
+@pytest.mark.parametrize("by", [load_objective("mse_log"), huber_log(1e-3)], ids=["least squares", "huber"])
 def test_intervals_cover_the_truth_as_often_as_they_say(by):
     """30 studies of five parameters: 90 % intervals; of Gaussian noise, whatever the objective believes."""
     hits = []
@@ -83,7 +83,7 @@ def test_an_entropy_at_zero_is_open_below():
 def test_data_that_never_vary_leave_their_term_open():
     """One D for all N (which `fit` refuses): A and alpha stand, B and beta don't."""
     N = np.geomspace(1e3, 1e6, 16)
-    law = Params(E=1.0, A=100.0, B=350.0, alpha=0.4, beta=0.47)
+    law = ChinchillaParams(E=1.0, A=100.0, B=350.0, alpha=0.4, beta=0.47)
     loss = loss_at(law, N, 1e7) * np.exp(0.001 * np.random.default_rng(0).standard_normal(16))
     _, found = identify(CHINCHILLA, {"N": N, "D": np.full(16, 1e7)}, loss, huber_log())
     verdicts = {name: found[name].verdict for name in found}
@@ -136,12 +136,12 @@ def test_muennighoffs_repetition_constant_is_not_identified():
 
 
 def test_held_parameters_leave_the_others_as_they_are():
-    held = law_lib.hold(CHINCHILLA, E=1.1, beta=0.47)
+    held = law_lib.hold_params(CHINCHILLA, E=1.1, beta=0.47)
     N, D, loss = study(QUICKSTART_LIKE)
     assert list(held.params) == ["A", "B", "alpha"] and dict(held.held) == {"E": 1.1, "beta": 0.47}
-    assert law_lib.hold(CHINCHILLA, beta=0.47, E=1.1) is held  # compiled once
+    assert law_lib.hold_params(CHINCHILLA, beta=0.47, E=1.1) is held  # compiled once
     np.testing.assert_allclose(held({"N": N, "D": D}, {"A": 250.0, "B": 350.0, "alpha": 0.6}), loss)
-    best = minimise(pose_problem(held, {"N": N, "D": D}, loss, huber_log()))
+    best = minimise_objective(pose_problem(held, {"N": N, "D": D}, loss, huber_log()))
     assert best.params == pytest.approx({"A": 250.0, "B": 350.0, "alpha": 0.6}, rel=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_held_parameters_leave_the_others_as_they_are():
 )
 def test_what_cannot_be_held_is_refused(values, said):
     with pytest.raises(ValueError, match=said):
-        law_lib.hold(CHINCHILLA, **values)
+        law_lib.hold_params(CHINCHILLA, **values)
 
 
 @pytest.mark.parametrize("delta", [1e-3, np.inf])
@@ -166,7 +166,7 @@ def test_the_likelihood_is_that_of_a_density(delta):
     for s in (1e-6, 1e-5):
         area = np.trapezoid(np.exp(-by.penalty(r) / s), r)
         assert by.log_normaliser(s) == pytest.approx(np.log(area), abs=1e-4)
-    assert objective("huber_log", 1e308).log_normaliser() == pytest.approx(
+    assert load_objective("huber_log", 1e308).log_normaliser() == pytest.approx(
         np.log(np.sqrt(2 * np.pi))
     )  # all inside: Gauss's
 
@@ -174,16 +174,16 @@ def test_the_likelihood_is_that_of_a_density(delta):
 def test_the_run_that_tightens_most_is_found_by_trying_them_all():
     """Each run of a coarse grid is added to the data, exact, and the profile taken again: the proposal is the best or near."""
     N, D, loss = study(QUICKSTART_LIKE, 0.002, sizes=7)
-    by = objective("mse_log")
+    by = load_objective("mse_log")
     best, found = identify(CHINCHILLA, {"N": N, "D": D}, loss, by)
     run = found["alpha"].tighten
     assert run["C"] == pytest.approx(6 * run["N"] * run["D"]) and run["C"] <= 6 * (N * D).max() * (1 + 1e-6)
-    law = Params(**best.params)
+    law = ChinchillaParams(**best.params)
 
     def width(n, d):
         extra = {"N": np.append(N, n), "D": np.append(D, d)}
         posed = pose_problem(CHINCHILLA, extra, np.append(loss, loss_at(law, n, d)), by)
-        low, high = profile.identify(posed, minimise(posed))["alpha"].interval
+        low, high = profile.profile_params(posed, minimise_objective(posed))["alpha"].interval
         return high - low
 
     proposed = width(run["N"], run["D"])

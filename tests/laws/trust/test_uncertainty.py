@@ -12,23 +12,23 @@ from scipy.stats import bootstrap as scipy_bootstrap
 
 from scalelab.errors import BadInput
 from scalelab.laws.solve import newton
-from scalelab.laws.solve.optimum import FitError, minimise
+from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.trust import uncertainty
-from scalelab.laws.trust.uncertainty import bootstrap, intervals, predict, quantiles
-from scalelab.laws.use.chinchilla_optimum import Params, exponents, loss_at, optimum
-from scalelab.laws.use.decision import decide
+from scalelab.laws.trust.uncertainty import bootstrap_fit, central_interval, param_intervals, predict_run
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
+from scalelab.laws.use.decision import decide_allocation
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, hoffmann_points, posed, published, study
 
 
 def fitted(noise=0.005, seed=0, count=200, groups=None, **kwargs):
     """(problem, its optimum, resamples) of a synthetic study."""
     points = posed(*study(QUICKSTART_LIKE, noise, seed, **kwargs))
-    best = minimise(points)
-    return points, best, bootstrap(points, best, count, seed, groups)
+    best = minimise_objective(points)
+    return points, best, bootstrap_fit(points, best, count, seed, groups)
 
 
 def params_of(boot):
-    return Params(**boot.params)
+    return ChinchillaParams(**boot.params)
 
 
 def test_besiroglus_standard_errors():
@@ -37,15 +37,15 @@ def test_besiroglus_standard_errors():
     (Theirs adds a free scale to Huber's loss and starts each resample once; the published decimals are the notebook's.)
     """
     points = posed(*hoffmann_points())
-    best = minimise(points)
-    boot = bootstrap(points, best, count=2000)
+    best = minimise_objective(points)
+    boot = bootstrap_fit(points, best, count=2000)
     assert boot.used == 2000 and boot.failed == {} and boot.at_bounds == {}
     golden = published("besiroglu", "notebook_se_4000boot_seed42")
     for name in ("E", "alpha", "beta"):
         assert np.std(boot.params[name]) == pytest.approx(golden[name], rel=0.08), name
-    a, _ = exponents(params_of(boot))
+    a, _ = allocation_exponents(params_of(boot))
     assert np.std(a) == pytest.approx(published("besiroglu", "a", "sd"), rel=0.1)
-    low, high = intervals(boot, best.params, 0.95)["alpha"]["percentile"]
+    low, high = param_intervals(boot, best.params, 0.95)["alpha"]["percentile"]
     assert (low, high) == pytest.approx(published("besiroglu", "ci95", "alpha"), abs=0.01)
 
 
@@ -54,7 +54,9 @@ def test_different_values_of_each_resample_are_counted():
     values, weights = random.integers(0, 4, 9).astype(float), random.multinomial(5, np.full(9, 1 / 9), 200)
     few = [len({values[i] for i in np.flatnonzero(row)}) < 3 for row in weights]
     assert 20 < sum(few) < 180
-    assert [reason == "fewer than 3 different N" for reason in uncertainty.unfit(weights, {"N": values}, 1)] == few
+    assert [
+        reason == "fewer than 3 different N" for reason in uncertainty.unfit_reasons(weights, {"N": values}, 1)
+    ] == few
 
 
 @pytest.mark.slow
@@ -65,9 +67,9 @@ def test_the_interval_of_one_new_run_covers_it():
     for seed in range(80):
         noise = (0.003, 0.01)[seed % 2]
         points, best, boot = fitted(noise, seed, count=80)
-        at = optimum(Params(**best.params), 4 * BUDGETS[-1])
+        at = optimal_allocation(ChinchillaParams(**best.params), 4 * BUDGETS[-1])
         measured = float(loss_at(QUICKSTART_LIKE, at.N, at.D) * np.exp(noise * random.standard_normal()))
-        said = predict(points, best, boot, {"N": float(at.N), "D": float(at.D)})
+        said = predict_run(points, best, boot, {"N": float(at.N), "D": float(at.D)})
         inside += said.low <= measured <= said.high
         fit_only += said.fit_low <= measured <= said.fit_high
         assert said.high - said.low < 0.12 * said.loss
@@ -92,7 +94,7 @@ def test_every_resample_is_at_its_optimum():
 @given(st.integers(0, 10**6))
 def test_intervals_nest_by_level(seed):
     points, best, boot = fitted(0.004, seed, count=60)
-    predictions = [predict(points, best, boot, {"N": 2e5, "D": 5e6}, level) for level in (0.5, 0.8, 0.95)]
+    predictions = [predict_run(points, best, boot, {"N": 2e5, "D": 5e6}, level) for level in (0.5, 0.8, 0.95)]
     for narrow, wide in itertools.pairwise(predictions):
         assert wide.low <= narrow.low <= narrow.high <= wide.high
         assert wide.fit_low <= narrow.fit_low <= narrow.fit_high <= wide.fit_high
@@ -100,8 +102,8 @@ def test_intervals_nest_by_level(seed):
 
 def test_a_seed_is_one_answer():
     points, best, boot = fitted()
-    again = bootstrap(points, best, count=200, seed=0)
-    other = bootstrap(points, best, count=200, seed=1)
+    again = bootstrap_fit(points, best, count=200, seed=0)
+    other = bootstrap_fit(points, best, count=200, seed=1)
     np.testing.assert_array_equal(boot.params["E"], again.params["E"])
     assert not np.array_equal(boot.params["E"], other.params["E"])
 
@@ -109,14 +111,14 @@ def test_a_seed_is_one_answer():
 def test_large_tables_are_fitted_in_batches_to_the_same_numbers(monkeypatch):
     points, best, whole = fitted(count=50)
     monkeypatch.setattr(uncertainty, "BATCH", 150)  # seven resamples of twenty runs at a time
-    parts = bootstrap(points, best, count=50)
+    parts = bootstrap_fit(points, best, count=50)
     np.testing.assert_allclose(parts.params["alpha"], whole.params["alpha"], rtol=1e-6)
 
 
 def test_resamples_that_determine_no_law_are_counted_by_reason():
     """Seven runs, many of whose resamples hold fewer than six different ones."""
     points = posed(*(column[[0, 2, 4, 7, 12, 15, 19]] for column in study(QUICKSTART_LIKE, 0.002)))
-    boot = bootstrap(points, minimise(points), count=300)
+    boot = bootstrap_fit(points, minimise_objective(points), count=300)
     assert 0 < boot.used < 300
     assert boot.failed == {"fewer than 6 different runs": 300 - boot.used}
     assert boot.to_json()["failed"] == boot.failed
@@ -132,7 +134,7 @@ def test_resamples_that_did_not_converge_are_counted_and_not_used(monkeypatch):
         return newton.Solutions(found.x, found.objective, found.converged & ~late)
 
     monkeypatch.setattr(newton, "descend", hampered)
-    boot = bootstrap(points, best, count=40)
+    boot = bootstrap_fit(points, best, count=40)
     draws = np.random.default_rng(0).multinomial(20, np.full(20, 1 / 20), size=40)
     late = draws[:, 0] == 2
     assert boot.failed == {"not converged": late.sum()} and late.sum() > 0
@@ -142,7 +144,7 @@ def test_resamples_that_did_not_converge_are_counted_and_not_used(monkeypatch):
 def test_too_few_runs_for_any_interval():
     points = posed(*(column[[0, 7, 12, 15, 19]] for column in study(QUICKSTART_LIKE)))
     with pytest.raises(FitError, match="more runs are needed"):
-        bootstrap(points, minimise(points), count=20)
+        bootstrap_fit(points, minimise_objective(points), count=20)
 
 
 def test_groups_are_drawn_and_left_out_together():
@@ -152,11 +154,11 @@ def test_groups_are_drawn_and_left_out_together():
     alone, many = posed(N, D, loss), posed(*(np.repeat(column, 5) for column in (N, D, loss)))
     widths = {}
     for name, boot in {
-        "runs": bootstrap(alone, minimise(alone), count=300),
-        "grouped": bootstrap(many, minimise(many), count=300, groups=np.repeat(runs, 5)),
-        "ungrouped": bootstrap(many, minimise(many), count=300),
+        "runs": bootstrap_fit(alone, minimise_objective(alone), count=300),
+        "grouped": bootstrap_fit(many, minimise_objective(many), count=300, groups=np.repeat(runs, 5)),
+        "ungrouped": bootstrap_fit(many, minimise_objective(many), count=300),
     }.items():
-        low, high = quantiles(boot.params["E"], 0.9)
+        low, high = central_interval(boot.params["E"], 0.9)
         widths[name] = high - low
         widths[name, "noise"] = np.sqrt(np.mean(boot.noise**2))
     assert widths["grouped"] == pytest.approx(widths["runs"], rel=1e-3)
@@ -174,39 +176,39 @@ def test_a_run_left_out_is_missed_by_more_than_one_that_was_fitted():
 def test_left_out_residuals_are_those_of_refits_without_the_run():
     N, D, loss = study(QUICKSTART_LIKE, 0.01)
     points = posed(N, D, loss)
-    boot = bootstrap(points, minimise(points), count=5)
+    boot = bootstrap_fit(points, minimise_objective(points), count=5)
     for run in (0, 7, 19):
-        without = minimise(posed(*(np.delete(column, run) for column in (N, D, loss))))
-        missed = np.log(loss[run] / loss_at(Params(**without.params), N[run], D[run]))
+        without = minimise_objective(posed(*(np.delete(column, run) for column in (N, D, loss))))
+        missed = np.log(loss[run] / loss_at(ChinchillaParams(**without.params), N[run], D[run]))
         assert boot.jackknife["E"][run] == pytest.approx(without.params["E"], rel=1e-5)
         assert boot.noise[run] == pytest.approx(missed, abs=2e-6)
 
 
 def test_a_decision_has_the_closed_form_at_its_centre():
     points, fit, boot = fitted()
-    decision = decide(points, fit, boot, 4e12)
-    best = optimum(Params(**fit.params), 4e12)
+    decision = decide_allocation(points, fit, boot, 4e12)
+    best = optimal_allocation(ChinchillaParams(**fit.params), 4e12)
     assert (decision.N.value, decision.D.value) == pytest.approx((best.N, best.D))
     for interval in (decision.N, decision.D, decision.loss):
         assert interval.low < interval.value < interval.high
-    truth = optimum(QUICKSTART_LIKE, 4e12)
+    truth = optimal_allocation(QUICKSTART_LIKE, 4e12)
     assert decision.N.low < truth.N < decision.N.high
-    half = decide(points, fit, boot, 4e12, k=12.0)
-    assert half.N.value == pytest.approx(float(optimum(Params(**fit.params), 2e12).N))
+    half = decide_allocation(points, fit, boot, 4e12, k=12.0)
+    assert half.N.value == pytest.approx(float(optimal_allocation(ChinchillaParams(**fit.params), 2e12).N))
 
 
 def test_quantiles_are_central():
-    assert quantiles(np.arange(1, 101), 0.9) == (5, 95)
-    assert quantiles(np.array([np.inf, 1.0, 2.0, 3.0]), 0.5)[1] == 3.0
+    assert central_interval(np.arange(1, 101), 0.9) == (5, 95)
+    assert central_interval(np.array([np.inf, 1.0, 2.0, 3.0]), 0.5)[1] == 3.0
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda p, f, b: bootstrap(p, f, count=0), "count = 0"),
-        (lambda p, f, b: bootstrap(p, f, count=5, groups=[1, 2]), "2 group labels for 20 runs"),
-        (lambda p, f, b: predict(p, f, b, {"N": 1e5, "D": 1e7}, level=90), "level = 90"),
-        (lambda p, f, b: decide(p, f, b, -1.0), "C = -1"),
+        (lambda p, f, b: bootstrap_fit(p, f, count=0), "count = 0"),
+        (lambda p, f, b: bootstrap_fit(p, f, count=5, groups=[1, 2]), "2 group labels for 20 runs"),
+        (lambda p, f, b: predict_run(p, f, b, {"N": 1e5, "D": 1e7}, level=90), "level = 90"),
+        (lambda p, f, b: decide_allocation(p, f, b, -1.0), "C = -1"),
     ],
 )
 def test_refusals(call, said):
@@ -235,10 +237,10 @@ def same_as_scipys_bca(data, statistic):
         vectorized=False, rng=0,
     )  # fmt: skip
     left_out = np.array([statistic(np.delete(data, i, axis=0)) for i in range(n)])
-    ours = uncertainty.bca(theirs.bootstrap_distribution, statistic(data), left_out, 0.9)
+    ours = uncertainty.bca_interval(theirs.bootstrap_distribution, statistic(data), left_out, 0.9)
     spread = np.std(theirs.bootstrap_distribution)
     assert ours == pytest.approx(tuple(theirs.confidence_interval), abs=0.03 * spread)
-    plain = quantiles(theirs.bootstrap_distribution, 0.9)
+    plain = central_interval(theirs.bootstrap_distribution, 0.9)
     assert abs(ours[0] - plain[0]) > 0.06 * spread  # the correction is there
 
 
@@ -249,7 +251,7 @@ def test_resamples_stopped_by_scipys_default_tolerance_are_too_narrow_and_ours_a
     """
     N, D, loss = hoffmann_points()
     points = posed(N, D, loss)
-    best = minimise(points)
+    best = minimise_objective(points)
     draws = np.random.default_rng(0).multinomial(240, np.full(240, 1 / 240), size=120).astype(float)
     p = best.params
     warm = np.array([*np.log([p["A"], p["B"], p["E"]]), p["alpha"], p["beta"]])
@@ -260,9 +262,9 @@ def test_resamples_stopped_by_scipys_default_tolerance_are_too_narrow_and_ours_a
         return np.sum(weights * np.where(r <= 1e-3, r**2 / 2, 1e-3 * (r - 5e-4))) / 240
 
     trapped = [minimize(mean_huber, warm, (draw,), "L-BFGS-B").x[3] for draw in draws]
-    ours = uncertainty.refit(points, draws, best.x)
+    ours = uncertainty.refit_weighted(points, draws, best.x)
     assert ours.converged.all()
-    narrow, right = (np.subtract(*quantiles(values, 0.9)[::-1]) for values in (np.array(trapped), ours.x[:, 3]))
+    narrow, right = (np.subtract(*central_interval(values, 0.9)[::-1]) for values in (np.array(trapped), ours.x[:, 3]))
     assert right > 10 * narrow
     assert right == pytest.approx(2 * 1.645 * published("besiroglu", "notebook_se_4000boot_seed42", "alpha"), rel=0.25)
 
@@ -270,13 +272,13 @@ def test_resamples_stopped_by_scipys_default_tolerance_are_too_narrow_and_ours_a
 def test_a_second_basin_is_found_wherever_a_resample_has_it(monkeypatch):
     """Small studies with much noise: followed in batches of any size, no resample stays above its optimum."""
     points = posed(*study(QUICKSTART_LIKE, 0.03, seed=5))
-    best = minimise(points)
+    best = minimise_objective(points)
     draws = np.random.default_rng(0).multinomial(20, np.full(20, 1 / 20), size=600).astype(float)
-    draws = draws[uncertainty.unfit(draws, points.columns, 5) == ""]
+    draws = draws[uncertainty.unfit_reasons(draws, points.columns, 5) == ""]
     warm_only = newton.descend(points, np.tile(best.x, (len(draws), 1)), draws)
-    found = uncertainty.refit(points, draws, best.x)
+    found = uncertainty.refit_weighted(points, draws, best.x)
     assert (found.objective <= warm_only.objective * (1 + 1e-12)).all()
     assert (found.objective < warm_only.objective * (1 - 1e-4)).sum() > 3
     monkeypatch.setattr(uncertainty, "BATCH", 200 * 20)
-    parts = uncertainty.refit(points, draws, best.x)
+    parts = uncertainty.refit_weighted(points, draws, best.x)
     np.testing.assert_allclose(parts.objective, found.objective, rtol=1e-8)

@@ -10,29 +10,29 @@ from scalelab.laws.law import law as law_lib
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use import chinchilla_optimum, decision
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 CHINCHILLA = LAWS["chinchilla"]
 PARAMETERS = [
-    Params(1.69, 406.4, 410.7, 0.34, 0.28),
-    Params(1.8, 480.0, 2100.0, 0.35, 0.37),
-    Params(1.0, 30.0, 5e4, 0.2, 0.6),
+    ChinchillaParams(1.69, 406.4, 410.7, 0.34, 0.28),
+    ChinchillaParams(1.8, 480.0, 2100.0, 0.35, 0.37),
+    ChinchillaParams(1.0, 30.0, 5e4, 0.2, 0.6),
 ]
-STACKED = {name: np.array([getattr(law, name) for law in PARAMETERS]) for name in Params._fields}
+STACKED = {name: np.array([getattr(law, name) for law in PARAMETERS]) for name in ChinchillaParams._fields}
 
 
 def generic(params):
     """Chinchilla's law as the engine sees any law: a parameter is held, so that no closed form applies."""
     names = ("A", "B", "alpha", "beta")
-    return law_lib.hold(CHINCHILLA, E=params.E), {name: np.array([getattr(params, name)]) for name in names}
+    return law_lib.hold_params(CHINCHILLA, E=params.E), {name: np.array([getattr(params, name)]) for name in names}
 
 
 @pytest.mark.parametrize("law", PARAMETERS)
 @pytest.mark.parametrize("C", [1e19, 1e23])
 def test_the_size_that_is_searched_is_that_of_the_closed_form(law, C):
     found = decision.optimal_size(*generic(law), C, 6.0, {})
-    assert found[0] == pytest.approx(float(chinchilla_optimum.optimum(law, C).N), rel=1e-3)
+    assert found[0] == pytest.approx(float(chinchilla_optimum.optimal_allocation(law, C).N), rel=1e-3)
 
 
 @pytest.mark.parametrize(("dead", "size"), [("A", 0.0), ("B", np.inf)])
@@ -40,7 +40,7 @@ def test_a_law_without_one_of_its_terms_has_no_best_size(dead, size):
     """A grid searched over ends at its edge, and says so; so does the closed form."""
     law = PARAMETERS[0]._replace(**{dead: 0.0})
     assert decision.optimal_size(*generic(law), 1e22, 6.0, {})[0] == size
-    assert float(chinchilla_optimum.optimum(law, 1e22).N) == size
+    assert float(chinchilla_optimum.optimal_allocation(law, 1e22).N) == size
 
 
 def test_a_law_with_exponent_gamma_has_the_optimum_of_a_numerical_search():
@@ -56,23 +56,25 @@ def test_a_law_with_exponent_gamma_has_the_optimum_of_a_numerical_search():
 @pytest.mark.parametrize("factor", [0.25, 0.8, 1.0, 3.0])
 def test_waste_is_the_budget_that_the_best_split_would_have_saved(factor):
     C = 1e22
-    best = chinchilla_optimum.optimum(Params(**STACKED), C)
+    best = chinchilla_optimum.optimal_allocation(ChinchillaParams(**STACKED), C)
     chosen = float(best.N[0]) * factor
-    wasted = decision.waste(CHINCHILLA, STACKED, chosen, best.N, C, 6.0)
+    wasted = decision.wasted_share(CHINCHILLA, STACKED, chosen, best.N, C, 6.0)
     for law, share in zip(PARAMETERS, wasted, strict=True):
         reached = loss_at(law, chosen, C / (6 * chosen))
-        saved = brentq(lambda s, law=law, L=reached: chinchilla_optimum.optimum(law, C * np.exp(s)).loss - L, -12, 1e-9)
+        saved = brentq(
+            lambda s, law=law, L=reached: chinchilla_optimum.optimal_allocation(law, C * np.exp(s)).loss - L, -12, 1e-9
+        )
         assert share == pytest.approx(1 - np.exp(saved), abs=1e-8)
         searched, params = generic(law)
         size = decision.optimal_size(searched, params, C, 6.0, {})
-        assert decision.waste(searched, params, chosen, size, C, 6.0)[0] == pytest.approx(share, abs=2e-4)
+        assert decision.wasted_share(searched, params, chosen, size, C, 6.0)[0] == pytest.approx(share, abs=2e-4)
     if factor == 1.0:
         assert wasted[0] == pytest.approx(0, abs=1e-8) and (wasted[1:] > 0.001).all()
 
 
 def test_a_decision_covers_what_it_says():
     """The true best size and its loss lie inside; more noise widens every interval and the waste."""
-    truth = chinchilla_optimum.optimum(QUICKSTART_LIKE, 1e13)
+    truth = chinchilla_optimum.optimal_allocation(QUICKSTART_LIKE, 1e13)
     decisions = []
     for noise in (0.001, 0.006):
         N, D, loss = study(QUICKSTART_LIKE, noise, 5, sizes=7)
@@ -108,10 +110,10 @@ def test_a_budget_must_be_a_number_of_flops(C):
 
 def test_laws_that_split_no_budget_say_so():
     C = np.geomspace(1e18, 1e22, 9)
-    best = chinchilla_optimum.optimum(PARAMETERS[0], C)
+    best = chinchilla_optimum.optimal_allocation(PARAMETERS[0], C)
     fitted = fit({"C": C, "loss": best.loss}, "saturating", bootstrap=5, identify=False)
     with pytest.raises(BadInput, match="has no N and D"):
-        decision.decide(fitted.problem, fitted.best, fitted.bootstrap, 1e24)
+        decision.decide_allocation(fitted.problem, fitted.best, fitted.bootstrap, 1e24)
 
 
 def test_more_data_that_harm_leave_no_best_size():

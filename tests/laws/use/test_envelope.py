@@ -12,11 +12,11 @@ from scipy.spatial import ConvexHull
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.use.chinchilla_optimum import Params, exponents, loss_at, optimum
-from scalelab.laws.use.envelope import curves, envelope, fit_envelope, hull, lower_hull
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, allocation_exponents, loss_at, optimal_allocation
+from scalelab.laws.use.envelope import envelope_frontier, fit_envelope, hull_frontier, lower_hull, training_curves
 from tests.tables import TABLES, table_path
 
-LAW = Params(1.7, 400.0, 1500.0, 0.34, 0.37)
+LAW = ChinchillaParams(1.7, 400.0, 1500.0, 0.34, 0.37)
 
 
 def training(sizes=40, checkpoints=200, low=1e7, high=1e10):
@@ -35,9 +35,9 @@ def fitted(method, sizes):
 @pytest.mark.parametrize(("method", "within"), [("hull", 1e-3), ("envelope", 2e-3)])
 def test_exponents_of_a_known_law(method, within):
     found = fitted(method, 40)
-    a, b = exponents(LAW)
+    a, b = allocation_exponents(LAW)
     assert (found.a, found.b) == (pytest.approx(a, abs=within), pytest.approx(b, abs=within))
-    best = optimum(LAW, 1e21)
+    best = optimal_allocation(LAW, 1e21)
     assert found.N_coefficient * 1e21**found.a == pytest.approx(float(best.N), rel=0.05)
     assert found.D_coefficient * 1e21**found.b == pytest.approx(float(best.D), rel=0.05)
     assert found.a_interval[0] <= found.a <= found.a_interval[1]
@@ -47,13 +47,13 @@ def test_exponents_of_a_known_law(method, within):
 @pytest.mark.parametrize("method", ["hull", "envelope"])
 def test_a_coarser_grid_of_sizes_is_less_exact_and_its_interval_says_so(method):
     coarse, fine = fitted(method, 12), fitted(method, 40)
-    assert abs(coarse.a - exponents(LAW)[0]) < 0.01
+    assert abs(coarse.a - allocation_exponents(LAW)[0]) < 0.01
     assert np.ptp(coarse.a_interval) > 2 * np.ptp(fine.a_interval)
 
 
 def test_the_frontier_is_never_above_any_checkpoint():
     run, C, N, D, loss = training(15, 60)
-    for frontier in (hull(run, C, N, D, loss), envelope(run, C, N, D, loss)):
+    for frontier in (hull_frontier(run, C, N, D, loss), envelope_frontier(run, C, N, D, loss)):
         at = np.interp(np.log(C), np.log(frontier.C), np.log(frontier.loss))
         inside = (frontier.C[0] <= C) & (frontier.C[-1] >= C)
         assert (np.log(loss)[inside] >= at[inside] - 2e-4).all()  # curves between checkpoints are interpolated
@@ -81,16 +81,18 @@ def test_smallest_and_largest_sizes_are_left_out():
     found = fit_envelope(*columns, "envelope", bootstrap=0)
     assert found.edges > 0 and found.a_interval is None
     assert not {columns[2].min(), columns[2].max()} & set(found.frontier.N)
-    whole = envelope(*columns)
+    whole = envelope_frontier(*columns)
     naive, _ = np.polyfit(np.log(whole.C), np.log(whole.N), 1)
-    truth = exponents(LAW)[0]
+    truth = allocation_exponents(LAW)[0]
     assert abs(found.a - truth) < abs(naive - truth)
 
 
 def test_a_run_that_got_worse_is_not_on_the_frontier():
     run, C, N, D, loss = training(12, 30)
     worse = np.append(loss, loss.min() + 1.0)
-    frontier = hull(np.append(run, "run-5"), np.append(C, 10 * C.max()), np.append(N, N[0]), np.append(D, 1e13), worse)
+    frontier = hull_frontier(
+        np.append(run, "run-5"), np.append(C, 10 * C.max()), np.append(N, N[0]), np.append(D, 1e13), worse
+    )
     assert frontier.C.max() <= C.max() and (np.diff(frontier.loss) < 0).all()
 
 
@@ -118,11 +120,11 @@ def test_run_folders_give_checkpoints(tmp_path):
     ])  # fmt: skip
     row = {"name": "one", "status": "done", "N": 10, "D": 400, "C": 28_000.0}
     lines = records.read_metrics(tmp_path)
-    found = curves([(row, lines), (row | {"name": "bad", "status": "diverged"}, lines)])
+    found = training_curves([(row, lines), (row | {"name": "bad", "status": "diverged"}, lines)])
     assert found["run"].tolist() == ["one", "one"] and found["D"].tolist() == [200, 400]
     assert found["C"].tolist() == [14_000.0, 28_000.0] and found["loss"].tolist() == [3.5, 3.0]
     with pytest.raises(BadInput, match="no finished run"):
-        curves([(row | {"status": "stopped"}, lines)])
+        training_curves([(row | {"status": "stopped"}, lines)])
 
 
 def test_refusals():

@@ -8,8 +8,8 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.laws.solve.optimum import FitError
-from scalelab.laws.use.chinchilla_optimum import Params, exponents, optimum
-from scalelab.laws.use.isoflop import SeedNoise, budgets_of, fit_isoflop, profile
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, allocation_exponents, optimal_allocation
+from scalelab.laws.use.isoflop import SeedNoise, fit_isoflop, group_budgets, profile_budget
 from scalelab.laws.use.isoflop_minima import akima, parabola
 from tests.laws.examples import BUDGETS, QUICKSTART_LIKE, published, study
 from tests.tables import table_path
@@ -25,22 +25,22 @@ def isoflop(params, sizes=9, method="akima", noise=0.0):
 @pytest.mark.parametrize("method", ["akima", "parabola"])
 def test_exponent_of_an_exact_law(method):
     found = isoflop(QUICKSTART_LIKE, method=method)
-    assert found.a == pytest.approx(float(exponents(QUICKSTART_LIKE)[0]), abs=0.005)
+    assert found.a == pytest.approx(float(allocation_exponents(QUICKSTART_LIKE)[0]), abs=0.005)
     assert all(p.interior for p in found.profiles) and found.edges == ()
 
 
 @pytest.mark.parametrize("method", ["akima", "parabola"])
 def test_a_parabola_is_recovered_by_both_methods(method):
     x = np.linspace(-1, 1, 9)
-    found = profile(1e12, 1e6 * np.exp(x), np.exp(2.0 + 0.3 * (x - 0.2) ** 2), method)
+    found = profile_budget(1e12, 1e6 * np.exp(x), np.exp(2.0 + 0.3 * (x - 0.2) ** 2), method)
     assert np.log(found.N / 1e6) == pytest.approx(0.2, abs=1e-9 if method == "parabola" else 0.002)
     assert np.log(found.loss) == pytest.approx(2.0, abs=1e-6)
 
 
 def test_interpolation_stays_right_where_a_parabola_is_biased():
     """A wide, lopsided profile (alpha = 3 beta): the parabola's vertex is off, as in the field's own data."""
-    params = Params(1.5, 3000.0, 40.0, 0.9, 0.3)
-    best = float(optimum(params, BUDGETS[2]).N)
+    params = ChinchillaParams(1.5, 3000.0, 40.0, 0.9, 0.3)
+    best = float(optimal_allocation(params, BUDGETS[2]).N)
     found = {method: isoflop(params, sizes=9, method=method).profiles[2].N / best for method in ("akima", "parabola")}
     assert abs(found["akima"] - 1) < 0.02 < 0.05 < abs(found["parabola"] - 1)
 
@@ -72,13 +72,13 @@ def test_an_edge_minimum_is_reported_and_not_used():
 def test_a_hill_has_no_interior_minimum():
     x = np.linspace(-1, 1, 7)
     for method in ("akima", "parabola"):
-        found = profile(1e12, np.exp(x), np.exp(2.0 - 0.3 * (x - 0.1) ** 2), method)
+        found = profile_budget(1e12, np.exp(x), np.exp(2.0 - 0.3 * (x - 0.1) ** 2), method)
         assert not found.interior and np.log(found.N) == pytest.approx(-1)
 
 
 def test_nearly_equal_budgets_are_one():
     C = np.array([1e12, 2.02e12, 1.01e12, 2e12, 0.99e12])
-    labels = budgets_of(C)
+    labels = group_budgets(C)
     assert len(np.unique(labels)) == 2
     assert labels[0] == labels[2] == labels[4] == pytest.approx(1e12, rel=0.01)
 
@@ -86,7 +86,7 @@ def test_nearly_equal_budgets_are_one():
 def test_repeats_of_a_size_are_averaged():
     x = np.repeat(np.linspace(-1, 1, 5), 2)
     loss = np.exp(2 + 0.3 * x**2 + np.tile([0.01, -0.01], 5))
-    assert profile(1e12, np.exp(x), loss).loss == pytest.approx(np.exp(2), rel=1e-6)
+    assert profile_budget(1e12, np.exp(x), loss).loss == pytest.approx(np.exp(2), rel=1e-6)
 
 
 def test_refusals():
@@ -141,7 +141,7 @@ def noisy_isoflop(noise, seed=0, method="akima", sizes=9):
 
 @pytest.mark.parametrize("method", ["akima", "parabola"])
 def test_noise_gives_an_interval_that_grows_with_it(method):
-    truth, _ = exponents(QUICKSTART_LIKE)
+    truth, _ = allocation_exponents(QUICKSTART_LIKE)
     quiet, loud = (noisy_isoflop(SeedNoise(low=low), method=method) for low in (0.0005, 0.005))
     for found in (quiet, loud):
         assert found.interval[0] < truth < found.interval[1]
@@ -161,13 +161,13 @@ def test_a_noisy_budget_weighs_less():
     weighted = fit_isoflop(C, N, loss, noise=SeedNoise(low=1e-4, high=0.02))
     stds = [p.log_n_std for p in weighted.profiles]
     assert stds[-1] > 2 * max(stds[:-1])
-    truth = exponents(QUICKSTART_LIKE)[0]
+    truth = allocation_exponents(QUICKSTART_LIKE)[0]
     assert abs(weighted.a - truth) < 0.6 * abs(plain.a - truth)
 
 
 def test_no_minimum_is_known_better_than_a_third_of_the_spacing():
     N, _, loss = study(QUICKSTART_LIKE, sizes=9)
-    found = profile(BUDGETS[0], N[:9], loss[:9], noise=SeedNoise(low=1e-6))
+    found = profile_budget(BUDGETS[0], N[:9], loss[:9], noise=SeedNoise(low=1e-6))
     assert found.log_n_std == pytest.approx(0.33 * np.log(9) / 8)
 
 
@@ -175,15 +175,15 @@ def test_a_budget_whose_minimum_drowns_in_noise_is_an_edge():
     """Of three sizes a third of pure noise has its minimum at the middle one: less than half."""
     N, _, loss = (column[1:4] for column in study(QUICKSTART_LIKE, sizes=5))
     flat = 3.0 + 1e-4 * (loss - loss.min())
-    assert profile(BUDGETS[0], N, flat).interior
-    lost = profile(BUDGETS[0], N, flat, noise=SeedNoise(low=0.1))
+    assert profile_budget(BUDGETS[0], N, flat).interior
+    lost = profile_budget(BUDGETS[0], N, flat, noise=SeedNoise(low=0.1))
     assert not lost.interior and lost.log_n_std is None
 
 
 def test_four_repeats_of_a_size_halve_its_noise():
     N, _, loss = (column[:9] for column in study(QUICKSTART_LIKE, sizes=9))
     once, four = (
-        profile(BUDGETS[0], np.tile(N, k), np.tile(loss, k), "parabola", SeedNoise(low=0.002)) for k in (1, 4)
+        profile_budget(BUDGETS[0], np.tile(N, k), np.tile(loss, k), "parabola", SeedNoise(low=0.002)) for k in (1, 4)
     )
     assert four.log_n.std() == pytest.approx(once.log_n.std() / 2, rel=0.05)
 

@@ -9,12 +9,12 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.laws.fit import fit
 from scalelab.laws.law.names import LAWS
-from scalelab.laws.law.objective import objective
-from scalelab.laws.solve.optimum import FitError, minimise
+from scalelab.laws.law.objective import load_objective
+from scalelab.laws.solve.optimum import FitError, minimise_objective
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.trust import information
 from scalelab.laws.use import chinchilla_optimum, next_runs
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
 from tests.laws.examples import QUICKSTART_LIKE, study
 
 NOISE = 0.004
@@ -35,7 +35,7 @@ def fitted(noise=NOISE, seed=1, **options):
 def test_no_affordable_subset_does_better(target, k, budget):
     """All of up to 575 subsets; with gradients taken in the closed form of Chinchilla's optimum, by other differences."""
     base = fitted()
-    plan = next_runs.propose(base, GRID, k, budget, target, TARGET)
+    plan = next_runs.propose_runs(base, GRID, k, budget, target, TARGET)
     rows = [run.row for run in plan.runs]
     assert len(set(rows)) == len(rows) <= k and plan.flops <= budget * (1 + 1e-9)
 
@@ -45,17 +45,17 @@ def test_no_affordable_subset_does_better(target, k, budget):
                          for n, h in steps.items()], axis=-1)  # fmt: skip
 
     def log_loss(columns):
-        return lambda params: np.log(loss_at(Params(**params), columns["N"], columns["D"]))
+        return lambda params: np.log(loss_at(ChinchillaParams(**params), columns["N"], columns["D"]))
 
     wanted = {
-        "N": lambda p: np.log(chinchilla_optimum.optimum(Params(**p), TARGET).N),
-        "loss": lambda p: np.log(chinchilla_optimum.optimum(Params(**p), TARGET).loss),
+        "N": lambda p: np.log(chinchilla_optimum.optimal_allocation(ChinchillaParams(**p), TARGET).N),
+        "loss": lambda p: np.log(chinchilla_optimum.optimal_allocation(ChinchillaParams(**p), TARGET).loss),
         "alpha": lambda p: p["alpha"],
         "E": lambda p: p["E"],
     }[target]
     c = jacobian(wanted, base.params)
     old, new = (jacobian(log_loss(columns), base.params) for columns in (base.problem.columns, GRID))
-    sigma = information.noise(base.problem, base.best)
+    sigma = information.residual_noise(base.problem, base.best)
 
     def spread(rows):
         scale = np.abs(list(base.params.values()))
@@ -78,15 +78,15 @@ def refits(N, D, count=60):
     found = []
     for _ in range(count):
         loss = loss_at(QUICKSTART_LIKE, N, D) * np.exp(NOISE * draws.standard_normal(len(N)))
-        best = minimise(pose_problem(law, {"N": N, "D": D}, loss, objective("mse_log")))
-        found.append(np.log(chinchilla_optimum.optimum(Params(**best.params), TARGET).N))
+        best = minimise_objective(pose_problem(law, {"N": N, "D": D}, loss, load_objective("mse_log")))
+        found.append(np.log(chinchilla_optimum.optimal_allocation(ChinchillaParams(**best.params), TARGET).N))
     return np.std(found)
 
 
 @pytest.mark.slow
 def test_simulated_studies_narrow_more_by_the_proposal_than_by_other_runs():
     N, D, _ = study(QUICKSTART_LIKE)
-    plan = next_runs.propose(fitted(), GRID, 3, 2e13, "N", TARGET)
+    plan = next_runs.propose_runs(fitted(), GRID, 3, 2e13, "N", TARGET)
     rows = [run.row for run in plan.runs]
     draw = np.random.default_rng(0)
     others = []
@@ -103,7 +103,7 @@ def test_simulated_studies_narrow_more_by_the_proposal_than_by_other_runs():
 
 
 def test_a_budget_buys_nothing_it_cannot_pay_for():
-    plan = next_runs.propose(fitted(), GRID, 3, 1.5e12, "alpha")
+    plan = next_runs.propose_runs(fitted(), GRID, 3, 1.5e12, "alpha")
     (run,) = plan.runs
     assert run.flops == 1e12 and run.columns["N"] == GRID["N"][run.row]
     block = json.loads(json.dumps(plan.to_json()))
@@ -111,18 +111,18 @@ def test_a_budget_buys_nothing_it_cannot_pay_for():
 
 
 def test_the_default_target_lies_ahead_of_the_data_or_is_the_fits_own():
-    assert next_runs.propose(fitted(), GRID, 1, 2e13).at_flops == pytest.approx(1e13)
+    assert next_runs.propose_runs(fitted(), GRID, 1, 2e13).at_flops == pytest.approx(1e13)
     asked = fitted(bootstrap=10, target_flops=[3e13])
-    assert next_runs.propose(asked, GRID, 1, 2e13).at_flops == 3e13
+    assert next_runs.propose_runs(asked, GRID, 1, 2e13).at_flops == 3e13
 
 
 def test_any_law_can_be_aimed_at():
     """Gadre's law has C and M for columns, and no closed form."""
     N, D, loss = study(QUICKSTART_LIKE._replace(alpha=0.5, beta=0.5), NOISE, 2)
     base = fit({"N": N, "D": D, "loss": loss}, "overtraining", bootstrap=0, identify=False)
-    plan = next_runs.propose(base, {"N": GRID["N"], "D": GRID["D"]}, 2, 4e13, "N", TARGET)
+    plan = next_runs.propose_runs(base, {"N": GRID["N"], "D": GRID["D"]}, 2, 4e13, "N", TARGET)
     assert 0 < plan.sd_after < plan.sd_before and len(plan.runs) == 2
-    assert next_runs.propose(base, GRID, 2, 4e13, "eta").sd_after > 0
+    assert next_runs.propose_runs(base, GRID, 2, 4e13, "eta").sd_after > 0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,9 @@ def test_any_law_can_be_aimed_at():
 )
 def test_mistakes_are_named(change, said):
     with pytest.raises(BadInput, match=said):
-        next_runs.propose(fitted(), **({"candidates": GRID, "k": 2, "budget_flops": 2e13, "target": "alpha"} | change))
+        next_runs.propose_runs(
+            fitted(), **({"candidates": GRID, "k": 2, "budget_flops": 2e13, "target": "alpha"} | change)
+        )
 
 
 def test_a_law_without_a_best_size_is_said():
@@ -146,5 +148,5 @@ def test_a_law_without_a_best_size_is_said():
     flat = fit({"N": N, "D": D, "loss": (1 + 100 / N**0.5) * D**0.01}, bootstrap=0, identify=False)  # more data harm
     assert flat.best.certificate.at_bounds == ("B",)
     with pytest.raises(FitError, match="no compute-optimal size"):
-        next_runs.propose(flat, GRID, 1, 2e13, "N", TARGET)
-    assert next_runs.propose(flat, GRID, 1, 2e13, "alpha").sd_after > 0
+        next_runs.propose_runs(flat, GRID, 1, 2e13, "N", TARGET)
+    assert next_runs.propose_runs(flat, GRID, 1, 2e13, "alpha").sd_after > 0

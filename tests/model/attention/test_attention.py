@@ -10,14 +10,14 @@ import pytest
 
 from scalelab.model import transformer
 from scalelab.model.attention import attention, blockwise, kernels
-from scalelab.model.attention.relative import Relative, shift_distances, sinusoids
-from scalelab.model.attention.rotary import frequencies, rope
+from scalelab.model.attention.relative import RelativeInputs, shift_distances, sinusoidal_encoding
+from scalelab.model.attention.rotary import apply_rope, rope_frequencies
 from scalelab.precision.policy import POLICIES
 from tests.model.shapes import random_params, shape, tokens
 
 B, S, H = 2, 7, 8
 SCALE = 0.3
-attend = jax.jit(kernels.attend, static_argnums=(4, 5))
+attend = jax.jit(kernels.compute_attention, static_argnums=(4, 5))
 HOWS = ("plain", "xla", "blockwise")
 
 
@@ -31,7 +31,9 @@ def random_qkv(n_heads=4, n_kv_heads=4, dtype=jnp.float32, seed=0):
 @functools.cache
 def random_relative(length=S, dtype=jnp.float32):
     random = np.random.default_rng(9)
-    return Relative(*[jnp.asarray(random.normal(size=size), dtype) for size in ((B, length, 4, H), (length, 4, H))])
+    return RelativeInputs(
+        *[jnp.asarray(random.normal(size=size), dtype) for size in ((B, length, 4, H), (length, 4, H))]
+    )
 
 
 def slow_attention(q, k, v, scale, relative=None):
@@ -89,14 +91,16 @@ def test_rope_is_a_rotation_of_complex_pairs():
     turned = pairs * np.exp(1j * angles)[None, :, None, :]
     expected = np.concatenate([turned.real, turned.imag], axis=-1)
     np.testing.assert_allclose(
-        rope(jnp.asarray(x, jnp.float32), frequencies(shape(d_head=H, rope_theta=theta))), expected, atol=1e-5
+        apply_rope(jnp.asarray(x, jnp.float32), rope_frequencies(shape(d_head=H, rope_theta=theta))),
+        expected,
+        atol=1e-5,
     )
 
 
 def test_rope_scores_depend_on_the_distance_alone():
     q, k = (jnp.tile(jax.random.normal(jax.random.key(i), (1, 1, 1, H)), (1, 64, 1, 1)) for i in range(2))
-    turns = frequencies(shape(d_head=H))
-    scores = np.asarray(jnp.einsum("BSNH,BTNH->ST", rope(q, turns), rope(k, turns)))
+    turns = rope_frequencies(shape(d_head=H))
+    scores = np.asarray(jnp.einsum("BSNH,BTNH->ST", apply_rope(q, turns), apply_rope(k, turns)))
     for distance in range(-63, 64):
         diagonal = np.diagonal(scores, distance)
         assert np.ptp(diagonal) < 1e-4
@@ -105,7 +109,7 @@ def test_rope_scores_depend_on_the_distance_alone():
 
 def test_sinusoids_are_those_of_the_paper():
     """Vaswani et al. 2017, section 3.5, sines and cosines in two halves rather than interleaved, as Transformer-XL has them."""
-    table = np.asarray(sinusoids(50, 6))
+    table = np.asarray(sinusoidal_encoding(50, 6))
     for t, i in np.ndindex(50, 3):
         angle = t / 10_000 ** (2 * i / 6)
         assert abs(table[t, i] - np.sin(angle)) < 1e-5
@@ -196,7 +200,7 @@ FITS = {"d_model": 64, "n_heads": 1}
 )
 def test_cudnn_where_it_can_and_only_there(monkeypatch, backend, changes, dtype, expected):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert kernels.implementation(shape(**FITS | changes), jnp.dtype(dtype)) == expected
+    assert kernels.choose_kernel(shape(**FITS | changes), jnp.dtype(dtype)) == expected
 
 
 def test_the_chosen_kernel_is_the_one_that_runs(monkeypatch):
@@ -223,10 +227,10 @@ def test_the_model_lowers_to_cudnn_forward_and_backward(monkeypatch):
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     of = shape(d_model=64, n_kv_heads=2, seq_len=128)
-    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(of))
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.parameter_declarations(of))
 
     def objective(params, part):
-        return transformer.loss(of, params, part[:, :-1], part[:, 1:], 0.0, POLICIES["bf16"]).objective
+        return transformer.summed_loss(of, params, part[:, :-1], part[:, 1:], 0.0, POLICIES["bf16"]).objective
 
     program = jax.jit(jax.grad(objective)).trace(params, tokens(of)).lower(lowering_platforms=("cuda",)).as_text()
     assert "cudnn$fmhaSoftmax(" in program

@@ -12,10 +12,10 @@ from configs import base
 from scalelab import config as config_lib
 from scalelab.model import transformer
 from scalelab.model.attention import blockwise, documents
-from scalelab.model.attention.documents import Ends, segments
-from scalelab.model.layer_flags import layers
+from scalelab.model.attention.documents import DocumentEnds, document_segments
+from scalelab.model.layer_flags import all_layer_flags
 from scalelab.precision.policy import FP32
-from scalelab.train.step.gradients import ends, gradients
+from scalelab.train.step.gradients import compute_gradients, document_ends
 from tests.model.shapes import distance, random_params, shape
 
 SEPARATOR = 7
@@ -23,11 +23,11 @@ ROW = [3, 11, 5, 7, 9, 2, 2, 4, 7, 7, 12, 8, 1]  # 4 tokens, 5, 1 and the beginn
 STARTS = [0, 4, 9, 10]
 POSITIONS = ("rope", "learned", "relative", "none")
 KINDS = ("plain", "xla", "blockwise")
-mask = Ends(separator=jnp.int32(SEPARATOR))
+mask = DocumentEnds(separator=jnp.int32(SEPARATOR))
 
 
 def test_documents_by_hand():
-    found = segments(jnp.asarray([ROW, [7, 7, -1, -1, 3, 7, -1, 5, 5, 5, 7, 7, 0]]), jnp.int32(7))
+    found = document_segments(jnp.asarray([ROW, [7, 7, -1, -1, 3, 7, -1, 5, 5, 5, 7, 7, 0]]), jnp.int32(7))
     assert found.segment_BS.tolist() == [
         [0, 0, 0, 0, 4, 4, 4, 4, 4, 9, 10, 10, 10],
         [0, 1, 2, 2, 4, 4, 6, 7, 7, 7, 7, 11, 12],
@@ -36,16 +36,16 @@ def test_documents_by_hand():
         [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 0, 1, 2],
         [0, 0, 0, 1, 0, 1, 0, 0, 1, 2, 3, 0, 0],
     ]
-    shorter = segments(jnp.asarray([ROW]), None, jnp.float32(5))
+    shorter = document_segments(jnp.asarray([ROW]), None, jnp.float32(5))
     assert shorter.segment_BS.tolist() == [[0] * 5 + [5] * 5 + [10] * 3]
-    both = segments(jnp.asarray([ROW]), jnp.float32(7), jnp.int32(6))
+    both = document_segments(jnp.asarray([ROW]), jnp.float32(7), jnp.int32(6))
     assert both.segment_BS.tolist() == [[0, 0, 0, 0, 4, 4, 6, 6, 6, 9, 10, 10, 12]]
 
 
 def test_a_documents_last_token_is_not_asked_for_the_next_ones_first():
-    targets = documents.targets(jnp.asarray([ROW]), mask)
+    targets = documents.prediction_targets(jnp.asarray([ROW]), mask)
     assert targets.tolist() == [[11, 5, 7, -1, 2, 2, 4, 7, -1, -1, 8, 1]]
-    assert documents.targets(jnp.asarray([ROW]), Ends(length=jnp.int32(4))).tolist() == [ROW[1:]]
+    assert documents.prediction_targets(jnp.asarray([ROW]), DocumentEnds(length=jnp.int32(4))).tolist() == [ROW[1:]]
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def model(position, kind, n_kv_heads=4):
 
 def losses(of, params, x_BSD, targets_BS, packed):
     """Loss of each token [B, S] from the residual stream before the first block."""
-    whole = lambda module, x: module.leave(module.blocks(x, layers(of), packed)[0])  # noqa: E731
+    whole = lambda module, x: module.leave(module.blocks(x, all_layer_flags(of), packed)[0])  # noqa: E731
     y_BSD, head_DV = transformer.Transformer(of, FP32).apply({"params": params}, x_BSD, method=whole)
     log_p = jax.nn.log_softmax(y_BSD @ head_DV)
     found = jnp.take_along_axis(log_p, jnp.maximum(targets_BS, 0)[..., None], axis=-1)[..., 0]
@@ -73,13 +73,13 @@ def derivatives(position, kind, n_kv_heads):
     """(loss of each token [S], norm of its gradient with respect to each token's embedding [S, S]) of ROW."""
     of = model(position, kind, n_kv_heads)
     params = random_params(of)
-    inputs, targets, packed = documents.cut(jnp.asarray([ROW]), mask)
+    inputs, targets, packed = documents.split_inputs_targets(jnp.asarray([ROW]), mask)
 
     def each(x_SD):
         found = losses(of, params, x_SD[None], targets, packed)[0]
         return found, found
 
-    x_SD = transformer.enter(of, params, inputs, FP32, packed)[0]
+    x_SD = transformer.embed_tokens(of, params, inputs, FP32, packed)[0]
     jacobian, found = jax.jit(jax.jacrev(each, has_aux=True))(x_SD)
     return np.asarray(found), np.abs(np.asarray(jacobian)).max(axis=-1)
 
@@ -105,7 +105,7 @@ def test_a_packed_document_is_worth_what_it_is_worth_alone(position, kind, n_kv_
     for start, end in zip(STARTS, [*STARTS[1:], 13], strict=True):
         alone = np.asarray(ROW[start:end])
         if len(alone) > 1:
-            log_p = jax.nn.log_softmax(transformer.logits(of, params, jnp.asarray(alone[None, :-1])))
+            log_p = jax.nn.log_softmax(transformer.next_token_logits(of, params, jnp.asarray(alone[None, :-1])))
             expected = -np.asarray(log_p)[0, np.arange(len(alone) - 1), alone[1:]]
             np.testing.assert_allclose(found[start : end - 1], expected, rtol=1e-6, atol=1e-6)
 
@@ -130,11 +130,11 @@ def batch():
     return tokens
 
 
-of_step = jax.jit(gradients, static_argnums=0)
+of_step = jax.jit(compute_gradients, static_argnums=0)
 
 
 def step_gradients(static, h, params, tokens):
-    return of_step(static, params, jnp.asarray(tokens), jnp.float32(0.1), ends=ends(static, h))
+    return of_step(static, params, jnp.asarray(tokens), jnp.float32(0.1), ends=document_ends(static, h))
 
 
 def test_micro_batches_and_padding_don_t_change_the_step():

@@ -10,9 +10,9 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.model import transformer
 from scalelab.model.attention import kernels
-from scalelab.model.attention.blockwise import blockwise_attention, pairs
-from scalelab.model.attention.mask import Sight
-from scalelab.model.attention.relative import Relative, scores
+from scalelab.model.attention.blockwise import blockwise_attention, visible_block_pairs
+from scalelab.model.attention.mask import MaskInfo
+from scalelab.model.attention.relative import RelativeInputs, relative_scores
 from tests.model.shapes import shape
 
 SCALE = 0.3
@@ -36,12 +36,12 @@ def with_gradients(attention, q, k, v, weights):
 
 
 SIGHTS = {
-    "causal": (Sight(), 0),
-    "documents": (Sight(segments(50)), 0),
-    "window": (Sight(), 7),
-    "documents in a window": (Sight(segments(50)), 20),
-    "a layer without the window": (Sight(everywhere=jnp.array(True)), 7),
-    "a layer with it": (Sight(segments(50), jnp.array(False)), 7),
+    "causal": (MaskInfo(), 0),
+    "documents": (MaskInfo(segments(50)), 0),
+    "window": (MaskInfo(), 7),
+    "documents in a window": (MaskInfo(segments(50)), 20),
+    "a layer without the window": (MaskInfo(everywhere=jnp.array(True)), 7),
+    "a layer with it": (MaskInfo(segments(50), jnp.array(False)), 7),
 }
 
 
@@ -65,10 +65,10 @@ def test_blockwise_is_plain_forward_and_backward(sight, window):
 
 def test_blockwise_in_bf16_is_as_near_to_fp32_as_plain():
     given = arrays(50)
-    exact = with_gradients(plain(Sight(), 0), *given)
+    exact = with_gradients(plain(MaskInfo(), 0), *given)
     half = [x.astype(jnp.bfloat16) for x in given]
     for of in (plain, blockwise):
-        for expected, found in zip(exact, with_gradients(of(Sight(), 0), *half), strict=True):
+        for expected, found in zip(exact, with_gradients(of(MaskInfo(), 0), *half), strict=True):
             assert found.dtype == jnp.bfloat16
             assert np.abs(found.astype(jnp.float32) - expected).max() < 0.02 * np.abs(expected).max(), of
 
@@ -78,24 +78,26 @@ def test_a_window_by_hand():
     v = jnp.zeros((1, 12, 1, 4)).at[0, 3].set(1.0)
     q = k = jnp.zeros((1, 12, 1, 4))
     for of in (plain, functools.partial(blockwise, block=4)):
-        seen = np.asarray(of(Sight(), 5)(q, k, v))[0, :, 0, 0]
+        seen = np.asarray(of(MaskInfo(), 5)(q, k, v))[0, :, 0, 0]
         assert np.flatnonzero(seen).tolist() == [3, 4, 5, 6, 7]
         np.testing.assert_allclose(seen[3:8], [1 / 4, 1 / 5, 1 / 5, 1 / 5, 1 / 5], rtol=1e-6)
 
 
 def test_blocks_that_nobody_sees_are_not_computed():
-    assert len(pairs(8, 16)) == 8 * 9 // 2
+    assert len(visible_block_pairs(8, 16)) == 8 * 9 // 2
     for window in (1, 2, 16, 17, 18, 40):
         needed = {(i // 16, j // 16) for i in range(128) for j in range(128) if 0 <= i - j < window}
-        assert {tuple(pair) for pair in pairs(8, 16, window).tolist()} == needed
+        assert {tuple(pair) for pair in visible_block_pairs(8, 16, window).tolist()} == needed
 
 
-def plain_by_distance(sight=Sight(), window=0):  # noqa: B008  a constant
-    return lambda q, k, v, *far: kernels.plain_attention(q, k, v, scores(Relative(*far), SCALE), SCALE, sight, window)
+def plain_by_distance(sight=MaskInfo(), window=0):  # noqa: B008  a constant
+    return lambda q, k, v, *far: kernels.plain_attention(
+        q, k, v, relative_scores(RelativeInputs(*far), SCALE), SCALE, sight, window
+    )
 
 
-def blockwise_by_distance(sight=Sight(), window=0, block=16):  # noqa: B008
-    return lambda q, k, v, *far: blockwise_attention(q, k, v, sight, SCALE, window, block, Relative(*far))
+def blockwise_by_distance(sight=MaskInfo(), window=0, block=16):  # noqa: B008
+    return lambda q, k, v, *far: blockwise_attention(q, k, v, sight, SCALE, window, block, RelativeInputs(*far))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -143,8 +145,8 @@ def temporaries(of, length, by_distance=False):
 
 @pytest.mark.parametrize("by_distance", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_memory_grows_with_the_sequence_and_not_with_its_square(by_distance):
-    ours = blockwise_by_distance(block=64) if by_distance else blockwise(Sight(), 0, 64)
-    theirs = plain_by_distance() if by_distance else plain(Sight(), 0)
+    ours = blockwise_by_distance(block=64) if by_distance else blockwise(MaskInfo(), 0, 64)
+    theirs = plain_by_distance() if by_distance else plain(MaskInfo(), 0)
     short, long = temporaries(ours, 512, by_distance), temporaries(ours, 1024, by_distance)
     assert all(b < 2.1 * a for a, b in zip(short, long, strict=True))
     all_at_once = [temporaries(theirs, length, by_distance)[1] for length in (512, 1024)]
@@ -177,7 +179,7 @@ WIDE = {"d_model": 256, "n_heads": 2, "seq_len": 256}  # two heads of 128
 )
 def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    assert kernels.implementation(shape(**changes), jnp.dtype(jnp.bfloat16), packed) == expected
+    assert kernels.choose_kernel(shape(**changes), jnp.dtype(jnp.bfloat16), packed) == expected
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
 def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backend, changes, said):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     with pytest.raises(BadInput, match=said) as refused:
-        kernels.implementation(shape(**changes), jnp.dtype(jnp.bfloat16))
+        kernels.choose_kernel(shape(**changes), jnp.dtype(jnp.bfloat16))
     assert "\n" not in str(refused.value)
 
 
@@ -218,10 +220,10 @@ def test_the_model_lowers_to_splash_forward_and_backward(monkeypatch):
     """The program for a TPU, written on any machine."""
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     of = shape(**WIDE, n_kv_heads=1, attention="splash")
-    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.declarations(of))
+    params = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.parameter_declarations(of))
 
     def objective(params, part):
-        return transformer.loss(of, params, part[:, :-1], part[:, 1:], 0.0).objective
+        return transformer.summed_loss(of, params, part[:, :-1], part[:, 1:], 0.0).objective
 
     tokens = jax.ShapeDtypeStruct((2, of.seq_len + 1), jnp.int32)
     program = jax.jit(jax.grad(objective)).trace(params, tokens).lower(lowering_platforms=("tpu",)).as_text()
@@ -232,7 +234,7 @@ def test_the_model_lowers_to_splash_forward_and_backward(monkeypatch):
 def test_stages_of_a_pipeline_take_blocks_where_a_tpu_would_take_splash():
     """Found by compiling for one: jax wants to know what differs between stages, and the kernel doesn't say."""
     of = shape(**WIDE | {"seq_len": 2048})
-    alone, staged = (kernels.implementation(of, jnp.dtype("bfloat16"), False, "tpu", s) for s in (False, True))
+    alone, staged = (kernels.choose_kernel(of, jnp.dtype("bfloat16"), False, "tpu", s) for s in (False, True))
     assert (alone, staged) == ("splash", "blockwise")
     with pytest.raises(BadInput, match=r"model.attention='splash': .* stages of a pipeline"):
-        kernels.implementation(shape(**WIDE, attention="splash"), jnp.dtype("bfloat16"), False, "tpu", True)
+        kernels.choose_kernel(shape(**WIDE, attention="splash"), jnp.dtype("bfloat16"), False, "tpu", True)

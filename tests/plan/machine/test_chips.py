@@ -5,42 +5,42 @@ import dataclasses
 import pytest
 
 from experiments.step_times import tables
-from experiments.step_times.rows import static
+from experiments.step_times.rows import build_static
 from scalelab.config import Layout
 from scalelab.model import count
-from scalelab.plan.machine.machine import machine
+from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.step import efficiency, links
 from scalelab.plan.step.efficiency import Range
 from scalelab.plan.step.time import step_time
-from scalelab.plan.step.traffic import transfers
+from scalelab.plan.step.traffic import step_transfers
 from tests.tables import table_path
 
 
 def test_tables_name_every_chips_share():
     """Published step times of four TPUs, solved for the share of the peak that fits them; MaxText's scale rule by its names."""
     rows = {
-        row.machine.chip.name: row for row in tables.read(table_path("step_times")).values()
+        row.machine.chip.name: row for row in tables.read_tables(table_path("step_times")).values()
     }  # the last of each chip
-    assert set(efficiency.MATMUL) <= set(rows)
-    for chip, share in efficiency.MATMUL.items():
+    assert set(efficiency.MATMUL_BY_CHIP) <= set(rows)
+    for chip, share in efficiency.MATMUL_BY_CHIP.items():
         assert tables.share_that_fits(rows[chip]) == pytest.approx(share, abs=0.03)
 
 
 @pytest.mark.parametrize("billions", [16, 32, 64, 128, 1024])
 def test_maxtexts_scale_rule_gives_the_sizes_it_names(billions):
-    (preset, layers, width, heads), model = tables.scaled(billions)
-    of = static(preset, layers, width, heads, 1, 2048, 32_000, model=model)
-    assert count.parameters(of.model)["total"] == pytest.approx(billions * 1e9, rel=0.05)
+    (preset, layers, width, heads), model = tables.maxtext_shape(billions)
+    of = build_static(preset, layers, width, heads, 1, 2048, 32_000, model=model)
+    assert count.count_parameters(of.model)["total"] == pytest.approx(billions * 1e9, rel=0.05)
 
 
 @pytest.mark.parametrize(("precision", "passes"), [("fp32", 6), ("tf32", 3)])
 def test_full_precision_takes_a_tpu_more_passes(precision, passes):
     """`fp32` asks jax for "highest", `tf32` for "tensorfloat32": six and three passes of bf16, so as much more time where FLOPs decide."""
-    tpu = machine("v5e")
+    tpu = load_machine("v5e")
     tpu = dataclasses.replace(tpu, chip=dataclasses.replace(tpu.chip, hbm_bytes_per_s=1e30))
     half, full = (
         step_time(
-            static("llama", 4, 512, 8, 64, 1024, 4096, precision=name, model={"attention": "plain"}), tpu
+            build_static("llama", 4, 512, 8, 64, 1024, 4096, precision=name, model={"attention": "plain"}), tpu
         ).compute_s
         for name in ("bf16", precision)
     )
@@ -49,13 +49,13 @@ def test_full_precision_takes_a_tpu_more_passes(precision, passes):
 
 def test_a_send_to_the_neighbour_has_one_port():
     """Keys and values round a ring over nodes: 50 GB/s, not the eight ports that a collective is spread over; one link of a torus."""
-    h100, v5p = machine("h100"), machine("v5p")
+    h100, v5p = load_machine("h100"), load_machine("v5p")
     ring = Layout(context=16)
     assert links.bytes_per_s(ring, h100, "context") == 400e9
     assert links.bytes_per_s(ring, h100, "context", kind="send") == 50e9
     assert links.bytes_per_s(Layout(context=8), h100, "context", kind="send") == 450e9
     assert links.bytes_per_s(Layout(context=16), v5p, "context", kind="send") == 90e9
-    long = static("llama", 4, 512, 8, 1, 131_072, 4096, context=16)
-    moved = sum(t.times * t.whole_bytes for t in transfers(long) if t.kind == "send")
-    slow = dataclasses.replace(efficiency.default(h100), network=Range(1.0, 1.0, 1.0))
+    long = build_static("llama", 4, 512, 8, 1, 131_072, 4096, context=16)
+    moved = sum(t.times * t.whole_bytes for t in step_transfers(long) if t.kind == "send")
+    slow = dataclasses.replace(efficiency.default_efficiency(h100), network=Range(1.0, 1.0, 1.0))
     assert step_time(long, h100, slow).axes["context"] >= moved / 50e9

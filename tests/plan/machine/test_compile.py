@@ -11,17 +11,17 @@ import pytest
 from configs import base
 from scalelab import config as config_lib
 from scalelab.errors import BadInput
-from scalelab.model.attention.kernels import implementation
+from scalelab.model.attention.kernels import choose_kernel
 from scalelab.plan.machine import absent_devices
-from scalelab.plan.machine.compile import compiled, side_by_side
-from scalelab.plan.machine.machine import machine
-from scalelab.plan.memory.memory import memory
-from scalelab.sharding import traced_for
+from scalelab.plan.machine.compile import compare_components, compile_step
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.memory.memory import step_memory
+from scalelab.sharding import trace_for_platform
 from scalelab.train.step import state
 
 SMALL = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 4, "model.seq_len": 32, "train.global_batch": 8}
 # This one is measured.
-CPU = dataclasses.replace(machine("h100"), chip=dataclasses.replace(machine("h100").chip, name="CPU"))
+CPU = dataclasses.replace(load_machine("h100"), chip=dataclasses.replace(load_machine("h100").chip, name="CPU"))
 LAYOUTS = {"data": {"data": 8}, "fsdp": {"fsdp": 8}, "fsdp x tensor": {"fsdp": 4, "tensor": 2}}
 
 
@@ -38,7 +38,7 @@ def argument_bytes(of):
         axes = [axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry)]
         return leaf.size * leaf.dtype.itemsize // math.prod(getattr(of.layout, axis) for axis in axes)
 
-    kept = sum(jax.tree.leaves(jax.tree.map(mine, state.shapes(of), state.specs(of))))
+    kept = sum(jax.tree.leaves(jax.tree.map(mine, state.state_shapes(of), state.state_specs(of))))
     return kept + 4 * of.global_batch * (of.model.seq_len + 1) // (of.layout.data * of.layout.fsdp)
 
 
@@ -49,14 +49,14 @@ def test_eight_fake_cpus_hold_what_the_specs_say(name):
     """Arguments are exact, donation gives the new state the old one's memory, and this process stays as it was."""
     before = jax.device_count()
     of = static(LAYOUTS[name])
-    got = compiled(of, CPU)
+    got = compile_step(of, CPU)
     scalars = got.argument_bytes - argument_bytes(of)
-    assert 0 < scalars <= 4 * (len(config_lib.TRACED) + 2)
+    assert 0 < scalars <= 4 * (len(config_lib.TRACED_KEYS) + 2)
     assert got.alias_bytes == argument_bytes(of) - 4 * of.global_batch * 33 // (of.layout.data * of.layout.fsdp)
     assert got.temp_bytes > 0 and got.oom is None
     assert got.peak_bytes >= got.argument_bytes + got.temp_bytes
     assert got.platform == "8 fake CPU devices" and jax.device_count() == before
-    rows = {row.component: row for row in side_by_side(memory(of, CPU), got)}
+    rows = {row.component: row for row in compare_components(step_memory(of, CPU), got)}
     assert rows["arguments"].difference_bytes == scalars
     assert rows["temporaries"].compiled_bytes == got.temp_bytes and rows["peak"].compiled_bytes == got.peak_bytes
     assert rows["peak"].exact_bytes == rows["arguments"].exact_bytes + rows["temporaries"].exact_bytes
@@ -72,40 +72,40 @@ SHAPES = {
 @pytest.mark.parametrize(("chip", "devices"), SHAPES, ids=str)
 def test_tpu_slices_have_the_shapes_that_are_sold(chip, devices):
     """Google Cloud TPU documentation, "Configurations" of each version."""
-    assert absent_devices.slice_shape(machine(chip), devices) == SHAPES[chip, devices]
+    assert absent_devices.slice_shape(load_machine(chip), devices) == SHAPES[chip, devices]
 
 
 def test_what_no_slice_has_is_refused_with_the_nearest():
     with pytest.raises(BadInput, match=r"no slice of TPU v5e has 24 chips; nearest: 16 or 32"):
-        absent_devices.slice_shape(machine("v5e"), 24)
+        absent_devices.slice_shape(load_machine("v5e"), 24)
     with pytest.raises(BadInput, match=r"no slice of TPU v5p has 100 chips; nearest: 64 or 128"):
-        absent_devices.slice_shape(machine("v5p"), 100)
-    assert [absent_devices.slices_of(machine("v5e"), n) for n in (16, 256, 512, 513)] == [1, 1, 2, 3]
-    assert absent_devices.slices_of(machine("h100"), 16384) == 1
+        absent_devices.slice_shape(load_machine("v5p"), 100)
+    assert [absent_devices.count_slices(load_machine("v5e"), n) for n in (16, 256, 512, 513)] == [1, 1, 2, 3]
+    assert absent_devices.count_slices(load_machine("h100"), 16384) == 1
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(absent_devices, "_found", lambda module: False)
+    monkeypatch.setattr(absent_devices, "_is_installed", lambda module: False)
     for chip, extra in (("v5e", "plan-tpu"), ("h100", "plan-cuda")):
         with pytest.raises(BadInput, match=rf"pip install -c constraints.txt '.\[{extra}\]'; or --hardware=cpu"):
-            compiled(static({"fsdp": 4}), machine(chip))
+            compile_step(static({"fsdp": 4}), load_machine(chip))
     with pytest.raises(BadInput, match=r"no compiler here takes T4 without a device; it takes TPU v4, .*H200 SXM"):
-        compiled(static({}), machine("t4"))
+        compile_step(static({}), load_machine("t4"))
 
 
 def test_what_the_trainer_cannot_lay_out_is_refused_in_its_own_words():
     with pytest.raises(BadInput, match=r"model.d_model=16 is not divisible by parallel.fsdp=3"):
-        compiled(static({"fsdp": 3}), CPU)
+        compile_step(static({"fsdp": 3}), CPU)
 
 
 def test_a_program_is_traced_as_for_the_platform_it_is_for():
     shape = dataclasses.replace(static({}).model, seq_len=4096, d_head=128)
     found = {}
     for platform in ("cpu", "gpu", "tpu"):
-        with traced_for(platform):
-            found[platform] = implementation(shape, jax.numpy.dtype("bfloat16"))
+        with trace_for_platform(platform):
+            found[platform] = choose_kernel(shape, jax.numpy.dtype("bfloat16"))
     assert found == {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}
-    assert implementation(shape, jax.numpy.dtype("bfloat16")) == "blockwise"
+    assert choose_kernel(shape, jax.numpy.dtype("bfloat16")) == "blockwise"
 
 
 def test_extras_are_pinned_as_everything_is():
@@ -118,7 +118,7 @@ def test_extras_are_pinned_as_everything_is():
 
 def installed(platform):
     extra, modules = absent_devices.EXTRAS[platform]
-    found = any(absent_devices._found(module) for module in modules)
+    found = any(absent_devices._is_installed(module) for module in modules)
     return pytest.mark.skipif(not found, reason=f"needs the extra {extra}: pip install -c constraints.txt '.[{extra}]'")
 
 
@@ -136,17 +136,17 @@ LARGE = {
 def test_tpu_slices_hold_twelve_bytes_a_parameter(chip, layout, slices):
     """fp32 weights and two moments; libtpu pads less than 1 % at this size. The peak is what it says of its own buffers."""
     of = static(layout, **LARGE)
-    got = compiled(of, machine(chip), slices)
+    got = compile_step(of, load_machine(chip), slices)
     assert got.argument_bytes == pytest.approx(argument_bytes(of), rel=0.01)
     assert got.alias_bytes == pytest.approx(got.output_bytes, rel=1e-3)
-    assert got.argument_bytes < got.peak_bytes < machine(chip).chip.hbm_bytes
+    assert got.argument_bytes < got.peak_bytes < load_machine(chip).chip.hbm_bytes
     assert got.oom is None and "attention: splash" in got.note
 
 
 @installed("tpu")
 @pytest.mark.slow
 def test_the_compiler_says_itself_that_memory_does_not_suffice():
-    got = compiled(static({"fsdp": 16}, **LARGE | {"model.remat": "none"}), machine("v5e"))
+    got = compile_step(static({"fsdp": 16}, **LARGE | {"model.remat": "none"}), load_machine("v5e"))
     assert "Ran out of memory" in got.oom and got.peak_bytes == 0
 
 
@@ -155,7 +155,7 @@ def test_the_compiler_says_itself_that_memory_does_not_suffice():
 @pytest.mark.parametrize("chip", ["h100", "h200"])
 def test_gpus_hold_twelve_bytes_a_parameter(chip):
     of = static({"fsdp": 8}, **LARGE | {"train.global_batch": 16})
-    got = compiled(of, machine(chip))
+    got = compile_step(of, load_machine(chip))
     assert got.argument_bytes == pytest.approx(argument_bytes(of), rel=1e-4)
-    assert got.argument_bytes < got.peak_bytes < machine(chip).chip.hbm_bytes
+    assert got.argument_bytes < got.peak_bytes < load_machine(chip).chip.hbm_bytes
     assert got.oom is None and "blockwise in place of cudnn" in got.note

@@ -6,7 +6,7 @@ import pytest
 
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
-from scalelab.plan.machine.machine import KNOWN, machine
+from scalelab.plan.machine.machine import KNOWN_MACHINES, load_machine
 
 # What a user types -> the chip it means.
 NAMES = {
@@ -25,30 +25,30 @@ MINE = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_its_chip(name):
-    found = machine(name)
+    found = load_machine(name)
     assert found.chip == next(c for c in chips.CHIPS.values() if c.name == NAMES[name])
     assert found.price_per_hour is None and found.source
 
 
 def test_every_chip_of_the_table_has_a_name():
-    assert {row[0] for row in KNOWN.values()} == {chip.name for chip in chips.CHIPS.values()}
+    assert {row[0] for row in KNOWN_MACHINES.values()} == {chip.name for chip in chips.CHIPS.values()}
 
 
 def test_networks_against_figures_of_whole_systems():
     """DGX H100: eight ConnectX-7 of 400 Gb/s; DGX A100: eight of 200; v5e and v6e pods: 6.4 and 25.6 Tb/s, 9,216 chips of TPU7x at 100 Gb/s (Google); v5p: the
     Scaling Book's 6.25e9 B/s a chip (part 5)."""
     for name, gbits in (("h100", 3200), ("h200", 3200), ("b200", 3200), ("a100", 1600), ("v100", 400)):
-        found = machine(name)
+        found = load_machine(name)
         assert found.devices_per_node * found.node_bytes_per_s * 8 == pytest.approx(gbits * 1e9)
     for name, tbits in (("v5e", 6.4), ("v6e", 25.6), ("v7", 921.6)):
-        found = machine(name)
+        found = load_machine(name)
         assert found.devices_per_node * found.node_bytes_per_s * 8 == pytest.approx(tbits * 1e12)
-    assert machine("v5p").node_bytes_per_s == 6.25e9
+    assert load_machine("v5p").node_bytes_per_s == 6.25e9
 
 
 def test_this_host_is_measured_once():
-    found = machine("cpu")
-    assert found is machine("cpu")
+    found = load_machine("cpu")
+    assert found is load_machine("cpu")
     assert found.chip.hbm_bytes > 2**30 and 1e8 < found.chip.flops["float32"] < 1e14
     assert 1e8 < found.chip.hbm_bytes_per_s < 1e13
 
@@ -56,11 +56,11 @@ def test_this_host_is_measured_once():
 def test_ones_own_from_nothing_and_from_a_known_one(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(MINE | {"price_per_hour": 1.5}))
-    found = machine(str(path))
+    found = load_machine(str(path))
     assert (found.chip.name, found.chip.links, found.price_per_hour) == ("mine", 1, 1.5)
     assert (found.chip.hbm_bytes, found.devices_per_node, found.node_bytes_per_s) == (48_000_000_000, 4, 5e9)
     path.write_text(json.dumps({"base": "h100", "node_bytes_per_s": 1.25e10, "price_per_hour": 2}))
-    found, h100 = machine(str(path)), machine("h100")
+    found, h100 = load_machine(str(path)), load_machine("h100")
     assert (found.node_bytes_per_s, found.price_per_hour) == (1.25e10, 2.0)
     assert found.chip.flops == h100.chip.flops and found.devices_per_node == 8
 
@@ -82,7 +82,7 @@ def test_a_wrong_description_is_one_line(text, said, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(text)
     with pytest.raises(BadInput, match=said) as caught:
-        machine(str(path))
+        load_machine(str(path))
     assert "\n" not in str(caught.value)
 
 
@@ -90,7 +90,7 @@ def test_an_unknown_name_lists_the_known_and_how_to_describe_ones_own():
     with pytest.raises(
         BadInput, match=r"--hardware=h10O: no such machine.*h100, .*FILE\.json with name, flops"
     ) as caught:
-        machine("h10O")
+        load_machine("h10O")
     assert "\n" not in str(caught.value)
     with pytest.raises(BadInput, match="No such file"):
-        machine("nowhere.json")
+        load_machine("nowhere.json")

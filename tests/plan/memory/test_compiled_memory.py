@@ -11,8 +11,8 @@ import pytest
 from experiments import compiled
 from scalelab.config import Layout
 from scalelab.plan.machine.compile import ARGUMENTS
-from scalelab.plan.machine.machine import machine
-from scalelab.plan.memory.memory import memory
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.memory.memory import step_memory
 from tests.plan.small import static_of
 
 OFF = 0.15  # of the peak: compilers choose what to keep, and two choose differently
@@ -21,7 +21,7 @@ FOUND = {row["name"]: row for row in json.loads((compiled.RESULTS / "compiled.js
 
 @pytest.mark.parametrize("name", FOUND)
 def test_total_against_the_peak_of_the_compiled_step(name):
-    found, row = memory(*compiled.case(name)), FOUND[name]
+    found, row = step_memory(*compiled.load_case(name)), FOUND[name]
     held = sum(found.components.get(part, 0) for part in ARGUMENTS)
     assert held == pytest.approx(row["argument_bytes"][1], rel=0.002)
     assert found.total == pytest.approx(row["peak_bytes"][1], rel=OFF)
@@ -35,6 +35,6 @@ TOO_MUCH = {"none": 30.10, "dots": 20.35}
 @pytest.mark.parametrize("remat", TOO_MUCH)
 def test_total_of_what_the_compiler_refuses(remat):
     static = static_of(Layout(fsdp=16), batch=64, model=B15, precision__name="bf16", model__remat=remat)
-    found = memory(static, machine("v5e"))
+    found = step_memory(static, load_machine("v5e"))
     assert not found.fits
     assert found.total / 2**30 == pytest.approx(TOO_MUCH[remat], rel=0.06)

@@ -8,11 +8,11 @@ import pytest
 from configs import base
 from scalelab import config as config_lib
 from scalelab.__main__ import main
-from scalelab.cli.memory_check import refuse
+from scalelab.cli.memory_check import check_memory_fits
 from scalelab.errors import BadInput
 from scalelab.hardware import chips
-from scalelab.plan.memory.fits_here import too_large
-from scalelab.plan.memory.memory import needed
+from scalelab.plan.memory.fits_here import memory_if_too_large
+from scalelab.plan.memory.memory import memory_on_backend
 from tests.plan.small import static_of
 
 
@@ -45,9 +45,9 @@ def test_the_way_out_is_named_and_is_one(monkeypatch, tmp_path):
     config.model.vocab_size, config.model.seq_len, config.train.global_batch = 50_304, 1024, 64
     monkeypatch.setattr(chips, "host_memory_bytes", lambda: 6 * 2**30)
     with pytest.raises(BadInput, match="nearest that fits: --config") as caught:
-        refuse(config_lib.resolve(config), tmp_path)
+        check_memory_fits(config_lib.resolve(config), tmp_path)
     said = dict(re.findall(r"--config\.(\S+)=(\w+)", str(caught.value)))
-    refuse(config_lib.resolve(config_lib.override(config, said)), tmp_path)
+    check_memory_fits(config_lib.resolve(config_lib.override(config, said)), tmp_path)
 
 
 def test_force_starts_it(monkeypatch, tmp_path):
@@ -64,32 +64,32 @@ def test_force_starts_it(monkeypatch, tmp_path):
 def test_the_line_is_what_cannot_be_estimated_away(monkeypatch):
     """A byte below the least is too little; estimates (logits, temporaries) refuse nothing."""
     static = static_of()
-    plan = needed(static, "cpu", 1)
+    plan = memory_on_backend(static, "cpu", 1)
     assert plan.least < plan.total
     for capacity, refused in ((plan.least, False), (plan.least - 1, True)):
         monkeypatch.setattr(chips, "capacity_bytes", lambda device, c=capacity: c)
-        assert (too_large(static) is not None) == refused
+        assert (memory_if_too_large(static) is not None) == refused
 
 
 def test_trials_of_one_program_each_keep_a_state(monkeypatch):
     static = static_of()
-    plan = needed(static, "cpu", 1)
+    plan = memory_on_backend(static, "cpu", 1)
     state = plan.components["parameters"] + plan.components["optimizer"]
     monkeypatch.setattr(chips, "capacity_bytes", lambda device: (plan.least + state) // len(jax.local_devices()))
-    assert too_large(static, 2) is None
-    assert too_large(static, 3) is not None
+    assert memory_if_too_large(static, 2) is None
+    assert memory_if_too_large(static, 3) is not None
 
 
 def test_unknown_devices_and_small_runs_are_not_looked_at(monkeypatch, tmp_path):
     """No tracing: `scalelab train` of the tiny config starts as before."""
     config = config_lib.resolve(base.get_config())
     monkeypatch.setattr("scalelab.plan.memory.fits_here.needed", lambda *_: pytest.fail("looked at"))
-    refuse(config, tmp_path)
+    check_memory_fits(config, tmp_path)
     monkeypatch.setattr(chips, "capacity_bytes", lambda device: 0)
-    refuse(config_lib.load("configs/recipes/safe_7b.py"), tmp_path)
+    check_memory_fits(config_lib.load("configs/recipes/safe_7b.py"), tmp_path)
 
 
 def test_a_layout_that_cannot_be_is_said_as_ever(monkeypatch):
     monkeypatch.setattr(chips, "capacity_bytes", lambda device: 1)
     with pytest.raises(BadInput, match="nearest"):
-        too_large(static_of(parallel__data=7))
+        memory_if_too_large(static_of(parallel__data=7))

@@ -6,11 +6,11 @@ down from memory of the papers and recomputed, not read off the papers' pages.
 
 import pytest
 
-from scalelab.hardware.chips import chip
+from scalelab.hardware.chips import find_chip
 from scalelab.plan.memory import megatron
-from scalelab.plan.memory.megatron import Gpt
+from scalelab.plan.memory.megatron import GptShape
 
-A100 = chip("NVIDIA A100-SXM4-80GB").flops["float16"]
+A100 = find_chip("NVIDIA A100-SXM4-80GB").flops["float16"]
 # Narayanan et al. 2021, Table 1: billion parameters, h, l, a, GPUs, batch, TFLOP/s a GPU, % of peak, PFLOP/s of all.
 TABLE_1 = [
     (1.7, 2304, 24, 24, 32, 512, 137, 44, 4.4),
@@ -29,8 +29,8 @@ TABLE_1 = [
 @pytest.mark.parametrize("row", TABLE_1, ids=lambda row: f"{row[0]}B")
 def test_narayanan_table_1(row):
     billions, h, layers, heads, gpus, _, tflops, percent, petaflops = row
-    shape = Gpt(layers, h, heads, 51200, 2048)
-    assert round(megatron.parameters(shape) / 1e9, 1) == billions
+    shape = GptShape(layers, h, heads, 51200, 2048)
+    assert round(megatron.gpt_parameters(shape) / 1e9, 1) == billions
     assert round(100 * tflops * 1e12 / A100) == percent
     assert gpus * tflops / 1e3 == pytest.approx(petaflops, rel=0.005)  # both figures are rounded
 
@@ -53,7 +53,7 @@ def test_narayanan_training_time(row):
 # MT-NLG 530B, 1,920 sequences on 2,240 and 2,800 GPUs: 60.0 s at 126 and 50.2 s at 121 TFLOP/s (Smith et al. 2022, section 2.3).
 @pytest.mark.parametrize(("gpus", "seconds", "tflops"), [(2240, 60.0, 126), (2800, 50.2, 121)])
 def test_mt_nlg_iterations(gpus, seconds, tflops):
-    found = megatron.recomputed_flops(Gpt(105, 20480, 128, 51200, 2048), 1920) / seconds / gpus
+    found = megatron.recomputed_flops(GptShape(105, 20480, 128, 51200, 2048), 1920) / seconds / gpus
     assert found / 1e12 == pytest.approx(tflops, abs=1)
 
 
@@ -71,7 +71,7 @@ KORTHIKANTI = {
 @pytest.mark.parametrize("name", KORTHIKANTI)
 def test_korthikanti_activations(name):
     heads, h, layers, t, p, m, _, batch, rows, gib, percent, *_ = KORTHIKANTI[name]
-    shape = Gpt(layers, h, heads, 51200, 2048)
+    shape = GptShape(layers, h, heads, 51200, 2048)
     held = megatron.layers_in_flight(layers, p, batch // rows, rounds=m)
     ways = {
         "none": {}, "sequence": {"sequence": True}, "selective": {"recomputed": "selective"},
@@ -87,7 +87,7 @@ def test_korthikanti_activations(name):
 @pytest.mark.parametrize("name", KORTHIKANTI)
 def test_korthikanti_utilisation(name):
     heads, h, layers, *_, gpus, batch, _, _, _, seconds, printed = KORTHIKANTI[name]
-    shape = Gpt(layers, h, heads, 51200, 2048)
+    shape = GptShape(layers, h, heads, 51200, 2048)
     found = [100 * megatron.model_flops(shape, batch, how) / seconds / gpus / A100 for how in ("none", "selective")]
     # 22B: the iteration is printed as 1.10 s, which is 0.5 % of rounding.
     assert found == pytest.approx(printed, abs=0.25 if name == "22B" else 0.06)

@@ -8,16 +8,16 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
 
 from scalelab.config import Layout
-from scalelab.model.transformer import declarations
-from scalelab.optim.registry import find
-from scalelab.plan.machine.machine import machine
+from scalelab.model.transformer import parameter_declarations
+from scalelab.optim.registry import find_optimizer
+from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.memory import memory as memory_lib
 from scalelab.plan.memory import saved_activations
-from scalelab.plan.memory.memory import memory
+from scalelab.plan.memory.memory import step_memory
 from scalelab.plan.published.zero import state_bytes
 from tests.plan.small import on_eight, pipelined, static_of
 
-H100 = machine("h100")
+H100 = load_machine("h100")
 LLAMA_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_ff": 11008, "vocab_size": 32000, "seq_len": 2048}
 LLAMA_405B = {
     "n_layers": 126, "d_model": 16384, "n_heads": 128, "n_kv_heads": 8, "d_ff": 53248, "vocab_size": 128256, "seq_len": 8192,
@@ -37,11 +37,13 @@ def test_fp32_adam_by_zero_stage():
     n, small = 6_738_415_616, 1e-3  # gains are whole on every device: 0.004 % of the parameters
     for zero in range(4):
         layout = Layout(fsdp=16, zero=zero)
-        found = memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
+        found = step_memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
         assert found["parameters"] == pytest.approx(4 * n / (16 if zero == 3 else 1), rel=small)
         assert found["optimizer"] == pytest.approx(8 * n / (16 if zero else 1), rel=small)
     # With accumulation gradients are summed as stage 2 says, and 4 + 4 + 8 bytes are the table's with everything doubled but K.
-    two = memory(static_of(Layout(fsdp=16, zero=2), batch=32, model=LLAMA_7B, train__accumulate=2), H100).components
+    two = step_memory(
+        static_of(Layout(fsdp=16, zero=2), batch=32, model=LLAMA_7B, train__accumulate=2), H100
+    ).components
     summed = two["gradients"] - 4 * n
     paper = 2 * state_bytes(n, 16, 2, k=4)
     assert two["parameters"] + two["optimizer"] + summed == pytest.approx(paper, rel=1e-3)
@@ -49,7 +51,7 @@ def test_fp32_adam_by_zero_stage():
 
 def test_hsdp_holds_what_fsdp_of_its_size_holds():
     ours = [
-        memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
+        step_memory(static_of(layout, batch=16, model=LLAMA_7B), H100).components
         for layout in (Layout(fsdp=8), Layout(data=2, fsdp=8))
     ]
     for name in ("parameters", "optimizer", "gradients"):
@@ -60,7 +62,7 @@ def test_hsdp_holds_what_fsdp_of_its_size_holds():
 def test_405b_on_16384_devices_stages_may_be_uneven():
     """126 layers over 16 stages: 8 on the fullest; the whole fits 80 GB as Llama 3's layout did (Dubey et al. 2024, Table 4)."""
     layout = Layout(tensor=8, stage=16, data=8, fsdp=16, microbatches=16, sequence=True)
-    found = memory(static_of(layout, batch=2048, model=LLAMA_405B, precision__name="bf16"), H100)
+    found = step_memory(static_of(layout, batch=2048, model=LLAMA_405B, precision__name="bf16"), H100)
     assert found.fits and found.margin_bytes == found.capacity - found.total
     assert sum(found.components.values()) == found.total
     assert any("8 on the fullest stage" in note for note in found.notes)
@@ -84,15 +86,15 @@ def test_a_pipeline_keeps_what_its_loop_over_ticks_carries(schedule, microbatche
     layout = Layout(
         stage=4, fsdp=2, tensor=2, sequence=True, schedule=schedule, microbatches=microbatches, rounds=rounds
     )
-    assert memory_lib.slots(layout) == slots
+    assert memory_lib.pipeline_slots(layout) == slots
     static = static_of(layout, batch=16, model={"n_layers": 8}, precision__name="bf16", model__remat=remat)
     loops = [loop for loop in scans(pipelined(static).jaxpr.jaxpr) if loop.params["num_carry"] > 3]
     most = max(loops, key=lambda loop: loop.params["length"])
     carried = [v.aval for v in most.params["jaxpr"].jaxpr.invars[most.params["num_consts"] :]][
         : most.params["num_carry"]
     ]
-    kept = sum(saved_activations._bytes(x) for x in carried if x.dtype == "bfloat16")
-    assert memory(static, H100).components["activations"] == kept
+    kept = sum(saved_activations._device_bytes(x) for x in carried if x.dtype == "bfloat16")
+    assert step_memory(static, H100).components["activations"] == kept
 
 
 def scans(jaxpr):
@@ -133,21 +135,21 @@ COUNTED = (
 def test_every_optimizer_counts_itself(name):
     """Beside what its record says of each parameter (`state_bytes`), there are scalars only."""
     static = static_of(optim__name=name, optim__peak_lr=1e-3)
-    member = find(name)
+    member = find_optimizer(name)
     said = sum(
         member.state_bytes(d, static.optim) if member.claims(d) else 8 * d.size
-        for d in jax.tree.leaves(declarations(static.model))
+        for d in jax.tree.leaves(parameter_declarations(static.model))
     )
-    assert 0 <= memory(static, H100).components["optimizer"] - said < 200
+    assert 0 <= step_memory(static, H100).components["optimizer"] - said < 200
 
 
 def test_notes_say_what_is_not_as_one_may_think():
-    assert any("ZeRO 2" in n for n in memory(static_of(Layout(fsdp=2, zero=2)), H100).notes)
+    assert any("ZeRO 2" in n for n in step_memory(static_of(Layout(fsdp=2, zero=2)), H100).notes)
     both = dataclasses.replace(static_of(), layout=Layout(stage=2, context=2))
-    assert any("refuses" in n for n in memory(both, H100).notes)
-    assert not memory(static_of(), H100).notes
+    assert any("refuses" in n for n in step_memory(both, H100).notes)
+    assert not step_memory(static_of(), H100).notes
 
 
 def test_weights_kept_in_bf16_are_widened_in_the_step():
-    plain, half = (memory(static_of(precision__name=name), H100).components for name in ("bf16", "bf16_master"))
+    plain, half = (step_memory(static_of(precision__name=name), H100).components for name in ("bf16", "bf16_master"))
     assert half["parameters"] * 2 == plain["parameters"] == half["master"] and "master" not in plain

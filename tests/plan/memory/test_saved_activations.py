@@ -15,8 +15,10 @@ REMAT = ("none", "dots", "full")
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_exact_on_one_device(remat, precision):
     static = static_of(batch=5, model__remat=remat, precision__name=precision)
-    assert saved_activations.rows(static) == 5
-    assert saved_activations.saved(static).bytes(5) == sum(x.nbytes for x in kept(static, *drawn(static)))
+    assert saved_activations.rows_per_device(static) == 5
+    assert saved_activations.count_saved_activations(static).bytes(5) == sum(
+        x.nbytes for x in kept(static, *drawn(static))
+    )
 
 
 MESHES = ("fsdp=2,context=2,tensor=2,sequence=1", "data=8", "fsdp=4,tensor=2", "data=2,fsdp=4,zero=1")
@@ -34,25 +36,27 @@ def test_exact_on_eight_devices(layout):
 def test_full_remat_keeps_the_stream_and_little_else():
     """Each block's input in bf16: 2 s b h a layer (Korthikanti et al. 2022, section 5); the rest doesn't grow with depth."""
     two, four = (static_of(batch=1, model={"n_layers": n}, model__remat="full", precision__name="bf16") for n in (2, 4))
-    more = saved_activations.saved(four).bytes(1) - saved_activations.saved(two).bytes(1)
+    more = saved_activations.count_saved_activations(four).bytes(1) - saved_activations.count_saved_activations(
+        two
+    ).bytes(1)
     assert more == 2 * (2 * 16 * 32)
 
 
 def test_what_is_saved_is_linear_in_rows_and_blind_to_fsdp_and_optimizer():
     few, many = (static_of(batch=n, model__remat="none") for n in (2, 6))
-    assert saved_activations.saved(few) == saved_activations.saved(many)
+    assert saved_activations.count_saved_activations(few) == saved_activations.count_saved_activations(many)
     meshes = [Layout(data=4), Layout(fsdp=4), Layout(data=2, fsdp=2, zero=1)]
-    assert len({saved_activations.saved(static_of(layout, batch=8)) for layout in meshes}) == 1
-    assert saved_activations.saved(
+    assert len({saved_activations.count_saved_activations(static_of(layout, batch=8)) for layout in meshes}) == 1
+    assert saved_activations.count_saved_activations(
         static_of(batch=2, optim__name="muon", optim__peak_lr=1e-3)
-    ) == saved_activations.saved(few)
+    ) == saved_activations.count_saved_activations(few)
 
 
 def test_all_logits_at_once_grow_with_the_rows_on_a_mesh_as_on_one_device():
     """Attention that a device computes of its own part keeps them heads first, and its parts stand one behind the other."""
     model = {"n_kv_heads": 2, "seq_len": 64}
     one, two = (
-        saved_activations.block(static_of(layout, model=model, model__attention="xla"))
+        saved_activations.count_block_activations(static_of(layout, model=model, model__attention="xla"))
         for layout in (Layout(), Layout(data=2))
     )
     assert one.row_bytes > 3 * 4 * 4 * 64 * 64 / 2
@@ -64,7 +68,10 @@ def test_sequence_parallelism_splits_the_stream():
 
     def layer(layout):
         two, four = (static_of(layout, model={"n_layers": n}, model__remat="full") for n in (2, 4))
-        return (saved_activations.saved(four).row_bytes - saved_activations.saved(two).row_bytes) // 2
+        return (
+            saved_activations.count_saved_activations(four).row_bytes
+            - saved_activations.count_saved_activations(two).row_bytes
+        ) // 2
 
     found = [layer(Layout(data=2, tensor=2, sequence=sequence)) for sequence in (False, True)]
     assert found == [4 * 16 * 32, 4 * 16 * 32 // 2]
@@ -76,18 +83,22 @@ def test_axes_that_cannot_be_divided_are_filled_up():
         dataclasses.replace(static_of(batch=2, model={"vocab_size": size}), layout=Layout(data=2, tensor=2))
         for size in (65, 66)
     )
-    assert saved_activations.saved(odd) == saved_activations.saved(even)
+    assert saved_activations.count_saved_activations(odd) == saved_activations.count_saved_activations(even)
     few, more = (
         dataclasses.replace(static_of(batch=2, model={"n_heads": heads, "d_head": 8}), layout=Layout(tensor=4))
         for heads in (6, 8)
     )
-    assert saved_activations.block(few) == saved_activations.block(more)
+    assert saved_activations.count_block_activations(few) == saved_activations.count_block_activations(more)
 
 
 @pytest.mark.parametrize("precision", ["fp8_delayed", "fp8_block", "fp16", "tf32"])
 def test_every_policy_can_be_traced_on_a_mesh(precision):
     static = static_of(Layout(data=2, fsdp=2), data__documents="mask", precision__name=precision)
-    assert saved_activations.saved(static).row_bytes > saved_activations.block(static).row_bytes > 0
+    assert (
+        saved_activations.count_saved_activations(static).row_bytes
+        > saved_activations.count_block_activations(static).row_bytes
+        > 0
+    )
 
 
 @pytest.mark.parametrize("layout", [Layout(data=2, tensor=4), Layout(2, 1, 2, 2, 1, True)])
@@ -95,12 +106,16 @@ def test_the_estimate_is_near_the_count_and_a_block_is_counted_for_fewer_devices
     sizes = {"d_model": 512, "n_layers": 8, "n_heads": 8, "vocab_size": 1024, "seq_len": 1024}
     for remat in REMAT:
         static = static_of(layout, model=sizes, model__remat=remat, precision__name="bf16")
-        assert saved_activations.estimate(static).bytes(4) == pytest.approx(
-            saved_activations.saved(static).bytes(4), rel=0.07
+        assert saved_activations.estimate_saved_activations(static).bytes(4) == pytest.approx(
+            saved_activations.count_saved_activations(static).bytes(4), rel=0.07
         ), remat
     wide = static_of(layout, model=sizes, model__attention="blockwise", precision__name="fp8")  # a stream in fp32
-    assert saved_activations.estimate(wide).bytes(4) == pytest.approx(saved_activations.saved(wide).bytes(4), rel=0.015)
-    plain = dataclasses.replace(
-        saved_activations._canonical(static), model=dataclasses.replace(static.model, remat="none")
+    assert saved_activations.estimate_saved_activations(wide).bytes(4) == pytest.approx(
+        saved_activations.count_saved_activations(wide).bytes(4), rel=0.015
     )
-    assert saved_activations.block(static) == saved_activations._saved(plain, whole=False)
+    plain = dataclasses.replace(
+        saved_activations._canonical_static(static), model=dataclasses.replace(static.model, remat="none")
+    )
+    assert saved_activations.count_block_activations(static) == saved_activations._traced_activations(
+        plain, whole=False
+    )

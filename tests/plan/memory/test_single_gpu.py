@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from scalelab.plan.machine.machine import machine
-from scalelab.plan.memory.single_gpu import fits
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.memory.single_gpu import list_fits
 from tests.plan.small import static_of
 
 # The papers' own: LLaMA-7B with sequences of 256 tokens.
@@ -16,7 +16,7 @@ LLAMA_7B = {"n_layers": 32, "d_model": 4096, "n_heads": 32, "d_ff": 11008, "voca
 def ways(name, rank=None):
     extra = {"optim__rank": rank} if rank else {}
     static = static_of(model=LLAMA_7B, precision__name="bf16", optim__name=name, optim__peak_lr=1e-3, **extra)
-    return {(f.weights, f.per_layer, f.remat): f for f in fits(static, machine("rtx4090"))}
+    return {(f.weights, f.per_layer, f.remat): f for f in list_fits(static, load_machine("rtx4090"))}
 
 
 @pytest.mark.parametrize(("name", "rank"), [("adam8bit", None), ("galore", 1024), ("apollo_mini", None)])

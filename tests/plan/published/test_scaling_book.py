@@ -7,16 +7,16 @@ import dataclasses
 
 import pytest
 
-from experiments.step_times.rows import static
+from experiments.step_times.rows import build_static
 from scalelab.config import Layout
 from scalelab.model import count
-from scalelab.plan.machine.machine import machine
+from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.published import roofline
 from scalelab.plan.step import links
-from scalelab.plan.step.flops import flops
+from scalelab.plan.step.flops import count_flops
 
-V4, V5E, V5P, V6E, H100, B200 = (machine(name) for name in ("v4", "v5e", "v5p", "v6e", "h100", "b200"))
-ALPHA = roofline.intensity(Layout(fsdp=4, tensor=4, data=4), V5P, "fsdp")
+V4, V5E, V5P, V6E, H100, B200 = (load_machine(name) for name in ("v4", "v5e", "v5p", "v6e", "h100", "b200"))
+ALPHA = roofline.axis_intensity(Layout(fsdp=4, tensor=4, data=4), V5P, "fsdp")
 
 
 def near(value, rel=0.01):
@@ -31,9 +31,9 @@ def test_part_1_tokens_that_make_a_product_bound_by_flops():
     small = roofline.critical_tokens(*v5e, weight_bytes=1, inputs=1024, outputs=1024)
     large = roofline.critical_tokens(*v5e, weight_bytes=1, inputs=4096, outputs=4096)
     assert small / large > 1.5  # question 3: "almost doubles"
-    h100 = roofline.critical_tokens(roofline.peak(H100), H100.chip.hbm_bytes_per_s)
+    h100 = roofline.critical_tokens(roofline.unit_peak_flops(H100), H100.chip.hbm_bytes_per_s)
     assert h100 == near(295)  # question 5
-    b200 = roofline.critical_tokens(roofline.peak(B200), B200.chip.hbm_bytes_per_s)
+    b200 = roofline.critical_tokens(roofline.unit_peak_flops(B200), B200.chip.hbm_bytes_per_s)
     assert b200 == near(281)  # part 12, quiz 1
 
 
@@ -44,9 +44,9 @@ def test_part_1_a_batch_of_different_matrices_never_is():
 
 def test_part_2_chips():
     assert roofline.load_s(2 * 200e9, V4, 32) == near(10e-3, 0.03)  # question 1
-    assert V5E.devices_per_node * roofline.peak(V5E) == near(5.1e16, 0.02)  # question 2
+    assert V5E.devices_per_node * roofline.unit_peak_flops(V5E) == near(5.1e16, 0.02)  # question 2
     assert V5E.devices_per_node * 16e9 == near(4e12, 0.03)
-    assert 8960 * roofline.peak(V5P) == near(4e18, 0.04)
+    assert 8960 * roofline.unit_peak_flops(V5P) == near(4e18, 0.04)
     host = roofline.critical_tokens(9.2e14, 1.5e10)
     assert host == near(61_000)  # question 3: weights in the host's memory, over PCIe
     exact = roofline.critical_tokens(3.94e14, 8.1e11, 1, 1, inputs=4096, outputs=16_384)
@@ -109,11 +109,11 @@ def test_part_3_an_axis_that_does_not_close():
 
 def test_part_4_a_transformer():
     """Question 1: D 4096, F 4 D, V 32,000, L 64. Question 5: products of attention equal its projections at T = 2 D."""
-    of = static("llama", 64, 4096, 32, 1, 8192, 32_000, model={"d_ff": 4 * 4096})
-    groups = count.groups(of.model)
-    assert count.parameters(of.model)["total"] == near(16e9, 0.1)
+    of = build_static("llama", 64, 4096, 32, 1, 8192, 32_000, model={"d_ff": 4 * 4096})
+    groups = count.count_parameters_by_group(of.model)
+    assert count.count_parameters(of.model)["total"] == near(16e9, 0.1)
     assert groups["attention"] / (groups["attention"] + groups["mlp"]) == pytest.approx(1 / 4)
-    terms = count.appendix_f(of.model)
+    terms = count.appendix_f_flops(of.model)
     products = terms["attention_logits"] + terms["attention_values"]
     assert products == pytest.approx(terms["qkv"] + terms["attention_output"])
 
@@ -121,9 +121,9 @@ def test_part_4_a_transformer():
 def test_part_5_bounds_of_data_parallelism():
     assert roofline.most_parameters(V5P) == near(9.6e9, 0.07)
     assert near(2550, 0.001) == ALPHA
-    assert roofline.intensity(Layout(fsdp=8960), slice_of(8960), "fsdp") == near(850, 0.001)
+    assert roofline.axis_intensity(Layout(fsdp=8960), slice_of(8960), "fsdp") == near(850, 0.001)
     assert near(18_823) == 16e6 / (ALPHA / 3)  # chips for a batch of 16M tokens
-    assert roofline.days(6.3e24, 18_823, 4.59e14, 0.5) == near(17, 0.01)
+    assert roofline.training_days(6.3e24, 18_823, 4.59e14, 0.5) == near(17, 0.01)
 
 
 def slice_of(chips):
@@ -151,15 +151,15 @@ def test_part_5_mixed():
 def test_part_5_between_pods():
     """C / W over the data center network: about 76,000 tokens a pod by the book's 3.8e18 over 5e13."""
     pods = Layout(data=2, fsdp=6144)
-    a_chip = roofline.peak(V5P) / V5P.node_bytes_per_s
-    assert links.crosses(pods, V5P, "data")
+    a_chip = roofline.unit_peak_flops(V5P) / V5P.node_bytes_per_s
+    assert links.crosses_nodes(pods, V5P, "data")
     assert a_chip == near(76_000, 0.05)
 
 
 def test_part_5_llama2_13b():
-    of = static("llama", 40, 5120, 40, 1, 4096, 32_000, model={"d_ff": 13_824})
-    groups = count.groups(of.model)
-    total = count.parameters(of.model)["total"]
+    of = build_static("llama", 40, 5120, 40, 1, 4096, 32_000, model={"d_ff": 13_824})
+    groups = count.count_parameters_by_group(of.model)
+    total = count.count_parameters(of.model)["total"]
     assert groups["mlp"] == near(8.5e9) and groups["attention"] == near(4.2e9)
     assert total == near(13.1e9, 0.015)
     assert 10 * total == near(130e9) and roofline.most_parameters(V5P) < total  # question 3.1
@@ -168,14 +168,14 @@ def test_part_5_llama2_13b():
 
 
 def test_part_6_llama3_70b():
-    of = static("llama", 80, 8192, 64, 512, 8192, 128_256, model={"n_kv_heads": 8, "d_ff": 28_672})
-    groups, total = count.groups(of.model), count.parameters(of.model)["total"]
+    of = build_static("llama", 80, 8192, 64, 512, 8192, 128_256, model={"n_kv_heads": 8, "d_ff": 28_672})
+    groups, total = count.count_parameters_by_group(of.model), count.count_parameters(of.model)["total"]
     assert groups["mlp"] == near(56.3e9, 0.002) and groups["attention"] == near(12e9) and total == near(70.4e9, 0.005)
-    per_token = flops(of).per_token["6N"]
+    per_token = count_flops(of).per_token["6N"]
     assert per_token == near(4.2e11)
     assert per_token * 15e12 == near(6.3e24, 0.015)
-    assert roofline.days(6.3e24, 1, roofline.peak(V5P)) / 365 == near(435, 0.002)
-    assert roofline.days(6.3e24, 8960, roofline.peak(V5P), 0.4) == near(44, 0.01)
+    assert roofline.training_days(6.3e24, 1, roofline.unit_peak_flops(V5P)) / 365 == near(435, 0.002)
+    assert roofline.training_days(6.3e24, 8960, roofline.unit_peak_flops(V5P), 0.4) == near(44, 0.01)
 
 
 def test_part_6_how_to_split_it():

@@ -7,7 +7,7 @@ import pytest
 
 from scalelab.__main__ import main
 from scalelab.plan.published import claims
-from scalelab.plan.published.textbook import taught
+from scalelab.plan.published.textbook import judge_taught
 
 # name begins with: (stated, ours by hand, verdict)
 BY_HAND = {
@@ -89,5 +89,5 @@ def test_newton_schulz_by_its_polynomial():
 
 
 def test_the_verdicts():
-    assert taught(111.6, 112, 0.5) == "match" and taught(111.4, 112, 0.5) == "wrong"
-    assert taught(24, 20, 2, (11, 38)) == "within_interval" and taught(24, 20, 2, (21, 38)) == "wrong"
+    assert judge_taught(111.6, 112, 0.5) == "match" and judge_taught(111.4, 112, 0.5) == "wrong"
+    assert judge_taught(24, 20, 2, (11, 38)) == "within_interval" and judge_taught(24, 20, 2, (21, 38)) == "wrong"

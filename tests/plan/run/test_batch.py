@@ -11,7 +11,7 @@ from scalelab.errors import BadInput
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.published.kaplan import L_OF_N_D
 from scalelab.model import count
-from scalelab.plan.run.batch import batch, kaplan, kaplan_loss, zhang
+from scalelab.plan.run.batch import kaplan_critical_batch, kaplan_loss, plan_batch, zhang_critical_batch
 
 # Steps to a fixed validation loss by batch size, 64 to 16,384 sequences of 512 tokens of C4; the tokens of each size's
 # full run. Zhang et al. 2024: github.com/hlzhang109/critical-batch-size, plots/chinchilla.ipynb, commit c5b509d.
@@ -40,28 +40,28 @@ def test_critical_batch_by_tokens_is_what_its_authors_runs_show(steps_of_256):
     overhead = sequences / np.median(sequences[:4])  # below 512 sequences the cost is flat but for noise of 10 %
     first = int(np.argmax((overhead > 1.2) & (BATCHES > 512)))
     at = np.interp(1.2, overhead[first - 1 : first + 1], BATCHES[first - 1 : first + 1])
-    assert zhang(steps_of_256 * 256 * 512) / 512 == pytest.approx(at, rel=0.3)
+    assert zhang_critical_batch(steps_of_256 * 256 * 512) / 512 == pytest.approx(at, rel=0.3)
 
 
 def test_kaplan_at_his_own_scale():
-    assert kaplan(1.0) == 2.1e8
+    assert kaplan_critical_batch(1.0) == 2.1e8
     # 1 to 2 million tokens at the losses that his larger models reached (2001.08361, summary of results)
-    assert 1e6 < kaplan(3.0) < kaplan(2.7) < 2e6
+    assert 1e6 < kaplan_critical_batch(3.0) < kaplan_critical_batch(2.7) < 2e6
 
 
 def test_kaplans_law_says_the_loss_where_none_is_known():
     columns = {"N": np.array([1e9, 1.75e11]), "D": np.array([1e10, 3e11])}
     losses = LAWS["kaplan"](columns, L_OF_N_D)
     assert [kaplan_loss(*sizes) for sizes in zip(*columns.values(), strict=True)] == pytest.approx(losses)
-    (found, _) = batch(static(), tokens=1e10).critical
-    assert found.name == "kaplan" and found.tokens == kaplan(
-        kaplan_loss(count.parameters(static().model)["kaplan"], 1e10)
+    (found, _) = plan_batch(static(), tokens=1e10).critical
+    assert found.name == "kaplan" and found.tokens == kaplan_critical_batch(
+        kaplan_loss(count.count_parameters(static().model)["kaplan"], 1e10)
     )
 
 
 def test_the_parts_multiply_to_the_batch():
     layout = configs.Layout(data=4, fsdp=8, stage=2, tensor=2, microbatches=4)
-    found = batch(static(layout, train__global_batch=1024, train__accumulate=2, model__seq_len=512), tokens=1e10)
+    found = plan_batch(static(layout, train__global_batch=1024, train__accumulate=2, model__seq_len=512), tokens=1e10)
     assert (
         found.rows_per_device * found.microbatches * found.accumulate * found.data_parallel == found.sequences == 1024
     )
@@ -73,16 +73,16 @@ def test_a_batch_that_is_warmed_up():
     made = static(
         train__global_batch=64, train__accumulate=4, schedule__batch_start=32, schedule__batch_warmup_tokens=20_000
     )
-    assert batch(made).first_tokens * 2 == batch(made).tokens
+    assert plan_batch(made).first_tokens * 2 == plan_batch(made).tokens
 
 
 def test_where_it_stands():
     made = static(train__global_batch=512, model__seq_len=1024)
-    found = {c.name: c for c in batch(made, tokens=1e10, loss=2.7, critical_tokens=2**20).critical}
+    found = {c.name: c for c in plan_batch(made, tokens=1e10, loss=2.7, critical_tokens=2**20).critical}
     assert (found["yours"].ratio, found["yours"].extra_tokens) == (0.5, 0.5)
     assert found["zhang"].extra_tokens == pytest.approx(0.2 * found["zhang"].ratio)
-    assert found["kaplan"].tokens == kaplan(2.7) and "WebText2" in found["kaplan"].source
-    assert any("beyond" in note for note in batch(made, tokens=15e12).notes)
-    assert any("no critical batch" in note for note in batch(made).notes)
+    assert found["kaplan"].tokens == kaplan_critical_batch(2.7) and "WebText2" in found["kaplan"].source
+    assert any("beyond" in note for note in plan_batch(made, tokens=15e12).notes)
+    assert any("no critical batch" in note for note in plan_batch(made).notes)
     with pytest.raises(BadInput, match="loss=0"):
-        batch(made, loss=0)
+        plan_batch(made, loss=0)

@@ -13,9 +13,9 @@ from configs import base
 from scalelab import config as configs
 from scalelab.errors import BadInput
 from scalelab.parallel import mesh
-from scalelab.plan.machine.machine import machine
+from scalelab.plan.machine.machine import load_machine
 from scalelab.plan.run import goodput
-from scalelab.plan.run.checkpoint import save
+from scalelab.plan.run.checkpoint import estimate_save
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.step import state
 
@@ -32,11 +32,11 @@ def tiny(**values):
 @pytest.mark.parametrize(
     ("rule", "cost_s", "mtbf_s", "stated_s", "rounding_s"),
     [
-        (goodput.young, 60, 3 * HOUR, 1138, 0.5),
-        (goodput.daly, 60, 3 * HOUR, 1099, 0.5),
-        (goodput.daly, 300, 24 * HOUR, 117 * 60, 30),
-        (goodput.daly, 300, 6 * HOUR, 57 * 60, 30),
-        (goodput.daly, 300, 15 * 60, 9.1 * 60, 3),
+        (goodput.young_interval, 60, 3 * HOUR, 1138, 0.5),
+        (goodput.daly_interval, 60, 3 * HOUR, 1099, 0.5),
+        (goodput.daly_interval, 300, 24 * HOUR, 117 * 60, 30),
+        (goodput.daly_interval, 300, 6 * HOUR, 57 * 60, 30),
+        (goodput.daly_interval, 300, 15 * 60, 9.1 * 60, 3),
     ],
 )
 def test_intervals_as_published(rule, cost_s, mtbf_s, stated_s, rounding_s):
@@ -44,15 +44,15 @@ def test_intervals_as_published(rule, cost_s, mtbf_s, stated_s, rounding_s):
 
 
 def test_daly_stays_with_the_mtbf_where_a_save_takes_twice_as_long():
-    assert goodput.daly(2 * HOUR, HOUR) == HOUR
+    assert goodput.daly_interval(2 * HOUR, HOUR) == HOUR
 
 
 @pytest.mark.parametrize("mtbf_s", [900, 6 * HOUR, 24 * HOUR])
 def test_daly_is_the_best_interval_of_his_model(mtbf_s):
     at = {tau: goodput.expected_goodput(tau, 300, 300, mtbf_s, 600) for tau in range(60, 60_000, 20)}
     best = max(at, key=at.get)
-    assert goodput.daly(300, mtbf_s) == pytest.approx(best, abs=0.04 * best)
-    assert goodput.expected_goodput(goodput.daly(300, mtbf_s), 300, 300, mtbf_s, 600) == pytest.approx(
+    assert goodput.daly_interval(300, mtbf_s) == pytest.approx(best, abs=0.04 * best)
+    assert goodput.expected_goodput(goodput.daly_interval(300, mtbf_s), 300, 300, mtbf_s, 600) == pytest.approx(
         at[best], rel=1e-3
     )
 
@@ -64,13 +64,13 @@ CASES = [(1138, 60, 60, 3 * HOUR, 600), (1138, 10, 60, 3 * HOUR, 600), (600, 5, 
 @pytest.mark.parametrize("case", CASES)
 def test_the_simulation_agrees_with_the_closed_forms(case):
     tau, cost_s, save_s, mtbf_s, _ = case
-    found = goodput.simulate(1e7, *case)
+    found = goodput.simulate_runs(1e7, *case)
     # 200 runs of 300 failures each: the mean of 60,000 exponential gaps is known to 0.4 %.
     assert found.simulated == pytest.approx(found.expected, rel=0.012)
     assert found.low < found.expected < found.high
     assert found.lost_work_s == pytest.approx(goodput.lost_work(tau, cost_s, save_s, mtbf_s), rel=0.02)
-    assert goodput.simulate(1e7, *case) == found
-    assert goodput.simulate(1e7, *case, seed=1) != found
+    assert goodput.simulate_runs(1e7, *case) == found
+    assert goodput.simulate_runs(1e7, *case, seed=1) != found
 
 
 def test_daly_complete_model():
@@ -81,32 +81,32 @@ def test_daly_complete_model():
 
 
 def test_without_failures_only_saves_cost():
-    found = goodput.simulate(10_000, 1000, 50, 50, math.inf, 600)
+    found = goodput.simulate_runs(10_000, 1000, 50, 50, math.inf, 600)
     assert found.simulated == found.expected == pytest.approx(1000 / 1050)
 
 
 def test_saves_that_are_never_reached_leave_nothing_and_take_no_time():
-    assert goodput.simulate(1e6, 1e5, 60, 60, 60, 600).simulated < 1e-9
-    assert goodput.simulate(1e6, 1e5, 60, 60, 1e3, 600).simulated == pytest.approx(0, abs=1e-9)
+    assert goodput.simulate_runs(1e6, 1e5, 60, 60, 60, 600).simulated < 1e-9
+    assert goodput.simulate_runs(1e6, 1e5, 60, 60, 1e3, 600).simulated == pytest.approx(0, abs=1e-9)
 
 
 def test_llama_3():
     """419 unexpected interruptions in 54 days of 16,384 devices, a checkpoint of 12 bytes a parameter to a storage of
     2 TB/s, and "higher than 90 %" effective time (Meta 2024, sections 3.3.1 and 3.3.4)."""
-    mtbf_s = goodput.mtbf(16_384)
+    mtbf_s = goodput.job_mtbf(16_384)
     assert 54 * DAY / mtbf_s == pytest.approx(419)
     save_s = 405e9 * 12 / 2e12
-    assert goodput.expected_goodput(goodput.daly(save_s, mtbf_s), save_s, save_s, mtbf_s, 600) > 0.9
+    assert goodput.expected_goodput(goodput.daly_interval(save_s, mtbf_s), save_s, save_s, mtbf_s, 600) > 0.9
     # Meta's own 1,024-device jobs failed sooner; the rate is the user's to state.
-    assert goodput.mtbf(1024, 1024 * 7.9) == pytest.approx(7.9 * HOUR)
+    assert goodput.job_mtbf(1024, 1024 * 7.9) == pytest.approx(7.9 * HOUR)
 
 
 def test_bytes_of_a_save_are_those_on_the_disk(tmp_path):
     static = tiny(**{"train.ema": 0.9, "model.d_model": 128, "precision.name": "fp8_delayed"})
-    planned = save(static, machine("h100"))
+    planned = estimate_save(static, load_machine("h100"))
     # Of other numbers Orbax would pack the small arrays, which it keeps among the names.
     random = np.random.default_rng(0)
-    whole = jax.tree.map(lambda x: jnp.asarray(random.uniform(1, 2**30, x.shape), x.dtype), state.shapes(static))
+    whole = jax.tree.map(lambda x: jnp.asarray(random.uniform(1, 2**30, x.shape), x.dtype), state.state_shapes(static))
     with Checkpoints(tmp_path / "c") as checkpoints:
         checkpoints.save(1, {"run": whole})
         checkpoints.wait()
@@ -127,7 +127,7 @@ def test_bytes_of_a_save_are_those_on_the_disk(tmp_path):
 def test_each_device_writes_what_orbax_says(layout, monkeypatch):
     """Orbax's own split of an array among the devices that hold it, on an abstract mesh."""
     static = dataclasses.replace(tiny(), layout=layout)
-    devices = jax.sharding.AbstractMesh(tuple(getattr(layout, axis) for axis in mesh.AXES), mesh.AXES)
+    devices = jax.sharding.AbstractMesh(tuple(getattr(layout, axis) for axis in mesh.MESH_AXES), mesh.MESH_AXES)
 
     class Array:
         def __init__(self, leaf, spec):
@@ -142,22 +142,24 @@ def test_each_device_writes_what_orbax_says(layout, monkeypatch):
         _, shape, _ = replica_slices.calculate_replica_parallel_axis_and_local_shape(array, None)
         return math.prod(shape or array.addressable_shards[0].data.shape) * leaf.dtype.itemsize
 
-    each = jax.tree.map(written, state.shapes(static), state.specs(static))
-    assert save(static, machine("h100")).device_bytes == sum(jax.tree.leaves(each))
+    each = jax.tree.map(written, state.state_shapes(static), state.state_specs(static))
+    assert estimate_save(static, load_machine("h100")).device_bytes == sum(jax.tree.leaves(each))
 
 
 def test_a_plan_of_saves():
     static = dataclasses.replace(tiny(), layout=configs.Layout(data=1024))
-    found = goodput.checkpointing(static, machine("h100"), mtbf_s=3 * HOUR, every_s=1200, step_s=2.0)
+    found = goodput.plan_checkpointing(static, load_machine("h100"), mtbf_s=3 * HOUR, every_s=1200, step_s=2.0)
     assert (found.every_s, found.every_steps, found.failures_per_day) == (1200, 600, 8)
-    seven = goodput.checkpointing(static, machine("h100"), every_s=1200, step_s=180.0)
+    seven = goodput.plan_checkpointing(static, load_machine("h100"), every_s=1200, step_s=180.0)
     assert seven.every_steps == 7  # no sooner than planned: a save may last as long
-    assert found.young_s == goodput.young(found.blocked_s, 3 * HOUR)
+    assert found.young_s == goodput.young_interval(found.blocked_s, 3 * HOUR)
     assert found.goodput_low < found.goodput < found.goodput_high
     assert 500 < found.lost_work_s < 700  # half an interval
-    waiting = goodput.checkpointing(static, machine("h100"), mtbf_s=3 * HOUR, every_s=1200, asynchronous=False)
+    waiting = goodput.plan_checkpointing(
+        static, load_machine("h100"), mtbf_s=3 * HOUR, every_s=1200, asynchronous=False
+    )
     assert waiting.blocked_s == waiting.seconds > found.blocked_s and waiting.goodput < found.goodput
-    slow = goodput.checkpointing(static, machine("h100"), write_bytes_per_s=1e3)
+    slow = goodput.plan_checkpointing(static, load_machine("h100"), write_bytes_per_s=1e3)
     assert slow.every_s == slow.seconds > slow.daly_s  # one save at a time
     # As much to read as to write: a restart can't take less, whatever was stated.
     assert slow.restart_s == slow.restore_s == pytest.approx(slow.seconds, rel=1e-3)
@@ -168,4 +170,4 @@ def test_a_plan_of_saves():
 def test_bad_numbers_are_refused():
     for bad in ({"mtbf_s": 0.0}, {"every_s": math.inf}, {"write_bytes_per_s": -1.0}, {"restart_s": -1.0}):
         with pytest.raises(BadInput, match=next(iter(bad))):
-            goodput.checkpointing(tiny(), machine("h100"), **bad)
+            goodput.plan_checkpointing(tiny(), load_machine("h100"), **bad)

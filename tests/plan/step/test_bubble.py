@@ -3,16 +3,16 @@
 import pytest
 
 from scalelab.config import Layout
-from scalelab.parallel.ticks import table
-from scalelab.plan.step.bubble import bubble, stage_layers
+from scalelab.parallel.ticks import make_tick_table
+from scalelab.plan.step.bubble import pipeline_bubble, stage_layers
 
 CASES = [("gpipe", 4, 8, 1), ("1f1b", 2, 1, 1), ("1f1b", 8, 32, 1), ("circular", 2, 4, 2), ("circular", 4, 8, 3)]
 
 
 @pytest.mark.parametrize(("schedule", "stages", "many", "rounds"), CASES)
 def test_both_conventions_are_idle_ticks_of_the_table(schedule, stages, many, rounds):
-    found = bubble(Layout(stage=stages, microbatches=many, rounds=rounds, schedule=schedule), stages * rounds)
-    idle = table(schedule, stages, many, rounds).bubble
+    found = pipeline_bubble(Layout(stage=stages, microbatches=many, rounds=rounds, schedule=schedule), stages * rounds)
+    idle = make_tick_table(schedule, stages, many, rounds).bubble
     assert found.of_total == pytest.approx(idle)
     assert found.over_ideal == pytest.approx(idle / (1 - idle))
     assert found.imbalance == 0
@@ -30,19 +30,19 @@ PUBLISHED = [
 @pytest.mark.parametrize(("sizes", "over_ideal", "of_total"), PUBLISHED)
 def test_published_examples(sizes, over_ideal, of_total):
     stages, many, rounds = sizes
-    found = bubble(Layout(stage=stages, microbatches=many, rounds=rounds, schedule="circular"), 128)
+    found = pipeline_bubble(Layout(stage=stages, microbatches=many, rounds=rounds, schedule="circular"), 128)
     assert found.over_ideal == pytest.approx(over_ideal, abs=6e-4)
     assert found.of_total == pytest.approx(of_total, abs=6e-4)
 
 
 def test_no_pipeline_no_bubble():
-    found = bubble(Layout(data=8), 13)
+    found = pipeline_bubble(Layout(data=8), 13)
     assert (found.over_ideal, found.of_total, found.fullest_layers, found.imbalance) == (0, 0, 13, 0)
 
 
 def test_layers_that_do_not_divide():
     """Llama 3 405B (Dubey et al. 2024, section 3.3.2): 126 layers, 16 stages, one fewer on the first and the last."""
-    found = bubble(Layout(stage=16, microbatches=16), 126)
+    found = pipeline_bubble(Layout(stage=16, microbatches=16), 126)
     assert found.fullest_layers == 8
     assert found.imbalance == pytest.approx(128 / 126 - 1)
     assert stage_layers(126, 16) == (8, 7)

@@ -8,9 +8,9 @@ import pytest
 
 from configs import base
 from scalelab import config as config_lib
-from scalelab.plan.step.flops import flops
+from scalelab.plan.step.flops import count_flops
 from scalelab.train.step import state
-from scalelab.train.step.gradients import gradients
+from scalelab.train.step.gradients import compute_gradients
 
 LLAMA3_8B = {"d_model": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "d_ff": 14_336, "vocab_size": 128_256,
              "seq_len": 8192}  # fmt: skip
@@ -36,7 +36,7 @@ def products(m):
 def test_every_convention_of_llama3_8b_by_hand():
     of = static(**LLAMA3_8B)
     weights, attention, _, head = products(of.model)
-    n, got = 8_030_261_248, flops(of)
+    n, got = 8_030_261_248, count_flops(of)
     assert got.parameters["total"] == n
     assert got.per_token["6N"] == 6 * n
     assert got.per_token["palm"] == 6 * n + 12 * 32 * 32 * 128 * 8192
@@ -48,7 +48,7 @@ def test_every_convention_of_llama3_8b_by_hand():
 def test_llama3_405b_took_the_flops_its_report_states():
     """3.8e25 on 15.6 T tokens (Llama 3, 2024, section 3.2): two digits, by 6N."""
     of = static(d_model=16_384, n_layers=126, n_heads=128, n_kv_heads=8, d_ff=53_248, vocab_size=128_256, seq_len=8192)
-    assert f"{flops(of).per_token['6N'] * 15.6e12:.1e}" == "3.8e+25"
+    assert f"{count_flops(of).per_token['6N'] * 15.6e12:.1e}" == "3.8e+25"
 
 
 CASES = [
@@ -65,7 +65,7 @@ def test_recomputed_flops_are_the_hand_formula(remat, changes):
     again = {"none": 0, "dots": attention, "full": weights + attention - last}[remat]
     if changes.get("block") == "parallel" and remat == "full":
         again -= of.model.d_model**2  # both branches end in the sum: attention's last product isn't needed either
-    got = flops(of)
+    got = count_flops(of)
     assert got.per_token["exact"] == 6 * (2 * (weights + attention) + head)
     assert got.remat_per_token["exact"] - got.per_token["exact"] == 2 * 2 * again
     hidden = 3 * attention if remat == "none" else 4 * attention
@@ -75,7 +75,7 @@ def test_recomputed_flops_are_the_hand_formula(remat, changes):
 def test_full_recomputation_is_less_than_the_rule_of_four():
     """Llama 3 8B: 0.938 of 4/3, where the rule computes the last product of each block and the head again as well."""
     of = static(**LLAMA3_8B, remat="full")
-    got = flops(of)
+    got = count_flops(of)
     weights, attention, last, head = products(of.model)
     rule = 8 * (32 * (weights + attention) + head)
     assert got.remat_per_token["exact"] == rule - 2 * (32 * last + head)
@@ -85,14 +85,14 @@ def test_full_recomputation_is_less_than_the_rule_of_four():
 
 def test_a_pipeline_computes_its_blocks_again():
     layout = {"stage": 2, "microbatches": 2}
-    assert flops(static(layout)).remat_per_token == flops(static(remat="full")).remat_per_token
+    assert count_flops(static(layout)).remat_per_token == count_flops(static(remat="full")).remat_per_token
 
 
 def test_windows_count_the_keys_they_hold():
     """Layers 1 and 3 of 4 see 16 of 64 tokens, causally 16 - 16^2 / 128 = 14 on average."""
     of = static(n_layers=4, seq_len=64, window=16, global_every=2, remat="full")
     weights, _, last, head = products(of.model)
-    d, got = of.model.d_model, flops(of)
+    d, got = of.model.d_model, count_flops(of)
     assert got.per_token["exact"] == 6 * (4 * weights + 2 * d * (2 * 64 + 2 * 16) + head)
     assert got.per_token["causal"] == 6 * (4 * weights + 2 * d * (2 * 32 + 2 * 14) + head)
     assert got.per_token["palm"] == 6 * got.parameters["total"] + 12 * d * (2 * 64 + 2 * 16)
@@ -107,21 +107,21 @@ def test_xla_counts_the_same_in_an_unrolled_step(remat):
     of = static(
         batch=4, n_layers=2, d_model=384, n_heads=3, vocab_size=512, seq_len=128, attention="plain", remat=remat
     )
-    params = state.shapes(of).params
+    params = state.state_shapes(of).params
     tokens = jax.ShapeDtypeStruct((4, 129), jnp.int32)
-    lowered = jax.jit(lambda p, t: gradients(of, p, t, jnp.zeros(()))[1]).lower(params, tokens)
+    lowered = jax.jit(lambda p, t: compute_gradients(of, p, t, jnp.zeros(()))[1]).lower(params, tokens)
     counted = lowered.compile().cost_analysis()["flops"]
-    got = flops(of)
+    got = count_flops(of)
     expected = (got.remat_per_token if remat == "full" else got.per_token)["exact"]
     assert counted / (expected * 4 * 128) == pytest.approx(1, abs=0.03)
 
 
 def test_parameters_stand_by_group_and_by_convention():
-    got = flops(static()).parameters
+    got = count_flops(static()).parameters
     assert got["total"] == got["embed"] + got["head"] + got["attention"] + got["mlp"] + got["norms"]
     assert set(got) >= {"non_embedding", "kaplan", "chinchilla"}
 
 
 def test_a_trace_is_kept_for_configs_that_share_a_model():
-    first = flops(static())
-    assert flops(dataclasses.replace(static(), global_batch=64)) == first
+    first = count_flops(static())
+    assert count_flops(dataclasses.replace(static(), global_batch=64)) == first

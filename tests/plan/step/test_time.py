@@ -10,30 +10,30 @@ import pytest
 
 from experiments.parallelism import rows as parallelism
 from experiments.step_times import rows as published
-from experiments.step_times.rows import static
+from experiments.step_times.rows import build_static
 from scalelab import config as config_lib
 from scalelab.config import Layout, batch_ramp
 from scalelab.errors import BadInput
 from scalelab.model import count
-from scalelab.parallel.ticks import BACKWARD, FORWARD, table
-from scalelab.plan.machine.machine import machine
-from scalelab.plan.run.training import training
+from scalelab.parallel.ticks import BACKWARD, FORWARD, make_tick_table
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.run.training import estimate_training
 from scalelab.plan.step import bubble, efficiency, links, traffic
 from scalelab.plan.step import operations as work
 from scalelab.plan.step.efficiency import Range
-from scalelab.plan.step.operations import operations
-from scalelab.plan.step.savings import WORDS, savings
-from scalelab.plan.step.systems import MEGATRON, OURS
-from scalelab.plan.step.time import idle, rate, step_time
-from scalelab.plan.step.traffic import transfers
+from scalelab.plan.step.operations import step_operations
+from scalelab.plan.step.savings import TRAIT_DESCRIPTIONS, cost_of_traits
+from scalelab.plan.step.systems import MEGATRON_TRAITS, OUR_TRAITS
+from scalelab.plan.step.time import idle_share, peak_of_unit, step_time
+from scalelab.plan.step.traffic import step_transfers
 
-ROWS = published.CALIBRATED | published.HELD_OUT
+ROWS = published.CALIBRATED_ROWS | published.HELD_OUT_ROWS
 COMPILED = pathlib.Path(__file__).parents[3] / "experiments/results/parallelism.json"
 
 
 def small(**changes):
     layout = {key: changes.pop(key) for key in [*changes] if key in Layout.__dataclass_fields__}
-    return static("llama", 4, 512, 8, 64, 1024, 4096, model=changes, **layout)
+    return build_static("llama", 4, 512, 8, 64, 1024, 4096, model=changes, **layout)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -53,21 +53,21 @@ def errors(rows):
 
 def test_expected_times_are_near_the_published_ones():
     """Set on the A100 rows and MaxText's on v4; eleven others (H100, PaLM on v4, v6e, other code) had no part in it."""
-    assert abs(statistics.median(errors(published.CALIBRATED))) < 0.01
-    held_out = errors(published.HELD_OUT)
+    assert abs(statistics.median(errors(published.CALIBRATED_ROWS))) < 0.01
+    held_out = errors(published.HELD_OUT_ROWS)
     assert abs(statistics.median(held_out)) < 0.05
     assert statistics.mean(map(abs, held_out)) < 0.06
     assert max(map(abs, held_out)) < 0.17
-    palm = published.HELD_OUT["PaLM 540B"]()
+    palm = published.HELD_OUT_ROWS["PaLM 540B"]()
     assert (
         abs(step_time(palm.static, palm.machine, habits=palm.habits).total_s / palm.seconds - 1) < 0.05
     )  # at one share for all: .14
 
 
-@pytest.mark.parametrize("name", published.MISSED)
+@pytest.mark.parametrize("name", published.MISSED_ROWS)
 def test_chips_below_their_datasheet_fall_outside(name):
     """So that they come in again where somebody states their peak: slower than predicted, by less than half."""
-    row = published.MISSED[name]()
+    row = published.MISSED_ROWS[name]()
     found = step_time(row.static, row.machine, habits=row.habits)
     assert found.high_s < row.seconds < 1.5 * found.total_s
 
@@ -89,8 +89,8 @@ CASES = [(preset, remat) for preset in PRESETS for remat in ("none", "dots", "fu
 def test_operations_hold_the_flops_of_the_walked_step(case, remat):
     """The sum of the operations is that of the step's own jaxpr, what is computed again included."""
     preset, model = PRESETS[case]
-    of = static(preset, 3, 32, 4, 1, 16, 64, model={"attention": "plain", "remat": remat} | model)
-    counted = sum(op.times * op.flops for op in work.operations(of, machine("h100"), OURS))
+    of = build_static(preset, 3, 32, 4, 1, 16, 64, model={"attention": "plain", "remat": remat} | model)
+    counted = sum(op.times * op.flops for op in work.step_operations(of, load_machine("h100"), OUR_TRAITS))
     walked = count.hardware_flops_per_token(of.model, remat) * of.model.seq_len
     assert counted == pytest.approx(walked, rel=1e-9)
 
@@ -103,17 +103,19 @@ def test_operations_hold_the_flops_of_every_recipe(path):
     of = config_lib.static(config_lib.load(path))
     shape = dataclasses.replace(of.model, attention="plain", remat="none", window=0, global_every=0)
     of = dataclasses.replace(of, model=shape, layout=Layout(), accumulate=1, global_batch=1, batch_ramp=())
-    counted = sum(op.times * op.flops for op in work.operations(of, machine("h100")) if op.part != "update")
+    counted = sum(op.times * op.flops for op in work.step_operations(of, load_machine("h100")) if op.part != "update")
     assert counted == pytest.approx(count.flops_per_token(shape)["exact"] * shape.seq_len, rel=1e-9)
 
 
 def test_fused_attention_leaves_out_what_causality_hides():
     """Counted pair by pair; its backward computes the logits again: 3.5 forwards instead of 3."""
     for window in (0, 5):
-        of = static("llama", 3, 32, 4, 1, 16, 64, model={"attention": "blockwise", "window": window})
+        of = build_static("llama", 3, 32, 4, 1, 16, 64, model={"attention": "blockwise", "window": window})
         pairs = sum(min(i + 1, window or 16) for i in range(16))
         seen = sum(
-            op.times * op.flops for op in work.operations(of, machine("h100")) if op.name.startswith("attention")
+            op.times * op.flops
+            for op in work.step_operations(of, load_machine("h100"))
+            if op.name.startswith("attention")
         )
         assert seen == pytest.approx(3.5 * 4 * pairs * 32 * 3)
 
@@ -139,8 +141,8 @@ def test_bytes_moved_are_those_of_the_compiled_step(axis):
         # With several micro-batches the compiler gathers parameters once for all forwards.
         if axis == "fsdp" and row["variant"]["train.accumulate"] > 1 and layout.zero == 3:
             continue
-        of, _ = parallelism.static_of(row["variant"], layout, "fp32")
-        moved = sum(t.times * t.whole_bytes for t in traffic.transfers(of) if t.axis == axis)
+        of, _ = parallelism.build_static(row["variant"], layout, "fp32")
+        moved = sum(t.times * t.whole_bytes for t in traffic.step_transfers(of) if t.axis == axis)
         compared.append(moved / row["collective_bytes"][axis])
     assert len(compared) >= 4
     assert min(compared) > 0.9 and max(compared) < 1.1, compared
@@ -151,8 +153,10 @@ def test_logits_pass_through_memory_without_a_kernel():
     """12 bytes a logit that is computed, forward and backward; none in a kernel, and none that a CPU's caches hold."""
 
     def softmax(kind, hardware="h100", **model):
-        of = static("llama", 3, 32, 4, 2, 16, 64, model={"attention": kind} | model)
-        return sum(op.times * op.bytes for op in work.operations(of, machine(hardware)) if op.name == "softmax")
+        of = build_static("llama", 3, 32, 4, 2, 16, 64, model={"attention": kind} | model)
+        return sum(
+            op.times * op.bytes for op in work.step_operations(of, load_machine(hardware)) if op.name == "softmax"
+        )
 
     assert softmax("plain") == 3 * 2 * (2 * 16 * 4) * 16 * 12
     assert softmax("blockwise") == pytest.approx(softmax("plain") * 17 / 32)
@@ -162,7 +166,7 @@ def test_logits_pass_through_memory_without_a_kernel():
 
 def test_axes_take_the_links_they_lie_on():
     """DGX H100, 8 a node: NVLink 450 GB/s, network 50 GB/s a GPU; a group with k GPUs of a node has k ports."""
-    h100 = machine("h100")
+    h100 = load_machine("h100")
 
     def speed(axis, **sizes):
         return links.bytes_per_s(Layout(**sizes), h100, axis) / 1e9
@@ -178,7 +182,7 @@ def test_axes_take_the_links_they_lie_on():
 
 def test_axes_of_a_torus():
     """v5p: 90 GB/s a link and direction, three dimensions that close from 4 chips on; v5e closes with 16 only."""
-    v5p, v5e = machine("v5p"), machine("v5e")
+    v5p, v5e = load_machine("v5p"), load_machine("v5e")
     assert links.bytes_per_s(Layout(fsdp=512), v5p, "fsdp") == pytest.approx(3 * 180e9)
     assert links.bytes_per_s(Layout(fsdp=128, tensor=4), v5p, "tensor") == pytest.approx(180e9)
     assert links.bytes_per_s(Layout(fsdp=128, tensor=4), v5p, "fsdp") == pytest.approx(2 * 180e9)
@@ -209,9 +213,11 @@ def test_rings_take_as_long_as_passing_chunks_on(kind, n):
     assert links.ring_s(kind, 1e9, 1, 1e10) == 0
 
 
-@pytest.mark.parametrize("habits", [OURS, MEGATRON], ids=["ours", "megatron"])
+@pytest.mark.parametrize("habits", [OUR_TRAITS, MEGATRON_TRAITS], ids=["ours", "megatron"])
 def test_the_parts_add_up(habits):
-    found = step_time(small(stage=2, microbatches=4, data=2, tensor=2, sequence=True), machine("h100"), habits=habits)
+    found = step_time(
+        small(stage=2, microbatches=4, data=2, tensor=2, sequence=True), load_machine("h100"), habits=habits
+    )
     parts = found.compute_s + found.hbm_s + sum(found.exposed.values()) + found.bubble_s
     assert found.total_s == pytest.approx(parts)
     assert set(found.axes) == {"stage", "data", "tensor"}
@@ -225,10 +231,10 @@ def test_the_parts_add_up(habits):
 
 def test_a_product_bound_by_flops_takes_its_share_of_the_peak():
     """One device whose memory is never the limit: FLOPs over peak and efficiency."""
-    fast = machine("h100")
+    fast = load_machine("h100")
     fast = dataclasses.replace(fast, chip=dataclasses.replace(fast.chip, hbm_bytes_per_s=1e30))
     known = Range(0.5, 0.5, 0.5)
-    half = dataclasses.replace(efficiency.default(fast), matmul=known, attention=known)
+    half = dataclasses.replace(efficiency.default_efficiency(fast), matmul=known, attention=known)
     of = small(attention="plain")
     found = step_time(of, fast, half)
     alone = count.flops_per_token(of.model)["exact"] * 64 * 1024 / (0.5 * 989.4e12)
@@ -238,34 +244,36 @@ def test_a_product_bound_by_flops_takes_its_share_of_the_peak():
 
 def test_small_operations_take_a_kernels_time():
     """A model too small for a GPU: every operation of every block takes 1.5 us."""
-    of = static("llama", 4, 32, 4, 1, 16, 64)
-    blocks = [op for op in work.operations(of, machine("h100")) if op.part == "block" and (op.flops or op.bytes)]
-    assert step_time(of, machine("h100")).total_s > 1.5e-6 * sum(op.times for op in blocks)
+    of = build_static("llama", 4, 32, 4, 1, 16, 64)
+    blocks = [
+        op for op in work.step_operations(of, load_machine("h100")) if op.part == "block" and (op.flops or op.bytes)
+    ]
+    assert step_time(of, load_machine("h100")).total_s > 1.5e-6 * sum(op.times for op in blocks)
 
 
 def test_an_update_reads_and_writes_what_adamw_keeps():
     """Parameters, two moments (fp32), each read and written, and the gradient twice: 32 bytes a parameter."""
     of = small()
-    (update,) = [op for op in work.operations(of, machine("h100")) if op.name == "update"]
-    assert update.bytes == pytest.approx(32 * count.parameters(of.model)["total"], rel=1e-3)
-    (split,) = [op for op in work.operations(small(fsdp=8), machine("h100")) if op.name == "update"]
+    (update,) = [op for op in work.step_operations(of, load_machine("h100")) if op.name == "update"]
+    assert update.bytes == pytest.approx(32 * count.count_parameters(of.model)["total"], rel=1e-3)
+    (split,) = [op for op in work.step_operations(small(fsdp=8), load_machine("h100")) if op.name == "update"]
     assert split.bytes == pytest.approx(update.bytes / 8)
 
 
 def test_muons_products_are_newton_schulz_on_every_matrix():
     """Jordan 2024: five turns of X X^T, its square, and the polynomial times X: 5 (4 m^2 n + 2 m^3) for m <= n."""
     of = small()
-    muon = config_lib.static(published.config("llama", 4, 512, 8, 64, 1024, 4096, optimizer="muon"))
+    muon = config_lib.static(published.build_config("llama", 4, 512, 8, 64, 1024, 4096, optimizer="muon"))
     sides = [*[(512, 512)] * 4, *[(512, muon.model.d_ff)] * 3]
     by_hand = 4 * sum(5 * (4 * m * m * n + 2 * m**3) for m, n in sides)
-    (products,) = [op for op in work.operations(muon, machine("h100")) if op.name == "update, products"]
+    (products,) = [op for op in work.step_operations(muon, load_machine("h100")) if op.name == "update, products"]
     assert products.flops == by_hand and products.times == 1
-    (none,) = [op for op in work.operations(of, machine("h100")) if op.name == "update, products"]
+    (none,) = [op for op in work.step_operations(of, load_machine("h100")) if op.name == "update, products"]
     assert none.times == 0
 
 
 def test_hidden_traffic_is_paid_where_computing_does_not_last():
-    slow = dataclasses.replace(machine("h100"), node_bytes_per_s=1e6)
+    slow = dataclasses.replace(load_machine("h100"), node_bytes_per_s=1e6)
     found = step_time(small(data=16), slow)
     assert found.exposed["data"] == pytest.approx(found.axes["data"], rel=0.01)
 
@@ -273,57 +281,62 @@ def test_hidden_traffic_is_paid_where_computing_does_not_last():
 @pytest.mark.parametrize(("stages", "many"), [(2, 2), (2, 8), (4, 4), (4, 16), (8, 9)])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_lockstep_is_the_schedules_table_with_ticks_as_long_as_their_longest(schedule, stages, many):
-    ops, ratio = table(schedule, stages, many).op, 3.0
+    ops, ratio = make_tick_table(schedule, stages, many).op, 3.0
     took = sum(ratio if BACKWARD in tick else 1.0 if FORWARD in tick else 0.0 for tick in ops)
     layout = Layout(stage=stages, microbatches=many, schedule=schedule)
-    assert bubble.lockstep(layout, ratio) == pytest.approx(took / (many * (1 + ratio)) - 1)
+    assert bubble.lockstep_bubble(layout, ratio) == pytest.approx(took / (many * (1 + ratio)) - 1)
 
 
 def test_ours_waits_in_lockstep_and_others_do_not():
     of = small(stage=4, microbatches=16)
-    assert idle(of, MEGATRON) == pytest.approx(3 / 16)
-    assert idle(of, OURS) > 0.5
+    assert idle_share(of, MEGATRON_TRAITS) == pytest.approx(3 / 16)
+    assert idle_share(of, OUR_TRAITS) > 0.5
     circular = small(stage=4, microbatches=16, schedule="circular")
-    assert idle(circular, OURS) == pytest.approx(3 / 16)
+    assert idle_share(circular, OUR_TRAITS) == pytest.approx(3 / 16)
 
 
 def test_savings_are_the_habits_that_cost_most():
     """Llama 3 405B on 16,384 GPUs: sixteen micro-batches' gradients over the network, and a forward more of every block."""
     row = ROWS["Llama 3 405B, 16384 x 8192"]()
-    ours, theirs = (step_time(row.static, row.machine, habits=habits).total_s for habits in (OURS, MEGATRON))
-    found = savings(row.static, row.machine)
-    assert next(iter(found)) == WORDS["reduced_each"]
+    ours, theirs = (
+        step_time(row.static, row.machine, habits=habits).total_s for habits in (OUR_TRAITS, MEGATRON_TRAITS)
+    )
+    found = cost_of_traits(row.static, row.machine)
+    assert next(iter(found)) == TRAIT_DESCRIPTIONS["reduced_each"]
     assert all(0 < seconds < ours - theirs for seconds in found.values())
-    assert set(WORDS) == {field.name for field in dataclasses.fields(OURS)}
-    assert savings(small(), machine("h100")).keys() <= {WORDS["casts"], WORDS["logits_at_once"]}
+    assert set(TRAIT_DESCRIPTIONS) == {field.name for field in dataclasses.fields(OUR_TRAITS)}
+    assert cost_of_traits(small(), load_machine("h100")).keys() <= {
+        TRAIT_DESCRIPTIONS["casts"],
+        TRAIT_DESCRIPTIONS["logits_at_once"],
+    }
 
 
 def test_training_is_steps_times_seconds():
     of = small(data=4)
-    step = step_time(of, machine("h100"))
-    run = training(of, machine("h100"), 1000, step, price_per_hour=2.5)
+    step = step_time(of, load_machine("h100"))
+    run = estimate_training(of, load_machine("h100"), 1000, step, price_per_hour=2.5)
     assert run.days == pytest.approx(1000 * step.total_s / 86_400)
     assert run.device_hours == pytest.approx(4 * 24 * run.days)
     assert run.cost == pytest.approx(2.5 * run.device_hours)
     assert run.cost_low < run.cost < run.cost_high
     assert run.tokens == 1000 * 64 * 1024
-    assert training(of, machine("h100"), 1000, step).cost is None
+    assert estimate_training(of, load_machine("h100"), 1000, step).cost is None
 
 
 def test_a_batch_warm_up_shortens_the_run():
     of = dataclasses.replace(small(), accumulate=8, batch_ramp=(10, 20, 50))
-    taken = batch_ramp.micro_batches(of.batch_ramp, 8, np.arange(100)).sum()
-    run = training(of, machine("h100"), 100, step_time(of, machine("h100")))
+    taken = batch_ramp.micro_batches_per_step(of.batch_ramp, 8, np.arange(100)).sum()
+    run = estimate_training(of, load_machine("h100"), 100, step_time(of, load_machine("h100")))
     assert run.tokens == taken / 8 * 64 * 1024
 
 
 def test_a_chip_without_the_unit_is_refused():
     with pytest.raises(BadInput, match=r"V100.*bfloat16.*float16"):
-        step_time(small(), machine("v100"))
-    assert rate(machine("a100"), "float8_e4m3fn")[0] == 312e12  # rounded, and multiplied wider
-    assert rate(machine("h100"), "float8_e4m3fn")[0] == pytest.approx(1978.9e12)
-    cpu = dataclasses.replace(machine("h100").chip, name="CPU", flops={"float32": 1e11})
-    assert rate(dataclasses.replace(machine("h100"), chip=cpu), "float8_e4m3fn")[0] == 1e11
+        step_time(small(), load_machine("v100"))
+    assert peak_of_unit(load_machine("a100"), "float8_e4m3fn")[0] == 312e12  # rounded, and multiplied wider
+    assert peak_of_unit(load_machine("h100"), "float8_e4m3fn")[0] == pytest.approx(1978.9e12)
+    cpu = dataclasses.replace(load_machine("h100").chip, name="CPU", flops={"float32": 1e11})
+    assert peak_of_unit(dataclasses.replace(load_machine("h100"), chip=cpu), "float8_e4m3fn")[0] == 1e11
 
 
 def test_work_does_not_grow_with_devices():
@@ -331,5 +344,7 @@ def test_work_does_not_grow_with_devices():
     row = ROWS["Llama 3 405B, 16384 x 8192"]()
     layout = dataclasses.replace(row.static.layout, data=16 * 128)
     many = dataclasses.replace(row.static, global_batch=16 * 2048, layout=layout)
-    assert len(operations(many, row.machine, OURS)) == len(operations(row.static, row.machine, OURS))
-    assert len(transfers(many, OURS)) == len(transfers(row.static, OURS))
+    assert len(step_operations(many, row.machine, OUR_TRAITS)) == len(
+        step_operations(row.static, row.machine, OUR_TRAITS)
+    )
+    assert len(step_transfers(many, OUR_TRAITS)) == len(step_transfers(row.static, OUR_TRAITS))

@@ -14,12 +14,12 @@ from scalelab.laws.law.names import LAWS
 from scalelab.laws.law.objective import huber_log
 from scalelab.laws.solve import optimum
 from scalelab.laws.solve.pose import pose_problem
-from scalelab.laws.use.chinchilla_optimum import Params, loss_at
-from scalelab.laws.use.chinchilla_optimum import optimum as best_split
-from scalelab.plan.budget.book import Book, fixed
-from scalelab.plan.machine.machine import machine
-from scalelab.plan.sweep.forecast import forecast
-from scalelab.plan.sweep.sweep import Run, planned, sweep_plan, wall_hours
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, loss_at
+from scalelab.laws.use.chinchilla_optimum import optimal_allocation as best_split
+from scalelab.plan.budget.book import LawBook, constant_params
+from scalelab.plan.machine.machine import load_machine
+from scalelab.plan.sweep.forecast import forecast_intervals
+from scalelab.plan.sweep.sweep import PlannedRun, load_planned_study, sweep_plan, wall_hours
 from scalelab.precision.policy import POLICIES
 from scalelab.sweep import trials
 from tests.laws.examples import QUICKSTART_LIKE
@@ -37,12 +37,12 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def small():
-    return sweep_plan(STUDY, machine("h100"), SMALL, devices=8, price_per_hour=2.0)
+    return sweep_plan(STUDY, load_machine("h100"), SMALL, devices=8, price_per_hour=2.0)
 
 
 def test_a_study_lists_the_runs_that_it_trains(small):
     """Of the same function; what each costs is what its record will say."""
-    study = isoflop.parse(SMALL)[0]
+    study = isoflop.parse_arguments(SMALL)[0]
     trained = ladder_runs.fit_runs(study) | ladder_runs.check_runs(study)
     assert [run.name for run in small.runs] == list(trained) and len(trained) == 9 + 4
     for run, config in zip(small.runs, trained.values(), strict=True):
@@ -50,7 +50,7 @@ def test_a_study_lists_the_runs_that_it_trains(small):
         assert (run.n, run.d) == ladder_runs.size_and_tokens(config)
         budget = float(run.name.split("-")[1])
         assert run.flops == pytest.approx(budget, rel=0.05)
-    ours = planned(STUDY, [*SMALL, "--config.train.seed=7"]).runs
+    ours = load_planned_study(STUDY, [*SMALL, "--config.train.seed=7"]).runs
     assert {config.train.seed for config in ours.values()} == {7}
 
 
@@ -68,7 +68,7 @@ def test_sums_packs_and_cost(small):
 
 
 def run_of(name, hours, devices=1):
-    return Run(name, "", "", 1, 1, 1.0, 1, devices, 1, True, hours, hours, hours, None)
+    return PlannedRun(name, "", "", 1, 1, 1.0, 1, devices, 1, True, hours, hours, hours, None)
 
 
 def test_packs_go_to_the_first_free_device():
@@ -81,7 +81,7 @@ def test_packs_go_to_the_first_free_device():
 
 
 def test_a_configs_sweep():
-    found = sweep_plan(ROOT / "configs" / "lr_seeds.py", machine("a100"))
+    found = sweep_plan(ROOT / "configs" / "lr_seeds.py", load_machine("a100"))
     assert len(found.runs) == 8 and len(found.packs) == 1 and found.cost is None
     assert len({(run.n, run.d, run.memory_bytes, run.hours) for run in found.runs}) == 1
     assert found.wall_hours == pytest.approx(8 * found.runs[0].hours)
@@ -90,19 +90,19 @@ def test_a_configs_sweep():
 
 
 def test_a_study_of_learning_rates_tells_its_runs_too():
-    runs = planned(ROOT / "experiments" / "mup_transfer.py", ["--quick", "--widths=32,64"]).runs
-    assert len(runs) == 2 * 2 * 5 * 3 and len(trials.packs(runs)) == 4
-    each = planned(ROOT / "experiments" / "precision.py", ["--quick"]).runs
+    runs = load_planned_study(ROOT / "experiments" / "mup_transfer.py", ["--quick", "--widths=32,64"]).runs
+    assert len(runs) == 2 * 2 * 5 * 3 and len(trials.group_into_packs(runs)) == 4
+    each = load_planned_study(ROOT / "experiments" / "precision.py", ["--quick"]).runs
     assert len(each) == 2 * (len(POLICIES) + 5 + 3) and {config.train.steps for config in each.values()} == {80, 20}
 
 
 @pytest.mark.slow
 def test_the_other_studies_that_train_tell_their_runs():
-    runs = planned(ROOT / "experiments" / "optimizers", ["--only=adamw,lion", "--trials=6", "--quick"]).runs
+    runs = load_planned_study(ROOT / "experiments" / "optimizers", ["--only=adamw,lion", "--trials=6", "--quick"]).runs
     assert (
-        len(runs) == 2 * (9 + 6 + 3 * (2 + 3)) and len(trials.packs(runs)) == 2
+        len(runs) == 2 * (9 + 6 + 3 * (2 + 3)) and len(trials.group_into_packs(runs)) == 2
     )  # scan, tuning, three points on seeds
-    five = planned(ROOT / "experiments" / "confirm.py", ["--quick"]).runs
+    five = load_planned_study(ROOT / "experiments" / "confirm.py", ["--quick"]).runs
     assert len(five) == 5 * (26 + 4 + 1) and len({config.data.split_seed for config in five.values()}) == 3
 
 
@@ -117,8 +117,8 @@ def test_the_forecast_is_what_simulated_studies_show():
     """The scatter of fitted values over studies of normal noise, and the width of a study's own intervals."""
     noise, at = 0.004, 1e13
     runs = grid_of(QUICKSTART_LIKE, [1.25e11, 2.5e11, 5e11, 1e12, 2e12], 7)
-    book = Book("truth", "", "total", "", LAWS["chinchilla"], fixed(QUICKSTART_LIKE._asdict()))
-    found = {each.name: each for each in forecast(book, noise, runs, at).expected}
+    book = LawBook("truth", "", "total", "", LAWS["chinchilla"], constant_params(QUICKSTART_LIKE._asdict()))
+    found = {each.name: each for each in forecast_intervals(book, noise, runs, at).expected}
     truth = best_split(QUICKSTART_LIKE, at)
     assert found["N"].value == pytest.approx(truth.N) and found["loss"].value == pytest.approx(truth.loss)
     fits = []
@@ -126,13 +126,13 @@ def test_the_forecast_is_what_simulated_studies_show():
         losses = loss_at(QUICKSTART_LIKE, runs["N"], runs["D"])
         losses = losses * np.exp(noise * np.random.default_rng(seed).standard_normal(len(losses)))
         posed = pose_problem(LAWS["chinchilla"], {"N": runs["N"], "D": runs["D"]}, losses, huber_log())
-        params = Params(**optimum.minimise(posed).params)
+        params = ChinchillaParams(**optimum.minimise_objective(posed).params)
         fits.append([params.E, params.alpha, params.beta, np.log(best_split(params, at).N)])
     scatter = dict(zip(("E", "alpha", "beta", "N"), np.std(fits, axis=0), strict=True))
     for name, sd in scatter.items():
         assert found[name].sd == pytest.approx(sd, rel=0.3), name
     # Among the runs the law is sure, and one run is as noisy as any.
-    amid = forecast(book, noise, runs, 5e11).expected[-1]
+    amid = forecast_intervals(book, noise, runs, 5e11).expected[-1]
     assert amid.name == "loss" and noise < amid.sd < 1.2 * noise
     decided = fit(runs | {"loss": losses}, bootstrap=200, identify=False, target_flops=[at]).decisions[0]
     own = np.log([decided.N.high / decided.N.low, decided.loss.high / decided.loss.low])
@@ -141,14 +141,14 @@ def test_the_forecast_is_what_simulated_studies_show():
 
 
 def test_half_the_noise_or_four_times_the_runs_halve_the_interval():
-    book = Book("truth", "", "total", "", LAWS["chinchilla"], fixed(QUICKSTART_LIKE._asdict()))
+    book = LawBook("truth", "", "total", "", LAWS["chinchilla"], constant_params(QUICKSTART_LIKE._asdict()))
     runs = grid_of(QUICKSTART_LIKE, [1e11, 1e12, 1e13])
     four = {
         name: np.repeat(column, 4) * (1 + 1e-3 * np.tile(np.arange(4), len(column))) for name, column in runs.items()
     }
     four["C"] = 6 * four["N"] * four["D"]
     plain, quiet, many = (
-        {each.name: each.sd for each in forecast(book, noise, given, 1e14).expected}
+        {each.name: each.sd for each in forecast_intervals(book, noise, given, 1e14).expected}
         for noise, given in ((0.08, runs), (0.04, runs), (0.08, four))
     )
     assert plain["alpha"] / quiet["alpha"] == pytest.approx(2, rel=0.02)
@@ -157,10 +157,10 @@ def test_half_the_noise_or_four_times_the_runs_halve_the_interval():
 
 @pytest.mark.slow
 def test_the_quickstarts_forecast_is_as_wide_as_its_studies_were():
-    found = sweep_plan(STUDY, machine("h100"))
+    found = sweep_plan(STUDY, load_machine("h100"))
     assert len(found.runs) == 26 + 4 + 1 and found.forecast.runs == 26
     (loss,) = [each for each in found.forecast.expected if each.name == "loss"]
-    widths = [each["width"] for each in json.loads(isoflop.EARLIER.read_text())["studies"]]
+    widths = [each["width"] for each in json.loads(isoflop.EARLIER_RESULTS.read_text())["studies"]]
     assert min(widths) < (loss.high - loss.low) / loss.value < max(widths)
     held = found.runs[-1]
     assert held.role == "holdout" and held.flops == pytest.approx(3.2e12, rel=0.01)
@@ -170,10 +170,10 @@ def test_the_quickstarts_forecast_is_as_wide_as_its_studies_were():
 def test_a_law_and_noise_of_the_users_own(tmp_path):
     path = tmp_path / "law.json"
     path.write_text(json.dumps({"law": "chinchilla", "params": QUICKSTART_LIKE._asdict()}))
-    found = sweep_plan(STUDY, machine("h100"), SMALL, law=str(path), noise=0.02)
+    found = sweep_plan(STUDY, load_machine("h100"), SMALL, law=str(path), noise=0.02)
     assert found.forecast.params == QUICKSTART_LIKE._asdict() and found.forecast.noise == 0.02
     assert found.forecast.target_flops == 8e10
-    split = sweep_plan(STUDY, machine("h100"), SMALL, law="kaplan")
+    split = sweep_plan(STUDY, load_machine("h100"), SMALL, law="kaplan")
     assert split.forecast is None and "a power law of N" in split.notes[-1]
 
 
@@ -189,11 +189,11 @@ def test_a_law_and_noise_of_the_users_own(tmp_path):
 )
 def test_bad_input_is_one_line(file, arguments, said):
     with pytest.raises(BadInput, match=said) as mistake:
-        planned(ROOT / file, arguments)
+        load_planned_study(ROOT / file, arguments)
     assert "\n" not in str(mistake.value)
 
 
 def test_a_configs_sweep_takes_overrides():
-    runs = planned(ROOT / "configs" / "lr_seeds.py", ["--config.train.steps=7"]).runs
+    runs = load_planned_study(ROOT / "configs" / "lr_seeds.py", ["--config.train.steps=7"]).runs
     assert {config.train.steps for config in runs.values()} == {7}
     assert all(config_lib.static(config).model.d_model == 64 for config in runs.values())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalelab.laws import fit
-from scalelab.laws.use.chinchilla_optimum import Params, optimum
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams, optimal_allocation
 from scalelab.laws.use.isoflop import fit_isoflop
 from scalelab.report.figures import fitplots, profileplots
 from tests.laws.examples import QUICKSTART_LIKE, study
@@ -21,7 +21,7 @@ def fitted():
 @pytest.fixture(scope="module")
 def drawn(fitted, tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
-    return folder, fitplots.write_figures(folder, fitted, {})
+    return folder, fitplots.write_fit_figures(folder, fitted, {})
 
 
 def rows_of(path):
@@ -42,12 +42,14 @@ def test_every_figure_is_a_picture_a_vector_and_its_numbers(drawn, fitted):
     measured, predicted = of_kind(drawn[0] / "fit.csv", "row", "measured", "fitted")
     assert np.sqrt(np.mean(np.log(measured / predicted) ** 2)) == pytest.approx(fitted.to_json()["residual_rms"])
     C, line = of_kind(drawn[0] / "fit.csv", "law", "C", "fitted")
-    assert line == pytest.approx(optimum(Params(**fitted.params), C).loss)
+    assert line == pytest.approx(optimal_allocation(ChinchillaParams(**fitted.params), C).loss)
 
 
 def test_the_decision_is_the_closed_form_and_its_band_holds_it(drawn, fitted):
     C, N, low, high, D = of_kind(drawn[0] / "decision.csv", "best split", "C", "N", "N_low", "N_high", "D")
-    assert pytest.approx(optimum(Params(**fitted.params), C).N) == N and pytest.approx(C / 6) == N * D
+    assert (
+        pytest.approx(optimal_allocation(ChinchillaParams(**fitted.params), C).N) == N and pytest.approx(C / 6) == N * D
+    )
     assert (low < high).all() and (low < N * 1.05).all() and (high * 1.05 > N).all() and C.max() >= 10 * 4e12
     D_low, D_high = of_kind(drawn[0] / "decision.csv", "best split", "D_low", "D_high")
     assert pytest.approx(C / 6) == low * D_high and pytest.approx(C / 6) == high * D_low
@@ -71,7 +73,7 @@ def test_laws_of_other_columns_and_fits_without_resamples(tmp_path):
     loss = np.linspace(2.0, 3.5, 12)
     noise = 1 + 0.003 * np.random.default_rng(0).standard_normal(12)
     other = fit({"loss": loss, "error": (0.85 - 2.08 * np.exp(-0.756 * loss)) * noise}, law="downstream", bootstrap=0)
-    fitplots.write_figures(tmp_path, other, {})
+    fitplots.write_fit_figures(tmp_path, other, {})
     assert {p.stem for p in tmp_path.iterdir()} == {"fit", "profiles"}  # no budget to split
     x, line = of_kind(tmp_path / "fit.csv", "law", "loss", "fitted")
     assert x[[0, -1]] == pytest.approx([2.0, 3.5]) and line == pytest.approx(other.law({"loss": x}, other.params))
@@ -80,9 +82,9 @@ def test_laws_of_other_columns_and_fits_without_resamples(tmp_path):
 def test_isoflops_are_drawn_with_their_minima(tmp_path):
     N, D, loss = study(QUICKSTART_LIKE, sizes=7)
     found = fit_isoflop(6 * N * D, N, loss)
-    fitplots.write_isoflops(tmp_path, found, 6 * N * D, N, loss, "N")
+    fitplots.write_isoflop_figure(tmp_path, found, 6 * N * D, N, loss, "N")
     C, best = of_kind(tmp_path / "isoflop.csv", "minimum", "budget", "N")
-    assert best == pytest.approx(optimum(QUICKSTART_LIKE, C).N, rel=0.05)
+    assert best == pytest.approx(optimal_allocation(QUICKSTART_LIKE, C).N, rel=0.05)
     assert (tmp_path / "isoflop.png").stat().st_size > 5000
 
 

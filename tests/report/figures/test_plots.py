@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from scalelab.laws.use.chinchilla_optimum import Params
+from scalelab.laws.use.chinchilla_optimum import ChinchillaParams
 from scalelab.report import gather
 from scalelab.report.figures import lawplots, plots, style, sweepplots
 from tests.report import synthetic
 
-LAW = Params(**synthetic.LAW)
+LAW = ChinchillaParams(**synthetic.LAW)
 
 
 def curve(run: str, losses: list[float], n: int = 10) -> list[dict]:
@@ -39,7 +39,7 @@ def study_rows() -> list[dict]:
 
 def test_curves_are_unsmoothed_and_one_a_run():
     rows = curve("a", [5.0, 4.0, 4.5, 3.0]) + curve("b", [5.1, 4.1, 3.9, 2.9], n=20)
-    (ax,) = plots.loss_curves(rows, colour="N").axes
+    (ax,) = plots.plot_loss_curves(rows, colour="N").axes
     assert [list(line.get_ydata()) for line in ax.lines] == [[5.0, 4.0, 4.5, 3.0], [5.1, 4.1, 3.9, 2.9]]
     assert list(ax.lines[0].get_xdata()) == [100, 200, 300, 400] and ax.get_xscale() == "log"
     assert ax.lines[0].get_color() != ax.lines[1].get_color()
@@ -49,34 +49,34 @@ def test_events_stand_on_the_curve_at_their_step():
     kinds = ["skip", "resume", "diverged", "note", "config_change"]
     events = [{"run": "a", "step": i + 1, "kind": kind} for i, kind in enumerate(kinds)]
     events += [{"run": "a", "step": 2, "kind": "start"}, {"run": "unknown", "step": 2, "kind": "note"}]
-    (ax,) = plots.loss_curves(curve("a", [5.0, 4.0, 3.0, 2.5, 2.4]), events=events).axes
-    wanted = [(plots.EVENTS[kind][0], 100 * (i + 1), [5.0, 4.0, 3.0, 2.5, 2.4][i]) for i, kind in enumerate(kinds)]
+    (ax,) = plots.plot_loss_curves(curve("a", [5.0, 4.0, 3.0, 2.5, 2.4]), events=events).axes
+    wanted = [(plots.EVENT_MARKS[kind][0], 100 * (i + 1), [5.0, 4.0, 3.0, 2.5, 2.4][i]) for i, kind in enumerate(kinds)]
     assert [m for m, _, _ in sorted(marked(ax))] == [m for m, _, _ in sorted(wanted)]
     assert np.allclose([at for _, *at in sorted(marked(ax))], [at for _, *at in sorted(wanted)])
-    assert {text.get_text() for text in ax.get_legend().get_texts()} == {plots.EVENTS[kind][2] for kind in kinds}
-    assert len({plots.EVENTS[kind][0] for kind in kinds}) == len(kinds), "markers differ"
+    assert {text.get_text() for text in ax.get_legend().get_texts()} == {plots.EVENT_MARKS[kind][2] for kind in kinds}
+    assert len({plots.EVENT_MARKS[kind][0] for kind in kinds}) == len(kinds), "markers differ"
 
 
 def test_an_event_between_two_lines_stands_on_the_drawn_segment():
     rows = [row for row in curve("a", [5.0] * 10 + [3.0] * 90) if row["step"] in (10, 100)]
-    (ax,) = plots.loss_curves(rows, events=[{"run": "a", "step": 40, "kind": "note"}]).axes
+    (ax,) = plots.plot_loss_curves(rows, events=[{"run": "a", "step": 40, "kind": "note"}]).axes
     ((_, x, y),) = marked(ax)
     assert x == pytest.approx(4000) and y == pytest.approx(5.0 - 2.0 * np.log10(4))  # straight on a logarithmic axis
 
 
 def test_a_diverged_run_does_not_flatten_the_others():
     rows = curve("good", [5.0, 3.0, 2.0, 2.0]) + curve("bad", [5.0, 3.0, 900.0, math.nan])
-    fig = plots.loss_curves(rows, events=[{"run": "bad", "step": 4, "kind": "diverged"}])
+    fig = plots.plot_loss_curves(rows, events=[{"run": "bad", "step": 4, "kind": "diverged"}])
     (ax,) = fig.axes
     low, high = ax.get_ylim()
     assert low < 2.0 and 5.0 < high < 7
     ((_, _, y),) = marked(ax)
     assert low <= y <= high
-    style.svg_data(fig)  # and it can be drawn
+    style.svg_data_uri(fig)  # and it can be drawn
 
 
 def test_the_floor_is_drawn_and_named():
-    (ax,) = plots.loss_curves(curve("a", [5.0, 3.0]), floor=1.25).axes
+    (ax,) = plots.plot_loss_curves(curve("a", [5.0, 3.0]), floor=1.25).axes
     assert any(set(line.get_ydata()) == {1.25} for line in ax.lines) and ax.get_ylim()[0] < 1.25
     assert "1.25" in ax.get_legend().get_texts()[0].get_text()
 
@@ -88,13 +88,13 @@ def test_lr_checks_say_where_the_optimum_is():
         (0.0, "optimum at the edge: not bracketed"),
         (0.1, "no better at the edge than the runs scatter"),
     ):
-        axes = plots.checks(rows, "LR", gather.check_verdicts(rows, scatter)).axes
+        axes = plots.plot_checks(rows, "LR", gather.check_verdicts(rows, scatter)).axes
         assert [[t.get_text() for t in ax.texts] for ax in axes] == [["optimum inside"], [said]]
 
 
 def test_a_lost_check_run_is_shown_as_diverged():
     rows = [{"size": 1, "factor": f, "loss": y} for f, y in ((0.5, 2.1), (1, 2.0), (2, None))]
-    (ax,) = plots.checks(rows, "LR", gather.check_verdicts(rows)).axes
+    (ax,) = plots.plot_checks(rows, "LR", gather.check_verdicts(rows)).axes
     assert " diverged" in [t.get_text() for t in ax.texts] and "optimum inside" in [t.get_text() for t in ax.texts]
 
 
@@ -104,7 +104,7 @@ def test_a_minimum_at_the_edge_is_flagged():
         {"budget": b, "N": 2e4, "loss": 2.0, "curve": [[1e4, 4e4], [2.1, 2.1]], "edge": b == 1e12}
         for b in synthetic.BUDGETS
     ]
-    fig = lawplots.isoflop(rows, fits, "N (total)")
+    fig = lawplots.plot_isoflops(rows, fits, "N (total)")
     (ax,) = fig.axes
     stars = [line for line in ax.lines if line.get_marker() == "*"]
     assert [to_hex(star.get_markeredgecolor()) == style.ACCENT for star in stars] == [False, False, False, True]
@@ -114,7 +114,7 @@ def test_a_minimum_at_the_edge_is_flagged():
 
 def test_the_surface_shows_residuals_and_the_optimal_line():
     rows = study_rows()
-    fig = lawplots.surface(rows, LAW, 6.6, "N (total)")
+    fig = lawplots.plot_surface(rows, LAW, 6.6, "N (total)")
     ax, bar = fig.axes
     dots, diamonds = [
         c for c in ax.collections if len(c.get_offsets()) and c.get_array() is not None and c.get_label()[0] != "_"
@@ -132,7 +132,7 @@ def test_the_surface_shows_residuals_and_the_optimal_line():
 
 
 def test_residuals_are_in_percent_against_c_n_and_d():
-    axes = lawplots.residuals(study_rows(), "N (total)").axes
+    axes = lawplots.plot_residuals(study_rows(), "N (total)").axes
     for ax in axes:
         heights = [line.get_ydata()[0] for line in ax.lines if line.get_marker() in ("o", "D")]
         assert np.allclose(heights, 1.0) and len(heights) == 13
@@ -142,7 +142,7 @@ def test_residuals_are_in_percent_against_c_n_and_d():
 @pytest.mark.parametrize("measured", [1.6, None])
 def test_the_held_out_run_beside_its_interval(measured):
     held = {"C": 4e12, "predicted_loss": 1.58, "interval90": [1.55, 1.63], "measured_loss": measured}
-    wide, close = lawplots.held_out(study_rows()[:-1], held, LAW, 6.6).axes
+    wide, close = lawplots.plot_held_out(study_rows()[:-1], held, LAW, 6.6).axes
     texts = [t.get_text() for t in close.texts]
     assert "predicted 1.5800" in texts and ("measured 1.6000" in texts) == (measured is not None)
     bars = wide.containers[0].lines[2][0].get_segments()[0]
@@ -156,7 +156,7 @@ def test_the_held_out_run_beside_its_interval(measured):
 def test_a_sweep_counts_only_finished_runs():
     rows = [{"run": str(i), "optim.peak_lr": lr, "train.seed": 0, "status": status, "val_loss": y}
             for i, (lr, status, y) in enumerate([(1e-3, "done", 2.2), (4e-3, "done", 2.0), (8e-3, "running", 1.0), (2e-2, "diverged", 1.5)])]  # fmt: skip
-    (ax,) = sweepplots.sweep_overview(rows, ["optim.peak_lr", "train.seed"]).axes
+    (ax,) = sweepplots.plot_sweep(rows, ["optim.peak_lr", "train.seed"]).axes
     (points,) = [line for line in ax.lines if line.get_marker() == "o" and len(line.get_xdata()) == 2]
     assert list(points.get_ydata()) == [2.2, 2.0]
     (lost,) = [line for line in ax.lines if line.get_marker() == "X"]
@@ -167,7 +167,7 @@ def test_a_sweep_counts_only_finished_runs():
 
 def test_swept_words_are_categories():
     rows = [{"run": n, "norm": n, "status": "done", "val_loss": y} for n, y in (("rmsnorm", 2.0), ("layernorm", 2.1))]
-    (ax,) = sweepplots.sweep_overview(rows, ["norm"]).axes
+    (ax,) = sweepplots.plot_sweep(rows, ["norm"]).axes
     assert [t.get_text() for t in ax.get_xticklabels()] == ["layernorm", "rmsnorm"]
 
 
@@ -175,7 +175,7 @@ def test_dynamics_are_drawn_as_logged():
     rows = [
         {"step": s, "lr": 1e-3 * s, "grad_norm": 1 / s, "update_ratio": None if s == 1 else 0.01} for s in (1, 2, 3)
     ]
-    lr, grad, ratio = plots.dynamics(rows).axes
+    lr, grad, ratio = plots.plot_dynamics(rows).axes
     assert list(lr.lines[0].get_ydata()) == [1e-3, 2e-3, 3e-3] and lr.get_yscale() == "linear"
     assert list(grad.lines[0].get_ydata()) == [1, 1 / 2, 1 / 3] and grad.get_yscale() == "log"
     assert list(ratio.lines[0].get_xdata()) == [2, 3]

@@ -17,33 +17,33 @@ from scalelab.report.tables import csv_text
      (0.0123, "0.0123"), (3e-4, "0.0003"), (1.5e-5, "1.5e-5"), (-12_345, "-12.3k"), (None, "–"), (math.nan, "–"), (math.inf, "∞")],
 )  # fmt: skip
 def test_short_numbers(value, text):
-    assert style.short(value) == text
+    assert style.format_short(value) == text
 
 
 @pytest.mark.parametrize(
     "value, text", [(1e12, "10¹²"), (1.25e11, "1.25×10¹¹"), (4e-3, "4×10⁻³"), (9.999e11, "10¹²"), (0, "0")]
 )
 def test_scientific_numbers(value, text):
-    assert style.scientific(value) == text
+    assert style.format_scientific(value) == text
 
 
 def test_shades_are_one_colour_a_value_and_ordered():
-    colours = style.shades([4, 1, 2, 2, 1])
+    colours = style.value_colours([4, 1, 2, 2, 1])
     assert list(colours) == [1, 2, 4] and len(set(colours.values())) == 3
-    assert style.shades([]) == {} and len(style.shades(["b", "a", 3, None])) == 4
+    assert style.value_colours([]) == {} and len(style.value_colours(["b", "a", 3, None])) == 4
 
 
 def test_thinning_keeps_ends_and_invents_nothing():
     x = np.arange(1, 5001)
     y = np.sin(x)
-    kept_x, kept_y = style.thin(x, y)
+    kept_x, kept_y = style.thin_points(x, y)
     assert len(kept_x) <= style.MAX_POINTS and kept_x[0] == 1 and kept_x[-1] == 5000
     assert np.array_equal(kept_y, np.sin(kept_x)) and np.all(np.diff(kept_x) > 0)
     assert (kept_x < 100).sum() > 50, "early steps of a log axis are drawn densely"
 
 
 def test_few_points_are_not_thinned():
-    x, y = style.thin([0, 1, 2], [5.0, math.nan, 3.0])
+    x, y = style.thin_points([0, 1, 2], [5.0, math.nan, 3.0])
     assert list(x) == [0, 1, 2] and math.isnan(y[1])
 
 
@@ -57,9 +57,9 @@ def test_csv_gives_the_same_bits_back():
 
 def test_saved_twice_is_the_same_file(tmp_path):
     for folder in ("a", "b"):
-        fig, ax = style.figure()
+        fig, ax = style.make_figure()
         ax.plot([1, 2], [3, 4])
-        style.save(tmp_path / folder, "line", fig, [{"x": 1, "y": 3}, {"x": 2, "y": 4}])
+        style.write_pdf_and_csv(tmp_path / folder, "line", fig, [{"x": 1, "y": 3}, {"x": 2, "y": 4}])
     for name in ("line.pdf", "line.csv"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert (tmp_path / "a" / "line.pdf").read_bytes().startswith(b"%PDF")
@@ -67,6 +67,6 @@ def test_saved_twice_is_the_same_file(tmp_path):
 
 
 def test_the_picture_is_a_data_uri_of_an_svg():
-    fig, _ = style.figure()
-    head, _, body = style.svg_data(fig).partition(",")
+    fig, _ = style.make_figure()
+    head, _, body = style.svg_data_uri(fig).partition(",")
     assert head == "data:image/svg+xml;base64" and b"</svg>" in base64.b64decode(body)

@@ -66,7 +66,7 @@ def test_a_worker_that_is_killed_costs_its_own_trial_and_the_next_ones_leave_no_
     trials = {name: resolve(override(tiny.get_config(), TINY | {"sweep.workers": 1} | p)) for name, p in points.items()}
     verdicts = run_sweep(tmp_path / "all", trials)
     assert verdicts == {name: "failed" if name == "deadly" else "done" for name in points}
-    spent = {f.parent.name: records.read_lines(f) for f in (tmp_path / "all" / "packs").glob("*/spent.jsonl")}
+    spent = {f.parent.name: records.read_json_lines(f) for f in (tmp_path / "all" / "packs").glob("*/spent.jsonl")}
     assert sorted(len(lines) for lines in spent.values()) == [1, 1, 1, 1]
     assert sum(line["start_s"] > 0 for lines in spent.values() for line in lines) == 2  # one process before, one after
     run_sweep(tmp_path / "fresh", {name: trials[name] for name in ("d", "a")})  # as a worker's first and last
@@ -76,10 +76,10 @@ def test_a_worker_that_is_killed_costs_its_own_trial_and_the_next_ones_leave_no_
 
 def test_a_pack_goes_to_the_worker_that_has_its_program():
     waiting = {"large": "A", "middle": "B", "small": "A"}
-    assert pool.choose(waiting, {"A"}, {"B"}) == "large"
-    assert pool.choose(waiting, {"B"}, {"A"}) == "middle"
-    assert pool.choose(waiting, (), {"A"}) == "middle"
-    assert pool.choose(waiting, (), {"A", "B"}) == "large"  # rather compiled twice than waited for
+    assert pool.choose_pack(waiting, {"A"}, {"B"}) == "large"
+    assert pool.choose_pack(waiting, {"B"}, {"A"}) == "middle"
+    assert pool.choose_pack(waiting, (), {"A"}) == "middle"
+    assert pool.choose_pack(waiting, (), {"A", "B"}) == "large"  # rather compiled twice than waited for
 
 
 def test_cores_are_shared_out_without_overlap():
@@ -115,7 +115,7 @@ def test_sigterm_to_the_process_group_stops_the_sweep_after_saving(tmp_path):
         if row["step"]:
             assert kinds[-1] == "stopped"
             saved = records.read_json(folder / "record.json")["pack"]["checkpoints"]
-            assert manifest.steps((folder / saved).resolve())[-1] >= row["step"]
+            assert manifest.list_steps((folder / saved).resolve())[-1] >= row["step"]
 
 
 @pytest.mark.slow
@@ -136,5 +136,5 @@ def test_trials_that_diverge_are_results_and_crashed_ones_are_not(tmp_path, caps
     arguments = ["sweep", f"--config={tmp_path / 'grid.py'}", f"--workdir={tmp_path / 's'}", *overrides]
     assert main(arguments) == 0
     assert "2 trials: 1 done, 1 diverged" in capsys.readouterr().err
-    records.event(tmp_path / "s" / "runs" / "000-peak_lr=0.001", "failed", None, "Bus error")
-    assert status.exit_code([row["status"] for row in status.rows(tmp_path / "s")]) == 1
+    records.write_event(tmp_path / "s" / "runs" / "000-peak_lr=0.001", "failed", None, "Bus error")
+    assert status.exit_code([row["status"] for row in status.read_trial_rows(tmp_path / "s")]) == 1

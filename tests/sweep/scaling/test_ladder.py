@@ -16,7 +16,7 @@ RULE = rules.find_rule("small-bytes", quickstart.get_config())
 
 @pytest.mark.parametrize(("size", "budget"), [(16, 1.25e11), (64, 4e12), (80, 1e12)])
 def test_a_rung_spends_its_budget_and_follows_the_rule(size, budget):
-    run = ladder.rung(quickstart.get_config(), size, budget, RULE)
+    run = ladder.make_rung(quickstart.get_config(), size, budget, RULE)
     model, steps = run.model, run.train.steps
     # By hand: 6 FLOPs a matrix parameter and token (tied head included), 12 L S d for attention.
     matrices = model.n_layers * (4 * size**2 + 2 * size * 4 * size) + size * 256
@@ -30,7 +30,7 @@ def test_a_rung_spends_its_budget_and_follows_the_rule(size, budget):
 
 def test_a_factor_scales_the_learning_rate_and_nothing_else():
     base = quickstart.get_config()
-    one, two = (ladder.rung(base, 32, 1e11, RULE, lr_factor=factor) for factor in (1.0, 2.0))
+    one, two = (ladder.make_rung(base, 32, 1e11, RULE, lr_factor=factor) for factor in (1.0, 2.0))
     assert two.optim.peak_lr == pytest.approx(2 * one.optim.peak_lr)
     two.optim.peak_lr, two.log.set_by = one.optim.peak_lr, one.log.set_by
     assert one.to_dict() == two.to_dict()
@@ -39,12 +39,12 @@ def test_a_factor_scales_the_learning_rate_and_nothing_else():
 @pytest.mark.parametrize("size", [8, 88, 1024])
 def test_a_rule_is_refused_outside_its_range(size):
     with pytest.raises(BadInput, match=f"d_model 16 to 80, not {size}; nearest: {16 if size < 16 else 80}, or another"):
-        ladder.rung(quickstart.get_config(), size, 1e13, RULE)
+        ladder.make_rung(quickstart.get_config(), size, 1e13, RULE)
 
 
 def test_another_batch_takes_other_steps_on_as_many_tokens_and_scores_as_many():
     base = quickstart.get_config()
-    one, half, two = (ladder.rung(base, 32, 1e11, RULE, batch_factor=factor) for factor in (1.0, 0.5, 2.0))
+    one, half, two = (ladder.make_rung(base, 32, 1e11, RULE, batch_factor=factor) for factor in (1.0, 0.5, 2.0))
     assert [run.train.global_batch for run in (half, one, two)] == [4, 8, 16]
     for run, factor in ((half, 0.5), (two, 2.0)):
         assert run.train.steps == pytest.approx(one.train.steps / factor, abs=1)
@@ -57,7 +57,7 @@ def test_mup_keeps_the_configs_own_lr_and_batch_at_any_width():
     base = override(quickstart.get_config(), {"optim.peak_lr": 0.0123, "train.global_batch": 16})
     rule = rules.find_rule("mup", base)
     for size in (16, 512):
-        run = ladder.rung(base, size, 1e13, rule)
+        run = ladder.make_rung(base, size, 1e13, rule)
         assert (run.optim.peak_lr, run.train.global_batch) == (0.0123, 16)
     with pytest.raises(BadInput, match=r"parametrization\.name=mup or completep, not 'standard'; nearest: --config"):
         rules.find_rule("mup", override(base, {"parametrization.name": "standard"}))
@@ -72,7 +72,7 @@ def test_step_law_as_published():
     assert not rule.refusal(d_model=2048, N=1e9, D=1e11)
     assert "N (non-embedding) 2.14e+08 to 1.08e+09, not 3e+09" in rule.refusal(d_model=2048, N=3e9, D=1e11)
     wide = override(config, {"model.n_layers": 16, "model.vocab_size": 4096, "model.seq_len": 2048})
-    run = ladder.rung(wide, 1536, 1.5e19, rule)
+    run = ladder.make_rung(wide, 1536, 1.5e19, rule)
     tokens = run.train.steps * run.train.global_batch * 2048
     assert run.train.global_batch == round(0.58 * tokens**0.571 / 2048)
 
@@ -99,9 +99,9 @@ def test_a_rule_fitted_to_ones_own_lr_checks_finds_the_law_that_made_them(tmp_pa
     rule = rules.find_rule(f"fitted:{tmp_path}", quickstart.get_config())
     for d, n in (*CELLS, (32, 100_000)):
         assert rule.peak_lr(d_model=d, steps=n) == pytest.approx(4e-3 * (n / 800) ** -0.3 * (d / 32) ** -0.6, rel=1e-6)
-    assert rule.global_batch == 4 and ladder.rung(quickstart.get_config(), 32, 1e11, rule).train.global_batch == 4
+    assert rule.global_batch == 4 and ladder.make_rung(quickstart.get_config(), 32, 1e11, rule).train.global_batch == 4
     with pytest.raises(BadInput, match="'fitted' was measured for d_model 16 to 64, not 96; nearest: 64"):
-        ladder.rung(quickstart.get_config(), 96, 1e12, rule)
+        ladder.make_rung(quickstart.get_config(), 96, 1e12, rule)
     with pytest.raises(BadInput, match=r"measured with parametrization\.name=mup, not 'standard'"):
         rules.find_rule(f"fitted:{tmp_path}", override(quickstart.get_config(), {"parametrization.name": "standard"}))
 
@@ -125,7 +125,7 @@ def test_lr_checks_that_bracket_no_optimum_are_refused(tmp_path, cells, lrs, fac
 
 
 def test_the_example_of_lr_checks_is_what_a_fitted_rule_asks_for():
-    runs = trials.from_file("configs/lr_checks.py", {}).values()
+    runs = trials.load_trials("configs/lr_checks.py", {}).values()
     cells = {(run.model.d_model, run.train.steps) for run in runs}
     assert len(cells) == 4 and len(runs) == 20
     assert {run.train.global_batch for run in runs} == {RULE.global_batch}
@@ -134,19 +134,19 @@ def test_the_example_of_lr_checks_is_what_a_fitted_rule_asks_for():
 def test_what_a_resolved_base_derived_from_its_own_length_is_derived_again():
     base = quickstart.get_config()
     base.schedule.decay_share = None  # 20 % by default
-    run = ladder.rung(resolve(base), 16, 1.25e11, RULE)
+    run = ladder.make_rung(resolve(base), 16, 1.25e11, RULE)
     assert run.schedule.decay_steps == round(0.2 * run.train.steps) != resolve(base).schedule.decay_steps
     base.schedule.decay_steps = 77
-    assert ladder.rung(resolve(base), 16, 1.25e11, RULE).schedule.decay_steps == 77
+    assert ladder.make_rung(resolve(base), 16, 1.25e11, RULE).schedule.decay_steps == 77
 
 
 def test_mistakes_say_what_would_be_right():
     with pytest.raises(BadInput, match="only 5 steps at d_model=64: take a smaller size or a larger budget"):
-        ladder.rung(quickstart.get_config(), 64, 2e9, RULE)
+        ladder.make_rung(quickstart.get_config(), 64, 2e9, RULE)
     with pytest.raises(BadInput, match="did you mean 'small-bytes'"):
         rules.find_rule("small-byte", quickstart.get_config())
     with pytest.raises(BadInput, match="nearest widths: 16, 20"):
-        ladder.rung(quickstart.get_config(), 18, 1e11, RULE)
+        ladder.make_rung(quickstart.get_config(), 18, 1e11, RULE)
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_mistakes_say_what_would_be_right():
 )
 def test_what_is_planned_for_one_length_is_no_rung(changed, said):
     with pytest.raises(BadInput, match=said):
-        ladder.rung(override(quickstart.get_config(), changed), 32, 1e11, RULE)
+        ladder.make_rung(override(quickstart.get_config(), changed), 32, 1e11, RULE)

@@ -23,7 +23,7 @@ def recipe(name: str = "standard", **changes):
 
 
 def total(config):
-    return count.parameters(config_lib.static(config).model)["total"]
+    return count.count_parameters(config_lib.static(config).model)["total"]
 
 
 def cost(config):
@@ -34,7 +34,7 @@ def cost(config):
 @pytest.mark.parametrize("budget", [3e12, 2e13])
 def test_the_widest_twin_that_the_budget_allows(name, budget):
     of = recipe(name)
-    plan = proxy.plan(of, budget, runs=6)
+    plan = proxy.plan_proxy(of, budget, runs=6)
     twin = plan.twin
     assert plan.sweep_flops == pytest.approx(6 * cost(twin)) and plan.sweep_flops <= budget
     unit = 32  # two heads of 16 to a key head, four key heads at 128
@@ -46,7 +46,7 @@ def test_the_widest_twin_that_the_budget_allows(name, budget):
 
 def test_horizon_warm_up_and_other_choices_are_proportionate():
     of = recipe(schedule__name="wsd", optim__beta2=0.98)
-    twin = proxy.plan(of, 2e13, 6).twin
+    twin = proxy.plan_proxy(of, 2e13, 6).twin
     tokens = [config.train.steps * schedule_steps.tokens_per_step(config) / total(config) for config in (of, twin)]
     assert tokens[1] == pytest.approx(tokens[0], rel=0.01)
     for key in ("warmup_steps", "decay_steps"):
@@ -56,7 +56,7 @@ def test_horizon_warm_up_and_other_choices_are_proportionate():
 
 
 def test_a_short_twin_takes_smaller_batches_and_the_target_the_square_root():
-    plan = proxy.plan(recipe(train__steps=200), 1e12, 6)
+    plan = proxy.plan_proxy(recipe(train__steps=200), 1e12, 6)
     assert plan.twin.train.steps >= 100 and plan.twin.train.global_batch < 8
     assert plan.lr_factor == pytest.approx((8 / plan.twin.train.global_batch) ** 0.5)
     assert any("square root" in line for line in plan.lines())
@@ -65,7 +65,7 @@ def test_a_short_twin_takes_smaller_batches_and_the_target_the_square_root():
 @pytest.mark.parametrize("name", ["standard", "mup", "completep"])
 def test_the_multipliers_are_one_at_the_twin_of_a_standard_recipe_and_the_recipes_own_else(name):
     of = recipe(name, parametrization__base_width=32)
-    plan = proxy.plan(of, 3e12, 6)
+    plan = proxy.plan_proxy(of, 3e12, 6)
     twin, target = (config_lib.static(config).model for config in (plan.twin, plan.target))
     assert plan.twin.parametrization == plan.target.parametrization
     if name == "standard":
@@ -78,14 +78,14 @@ def test_the_multipliers_are_one_at_the_twin_of_a_standard_recipe_and_the_recipe
 
 
 def test_the_target_takes_the_best_learning_rate():
-    plan = proxy.plan(recipe(train__steps=200), 1e12, 6)
+    plan = proxy.plan_proxy(recipe(train__steps=200), 1e12, 6)
     lrs, seeds = [2.0**i for i in (-9, -8, -7, -6)], (3, 4)
-    runs = proxy.trials(plan, lrs, seeds)
+    runs = proxy.proxy_trials(plan, lrs, seeds)
     assert {(c.optim.peak_lr, c.train.seed) for c in runs.values()} == {(lr, s) for lr in lrs for s in seeds}
     rows = [
         {"name": n, "status": "done", "val_loss": 2 + (np.log2(c.optim.peak_lr) + 7.4) ** 2} for n, c in runs.items()
     ]
-    target, found = proxy.fill(plan, rows, lrs, seeds)
+    target, found = proxy.fill_target(plan, rows, lrs, seeds)
     assert found.log2_lr == pytest.approx(-7.4) and found.interior
     assert target.optim.peak_lr == pytest.approx(2**-7.4 * plan.lr_factor, rel=1e-3)
     assert target.model == plan.target.model
@@ -95,8 +95,8 @@ def test_a_budget_for_no_twin_names_the_least():
     with pytest.raises(
         BadInput, match=r"--flops=1e\+06: 6 runs of the narrowest twin \(d_model 32\) take (\S+); nearest"
     ) as why:
-        proxy.plan(recipe(), 1e6, 6)
+        proxy.plan_proxy(recipe(), 1e6, 6)
     least = float(str(why.value).split()[-1])
-    assert proxy.plan(recipe(), 1.01 * least, 6).twin.model.d_model == 32
+    assert proxy.plan_proxy(recipe(), 1.01 * least, 6).twin.model.d_model == 32
     with pytest.raises(BadInput, match="holds a single group of heads of 16: no twin"):
-        proxy.plan(recipe(model__d_model=32, model__n_heads=2, model__n_kv_heads=1), 1e15, 6)
+        proxy.plan_proxy(recipe(model__d_model=32, model__n_heads=2, model__n_kv_heads=1), 1e15, 6)

@@ -73,7 +73,7 @@ def last(folder: pathlib.Path, like: dict) -> dict:
 
 def test_the_last_n_and_every_multiple_are_kept(tmp_path):
     saved(tmp_path, *range(10, 110, 10), keep_last=2, keep_every=40)
-    assert manifest.steps(tmp_path) == [40, 80, 90, 100] == sorted(int(p.name) for p in tmp_path.iterdir())
+    assert manifest.list_steps(tmp_path) == [40, 80, 90, 100] == sorted(int(p.name) for p in tmp_path.iterdir())
 
 
 def test_retention_counts_only_steps_that_look_intact_and_deletes_no_others(tmp_path):
@@ -210,12 +210,12 @@ def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path, monkeyp
     ):
         checkpoints.save(3, {"run": small_state(3)})
     monkeypatch.undo()
-    assert not manifest.problems(tmp_path / "1")
+    assert not manifest.find_step_problems(tmp_path / "1")
 
 
 def test_close_raises_what_no_later_save_could(tmp_path, monkeypatch):
     checkpoints = saved(tmp_path, 1)
-    monkeypatch.setattr(manifest, "write", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(manifest, "write_manifest", lambda *_, **__: 1 / 0)
     checkpoints.save(2, {"run": small_state(2)})
     with pytest.raises(SaveFailed, match="division"):
         checkpoints.close()
@@ -225,7 +225,7 @@ def test_what_orbax_adds_at_its_close_does_not_hide_the_failed_save(tmp_path, mo
     def broken(*_, **__):
         raise ValueError("orbax is sorry")
 
-    monkeypatch.setattr(manifest, "write", broken)
+    monkeypatch.setattr(manifest, "write_manifest", broken)
     for closing in (Checkpoints.close, lambda checkpoints: checkpoints.save(3, {"run": small_state(3)})):
         with pytest.raises(SaveFailed, match="step 2 could not be saved"), Checkpoints(tmp_path / "c") as checkpoints:
             monkeypatch.setattr(checkpoints.orbax, "close", broken)
@@ -235,17 +235,17 @@ def test_what_orbax_adds_at_its_close_does_not_hide_the_failed_save(tmp_path, mo
 
 def test_a_slow_disk_blocks_the_next_save_not_the_steps_and_no_queue_grows(tmp_path, monkeypatch):
     gate, hashed = threading.Event(), []
-    real = manifest.write
+    real = manifest.write_manifest
 
     def slow(draft, step, *rest, **more):
         hashed.append(step)
         assert gate.wait(60)
         return real(draft, step, *rest, **more)
 
-    monkeypatch.setattr(manifest, "write", slow)
+    monkeypatch.setattr(manifest, "write_manifest", slow)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, {"run": small_state(1)})  # returns though nothing is committed
-    assert manifest.steps(tmp_path) == []
+    assert manifest.list_steps(tmp_path) == []
     second = threading.Thread(target=checkpoints.save, args=(2, {"run": small_state(2)}))
     second.start()
     second.join(0.2)
@@ -253,7 +253,7 @@ def test_a_slow_disk_blocks_the_next_save_not_the_steps_and_no_queue_grows(tmp_p
     gate.set()
     second.join()
     checkpoints.close()
-    assert manifest.steps(tmp_path) == [1, 2] == hashed
+    assert manifest.list_steps(tmp_path) == [1, 2] == hashed
 
 
 # --- what stands in the way, what passes, and what is not worth keeping ------------------------------------------------
@@ -280,12 +280,12 @@ def test_links_and_files_in_the_folder_are_stepped_around_and_lost_to_nobody(tmp
     kept = junk(folder)
     checkpoints = saved(folder, 1, 2, 3, 4, 5, keep_last=2, warn=warnings.append)
     checkpoints.close()
-    assert manifest.steps(folder) == [4, 5] and not manifest.problems(folder / "4")
+    assert manifest.list_steps(folder) == [4, 5] and not manifest.find_step_problems(folder / "4")
     assert all(path.exists() for path in kept) and not list(folder.glob("*.tmp"))
     assert [text.split(" stood where step ")[0] for text in warnings] == [str(folder / step) for step in "234"]
     (folder / "5.damaged").symlink_to(tmp_path / "precious")  # where a fallback wants to put the step
     manifest.set_aside(folder / "5")
-    assert manifest.steps(folder) == [4] and kept[0].exists()
+    assert manifest.list_steps(folder) == [4] and kept[0].exists()
 
 
 def skipping(value: float, streak: int) -> TrainState:
@@ -299,8 +299,8 @@ def test_retention_keeps_each_trials_newest_healthy_step_whatever_came_after(tmp
         a = small_state(np.nan if step > 2 else 1.0)
         checkpoints.save(step, {"a": a, "b": skipping(1.0, step - 2 if 3 <= step <= 4 else 0)})
         checkpoints.wait()
-        assert manifest.steps(tmp_path) == {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [2, 5], 6: [2, 6]}[step]
-    health = {step: manifest.read(tmp_path / str(step))["health"] for step in (2, 6)}
+        assert manifest.list_steps(tmp_path) == {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [2, 5], 6: [2, 6]}[step]
+    health = {step: manifest.read_manifest(tmp_path / str(step))["health"] for step in (2, 6)}
     assert health[2] == {"a": "healthy", "b": "healthy"}
     assert health[6] == {"a": "suspect: parameters or moments are not finite", "b": "healthy"}
 
@@ -308,7 +308,7 @@ def test_retention_keeps_each_trials_newest_healthy_step_whatever_came_after(tmp
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_an_error_that_passes_is_tried_again_at_every_step_of_a_save(tmp_path, monkeypatch, number):
     """Each of the calls of a save fails once: its hashes, manifest, rename and the removal of old steps."""
-    monkeypatch.setattr(jsonfiles, "WAITS_S", (0, 0, 0))
+    monkeypatch.setattr(jsonfiles, "RETRY_WAITS_S", (0, 0, 0))
     checkpoints, failed = saved(tmp_path, 1, keep_last=1), set()
 
     def flaky(name, real):
@@ -327,13 +327,13 @@ def test_an_error_that_passes_is_tried_again_at_every_step_of_a_save(tmp_path, m
     checkpoints.wait()
     monkeypatch.undo()
     assert {name for name, _ in failed} == {"fsync", "rename", "rmtree"}
-    assert manifest.steps(tmp_path) == [2] and not manifest.problems(tmp_path / "2")
+    assert manifest.list_steps(tmp_path) == [2] and not manifest.find_step_problems(tmp_path / "2")
 
 
 def test_a_save_lost_to_such_an_error_is_a_warning_two_in_a_row_are_the_end_and_the_last_is_tried_again(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(checkpoint, "WAITS_S", (0, 0, 0))
+    monkeypatch.setattr(checkpoint, "RETRY_WAITS_S", (0, 0, 0))
     warnings, bad = [], []
     checkpoints = saved(tmp_path, 1, keep_last=9, warn=warnings.append)
     real = checkpoints.orbax.wait_until_finished
@@ -349,11 +349,11 @@ def test_a_save_lost_to_such_an_error_is_a_warning_two_in_a_row_are_the_end_and_
         bad[:] = [step] if step == 2 else []
         checkpoints.save(step, {"run": small_state(step)})
         checkpoints.wait()
-    assert manifest.steps(tmp_path) == [1, 3, 4] and len(warnings) == 1
+    assert manifest.list_steps(tmp_path) == [1, 3, 4] and len(warnings) == 1
     assert "step 2 could not be saved" in warnings[0] and "the last good one is step 1" in warnings[0]
     bad[:] = [1, 1]
     checkpoints.save(5, {"run": small_state(5)}, last=True)
-    assert manifest.steps(tmp_path)[-1] == 5 and not bad
+    assert manifest.list_steps(tmp_path)[-1] == 5 and not bad
     bad[:] = [1, 1]
     checkpoints.save(6, {"run": small_state(6)})
     checkpoints.save(7, {"run": small_state(7)})

@@ -88,7 +88,7 @@ def test_a_trial_deleted_from_a_sweep_is_scored_again_from_its_packs_checkpoint(
 
 def test_a_step_saved_within_a_streak_is_marked_and_the_run_that_goes_on_says_so(run, capsys):
     step = run / "checkpoints" / "4"
-    content = manifest.read(step)
+    content = manifest.read_manifest(step)
     assert content["health"] == {"run": "healthy"}
     forge(step, content | {"health": {"run": "suspect: the last 3 batches were skipped"}})
     assert main(["checkpoint", "list", str(run)]) == 0

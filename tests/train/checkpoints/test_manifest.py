@@ -15,7 +15,7 @@ import pytest
 from scalelab.errors import BadInput
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.checkpoints.manifest import Damaged, problems
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint, find_step_problems
 from tests.train.checkpoints.test_checkpoint import SHAPES, saved
 
 
@@ -35,7 +35,7 @@ def folder(tmp_path, original) -> pathlib.Path:
 
 
 def test_a_copy_is_intact_and_the_hashes_are_those_of_the_files(folder):
-    assert problems(folder / "3") == []
+    assert find_step_problems(folder / "3") == []
     content = json.loads((folder / "3" / "manifest.json").read_text())
     assert set(content["files"]) == {
         p.relative_to(folder / "3").as_posix() for p in (folder / "3" / "state").rglob("*") if p.is_file()
@@ -60,11 +60,11 @@ def test_every_flipped_bit_is_seen_and_its_file_is_named(folder):
             changed = bytearray(data)
             changed[bit // 8] ^= 1 << bit % 8
             path.write_bytes(changed)
-            lines = problems(folder / "3")
+            lines = find_step_problems(folder / "3")
             assert len(lines) == 1 and str(path) in lines[0], (path, bit)
             tried += 1
         path.write_bytes(data)
-    assert tried >= 200 and problems(folder / "3") == []
+    assert tried >= 200 and find_step_problems(folder / "3") == []
 
 
 def test_every_bit_of_the_manifest_counts_even_in_its_blanks(folder):
@@ -75,8 +75,8 @@ def test_every_bit_of_the_manifest_counts_even_in_its_blanks(folder):
             changed = bytearray(data)
             changed[bit // 8] ^= 1 << bit % 8
             path.write_bytes(changed)
-            with pytest.raises(Damaged, match=r"manifest\.json is damaged"):
-                manifest.read(folder / "3")
+            with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is damaged"):
+                manifest.read_manifest(folder / "3")
     for other in (
         data.replace(b"\n", b"\r\n"),
         data + b"\n",
@@ -86,16 +86,16 @@ def test_every_bit_of_the_manifest_counts_even_in_its_blanks(folder):
         b"null",
     ):
         path.write_bytes(other)
-        with pytest.raises(Damaged, match=r"manifest\.json is damaged"):
-            manifest.read(folder / "3")
+        with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is damaged"):
+            manifest.read_manifest(folder / "3")
 
 
 def test_an_edited_manifest_that_hashes_right_but_lies_about_a_file_is_seen(folder):
-    content = manifest.read(folder / "3")
+    content = manifest.read_manifest(folder / "3")
     name = next(iter(content["files"]))
     content["files"][name]["sha256"] = "0" * 64
     forge(folder / "3", content)
-    assert len(problems(folder / "3")) == 1 and name in problems(folder / "3")[0]
+    assert len(find_step_problems(folder / "3")) == 1 and name in find_step_problems(folder / "3")[0]
 
 
 def forge(step: pathlib.Path, content: dict) -> None:
@@ -115,26 +115,26 @@ WAYS = {
 def test_a_file_that_is_missing_empty_cut_or_garbage_is_named(folder, line):
     path = max(files(folder / "3" / "state"), key=lambda p: p.stat().st_size)
     WAYS[line](path)
-    assert len(problems(folder / "3")) == 1
-    assert problems(folder / "3")[0].startswith(str(path)) and line in problems(folder / "3")[0]
+    assert len(find_step_problems(folder / "3")) == 1
+    assert find_step_problems(folder / "3")[0].startswith(str(path)) and line in find_step_problems(folder / "3")[0]
 
 
 def test_a_file_the_manifest_does_not_name_and_a_renamed_step_are_seen(folder):
     (folder / "3" / "state" / "checkpoint").write_bytes(b"x")  # one of the names that Orbax looks for
-    assert problems(folder / "3") == [f"{folder}/3/state/checkpoint is not in the manifest"]
+    assert find_step_problems(folder / "3") == [f"{folder}/3/state/checkpoint is not in the manifest"]
     (folder / "2").rename(folder / "7")
-    assert problems(folder / "7") == [f"{folder}/7 holds step 2: was the folder renamed?"]
+    assert find_step_problems(folder / "7") == [f"{folder}/7 holds step 2: was the folder renamed?"]
 
 
 def test_without_a_manifest_it_is_no_checkpoint_and_the_message_says_what_it_may_be(folder):
     (folder / "3" / "manifest.json").unlink()
     (folder / "5" / "default").mkdir(parents=True)  # as saved before there were manifests
-    assert manifest.steps(folder) == [1, 2, 3, 5]
+    assert manifest.list_steps(folder) == [1, 2, 3, 5]
     for step in (3, 5):
-        assert len(problems(folder / str(step))) == 1
+        assert len(find_step_problems(folder / str(step))) == 1
         assert (
             f"{folder}/{step}/manifest.json is missing: lost, or saved by a scalelab before"
-            in problems(folder / str(step))[0]
+            in find_step_problems(folder / str(step))[0]
         )
 
 
@@ -145,9 +145,9 @@ def test_strays_and_drafts_are_no_steps(folder):
     (folder / "12").write_text("a file")
     (folder / "11").symlink_to(folder / "11")
     (folder / "latest").symlink_to(folder / "gone")
-    assert manifest.steps(folder) == [1, 2, 3]
+    assert manifest.list_steps(folder) == [1, 2, 3]
     expected = sorted(["9", "007", "step_3", "3.orbax-checkpoint-tmp-12", "12", "11", "latest", "٣"])
-    assert manifest.strays(folder) == expected
+    assert manifest.list_strays(folder) == expected
     assert Checkpoints(folder).load(None).step == 3
 
 
@@ -162,9 +162,9 @@ def break_step(folder: pathlib.Path, step: int) -> pathlib.Path:
 
 def test_the_last_step_damaged_is_refused_unless_a_fallback_is_asked_for(folder):
     path = break_step(folder, 3)
-    with pytest.raises(Damaged, match=f"step 3: {path} is damaged.*--fallback"):
+    with pytest.raises(DamagedCheckpoint, match=f"step 3: {path} is damaged.*--fallback"):
         Checkpoints(folder).load(None)
-    assert manifest.steps(folder) == [1, 2, 3]  # looking changes nothing
+    assert manifest.list_steps(folder) == [1, 2, 3]  # looking changes nothing
     choice = Checkpoints(folder).load(None, fallback=True)
     assert choice.step == 2 and len(choice.tried) == 1 and str(path) in choice.tried[0]
     assert sorted(p.name for p in folder.iterdir()) == ["1", "2", "3.damaged"]
@@ -174,18 +174,18 @@ def test_the_last_step_damaged_is_refused_unless_a_fallback_is_asked_for(folder)
 
 def test_only_damaged_steps_are_all_listed_with_why_and_left_alone(folder):
     paths = [break_step(folder, step) for step in (3, 2, 1)]
-    with pytest.raises(Damaged) as error:
+    with pytest.raises(DamagedCheckpoint) as error:
         Checkpoints(folder).load(None, fallback=True)
     assert all(
         f"step {step}: {path} is damaged" in str(error.value) for step, path in zip((3, 2, 1), paths, strict=True)
     )
-    assert manifest.steps(folder) == [1, 2, 3]
+    assert manifest.list_steps(folder) == [1, 2, 3]
 
 
 def test_a_step_asked_for_by_number_is_checked_too(folder):
     break_step(folder, 2)
     assert Checkpoints(folder).load(None, at=1).step == 1
-    with pytest.raises(Damaged, match="step 2"):
+    with pytest.raises(DamagedCheckpoint, match="step 2"):
         Checkpoints(folder).load(None, at=2)
 
 
@@ -221,11 +221,11 @@ def test_nothing_is_unpickled_even_where_a_forged_manifest_vouches_for_it(folder
     UNPICKLED.clear()
     Checkpoints(folder).restore(3, {"run": SHAPES})
     for path in files(folder / "3" / "state"):
-        content, data = manifest.read(folder / "3"), path.read_bytes()
+        content, data = manifest.read_manifest(folder / "3"), path.read_bytes()
         path.write_bytes(pickle.dumps(Payload()))
         name = path.relative_to(folder / "3").as_posix()
         forge(folder / "3", content | {"files": content["files"] | manifest.hash_files(folder / "3", [name])})
-        assert problems(folder / "3") == []
+        assert find_step_problems(folder / "3") == []
         with contextlib.suppress(Exception):  # what Orbax says of such files is its own affair
             Checkpoints(folder).restore(3, {"run": SHAPES})
         path.write_bytes(data)

@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 from scalelab.optim.schedules import SCHEDULES
 from scalelab.sweep.run import run_sweep
 from scalelab.train.resume import branch, extend
-from scalelab.train.resume.branch import plan
+from scalelab.train.resume.branch import plan_branch
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config, events
 from tests.train.runs import command, finish, untimed, wait_for
@@ -51,7 +51,7 @@ def trunks(tmp_path_factory):
 def branched(trunk, step, folder, **overrides):
     """What `scalelab train --branch-from=trunk@step` does: (config, result)."""
     given = {key.replace("__", "."): value for key, value in overrides.items()}
-    run = plan(f"{trunk}@{step}", None, given, folder)
+    run = plan_branch(f"{trunk}@{step}", None, given, folder)
     return run, train_single(run, folder)
 
 
@@ -139,10 +139,10 @@ def test_a_branch_from_the_warmup_is_refused(tmp_path):
 def test_its_length_is_said_in_tokens_steps_or_a_share_of_the_whole(trunks, tmp_path):
     ways = ({"tokens": 2 * STEP}, {"steps": 2}, {"share": 0.2})
     given = [{f"schedule.decay_{unit}": value for unit, value in way.items()} for way in ways]
-    found = [plan(f"{trunks('constant')}@8", None, way, tmp_path / "new") for way in given]
+    found = [plan_branch(f"{trunks('constant')}@8", None, way, tmp_path / "new") for way in given]
     assert {(run.train.steps, run.schedule.decay_steps, run.schedule.name) for run in found} == {(10, 2, "wsd")}
     assert len({identity(run) for run in found}) == 1
-    last = plan(str(trunks("constant")), None, given[1], tmp_path / "new")  # RUN alone: its last step
+    last = plan_branch(str(trunks("constant")), None, given[1], tmp_path / "new")  # RUN alone: its last step
     assert last.train.branch_from == f"{trunks('constant')}@8" and last.train.steps == 10
 
 
@@ -156,7 +156,7 @@ def test_a_config_file_may_say_it_and_the_warmup_stays_the_trunks(trunks, tmp_pa
         "train.steps": 1000,
     }
     file.write_text(text.format(values))
-    run = plan(f"{trunks('constant')}@6", str(file), {}, tmp_path / "new")
+    run = plan_branch(f"{trunks('constant')}@6", str(file), {}, tmp_path / "new")
     assert (run.train.steps, run.schedule.decay_steps, run.schedule.warmup_steps) == (12, 6, 2)
 
 
@@ -204,12 +204,12 @@ GOES_ON = {"constant", "inverse_sqrt", "wsd"}
 def test_which_schedules_have_the_same_past_whatever_their_end(name):
     """At step 46 of 50, against 100 steps, both with a decay of 5; with a weight decay that follows the run none has."""
     short, long = (made(schedule__name=name, train__steps=n, schedule__decay_steps=5) for n in (50, 100))
-    assert (extend.first_difference(short, long, 46) == "") == (name in GOES_ON)
-    later = extend.first_difference(short, long, 47)
+    assert (extend.first_schedule_difference(short, long, 46) == "") == (name in GOES_ON)
+    later = extend.first_schedule_difference(short, long, 47)
     assert later.startswith("the lr of its step") == (name not in GOES_ON - {"wsd"})
     for run in (short, long):
         run.schedule.wd_shape, run.schedule.wd_final_share = "cosine", 3.0
-    assert extend.first_difference(short, long, 46)
+    assert extend.first_schedule_difference(short, long, 46)
 
 
 @pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}])
@@ -240,12 +240,12 @@ def test_an_optimizer_that_plans_for_the_end_has_another_past_too(name, reads):
     facts = [{"config": run.to_dict(), "data": {}} for run in (short, decayed)]
     folder = pathlib.Path("trunk")
     for refused in (
-        lambda: extend.refuse(folder, 8, facts[0], long, ()),
-        lambda: branch._fits(folder, 8, facts[0], facts[1], decayed),
+        lambda: extend.check_extension(folder, 8, facts[0], long, ()),
+        lambda: branch._check_same_past(folder, 8, facts[0], facts[1], decayed),
     ):
         with pytest.raises(BadInput, match="plans its own numbers for train") if reads else nullcontext():
             refused()
-    extend.refuse(folder, 8, facts[0], long, ["train.steps"])  # asked for, it jumps
+    extend.check_extension(folder, 8, facts[0], long, ["train.steps"])  # asked for, it jumps
 
 
 def test_of_a_cosine_they_are_refused_with_the_reason_and_what_to_do(tmp_path, trunks):

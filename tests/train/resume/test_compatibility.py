@@ -12,7 +12,7 @@ from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.checkpoints.manifest import Damaged
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 from scalelab.train.resume import compatibility
 from scalelab.train.run.single import train_single
 from tests.train.checkpoints.test_manifest import forge
@@ -138,7 +138,7 @@ FORGED = {
 def test_another_optimizer_tokenizer_or_parametrization_at_the_save_is_refused_likewise(run, key):
     """The save is made to say it: today's configs know one optimizer and one tokenizer."""
     part, group, name, value, line = FORGED[key]
-    content = manifest.read(run / "checkpoints" / "4")
+    content = manifest.read_manifest(run / "checkpoints" / "4")
     place = content["facts"]["run"][part]
     (place[group] if group else place)[name] = value
     forge(run / "checkpoints" / "4", content)
@@ -200,15 +200,15 @@ def test_a_checkpoint_that_another_run_saved_is_refused_though_the_folder_is_rig
 
 
 def test_a_key_that_the_save_did_not_know_had_its_default(finished):
-    old = manifest.read(finished[0] / "checkpoints" / "4")["facts"]["run"]
+    old = manifest.read_manifest(finished[0] / "checkpoints" / "4")["facts"]["run"]
     del old["config"]["train"]["init_from"], old["config"]["checkpoint"]["fallback"]
     new = old | {"config": config(optim__peak_lr=0.5).to_dict()}
-    assert compatibility.differences(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
+    assert compatibility.diff_facts(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
 
 
 def test_another_version_of_jax_or_scalelab_is_a_warning_on_record(run):
     step = run / "checkpoints" / "4"
-    content = manifest.read(step)
+    content = manifest.read_manifest(step)
     content["facts"]["run"]["versions"] |= {"jax": "0.4.1", "scalelab": "0.1.0"}
     forge(step, content)
     assert train_single(config(train__steps=5), run, allow=["train.steps"])["resumed_from"] == 4
@@ -221,7 +221,7 @@ def test_strays_are_told_and_the_damaged_step_is_refused_or_passed_over_by_polic
     (run / "checkpoints" / "notes").mkdir()
     (run / "checkpoints" / "4" / "state" / "_METADATA").unlink()
     heard = []
-    with pytest.raises(Damaged, match="_METADATA is missing"):
+    with pytest.raises(DamagedCheckpoint, match="_METADATA is missing"):
         train_single(config(), run, heard.append)
     assert [h for h in heard if "notes: not a checkpoint" in h.get("warning", "")]
     result = train_single(config(checkpoint__fallback=True), run)
@@ -243,7 +243,7 @@ def test_a_run_starts_on_anothers_weights_with_its_own_schedule_and_a_fresh_opti
     assert (origin["run"], origin["step"], origin["digest"]) == (str(folder), 4, whole["params_digest"])
     lrs = [[m["lr"] for m in records.read_metrics(f) if "lr" in m] for f in (folder, tmp_path / "moving")]
     assert lrs[0] == lrs[1] and len(lrs[0]) == 4  # warm-up again
-    tree = manifest.read(tmp_path / "moving" / "checkpoints" / "4")["tree"]
+    tree = manifest.read_manifest(tmp_path / "moving" / "checkpoints" / "4")["tree"]
     counters = [name.split(".", 2)[2] for name, kind in tree.items() if kind == "int32[]" and ".opt_state." in name]
     assert counters
     state = saved_state(tmp_path / "moving")
@@ -254,7 +254,7 @@ def saved_state(folder):
     from scalelab.config import static
     from scalelab.train.step import state
 
-    return Checkpoints(folder / "checkpoints").restore(4, {"run": state.shapes(static(config()))})["run"]
+    return Checkpoints(folder / "checkpoints").restore(4, {"run": state.state_shapes(static(config()))})["run"]
 
 
 def whole_numbers(tree):
@@ -274,10 +274,11 @@ def test_weights_come_in_the_format_that_the_new_run_keeps_them_in(finished):
     import jax
     import jax.numpy as jnp
 
-    from scalelab.train.resume.start import initial
+    from scalelab.train.resume.start import load_initial_weights
 
     (wide, _), (narrow, _) = (
-        initial(config(train__init_from=str(finished[0]), precision__name=name)) for name in ("fp32", "bf16_master")
+        load_initial_weights(config(train__init_from=str(finished[0]), precision__name=name))
+        for name in ("fp32", "bf16_master")
     )
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(jnp.bfloat16), b), wide, narrow)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(narrow)} == {"bfloat16"}
@@ -314,5 +315,5 @@ def test_weights_that_are_not_there_do_not_fit_or_are_damaged_are_refused(tmp_pa
     with pytest.raises(BadInput, match=r"params.embed.w: float32\[256,8\], now float32\[256,16\]"):
         train_single(config(train__init_from=str(run), model__d_model=16), tmp_path / "wide")
     (run / "checkpoints" / "4" / "state" / "_METADATA").unlink()
-    with pytest.raises(Damaged, match="_METADATA is missing"):
+    with pytest.raises(DamagedCheckpoint, match="_METADATA is missing"):
         train_single(config(train__init_from=str(run)), tmp_path / "other")

@@ -18,12 +18,12 @@ from tests.train.runs import ROOT
 
 def test_a_first_life_writes_its_choice_of_kernels_and_every_later_one_reads_it(tmp_path):
     kept = tmp_path / "autotuned.textproto"
-    first = determinism.flags(tmp_path)
+    first = determinism.deterministic_xla_flags(tmp_path)
     assert first == [
         "--xla_gpu_exclude_nondeterministic_ops=true", f'--xla_gpu_dump_autotune_results_to="{kept}"',
     ]  # fmt: skip
     kept.write_text("version: 3\n")
-    assert determinism.flags(tmp_path) == [*first, f'--xla_gpu_load_autotune_results_from="{kept}"']
+    assert determinism.deterministic_xla_flags(tmp_path) == [*first, f'--xla_gpu_load_autotune_results_from="{kept}"']
 
 
 @pytest.mark.parametrize(("more", "code"), [([], 0), (["--xla_gpu_excludes_nothing=true"], 1)])
@@ -32,7 +32,7 @@ def test_this_jaxlib_knows_every_flag_and_takes_a_path_with_a_space_whole(tmp_pa
     folder.mkdir()
     (folder / "autotuned.textproto").touch()
     dump = f'--xla_dump_to="{folder / "dump"}"'  # the same notation, of a flag that shows on CPU
-    env = os.environ | {"XLA_FLAGS": " ".join([*determinism.flags(folder), dump, *more])}
+    env = os.environ | {"XLA_FLAGS": " ".join([*determinism.deterministic_xla_flags(folder), dump, *more])}
     program = "import jax; jax.jit(lambda x: x + 1)(1)"
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert done.returncode == code, done.stderr[-500:]
@@ -43,21 +43,21 @@ def test_this_jaxlib_knows_every_flag_and_takes_a_path_with_a_space_whole(tmp_pa
 def gpu(monkeypatch, tmp_path):
     """A machine on which jax would look for a GPU, and has not yet."""
     monkeypatch.setenv("XLA_FLAGS", "--theirs=1")
-    monkeypatch.setattr(determinism, "accelerated", lambda: True)
+    monkeypatch.setattr(determinism, "expects_accelerator", lambda: True)
     monkeypatch.setattr(determinism, "backends_are_initialized", lambda: False)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     return tmp_path / "run"
 
 
 def test_flags_are_set_where_asked_for_and_needed_beside_those_of_the_user(gpu, monkeypatch):
-    determinism.arrange(config(), gpu)
+    determinism.set_deterministic_flags(config(), gpu)
     assert os.environ["XLA_FLAGS"] == "--theirs=1" and not gpu.exists()
-    determinism.arrange(config(train__deterministic=True), gpu)
-    assert os.environ["XLA_FLAGS"].split() == ["--theirs=1", *determinism.flags(gpu)]
+    determinism.set_deterministic_flags(config(train__deterministic=True), gpu)
+    assert os.environ["XLA_FLAGS"].split() == ["--theirs=1", *determinism.deterministic_xla_flags(gpu)]
     assert gpu.is_dir()  # XLA makes no folders
     monkeypatch.setenv("XLA_FLAGS", "--theirs=1")
-    monkeypatch.setattr(determinism, "accelerated", lambda: False)
-    determinism.arrange(config(train__deterministic=True), gpu)
+    monkeypatch.setattr(determinism, "expects_accelerator", lambda: False)
+    determinism.set_deterministic_flags(config(train__deterministic=True), gpu)
     assert os.environ["XLA_FLAGS"] == "--theirs=1"
 
 
@@ -66,13 +66,13 @@ def test_too_late_is_an_error_that_says_what_to_do_and_never_a_silent_fallback(g
     with pytest.raises(WorkFailed, match=r"already started.*process of its own.*XLA_FLAGS='--xla_gpu_exclude_non"):
         train_single(config(train__deterministic=True), gpu)
     other = gpu.with_name("other")
-    monkeypatch.setenv("XLA_FLAGS", " ".join(determinism.flags(other)))
+    monkeypatch.setenv("XLA_FLAGS", " ".join(determinism.deterministic_xla_flags(other)))
     with pytest.raises(WorkFailed):  # the kernels of another run
-        determinism.arrange(config(train__deterministic=True), gpu)
-    determinism.arrange(config(train__deterministic=True), other)
-    determinism.arrange(config(), gpu)
+        determinism.set_deterministic_flags(config(train__deterministic=True), gpu)
+    determinism.set_deterministic_flags(config(train__deterministic=True), other)
+    determinism.set_deterministic_flags(config(), gpu)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    determinism.arrange(config(train__deterministic=True), gpu)
+    determinism.set_deterministic_flags(config(train__deterministic=True), gpu)
 
 
 LATE = """
@@ -115,7 +115,7 @@ GUARANTEES = [
 @pytest.mark.parametrize(("case", "name", "why"), GUARANTEES)
 def test_the_guarantee_of_each_backend_and_mesh(tmp_path, case, name, why):
     platform, devices, deterministic = case
-    found = determinism.guarantee(deterministic, platform, devices, tmp_path)
+    found = determinism.determinism_note(deterministic, platform, devices, tmp_path)
     assert found["guarantee"] == name and why in found["why"]
 
 
@@ -141,7 +141,7 @@ def test_on_a_gpu_a_change_of_the_key_itself_is_a_move(monkeypatch):
         platform, device_kind = "gpu", "NVIDIA X"
 
     monkeypatch.setattr(jax, "devices", lambda: [Device])
-    old, new = determinism.place("one device", False), determinism.place("one device", True)
-    assert determinism.moves(old, new) == "deterministic False -> True"
+    old, new = determinism.hardware_facts("one device", False), determinism.hardware_facts("one device", True)
+    assert determinism.describe_hardware_change(old, new) == "deterministic False -> True"
     assert json.loads(json.dumps(old)) == old == {"mesh": "one device", "device": "NVIDIA X", "deterministic": False}
-    assert determinism.moves({}, new) == ""  # saved before places were kept
+    assert determinism.describe_hardware_change({}, new) == ""  # saved before places were kept

@@ -6,7 +6,7 @@ import pytest
 
 from scalelab import records
 from scalelab.errors import BadInput
-from scalelab.laws.read.study import select
+from scalelab.laws.read.study import select_rows
 from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
@@ -51,11 +51,14 @@ def test_another_lr_on_the_way_is_on_record_for_good_and_no_law_is_fitted_to_it(
     assert record["identity"] != before and record["mixed"]["1"]["step"] == 4
     row = records.read_run(half)
     assert row["mixed"] == "optim.peak_lr 0.01 -> 0.05 at step 4" and row["optim.peak_lr"] == 0.05
-    kept, left_out = select([row], ["N", "D"], "val_loss")
+    kept, left_out = select_rows([row], ["N", "D"], "val_loss")
     assert not kept and left_out[0]["reason"] == "mixed: optim.peak_lr 0.01 -> 0.05 at step 4"
     train_single(constant(train__steps=8), half)  # back to where it began: that is a second change
     assert records.read_run(half)["mixed"].endswith("at step 4; optim.peak_lr 0.05 -> 0.01 at step 6")
-    assert manifest.read(half / "checkpoints" / "8")["facts"]["run"]["mixed"] == records.read_record(half)["mixed"]
+    assert (
+        manifest.read_manifest(half / "checkpoints" / "8")["facts"]["run"]["mixed"]
+        == records.read_record(half)["mixed"]
+    )
 
 
 def test_steps_that_were_thrown_away_mix_nothing(half):
@@ -73,7 +76,7 @@ def test_steps_that_were_thrown_away_mix_nothing(half):
 def records_identity(content):
     from scalelab.identity import identity
 
-    return identity(records.flat(content))
+    return identity(records.flatten_keys(content))
 
 
 @pytest.mark.parametrize("plan, mixes", [
@@ -82,9 +85,9 @@ def records_identity(content):
     ({"schedule__warmup_steps": 3}, True), ({"eval__batches": 2}, True), ({"optim__weight_decay": 0.3}, True),
 ])  # fmt: skip
 def test_what_leaves_the_steps_taken_as_they_were_mixes_nothing(whole, plan, mixes):
-    saved = manifest.read(whole / "checkpoints" / "4")["facts"]["run"]
+    saved = manifest.read_manifest(whole / "checkpoints" / "4")["facts"]["run"]
     changed = constant(**plan)
-    known = mixed.entries(4, saved, saved | {"config": changed.to_dict()}, changed, [])
+    known = mixed.merge_change_entries(4, saved, saved | {"config": changed.to_dict()}, changed, [])
     assert bool(known) == mixes and (not mixes or known["1"]["changes"].keys() <= {k.replace("__", ".") for k in plan})
 
 
@@ -107,7 +110,7 @@ def lion_counters(folder, step=6):
     from scalelab.config import static
     from scalelab.train.step import state
 
-    like = state.shapes(static(constant(optim__name="lion")))
+    like = state.state_shapes(static(constant(optim__name="lion")))
     saved = Checkpoints(folder).restore(step, {"run": like})["run"]
     assert int(saved.step) == step
     import jax

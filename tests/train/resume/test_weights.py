@@ -12,12 +12,12 @@ import pytest
 from scalelab import records
 from scalelab.data.batches.batches import val_batches
 from scalelab.errors import BadInput
-from scalelab.hf.write import write
+from scalelab.hf.write import write_model
 from scalelab.model import transformer
 from scalelab.sweep.run import run_sweep
-from scalelab.train.checkpoints.manifest import Damaged
-from scalelab.train.resume.weights import keep, of_hf, of_run
-from scalelab.train.run.single import dataset, train_single
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint
+from scalelab.train.resume.weights import load_hf_weights, load_run_weights, write_weights
+from scalelab.train.run.single import load_run_dataset, train_single
 from tests.hf.oracle.make import HERE
 from tests.train.resume.test_compatibility import config, events
 
@@ -29,8 +29,8 @@ def source(tmp_path_factory):
     """A run of four steps and its export; and what `train_single` said of it."""
     folder = tmp_path_factory.mktemp("source")
     result = train_single(config(), folder / "run")
-    weights = of_run(str(folder / "run"))
-    write(folder / "hf", weights.shape, weights.params, weights.origin)
+    weights = load_run_weights(str(folder / "run"))
+    write_model(folder / "hf", weights.shape, weights.params, weights.origin)
     return folder, result
 
 
@@ -45,7 +45,7 @@ def at_start(folder: pathlib.Path) -> float:
 def test_before_its_first_step_a_run_has_the_validation_loss_of_the_weights_it_starts_on(tmp_path, source, name):
     folder, result = source
     if name == "kept":
-        keep(tmp_path / "kept", of_hf(folder / "hf"))
+        write_weights(tmp_path / "kept", load_hf_weights(folder / "hf"))
     start = {"run": str(folder / "run"), "hf:hf": f"hf:{folder}/hf", "kept": str(tmp_path / "kept")}[name]
     train_single(config(train__init_from=start), tmp_path / "more")
     assert at_start(tmp_path / "more") == result["val_loss"]
@@ -56,9 +56,9 @@ def test_on_new_data_it_begins_with_the_old_weights_loss_there_and_warms_up_agai
     folder, _ = source
     new = config(train__init_from=f"hf:{folder}/hf", **NEW)
     train_single(new, tmp_path / "more")
-    weights = of_run(str(folder / "run"))
-    batches_BS = jnp.asarray(val_batches(dataset(new).parts[0], 16, 2, 1)[0])
-    sums = transformer.loss(weights.shape, weights.params, batches_BS[:, :-1], batches_BS[:, 1:], 0.0)
+    weights = load_run_weights(str(folder / "run"))
+    batches_BS = jnp.asarray(val_batches(load_run_dataset(new).parts[0], 16, 2, 1)[0])
+    sums = transformer.summed_loss(weights.shape, weights.params, batches_BS[:, :-1], batches_BS[:, 1:], 0.0)
     assert at_start(tmp_path / "more") == pytest.approx(float(sums.nll / sums.tokens), rel=1e-6)
     lrs = [line["lr"] for line in records.read_metrics(tmp_path / "more") if "lr" in line]
     assert len(lrs) == 6
@@ -101,7 +101,7 @@ def test_a_run_that_draws_its_weights_has_no_loss_at_step_0(source):
 
 def test_weights_of_any_step_come_alone_and_are_the_runs(tmp_path, source):
     folder, result = source
-    last, early = of_run(f"{folder}/run"), of_run(f"{folder}/run@2")
+    last, early = load_run_weights(f"{folder}/run"), load_run_weights(f"{folder}/run@2")
     assert (last.origin["step"], last.origin["digest"]) == (4, result["params_digest"])
     assert (early.origin["step"], early.config.model.to_dict()) == (2, config().model.to_dict())
     assert early.origin["digest"] != last.origin["digest"]
@@ -113,7 +113,7 @@ def test_a_trial_of_a_sweep_gives_its_own_weights(tmp_path):
     trials = {name: config(train__seed=seed) for seed, name in enumerate("ab")}
     run_sweep(tmp_path / "sweep", trials)
     alone = train_single(trials["b"], tmp_path / "alone")
-    assert of_run(str(tmp_path / "sweep" / "runs" / "b")).origin["digest"] == alone["params_digest"]
+    assert load_run_weights(str(tmp_path / "sweep" / "runs" / "b")).origin["digest"] == alone["params_digest"]
 
 
 def test_damaged_weights_and_absent_steps_are_refused(tmp_path, source):
@@ -123,26 +123,26 @@ def test_damaged_weights_and_absent_steps_are_refused(tmp_path, source):
         (str(tmp_path), "no run's"),
     ):
         with pytest.raises(BadInput, match=message):
-            of_run(asked)
+            load_run_weights(asked)
     path = max((tmp_path / "run/checkpoints/4/state").rglob("*"), key=lambda p: p.is_file() and p.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(Damaged, match="is damaged: SHA-256"):
-        of_run(str(tmp_path / "run"))
+    with pytest.raises(DamagedCheckpoint, match="is damaged: SHA-256"):
+        load_run_weights(str(tmp_path / "run"))
 
 
 def test_imported_weights_are_kept_whole_and_are_no_run(tmp_path):
-    weights = of_hf(HERE / "their_gpt2")
-    keep(tmp_path / "kept", weights)
-    again = of_run(str(tmp_path / "kept"))
+    weights = load_hf_weights(HERE / "their_gpt2")
+    write_weights(tmp_path / "kept", weights)
+    again = load_run_weights(str(tmp_path / "kept"))
     jax.tree.map(np.testing.assert_array_equal, again.params, weights.params)
     assert (again.shape, again.origin["step"]) == (weights.shape, 0)
     record = records.read_json(tmp_path / "kept" / "record.json")
     assert (record["status"], record["init_from"]["hf"]) == ("imported", str(HERE / "their_gpt2"))
     assert record["params"]["total"] == sum(leaf.size for leaf in jax.tree.leaves(weights.params))
     with pytest.raises(BadInput, match="exists and is not an empty folder"):
-        keep(tmp_path / "kept", weights)
+        write_weights(tmp_path / "kept", weights)
     with pytest.raises(BadInput, match=r"holds imported weights and no run: use another --workdir, and --init-from="):
         train_single(config(), tmp_path / "kept")
 

@@ -15,7 +15,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from scalelab import records
 from scalelab.errors import BadInput
 from scalelab.sweep.run import run_sweep
-from scalelab.train.run.metrics import Mirrored, refuse_missing, sinks, write_lines
+from scalelab.train.run.metrics import TrackedRun, check_trackers, open_sinks, write_metric_lines
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config, contents
 
@@ -64,8 +64,8 @@ def same(shown, expected):
 
 def test_tensorboard_holds_what_metrics_jsonl_holds_and_the_config(tmp_path):
     settings = {"log": {"tensorboard": True, "wandb": ""}, "optim": {"peak_lr": 0.003}}
-    mirrors = sinks(Mirrored(tmp_path, "abc", settings))
-    write_lines(tmp_path, LINES, mirrors)
+    mirrors = open_sinks(TrackedRun(tmp_path, "abc", settings))
+    write_metric_lines(tmp_path, LINES, mirrors)
     mirrors[0].close()
     shown, (text,) = tensorboard(tmp_path)
     assert same(shown, logged(LINES)) and json.loads(text) == settings
@@ -169,7 +169,7 @@ def test_each_trial_is_a_wandb_run_of_its_own_with_its_config_in_its_sweeps_grou
 @pytest.mark.skipif(WANDB, reason="wandb is installed here")
 def test_a_tracker_whose_package_is_missing_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(BadInput, match="pip install wandb"):
-        refuse_missing({"tensorboard": False, "wandb": "project"})
+        check_trackers({"tensorboard": False, "wandb": "project"})
     with pytest.raises(BadInput, match="pip install wandb"):
         train_single(config(log__wandb="project"), tmp_path / "run")
     assert contents(tmp_path) == {}

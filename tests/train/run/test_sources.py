@@ -28,7 +28,7 @@ RUN = {
 @pytest.fixture(autouse=True)
 def two_sources(monkeypatch):
     """In place of a folder of two sources: `web` holds 5,000 tokens of the letters 1 to 40, `code` 2,000 of 41 to 80."""
-    monkeypatch.setattr(single, "prepare", lambda _: dataset(web=5000, code=2000))
+    monkeypatch.setattr(single, "open_dataset", lambda _: dataset(web=5000, code=2000))
 
 
 def run_of(folder, **changed):
@@ -40,7 +40,7 @@ def whole(tmp_path_factory):
     """The folder of an uninterrupted run and its result."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(single, "prepare", lambda _: dataset(web=5000, code=2000))
+        patch.setattr(single, "open_dataset", lambda _: dataset(web=5000, code=2000))
         return folder, run_of(folder)
 
 
@@ -71,7 +71,7 @@ def test_a_sources_loss_is_that_of_a_run_on_it_alone(tmp_path, monkeypatch, whol
     both = dataset(web=5000, code=2000)
     alone = type(both)((both.parts[1],), *[getattr(both, f) for f in ("vocab_size", "separator", "fingerprint")], 1.5,
                        None, both.description)  # fmt: skip
-    monkeypatch.setattr(single, "prepare", lambda _: alone)
+    monkeypatch.setattr(single, "open_dataset", lambda _: alone)
     changed = {"data__mixture": "", "data__unique_tokens": "", "train__init_from": f"{whole[0]}@12"}
     run_of(tmp_path / "run", **changed)
     first = evaluations(tmp_path / "run")[0]
@@ -131,7 +131,7 @@ def test_what_does_not_fit_leaves_nothing_behind(tmp_path):
 
 
 def test_a_lone_source_under_a_cap_says_its_epochs(tmp_path, monkeypatch):
-    monkeypatch.setattr(single, "prepare", lambda _: dataset(web=5000))
+    monkeypatch.setattr(single, "open_dataset", lambda _: dataset(web=5000))
     result = run_of(tmp_path / "run", data__mixture="", data__unique_tokens="512")
     assert result["by_source"] == {"tokens/web": 12 * 128, "epochs/web": 3.0}
     assert np.isfinite(result["val_loss"])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from scalelab.errors import BadInput
-from scalelab.model.declare import named
+from scalelab.model.declare import named_leaves
 from scalelab.sweep.run import run_sweep
-from scalelab.train.resume.weights import Weights, keep, of_run
+from scalelab.train.resume.weights import Weights, load_run_weights, write_weights
 from scalelab.train.run.single import train_single
 from scalelab.train.step import state as state_lib
 from tests.train.resume.test_compatibility import config
@@ -49,11 +49,11 @@ def followed(precision):
 def test_the_mean_is_the_definition_in_float64_and_a_skipped_step_leaves_it(precision):
     states = followed(precision)
     jax.tree.map(np.testing.assert_array_equal, states[3].ema, states[2].ema)
-    points = [named(state.params) for i, state in enumerate(states) if i not in (0, 3)]
+    points = [named_leaves(state.params) for i, state in enumerate(states) if i not in (0, 3)]
     for n in (1, 2, 5):
         state, wanted = states[n if n < 3 else 6], by_hand(points[:n], np.float32(DECAY))
         assert state.ema.steps == n
-        for name, mean in named(state.ema.mean).items():
+        for name, mean in named_leaves(state.ema.mean).items():
             assert mean.dtype == jnp.float32
             np.testing.assert_allclose(mean, wanted[name], rtol=2e-6, atol=1e-7, err_msg=f"{name} after {n}")
     assert relative(states[6].ema.mean, states[6].params) > 1e-3  # or the two could be mistaken for each other
@@ -61,7 +61,7 @@ def test_the_mean_is_the_definition_in_float64_and_a_skipped_step_leaves_it(prec
 
 def test_without_it_nothing_is_kept_and_with_it_the_weights_are_the_same():
     (static, h), (_, off) = setting(**{"train.ema": DECAY}), setting()
-    assert jax.tree.leaves(state_lib.shapes(setting()[0]).ema) == [] and set(off) == set(h)
+    assert jax.tree.leaves(state_lib.state_shapes(setting()[0]).ema) == [] and set(off) == set(h)
     plain = init(setting()[0], off)
     for tokens in batches(2):
         plain = step(setting()[0], plain, tokens, off)[0]
@@ -83,7 +83,10 @@ def run(tmp_path_factory):
 def test_stopped_and_resumed_it_has_the_same_bits(tmp_path, run):
     train_single(config(**KEPT), tmp_path / "run", stop=lambda: True)
     assert train_single(config(**KEPT), tmp_path / "run")["resumed_from"] == 2
-    assert of_run(f"{tmp_path}/run", ema=True).origin["digest"] == of_run(str(run[0]), ema=True).origin["digest"]
+    assert (
+        load_run_weights(f"{tmp_path}/run", ema=True).origin["digest"]
+        == load_run_weights(str(run[0]), ema=True).origin["digest"]
+    )
 
 
 @pytest.mark.slow
@@ -91,8 +94,8 @@ def test_in_a_pack_each_trial_has_its_own_decay_and_average(tmp_path, run):
     decays = {"a": DECAY, "b": 0.2}
     trials = {name: config(**KEPT | {"train__ema": decay, "sweep__pack": "vmap"}) for name, decay in decays.items()}
     run_sweep(tmp_path / "sweep", trials)
-    found = {name: of_run(f"{tmp_path}/sweep/runs/{name}", ema=True).params for name in decays}
-    assert relative(found["a"], of_run(str(run[0]), ema=True).params) < 1e-6
+    found = {name: load_run_weights(f"{tmp_path}/sweep/runs/{name}", ema=True).params for name in decays}
+    assert relative(found["a"], load_run_weights(str(run[0]), ema=True).params) < 1e-6
     assert relative(found["a"], found["b"]) > 1e-4
 
 
@@ -139,26 +142,26 @@ def test_on_a_mesh_it_is_that_of_one_device_and_lies_as_the_moments_do(layouts):
 
 def test_the_last_checkpoints_are_averaged_in_float64(run):
     folder, _ = run
-    steps = [of_run(f"{folder}@{n}").params for n in (2, 4)]
+    steps = [load_run_weights(f"{folder}@{n}").params for n in (2, 4)]
     wanted = jax.tree.map(lambda a, b: ((np.float64(a) + np.float64(b)) / 2).astype(np.float32), *steps)
-    found = of_run(str(folder), last=2)
+    found = load_run_weights(str(folder), last=2)
     jax.tree.map(np.testing.assert_array_equal, found.params, wanted)
     assert (found.origin["weights"], found.origin["steps"]) == ("mean2", [2, 4])
     assert (
-        of_run(f"{folder}@4", ema=True).origin["weights"] == "ema"
-        and of_run(str(folder)).origin["weights"] == "trained"
+        load_run_weights(f"{folder}@4", ema=True).origin["weights"] == "ema"
+        and load_run_weights(str(folder)).origin["weights"] == "trained"
     )
 
 
 def test_mistakes_are_one_line(tmp_path, run):
     folder, _ = run
-    keep(tmp_path / "plain", Weights(config(), of_run(str(folder)).params, {}))
+    write_weights(tmp_path / "plain", Weights(config(), load_run_weights(str(folder)).params, {}))
     for call, said in (
-        (lambda: of_run(str(tmp_path / "plain"), ema=True), "keeps no average of its weights"),
-        (lambda: of_run(f"{folder}@2", last=2), "kept up to there: 2; nearest: 1"),
-        (lambda: of_run(str(folder), last=0), "kept up to there: 2, 4; nearest: 1"),
-        (lambda: of_run(str(folder), ema=True, last=2), "an average of averages"),
-        (lambda: of_run(f"{folder}@3"), r"it has \[2, 4\]; nearest: .*run@2"),
+        (lambda: load_run_weights(str(tmp_path / "plain"), ema=True), "keeps no average of its weights"),
+        (lambda: load_run_weights(f"{folder}@2", last=2), "kept up to there: 2; nearest: 1"),
+        (lambda: load_run_weights(str(folder), last=0), "kept up to there: 2, 4; nearest: 1"),
+        (lambda: load_run_weights(str(folder), ema=True, last=2), "an average of averages"),
+        (lambda: load_run_weights(f"{folder}@3"), r"it has \[2, 4\]; nearest: .*run@2"),
         (lambda: config(train__ema=1.0), r"train.ema=1.0 is outside \[0, 0.9999999\]"),
         (lambda: config(train__ema=0.9, optim__name="schedule_free_adamw"), "average of its own"),
         (lambda: train_single(config(train__ema=0.99), folder), r"train.ema=0.9, now it is 0.99"),

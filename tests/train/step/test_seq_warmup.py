@@ -10,7 +10,7 @@ from scalelab.config import schedule_steps
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 from scalelab.train.run.single import train_single
-from scalelab.train.step.step import evaluate
+from scalelab.train.step.step import evaluation_loss
 from tests.train.resume.test_compatibility import config
 from tests.train.runs import untimed
 from tests.train.step.test_step import (
@@ -58,7 +58,7 @@ def test_a_full_length_is_no_warm_up_and_losses_are_of_full_sequences():
     over = H | {"seq_start": jnp.float32(1), "seq_warmup_tokens": jnp.float32(1)}
     assert relative(step(GROWING, state, tokens[0], over)[0].params, step(STATIC, state, tokens[0], H)[0].params) < 1e-6
     during = H | {"seq_start": jnp.float32(1), "seq_warmup_tokens": jnp.float32(1e9)}
-    assert_same(evaluate(GROWING, state, tokens, during), evaluate(STATIC, state, tokens, H))
+    assert_same(evaluation_loss(GROWING, state, tokens, during), evaluation_loss(STATIC, state, tokens, H))
 
 
 def test_one_program_serves_every_length_start_and_duration():
@@ -76,19 +76,20 @@ BASE = {"model__seq_len": 100, "train__global_batch": 8, "train__steps": 60, "sc
 def test_the_length_grows_linearly_in_the_tokens_seen():
     growing = config(**BASE, schedule__seq_warmup_tokens=32_000, train__accumulate=4, schedule__batch_start=4,
                      schedule__batch_warmup_tokens=8_000)  # fmt: skip
-    found = schedules.curves(growing, np.arange(60))["seq_len"]
+    found = schedules.schedule_curves(growing, np.arange(60))["seq_len"]
     for at in range(60):
         seen = schedule_steps.tokens_before(growing, at)  # half batches at first
         wanted = max(12, (12 + 88 * seen / 32_000) // 8 * 8) if seen < 32_000 else 100
         assert found[at] == wanted
     assert found[0] == 12 and found[-1] == 100 and len(set(found.tolist())) > 8 and (np.diff(found) >= 0).all()
     full = int(np.argmax(found == 100))
-    assert f"sequences of 12 tokens at first, of 100 after 32,000 tokens (step {full})" in schedule_steps.describe(
-        growing
+    assert (
+        f"sequences of 12 tokens at first, of 100 after 32,000 tokens (step {full})"
+        in schedule_steps.describe_schedule(growing)
     )
-    assert full in schedule_steps.landmarks(growing)
+    assert full in schedule_steps.landmark_steps(growing)
     plain = config(**(BASE | {"schedule__seq_start": None}))
-    assert set(schedules.curves(plain, np.arange(60))["seq_len"].tolist()) == {100}
+    assert set(schedules.schedule_curves(plain, np.arange(60))["seq_len"].tolist()) == {100}
 
 
 @pytest.mark.slow

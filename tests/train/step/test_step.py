@@ -16,8 +16,8 @@ from configs import tiny
 from scalelab import config as config_lib
 from scalelab.model import transformer
 from scalelab.train.step import state as state_lib
-from scalelab.train.step.gradients import gradients, loss_sums
-from scalelab.train.step.step import METRICS, evaluate, many_steps, train_step
+from scalelab.train.step.gradients import compute_gradients, loss_sums
+from scalelab.train.step.step import STEP_METRICS, evaluation_loss, many_steps, train_step
 from tests.train.runs import ROOT
 
 SEQ_LEN, BATCH, K = 16, 8, 4
@@ -40,7 +40,7 @@ def setting(**changes):
 STATIC, H = setting()
 step = jax.jit(train_step, static_argnums=0)
 steps = jax.jit(many_steps, static_argnums=0)
-init = jax.jit(state_lib.init, static_argnums=0)
+init = jax.jit(state_lib.init_state, static_argnums=0)
 
 
 def batches(k=K, vocab=32, seed=0):
@@ -72,7 +72,7 @@ def test_accumulation_is_the_big_batch_with_ragged_ignored_positions(accumulate)
     tokens[0] = -1  # a whole micro-batch of 8 with nothing left
     tokens[1, 5:], tokens[2, 3], tokens[7, 2:9] = -1, -1, -1
     params, z_weight = trained()[0].params, jnp.float32(0.1)
-    whole = jax.jit(gradients, static_argnums=0)
+    whole = jax.jit(compute_gradients, static_argnums=0)
     sums, grads = whole(STATIC, params, tokens, z_weight)
     split = dataclasses.replace(STATIC, accumulate=accumulate)
     split_sums, split_grads = whole(split, params, tokens, z_weight)
@@ -89,19 +89,19 @@ def test_the_gradient_is_that_of_the_mean_over_tokens_that_count():
     @jax.jit
     @jax.grad
     def expected(params):
-        log_p = jax.nn.log_softmax(transformer.logits(STATIC.model, params, jnp.maximum(tokens[:, :-1], 0)))
+        log_p = jax.nn.log_softmax(transformer.next_token_logits(STATIC.model, params, jnp.maximum(tokens[:, :-1], 0)))
         picked = jnp.take_along_axis(log_p, jnp.maximum(tokens[:, 1:, None], 0), -1)[..., 0]
         return -jnp.mean(picked, where=tokens[:, 1:] >= 0)
 
-    _, grads = gradients(STATIC, params, tokens, jnp.float32(0))
+    _, grads = compute_gradients(STATIC, params, tokens, jnp.float32(0))
     assert relative(grads, expected(params)) < 2e-6
 
 
 def test_metrics_are_what_they_say():
     state, tokens = trained()[0], batches(seed=1)[0]
     new, metrics = step(STATIC, state, tokens, H)
-    assert set(METRICS) <= set(metrics)
-    sums, grads = jax.jit(gradients, static_argnums=0)(STATIC, state.params, tokens, H["z_loss"])
+    assert set(STEP_METRICS) <= set(metrics)
+    sums, grads = jax.jit(compute_gradients, static_argnums=0)(STATIC, state.params, tokens, H["z_loss"])
 
     def norm(tree):
         return np.sqrt(sum(np.sum(np.float64(x) ** 2) for x in jax.tree.leaves(tree)))
@@ -147,7 +147,7 @@ def divides(declared, o, h, lr):
 
 def test_an_own_optimizers_update_that_is_not_finite_is_skipped_by_the_packed_trial_that_made_it():
     static, h = setting(**{"optim.name": f"{__name__}:divides", "optim.peak_lr": 1e-2, "optim.beta2": 0.9})
-    state = jax.jit(state_lib.init, static_argnums=0)(static, h)
+    state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
     both = {k: jnp.stack([v, v]) for k, v in h.items()} | {"beta2": jnp.float32([0.9, 0.0])}
     packed = jax.jit(jax.vmap(functools.partial(train_step, static), in_axes=(None, None, 0)))
     after, metrics = packed(state, batches()[0], both)
@@ -213,7 +213,9 @@ def test_evaluate_weighs_tokens_not_batches():
     params = trained()[0].params
     sums = [loss_sums(STATIC, params, jnp.asarray(part), 0.5) for part in val]
     expected = sum(float(s.nll) for s in sums) / sum(float(s.tokens) for s in sums)
-    np.testing.assert_allclose(jax.jit(evaluate, static_argnums=0)(STATIC, trained()[0], val, H), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(evaluation_loss, static_argnums=0)(STATIC, trained()[0], val, H), expected, rtol=1e-6
+    )
 
 
 def test_bf16_learns_with_fp32_parameters_and_moments():
@@ -235,7 +237,7 @@ def test_bf16_learns_with_fp32_parameters_and_moments():
 def test_digest_sees_names_values_and_order():
     params = {"a": np.zeros(2, np.float32), "b": np.ones(2, np.float32)}
     digests = [
-        state_lib.digest(p)
+        state_lib.params_digest(p)
         for p in (
             params,
             {"b": params["b"], "a": params["a"]},
