@@ -15,7 +15,12 @@ from safetensors import SafetensorError, safe_open
 
 from scalelab.errors import BadInput
 
-CONFIG, LINEAGE, WHOLE, INDEX = "config.json", "scalelab.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG_FILE, LINEAGE_FILE, WEIGHTS_FILE, INDEX_FILE = (
+    "config.json",
+    "scalelab.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+)
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 MOST_JSON_BYTES = 50_000_000  # an index of a million tensors; no real config.json comes near
 
@@ -49,21 +54,21 @@ def read_headers(folder: pathlib.Path) -> dict[str, TensorHeader]:
     """Every tensor of the folder, by name."""
     found: dict[str, TensorHeader] = {}
     index = _index(folder)
-    for name in dict.fromkeys(index.values()) if index else [WHOLE]:
+    for name in dict.fromkeys(index.values()) if index else [WEIGHTS_FILE]:
         for header in _headers_of(folder / name):
             if index and index.get(header.name) != name:
-                raise BadInput(f"{folder / name} holds {header.name!r}, which {INDEX} doesn't place there")
+                raise BadInput(f"{folder / name} holds {header.name!r}, which {INDEX_FILE} doesn't place there")
             found[header.name] = header
     if missing := [name for name in index if name not in found]:
-        raise BadInput(f"{folder / INDEX} places {missing[0]!r} in {index[missing[0]]}, which lacks it")
+        raise BadInput(f"{folder / INDEX_FILE} places {missing[0]!r} in {index[missing[0]]}, which lacks it")
     return found
 
 
 def _index(folder: pathlib.Path) -> dict[str, str]:
     """Tensor -> file, {} where all are in one."""
-    whole, cut = (folder / WHOLE).exists(), (folder / INDEX).exists()
+    whole, cut = (folder / WEIGHTS_FILE).exists(), (folder / INDEX_FILE).exists()
     if whole and cut:
-        raise BadInput(f"{folder} holds both {WHOLE} and {INDEX}: which of them counts? Remove the other")
+        raise BadInput(f"{folder} holds both {WEIGHTS_FILE} and {INDEX_FILE}: which of them counts? Remove the other")
     if not whole and not cut:
         pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
         why = (
@@ -72,16 +77,16 @@ def _index(folder: pathlib.Path) -> dict[str, str]:
             if pickles
             else "neither that nor an index of parts"
         )
-        raise BadInput(f"{folder} holds no {WHOLE}: {why}")
+        raise BadInput(f"{folder} holds no {WEIGHTS_FILE}: {why}")
     if whole:
         return {}
-    content = read_json_object(folder / INDEX).get("weight_map")
+    content = read_json_object(folder / INDEX_FILE).get("weight_map")
     if not isinstance(content, dict) or not content:
-        raise BadInput(f"{folder / INDEX} has no weight_map: tensor -> file")
+        raise BadInput(f"{folder / INDEX_FILE} has no weight_map: tensor -> file")
     for name, file in content.items():
         if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):
             raise BadInput(
-                f"{folder / INDEX} places {name!r} in {file!r}: not the name of a safetensors file beside it"
+                f"{folder / INDEX_FILE} places {name!r} in {file!r}: not the name of a safetensors file beside it"
             )
     return content
 

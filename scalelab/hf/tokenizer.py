@@ -15,7 +15,11 @@ from scalelab.data.tokenizers.hf_json import byte_letters, token_names
 from scalelab.data.tokenizers.load import TOKENIZER_FILES
 from scalelab.data.tokenizers.tokenizer import Tokenizer
 
-TOKENIZER, TOKENIZER_CONFIG, GENERATION = TOKENIZER_FILES["json"], "tokenizer_config.json", "generation_config.json"
+TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, GENERATION_FILE = (
+    TOKENIZER_FILES["json"],
+    "tokenizer_config.json",
+    "generation_config.json",
+)
 PAD_NAMES = (
     "<pad>",
     "[PAD]",
@@ -58,7 +62,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_length: int) -> tuple[dict[str, di
         "pad_token": end if pad is None else names[pad], "model_max_length": max_length,
         "clean_up_tokenization_spaces": False, "split_special_tokens": True,
     }  # fmt: skip
-    return {TOKENIZER: content, TOKENIZER_CONFIG: says}, SpecialIds(tokenizer.separator, pad)
+    return {TOKENIZER_FILE: content, TOKENIZER_CONFIG_FILE: says}, SpecialIds(tokenizer.separator, pad)
 
 
 def _given(tokenizer: Tokenizer) -> dict[str, Any]:

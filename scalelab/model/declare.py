@@ -114,7 +114,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def split(boxed: Any) -> tuple[Any, Any]:
+def unbox(boxed: Any) -> tuple[Any, Any]:
     """A tree of `DeclaredValue` -> (tree of values, tree of declarations), both plain nested dicts."""
 
     def take(part: Callable) -> Any:

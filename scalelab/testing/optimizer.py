@@ -306,13 +306,13 @@ def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Optimi
     specs = state_lib.state_specs(split)
     place = lambda tree, spec: jax.device_put(tree, jax.tree.map(lambda s: NamedSharding(mesh, s), spec))  # noqa: E731
     with jax.set_mesh(mesh):
-        p, s = place(params, state_lib.rules.moments(split.model, split.layout)), None
+        p, s = place(params, state_lib.rules.moment_specs(split.model, split.layout)), None
         s = place(
             jax.jit(lambda p: state_lib.build_optimizer_chain(static, h, h["peak_lr"]).init(p))(params), specs.opt_state
         )
         step = _jit(lambda g, s, p: compute_updates(split, g, s, p, h, h["peak_lr"], **_extra(member, g)))
         for g in _gradients(static):
-            moves, s = step(place(g, state_lib.rules.moments(split.model, split.layout)), s, p)
+            moves, s = step(place(g, state_lib.rules.moment_specs(split.model, split.layout)), s, p)
             p = jax.tree.map(lambda a, b: a + b, p, moves)
     apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])])
     _fail_unless(
