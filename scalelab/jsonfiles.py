@@ -219,7 +219,7 @@ def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
     size, at_start = 2**14, False
     while not at_start:
         try:
-            lines, at_start = retry(functools.partial(read, size))
+            lines, at_start = retry_transient(functools.partial(read, size))
         except FileNotFoundError:
             return None
         except OSError as error:

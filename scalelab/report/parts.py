@@ -74,7 +74,7 @@ def loss_sections(
     return drawn
 
 
-def metrics_section(page: Page, folders: Sequence[pathlib.Path], colour: str = "run") -> str:
+def metrics_section(page: ReportPage, folders: Sequence[pathlib.Path], colour: str = "run") -> str:
     """Everything else that was logged, whatever its name: a family `group/name` is one panel, a lone name a panel.
 
     What never changed is said in words. Runs are coloured by `colour`, a key of the run's row.

@@ -76,7 +76,7 @@ def kinds():
     ranks = small_ranks()
     for n in (50_256, 128_000, 151_643, 199_998):
         known = dataclasses.replace(ranktokens.PUBLISHED_VOCABULARIES[n], end=903, vocab_size=909)
-        with unittest.mock.patch.object(ranktokens, "PUBLISHED", {len(ranks.splitlines()): known}):
+        with unittest.mock.patch.object(ranktokens, "PUBLISHED_VOCABULARIES", {len(ranks.splitlines()): known}):
             yield known.name.split()[0], ranktokens.load_ranks(ranks, pathlib.Path("x"))
 
 

@@ -18,7 +18,7 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import Memory
 
 ARGUMENTS = ("parameters", "optimizer", "average", "batch")  # components of a `Memory` that the step is given
-CHILD_PROGRAM = "from scalelab.plan.machine.aot import answer; answer()"
+CHILD_PROGRAM = "from scalelab.plan.machine.aot import answer_request; answer_request()"
 
 
 @dataclasses.dataclass(frozen=True)
