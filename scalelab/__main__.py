@@ -99,5 +99,12 @@ def _run(argv: Sequence[str]) -> int:
     return importlib.import_module(f"scalelab.commands.{module}").main(list(argv[1:]))
 
 
+def installed_first() -> None:
+    """Search the current folder after everything installed: `python -m` puts it first, where a `json.py` in it would be ours."""
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
+        sys.path.append(sys.path.pop(0))
+
+
 if __name__ == "__main__":
+    installed_first()
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""The user's own code: functions and records named `pkg.mod:fn`, and the modules that lie beside a config file.
+"""The one loader of users' code: functions and records named `pkg.mod:fn`, and the modules beside a config file.
 
-Only code that the user names is run. A name counts as the user's where a config, a command line or a program of the user's
-gives it (`trust_names`); one that a stored file alone gives (a checkpoint's manifest, a run's config.json, a fitted law) is refused.
+Only code that the user names is run. A name counts as the user's if a config, a command line or a program of the user gives
+it (`trust_names`); a name that only a stored file gives (a checkpoint's manifest, a run's config.json, a fitted law) is refused.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import difflib
 import importlib
 import os
 import pathlib
+import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
@@ -25,7 +26,7 @@ _trusted: set[str] = set()  # `pkg.mod:fn`, as the user named them in this proce
 _config_folders: list[str] = []  # of the config files that were read, the last one first
 _searched: list[str] = []  # folders that `allow_imports_from` is looking in right now
 _loaded: dict[str, dict[str, ModuleType]] = {}  # folder -> modules that were imported from it, by their names
-_objects: dict[tuple[str, ...], Any] = {}  # (`pkg.mod:fn`, folders that it is looked for in) -> what it is
+_objects: dict[tuple[str, ...], Any] = {}  # (`pkg.mod:fn`, the folders searched) -> the object
 
 
 def trust_names(*names: Any) -> None:
@@ -50,11 +51,20 @@ def apply_permissions(given: Mapping[str, Sequence[str]]) -> None:
         _remember_folder(folder)
 
 
-def load_user_object(text: str, what: str) -> Any:
-    """What `fn` is in the module `pkg.mod` that `text` = "pkg.mod:fn" names; `what` is the key it was given for.
+def user_function(text: str, what: str, expected: str, *records: type) -> Any:
+    """`load_user_object`, which has to be a function or one of `records`; `expected` says so. BadInput, with it, for anything else."""
+    thing = load_user_object(text, what)
+    if not callable(thing) and not isinstance(thing, records):
+        raise BadInput(f"{what}={text!r} is {repr(thing)[:60]}, not {expected}")
+    return thing
 
-    The module may be installed, or lie beside the config file that was read or in the current directory. BadInput, in one
-    line, where the user hasn't named it, where there is no such module or name, or where importing it fails.
+
+def load_user_object(text: str, what: str) -> Any:
+    """The `fn` of the module `pkg.mod` that `text` = "pkg.mod:fn" names; `what` is the key it was given for.
+
+    The module may be installed, or lie beside the config file that was read or in the current directory; a local file never
+    takes the place of an installed module. BadInput, in one line, if the user hasn't named it, if there is no such module or
+    name, or if importing it fails.
     """
     if text not in _trusted:
         raise BadInput(
@@ -70,21 +80,39 @@ def load_user_object(text: str, what: str) -> Any:
 
 def _import_object(text: str, what: str, folders: Sequence[str]) -> Any:
     module_name, _, name = text.partition(":")
-    try:
-        with allow_imports_from(folders):
+    with allow_imports_from(folders):
+        try:
             module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's module may raise
-        reason = str(error).strip().split("\n")[0]
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module_name.split(".")[0]
-        beside = [path.stem for folder in folders for path in pathlib.Path(folder).glob("*.py")] if missing else []
-        close = f"; did you mean {near[0]!r}?" if (near := difflib.get_close_matches(module_name, beside, 1)) else ""
-        raise BadInput(
-            f"{what}={text!r}: {type(error).__name__}: {reason}{close} (looked for in {', '.join(folders)}, too)"
-        ) from error
+        except Exception as error:  # whatever a user's module may raise
+            reason = str(error).strip().split("\n")[0]
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            close = _nearest_module(missing, folders) if missing and f"{module_name}.".startswith(f"{missing}.") else ""
+            raise BadInput(
+                f"{what}={text!r}: {type(error).__name__}: {reason}{close} (looked for in {', '.join(folders)}, too)"
+            ) from error
     if not hasattr(module, name):
-        there = [key for key in vars(module) if not key.startswith("_")]
-        raise BadInput(f"{what}={text!r}: {module_name} has no {name!r}{nearest_hint(name, there)}")
+        public = [key for key in vars(module) if not key.startswith("_")]
+        hidden = _hidden_file(module, folders)
+        why = f"; {hidden} has the name of an installed module and is not imported: rename it" if hidden else ""
+        raise BadInput(f"{what}={text!r}: {module_name} has no {name!r}{why or nearest_hint(name, public)}")
     return getattr(module, name)
+
+
+def _nearest_module(name: str, folders: Sequence[str]) -> str:
+    """`; did you mean 'x'?`, of the modules beside the one that was not found: in its package, in `folders`, installed."""
+    package, _, last = name.rpartition(".")
+    parent = sys.modules.get(package)
+    places = list(getattr(parent, "__path__", [])) if package else [*folders, *sys.path]
+    names = [module.name for module in pkgutil.iter_modules(places)]
+    close = difflib.get_close_matches(last, names, 1)
+    return f"; did you mean {'.'.join(filter(None, (package, close[0])))!r}?" if close else ""
+
+
+def _hidden_file(module: ModuleType, folders: Sequence[str]) -> str:
+    """The user's file that an installed module of the same name hides; "" if there is none."""
+    top, file = module.__name__.partition(".")[0], os.path.realpath(getattr(module, "__file__", None) or "")
+    paths = [path for folder in folders for path in (f"{folder}/{top}.py", f"{folder}/{top}") if os.path.exists(path)]
+    return "" if any(file.startswith(os.path.realpath(path)) for path in paths) else next(iter(paths), "")
 
 
 @contextlib.contextmanager
@@ -104,10 +132,10 @@ def _remember_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
-    """Let modules be imported from `folders` (the first one wins), after all that is installed: none of it can be hidden.
+    """Let modules be imported from `folders` (the first one wins), after everything installed: a folder can't hide that.
 
-    What comes from a folder is put aside afterwards, and is back when the folder is looked in again: two folders may hold
-    modules of one name. A folder that Python looks in anyway (`python -m` has the current directory) keeps its modules.
+    Modules of a folder are put aside afterwards, and are back when the folder is searched again: two folders may hold modules
+    of the same name. A folder that Python searches anyway (`python -m` has the current directory) keeps its modules.
     """
     for package in OUR_PACKAGES:  # imported while the path is as it was: below, the current directory comes last
         with contextlib.suppress(ImportError):
@@ -135,7 +163,7 @@ def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
 
 
 def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleType]:
-    """Remove from sys.modules what hides a module of `folders` and comes from another folder of the user's; returns it."""
+    """Remove from sys.modules what hides a module of `folders` and comes from another user folder; returns it."""
     hiding = set()
     for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab", *OUR_PACKAGES}:
         origin = _folder_of(sys.modules.get(name))
@@ -146,7 +174,7 @@ def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleTy
 
 
 def _store_modules(folders: set[str], before: set[str]) -> None:
-    """Move what was imported from `folders` since `before` out of sys.modules, to be had again by `allow_imports_from`."""
+    """Move what was imported from `folders` since `before` out of sys.modules, for `allow_imports_from` to put back."""
     for name in [name for name in sys.modules if name.partition(".")[0] not in before]:
         origin = _folder_of(sys.modules.get(name.partition(".")[0]))
         if origin in folders:

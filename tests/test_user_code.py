@@ -1,17 +1,21 @@
 """The user's own code: where it is looked for, what it can't hide, whose neighbour it is, and that it was named by the user."""
 
 import importlib
+import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
 
+import scalelab
 from scalelab import config as config_lib
 from scalelab import user_code
 from scalelab.__main__ import main
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
 from scalelab.sweep.executors import pool
+from scalelab.testing import check_law, check_optimizer
 
 LAW = """
 import colorsys
@@ -61,6 +65,63 @@ def test_a_law_s_folder_hides_no_installed_module(tmp_path, monkeypatch, capsys)
     assert main(["fit", "none.csv", "--law=tints:rgb"]) == 2
     assert "none.csv" in capsys.readouterr().err  # the law is there: its source is not
     assert sys.path == path and pathlib.Path(importlib.import_module("colorsys").__file__).parent != tmp_path
+
+
+HIJACK = "raise SystemError('a file of the current folder was imported in place of a library')\n"
+
+
+def test_python_m_takes_no_file_of_the_current_folder_for_a_library(tmp_path):
+    """`fit --law --plot` beside a matplotlib.py and a json.py: both libraries are the installed ones, the law is the user's."""
+    for name in ("matplotlib", "json"):
+        (tmp_path / f"{name}.py").write_text(HIJACK)
+    (tmp_path / "tints.py").write_text(
+        LAW.replace("import colorsys", "").replace("assert hasattr(colorsys", "assert (True")
+    )
+    (tmp_path / "runs.csv").write_text("N,loss\n1e6,4\n1e7,3.5\n1e8,3.2\n1e9,3.3\n")
+    options = ["fit", "runs.csv", "--law=tints:rgb", "--plot=figures", "--bootstrap=0"]
+    root = str(pathlib.Path(scalelab.__path__[0]).parent)
+    done = subprocess.run(
+        [sys.executable, "-m", "scalelab", *options], cwd=tmp_path, env=os.environ | {"PYTHONPATH": root},
+        text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "wrote figures/" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda name: main(["fit", "none.csv", f"--law={name}"]),
+        lambda name: main(["optim", "--config=c.py", f"--config.optim.name={name}", "--config.optim.peak_lr=0.1"]),
+        lambda name: main(["schedule", "--config=c.py", f"--config.schedule.name={name}"]),
+        check_law,
+        lambda name: check_optimizer(name, peak_lr=0.1),
+    ],
+    ids=["--law", "optim.name", "schedule.name", "check_law", "check_optimizer"],
+)
+def test_whoever_names_code_is_told_the_nearest_module_and_name(ask, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.py").write_text("from configs import tiny\nget_config = tiny.get_config\n")
+    (tmp_path / "colorsys.py").write_text(HIJACK)
+    (tmp_path / "tints").mkdir()
+    (tmp_path / "tints" / "__init__.py").touch()
+    (tmp_path / "tints" / "warm.py").write_text("def rouge(*_): return None\nnumber = 3\n")
+    mistakes = {
+        "tinst.warm:rouge": "No module named 'tinst'; did you mean 'tints'?",
+        "tints.wram:rouge": "No module named 'tints.wram'; did you mean 'tints.warm'?",
+        "tints.warm:ruoge": "tints.warm has no 'ruoge'; did you mean 'rouge'?",
+        "tints.warm:number": "'tints.warm:number' is 3, not a",
+        "colorsys:rouge": "colorsys.py has the name of an installed module and is not imported: rename it",
+    }
+    for name, message in mistakes.items():
+        try:
+            assert ask(name) == 2
+            error = capsys.readouterr().err
+        except BadInput as refusal:
+            error = str(refusal)
+        except AssertionError as broken:  # a contract's way to say that what it was given is none
+            error = str(broken)
+        assert message in error
 
 
 def test_configs_import_their_neighbours_of_whatever_name(tmp_path):

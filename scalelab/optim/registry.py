@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 
 from scalelab.config import Optim, traced_names
-from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.optim import (
     adafactor,
@@ -26,7 +25,7 @@ from scalelab.optim import (
     user_numbers,
 )
 from scalelab.optim.optimizer import BuildTransform, Optimizer
-from scalelab.user_code import load_user_object
+from scalelab.user_code import user_function
 
 OPTIMIZERS = {
     "sgd": sgd.SGD,
@@ -53,17 +52,15 @@ OPTIMIZERS = {
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """The record of `optim.name`. A user's own may be a `Member` or just its `build` function; BadInput if it is neither."""
+    """The record of `optim.name`. A user may name a `Member` or just its `build` function; BadInput for anything else."""
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
-    found = load_user_object(name, "optim.name")
-    if isinstance(found, Optimizer):
-        return found
-    if not callable(found):
-        raise BadInput(
-            f"optim.name={name!r} is {found!r}: neither a Member nor a function (declared, o, h, lr) -> transform"
-        )
-    return Optimizer(found, lambda declaration, o: _count_state_bytes(found, declaration, o))
+    given = user_function(name, "optim.name", "a Member or a function (declared, o, h, lr) -> transform", Optimizer)
+    return (
+        given
+        if isinstance(given, Optimizer)
+        else Optimizer(given, lambda declaration, o: _count_state_bytes(given, declaration, o))
+    )
 
 
 def _count_state_bytes(build: BuildTransform, declaration: Declaration, o: Optim) -> float:

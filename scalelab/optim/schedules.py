@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from scalelab import config as config_lib
 from scalelab.config import Static
 from scalelab.errors import BadInput
-from scalelab.user_code import load_user_object
+from scalelab.user_code import user_function
 
 Hparams = Mapping[str, jax.Array]
 Schedule = Callable[[jax.Array, Hparams], jax.Array]
@@ -208,9 +208,7 @@ def make_schedule(static: Static) -> Schedule:
 
 
 def _load_user_schedule(name: str) -> Schedule:
-    function = load_user_object(name, "schedule.name")
-    if not callable(function):
-        raise BadInput(f"schedule.name={name!r} is {function!r}, not a function (step, h) -> LR")
+    function = user_function(name, "schedule.name", "a function (step, h) -> LR")
 
     def checked(step: jax.Array, h: Hparams) -> jax.Array:
         lr = jnp.asarray(function(step, h), jnp.float32)

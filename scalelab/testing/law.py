@@ -13,6 +13,7 @@ from scipy.stats import qmc
 
 from scalelab.errors import BadInput
 from scalelab.laws.law.law import Law, ParamKind, law_of
+from scalelab.laws.law.names import load_law
 from scalelab.laws.law.objective import Objective, huber_log
 from scalelab.laws.solve.optimum import FitError, minimise_objective, scale_to_range
 from scalelab.laws.solve.pose import pose_problem
@@ -50,10 +51,10 @@ class LawReport:
 
 
 def check_law(
-    function: Callable[..., Any] | Law, *, truth: LawParams | None = None,
+    function: str | Callable[..., Any] | Law, *, truth: LawParams | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None, fixed_units: Collection[str] = (),
 ) -> LawReport:  # fmt: skip
-    """Check that a law (a function, or a `Law`) is one that this package can fit; AssertionError says what is wrong.
+    """Check that a law (a name, `pkg.mod:fn`, a function, a `Law`) can be fitted here; AssertionError says what is wrong.
 
     Its signature is readable; it is finite and positive over plausible columns; a row's value depends on no other row;
     parameters [R, 1] broadcast against columns [P]; derivatives are right and no parameter makes it jump; it is linear in
@@ -80,11 +81,11 @@ def _require(law: Law, holds: Any, said: str) -> None:
         raise AssertionError(f"law {law.name!r}: {said}")
 
 
-def _read(function: Callable[..., Any] | Law) -> Law:
+def _read(function: str | Callable[..., Any] | Law) -> Law:
     if isinstance(function, Law):
         return function
     try:
-        return law_of(function)
+        return load_law(function) if isinstance(function, str) else law_of(function)
     except BadInput as mistake:
         raise AssertionError(str(mistake)) from None
 

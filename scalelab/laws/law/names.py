@@ -27,7 +27,7 @@ LAWS: dict[str, Law] = {
 def load_law(name: str, stored: bool = False) -> Law:
     """A law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither.
 
-    `stored`: a file gave the name and not the user, who then has to have named it elsewhere.
+    `stored`: a file gave the name, not the user, who must then have named it elsewhere.
     """
     if name in LAWS:
         return LAWS[name]
@@ -38,7 +38,5 @@ def load_law(name: str, stored: bool = False) -> Law:
         )
     if not stored:
         user_code.trust_names(name)
-    function = user_code.load_user_object(name, "--law")
-    if not callable(function):
-        raise BadInput(f"--law={name} is {function!r}, not a function of columns and parameters")
+    function = user_code.user_function(name, "--law", "a function of columns and parameters")
     return function if isinstance(function, Law) else law_of(function, attribute)

@@ -112,7 +112,7 @@ def test_gemstones_checkpoints():
 
 
 def test_run_folders_give_checkpoints(tmp_path):
-    records.append(tmp_path / "metrics.jsonl", [
+    records.append_json_lines(tmp_path / "metrics.jsonl", [
         {"step": 0, "tokens": 0, "val_loss": 5.0},
         {"step": 1, "tokens": 100, "train_loss": 4.0},
         {"step": 2, "tokens": 200, "val_loss": 3.5},
