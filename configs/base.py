@@ -1,4 +1,4 @@
-"""The default tree: every key that exists, with its meaning, unit and, where it is a published default, its source.
+"""The default tree: one record for every config key, read from top to bottom; `scalelab config [KEY]` prints it.
 
 A config file starts from here and changes what it studies:
 
@@ -8,234 +8,287 @@ A config file starts from here and changes what it studies:
         config.model = base.llama(d_model=512, n_layers=8, n_heads=8)
         return config
 
-`None` means "derived": `scalelab.config.resolve` fills it in, and the run's config.json shows the value that was chosen.
-Values that are traced (they change without recompiling, and trials that differ only in them are packed) are marked [h].
+A record holds the default, the meaning, the unit, the range or choices, and the source of a default or choice.
+`derived(type)` is None until `scalelab.config.resolve` derives it; the run's config.json shows the value it came to.
+
+`key`      what decides the program or the data: part of the run's identity, and it may not change on resume
+`number`   a traced number: it changes without recompiling, and trials that differ only in such numbers are packed
+`setting`  nothing computed depends on it: not part of the identity
+Numbers and settings may change on resume, keys may not, unless the line says otherwise (`resume=`, `identity=`).
 """
 
-from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
+from typing import TYPE_CHECKING
+
+from scalelab.config.keys import COUNT, POSITIVE, TOKENS, above, build_group, build_tree, derived, key, number, setting
+from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS as OPTIMIZERS
+
+if TYPE_CHECKING:  # the records can be read without it: `scalelab config` and `scalelab runs` start faster
+    from ml_collections import ConfigDict
+
+# The defaults are those of `llama` below, at the size of `configs/tiny.py`.
+MODEL = {
+    "n_layers": key(2, "blocks, each attention then MLP", range=COUNT),
+    "d_model": key(64, "width of the residual stream", range=COUNT),
+    "n_heads": key(4, "query heads", range=COUNT),
+    "n_kv_heads": key(derived(int), "key and value heads, each for a group of query heads; None: n_heads", range=COUNT,
+        source="Ainslie et al. 2023"),
+    "d_head": key(derived(int), "width of a head; None: d_model / n_heads", range=COUNT),
+    "d_ff": key(derived(int), "width of the MLP; None: 4 d_model (swiglu: 8/3, rounded up to 8)", range=COUNT),
+    "vocab_size": key(256, "rows of the embedding; bytes need 256", unit="tokens", range=COUNT),
+    "seq_len": key(128, "length of a sequence", unit="tokens", range=COUNT),
+    "position": key("rope", "how positions are encoded", choices="rope learned relative none",
+        source="rope: Su et al. 2021; relative: Transformer-XL (Dai et al. 2019), as in Chinchilla"),
+    "rope_theta": key(10_000.0, "rope: base wavelength", unit="positions", range=POSITIVE, source="Su et al. 2021"),
+    "rope_scaling": key("none", "how rope is stretched to longer sequences", choices="none linear ntk llama3 yarn",
+        source="linear: Chen et al. 2023; ntk: bloc97 2023; llama3: Llama 3.1; yarn: Peng et al. 2023"),
+    "rope_factor": key(1.0, "rope_scaling: by how much positions are stretched", range=(1, 1e6),
+        source="Llama 3.1: 8, from an original length of 8192"),
+    "rope_original": key(8192, "llama3, yarn: sequence length before stretching", unit="tokens", range=COUNT),
+    "window": key(0, "latest tokens that a query attends to, itself included; 0: all", unit="tokens", range=(0, 1e9),
+        source="Mistral 7B: 4096"),
+    "global_every": key(0, "window: every n-th layer uses full attention; 0: none", unit="layers", range=(0, 1e6),
+        source="Gemma 2: 2; Gemma 3: 6"),
+    "rope_local_theta": key(0.0, "rope_theta of layers with a window; 0: as in the others", unit="positions",
+        range=(0, 1e12), source="Gemma 3: 1e4, beside a rope_theta of 1e6"),
+    "nope_every": key(0, "rope: every n-th layer has no positions; 0: none", unit="layers", range=(0, 1e6),
+        source='SmolLM3: 4; Yang et al. 2025, "Rope to Nope"'),
+    "block": key("sequential", "attention, then MLP; parallel: both after one norm, added",
+        choices="sequential parallel", source="parallel: PaLM (Chowdhery et al. 2022), sec. 2"),
+    "norm_place": key("before", "norms before attention and MLP, or after them, on their outputs",
+        choices="before after", source="after: OLMo 2 (2024), sec. 2.1"),
+    "norm": key("rmsnorm", "kind of norm", choices="rmsnorm layernorm layernorm_nobias",
+        source="rmsnorm: Zhang & Sennrich 2019; layernorm_nobias: PaLM, sec. 2"),
+    "norm_eps": key(1e-6, "added to the mean square", range=POSITIVE),
+    "mlp": key("swiglu", "activation of the MLP; gelu in its tanh form", choices="swiglu gelu relu2 relu",
+        source="swiglu: Shazeer 2020; relu2: So et al. 2021; relu: OPT (2022)"),
+    "qk_norm": key(False, "whether queries and keys have an RMSNorm", source="Henry et al. 2020"),
+    "qk_norm_over": key("head", "qk_norm: over each head by itself, or over all heads at once",
+        choices="head projection", source="head: Qwen 3 (2025); projection: OLMo 2 (2024)"),
+    "tied_head": key(False, "whether the head is the embedding, transposed"),
+    "bias": key(False, "whether every projection has a bias"),
+    "qkv_bias": key(False, "whether queries, keys and values alone have biases", source="Qwen 2.5 (2024)"),
+    "logit_softcap": key(0.0, "cap: logits -> cap x tanh(logits / cap); 0: off", range=(0, 1e6), source="Gemma 2: 30"),
+    "logit_scale": key("none", "rsqrt_width: logits / sqrt(d_model), for a tied embedding of init_std 1",
+        choices="none rsqrt_width", source="PaLM, sec. 5"),
+    "init_std": key(0.02, "initial standard deviation of embedding, head and learned positions", range=POSITIVE),
+    "projection_std": key(0.0, "initial standard deviation of projections; 0: each 1/sqrt(its fan_in)",
+        range=(0, 1e3), source="GPT-2: 0.02; DeepSeek: 0.006"),
+    "depth_scaled_init": key(False, "whether projections into the residual stream start 1/sqrt(2 n_layers) as large",
+        source="GPT-2, sec. 2.3"),
+    "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls",
+        choices="none dots full"),
+    "attention": setting("auto", "kernel; auto: by backend and length; cudnn: NVIDIA; splash: TPU",
+        choices="auto plain blockwise cudnn splash xla", source="blockwise: Dao et al. 2022"),
+}  # fmt: skip
+
+# Where the tokens come from.
+DATA = {
+    "source": key("stdlib", "Python's own .py files, data.path as bytes, a bigram language, or the output of `prepare`",
+        choices="stdlib text synthetic prepared"),
+    "path": key("", "text: files and globs, separated by commas; prepared: the folder, with split and tokenizer"),
+    "documents": key("cross", "whether attention crosses documents; mask: it does not, and positions restart in each",
+        choices="cross mask", source="cross: GPT-3, sec. 2.3; mask: Llama 3, sec. 3.2"),
+    "val_fraction": key(0.1, "share of bytes held out for validation, in whole documents", range=above(0, 1)),
+    "split_seed": key(0, "which documents are held out", range=(0, 2**31 - 1)),
+    "cache_dir": setting("", 'folder of token shards; "": $SCALELAB_CACHE or ~/.cache/scalelab'),
+    "language_seed": key(0, "synthetic: which language", range=(0, 2**31 - 1)),
+    "n_tokens": key(4_000_000, "synthetic: size of the corpus", unit="tokens", range=(1000, 1e12)),
+    "mixture": key("", 'shares of training sequences by source; "": by size; from a step on: '
+        '"web=0.7,code=0.3; 8000: web=1/5,code=4/5"'),
+    "unique_tokens": key("", 'training tokens kept of each source, then repeated: "1e6" or "web=1e6"; "": all',
+        unit="tokens", source="Muennighoff et al. 2023"),
+}  # fmt: skip
+
+# The optimizer. Derived values are its own (scalelab/config/optimizer_defaults.py); a value it can't use is refused.
+OPTIM = {
+    "name": key("adamw", "which optimizer (`scalelab optim --help`), or your own as pkg.mod:fn", choices=OPTIMIZERS,
+        user_code=True),
+    "peak_lr": number(derived(float), "learning rate at the end of warm-up; tiny models want 1e-3 to 1e-2",
+        unit="per step", range=(0, 1e3)),
+    "beta1": number(derived(float), "decay of the first moment, or of momentum", unit="per step", range=(0, 0.999999)),
+    "beta2": number(derived(float), "decay of the second moment", unit="per step", range=(0, 0.999999)),
+    "beta3": number(derived(float), "ademamix: decay of the slow first moment", unit="per step", range=(0, 0.9999999)),
+    "alpha": number(derived(float), "ademamix: weight of the slow first moment", range=(0, 1e6)),
+    "rho": number(derived(float), "sophia: the size of an update, in Hessians", range=above(0, 1e6)),
+    # Smaller eps, times a share of them, are zero in fp32: 0 / 0 wherever a gradient is zero.
+    "eps": number(derived(float), "added to the root of the second moment, or as in its paper", range=(1e-36, 1)),
+    "weight_decay": number(derived(float), "decay of the weights, times the LR (sgd, adam: added to the gradient)",
+        unit="per step", range=(0, 1e3)),
+    "decay_embeddings": key(True, "whether the embedding and learned positions decay", source="OLMo 2: no"),
+    "decay_vectors": key(False, "whether gains and biases decay", source="OLMo 2: yes"),
+    "clip_norm": number(1.0, "global gradient norm above which gradients are scaled down", range=above(0, 1e9),
+        source="GPT-3, App. B"),
+    "nesterov": key(derived(bool), "momentum, muon: whether to look ahead"),
+    "averaged": key(derived(bool), "momentum: m = beta1 m + (1 - beta1) g, with a larger LR; adafactor: mean updates"),
+    "factored": key(derived(bool), "adafactor: rows and columns of second moments only; false: whole",
+        source="PaLM: false"),
+    "bias_correction": key(derived(bool), "whether Adam's moments are bias-corrected; false to study its absence"),
+    "scale": key(derived(str), "muon: sqrt(max(1, out/in)), or 0.2 sqrt(max(in, out))", choices="spectral rms"),
+    "newton_schulz": key(derived(str), "muon: format of the products", choices="bf16 fp32"),
+    "every": key(derived(int), "between new preconditioners, projections or Hessians", unit="steps", range=COUNT),
+    "rank": key(derived(int), "galore, apollo: rows kept of the smaller side", range=COUNT),
+    "low_rank_scale": number(derived(float), "galore, apollo: factor of a low-rank update", range=above(0, 1e6)),
+    "rest_lr": number(derived(float), "optimizers for hidden matrices: peak LR of the AdamW for the rest",
+        unit="per step", range=(0, 1e3)),
+    "rest_beta1": number(derived(float), "beta1 of that AdamW", unit="per step", range=(0, 0.999999)),
+    "rest_beta2": number(derived(float), "beta2 of that AdamW", unit="per step", range=(0, 0.999999)),
+    "rest_eps": number(derived(float), "eps of that AdamW", range=(1e-36, 1)),
+    "own": number({}, 'traced numbers of your own optimizer, which reads h["gamma"]: optim.own.gamma=0.025'),
+    "groups": key("", 'LR multipliers of embed, head, position, hidden, vector: "embed=0.1,head=0.5"; "": none'),
+}  # fmt: skip
+
+# What changes over the run: learning rate, weight decay, batch, sequence length, momentum.
+SCHEDULE = {
+    "name": key("cosine", "schedule of the LR, or your own (step, h) -> LR as pkg.mod:fn", user_code=True,
+        choices="constant linear cosine cosine_restarts wsd wsd_s power multi_step inverse_sqrt"),
+    "warmup_steps": number(derived(int), "linear warm-up; None: by tokens or share, else 5 %, at most 2000",
+        unit="steps", range=(0, 1e12)),
+    "warmup_tokens": number(derived(int), "warm-up, rounded to steps", unit="tokens", range=(0, 1e18), identity=False),
+    "warmup_share": number(derived(float), "linear warm-up", unit="share of train.steps", range=(0, 1), identity=False),
+    "decay_shape": key("linear", "wsd, wsd_s, power: shape of the decay", resume=True,
+        choices="linear cosine sqrt exponential inverse", source="Hägele et al. 2024; Hu et al. 2024; Wen et al. 2024"),
+    "decay_steps": number(derived(int), "wsd, wsd_s, power: length of the decay; None: by tokens or share, else 20 %",
+        unit="steps", range=(0, 1e12)),
+    "decay_tokens": number(derived(int), "decay, rounded to steps", unit="tokens", range=(0, 1e18), identity=False),
+    "decay_share": number(derived(float), "length of decay", unit="share of train.steps", range=(0, 1), identity=False,
+        source="Hägele et al. 2024: 0.1 to 0.2"),
+    # At fall_share below 1 the LR then stays there (GPT-3); above 1 the run ends before it gets there (OLMo 2 7B).
+    "final_share": number(0.1, "linear, cosine, cosine_restarts, wsd, wsd_s, power: last LR / peak LR; use 0 with wsd",
+        range=(0, 1), source="Hoffmann et al. 2022: 0.1 for cosine"),
+    "fall_share": number(1.0, "linear, cosine: where final_share is reached", unit="share of train.steps",
+        range=above(0, 1e3), source="GPT-3: 260/300; OLMo 2 7B: 5/3.9"),
+    "cycles": number(1, "cosine_restarts: falls after warm-up; wsd_s: decays, the last at the end", range=(1, 64)),
+    "cycle_growth": number(1.0, "cosine_restarts: a fall's length / the previous one's; wsd_s: of a decay's last step",
+        range=(1, 4), source="T_mult of Loshchilov & Hutter 2017: 1 or 2; Wen et al. 2024: 2"),
+    "power_scale": number(4.6, "power: a in LR = sequences per batch x a x tokens^b", range=above(0, 1e9),
+        source="Shen et al. 2024, sec. 4"),
+    "power_exponent": number(-0.51, "power: b of power_scale", range=(-2, 0), source="Shen et al. 2024, sec. 4"),
+    "hold_steps": number(0, "inverse_sqrt: step from which the LR falls; 0: end of warm-up", unit="steps",
+        range=(0, 1e12), source="T5, PaLM: 10,000"),
+    "wd_shape": key("constant", "weight_decay times LR, along a cosine, times LR^2, or times LR / peak", resume=True,
+        choices="constant cosine lr2 independent", source="Caron et al. 2021; PaLM; Wortsman et al. 2023"),
+    "wd_final_share": number(1.0, "wd_shape=cosine: last weight_decay / first", range=(0, 1e3),
+        source="Caron et al. 2021: 10, from 0.04 to 0.4"),
+    # The batch grows linearly in tokens seen, by whole micro-batches of train.accumulate (as in Megatron-LM), or jumps.
+    "batch_start": key(derived(int), "batch of step 0, a multiple of global_batch/accumulate; None: full",
+        unit="sequences", range=COUNT),
+    "batch_warmup_tokens": key(derived(int), "tokens seen when the batch is global_batch", unit="tokens", range=TOKENS,
+        source="GPT-3: 4 to 12 billion"),
+    "batch_stages": key("", 'jumps instead: batch of step 0, then `step: sequences` up to global_batch; "": none',
+        unit="sequences", source='PaLM: "512; 50000: 1024; 115000: 2048"; Llama 3'),
+    # Attention reaches back to the last multiple of a length that grows linearly in tokens; a step has as many tokens.
+    "seq_start": number(derived(int), "length of sequences at step 0; None: full", unit="tokens", range=COUNT,
+        resume=False, source="Li et al. 2022: 8 to 64"),
+    "seq_warmup_tokens": number(derived(int), "tokens seen when the length is model.seq_len", unit="tokens",
+        range=TOKENS, resume=False),
+    "beta1_start": number(0.85, "beta1 of step 0, if beta1_steps > 0", unit="per step", range=(0, 0.999999),
+        source="Muon (Jordan 2024): 0.85 to 0.95"),
+    "beta1_steps": number(0, "linear way from beta1_start to optim.beta1; 0: constant", unit="steps", range=(0, 1e12),
+        source="Muon (Jordan 2024): 300"),
+}  # fmt: skip
+
+PARAMETRIZATION = {
+    "name": key("standard", "how initialisation, LR and multipliers depend on size", choices="standard mup completep",
+        source="mup: Yang et al. 2022, Table 8; completep: Dey et al. 2025, Table 1"),
+    "base_width": key(64, "mup, completep: the d_model at which everything equals standard's", range=COUNT),
+    "base_layers": key(2, "completep: the n_layers at which everything equals standard's", range=COUNT),
+    "base_d_head": key(derived(float), "mup, completep: d_head at base_width; None: the same heads", range=POSITIVE),
+}  # fmt: skip
+
+PRECISION = {
+    # fp16: dynamic loss scaling; fp8: e4m3, gradients e5m2, a scale a tensor; fp8_delayed: from the last 16 steps;
+    # fp8_block: a scale for each tile of 128 (DeepSeek-V3). The last three show harm (results/precision.md).
+    "name": key("fp32", "formats of activations and products; each in scalelab/precision/policy.py",
+        choices="fp32 tf32 bf16 fp16 fp8 fp8_delayed fp8_block fp16_unscaled bf16_moments bf16_master"),
+}  # fmt: skip
+
+# Devices along each axis of the mesh; one may be -1: the rest.
+AXIS = (-1, 2**31 - 1)
+PARALLEL = {
+    "data": setting(1, "replicas that share the batch", unit="devices", range=AXIS),
+    "fsdp": setting(1, "the same, each keeping 1/fsdp of what parallel.zero names", unit="devices", range=AXIS),
+    "context": setting(1, "parts of a sequence; keys and values go round a ring", unit="devices", range=AXIS,
+        source="Liu et al. 2023"),
+    "stage": setting(1, "pipeline stages of layers; micro-batches pass through them", unit="devices", range=AXIS),
+    "tensor": setting(1, "parts of heads, feed-forward units and vocabulary", unit="devices", range=AXIS,
+        source="Shoeybi et al. 2019"),
+    "sequence": setting(False, "whether `tensor` splits the sequence between blocks",
+        source="Korthikanti et al. 2022, sec. 4.2.2"),
+    "zero": setting(3, "split along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
+        range=(0, 3), source="Rajbhandari et al. 2020; 3: FSDP"),
+    "schedule": setting("1f1b", "of a pipeline; 1f1b holds at most `stage` micro-batches; circular: smaller bubble",
+        choices="gpipe 1f1b circular"),
+    "microbatches": setting(1, "of a pipeline, in each of train.accumulate; bubble: (p-1)/(rounds*m+p-1)", range=COUNT),
+    "rounds": setting(1, "circular: rounds of a micro-batch, each through layers / (stage * rounds)", range=COUNT),
+}  # fmt: skip
+
+# The run: its length, batch and seed, and what it starts from.
+TRAIN = {
+    "steps": number(500, "optimizer steps; the trials of a pack share it", unit="steps", range=COUNT),
+    "global_batch": key(16, "batch of a step, over all devices", unit="sequences", range=COUNT),
+    "accumulate": key(1, "micro-batches a step; weighted by tokens, as in one big batch", range=COUNT),
+    "seed": number(0, "seed of initialisation and data order", range=(0, 2**31 - 1), resume=False),
+    "z_loss": number(0.0, "weight of mean(logsumexp^2); reported losses exclude it", range=(0, 1e3),
+        source="PaLM: 1e-4"),
+    "ema": number(0.0, "decay of a bias-corrected average of the weights, for `eval --ema`; 0: none", unit="per step",
+        range=(0, 0.9999999), resume=False),
+    "deterministic": setting(False, "the same bits every time, at some speed: on a GPU, ops of fixed order"),
+    "init_from": key("", 'start on the weights of RUN, RUN@STEP or hf:DIR (safetensors), all else anew; "": random'),
+    "branch_from": setting("", 'go on from RUN@STEP with all state; `scalelab train --branch-from` sets it; "": none',
+        resume=False),
+    "stall_s": setting(300.0, "longest wait for a step (or ten dispatches), then stacks.txt and exit 1; 0: none",
+        unit="seconds", range=(0, 1e9), source="Megatron-LM's --distributed-timeout-minutes: 10"),
+    "steps_per_dispatch": setting(20, "steps that the device runs before the host looks", unit="steps", range=COUNT),
+}  # fmt: skip
+
+EVAL = {
+    "every_steps": key(100, "between validation losses, besides the last step's", unit="steps", range=COUNT,
+        resume=True),
+    "batches": key(8, "batches of global_batch sequences from the fixed validation set", range=COUNT, resume=True),
+}  # fmt: skip
+
+CHECKPOINT = {
+    "every_steps": setting(100, "between asynchronous saves; the last step is always saved", unit="steps", range=COUNT),
+    "keep_last": setting(2, "newest checkpoints kept", unit="checkpoints", range=COUNT),
+    "keep_every": setting(0, "checkpoints at its multiples are kept for good; 0: none", unit="steps", range=(0, 1e12)),
+    "fallback": setting(False, "if the last checkpoint is damaged: whether to go on from the last intact one"),
+}  # fmt: skip
+
+LOG = {
+    "every_steps": setting(10, "between lines of metrics.jsonl", unit="steps", range=COUNT),
+    # Mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own.
+    "tensorboard": setting(False, "whether TensorBoard events are also written into the run folder (tensorboardX)"),
+    "wandb": setting("", 'Weights & Biases project to log to as well (needs `pip install wandb`); "": none'),
+    "set_by": setting("", "filled in: who set each value of optim and schedule (scalelab/set_by.py)"),
+    "role": setting("", 'what the run is to its study, for the fitter; "": nothing', choices="fit check holdout"),
+}  # fmt: skip
+
+SWEEP = {
+    "pack": setting("auto", "how trials of a pack share a process; turn: in sequence", choices="auto vmap turn"),
+    "workers": setting(0, "at once, for trials that can't share one; 0: half the cores", unit="processes",
+        range=(0, 1024)),
+}  # fmt: skip
+
+KEYS = {
+    "model": MODEL, "data": DATA, "optim": OPTIM, "schedule": SCHEDULE, "parametrization": PARAMETRIZATION,
+    "precision": PRECISION, "parallel": PARALLEL, "train": TRAIN,
+    "eval": EVAL, "checkpoint": CHECKPOINT, "log": LOG, "sweep": SWEEP,
+}  # fmt: skip
 
 
-def get_config() -> ConfigDict:
+def get_config() -> "ConfigDict":
     """The whole tree with its defaults."""
-    return ConfigDict(
-        {
-            "model": llama(),
-            "data": data(),
-            "optim": optim(),
-            "schedule": schedule(),
-            "parametrization": {
-                "name": "standard",  # standard | mup (Yang et al. 2022, Table 8) | completep (Dey et al. 2025, Table 1)
-                "base_width": 64,  # mup, completep: the d_model at which everything equals standard's
-                "base_layers": 2,  # completep: the n_layers at which everything equals standard's
-                "base_d_head": placeholder(float),  # mup, completep: d_head at base_width; None: as many heads there
-            },
-            "precision": {
-                # fp32 | tf32 | bf16 | fp16 (dynamic loss scaling) | fp8 (e4m3, gradients e5m2, a scale a tensor) | fp8_delayed
-                # (the scale from the last 16 steps) | fp8_block (tiles of 128: DeepSeek-V3).
-                # Harmful, to show it: bf16_master; warned of: fp16_unscaled | bf16_moments (results/precision.md)
-                "name": "fp32",  # formats of activations and products; every format of each stands in precision/policy.py
-            },
-            "parallel": parallel(),
-            "train": train(),
-            "eval": {
-                "every_steps": 100,  # steps between validation losses; the last step always has one
-                "batches": 8,  # batches of global_batch sequences from the fixed validation set
-            },
-            "checkpoint": {
-                "every_steps": 100,  # steps between asynchronous saves; the last step is always saved
-                "keep_last": 2,  # newest checkpoints kept
-                "keep_every": 0,  # steps; checkpoints at its multiples are kept for good; 0: none
-                "fallback": False,  # where the last checkpoint is damaged: go on from the last intact one (and log it) or refuse
-            },
-            "log": {
-                "every_steps": 10,  # steps between lines of metrics.jsonl
-                # mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own
-                "tensorboard": False,  # also write TensorBoard events into the run folder (tensorboardX)
-                "wandb": "",  # also log to this Weights & Biases project (needs `pip install wandb`); "" for none
-                "set_by": "",  # filled in: who set which value of optim and schedule (scalelab/set_by.py), for what is said and recorded
-                "role": "",  # what the run is to its study: fit | check | holdout | ""; the fitter reads it
-            },
-            "sweep": {
-                "pack": "auto",  # how trials of one pack share a process: auto | vmap | turn (one after the other)
-                "workers": 0,  # processes at once for trials that cannot share one; 0: half the cores
-            },
-        }
-    )
+    return build_tree(KEYS)
 
 
-def data() -> dict:
-    """Where the tokens come from."""
-    return {
-        # stdlib: this Python's own .py files without tests | text: data.path, as bytes | prepared: what `scalelab prepare` made
-        "source": "stdlib",  # or synthetic: a bigram language
-        "path": "",  # text: files and globs, separated by commas; prepared: the folder (with its own split and tokenizer)
-        # mask: positions restart, and a document's first token is not predicted from another's last
-        "documents": "cross",  # cross: attention crosses documents (GPT-3, sec. 2.3) | mask: none sees another (Llama 3, sec. 3.2)
-        "val_fraction": 0.1,  # share of the documents' bytes held out for validation; split by document
-        "split_seed": 0,  # which documents are held out
-        "cache_dir": "",  # where token shards are kept; "": $SCALELAB_CACHE or ~/.cache/scalelab
-        "language_seed": 0,  # synthetic: which language
-        "n_tokens": 4_000_000,  # synthetic: corpus size in tokens
-        # shares of the training sequences by source, also from a step on: "web=0.7,code=0.3; 8000: web=1/5,code=4/5"
-        "mixture": "",  # "": as much of each as there is; the validation loss counts sources by their validation tokens
-        "unique_tokens": "",  # training tokens kept of each source, then repeated: "1e6" | "web=1e6" (Muennighoff et al. 2023); "": all
-    }
-
-
-def optim() -> dict:
-    """The optimizer. None: its own value (scalelab/config/optimizer_defaults.py); what it has no use for is refused."""
-    return {
-        "name": "adamw",  # see `scalelab optim --help`, or your own: pkg.mod:fn
-        "peak_lr": placeholder(float),  # [h] per step, at the end of warm-up; tiny models want 1e-3 to 1e-2
-        "beta1": placeholder(float),  # [h] decay of the first moment, or of momentum, per step
-        "beta2": placeholder(float),  # [h] decay of the second moment, per step
-        "beta3": placeholder(float),  # [h] ademamix: decay of the slow first moment, per step
-        "alpha": placeholder(float),  # [h] ademamix: weight of the slow first moment
-        "rho": placeholder(float),  # [h] sophia: the size of an update, in Hessians
-        "eps": placeholder(float),  # [h] added to the second moment's root, or where the paper has it
-        "weight_decay": placeholder(float),  # [h] times the LR (sgd, adam: added to the gradient)
-        "decay_embeddings": True,  # whether the embedding and learned positions decay (OLMo 2: no)
-        "decay_vectors": False,  # whether gains and biases decay (OLMo 2: yes)
-        "clip_norm": 1.0,  # [h] global gradient norm above which gradients are scaled down (GPT-3, App. B)
-        "nesterov": placeholder(bool),  # momentum, muon: look ahead
-        # averaged, of momentum: m = beta1 m + (1 - beta1) g, with 1/(1 - beta1) the LR
-        "averaged": placeholder(bool),  # momentum: as an average; adafactor: whether its updates are averaged
-        "factored": placeholder(bool),  # adafactor: rows and columns of second moments only; false: whole (PaLM)
-        "bias_correction": placeholder(bool),  # of Adam's moments; false to study its absence
-        "scale": placeholder(str),  # muon: spectral, sqrt(max(1, out/in)) | rms, 0.2 sqrt(max(in, out))
-        "newton_schulz": placeholder(str),  # muon: products in bf16 | fp32
-        "every": placeholder(int),  # steps between new preconditioners, projections or Hessians
-        "rank": placeholder(int),  # galore, apollo: rows kept of the smaller side
-        "low_rank_scale": placeholder(float),  # [h] galore, apollo: factor of a low-rank update
-        "rest_lr": placeholder(float),  # [h] of an optimizer for hidden matrices: peak LR of the rest's AdamW
-        "rest_beta1": placeholder(float),  # [h] its beta1
-        "rest_beta2": placeholder(float),  # [h] its beta2
-        "rest_eps": placeholder(float),  # [h] its eps
-        "own": {},  # [h] numbers of your own optimizer, which reads h["gamma"]: {"gamma": 0.025}
-        "groups": "",  # LR multipliers by group, e.g. "embed=0.1,head=0.5"; groups: embed, head, position, hidden, vector
-    }
-
-
-def schedule() -> dict:
-    """What changes over the run: learning rate, weight decay, batch, sequence length, momentum."""
-    return {
-        # constant | linear | cosine | cosine_restarts | wsd | wsd_s | power | multi_step | inverse_sqrt, or your own pkg.mod:fn
-        "name": "cosine",  # of the LR; each with its source in optim/schedules.py; your own is (step, h) -> LR
-        "warmup_steps": placeholder(int),  # [h] linear warm-up; None: as said below, else 5 %, at most 2000
-        "warmup_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
-        "warmup_share": placeholder(float),  # [h] the same as a share of train.steps
-        # of wsd, wsd_s, power: linear | cosine | sqrt (1 - sqrt: Hägele et al. 2024, section 4) | exponential (final_share^progress:
-        "decay_shape": "linear",  # Hu et al. 2024) | inverse (1/LR rises evenly: Wen et al. 2024)
-        "decay_steps": placeholder(int),  # [h] of these: last steps, that decay; None: what is said below, else 20 %
-        "decay_tokens": placeholder(int),  # [h] the same in tokens, rounded to steps
-        "decay_share": placeholder(float),  # [h] the same as a share of train.steps (Hägele et al.: 10 to 20 %)
-        # final_share: of linear, cosine, cosine_restarts, wsd, wsd_s and power
-        "final_share": 0.1,  # [h] last LR / peak LR (Hoffmann et al. 2022: 0.1 for cosine; use 0 with wsd)
-        # the LR then stays there (GPT-3: 260 of 300 billion tokens), or the run ends above it (OLMo 2 7B: 5 of 3.9 trillion)
-        "fall_share": 1.0,  # [h] linear, cosine: where final_share is reached, as a share of train.steps
-        "cycles": 1,  # [h] cosine_restarts: falls from the peak between warm-up and the end; wsd_s: decays, the last at the end
-        # of cosine_restarts: a fall's length / the one before's (Loshchilov's T_mult, 1 or 2);
-        "cycle_growth": 1.0,  # [h] of wsd_s: a decay's last step / the one before's (Wen et al. 2024: 2)
-        "power_scale": 4.6,  # [h] power: a of LR = sequences in a batch x a x tokens^b (Shen et al. 2024, section 4)
-        "power_exponent": -0.51,  # [h] power: b
-        "hold_steps": 0,  # [h] inverse_sqrt: step from which it falls; 0: the warm-up's end (T5, PaLM: 10,000)
-        # lr2: a step takes weight_decay x LR^2 (PaLM: 1.0); independent: weight_decay x LR / peak (Wortsman et al. 2023)
-        "wd_shape": "constant",  # of optim.weight_decay: constant (times LR) | cosine (Caron et al. 2021) | lr2 | independent
-        "wd_final_share": 1.0,  # [h] wd_shape=cosine: last weight_decay / first (Caron et al.: 0.04 to 0.4, so 10)
-        # the batch grows linearly in tokens seen, in whole micro-batches of train.accumulate (GPT-3, Megatron-LM)
-        "batch_start": placeholder(int),  # sequences of step 0, a multiple of global_batch/accumulate; None: full
-        "batch_warmup_tokens": placeholder(int),  # tokens seen when global_batch is reached (GPT-3: 4 to 12 billion)
-        # or the batch jumps (PaLM, Llama 3): sequences of step 0, then `step: sequences` up to global_batch
-        "batch_stages": "",  # e.g. PaLM's "512; 50000: 1024; 115000: 2048", multiples of global_batch/accumulate; "": none
-        # attention reaches back to the last multiple of a length that grows linearly in tokens seen; a step has as many tokens
-        "seq_start": placeholder(int),  # [h] length of step 0, in tokens (Li et al. 2022: 8 to 64); None: full
-        "seq_warmup_tokens": placeholder(int),  # [h] tokens seen when the length is model.seq_len
-        "beta1_start": 0.85,  # [h] beta1 of step 0 where beta1_steps > 0 (Muon, Jordan 2024: 0.85 to 0.95)
-        "beta1_steps": 0,  # [h] steps of beta1's linear way from there to optim.beta1 (Muon: 300); 0: constant
-    }
-
-
-def parallel() -> dict:
-    """Devices along each axis of the mesh; one may be -1: the rest."""
-    return {
-        "data": 1,  # each holds everything and takes its share of the batch
-        "fsdp": 1,  # the same, and each keeps 1/fsdp of what parallel.zero says
-        "context": 1,  # the sequence is split; attention goes round the devices in a ring (Liu et al. 2023)
-        "stage": 1,  # the layers are split; micro-batches pass from stage to stage
-        "tensor": 1,  # heads, feed-forward units and vocabulary are split (Shoeybi et al. 2019)
-        "sequence": False,  # between the blocks `tensor` splits the sequence (Korthikanti et al. 2022, sec. 4.2.2)
-        "zero": 3,  # along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)
-        "schedule": "1f1b",  # of the stages: gpipe | 1f1b (holds at most `stage` micro-batches) | circular (smaller bubble)
-        "microbatches": 1,  # of a pipeline, a micro-batch of train.accumulate each; a bubble of (p-1)/(rounds*m+p-1)
-        "rounds": 1,  # circular: how many times a micro-batch comes round, through layers/(stage*rounds) each time
-    }
-
-
-def train() -> dict:
-    """The run: its length, batch and seed, and what it starts from."""
-    return {
-        "steps": 500,  # optimizer steps; traced, but the trials of a pack share it
-        "global_batch": 16,  # sequences a step, over all devices
-        "accumulate": 1,  # micro-batches a step; token-weighted, so the step equals the big batch's
-        "seed": 0,  # [h] initialisation and data order
-        "z_loss": 0.0,  # [h] weight of mean(logsumexp^2) (PaLM: 1e-4); reported losses exclude it
-        "ema": 0.0,  # [h] decay a step of a bias-corrected average of the weights, for `eval --ema`; 0: none is kept
-        "deterministic": False,  # the same bits again at some speed: on a GPU, ops of fixed order, and kernels chosen once a run
-        "init_from": "",  # start on weights of RUN, RUN@STEP or hf:DIR (safetensors); optimizer and schedule begin anew; "": drawn
-        "branch_from": "",  # go on from RUN@STEP, all state included: `scalelab train --branch-from` sets it; "": none
-        # no new step for so long, nor for ten dispatches: the stacks of all threads go into stacks.txt, exit 1. Megatron-LM's
-        # --distributed-timeout-minutes is 10; compiling, evaluating, saving and restoring may take what they take
-        "stall_s": 300.0,  # seconds; 0: never
-        "steps_per_dispatch": 20,  # steps that run on the device before the host looks again
-    }
-
-
-def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
+def llama(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> "ConfigDict":
     """Touvron et al. 2023: pre-norm RMSNorm, RoPE, SwiGLU of width 8/3 d, no biases, untied head."""
-    return ConfigDict(
-        {
-            "n_layers": n_layers,  # blocks, each attention then MLP
-            "d_model": d_model,  # width of the residual stream
-            "n_heads": n_heads,  # query heads
-            "n_kv_heads": placeholder(int),  # key/value heads of groups of queries (Ainslie et al. 2023); None: n_heads
-            "d_head": placeholder(int),  # width of a head; None: d_model / n_heads
-            "d_ff": placeholder(int),  # width of the MLP; None: 4 d_model, for swiglu 8/3 d_model rounded up to 8
-            "vocab_size": 256,  # rows of the embedding; bytes need 256
-            "seq_len": 128,  # tokens a sequence
-            "position": "rope",  # rope (Su et al. 2021) | learned | relative (Transformer-XL, as Chinchilla) | none
-            "rope_theta": 10_000.0,  # base wavelength of rope, in positions
-            # linear (Chen et al. 2023) | ntk (bloc97 2023) | llama3 (Llama 3.1) | yarn (Peng et al. 2023): rope for longer sequences
-            "rope_scaling": "none",  # or how the frequencies of rope are made slower
-            "rope_factor": 1.0,  # by how much rope_scaling stretches positions (Llama 3.1: 8, of an original length of 8192)
-            "rope_original": 8192,  # llama3, yarn: tokens a sequence before the stretching
-            "window": 0,  # tokens that a query sees, its own included (Mistral 7B: 4096); 0: all before it
-            "global_every": 0,  # window: every n-th layer sees everything all the same (Gemma 2: 2, Gemma 3: 6); 0: none
-            "rope_local_theta": 0.0,  # rope_theta of the layers with a window, if others have none (Gemma 3: 1e4 and 1e6); 0: the same
-            "nope_every": 0,  # rope: every n-th layer knows no positions (SmolLM3: 4; Yang et al. 2025, "Rope to Nope"); 0: none
-            "block": "sequential",  # attention, then MLP | parallel: both of one norm, added (PaLM, Chowdhery et al. 2022, sec. 2)
-            "norm_place": "before",  # norms before attention and MLP | after: of what they give (OLMo 2, 2024, sec. 2.1)
-            "norm": "rmsnorm",  # rmsnorm (Zhang & Sennrich 2019) | layernorm | layernorm_nobias (PaLM, sec. 2)
-            "norm_eps": 1e-6,  # added to the mean square
-            "mlp": "swiglu",  # swiglu (Shazeer 2020) | gelu (tanh form) | relu2 (So et al. 2021) | relu (OPT, 2022)
-            "qk_norm": False,  # RMSNorm of queries and keys (Henry et al. 2020)
-            "qk_norm_over": "head",  # each head by itself (Qwen 3, 2025) | projection: all heads at once (OLMo 2, 2024)
-            "tied_head": False,  # the head is the embedding, transposed
-            "bias": False,  # biases on every projection
-            "qkv_bias": False,  # biases on queries, keys and values only (Qwen 2.5, 2024)
-            "logit_softcap": 0.0,  # logits -> cap x tanh(logits / cap) (Gemma 2: 30); 0: off
-            "logit_scale": "none",  # rsqrt_width: logits / sqrt(d_model), for a tied embedding of init_std 1 (PaLM, sec. 5)
-            "init_std": 0.02,  # of the embedding, the head and learned positions
-            "projection_std": 0.0,  # of projections (GPT-2: 0.02, DeepSeek: 0.006); 0: each 1/sqrt(its fan_in)
-            "depth_scaled_init": False,  # projections into the residual stream begin 1/sqrt(2 n_layers) as large (GPT-2, sec. 2.3)
-            "remat": "none",  # what the backward recomputes in each block: none | dots (keeps matmul outputs) | full
-            # how attention is computed: auto (by backend and length, and said) | plain, xla (all logits at once) | blockwise
-            "attention": "auto",  # blockwise, cudnn (NVIDIA), splash (TPU): memory linear in seq_len (Dao et al. 2022)
-        }
-    )
+    model = build_group(MODEL)
+    model.d_model, model.n_layers, model.n_heads = d_model, n_layers, n_heads
+    return model
 
 
-def gpt2(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
+def gpt2(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> "ConfigDict":
     """Radford et al. 2019: pre-norm LayerNorm, learned positions, GELU of width 4 d, biases, tied head."""
     model = llama(d_model, n_layers, n_heads)
     model.position, model.norm, model.norm_eps, model.mlp = "learned", "layernorm", 1e-5, "gelu"
@@ -243,8 +296,8 @@ def gpt2(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
     return model
 
 
-def chinchilla(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> ConfigDict:
-    """Hoffmann et al. 2022, in Gopher's form: RMSNorm, Transformer-XL positions, GELU of width 4 d, biases, tied head."""
+def chinchilla(d_model: int = 64, n_layers: int = 2, n_heads: int = 4) -> "ConfigDict":
+    """Hoffmann et al. 2022, as Gopher: RMSNorm, Transformer-XL positions, GELU of width 4 d, biases, tied head."""
     model = llama(d_model, n_layers, n_heads)
     model.position, model.mlp = "relative", "gelu"
     model.bias = model.tied_head = True

@@ -3,6 +3,7 @@
 It is read off the values of config.json alone, so that whoever opens a run's folder can hold its record to its config.
 """
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -11,29 +12,35 @@ from typing import Any
 
 from scalelab.errors import BadInput
 
-# Other ways of saying warmup_steps and decay_steps: of no effect once a config is resolved.
-SCHEDULE_LENGTH_KEYS = tuple(f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share"))
-# What may differ between two launches of one run without changing what is computed.
-# That goes down to rounding: mesh and order of sums move the last bits, and the record says so (`determinism`), not the identity.
-NON_IDENTITY_KEYS = (
-    *("log", "sweep", "checkpoint", "parallel"),
-    *SCHEDULE_LENGTH_KEYS,
-    *("model.attention", "data.cache_dir", "train.steps_per_dispatch", "train.deterministic", "train.branch_from"),
-    "train.stall_s",
-)
-# Which of them earlier versions counted, newest first: records of those versions hold identities with them.
+# Keys that earlier versions counted, newest first: records of those versions hold identities with them.
 FORMER_IDENTITY_KEYS = (
     ("model.attention",),
     ("train.branch_from",),
-    SCHEDULE_LENGTH_KEYS,
+    ("schedule.warmup_tokens", "schedule.warmup_share", "schedule.decay_tokens", "schedule.decay_share"),
     ("train.deterministic",),
     ("parallel",),
 )
 
 
 def is_identity_key(key: str) -> bool:
-    """Whether a config value (`group.key`) is part of the identity."""
-    return key not in NON_IDENTITY_KEYS and key.split(".")[0] not in NON_IDENTITY_KEYS
+    """Whether a config value (`group.key`) is part of the identity, as its record in `configs/base.py` says.
+
+    A key that only other versions know is, unless it belongs to a group in which nothing is.
+    """
+    return key not in _keys_aside() and key.split(".")[0] not in _keys_aside()
+
+
+@functools.cache
+def _keys_aside() -> frozenset[str]:
+    """Keys that are not part of the identity, and groups none of whose keys are.
+
+    What they change goes down to rounding: mesh and order of sums move the last bits, which the record's `determinism` says.
+    """
+    from configs import base  # here and not above: the tree is configuration, not part of the library
+
+    keys = {f"{group}.{name}" for group, part in base.KEYS.items() for name, key in part.items() if not key.identity}
+    groups = {group for group, part in base.KEYS.items() if not any(key.identity for key in part.values())}
+    return frozenset(keys | groups)
 
 
 def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:

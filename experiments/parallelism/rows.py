@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from configs import base
 from experiments.parallelism.traffic import collective_bytes
 from scalelab import config as config_lib
-from scalelab.config import TRACED_KEYS, Layout, Static
+from scalelab.config import Layout, Static, traced_keys
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import pipeline, rules, ticks
 from scalelab.sharding import BATCH_AXES, SPLIT_BY_TENSOR
@@ -129,7 +129,9 @@ def single_device_reference(static: Static, h: tuple[tuple[str, float], ...]) ->
     return params, float(loss), jax.device_get(grads)
 
 
-UNUSED_HPARAMS = [key.split(".")[1] for key in TRACED_KEYS if key != "train.seed"]  # by the parameters that init draws
+UNUSED_HPARAMS = [
+    key.split(".")[1] for key in traced_keys() if key != "train.seed"
+]  # by the parameters that init draws
 
 
 def compare_layout(

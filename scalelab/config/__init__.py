@@ -1,7 +1,7 @@
 """Configs: read files and overrides, resolve them, and split them into what is compiled and what is traced.
 
 Read in this order: `files` (the tree), `keys` (one record a key), `resolve` (derived values, checks), `static` (the two
-halves); `optimizer_defaults`, `schedule_steps`, `batch_ramp` and `mixture_text` each read one group of keys.
+halves); `validate` and `combinations` refuse what no run can have; `optimizer_defaults`, `schedule_steps`, `batch_ramp` and `mixture_text` each read one group of keys.
 """
 
 from scalelab.config.files import (
@@ -14,24 +14,11 @@ from scalelab.config.files import (
     read_config_file,
     split_overrides,
 )
+from scalelab.config.keys import hparam_keys, key_records, traced_keys
 from scalelab.config.resolve import config_value_origins, identity, load, resolve
-from scalelab.config.static import (
-    TRACED_KEYS,
-    Layout,
-    ModelShape,
-    Optim,
-    Static,
-    hparams,
-    static,
-    traced_names,
-    unset_numbers,
-)
-from scalelab.identity import NON_IDENTITY_KEYS, SCHEDULE_LENGTH_KEYS
+from scalelab.config.static import Layout, ModelShape, Optim, Static, hparams, static, traced_names, unset_numbers
 
 __all__ = [
-    "NON_IDENTITY_KEYS",
-    "SCHEDULE_LENGTH_KEYS",
-    "TRACED_KEYS",
     "USER_OPTIM_PREFIX",
     "Layout",
     "ModelShape",
@@ -39,8 +26,10 @@ __all__ = [
     "Static",
     "config_value_origins",
     "default_tree",
+    "hparam_keys",
     "hparams",
     "identity",
+    "key_records",
     "leaves",
     "list_not_reproduced",
     "load",
@@ -50,6 +39,7 @@ __all__ = [
     "resolve",
     "split_overrides",
     "static",
+    "traced_keys",
     "traced_names",
     "unset_numbers",
 ]  # fmt: skip

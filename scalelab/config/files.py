@@ -14,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from scalelab import set_by, user_code
+from scalelab.config.keys import key_records
 from scalelab.errors import BadInput, nearest_hint
 
 USER_OPTIM_PREFIX = "optim.own."  # what begins the keys of numbers that only a user's own optimizer knows
@@ -119,10 +120,10 @@ def override(config: ConfigDict, values: Mapping[str, Any], by: str = set_by.PRO
     if set_by.NOTES_KEY in values and by == set_by.COMMAND_LINE:
         raise BadInput(f"{set_by.NOTES_KEY} is filled in by scalelab and can't be set")
     config = config.copy_and_resolve_references()
-    defaults = default_tree()
-    known = leaves(defaults)
+    known = leaves(default_tree())
+    groups = {key.split(".")[0] for key in known}
     for key, text in values.items():
-        if key in defaults:
+        if key in groups:
             first = next(name for name in known if name.startswith(f"{key}."))
             raise BadInput(
                 f"unknown config key {key!r}: it is a group, whose values are set one by one, as --config.{first}=VALUE"
@@ -138,7 +139,7 @@ def override(config: ConfigDict, values: Mapping[str, Any], by: str = set_by.PRO
         if not isinstance(config.get(group), ConfigDict):
             raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
         with config.ignore_type():
-            config[group][name] = _parse(key, str(text), _type(defaults, key), known[key])
+            config[group][name] = _parse(key, str(text), key_records()[key].kind, known[key])
     if set_by.NOTES_KEY not in values:
         _note(config, [key for key in values if set_by.is_tracked_key(key)], by)
     return config
@@ -183,11 +184,6 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     return values, rest
 
 
-def _type(tree: ConfigDict, key: str) -> type:
-    group, name = key.split(".")
-    return tree[group].get_type(name)
-
-
 def _parse(key: str, text: str, kind: type, default: Any) -> Any:
     if text.lower() in ("none", "null") and (kind is not str or default is None):
         return None
@@ -209,8 +205,7 @@ def _parse(key: str, text: str, kind: type, default: Any) -> Any:
 
 def check_tree(config: ConfigDict) -> None:
     """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
-    defaults = default_tree()
-    known = leaves(defaults)
+    known = leaves(default_tree())
     for group, part in config.items():
         if not isinstance(part, ConfigDict):
             raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest_hint(group, known)}")
@@ -221,7 +216,7 @@ def check_tree(config: ConfigDict) -> None:
             continue
         if key not in known:
             raise BadInput(f"unknown config key {key!r}{nearest_hint(key, known)}")
-        kind = _type(defaults, key)
+        kind = key_records()[key].kind
         group, name = key.split(".")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             with config.ignore_type():

@@ -9,9 +9,10 @@ from ml_collections import ConfigDict
 from scalelab import identity as identity_lib
 from scalelab import set_by, user_code
 from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
+from scalelab.config.combinations import check_combinations
 from scalelab.config.files import check_tree, default_tree, leaves, override, read_config_file
-from scalelab.config.static import TRACED_KEYS
-from scalelab.config.validate import check_config
+from scalelab.config.keys import traced_keys
+from scalelab.config.validate import check_values
 from scalelab.errors import BadInput
 
 
@@ -29,7 +30,7 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
     check_tree(config)
     if not stored:
         user_code.trust_names(config.optim.name, config.schedule.name)
-    check_config(config, derived=False)
+    check_values(config)
     model, who = config.model, config_value_origins(config)
     with config.unlocked(), config.ignore_type():
         if model.n_kv_heads is None:
@@ -52,7 +53,8 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
         schedule_steps.resolve_schedule_steps(config)
         schedule_steps.check_seq_warmup(config)
         _note_defaults(config, who)
-    check_config(config, derived=True)
+    check_values(config)
+    check_combinations(config)
     return config
 
 
@@ -89,7 +91,7 @@ def _optimizer_values(optim: ConfigDict) -> None:
                 f"optim.own.{name}={optim.own[name]:g}: {optim.name} has none; optim.own is for an optimizer of your own, "
                 "optim.name=pkg.mod:fn"
             )
-        if name in {key.split(".")[1] for key in (*TRACED_KEYS, "data.log_every", "data.separator")}:
+        if name in {key.split(".")[1] for key in (*traced_keys(), "data.log_every", "data.separator")}:
             raise BadInput(
                 f"optim.own.{name}={optim.own[name]:g}: h[{name!r}] is another number already; choose another name"
             )

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from scalelab import set_by
 from scalelab.config import batch_ramp
-from scalelab.config.validate import SCHEDULES_WITH_DECAY
+from scalelab.config.combinations import DECAYING
 from scalelab.errors import BadInput
 
 # Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
@@ -73,7 +73,7 @@ def describe_schedule(config: ConfigDict) -> str:
     """A resolved config's schedule in one line, with what was derived said as such."""
     schedule, steps = config.schedule, config.train.steps
     text = f"{schedule.name} over {steps:,} steps of {_batch(config)}: {_phrase(config, 'warmup', 'warm-up')}"
-    if schedule.name in SCHEDULES_WITH_DECAY:
+    if schedule.name in DECAYING:
         text += (
             f", {_phrase(config, 'decay', schedule.decay_shape + ' decay')} from step {steps - schedule.decay_steps:,}"
         )
@@ -130,7 +130,7 @@ def landmark_steps(config: ConfigDict) -> list[int]:
     steps, schedule = config.train.steps, config.schedule
     bends = (
         [schedule.warmup_steps - 1, steps - schedule.decay_steps, *_earlier_decays(config)]
-        if schedule.name in SCHEDULES_WITH_DECAY
+        if schedule.name in DECAYING
         else [schedule.warmup_steps - 1]
     )
     bends += batch_ramp.batch_ramp_steps(config)[:1] + batch_ramp.batch_ramp_steps(config)[-1:]

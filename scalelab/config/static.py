@@ -7,20 +7,7 @@ from ml_collections import ConfigDict
 
 from scalelab.config import batch_ramp
 from scalelab.config.files import leaves
-from scalelab.identity import SCHEDULE_LENGTH_KEYS
-
-# Values that are traced: trials that differ only in these (and in what is logged) share a compiled program.
-TRACED_KEYS = (
-    *(f"optim.{name}" for name in ("peak_lr", "beta1", "beta2", "eps", "weight_decay", "clip_norm")),
-    *(f"optim.{name}" for name in ("beta3", "alpha", "rho", "low_rank_scale")),
-    *(f"optim.{name}" for name in ("rest_lr", "rest_beta1", "rest_beta2", "rest_eps")),
-    *(f"schedule.{name}" for name in ("warmup_steps", "warmup_tokens", "warmup_share", "final_share", "fall_share")),
-    *(f"schedule.{name}" for name in ("decay_steps", "decay_tokens", "decay_share", "cycles", "cycle_growth")),
-    *(f"schedule.{name}" for name in ("hold_steps", "wd_final_share", "beta1_start", "beta1_steps")),
-    *(f"schedule.{name}" for name in ("seq_start", "seq_warmup_tokens")),
-    *(f"schedule.{name}" for name in ("power_scale", "power_exponent")),
-    *(f"train.{name}" for name in ("steps", "z_loss", "seed", "ema")),
-)
+from scalelab.config.keys import hparam_keys, traced_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,19 +154,19 @@ def static(config: ConfigDict) -> Static:
 
 def unset_numbers(config: ConfigDict) -> tuple[str, ...]:
     """The optimizer's numbers that the config of a user's own (`pkg.mod:fn`) leaves open; () of those that are known."""
-    keys = [key.removeprefix("optim.") for key in TRACED_KEYS if key.startswith("optim.")]
+    keys = [key.removeprefix("optim.") for key in traced_keys() if key.startswith("optim.")]
     return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()
 
 
 def traced_names(o: Optim) -> list[str]:
     """Names of all numbers that a program under the optimizer `o` is given (`log_every` and what data need aside)."""
-    return [key.split(".")[1] for key in TRACED_KEYS] + list(o.own)
+    return [key.split(".")[1] for key in traced_keys()] + list(o.own)
 
 
 def hparams(config: ConfigDict) -> dict[str, float]:
     """The traced half of a resolved config: scalars that change without recompiling."""
     values = leaves(config)
-    traced = {key.split(".")[1]: values[key] for key in TRACED_KEYS if key not in SCHEDULE_LENGTH_KEYS}
+    traced = {key.split(".")[1]: values[key] for key in hparam_keys()}
     # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
     given = {key: 0.0 if value is None else value for key, value in traced.items()}
     given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}

@@ -5,10 +5,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from scalelab import config as config_lib
 from scalelab import records
 from scalelab.errors import BadInput, WorkFailed
 from scalelab.evaluate import noise
+from scalelab.identity import is_identity_key
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.weights import load_run_weights
 
@@ -42,9 +42,8 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
 
 def config_differences(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any]:
     """`{key: {"a", "b", "computes"}}`: what differs, and whether what is computed depends on it."""
-    aside = config_lib.NON_IDENTITY_KEYS
     return {
-        key: {"a": x, "b": y, "computes": key not in aside and key.split(".")[0] not in aside}
+        key: {"a": x, "b": y, "computes": is_identity_key(key)}
         for key, (x, y) in _apart(noise.read_settings(a), noise.read_settings(b)).items()
     }
 

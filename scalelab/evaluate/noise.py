@@ -12,6 +12,7 @@ from scipy import stats
 from scalelab import config as config_lib
 from scalelab import records, set_by
 from scalelab.errors import BadInput
+from scalelab.identity import is_identity_key
 
 CONFIDENCE_LEVEL = 0.95
 SEED_KEY = "train.seed"
@@ -80,8 +81,7 @@ def _readable(path: pathlib.Path) -> bool:
 
 def _but_the_seed(folder: pathlib.Path) -> dict[str, Any]:
     """What is computed, seed aside."""
-    apart = (*config_lib.NON_IDENTITY_KEYS, SEED_KEY)
-    return {k: v for k, v in read_settings(folder).items() if k not in apart and k.split(".")[0] not in apart}
+    return {k: v for k, v in read_settings(folder).items() if is_identity_key(k) and k != SEED_KEY}
 
 
 def _one_a_seed(folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:

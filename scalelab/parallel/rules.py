@@ -4,6 +4,7 @@ ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing
 3 parameters too (FSDP). `tensor` splits the same axes whatever the stage (Shoeybi et al. 2019).
 """
 
+import dataclasses
 import functools
 import os
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from scalelab.config import Layout, ModelShape, Static
-from scalelab.errors import BadInput, nearest_hint
+from scalelab.config import Layout, ModelShape, Static, validate
+from scalelab.errors import BadInput
 from scalelab.model.declare import Declaration
 from scalelab.model.transformer import parameter_declarations
 from scalelab.optim.registry import find_optimizer
-from scalelab.parallel.ticks import PIPELINE_SCHEDULES, predicted_bubble
+from scalelab.parallel.ticks import predicted_bubble
 from scalelab.precision.policy import POLICIES
 from scalelab.sharding import SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS
 
@@ -87,16 +88,10 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
 
 
 def check_layout_options(layout: Layout) -> None:
-    """Refuse what is no option of any mesh (BadInput)."""
-    if layout.zero not in range(4):
-        raise BadInput(f"parallel.zero={layout.zero} is not a stage of ZeRO; 0, 1, 2 or 3")
-    if layout.schedule not in PIPELINE_SCHEDULES:
-        raise BadInput(
-            f"parallel.schedule={layout.schedule!r} is none of {', '.join(PIPELINE_SCHEDULES)}{nearest_hint(layout.schedule, PIPELINE_SCHEDULES)}"
-        )
-    for name in ("microbatches", "rounds"):
-        if getattr(layout, name) < 1:
-            raise BadInput(f"parallel.{name}={getattr(layout, name)} is not a count; 1 or more")
+    """Refuse a value that no mesh can have (BadInput): a layout need not come from a config that was checked."""
+    for name, value in dataclasses.asdict(layout).items():
+        validate.check_choice(f"parallel.{name}", value)
+        validate.check_range(f"parallel.{name}", value)
 
 
 def check_layout_runtime(static: Static, layout: Layout) -> None:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 IDLE, FORWARD, BACKWARD = range(3)
-PIPELINE_SCHEDULES = ("gpipe", "1f1b", "circular")
 StageOp = tuple[int, int, int]  # (FORWARD or BACKWARD, chunk, micro-batch)
 
 

@@ -54,7 +54,7 @@ def group_into_packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
         shared = {
             key: value
             for key, value in config_lib.leaves(config).items()
-            if (key not in config_lib.TRACED_KEYS or key == "train.steps")
+            if (key not in config_lib.traced_keys() or key == "train.steps")
             and not key.startswith(("log.", config_lib.USER_OPTIM_PREFIX))
         }
         if (

@@ -1,9 +1,7 @@
 """Configs: every key documented, every mistake one line, overrides, derived values, the static/traced split, identity."""
 
-import itertools
 import pathlib
 import re
-import tokenize
 
 import pytest
 
@@ -12,7 +10,6 @@ from scalelab import config as config_lib
 from scalelab.errors import BadInput
 
 ROOT = pathlib.Path(__file__).parents[2]
-BASE = ROOT / "configs/base.py"
 
 
 def resolved(**overrides):
@@ -45,23 +42,18 @@ def blamed(path, **overrides) -> str:
     return str(caught.value)
 
 
-def entries():
-    """[key, comment] of every `"key": value,` in base.py, groups included."""
-    with tokenize.open(BASE) as file:
-        tokens = list(tokenize.generate_tokens(file.readline))
-    found: list[list[str]] = []
-    for token, following in itertools.pairwise(tokens):
-        if token.type == tokenize.STRING and following.string == ":":
-            found.append([token.string.strip('"'), ""])
-        elif token.type == tokenize.COMMENT and found:
-            found[-1][1] += token.string.strip("# ")
-    return found
-
-
-def test_every_key_of_the_default_tree_has_a_comment():
-    groups = base.get_config().to_dict()
-    assert sorted(key for key, _ in entries()) == sorted([*groups, *(key for part in groups.values() for key in part)])
-    assert not [key for key, comment in entries() if key not in groups and len(comment.split()) < 2]
+def test_every_key_of_the_default_tree_has_one_record_that_says_what_it_means():
+    tree = base.get_config().to_dict()
+    records = config_lib.key_records()
+    assert sorted(records) == sorted(f"{group}.{name}" for group, part in tree.items() for name in part)
+    assert not [name for name, record in records.items() if len(record.meaning.split()) < 2]
+    for name, record in records.items():
+        group, key = name.split(".")
+        assert tree[group][key] == record.default
+        assert key == "own" or base.get_config()[group].get_type(key) is record.kind
+        assert record.range is None or record.kind in (int, float)
+        assert record.range is not None or record.kind not in (int, float), f"{name} is a number of any size"
+        assert record.default in (None, "", *record.choices) or not record.choices
 
 
 @pytest.mark.parametrize(
@@ -283,11 +275,12 @@ def test_static_is_what_compiles_and_hparams_are_the_rest():
     assert hash(config_lib.static(resolved())) == hash(config_lib.static(default))
 
 
-def test_every_key_marked_as_traced_is_traced_and_no_other():
-    """`steps` is traced, but not marked: the trials of a pack share it; `log_every` is no hyperparameter. WAYS come to steps."""
-    marked = set(re.findall(r'"(\w+)":[^\n]*# \[h\]', BASE.read_text()))
-    ways = {key.split(".")[1] for key in config_lib.SCHEDULE_LENGTH_KEYS}
-    assert ways < marked and marked - ways - {"own"} == set(config_lib.hparams(resolved())) - {"steps", "log_every"}
+def test_traced_keys_are_what_the_step_is_given_and_no_other():
+    """Warm-up and decay in tokens or as a share are resolved into steps; `log_every` is the host's."""
+    names = {key.split(".")[1] for key in config_lib.hparam_keys()}
+    assert names | {"log_every"} == set(config_lib.hparams(resolved()))
+    ways = {f"schedule.{what}_{unit}" for what in ("warmup", "decay") for unit in ("tokens", "share")}
+    assert set(config_lib.traced_keys()) == {*config_lib.hparam_keys(), *ways}
 
 
 def test_identity_is_of_what_is_computed():

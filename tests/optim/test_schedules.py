@@ -15,7 +15,7 @@ from configs import base
 from scalelab import config as config_lib
 from scalelab import user_code
 from scalelab.__main__ import main
-from scalelab.config import validate
+from scalelab.config import combinations, key_records
 from scalelab.errors import BadInput
 from scalelab.optim import schedules
 
@@ -26,7 +26,7 @@ H = {
     "hold_steps": 0, "fall_share": 1, "weight_decay": 0.1, "wd_final_share": 1, "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
     "power_scale": 4.6, "power_exponent": -0.51,
 }  # fmt: skip
-NAMES = validate.CHOICES["schedule.name"]
+NAMES = key_records()["schedule.name"].choices
 ONE = {"constant": "wsd"}  # the program that it is, where its decay has no step
 LENGTH = 130  # of every curve, so that each schedule compiles once
 
@@ -53,9 +53,9 @@ def curve(name, shape="linear", **changes):
 
 
 def test_every_choice_is_there_and_no_other():
-    assert set(NAMES) == {*schedules.SCHEDULES, *validate.SCHEDULES_WITH_DECAY, *ONE}
-    assert set(validate.CHOICES["schedule.decay_shape"]) == set(schedules.DECAYS)
-    assert set(validate.CHOICES["schedule.wd_shape"]) == set(schedules.WEIGHT_DECAYS)
+    assert set(NAMES) == {*schedules.SCHEDULES, *combinations.DECAYING, *ONE}
+    assert set(key_records()["schedule.decay_shape"].choices) == set(schedules.DECAYS)
+    assert set(key_records()["schedule.wd_shape"].choices) == set(schedules.WEIGHT_DECAYS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -291,7 +291,7 @@ def test_any_schedule_rises_then_falls_within_its_bounds(name, steps, warmup, de
         assert (np.diff(lr[top:]) <= 1e-6).all()
     if warmup < steps and (name in ("linear", "cosine", "cosine_restarts") or (name in ("wsd", "wsd_s") and decay)):
         np.testing.assert_allclose(lr[steps:], final, atol=1e-5)
-    if name not in validate.SCHEDULES_WITH_DECAY or (apart and name != "power"):
+    if name not in combinations.DECAYING or (apart and name != "power"):
         assert lr.max() > 1 - 1e-5 or warmup == steps or name == "multi_step"
 
 

@@ -22,7 +22,7 @@ REFUSED = {
     "data=-1 tensor=3": ("mesh of 3, and there are 8 devices", "nearest product: 2"),
     "data=-1 fsdp=-1": ("parallel.data=-1 and parallel.fsdp=-1", "only one size may be the rest"),
     "data=0": ("parallel.data=0", "1 or more, or -1 for the rest"),
-    "fsdp=8 zero=4": ("parallel.zero=4", "0, 1, 2 or 3"),
+    "fsdp=8 zero=4": ("parallel.zero=4 is outside [0, 3]", "nearest bound: 3"),
     "fsdp=8 model.d_model=20": ("model.d_model=20 is not divisible by parallel.fsdp=8", "16 or 24", "parallel.fsdp: 5"),
     "tensor=8": ("model.n_heads=4 is not divisible by parallel.tensor=8", "nearest model.n_heads: 8", "tensor: 4"),
     "tensor=4 data=2 model.n_kv_heads=2": ("model.n_kv_heads=2 is not divisible by parallel.tensor=4", "n_kv_heads: 4", "tensor: 2"),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from scalelab.config import TRACED_KEYS, Layout
+from scalelab.config import Layout, traced_keys
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import load_machine
@@ -36,7 +36,7 @@ def saved_bytes(static, mesh):
 
 def argument_bytes(static, mesh, step):
     """Of a program that takes a state, a batch and hparams, as XLA says, and as planned."""
-    h = {key.split(".")[1]: jnp.float32(0) for key in TRACED_KEYS} | {"log_every": jnp.float32(1)}
+    h = {key.split(".")[1]: jnp.float32(0) for key in traced_keys()} | {"log_every": jnp.float32(1)}
     shape = static.global_batch, static.model.seq_len + 1
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
     with jax.set_mesh(mesh):

@@ -8,7 +8,7 @@ import pytest
 
 from configs import tiny
 from scalelab import config as config_lib
-from scalelab.config.validate import CHOICES
+from scalelab.config import key_records
 from scalelab.errors import BadInput
 from scalelab.parallel import rules
 from scalelab.precision import fp8, products
@@ -108,7 +108,7 @@ def test_tf32_products_see_ten_bits_of_each_operand_forward_and_backward():
 
 
 def test_every_policy_is_a_choice_says_what_it_is_and_warns_where_it_harms():
-    assert set(CHOICES["precision.name"]) == set(POLICIES)
+    assert set(key_records()["precision.name"].choices) == set(POLICIES)
     for name, policy in POLICIES.items():
         assert policy.name == name and jnp.issubdtype(array_dtype(policy.forward), jnp.floating)
         said = warnings_for(policy, "cpu")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from scalelab import user_code
-from scalelab.config import SCHEDULE_LENGTH_KEYS, TRACED_KEYS, Layout, ModelShape, Optim, Static
+from scalelab.config import Layout, ModelShape, Optim, Static, hparam_keys
 from scalelab.errors import BadInput
 from scalelab.hardware.chips import Chip
 from scalelab.hardware.device_memory import usable_bytes
@@ -95,7 +95,7 @@ def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tup
     """Shapes and shardings of what `many_steps` takes, and the mesh where there is one."""
     size = (steps, static.global_batch, static.model.seq_len + 1)
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
-    names = [key.split(".")[1] for key in TRACED_KEYS if key not in SCHEDULE_LENGTH_KEYS]
+    names = [key.split(".")[1] for key in hparam_keys()]
     names += [*static.optim.own, "log_every"] + ["separator"] * (static.documents == "mask")
     h = {name: jax.ShapeDtypeStruct((), kinds.get(name, jnp.float32)) for name in names}
     n = jax.ShapeDtypeStruct((), jnp.int32)

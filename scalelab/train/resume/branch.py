@@ -16,6 +16,7 @@ from scalelab import records, set_by, user_code
 from scalelab.config import mixture_text, schedule_steps, static
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
+from scalelab.identity import is_identity_key
 from scalelab.parallel import mesh, rules
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import compatibility, extend, start
@@ -26,10 +27,8 @@ from scalelab.train.step import program, state
 TRUNK_SCHEDULES = ("constant", "wsd")
 DECAY_KEYS = ("schedule.decay_steps", "schedule.decay_tokens", "schedule.decay_share")
 WARMUP_KEYS = ("schedule.warmup_steps", "schedule.warmup_tokens", "schedule.warmup_share")
-# What a branch may have otherwise than its trunk: its end, and what changes no training step.
-BRANCH_KEYS = (
-    *config_lib.NON_IDENTITY_KEYS, *DECAY_KEYS, "schedule.decay_shape", "schedule.final_share", "schedule.name", "train.steps", "eval",
-)  # fmt: skip
+# What a branch may have otherwise than its trunk, besides what changes no training step: its end.
+END = (*DECAY_KEYS, "schedule.decay_shape", "schedule.final_share", "schedule.name", "train.steps")
 
 
 class Trunk(NamedTuple):
@@ -155,9 +154,7 @@ def _check_same_past(
             f"{old.schedule.name!r}, itself {config.schedule.name!r}: begin on the weights with --init-from={folder}@{step}"
         )
     changed = compatibility.diff_facts({**facts, "config": old.to_dict()}, mine).items()
-    for key, (before, now) in (
-        (k, v) for k, v in changed if k not in BRANCH_KEYS and k.split(".")[0] not in BRANCH_KEYS
-    ):
+    for key, (before, now) in ((k, v) for k, v in changed if _of_steps(k) and k not in END):
         if key == "data.mixture" and mixture_text.same_mixture_before(before, now, step):
             continue
         raise BadInput(
@@ -184,6 +181,11 @@ def _check_same_past(
             f"{asked}: {planned}; nearest: a decay that ends there too (--config.train.steps={old.train.steps}), or begin anew on "
             f"the weights with --init-from={folder}@{step}"
         )
+
+
+def _of_steps(key: str) -> bool:
+    """Whether a training step depends on it."""
+    return is_identity_key(key) and not key.startswith("eval.")
 
 
 def start_branch(run: Run, trunk: Trunk, progress: Progress) -> state.TrainState:

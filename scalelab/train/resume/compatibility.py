@@ -1,6 +1,5 @@
 """What may not change under a run's feet: the facts a checkpoint was saved under against those of now."""
 
-import dataclasses
 import importlib.metadata
 import platform
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from ml_collections import ConfigDict
 import scalelab
 from scalelab import config as config_lib
 from scalelab import set_by
+from scalelab.config.keys import fixed_groups, fixed_keys
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.identity import is_identity_key
@@ -19,31 +19,9 @@ from scalelab.model import transformer
 from scalelab.optim.registry import find_optimizer
 from scalelab.train.checkpoints.leaves import describe_leaves
 
-# A run that goes on under other values of these would be another run: its past no longer follows from its config.
-FROZEN_KEYS = (
-    "model",
-    "data",
-    "parametrization",
-    "precision",
-    "schedule.name",
-    "schedule.batch_start",
-    "schedule.batch_stages",
-    "schedule.batch_warmup_tokens",
-    "schedule.seq_start",
-    "schedule.seq_warmup_tokens",
-)
-# What decides the optimizer's program.
-OPTIMIZER_KEY = "optim.name"
-FROZEN_OPTIM_KEYS = tuple(f"optim.{field.name}" for field in dataclasses.fields(config_lib.Optim))
-FROZEN_TRAIN_KEYS = (
-    "train.global_batch",
-    "train.accumulate",
-    "train.seed",
-    "train.ema",
-    "train.init_from",
-    "train.branch_from",
-)
-FREE_KEYS = ("data.cache_dir", "model.attention")
+# What the data are, beside the config that names them: a run that went on with other data would be another run.
+DATA_FACTS = ("data.fingerprint", "data.tokenizer")
+OPTIMIZER_KEY = "optim.name"  # decides which other options there are
 VERSIONED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -86,15 +64,13 @@ def _flatten_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_frozen(key: str) -> bool:
-    """Whether a change of this key makes another run."""
-    return key not in FREE_KEYS and (
-        key.split(".")[0] in FROZEN_KEYS or key in FROZEN_KEYS + FROZEN_OPTIM_KEYS + FROZEN_TRAIN_KEYS
-    )
+    """Whether a change of this key, or of a group's every key, makes another run, so that its past follows from no one config."""
+    return key in (*fixed_keys(), *fixed_groups(), *DATA_FACTS)
 
 
 def check_allowed_keys(keys: Collection[str]) -> None:
     """BadInput for a `--allow-change` that names nothing; a group's name stands for all of its keys."""
-    known = [*config_lib.leaves(config_lib.default_tree()), "data.fingerprint", "data.tokenizer"]
+    known = [*config_lib.leaves(config_lib.default_tree()), *DATA_FACTS]
     known += [key for key in {name.split(".")[0] for name in known} if is_frozen(key)]
     for key in keys:
         if key not in known:
@@ -108,18 +84,15 @@ def check_changes_allowed(
 ) -> dict[str, tuple[Any, Any]]:
     """What changed from `old` to `new` (both `checkpoint_facts`) and may. BadInput, old against new with shapes, for what may not."""
     changes = diff_facts(old, new)
+    options = {key for key in fixed_keys() if key.startswith("optim.")}
     allowed = {
         *allow,
-        *(FROZEN_OPTIM_KEYS if OPTIMIZER_KEY in {*allow} & {*changes} else ()),
-    }  # another one has other options
+        *(options if OPTIMIZER_KEY in {*allow} & {*changes} else ()),
+    }  # another optimizer has other options
     refused = {k: v for k, v in changes.items() if is_frozen(k) and not {k, k.split(".")[0]} & allowed}
     if refused:
         shapes = _shape_lines(old, new)
-        others = [
-            key
-            for key in refused
-            if OPTIMIZER_KEY not in refused or key not in FROZEN_OPTIM_KEYS or key == OPTIMIZER_KEY
-        ]
+        others = [key for key in refused if OPTIMIZER_KEY not in refused or key not in options or key == OPTIMIZER_KEY]
         flags = " ".join(f"--allow-change={key}" for key in others)
         ways = (
             "or use another --workdir" if shapes else f"use another --workdir, or pass {flags}"
@@ -130,7 +103,7 @@ def check_changes_allowed(
 
 def check_ended_identity(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """BadInput where a run without a step left would be called one of another identity: nothing of it would be true."""
-    changed = {key: pair for key, pair in diff_facts(old, new).items() if is_identity_key(key) and key not in FREE_KEYS}
+    changed = {key: pair for key, pair in diff_facts(old, new).items() if is_identity_key(key)}
     if changed:
         raise BadInput(
             f"{where} has no step left and was trained with{_format_changes(changed)}: put it back, or use another --workdir"

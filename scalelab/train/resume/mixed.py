@@ -37,7 +37,7 @@ def merge_change_entries(
 
 
 def _changes_result(key: str) -> bool:
-    return is_identity_key(key) and key not in compatibility.FREE_KEYS and key not in HARMLESS_KEYS
+    return is_identity_key(key) and key not in HARMLESS_KEYS
 
 
 def _is_plan(key: str) -> bool:

@@ -88,7 +88,7 @@ def test_a_budget_and_a_run_beside_the_best_one(capsys):
         ([TINY, "--hardware=h100", "--devices=4", "--mesh=fsdp=3"], "nearest product"),
         ([TINY, "--hardware=h100", "--devices=2.5"], "nearest: 2"),
         ([TINY, "--hardware=h100", "--mesh=fsdp=-1"], "say how many there are"),
-        ([TINY, "--hardware=h100", "--mesh=fsdp=8,zero=7"], "parallel.zero=7 is not a stage of ZeRO"),
+        ([TINY, "--hardware=h100", "--mesh=fsdp=8,zero=7"], "parallel.zero=7 is outside [0, 3]; nearest bound: 3"),
         ([TINY, "--hardware=h100", "--mesh=stage=2,microbatches=0"], "parallel.microbatches=0"),
         ([TINY, "--hardware=h100", "--mesh=stage=2,schedule=1f1"], "did you mean '1f1b'"),
         (["--flops=1e20", "--hardware=h100"], "--hardware goes with --gpu-hours"),

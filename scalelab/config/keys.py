@@ -1,0 +1,171 @@
+"""The record of a config key: its default and everything else that scalelab knows of it, declared in `configs/base.py` alone.
+
+    "peak_lr": key(derived(float), "learning rate at the end of warm-up", range=(0, 1e3), traced=True)
+
+Which keys are traced, which belong to a run's identity, which may change on resume, which values are allowed, what
+`scalelab config` prints: all of these are queries on the records. Nothing here needs jax, numpy or ml_collections to load.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included; `above_low`: `low` itself is not; `positive`: sizes, counts and scales."""
+
+    low: float
+    high: float
+    above_low: bool = False
+    positive: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (self.low < value if self.above_low else self.low <= value) and value <= self.high and value < math.inf
+
+    def __str__(self) -> str:
+        return f"{'(' if self.above_low else '['}{self.low}, {self.high}]"
+
+    def refusal(self, value: float) -> str:
+        """Why `value` is refused, and the nearest good value; "" if it lies in the range."""
+        if value in self:
+            return ""
+        if self.positive and 0 < value < math.inf:
+            return f"={value:.6g} is more than can be counted; nearest: {self.high}"
+        if self.positive:
+            return f"={value} must be finite and above zero; the nearest good value is 1"
+        return f"={value} is outside {self}; nearest bound: {self.low if value <= self.low else self.high}"
+
+
+COUNT = Range(1, 2**31 - 1, positive=True)  # of steps, sequences and sizes: XLA counts in int32
+TOKENS = Range(1, 10**18, positive=True)
+POSITIVE = Range(0, math.inf, above_low=True, positive=True)  # a real number above zero, finite
+
+
+def above(low: float, high: float) -> Range:
+    """The range from `low`, itself not included, to `high`."""
+    return Range(low, high, above_low=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """The default of a key that is None until `resolve` derives it: the type of its value."""
+
+    kind: type
+
+
+derived = Derived
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One config key, as declared by `key`."""
+
+    default: Any  # None: derived
+    kind: type
+    meaning: str
+    unit: str  # "" for a plain number, a name or a switch
+    source: str  # of the default, or of the choices
+    range: Range | None
+    choices: tuple[str, ...]  # () if any text is a value
+    user_code: bool  # whether users may pass their own function as pkg.mod:fn
+    traced: bool  # whether a new value needs no new compilation
+    identity: bool  # whether what is computed depends on it
+    resume: bool  # whether a run may go on under another value
+
+
+def key(
+    default: Any,
+    meaning: str,
+    *,
+    unit: str = "",
+    source: str = "",
+    range: Range | tuple[float, float] | None = None,
+    choices: str | Iterable[str] = "",
+    user_code: bool = False,
+    traced: bool = False,
+    identity: bool = True,
+    resume: bool | None = None,
+) -> Key:
+    """The record of a key. `choices` are words separated by blanks, or an iterable of them.
+
+    Unless `resume` says otherwise, a run may go on under another value of what is traced or computes nothing.
+    """
+    kind = default.kind if isinstance(default, Derived) else type(default)
+    return Key(
+        None if isinstance(default, Derived) else default,
+        kind,
+        meaning,
+        unit,
+        source,
+        Range(*range) if isinstance(range, tuple) else range,
+        tuple(choices.split() if isinstance(choices, str) else choices),
+        user_code,
+        traced,
+        identity,
+        (traced or not identity) if resume is None else resume,
+    )
+
+
+number = functools.partial(key, traced=True)
+setting = functools.partial(key, identity=False)
+Records = Mapping[str, Key]
+
+
+def build_tree(table: Mapping[str, Records]) -> "ConfigDict":
+    """The tree of defaults, from records by group and name."""
+    from ml_collections import ConfigDict
+
+    return ConfigDict({group: build_group(records) for group, records in table.items()})
+
+
+def build_group(records: Records) -> "ConfigDict":
+    """One group of the tree of defaults; what is derived is None, with its type."""
+    from ml_collections import ConfigDict
+    from ml_collections.config_dict import placeholder
+
+    return ConfigDict({name: placeholder(r.kind) if r.default is None else r.default for name, r in records.items()})
+
+
+@functools.cache
+def key_records() -> dict[str, Key]:
+    """`{"group.name": record}` of every key in `configs/base.py`, in its order. Cached: callers must not modify the result."""
+    from configs import base  # here and not above: the tree is configuration, and it imports this file
+
+    return {f"{group}.{name}": record for group, records in base.KEYS.items() for name, record in records.items()}
+
+
+@functools.cache
+def traced_keys() -> tuple[str, ...]:
+    """Keys whose values are traced: trials that differ only in these share a compiled program.
+
+    Not among them is `optim.own`: which numbers it holds depends on the config (`static.traced_names`).
+    """
+    return tuple(name for name, record in key_records().items() if record.traced and record.kind is not dict)
+
+
+@functools.cache
+def hparam_keys() -> tuple[str, ...]:
+    """Traced keys that reach the step. The others (warm-up in tokens, say) only say how long something is, and are resolved into steps."""
+    return tuple(name for name in traced_keys() if key_records()[name].identity)
+
+
+@functools.cache
+def fixed_keys() -> tuple[str, ...]:
+    """Keys that may not change on resume: a run that went on under another value would be another run."""
+    return tuple(name for name, record in key_records().items() if not record.resume)
+
+
+@functools.cache
+def fixed_groups() -> tuple[str, ...]:
+    """Groups none of whose identifying keys may change on resume, so that a group's name can stand for all of its keys."""
+    by_group: dict[str, list[Key]] = {}
+    for name, record in key_records().items():
+        if record.identity:
+            by_group.setdefault(name.split(".")[0], []).append(record)
+    return tuple(group for group, records in by_group.items() if not any(record.resume for record in records))
