@@ -1,15 +1,34 @@
-"""What the house looks like from the street, as numbers: `python -m tests.house [--json]` in any checkout.
+"""What the house looks like from the street, as numbers: `python -m tests.house [ROOT] [--before=ROOT] [--json] [--out=PATH]`.
 
 Files and entries a folder, one-word public functions, circles of files, imports that go upward, lines over 120 columns, lengths
-of functions, words of the README, and how often `config` crosses from room to room on its way through `scalelab train`.
+of functions, words of the README, and how often `config` crosses from room to room on its way through `scalelab train`. Any
+checkout can be measured, older ones too. The committed table is written by
+
+    python -m tests.house --before=OLD_CHECKOUT --out=experiments/results/house
 """
 
+import argparse
 import ast
+import json
+import os
 import pathlib
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tests import config_walk
 
 ROOT = pathlib.Path(__file__).parents[1]
 ROOMS_ASIDE = ("commands", "optim", "recipes")  # one file a member: their length is that of a list
+CODE = ("scalelab", "configs", "experiments")
+COLUMNS = 120
+PAGE = """# The house in numbers
+
+Written by `python -m tests.house --before=OLD_CHECKOUT --out=experiments/results/house`: `scalelab`, `configs` and
+`experiments`, with `tests` where the row says so. Rooms that are lists by design (`commands`, `optim`) are left out of the two
+rows of entries.
+"""
 
 
 def entries(folder: pathlib.Path) -> list[str]:
@@ -62,3 +81,126 @@ def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
             seen.add(node)
             ahead += graph[node]
     return seen
+
+
+def python_files(root: pathlib.Path, folders: Iterable[str] = CODE) -> list[pathlib.Path]:
+    """The Python files below some folders of a checkout."""
+    return sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
+
+
+def one_word_share(paths: Iterable[pathlib.Path]) -> float:
+    """Share of public module-level functions whose name is one word; `main` is left out, for Python's habit names it."""
+    trees = [ast.parse(path.read_text()).body for path in paths]
+    names = [node.name for tree in trees for node in tree if isinstance(node, ast.FunctionDef)]
+    public = [name for name in names if not name.startswith("_") and name != "main"]
+    return sum("_" not in name for name in public) / len(public)
+
+
+def spread(lengths: Iterable[int]) -> list[int]:
+    """Median, 95th percentile and maximum."""
+    ordered = sorted(lengths)
+    return [ordered[round(share * (len(ordered) - 1))] for share in (0.5, 0.95, 1)]
+
+
+def function_lengths(paths: Iterable[pathlib.Path]) -> list[int]:
+    """Lines of every function, methods and inner ones included, from `def` to its last line."""
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    return [n.end_lineno - n.lineno + 1 for n in nodes if isinstance(n, ast.FunctionDef) and n.end_lineno]
+
+
+def room_graph(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The imports between rooms (and ground-floor files) that a graph of files holds."""
+    arrows: dict[str, set[str]] = {}
+    for name, targets in graph.items():
+        rooms = [module.split(".")[1] for module in (name, *targets) if "." in module]
+        if "." in name:
+            arrows.setdefault(rooms[0], set()).update(set(rooms[1:]) - {rooms[0]})
+    return arrows
+
+
+def declared_order(root: pathlib.Path) -> dict[str, int]:
+    """room -> its height by the checkout's own wall test: its place in MAY_IMPORT, or its floor in FLOORS (older)."""
+    code = (
+        "import json; from tests import test_walls as walls; floors = getattr(walls, 'FLOORS', None);"
+        "floors = floors or [[room] for room in walls.MAY_IMPORT];"
+        "print(json.dumps({room: height for height, rooms in enumerate(floors) for room in rooms}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def measure(root: pathlib.Path) -> dict[str, Any]:
+    """Every figure of a checkout, by the names that the table prints."""
+    code, tests, package = python_files(root), python_files(root, ["tests"]), python_files(root, ["scalelab"])
+    folders = [f for f in {p.parent for p in package} if f.name not in ROOMS_ASIDE and f.name != "scalelab"]
+    graph = file_graph(package)
+    height, arrows = declared_order(root), room_graph(graph)
+    upward = [(a, b) for a, targets in arrows.items() for b in targets if height.get(b, 0) > height.get(a, 0)]
+    lines = [line for path in (*code, *tests) for line in path.read_text().splitlines()]
+    nodes = [node for path in tests for node in ast.walk(ast.parse(path.read_text()))]
+    called = [ast.unparse(node.func).split(".")[-1] for node in nodes if isinstance(node, ast.Call)]
+    return {
+        "files": len(code),
+        "lines": sum(len(path.read_text().splitlines()) for path in code),
+        "Python files in a folder of scalelab, at most": max(len(list(f.glob("*.py"))) - 1 for f in folders),
+        "entries in a folder of scalelab, at most": max(len(entries(folder)) for folder in folders),
+        "one-word public functions": round(one_word_share(code), 3),
+        "circles of files": len(circles(graph)),
+        "circles of rooms": len(circles(arrows)),
+        "arrows upward": len(upward),
+        "lines over 120 columns": sum(len(line) > COLUMNS for line in lines),
+        "lines a function: median, 95 %, most": spread(function_lengths(code)),
+        "lines a file: median, 95 %, most": spread([len(path.read_text().splitlines()) for path in code]),
+        "words of README.md": len((root / "README.md").read_text().split()),
+        "test functions": sum(isinstance(n, ast.FunctionDef) and n.name.startswith("test_") for n in nodes),
+        "assert statements of tests": sum(isinstance(node, ast.Assert) for node in nodes),
+        "expected exceptions and warnings of tests": sum(name in ("raises", "warns") for name in called),
+        **config_walk.measure(root),
+    }
+
+
+def table(columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """Checkouts side by side, as Markdown."""
+    rows = [["what", *columns]]
+    names = dict.fromkeys(name for figures in columns.values() for name in figures)
+    rows += [[name, *(_cell(name, figures.get(name)) for figures in columns.values())] for name in names]
+    rows.insert(1, ["---", *("---:" for _ in columns)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "n/a" if value is None else f"{value:.1%}" if isinstance(value, float) else f"{value:,}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the figures of one checkout, or of two side by side; --out writes them as Markdown and JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tests.house", description=__doc__, allow_abbrev=False)
+    parser.add_argument("root", nargs="?", default=ROOT, type=pathlib.Path, help="a checkout (default: this one)")
+    parser.add_argument("--before", type=pathlib.Path, metavar="ROOT", help="a checkout to put beside it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", type=pathlib.Path, metavar="PATH", help="also write PATH.md and PATH.json")
+    options = parser.parse_args(argv)
+    roots = {"before": options.before} if options.before else {}
+    columns = {_label(name, root): measure(root.resolve()) for name, root in (roots | {"now": options.root}).items()}
+    print(json.dumps(columns) if options.json else table(columns))
+    if options.out:
+        options.out.with_suffix(".json").write_text(json.dumps(columns, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(f"{PAGE}\n{table(columns)}\n\n{config_walk.DEFINITION}\n")
+    return 0
+
+
+def _label(name: str, root: pathlib.Path) -> str:
+    answer = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)
+    return f"{name} ({answer.stdout.strip()})" if answer.returncode == 0 else name
+
+
+if __name__ == "__main__":
+    sys.exit(main())
