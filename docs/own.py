@@ -1,4 +1,4 @@
-"""An optimizer, a schedule and a scaling law of one's own, each named on the command line: docs/extending.md runs them."""
+"""An optimizer, a schedule and a scaling law of one's own, each named on the command line: docs/fork.md runs them."""
 
 import jax
 import jax.numpy as jnp

@@ -15,7 +15,8 @@ from scalelab.laws.law.law import law_of
 from scalelab.optim import schedules, table
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "scalelab/laws/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "scalelab/laws/README.md", *DOCS]
 TINY = ROOT / "configs" / "tiny.py"
 
 
@@ -25,9 +26,24 @@ def test_links_lead_somewhere(page):
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
-def test_every_page_is_reached_from_the_readme():
-    said = (ROOT / "README.md").read_text()
-    assert [page.name for page in PAGES[2:] if f"docs/{page.name}" not in said] == []
+def test_the_index_lists_every_page_and_the_readme_leads_to_it():
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert [page.name for page in DOCS if page.name != "index.md" and f"]({page.name})" not in index] == []
+    assert [page.name for page in ROOT.glob("*.md") if f"](../{page.name})" not in index] == []
+    assert "](docs/index.md)" in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 900
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_make_targets_that_a_page_names_exist(page):
+    text = page.read_text()
+    named = re.findall(r"`((?:scalelab|configs|experiments|tests|docs|\.github|\.ci)/[\w./*-]*)`", text)
+    assert [name for name in named if not [*ROOT.glob(name.rstrip("/"))]] == []
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)) <= targets
 
 
 def commands(page):
@@ -68,3 +84,11 @@ def test_a_law_of_ones_own():
     law = law_of(own.of_tokens)
     assert (law.columns, law.linear, law.searched) == (("D",), ["E", "B"], ["beta"])
     assert law({"D": [1e4]}, {"E": 1.0, "B": 100.0, "beta": 0.5}) == pytest.approx(2.0)
+
+
+def test_the_workflow_runs_what_ci_runs_on_every_supported_python():
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    versions = re.findall(r'"(3\.\d+)"', workflow)
+    low, high = re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', (ROOT / "pyproject.toml").read_text()).groups()
+    assert versions == [f"3.{minor}" for minor in range(int(low), int(high))]
+    assert "run: .ci/run\n" in workflow and "make test\n" in (ROOT / ".ci" / "run").read_text()

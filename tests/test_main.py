@@ -161,7 +161,7 @@ MISTAKES = {
     "plan --config=configs/tiny.py --hardware=h100 --batch=1e20": "is no whole number up to 1000000000000000",
     "train --config=configs/tiny.py --workdir=": "'' names no folder; the one you are in is .",
     "plan --params=1e-320 --tokens=1e9": "'1e-320' is not between 1e-60 and 1e+60",
-    "fit README.md --law=os:path": "--law=os:path is <module",
+    "fit README.md --law=os:path": "--law='os:path' is <module",
     "fit README.md --hold=E=inf": "E = inf can't be held",
     "export hf runs/none --out=README.md/mine": "README.md is a file; name a folder",
     "import hf runs/none --out=README.md/mine": "README.md is a file; name a folder",

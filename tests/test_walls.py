@@ -116,6 +116,39 @@ def test_rooms_stand_above_each_other():
         below.add(name)
 
 
+def architecture():
+    """docs/architecture.md: (lines of the picture, {room or "The ground floor": its section})."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    picture = page.split("```")[1].strip().splitlines()
+    sections = re.split(r"^### (.*)$", page.split("\n## Rooms\n")[1].split("\n## ")[0], flags=re.MULTILINE)
+    return picture, {title.strip("`"): text.strip() for title, text in zip(sections[1::2], sections[2::2], strict=True)}
+
+
+def test_the_page_of_the_architecture_has_every_room_with_what_it_may_import():
+    picture, sections = architecture()
+    folders = [name for name in MAY_IMPORT if (ROOT / "scalelab" / name).is_dir()]
+    height = {
+        name: -row for row, line in enumerate(picture) for name in folders if re.search(rf"^.{{0,40}}\b{name}\b", line)
+    }
+    assert set(sections) == {*folders, "The ground floor"} and set(height) == set(folders)
+    for name in folders:
+        (allowed,) = re.findall(r"May import: ([^.]*)\.", sections[name])
+        assert set(re.findall(r"`(\w+)`", allowed)) == MAY_IMPORT[name], f"docs/architecture.md, {name}: {allowed}"
+        assert all(height[other] < height[name] for other in MAY_IMPORT[name]), f"the picture has {name} too low"
+        assert len(sections[name].splitlines()) <= 10, name
+        files = re.findall(r"`([\w/]+(?:\.py|/))`", sections[name])
+        assert files and [file for file in files if not (ROOT / "scalelab" / name / file).exists()] in (
+            [],
+            ["configs/base.py"],
+        )
+    (ground,) = re.findall(r"May import each other: (.*?)\.\n", sections["The ground floor"], re.DOTALL)
+    entries = [entry.split(": ", 1) for entry in re.sub(r"\s+", " ", ground).split("; ")]
+    words = {
+        name: set(re.findall(r"`(\w+)`", others)) for names, others in entries for name in re.findall(r"`(\w+)`", names)
+    }
+    assert words == {name: MAY_IMPORT[name] for name in MAY_IMPORT if name not in folders}
+
+
 def test_no_circle_of_files():
     graph = house.file_graph(SOURCES)
     assert not house.circles(graph)
