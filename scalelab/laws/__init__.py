@@ -1,4 +1,8 @@
-"""Scaling laws: forms, exact fits with a certificate, what the data identify, intervals, decisions. Never the trainer."""
+"""Scaling laws: forms, exact fits with a certificate, what the data identify, intervals, decisions.
+
+Read in this order: `fit` (the entry point), `law`, `read`, `solve`, `trust`, `use`, `published`. It never imports the
+trainer.
+"""
 
 from scalelab.laws.fit import Fitted, fit
 from scalelab.laws.law.law import Between, Coefficient, Exponent, Law, Real, Scale, law_of

@@ -1,9 +1,9 @@
-"""From columns of numbers to a fitted law with everything that says how far to trust it: the door of this room.
+"""From columns of numbers to a fitted law and all that tells how far to trust it: the entry point of this room.
 
     from scalelab import laws
     fitted = laws.fit({"N": N, "D": D, "loss": loss}, law="chinchilla", target_flops=[1e24])
 
-Nothing is printed; a mistake is BadInput, an optimum that can't be vouched for is FitError.
+Nothing is printed; a mistake raises BadInput, an optimum that can't be certified FitError.
 """
 
 import dataclasses
@@ -37,15 +37,18 @@ from scalelab.laws.use.decision import Decision
 INTERVAL_LEVEL = 0.9
 CLOSE_BASIN = 0.01  # another optimum within 1 % of the objective: the data hardly choose between the two
 # BCa: in simulated studies its 90 % cover 87 to 95 %, plain percentiles 93 to 97 % (experiments/results/coverage.md).
-INTERVAL_METHOD = "BCa of refits to resampled runs (a, b: percentiles); for one new run, percentiles times the residuals of left-out runs"
+INTERVAL_METHOD = (
+    "BCa of refits to resampled runs (a, b: percentiles); for one new run, percentiles times the residuals of "
+    "left-out runs"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fitted:
-    """A fitted law. `kept` rows were fitted; `excluded` holds {"name", "reason"} of every other (where rows are known).
+    """A fitted law. `kept` rows were fitted; `excluded` holds {"name", "reason"} of every other (if rows are known).
 
-    `k` is that of C = k N D: the median of the fitted runs' own C / (N D), or 6 where they don't know their C.
-    `design` says what is weak about the runs themselves, `holdout` how well the larger ones follow from the smaller.
+    `k` is that of C = k N D: the median of the fitted runs' own C / (N D), or 6 if their C is not known.
+    `design` holds the weak points of the runs themselves, `holdout` how well the small runs predict the largest.
     """
 
     problem: Problem
@@ -64,12 +67,12 @@ class Fitted:
 
     @property
     def law(self) -> Law:
-        """The law that was fitted."""
+        """The fitted law."""
         return self.problem.law
 
     @property
     def params(self) -> dict[str, float]:
-        """Name -> value."""
+        """Fitted parameters {name: value}."""
         return self.best.params
 
     def loss(self, N: float, D: float, **others: float) -> float:
@@ -77,13 +80,16 @@ class Fitted:
         return float(self.law(_point(N, D, self.k, others), self.params))
 
     def predict(self, N: float, D: float, **others: float) -> Prediction:
-        """The loss of one new run with its interval. N by the fit's own convention."""
+        """Predict the loss of one new run, with its interval. N by the fit's convention. BadInput without resamples."""
         return uncertainty.predict_run(
             self.problem, self.best, self._resamples(), _point(N, D, self.k, others), self.level
         )
 
     def decide(self, C: float, **held: float) -> Decision:
-        """How to spend C FLOPs, counted as the fitted runs count theirs. N by the fit's own convention."""
+        """Decide how to spend C FLOPs, counted as the fitted runs count theirs. N by the fit's convention.
+
+        BadInput and FitError as in `decision.decide_allocation`.
+        """
         return decision.decide_allocation(self.problem, self.best, self._resamples(), C, self.k, self.level, held)
 
     def _resamples(self) -> Bootstrap:
@@ -92,22 +98,22 @@ class Fitted:
         return self.bootstrap
 
     def warnings(self) -> list[str]:
-        """What a reader must know before using the numbers; [] where there is nothing."""
+        """Warnings for readers of the numbers; [] if there are none."""
         certificate = self.best.certificate
-        said = [f"{name} is at its bound: the data do not determine it" for name in certificate.at_bounds]
+        warnings = [f"{name} is at its bound: the data do not determine it" for name in certificate.at_bounds]
         if certificate.next_basin_gap is not None and certificate.next_basin_gap < CLOSE_BASIN:
-            said.append(
+            warnings.append(
                 f"another optimum is only {certificate.next_basin_gap:.2%} worse: the data hardly choose between them"
             )
-        said += self.bootstrap.warnings() if self.bootstrap else []
-        said += [f"{name} is {p.verdict}" for name, p in self.identifiability.items() if p.verdict != "identified"]
-        return said
+        warnings += self.bootstrap.warnings() if self.bootstrap else []
+        warnings += [f"{name} is {p.verdict}" for name, p in self.identifiability.items() if p.verdict != "identified"]
+        return warnings
 
     def to_json(self) -> dict[str, Any]:
-        """What `scalelab fit --json` writes, and the `fit` block of a study's summary.json."""
+        """The JSON that `scalelab fit --json` writes, also the `fit` block of a study's summary.json."""
         intervals = uncertainty.param_intervals(self.bootstrap, self.params, self.level) if self.bootstrap else {}
         exponents: dict[str, float] = {}
-        if self.law.function in (forms.chinchilla, forms.chinchilla_gamma):  # where eq. 4 holds
+        if self.law.function in (forms.chinchilla, forms.chinchilla_gamma):  # Hoffmann's eq. 4 holds for these
             exponents, spread = _optimal_exponents(self.params, self.bootstrap, self.level)
             intervals |= spread
         residuals = self.problem.residuals(self.params)
@@ -147,13 +153,13 @@ def _point(N: float, D: float, k: float, others: Mapping[str, float]) -> dict[st
 def _optimal_exponents(
     params: Mapping[str, float], boot: Bootstrap | None, level: float
 ) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
-    """a, b of N_opt ~ C^a, D_opt ~ C^b (Hoffmann et al. 2022, eq. 4), and their percentile intervals."""
+    """Exponents a, b of N_opt ~ C^a, D_opt ~ C^b (Hoffmann et al. 2022, eq. 4), and their percentile intervals."""
 
-    def split(alpha: Any, beta: Any) -> dict[str, Any]:
+    def exponents(alpha: Any, beta: Any) -> dict[str, Any]:
         return {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
 
-    point = split(params["alpha"], params["beta"])
-    spread = split(boot.params["alpha"], boot.params["beta"]) if boot else {}
+    point = exponents(params["alpha"], params["beta"])
+    spread = exponents(boot.params["alpha"], boot.params["beta"]) if boot else {}
     return point, {
         n: {"percentile": uncertainty.central_interval(v, level), "se": float(np.std(v))} for n, v in spread.items()
     }
@@ -168,10 +174,10 @@ def fit(
 ) -> Fitted:  # fmt: skip
     """Fit `law` to a table of columns, each [P]: N, D, C, M, U, width, depth, … and loss in nats per token.
 
-    `cluster` [P] labels runs that are resampled together; `holdout`: that many of the largest rows are held out, predicted
-    and scored by a second fit; `held` fixes other columns for the decisions at `target_flops`, `fixed` parameters of the
-    law (see `law.hold_params`). BadInput for a table or a design that no law can be fitted to, FitError where the optimum is not
-    certain.
+    `cluster` [P] labels runs that are resampled together. `holdout`: so many of the largest rows are held out,
+    predicted and scored by a second fit. `held` fixes other columns for the decisions at `target_flops`; `fixed` fixes
+    parameters of the law (see `law.hold_params`). BadInput for a table or a design to which the law can't be fitted,
+    FitError if the optimum is not certain.
     """
     if not 0 < level < 1:
         raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
@@ -187,23 +193,21 @@ def fit(
     posed = posed or pose_problem(law, columns, target, chosen)
     best = best or optimum.minimise_objective(posed)
     boot = uncertainty.bootstrap_fit(posed, best, bootstrap, seed, cluster) if bootstrap else None
-    given_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
-    split = float(k or given_k or FLOPS_PER_PARAM_TOKEN)
+    measured_k = None if flops is None else np.median(flops / (columns["N"] * columns["D"]))
+    k = float(k or measured_k or FLOPS_PER_PARAM_TOKEN)
     decisions = (
-        [decision.decide_allocation(posed, best, boot, C, split, level, held or {}) for C in target_flops]
-        if boot
-        else []
+        [decision.decide_allocation(posed, best, boot, C, k, level, held or {}) for C in target_flops] if boot else []
     )
     return Fitted(
         problem=posed,
         best=best,
         bootstrap=boot,
-        identifiability=profile.profile_params(posed, best, level, split) if identify else {},
+        identifiability=profile.profile_params(posed, best, level, k) if identify else {},
         decisions=tuple(decisions),
-        design=(*findings, *design.fit_findings(posed, best, split, flops, target_flops, held)),
+        design=(*findings, *design.fit_findings(posed, best, k, flops, target_flops, held)),
         holdout=hold_out(law, columns, target, chosen, holdout, flops) if holdout else None,
         seconds=time.process_time() - start,
-        k=split,
+        k=k,
         level=level,
         n_convention=n_convention,
     )
@@ -221,7 +225,7 @@ def _knows_k(table: Mapping[str, ArrayLike], columns: Columns) -> bool:
 def fit_chinchilla(
     N: ArrayLike, D: ArrayLike, loss: ArrayLike, delta: float = 1e-3
 ) -> tuple[chinchilla_optimum.ChinchillaParams, Optimum]:
-    """Chinchilla's law alone, by Hoffmann's objective, without intervals: (parameters, optimum)."""
+    """Fit Chinchilla's law by Hoffmann's objective, without intervals: (parameters, optimum)."""
     law = load_law("chinchilla")
     columns, target = law_columns({"N": N, "D": D, "loss": loss}, law)
     design.row_findings(law, columns, target)

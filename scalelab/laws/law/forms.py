@@ -1,7 +1,8 @@
-"""The laws as pure functions. A new one is a function here and its row in `LAWS`.
+"""The laws as pure functions. A new law is a function here and a row in `names.LAWS`.
 
-Columns come first: N parameters, D training tokens, C FLOPs, M = D/N, U unique tokens, width, depth, loss in nats a token.
-Keyword-only arguments are parameters, annotated with their kind (`law.py`). Each gives loss in nats a token unless said.
+Columns come first: N parameters, D training tokens, C FLOPs, M = D/N, U unique tokens, width, depth, loss in nats a
+token. Keyword-only arguments are parameters, annotated with their kind (`law.py`). A law returns loss in nats a token
+unless its docstring gives another quantity.
 """
 
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ def chinchilla_gamma(
 ):  # fmt: skip
     """L = E + (A/N^alpha + B/D^beta)^gamma
 
-    Beck et al. 2026 (xLSTM scaling laws). gamma = 1 is Chinchilla's; A^(1/alpha) and gamma are easily confounded.
+    Beck et al. 2026 (xLSTM scaling laws). gamma = 1 is Chinchilla's law; A^(1/alpha) and gamma are easily confounded.
     """
     return E + (A / N**alpha + B / D**beta) ** gamma
 
@@ -41,13 +42,16 @@ def kaplan(N, D, *, N_c: Scale(1e3, 1e22), D_c: Scale(1e3, 1e22), alpha_N: Expon
 def saturating(C, *, E: Coefficient, A: Coefficient, alpha: Exponent):
     """L = E + A/C^alpha
 
-    Of the best run at each budget (Porian et al. 2024, sec. 4; Henighan et al. 2020, eq. 1.1).
+    Loss of the best run at each budget (Porian et al. 2024, sec. 4; Henighan et al. 2020, eq. 1.1).
     """
     return E + A / C**alpha
 
 
 def effective_data(D, U, R_star):
-    """Tokens of fresh data worth as much as D tokens of which U are unique (Muennighoff et al. 2023, eq. 5): U <= D' <= D."""
+    """Tokens of fresh data D' that are worth as much as D tokens with U unique ones: U <= D' <= D.
+
+    Muennighoff et al. 2023, eq. 5.
+    """
     unique = jnp.minimum(U, D)
     return unique + unique * R_star * (1.0 - jnp.exp(-(D / unique - 1.0) / R_star))
 
@@ -58,8 +62,8 @@ def data_constrained(
 ):  # fmt: skip
     """L = E + A/N'^alpha + B/D'^beta, N' and D' less than N and D where D > U
 
-    Muennighoff et al. 2023, eqs. 4 to 6. U_N, the size that is best for U tokens, follows from the law itself: with
-    G = (alpha A / (beta B))^(1/(alpha+beta)) it is (U G)^(beta/alpha) G, N at most. So the law is linear in E alone.
+    Muennighoff et al. 2023, eqs. 4 to 6. U_N, the best size for U tokens, follows from the law itself: with
+    G = (alpha A / (beta B))^(1/(alpha+beta)) it is (U G)^(beta/alpha) G, at most N. So the law is linear in E alone.
     """
     G = (alpha * A / (beta * B)) ** (1.0 / (alpha + beta))
     best_N = jnp.minimum((jnp.minimum(U, D) * G) ** (beta / alpha) * G, N)
@@ -89,8 +93,8 @@ def farseer(
 ):  # fmt: skip
     """L = exp(a3 N^gamma + b3) + exp(a2 N^beta + b2) D^(-exp(a1 N^alpha + b1)), N and D in billions
 
-    Li et al. 2025 (Farseer), eq. 5: the exponent of D depends on N. Another unit of N only rescales parameters; of D it
-    would be another law, as D^-exponent turns the unit into a factor that no parameter has the shape of.
+    Li et al. 2025 (Farseer), eq. 5: the exponent of D depends on N. Another unit of N only rescales parameters. Another
+    unit of D would give another law: D^-exponent turns the unit into a factor that no parameter can absorb.
     """
     n, d = N / 1e9, D / 1e9
     return jnp.exp(a3 * n**gamma + b3) + jnp.exp(a2 * n**beta + b2) * d ** -jnp.exp(a1 * n**alpha + b1)

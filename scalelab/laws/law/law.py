@@ -1,4 +1,4 @@
-"""A law is a pure function; this reads from its signature what a fit must know.
+"""Laws as pure functions: reads from a law's signature what a fit must know.
 
 Positional arguments are columns of the table, keyword-only ones are parameters, annotated with their kind:
 
@@ -26,8 +26,9 @@ from scalelab.errors import BadInput, nearest_hint
 class ParamKind:
     """Where a parameter may lie, and how it is searched.
 
-    `how`: "linear" (the law is linear in it once the others are fixed: variable projection solves for it), "direct", or
-    "log" (a positive scale, moved in its logarithm). `starts`: the range that global search covers; bounds are hard.
+    `how`: "linear" (the law is linear in it once the others are fixed: variable projection solves for it), "direct"
+    (searched as it is), or "log" (a positive scale, searched in its logarithm). `starts`: the range that global search
+    covers; `low` and `high` are hard bounds.
     """
 
     how: Literal["linear", "direct", "log"]
@@ -42,12 +43,12 @@ Real = Annotated[float, ParamKind("direct", -1e4, 1e4, (-2.0, 2.0))]
 
 
 def Scale(low: float, high: float) -> Any:
-    """A positive parameter between two orders of magnitude: `N_c: Scale(1e6, 1e18)`."""
+    """A positive parameter between two values, searched in its logarithm: `N_c: Scale(1e6, 1e18)`."""
     return Annotated[float, ParamKind("log", low, high, (low, high))]
 
 
 def Between(low: float, high: float) -> Any:
-    """A parameter searched for, and held, between two values."""
+    """A parameter that is searched and stays between two values."""
     return Annotated[float, ParamKind("direct", low, high, (low, high))]
 
 
@@ -72,16 +73,19 @@ class Law:
 
     @property
     def linear(self) -> list[str]:
-        """Parameters that variable projection solves for."""
+        """Names of the parameters that variable projection solves for."""
         return [name for name, kind in self.params.items() if kind.how == "linear"]
 
     @property
     def searched(self) -> list[str]:
-        """The others: the low-dimensional global search runs over these."""
+        """Names of the other parameters: the low-dimensional global search runs over these."""
         return [name for name, kind in self.params.items() if kind.how != "linear"]
 
     def __call__(self, columns: typing.Mapping[str, Any], params: typing.Mapping[str, Any]) -> np.ndarray:
-        """The law's values at the rows of `columns`, in float64; parameters [R, 1] broadcast. Not finite where it isn't."""
+        """Values of the law at the rows of `columns`, in float64; parameters [R, 1] broadcast.
+
+        Values are inf or nan where the law is not defined: nothing is raised.
+        """
         given = [np.asarray(columns[name], float) for name in self.columns]
         values = {name: np.asarray(params[name], float) for name in self.params}
         with jax.enable_x64(True), jax.numpy_rank_promotion("allow"), np.errstate(all="ignore"):
@@ -89,7 +93,7 @@ class Law:
 
 
 def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -> Law:
-    """The law behind a function; BadInput where its signature doesn't say what a fit must know."""
+    """Read the law that a function states; BadInput where its signature doesn't say what a fit must know."""
     name = name or function.__name__
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -112,10 +116,11 @@ def law_of(function: Callable[..., Any], name: str = "", target: str = "loss") -
 
 
 def hold_params(law: Law, **values: float) -> Law:
-    """`law` with some of its parameters held at values and only the others free.
+    """Hold some parameters of `law` at values; only the others stay free.
 
-    So Muennighoff et al. 2023 fit R_D* and R_N* alone, all else taken from Chinchilla's law of the same data. Equal values
-    give the same object, which compiles once. BadInput for a name or a value that the law doesn't know, or none left free.
+    So Muennighoff et al. 2023 fit R_D* and R_N* alone, with all else from Chinchilla's law of the same data. Equal
+    values give the same object, which compiles once. BadInput for an unknown name, a value out of bounds, or no free
+    parameter.
     """
     if unknown := [name for name in values if name not in law.params]:
         raise BadInput(f"law {law.name!r} has no free parameter {unknown[0]!r}{nearest_hint(unknown[0], law.params)}")
@@ -125,11 +130,9 @@ def hold_params(law: Law, **values: float) -> Law:
             raise BadInput(f"{name} = {value:g} can't be held: law {law.name!r} has it in {low:g} to {high:g}")
     if set(values) == set(law.params):
         raise BadInput(f"law {law.name!r}: every parameter is held; leave at least one free")
-    return (
-        _hold_cached(law, tuple((name, float(values[name])) for name in law.params if name in values))
-        if values
-        else law
-    )
+    if not values:
+        return law
+    return _hold_cached(law, tuple((name, float(values[name])) for name in law.params if name in values))
 
 
 @functools.cache

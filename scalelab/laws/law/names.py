@@ -1,4 +1,4 @@
-"""Laws by name: the table, and the loader of a user's own `pkg.mod:fn`."""
+"""Laws by name: the table of built-in laws, and the loader of users' own as `pkg.mod:fn`."""
 
 from scalelab import user_code
 from scalelab.errors import BadInput, nearest_hint
@@ -25,9 +25,9 @@ LAWS: dict[str, Law] = {
 
 
 def load_law(name: str, stored: bool = False) -> Law:
-    """A law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither.
+    """Load a law of the table, or a user's own as `pkg.mod:fn`. BadInput for a name that is neither.
 
-    `stored`: a file gave the name, not the user, who must then have named it elsewhere.
+    `stored`: the name comes from a file, not from the user; then the user must have named it elsewhere.
     """
     if name in LAWS:
         return LAWS[name]

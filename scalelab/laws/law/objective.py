@@ -18,8 +18,8 @@ HOFFMANN_DELTA = 1e-3  # Hoffmann et al. 2022, sec. 3.3
 class Objective:
     """Sum of Huber(delta) of residuals r = log law - log data (of law - data where `log` is False).
 
-    `overestimate` multiplies the penalty of points that the law lies above: 10, say, fits the lower envelope of runs that
-    were not all well tuned. `delta` infinite is least squares: then the sum is of r^2 / 2.
+    `overestimate` multiplies the penalty of points below the law: 10, say, fits the lower envelope of runs that were
+    not all well tuned. An infinite `delta` is least squares: the sum of r^2 / 2.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Objective:
         return float(np.log(total))
 
     def target(self, values: np.ndarray) -> np.ndarray:
-        """What residuals are differences of."""
+        """Values whose differences are the residuals: logs, or the values themselves."""
         return np.log(values) if self.log else np.asarray(values, float)
 
     def to_json(self, value: float) -> dict[str, Any]:
-        """Name, delta (None: least squares) and the minimum."""
+        """As plain JSON values: name, delta (None: least squares), and `value`, the minimum."""
         return {
             "name": self.name,
             "delta": self.delta if np.isfinite(self.delta) else None,
@@ -72,7 +72,7 @@ class Objective:
 
 
 def huber_log(delta: float = HOFFMANN_DELTA) -> Objective:
-    """Hoffmann's: a sum, never a mean, so that stopping rules see it (Besiroglu et al. 2024, sec. 3)."""
+    """Hoffmann's objective: a sum, never a mean, so that stopping rules see it (Besiroglu et al. 2024, sec. 3)."""
     return Objective("huber_log", delta)
 
 
@@ -81,9 +81,9 @@ OVERESTIMATE_WEIGHT = 10.0  # OLMo-core's advice for fitting a lower envelope (P
 
 
 def load_objective(name: str, delta: float | None = None) -> Objective:
-    """An objective by name; BadInput for a name or a threshold that is none.
+    """Load an objective by name; BadInput for an unknown name or an invalid threshold.
 
-    `mle` starts as `huber_log`: its threshold follows from the scale that `likelihood.fit_scale` finds.
+    `mle` starts as `huber_log`: `likelihood.fit_scale` finds the scale from which its threshold follows.
     """
     if name not in OBJECTIVES:
         raise BadInput(f"objective {name!r}: unknown{nearest_hint(name, OBJECTIVES)}; one of {', '.join(OBJECTIVES)}")

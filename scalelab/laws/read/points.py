@@ -1,4 +1,4 @@
-"""The numbers a law is fitted to: columns of one length, each value finite and positive, or one line that says which isn't."""
+"""The numbers a law is fitted to: columns of one length, each value finite and positive (else BadInput names it)."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,7 @@
-"""The files that a table of runs may be: .csv, .jsonl, .parquet. Anything else is refused before it is read.
+"""File formats of a table of runs: .csv, .jsonl, .parquet. Anything else is refused before it is read.
 
-And the writing of the last kind, so that one place knows its types."""
+Parquet is written here too, so that one place knows its types.
+"""
 
 import csv
 import json
@@ -15,7 +16,7 @@ Line = dict[str, Any]
 
 
 def read_raw_rows(path: pathlib.Path) -> list[Line]:
-    """The file's rows by column, as they stand there. BadInput for a file that can't be a table of runs."""
+    """Read a file's rows, {column: value} as stored there. BadInput for a file that can't be a table of runs."""
     if path.suffix not in READERS:
         raise BadInput(
             f"{str(path)!r}: a table is a .csv, .jsonl or .parquet file; anything else must be a folder of runs"
@@ -39,7 +40,7 @@ def read_raw_rows(path: pathlib.Path) -> list[Line]:
 
 
 def shorten_text(value: Any) -> str:
-    """Short text on one line: what a file holds may be anything."""
+    """Shorten a value of a file to one line of at most 60 characters for a message: it may be anything."""
     text = " ".join(str(value).split())
     return text if len(text) <= 60 else f"{text[:57]}…"
 
@@ -89,7 +90,7 @@ def _read_parquet(path: pathlib.Path) -> list[Line]:
     try:
         with parquet.ParquetFile(path) as file:
             rows, columns = file.metadata.num_rows, file.metadata.num_columns
-            if 8 * rows * columns > LARGEST_BYTES:  # its own size says little: equal values are packed to nothing
+            if 8 * rows * columns > LARGEST_BYTES:  # the file's size says little: equal values pack to almost nothing
                 raise BadInput(f"{str(path)!r} holds {rows:,} rows of {columns} columns: is it another file?")
             return file.read().to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
@@ -97,9 +98,10 @@ def _read_parquet(path: pathlib.Path) -> list[Line]:
 
 
 def write_parquet(rows: Sequence[Line], columns: Sequence[str], path: pathlib.Path) -> None:
-    """Write a table that `read_raw_rows` gives back: whole numbers, numbers, true or false and text as such, None as null.
+    """Write a table that `read_raw_rows` reads back: integers, floats, booleans and text as such, None as null.
 
-    A column of several kinds is of numbers where these are all it has, else of text. The file appears whole or not at all.
+    A column of mixed types becomes floats if all its values are numbers, else text. The file appears whole or not at
+    all.
     """
     import pyarrow
     from pyarrow import parquet
@@ -115,7 +117,7 @@ def _parquet_column(values: list[Any]) -> Any:
 
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
-        return pyarrow.nulls(len(values), pyarrow.float64())  # nothing is known yet; what comes is mostly a number
+        return pyarrow.nulls(len(values), pyarrow.float64())  # no value yet; later ones are mostly numbers
     wanted = {
         frozenset({int}): pyarrow.int64(), frozenset({float}): pyarrow.float64(), frozenset({bool}): pyarrow.bool_(),
         frozenset({int, float}): pyarrow.float64(),

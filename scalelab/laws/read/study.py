@@ -1,7 +1,6 @@
 """From a table of runs to a fit: which runs count, the law, its intervals, and the JSON block that others read.
 
-The one door for the studies, the report and `scalelab fit`: the same rows give the same numbers, bit for bit, in
-whatever order they come.
+The one way for studies, the report and `scalelab fit`: equal rows give equal numbers, bit for bit, in any order.
 """
 
 import dataclasses
@@ -27,10 +26,11 @@ def fit_study(
 ) -> Fitted:  # fmt: skip
     """Fit a law to the finished runs of a table; `options` are those of `fit.fit`.
 
-    A row has `val_loss` (nats per token), N in the convention's column (`N_COLUMNS`), the law's other columns and, where
-    known, `name`, `status`, `role` and `mixed` (what changed on the way). Rows of role "fit" are fitted if there are any, else all of them; never those that
-    are not done, are mixed, have no finite loss, or are among the `drop_top_loss` worst. `cluster` names a column whose equal values
-    are resampled together. BadInput where too few are left.
+    A row has `val_loss` (nats per token), N in the convention's column (`N_COLUMNS`), the law's other columns and,
+    where known, `name`, `status`, `role` and `mixed` (what changed during the run). Rows of role "fit" are fitted if
+    there are any, else all rows. Rows that are not done, are mixed, have no finite loss, or are among the
+    `drop_top_loss` worst are never fitted. Rows with equal values in column `cluster` are resampled together. BadInput
+    where too few are left.
     """
     if n_convention not in N_COLUMNS:
         raise BadInput(f"--n={n_convention}: unknown convention{nearest_hint(n_convention, N_COLUMNS)}")
@@ -39,48 +39,48 @@ def fit_study(
     needed = [names.get(column, column) for column in (*law.columns, law.target)]
     absent = {"C", "M"} - {key for row in rows for key in row}  # these follow from N and D
     needed = [column for column in needed if column not in absent]
-    kept, excluded = select_rows(rows, needed, names.get(law.target, law.target), drop_top_loss)
-    if not kept:
+    selected, excluded = select_rows(rows, needed, names.get(law.target, law.target), drop_top_loss)
+    if not selected:
         raise BadInput(
             f"none of {len(rows)} runs can be fitted: {design.describe_exclusions(excluded) or 'there are none'}"
         )
-    table = {column: np.array([float(row[column]) for row in kept]) for column in needed}
+    table = {column: np.array([float(row[column]) for row in selected]) for column in needed}
     for field, column in names.items():
         if column in table:
             table[field] = table[column]
-    if all(row.get("C") for row in kept):
-        table["C"] = np.array([float(row["C"]) for row in kept])
-    if cluster and any(cluster not in row for row in kept):
-        raise BadInput(f"--cluster={cluster}: no such column{nearest_hint(cluster, kept[0])}")
-    groups = [str(row[cluster]) for row in kept] if cluster else None
+    if all(row.get("C") for row in selected):
+        table["C"] = np.array([float(row["C"]) for row in selected])
+    if cluster and any(cluster not in row for row in selected):
+        raise BadInput(f"--cluster={cluster}: no such column{nearest_hint(cluster, selected[0])}")
+    groups = [str(row[cluster]) for row in selected] if cluster else None
     fitted = fit(table, law, cluster=groups, n_convention=n_convention, **options)
     findings = (*fitted.design, *design.exclusion_findings(excluded))
-    return dataclasses.replace(fitted, kept=tuple(kept), excluded=tuple(excluded), design=findings)
+    return dataclasses.replace(fitted, kept=tuple(selected), excluded=tuple(excluded), design=findings)
 
 
 def select_rows(
     rows: Sequence[Row], needed: Sequence[str], target: str, drop_top_loss: int = 0
 ) -> tuple[list[Row], list[dict[str, str]]]:
-    """(rows to fit, in an order that depends on their values only; {"name", "reason"} of the others)."""
+    """Select the rows to fit: (rows in an order set by their values only, {"name", "reason"} of the excluded)."""
     if drop_top_loss < 0:
         raise BadInput(f"drop_top_loss = {drop_top_loss}: a number of runs, 0 or more")
     only_fit = any(row.get("role") == "fit" for row in rows)
-    kept, excluded = [], []
+    selected, excluded = [], []
     for index, row in enumerate(rows):
         reason = _exclusion_reason(row, needed, only_fit)
         if reason:
             excluded.append({"name": str(row.get("name", f"row {index + 1}")), "reason": reason})
         else:
-            kept.append(row)
-    kept.sort(key=lambda row: (row[target], *[row[column] for column in needed]))
-    least = len(kept) - min(drop_top_loss, len(kept))
-    for row in kept[least:]:
+            selected.append(row)
+    selected.sort(key=lambda row: (row[target], *[row[column] for column in needed]))
+    n_selected = len(selected) - min(drop_top_loss, len(selected))
+    for row in selected[n_selected:]:
         excluded.append({"name": str(row.get("name", "?")), "reason": f"one of the {drop_top_loss} largest losses"})
-    return kept[:least], excluded
+    return selected[:n_selected], excluded
 
 
 def _exclusion_reason(row: Row, needed: Sequence[str], only_fit: bool) -> str:
-    """Why a row is not fitted; "" where it is."""
+    """The reason why a row is not fitted; "" if it is fitted."""
     if only_fit and row.get("role") != "fit":
         return f"role {row.get('role') or 'none'}"
     if row.get("status", "done") != "done":

@@ -1,4 +1,4 @@
-"""Read a CSV, JSON-lines or parquet table of runs that were trained elsewhere into the rows that `study.fit_study` takes."""
+"""Reads a CSV, JSON-lines or parquet table of runs trained elsewhere into rows for `study.fit_study`."""
 
 import math
 import os
@@ -15,13 +15,13 @@ from scalelab.laws.read.where import filter_rows
 
 BASE_FIELDS = ("N", "D", "C", "M", "loss")
 CHINCHILLA_FIELDS = ("N", "D", "loss")
-# Other names of a field, of which the first that a table has counts: `scalelab runs --csv` writes (and wrote) them so.
+# Other names of a field, as `scalelab runs --csv` writes them now or did once; the first one in the table counts.
 ALIASES = {
     "loss": ("val_loss",), "width": ("model.d_model", "d_model"), "depth": ("model.n_layers", "n_layers"),
     "lr": ("optim.peak_lr", "peak_lr"), "U": ("data.unique_tokens", "unique_tokens"),
 }  # fmt: skip
 EXAMPLES = {"N": "params", "D": "tokens", "C": "flops"} | {field: names[-1] for field, names in ALIASES.items()}
-ROW = "(row)"  # the place in the file, under a name that no expression can hold
+ROW = "(row)"  # key of the place in the file: a name that no expression can contain
 K = FLOPS_PER_PARAM_TOKEN
 Rule = tuple[str, tuple[str, str], str, Callable[[float, float], float]]
 RULES: tuple[Rule, ...] = (
@@ -34,8 +34,11 @@ RULES: tuple[Rule, ...] = (
 
 
 class Table(NamedTuple):
-    """Rows for `study.fit_study`, what N is in them, what was derived rather than read ("" where nothing was), and how
-    many rows the subset left out."""
+    """Rows for `study.fit_study`.
+
+    `n_convention`: where N comes from; `derived`: the rules of derived columns ("" if all were read); `left_out`: how
+    many rows `where` left out.
+    """
 
     rows: list[dict[str, Any]]
     n_convention: str
@@ -44,13 +47,13 @@ class Table(NamedTuple):
 
 
 def known_fields(law: Law) -> tuple[str, ...]:
-    """What --columns may name: the base fields, the columns of every built-in law, and the law's own and its target."""
+    """Fields that --columns may name: the base fields, the law's columns and target, the columns of built-in laws."""
     others = (column for each in LAWS.values() for column in each.columns)
     return tuple(dict.fromkeys((*BASE_FIELDS, *law.columns, law.target, *others)))
 
 
 def parse_columns(text: str | None, known: Iterable[str] = BASE_FIELDS) -> dict[str, str]:
-    """`N=params,loss=val` -> {"N": "params", "loss": "val"}: which column of the table holds which field."""
+    """Parse `N=params,loss=val` into {field: column}: {"N": "params", "loss": "val"}. BadInput for anything else."""
     columns: dict[str, str] = {}
     for part in text.split(",") if text else []:
         field, equals, column = part.partition("=")
@@ -67,12 +70,13 @@ def read_table(
     path: str | os.PathLike[str], columns: Mapping[str, str] | None = None, needed: Sequence[str] = CHINCHILLA_FIELDS,
     where: Iterable[str] = (),
 ) -> Table:  # fmt: skip
-    """Rows with name, val_loss, the `needed` fields of a law, and all of the table's own columns.
+    """Read rows with name, val_loss, the `needed` fields of a law, and all of the table's own columns.
 
-    `columns` maps fields (N, D, C, M, U, width, loss, …) to the table's own names; by default the field's own or one of
-    `ALIASES`. Any two of N, D, C suffice: the third follows from C = 6 N D, and M = D / N. `where` are expressions
-    (`where.filter_rows`) over fields and the table's own columns. An empty cell is None (the run is not fitted, and said so);
-    one that is not a number, or a number that is not finite and positive in a run that is done, is BadInput with its row.
+    `columns` maps fields (N, D, C, M, U, width, loss, …) to the table's names; by default the field's own name or one
+    of `ALIASES`. Any two of N, D, C suffice: the third follows from C = 6 N D, and M = D / N. `where` holds expressions
+    (`where.filter_rows`) over fields and the table's own columns. An empty cell is None: the run is listed as not
+    fitted. BadInput, with the row, for a cell that is not a number, and in a finished run for one that is not finite
+    and positive.
     """
     path = pathlib.Path(path)
     lines = read_raw_rows(path)
@@ -80,33 +84,33 @@ def read_table(
     names = _resolve_columns(columns or {}, needed, header, path)
     rules = _derivation_rules(names)
     rows = [_make_row(line, names, rules, f"row {number}", path.name) for number, line in enumerate(lines, 1)]
-    kept = filter_rows(rows, where)
-    for row in kept:
+    selected = filter_rows(rows, where)
+    for row in selected:
         _check_possible(row, names, path.name)
     used = [text for field, _, text, _ in rules if field in needed or (field == "C" and {"N", "D"} <= set(needed))]
     convention = f"column {names['N']!r}" if "N" in names else next((t for f, _, t, _ in rules if f == "N"), "not used")
-    return Table([_finish_row(row) for row in kept], convention, ", ".join(used), len(rows) - len(kept))
+    return Table([_finish_row(row) for row in selected], convention, ", ".join(used), len(rows) - len(selected))
 
 
 def _resolve_columns(
     columns: Mapping[str, str], needed: Sequence[str], header: list[str], path: pathlib.Path
 ) -> dict[str, str]:
-    """Field -> column of this table; BadInput where a named column is absent or too few are known."""
+    """{field: column of this table}; BadInput where a named column is absent or too few are known."""
     for column in columns.values():
         if column not in header:
             raise BadInput(
                 f"--columns: {path.name} has no column {column!r}{nearest_hint(column, map(shorten_text, header))}"
             )
 
-    def own(fields: Iterable[str]) -> dict[str, str]:
+    def default_columns(fields: Iterable[str]) -> dict[str, str]:
         names = {field: [name for name in (field, *ALIASES.get(field, ())) if name in header] for field in fields}
         return {field: known[0] for field, known in names.items() if field not in columns and known}
 
-    names = {**columns, **own(needed)}
+    names = {**columns, **default_columns(needed)}
     if not set(needed) <= set(names):  # then from the others, if they are there
-        names |= own("NDCM")
+        names |= default_columns("NDCM")
     if {"N", "D"} <= set(needed):
-        names |= own("C")  # the runs' own count of FLOPs, where they have one
+        names |= default_columns("C")  # the runs' own count of FLOPs, if the table has it
     if missing := [field for field in needed if field not in {*names, *(rule[0] for rule in _derivation_rules(names))}]:
         raise BadInput(_describe_missing(missing, needed, header, path))
     return names
@@ -118,11 +122,14 @@ def _describe_missing(missing: Sequence[str], needed: Sequence[str], header: lis
     shown = ", ".join(map(shorten_text, header[:20])) + (f" and {len(header) - 20} more" if len(header) > 20 else "")
     close = next((name for name in header for field in missing if shorten_text(name).lower() == field.lower()), "")
     hint = f"; did you mean {close!r}?" if close else ""
-    return f"{path.name} has no {', '.join(missing)}{third} among its columns {shown}{hint}; name them: --columns={example}"
+    return (
+        f"{path.name} has no {', '.join(missing)}{third} among its columns {shown}{hint}; "
+        f"name them: --columns={example}"
+    )
 
 
 def _derivation_rules(names: Mapping[str, str]) -> list[Rule]:
-    """The rules that give N, D, C, M where they are not read, in an order in which each has what it needs."""
+    """The rules that derive N, D, C, M where they are not read, each after those it needs."""
     known, used = set(names), []
     for rule in RULES:
         field, sources, _, _ = rule
@@ -148,7 +155,7 @@ def _make_row(
 
 
 def _check_possible(row: Mapping[str, Any], names: Mapping[str, str], table: str) -> None:
-    """BadInput for a number that can't be, in a run that is said to be done: a mistake in the table, not a poor run."""
+    """BadInput for an impossible number in a run that is done: a mistake in the table, not a poor run."""
     if row.get("status") not in (None, "", "done"):
         return
     for field, column in names.items():
@@ -160,15 +167,15 @@ def _check_possible(row: Mapping[str, Any], names: Mapping[str, str], table: str
 
 
 def _finish_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with its loss where the records of runs have it, and nothing that would be taken for what it isn't."""
+    """The row with `val_loss` as in records of runs, without empty or foreign fields that `study` would misread."""
     row = {**row, "val_loss": row["loss"]} if "loss" in row else row
     idle = [key for key in ("status", "role") if not row.get(key)] + [ROW]
-    idle += ["C"] if isinstance(row.get("C"), str) else []  # a column of that name that no law asked for
+    idle += ["C"] if isinstance(row.get("C"), str) else []  # a column named C that the law does not use
     return {key: value for key, value in row.items() if key not in idle}
 
 
 def _parse_cell(entry: Any) -> Any:
-    """A cell of the table's own columns: a number where it is one, None where it is empty."""
+    """A cell of the table's own columns: a float if it reads as one, None if empty, else as it is."""
     if entry is None or entry == "":
         return None
     if isinstance(entry, str):
@@ -180,7 +187,7 @@ def _parse_cell(entry: Any) -> Any:
 
 
 def _parse_number(entry: Any, where: str) -> float | None:
-    """The number in a cell; None where it is empty."""
+    """The number in a cell; None if empty; BadInput for anything else."""
     if entry is None or entry == "":
         return None
     try:

@@ -1,7 +1,7 @@
-"""A subset of rows by an expression of their columns: `N > 1e8 and D/N < 100`, `dataset == 'c4' or not train.seed == 0`.
+"""Subsets of rows by an expression of columns: `N > 1e8 and D/N < 100`, `dataset == 'c4' or not train.seed == 0`.
 
-Only what stands in `_evaluate_node` is understood: names of columns, numbers, strings, arithmetic, comparisons, and/or/not. An
-expression is never run as Python.
+`_evaluate_node` knows names of columns, numbers, strings, arithmetic, comparisons, and/or/not. An expression is never
+run as Python.
 """
 
 import ast
@@ -11,7 +11,7 @@ from typing import Any
 
 from scalelab.errors import BadInput, nearest_hint
 
-LONGEST = 1000  # characters: a deeper nesting than a person writes
+LONGEST = 1000  # characters: nobody writes longer expressions by hand
 ARITHMETIC: dict[type, Callable] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -31,11 +31,14 @@ COMPARISONS: dict[type, Callable] = {
 
 
 class _Empty(Exception):
-    """A row has nothing in a column that the expression needs: the row does not satisfy it."""
+    """A cell that the expression needs is empty: the row does not satisfy it."""
 
 
 def filter_rows(rows: Sequence[Mapping[str, Any]], expressions: Iterable[str]) -> list[Mapping[str, Any]]:
-    """The rows that satisfy every expression. A row whose needed cell is empty doesn't. BadInput for any mistake."""
+    """Filter the rows that satisfy every expression (a row whose needed cell is empty does not).
+
+    BadInput for an expression that can't be parsed or evaluated, or is not true or false.
+    """
     known = {key for row in rows for key in row}
     for expression in expressions:
         tree = _parse_expression(expression, known)
@@ -59,7 +62,7 @@ def _parse_expression(expression: str, known: set[str]) -> ast.expr:
 
 
 class _Columns(ast.NodeTransformer):
-    """`train.seed` is the name of a column, not an attribute."""
+    """Turns attributes into names: `train.seed` is the name of a column."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         inner = self.visit(node.value)
@@ -68,16 +71,16 @@ class _Columns(ast.NodeTransformer):
 
 def _row_satisfies(tree: ast.expr, row: Mapping[str, Any], expression: str, number: int) -> bool:
     try:
-        found = _evaluate_node(tree, row)
+        result = _evaluate_node(tree, row)
     except _Empty:
         return False
     except (TypeError, ArithmeticError) as error:
         raise BadInput(f"--where={_short(expression)}: row {number}: {error}") from None
     except BadInput as mistake:
         raise BadInput(f"--where={_short(expression)}: {mistake}") from None
-    if not isinstance(found, bool):
+    if not isinstance(result, bool):
         raise BadInput(f"--where={_short(expression)} is not true or false; compare with something, as in N > 1e8")
-    return found
+    return result
 
 
 def _evaluate_node(node: ast.expr, row: Mapping[str, Any]) -> Any:
@@ -125,7 +128,7 @@ def _check_truth(value: Any) -> bool:
 
 
 def _cell_value(value: Any) -> str | bool | float:
-    """A cell as it is compared: text, true or false, or a number (always floating: 9**9**9 must not take forever)."""
+    """A cell's value for comparison: text, true or false, or a float (with integers, 9**9**9 would take forever)."""
     if value is None or value == "":
         raise _Empty
     return value if isinstance(value, str | bool) else float(value)

@@ -1,4 +1,4 @@
-"""Any law's derivatives by autodiff, in float64: what `byhand` is for Chinchilla's, for the rest and for the user's own.
+"""Derivatives of any law by autodiff, in float64 (`chinchilla_problem` has those of Chinchilla's law by hand).
 
 Legend: R problems, K parameters, L linear ones, P points, G seeds.
 """
@@ -15,11 +15,11 @@ from scalelab.laws.law.law import Law
 from scalelab.laws.law.objective import Objective
 from scalelab.laws.solve.problem import Columns, Derivatives, Problem, coordinate_bounds
 
-CHUNK = 32  # problems a call: batches are filled up to it, so that each law compiles once whatever is left to do
+CHUNK = 32  # problems a call: batches are padded to it, so that each law compiles once for any number of problems
 
 
 class FitRows(NamedTuple):
-    """What is passed to the compiled functions: columns [P] each, target [P], their centre, and which terms aren't centred."""
+    """Data of the compiled functions: columns [P] each, target [P], the columns' centre, which params are direct."""
 
     columns: tuple[np.ndarray, ...]
     target: np.ndarray
@@ -28,7 +28,7 @@ class FitRows(NamedTuple):
 
 
 def _params_at(law: Law, x_K: Any, rows: FitRows) -> dict[str, Any]:
-    """Parameters of coordinates: linear ones divided by the size of their term at the centre, unless they are direct."""
+    """Parameters from coordinates x: linear ones divided by the size of their term at the centre, unless direct."""
     values = {
         name: jnp.exp(at) if kind.how == "log" else at for (name, kind), at in zip(law.params.items(), x_K, strict=True)
     }
@@ -37,7 +37,7 @@ def _params_at(law: Law, x_K: Any, rows: FitRows) -> dict[str, Any]:
 
 
 def _term_sizes(law: Law, values: Mapping[str, Any], rows: FitRows) -> dict[str, Any]:
-    """The size of each linear term at the centre with its coefficient at one (one where it is direct)."""
+    """The size of each linear term at the centre with coefficient 1; 1.0 for direct ones."""
     at_zero = {**values, **dict.fromkeys(law.linear, 0.0)}
 
     def term(name: str) -> Any:
@@ -57,7 +57,7 @@ def _compiled(spec: Law, log: bool) -> tuple[Callable, ...]:
         return jnp.log(value) - jnp.log(rows.target) if log else value - rows.target
 
     def curvature(x_K: Any, pull_P: Any, rows: FitRows) -> Any:
-        """Sum over points of pull x second derivative of the residual."""
+        """Second derivatives of the residuals, summed over points with weights `pull_P`: [K, K]."""
         return jax.hessian(lambda x: jnp.vdot(pull_P, residual(x, rows)))(x_K)
 
     def terms(searched: Any, rows: FitRows) -> tuple[Any, Any]:
@@ -94,22 +94,22 @@ def _compiled(spec: Law, log: bool) -> tuple[Callable, ...]:
 
 
 def _chunked(function: Callable, rows: FitRows, *arrays: np.ndarray) -> list[np.ndarray]:
-    """`function` over arrays [R, ...] in chunks of CHUNK, the last filled up with its first row; results in float64."""
-    count, found = len(arrays[0]), []
+    """Map `function` over arrays [R, ...] in chunks of CHUNK, the last padded with its first row; returns float64."""
+    count, chunks = len(arrays[0]), []
     for first in range(0, count, CHUNK):
         parts = [a[first : first + CHUNK] for a in arrays]
         short = CHUNK - len(parts[0])
         parts = [np.concatenate([p, np.repeat(p[:1], short, axis=0)]) if short else p for p in parts]
         with jax.enable_x64(True):
             result = function(*parts, rows)
-        found.append([np.asarray(leaf)[: CHUNK - short] for leaf in jax.tree.leaves(result)])
-    return [np.concatenate(leaves) for leaves in zip(*found, strict=True)]
+        chunks.append([np.asarray(leaf)[: CHUNK - short] for leaf in jax.tree.leaves(result)])
+    return [np.concatenate(leaves) for leaves in zip(*chunks, strict=True)]
 
 
 def build_autodiff_problem(
     law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]
 ) -> Problem:
-    """See `problem.problem`."""
+    """Build the problem for any law; arguments as in `pose.pose_problem`."""
     given = tuple(np.asarray(columns[name], float) for name in law.columns)
     centre = tuple(np.exp(np.mean(np.log(column))) for column in given)
     rows = FitRows(given, np.asarray(target, float), centre, np.array([name in direct for name in law.params]))
@@ -129,22 +129,22 @@ def build_autodiff_problem(
         def gram(scale: np.ndarray) -> np.ndarray:
             return jac.transpose(0, 2, 1) @ (jac * scale[..., None])
 
-        with np.errstate(all="ignore"):  # where a derivative isn't finite, `descend` gives the start up
+        with np.errstate(all="ignore"):  # `newton.descend` drops starts whose derivative isn't finite
             gradient = (pull[:, None] @ jac)[:, 0]
             return gradient, gram(weights * objective.weight(r)), gram(weights * objective.bend(r)) + second
 
     def basis(searched: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        found = _chunked(terms, rows, searched)
-        return found[0], found[1]
+        term_values, offset = _chunked(terms, rows, searched)
+        return term_values, offset
 
     def to_params(x: np.ndarray) -> dict[str, np.ndarray]:
-        (found,) = _chunked(forward, rows, x.reshape(-1, x.shape[-1]))
-        return {name: found[:, i].reshape(x.shape[:-1]) for i, name in enumerate(law.params)}
+        (params,) = _chunked(forward, rows, x.reshape(-1, x.shape[-1]))
+        return {name: params[:, i].reshape(x.shape[:-1]) for i, name in enumerate(law.params)}
 
     def from_params(params: Mapping[str, Any]) -> np.ndarray:
         values = np.stack(np.broadcast_arrays(*[np.asarray(params[name], float) for name in law.params]), axis=-1)
-        (found,) = _chunked(inverse, rows, values.reshape(-1, len(law.params)))
-        return found.reshape(values.shape)
+        (x,) = _chunked(inverse, rows, values.reshape(-1, len(law.params)))
+        return x.reshape(values.shape)
 
     return Problem(
         law, objective, columns, target, *coordinate_bounds(law), value, derivatives, basis, to_params, from_params

@@ -1,7 +1,7 @@
-"""Chinchilla's law with its derivatives written out: thousands of resamples a second in float64 numpy, nothing compiled.
+"""Chinchilla's law with derivatives by hand: thousands of resamples a second in float64 numpy, nothing compiled.
 
-x = (E, a, b, alpha, beta) with a = A exp(-alpha mean log N), b = B exp(-beta mean log D): the two terms at the centre of
-the data. Legend: R problems, P points, G seeds.
+x = (E, a, b, alpha, beta) with a = A exp(-alpha mean log N), b = B exp(-beta mean log D): the two terms at the centre
+of the data. Legend: R problems, P points, G seeds.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from scalelab.laws.solve.problem import Columns, Derivatives, Problem, coordinat
 def build_chinchilla_problem(
     law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...]
 ) -> Problem:
-    """See `problem.problem`."""
+    """Build the problem for Chinchilla's law; arguments as in `pose.pose_problem`."""
     log_n, log_d, y = np.log(columns["N"]), np.log(columns["D"]), np.log(target)
     n_mean = 0.0 if "A" in direct else log_n.mean()
     d_mean = 0.0 if "B" in direct else log_d.mean()
     n, d = log_n - n_mean, log_d - d_mean
 
     def model(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(loss of the law, N^-alpha, D^-beta), each [R, P], the powers centred."""
+        """(loss, N^-alpha, D^-beta), each [R, P], the powers centred."""
         u, v = np.exp(-x[:, 3:4] * n), np.exp(-x[:, 4:5] * d)
         return x[:, 0:1] + x[:, 1:2] * u + x[:, 2:3] * v, u, v
 
     def value(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore", invalid="ignore"):  # a law that is 0 everywhere is refused, not computed
+        with np.errstate(divide="ignore", invalid="ignore"):  # a law that is 0 everywhere gets value inf
             total = np.sum(weights * objective.penalty(np.log(model(x)[0]) - y), axis=1)
         return np.where(np.isfinite(total), total, np.inf)
 

@@ -1,4 +1,4 @@
-"""Many small robust fits at once: variable projection for a start, then projected Newton to the optimum, in float64.
+"""Many small robust fits at once: starts by variable projection, then projected Newton to the optimum, in float64.
 
 Legend: R problems (starts or resamples), K parameters, L linear ones, P points, G seeds.
 """
@@ -11,14 +11,14 @@ import numpy as np
 from scalelab.laws.solve.problem import Problem
 
 TOLERANCE = 1e-10  # converged: no step can lower the objective by more than this share of it
-ROUNDING = 1e-28  # ... or by more than this a point (noise-free data: the objective itself goes to zero)
-SINGULAR = 1e-14  # curvature below this, relative to the parameter's own, is none
-HUGE = 1e100  # a law this many times the data is nowhere near them, and its square may overflow
+ROUNDING = 1e-28  # ... or by more than this per point (on noise-free data the objective itself goes to zero)
+SINGULAR = 1e-14  # curvature below this, relative to the parameter's own, counts as zero
+HUGE = 1e100  # a law this many times the data is far from them, and its square may overflow
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solutions:
-    """What `descend` found: x [R, K], objective [R], converged [R]."""
+    """Results of `descend`: x [R, K], objective [R], converged [R]."""
 
     x: np.ndarray
     objective: np.ndarray
@@ -26,10 +26,10 @@ class Solutions:
 
 
 def variable_projection(problem: Problem, weights: np.ndarray, searched: np.ndarray) -> np.ndarray:
-    """Variable projection: for each seed of `searched` [G, K - L] the best linear coordinates >= 0: x [R, G, K].
+    """Solve for the best linear coordinates >= 0 at each seed of `searched` [G, K - L]: x [R, G, K].
 
-    Given the other parameters the law is linear, and relative error stands in for log error (Golub & Pereyra 1973). The
-    non-negative least squares is exact: all supports of the L coefficients are tried.
+    Given the other parameters the law is linear (variable projection: Golub & Pereyra 1973); relative error stands in
+    for log error. The non-negative least squares is exact: all supports of the L coefficients are tried.
     """
     law = problem.law
     linear, others = problem.places(law.linear), problem.places(law.searched)
@@ -57,12 +57,12 @@ def variable_projection(problem: Problem, weights: np.ndarray, searched: np.ndar
         better = (coefs >= 0).all(axis=-1) & (misfit < best)
         best = np.where(better, misfit, best)
         x[..., linear] = np.where(better[..., None], coefs, x[..., linear])
-    x[:, ~sane] = np.nan  # no start: `problem.value` is infinite there
+    x[:, ~sane] = np.nan  # not a start: `problem.value` is infinite there
     return x
 
 
 def free_coordinates(x: np.ndarray, gradient: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Which parameters may move: not those at a bound that the descent direction would leave through."""
+    """Mask of the parameters that may move: all but those at a bound that a descent step would cross."""
     held = ((x <= lower) & (gradient >= 0)) | ((x >= upper) & (gradient <= 0))
     return ~held
 
@@ -70,9 +70,10 @@ def free_coordinates(x: np.ndarray, gradient: np.ndarray, lower: np.ndarray, upp
 def newton_step(
     curvature: np.ndarray, gradient: np.ndarray, free: np.ndarray, scale: np.ndarray, damping: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(step [R, K] for |curvature| + damping, decrease [R] that the undamped step promises), in scaled coordinates.
+    """One damped Newton step: (step [R, K], decrease [R] that the undamped step promises).
 
-    The absolute eigenvalues make every step a descent direction, also where the exact Hessian is indefinite.
+    Solved in scaled coordinates for |curvature| + damping: absolute eigenvalues make every step a descent direction,
+    even where the exact Hessian is indefinite.
     """
     scaled = curvature * scale[:, :, None] * scale[:, None, :] * free[:, :, None] * free[:, None, :]
     values, vectors = np.linalg.eigh(scaled)
@@ -86,11 +87,12 @@ def descend(
     problem: Problem, start: np.ndarray, weights: np.ndarray, lower: np.ndarray | None = None,
     upper: np.ndarray | None = None, iterations: int = 1000,
 ) -> Solutions:  # fmt: skip
-    """Minimise the objective from start [R, K] with weights [R, P]: projected, damped Newton with an IRLS rival.
+    """Minimise the objective from start [R, K] with weights [R, P], by projected, damped Newton and IRLS steps.
 
     Each iteration proposes an IRLS-Levenberg-Marquardt step (a majoriser: safe far away) and an exact Newton step (fast
-    at the end, where Huber's kinks make IRLS crawl), each with a damping of its own, and takes the lower one. Both obey
-    the bounds ([R, K] here, else the problem's own). Problems leave the batch as they converge.
+    at the end, where Huber's kinks make IRLS slow), each with its own damping, and takes the one with the lower
+    objective. Both obey the bounds (`lower`, `upper` [R, K], by default the problem's). Problems leave the batch as
+    they converge.
     """
     if not len(start):
         return Solutions(start, np.empty(0), np.empty(0, bool))
@@ -107,7 +109,7 @@ def descend(
         x_now, w_now, value_now = x[active], weights[active], value[active]
         gradient, *curvatures = problem.derivatives(x_now, w_now)
         known = np.isfinite(gradient).all(axis=1) & np.isfinite(curvatures).all(axis=(0, 2, 3))
-        if not known.all():  # the law is finite here, its derivative is not: this start leads nowhere
+        if not known.all():  # the law is finite here, but not its derivative: give up this start
             value[active[~known]], done[active[~known]] = np.inf, True
             continue
         free = free_coordinates(x_now, gradient, lower[active], upper[active])

@@ -1,4 +1,4 @@
-"""The best parameters of a law for given points, and how sure the optimiser is that they are: a certificate."""
+"""The best parameters of a law for given points, and a certificate: how sure the optimiser is of them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,25 +11,25 @@ from scalelab.laws.law.law import ParamKind
 from scalelab.laws.solve import newton
 from scalelab.laws.solve.problem import Problem
 
-AGREE = 1e-6  # two starts found the same optimum where their objectives differ by less than this share
-GRID = 8  # values an axis where at most two parameters are searched
-SPREAD = 512  # quasi-random seeds where more are
-POLISHED = 24  # the best seeds, each polished to a stationary point
-HARD = 7  # from so many searched parameters on (Farseer's nine), eight times the seeds and twice the polished
+AGREE = 1e-6  # two starts reached one optimum if their objectives differ by less than this share
+GRID = 8  # values per axis if at most two parameters are searched
+SPREAD = 512  # quasi-random seeds if more are
+POLISHED = 24  # so many of the best seeds are polished to a stationary point
+HARD = 7  # laws with this many searched parameters (Farseer has nine) get eight times the seeds, twice the polished
 
 
 class FitError(RuntimeError):
-    """A fit that did not converge. Its numbers are not handed out."""
+    """A fit that did not converge; its numbers are not returned."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
     """Evidence that a fit is the optimum it claims to be.
 
-    `agree` of `starts` polished starts (all seeded by variable projection) ended within 1e-6 of the best objective; the
-    next basin lies `next_basin_gap` (a share of the objective; None: no other seen) higher. `grad_norm` and `condition` are
-    of the objective and its exact Hessian in the solver's coordinates, each scaled by its own size (scales and exponents
-    as they are), over the parameters not at a bound; `at_bounds` names those that are.
+    `agree` of `starts` polished starts (all seeded by variable projection) ended within 1e-6 of the best objective. The
+    next basin lies higher by `next_basin_gap`, a share of the objective (None: no other basin seen). `grad_norm` is the
+    norm of the gradient and `condition` that of the exact Hessian, in the solver's coordinates, linear ones in units of
+    their own size, over the parameters not at a bound; `at_bounds` names the others.
     """
 
     converged: bool
@@ -57,7 +57,7 @@ class Optimum:
 
 
 def start_points(problem: Problem, per_axis: int = GRID, spread: int = SPREAD) -> np.ndarray:
-    """Seeds [G, K - L] over the parameters that are searched: a grid for one or two, a Sobol set for more."""
+    """Seeds [G, K - L] of the searched parameters: a grid for one or two, a Sobol set for more."""
     kinds = [problem.law.params[name] for name in problem.law.searched]
     if not kinds:  # a linear law: variable projection alone solves it
         return np.zeros((1, 0))
@@ -69,7 +69,7 @@ def start_points(problem: Problem, per_axis: int = GRID, spread: int = SPREAD) -
 
 
 def scale_to_range(kind: ParamKind, unit: np.ndarray) -> np.ndarray:
-    """[0, 1] -> the range of starts of a searched parameter's coordinate, evenly in logs where it is positive."""
+    """Map [0, 1] to a searched coordinate's range of starts, evenly in logs if that is positive."""
     low, high = kind.starts
     if kind.how == "log":
         return np.log(low) + unit * np.log(high / low)
@@ -79,39 +79,40 @@ def scale_to_range(kind: ParamKind, unit: np.ndarray) -> np.ndarray:
 def minimise_objective(
     problem: Problem, weights: np.ndarray | None = None, also: Mapping[str, float] | None = None
 ) -> Optimum:
-    """The global minimum of the objective with weights [P] (one each by default): seeds, then exact polish.
+    """Find the global minimum of the objective with weights [P] (1.0 each by default): seeds, then exact polish.
 
-    `also` is a further start, a published optimum say. FitError where the best start didn't reach a stationary point.
+    `also`: parameters of one more start, say a published optimum. FitError if the best start is not at a stationary
+    point.
     """
     weights = np.ones((1, problem.points)) if weights is None else np.asarray(weights, float)[None]
     hard = len(problem.law.searched) >= HARD
-    starts = newton.variable_projection(problem, weights, start_points(problem, spread=8 * SPREAD if hard else SPREAD))[
-        0
-    ]
+    seeds = start_points(problem, spread=8 * SPREAD if hard else SPREAD)
+    (starts,) = newton.variable_projection(problem, weights, seeds)
     polished = 2 * POLISHED if hard else POLISHED
     if len(starts) > polished:
         values = problem.value(starts, np.broadcast_to(weights, (len(starts), problem.points)))
         starts = starts[np.argsort(values, kind="stable")[:polished]]
     if also is not None:
         starts = np.concatenate([starts, problem.from_params(also)[None]])
-    found = newton.descend(problem, starts, np.broadcast_to(weights, (len(starts), problem.points)))
-    best = int(found.objective.argmin())
-    if not found.converged[best]:
+    solutions = newton.descend(problem, starts, np.broadcast_to(weights, (len(starts), problem.points)))
+    best = int(solutions.objective.argmin())
+    value, x = float(solutions.objective[best]), solutions.x[best]
+    if not solutions.converged[best]:
         raise FitError(
-            f"the fit did not converge: the best of {len(starts)} starts (objective {found.objective[best]:.6g}, "
-            f"{int(found.converged.sum())} others converged) is not at a stationary point"
+            f"the fit did not converge: the best of {len(starts)} starts (objective {value:.6g}, "
+            f"{int(solutions.converged.sum())} others converged) is not at a stationary point"
         )
-    params = {name: float(value) for name, value in problem.to_params(found.x[best]).items()}
-    return Optimum(params, float(found.objective[best]), certify_optimum(problem, found, best, weights), found.x[best])
+    params = {name: float(param) for name, param in problem.to_params(x).items()}
+    return Optimum(params, value, certify_optimum(problem, solutions, best, weights), x)
 
 
-def certify_optimum(problem: Problem, found: newton.Solutions, best: int, weights: np.ndarray) -> Certificate:
+def certify_optimum(problem: Problem, solutions: newton.Solutions, best: int, weights: np.ndarray) -> Certificate:
     """The certificate of solution `best` among all polished starts."""
-    least = found.objective[best]
-    excess = found.objective - least
+    least = solutions.objective[best]
+    excess = solutions.objective - least
     same = excess <= AGREE * least + newton.ROUNDING * weights.sum()
-    others = excess[found.converged & ~same]
-    x = found.x[best : best + 1]
+    others = excess[solutions.converged & ~same]
+    x = solutions.x[best : best + 1]
     gradient, _, hessian = problem.derivatives(x, weights)
     bound = ((x <= problem.lower) | (x >= problem.upper))[0]
     linear = np.isin(list(problem.law.params), problem.law.linear)
@@ -119,9 +120,9 @@ def certify_optimum(problem: Problem, found: newton.Solutions, best: int, weight
     inner = hessian[0][np.ix_(~bound, ~bound)] * np.outer(scale, scale)
     eigenvalues = np.abs(np.linalg.eigvalsh(inner)) if len(inner) else np.ones(1)
     return Certificate(
-        converged=bool(found.converged[best]),
-        starts=len(found.x),
-        starts_converged=int(found.converged.sum()),
+        converged=bool(solutions.converged[best]),
+        starts=len(solutions.x),
+        starts_converged=int(solutions.converged.sum()),
         agree=int(same.sum()),
         next_basin_gap=float(others.min() / least) if len(others) and least > 0 else None,
         grad_norm=float(np.linalg.norm(gradient[0, ~bound] * scale)),

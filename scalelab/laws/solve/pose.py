@@ -1,4 +1,4 @@
-"""Pose a fit: choose the derivatives written out for Chinchilla's law, or autodiff for any other."""
+"""Poses a fit with derivatives by hand for Chinchilla's law, by autodiff for any other."""
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from scalelab.laws.solve.problem import Columns, Problem
 def pose_problem(
     law: Law, columns: Columns, target: np.ndarray, objective: Objective, direct: tuple[str, ...] = ()
 ) -> Problem:
-    """The problem of fitting `law` to `target` [P] at `columns` (each [P]).
+    """Pose the fit of `law` to `target` [P] at `columns` (each [P]) as a problem for the solver.
 
-    `direct` names linear coefficients that stand in x as they are, uncentred: to hold one at a value. Chinchilla's law has
-    its derivatives written out (numpy, the fast way for thousands of resamples); any other's come from autodiff.
+    `direct` names linear coefficients that stand in x as they are, uncentred, so that one can be held at a value.
+    Chinchilla's law has derivatives by hand (numpy: fast for thousands of resamples); any other law's come from
+    autodiff.
     """
     if law.function is forms.chinchilla and objective.log:
         return chinchilla_problem.build_chinchilla_problem(law, columns, target, objective, direct)

@@ -1,7 +1,7 @@
 """A law, its points and an objective as the solver sees them: functions of x [R, K], R problems at once, in float64.
 
-x holds one coordinate a parameter, in which the fit is well conditioned: a linear coefficient is held as the size of its
-term at the centre of the data (geometric means of the columns), a scale as its logarithm, an exponent as itself.
+x holds one coordinate per parameter, in which the fit is well conditioned: for a linear coefficient the size of its
+term at the centre of the data (geometric means of the columns), for a scale its logarithm, for an exponent its value.
 Legend: R problems (starts, resamples), K parameters, L linear ones, P points, G seeds.
 """
 
@@ -18,11 +18,11 @@ Derivatives = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Problem(NamedTuple):
-    """What `solve.descend` and `solve.project` need.
+    """A fit as `newton.descend` and `newton.variable_projection` need it.
 
-    value(x, weights [R, P]) -> [R]; derivatives(x, weights) -> (gradient [R, K], IRLS majoriser [R, K, K], exact Hessian
-    [R, K, K]); basis(searched [G, K - L]) -> (terms [G, L, P] of each linear coordinate at one, offset [G, P]);
-    to_params(x) -> {name: [R]}; from_params its inverse. `lower`, `upper` [K] bound x.
+    value(x, weights [R, P]) -> [R]; derivatives(x, weights) -> (gradient [R, K], IRLS majoriser [R, K, K], exact
+    Hessian [R, K, K]); basis(searched [G, K - L]) -> (terms [G, L, P] with each linear coordinate at 1, offset [G, P]);
+    to_params(x) -> {name: [R]}; from_params is its inverse. `lower`, `upper` [K] bound x.
     """
 
     law: Law
@@ -39,20 +39,20 @@ class Problem(NamedTuple):
 
     @property
     def points(self) -> int:
-        """P."""
+        """Number of points P."""
         return len(self.target)
 
     def places(self, names: list[str]) -> list[int]:
-        """Where these parameters stand in x."""
+        """Indices of these parameters in x."""
         return [list(self.law.params).index(name) for name in names]
 
     def residuals(self, params: Mapping[str, float]) -> np.ndarray:
-        """Target minus law, in the objective's own terms (log loss, as a rule), [P]."""
+        """Target minus law [P], in the objective's terms (usually log loss)."""
         return self.objective.target(self.target) - self.objective.target(self.law(self.columns, params))
 
 
 def coordinate_bounds(law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """(lower, upper) of x."""
+    """Bounds (lower [K], upper [K]) of x."""
     ends = [
         (np.log(kind.low), np.log(kind.high)) if kind.how == "log" else (kind.low, kind.high)
         for kind in law.params.values()

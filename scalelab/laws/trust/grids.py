@@ -1,4 +1,4 @@
-"""IsoFLOP grids looked over: where each budget's minimum lies, and how far approach 2 would be off on this very grid.
+"""Checks of IsoFLOP grids: where each budget's minimum lies, and the error of approach 2 on this very grid.
 
 Legend: P points.
 """
@@ -14,19 +14,20 @@ from scalelab.laws.solve.optimum import FitError
 from scalelab.laws.use import decision, isoflop
 
 CENTRAL = 0.25  # a minimum with less than this share of the sizes' range (in log N) on one side is off-centre
-FLAT = 0.003  # a rise of the loss by less than this share at an end says little against the noise of one run
-TIGHT = 2 * isoflop.SAME_BUDGET  # from the cheapest to the dearest run of one budget
-LOOSE, MANY = 0.25, 8  # ... and of one with many sizes: budgets read off a figure are that loose
-STRAY = 1 / 3  # of the largest budget's rows: fewer are runs that happen to cost the same
-SHARE = 0.5  # of the rows that must stand in budgets of three sizes or more to call the table an IsoFLOP grid
+FLAT = 0.003  # a smaller rise of the loss at an end (a share of it) says little against the noise of one run
+TIGHT = 2 * isoflop.SAME_BUDGET  # largest spread of C in one budget, as a share of it
+LOOSE, MANY = 0.25, 8  # ... for a budget of MANY sizes: budgets read off a figure are that loose
+STRAY = 1 / 3  # a group with a smaller share of the largest budget's rows is runs that happen to cost the same
+SHARE = 0.5  # a table is an IsoFLOP grid if budgets of three sizes or more hold this share of its rows
 
 
 @dataclasses.dataclass(frozen=True)
 class GridBudget:
     """One budget of a grid and its `rows`.
 
-    By Akima interpolation, as parabolas are off on wide grids: `place` of the minimum in the range of log N (0 to 1),
-    `interior` where it is inside, `rise` of the loss from there to its lower end.
+    `place`: where the minimum lies in the range of log N (0 to 1); `interior`: whether it lies inside; `rise`: the
+    share by which the loss rises from there to the lower end. By Akima interpolation, as parabolas are off on wide
+    grids.
     """
 
     C: float
@@ -37,17 +38,17 @@ class GridBudget:
 
 
 def isoflop_budgets(C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[GridBudget]:
-    """The budgets with three sizes or more; [] where they hold less than half of the rows (no IsoFLOP grid)."""
-    labels, found = isoflop.group_budgets(C), []
+    """The budgets with three sizes or more; [] if they hold less than half of the rows (not an IsoFLOP grid)."""
+    labels, budgets = isoflop.group_budgets(C), []
     for budget in np.unique(labels):
         (rows,) = np.nonzero(labels == budget)
         sizes = len(np.unique(N[rows]))
         if sizes < isoflop.MIN_SIZES or np.ptp(C[rows]) > (LOOSE if sizes >= MANY else TIGHT) * budget:
-            continue  # too few sizes; or a chain of runs each a little dearer than the last: no budget
+            continue  # too few sizes; or a chain of runs, each a little dearer than the last
         profile = isoflop.profile_budget(budget, N[rows], loss[rows])
         low, high = np.log([N[rows].min(), N[rows].max()])
         height = profile.curve[1]
-        found.append(
+        budgets.append(
             GridBudget(
                 C=float(budget),
                 rows=tuple(rows.tolist()),
@@ -56,16 +57,16 @@ def isoflop_budgets(C: np.ndarray, N: np.ndarray, loss: np.ndarray) -> list[Grid
                 interior=profile.interior,
             )
         )
-    most = max((len(each.rows) for each in found), default=0)
-    found = [each for each in found if len(each.rows) >= STRAY * most]
-    return found if sum(len(each.rows) for each in found) >= SHARE * len(C) else []
+    most = max((len(each.rows) for each in budgets), default=0)
+    budgets = [each for each in budgets if len(each.rows) >= STRAY * most]
+    return budgets if sum(len(each.rows) for each in budgets) >= SHARE * len(C) else []
 
 
 @dataclasses.dataclass(frozen=True)
 class Approach2:
-    """What approach 2 makes of exact losses of a known law on a grid: exponent a of N_opt ~ C^a, and D at `C` FLOPs.
+    """Approach 2 on exact losses of a known law on a grid: exponent a of N_opt ~ C^a, and the error of D at `C` FLOPs.
 
-    `D_error` is its D over the law's own, minus 1.
+    `a_true` is the law's own exponent; `D_error` is approach 2's D over the law's own, minus 1.
     """
 
     method: str
@@ -83,24 +84,24 @@ def approach2_bias(
     law: Law, params: Mapping[str, float], grid: Sequence[GridBudget], N: np.ndarray, target_flops: float, k: float,
     method: str = "parabola", held: Mapping[str, float] | None = None,
 ) -> Approach2:  # fmt: skip
-    """Noise-free losses of the fitted law at the grid's own budgets and sizes, fitted by approach 2, read off at the target.
+    """Fit noise-free losses of the law, at the grid's budgets and sizes, by approach 2, and compare both at the target.
 
     The bias follows from the exponents and the grid's width alone (arXiv 2603.22339): a parabola is symmetric, the law
-    around its minimum is not. N [P] are the sizes that `grid` refers to; C = k N D. FitError where the grid has no two
-    interior minima or the law no best size.
+    around its minimum is not. N [P] are the sizes to which `grid` refers; C = k N D. FitError where the grid has fewer
+    than two interior minima or the law has no best size.
     """
     law_at = {name: np.asarray(value, float) for name, value in params.items()}
     C = np.concatenate([np.full(len(each.rows), each.C) for each in grid])
     sizes = np.concatenate([N[list(each.rows)] for each in grid])
-    found = isoflop.fit_isoflop(C, sizes, decision.losses_at_budget(law, law_at, sizes, C, k, held or {}), method)
+    fitted = isoflop.fit_isoflop(C, sizes, decision.losses_at_budget(law, law_at, sizes, C, k, held or {}), method)
     ends = np.array([C.max(), target_flops])
-    own = np.array([decision.optimal_size(law, law_at, end, k, held or {})[0] for end in ends])
-    if not (np.isfinite(own) & (own > 0)).all():
+    true_N = np.array([decision.optimal_size(law, law_at, end, k, held or {})[0] for end in ends])
+    if not (np.isfinite(true_N) & (true_N > 0)).all():
         raise FitError(f"the law has no compute-optimal size at {target_flops:.3g} FLOPs")
     return Approach2(
         method=method,
-        a=found.a,
-        a_true=float(np.diff(np.log(own))[0] / np.diff(np.log(ends))[0]),
+        a=fitted.a,
+        a_true=float(np.diff(np.log(true_N))[0] / np.diff(np.log(ends))[0]),
         C=float(target_flops),
-        D_error=float(own[1] / found.n_opt(target_flops) - 1.0),
+        D_error=float(true_N[1] / fitted.n_opt(target_flops) - 1.0),
     )

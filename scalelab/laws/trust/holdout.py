@@ -1,4 +1,4 @@
-"""Does the law extrapolate? The largest runs are held out, predicted by a fit to the rest, and scored.
+"""Whether a law extrapolates: the largest runs are held out, predicted by a fit to the rest, and scored.
 
 In-sample error hardly separates laws; held-out error does. Legend: P points.
 """
@@ -19,15 +19,15 @@ from scalelab.laws.solve.problem import Columns
 from scalelab.laws.trust import identifiable
 from scalelab.laws.trust.information import sizes_and_tokens
 
-LEADING = ("C", "D", "N", "width")  # columns that say how large a run is, the best first
+LEADING = ("C", "D", "N", "width")  # columns that measure how large a run is, the best first
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Holdout:
-    """The held-out `rows` (places in the table, the largest first), what was measured there and what was predicted.
+    """The held-out `rows` (indices in the table, the largest first), their measured and their predicted targets.
 
-    `params` are those fitted without them; errors are predicted / measured - 1, `mape` the mean of their sizes;
-    `in_sample_mape` the same over the rows that were fitted.
+    `params` are fitted without these rows; errors are predicted / measured - 1, `mape` is their mean size, and
+    `in_sample_mape` the mean size of the errors of the fitted rows.
     """
 
     rows: np.ndarray
@@ -39,7 +39,7 @@ class Holdout:
 
     @property
     def errors(self) -> np.ndarray:
-        """predicted / measured - 1 of each held-out row."""
+        """Relative errors of the held-out rows: predicted / measured - 1."""
         return self.predicted / self.measured - 1.0
 
     @property
@@ -65,8 +65,8 @@ def hold_out(
 ) -> Holdout:
     """Fit the law without the `count` largest rows and predict these.
 
-    Largest by `scale` [P] (default: the law's C, or N D, or its leading column; of losses, the lowest). The rest is fitted
-    by weights of 0 and 1. BadInput where the rest determines no law, FitError where its fit doesn't converge.
+    Rows are ordered by `scale` [P] (default: `run_sizes`). Weights of 0 and 1 leave rows out of the fit. BadInput where
+    the rest determines no law, FitError where its fit doesn't converge.
     """
     if not 1 <= count < len(target):
         raise BadInput(f"holdout = {count}: between 1 and {len(target) - 1} of {len(target)} rows can be held out")
@@ -85,7 +85,7 @@ def hold_out(
 
 
 def run_sizes(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """How large each run is [P], for ordering: C, else N D, else the first of D, N, width; else the lowest loss."""
+    """A measure of each run's size [P], for ordering: C, else N D, else the first of D, N, width; else 1 / loss."""
     if "C" in columns:
         return columns["C"]
     N, D = sizes_and_tokens(columns)

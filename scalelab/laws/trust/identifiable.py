@@ -1,4 +1,4 @@
-"""Can these runs tell the law's parameters apart at all? Asked before any fit: what can't be is refused, and says why.
+"""Whether these runs can tell the law's parameters apart: checked before any fit; if not, BadInput says why.
 
 Legend: G parameter values tried, K parameters, P points.
 """
@@ -16,13 +16,13 @@ from scalelab.laws.solve import newton, optimum
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns, Problem
 
-SAME = 0.02  # values this close are one: steps are whole numbers, so no grid is exact
-SAME_BUDGET = 0.1  # budgets: sizes and steps are both whole numbers
+SAME = 0.02  # values this close count as equal: steps are whole numbers, so no grid is exact
+SAME_BUDGET = 0.1  # ... for budgets, whose sizes and steps are both whole numbers
 MIN_BUDGETS = 3
-EXACT = 1e-6  # relative noise in the loss, a thousandth of any real one, at which a parameter must still be determined
-TRIED = 16  # of the seeds that fit best; the runs must fail at all of them to be refused
-LEAST_SHARE = 0.05  # of the target that each linear term is taken to have: a term of zero would hide its own exponent
-TOGETHER = 0.02  # N and D move together where log D is a straight line in log N up to this
+EXACT = 1e-6  # relative noise of the loss, a thousandth of real noise, at which each parameter must be determined
+TRIED = 16  # so many of the best seeds are judged; runs are refused only if they fail at all of them
+LEAST_SHARE = 0.05  # least share of the target in each linear term: a term of zero would hide its own exponent
+TOGETHER = 0.02  # N and D move together if log D is a straight line in log N up to this
 TAKES_PART = 0.1  # a parameter with this component of an undetermined direction is named
 
 
@@ -30,13 +30,13 @@ def check_identifiable(
     law: Law, columns: Columns, target: np.ndarray, weights: ArrayLike | None = None, log: bool = True,
     flops: ArrayLike | None = None,
 ) -> None:  # fmt: skip
-    """BadInput where the rows (those of weight 1) cannot identify the law; it says what is missing.
+    """Check that the rows of weight 1 identify the law; else BadInput says what is missing.
 
-    `flops` [P]: what each run cost (default: 6 N D); `log`: residuals are of logs.
+    `flops` [P]: the cost of each run (default: 6 N D); `log`: residuals are of logs.
 
-    Three reasons: fewer rows than parameters; parameters that even losses exact to 1e-6 leave open, at whatever values of
-    the law (one D for all N, two sizes, no repeated token, …); and for a law of loss over N and D, fewer than three
-    budgets, or N and D that never vary apart: then only the curvature of the law's own form would tell the terms apart.
+    Three reasons to refuse: fewer rows than parameters; parameters left open even by losses exact to 1e-6, at all seeds
+    (one D for all N, two sizes, no repeated token, …); and for a law of loss over N and D, fewer than three budgets, or
+    N and D that never vary apart: then only the curvature of the law's own form would tell the terms apart.
     """
     weights = np.ones(len(target)) if weights is None else np.asarray(weights, float)
     rows, count = weights > 0, len(law.params)
@@ -51,7 +51,7 @@ def check_identifiable(
 
 
 def _check_grid(law: Law, N: np.ndarray, D: np.ndarray, flops: np.ndarray) -> None:
-    """BadInput for a grid of N and D with too few budgets, or on a line."""
+    """BadInput for a grid of N and D with too few budgets, or with all runs on one line."""
     if len(distinct_values(N)) == 1 or len(distinct_values(D)) == 1:
         raise BadInput(f"law {law.name!r}: {_describe_lack({'N': N, 'D': D})}")
     budgets = distinct_values(flops, SAME_BUDGET)
@@ -65,18 +65,18 @@ def _check_grid(law: Law, N: np.ndarray, D: np.ndarray, flops: np.ndarray) -> No
     power, constant = np.polyfit(n, d, 1)
     if np.abs(d - power * n - constant).max() < TOGETHER:
         raise BadInput(
-            f"law {law.name!r}: D follows N in every run (D ~ N^{power:.2g}), so that the terms in N and in D could trade "
-            "places: at some N, add runs with another D"
+            f"law {law.name!r}: D follows N in every run (D ~ N^{power:.2g}), so that the terms in N and in D could "
+            "trade places: at some N, add runs with another D"
         )
 
 
 def undetermined_params(
     law: Law, columns: Columns, target: np.ndarray, weights: np.ndarray, log: bool = True
 ) -> list[str]:
-    """Parameters that rows of weight 1 leave open even with losses exact to 1e-6; [] where all are determined.
+    """Parameters that rows of weight 1 leave open even with losses exact to 1e-6; [] if all are determined.
 
-    Judged by the sensitivities at the law's best seeds, nearly equal column values taken as equal. A parameter is open
-    where its standard error would exceed the whole range it is searched in.
+    Judged by the sensitivities at the law's best seeds; nearly equal column values count as equal. A parameter is open
+    if its standard error would exceed the whole range of its search.
     """
     rows = weights > 0
     merged = {name: np.where(rows, merge_near_values(column, rows), column) for name, column in columns.items()}
@@ -95,7 +95,7 @@ def undetermined_params(
 
 
 def _plausible_params(posed: Problem, weights: np.ndarray) -> np.ndarray:
-    """x [<= TRIED, K]: the best seeds of variable projection, every linear term at a share of the target that shows."""
+    """The best seeds of variable projection [<= TRIED, K], each linear term at least LEAST_SHARE of the target."""
     x = newton.variable_projection(posed, weights[None], optimum.start_points(posed))[0]
     linear = posed.places(posed.law.linear)
     x[:, linear] = np.maximum(x[:, linear], LEAST_SHARE * posed.target.mean())
@@ -105,7 +105,7 @@ def _plausible_params(posed: Problem, weights: np.ndarray) -> np.ndarray:
 
 
 def _coordinate_reach(posed: Problem) -> np.ndarray:
-    """Half the range [K] that each coordinate may sensibly take: of a linear term, the target's size."""
+    """The width [K] of the range that each coordinate may sensibly take; for a linear term, the target's size."""
     kinds = posed.law.params.values()
     widths = [
         np.log(np.divide(*kind.starts[::-1])) if kind.how == "log" else np.subtract(*kind.starts[::-1])
@@ -115,12 +115,15 @@ def _coordinate_reach(posed: Problem) -> np.ndarray:
 
 
 def distinct_values(values: np.ndarray, tolerance: float = SAME) -> np.ndarray:
-    """The different values in rising order, those within `tolerance` of the first of a group as their geometric mean."""
+    """The different values in rising order, near ones merged (`merge_near_values`)."""
     return np.unique(merge_near_values(values, np.ones(len(values), bool), tolerance))
 
 
 def merge_near_values(values: np.ndarray, rows: np.ndarray, tolerance: float = SAME) -> np.ndarray:
-    """Each value [P] as the geometric mean of its group (of the given rows). A dense column gives many groups, not one."""
+    """Replace each value [P] of the given rows by the geometric mean of its group.
+
+    A group holds the values within `tolerance` of its first, so that a dense column gives many groups, not one.
+    """
     order = np.flatnonzero(rows)[np.argsort(values[rows], kind="stable")]
     merged, first = np.array(values, float), 0
     for i in range(1, len(order) + 1):
@@ -131,17 +134,17 @@ def merge_near_values(values: np.ndarray, rows: np.ndarray, tolerance: float = S
 
 
 def _describe_lack(columns: Mapping[str, np.ndarray]) -> str:
-    """What the runs lack, in words."""
+    """Describe what the runs lack, for an error line."""
     few = {name: distinct_values(values) for name, values in columns.items()}
-    said = [
-        f"{name} has {'one value' if len(v) == 1 else 'only two values'} ({' and '.join(f'{x:.4g}' for x in v)}) in all "
-        f"{len(columns[name])} runs; vary it, with three values or more"
+    lacks = [
+        f"{name} has {'one value' if len(v) == 1 else 'only two values'} ({' and '.join(f'{x:.4g}' for x in v)}) in "
+        f"all {len(columns[name])} runs; vary it, with three values or more"
         for name, v in few.items()
         if len(v) < 3
     ]
     if "U" in columns and "D" in columns and not (columns["D"] > columns["U"] * (1 + SAME)).any():
-        said.append("no run repeats its data (D is never above U); add runs of several epochs")
-    return "; ".join(said) or "its terms do not vary independently; add runs that change one column at a time"
+        lacks.append("no run repeats its data (D is never above U); add runs of several epochs")
+    return "; ".join(lacks) or "its terms do not vary independently; add runs that change one column at a time"
 
 
 def _join_names(names: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""Which parameters the data determine: the profile likelihood of each, before any of its digits is believed.
+"""Profile likelihood: which parameters the data determine, before any digit of them is believed.
 
-A parameter is held at a value, all others are fitted again, and the objective's rise is judged by the likelihood that the
-objective stands for: residuals of density exp(-penalty / s) with a free scale s. Legend: R held values, K parameters.
+A parameter is held at a value, all others are fitted again, and the objective's rise is judged by the likelihood for
+which the objective stands: residuals of density exp(-penalty / s), s free. Legend: R held values, K parameters.
 """
 
 import dataclasses
@@ -19,20 +19,20 @@ from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
 
-STEPS = 14  # held values a side, from one per mille to the whole of the parameter's range
+STEPS = 14  # held values per side, from one per mille to the whole of the parameter's range
 MOST_INFLATION = 10.0
-SMALL = 1e-3  # of the target: a term this small
+SMALL = 1e-3  # a term of this share of the target counts as small
 REFINE = 12  # bisections of each crossing
-WIDE = {"linear": 1e3, "log": 1e2, "direct": 1e1}  # high / low beyond this determines nothing worth a digit
-NEAR = 3.0  # an end this close to the best value still says something when the other side is open
+WIDE = {"linear": 1e3, "log": 1e2, "direct": 1e1}  # intervals with high / low beyond this determine no digit
+NEAR = 3.0  # an end within this factor of the best value still counts if the other side is open
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParamProfile:
-    """One parameter: `verdict` identified, one-sided or not identified; its interval (None: open on that side).
+    """One parameter's `verdict` (identified, one-sided or not identified) and interval (None: open on that side).
 
-    `values`, `objective` [R]: the curve itself; `interval_threshold` is the objective at which the interval ends. `tighten`: the run
-    {N, D, C} that would narrow it most, for laws of N and D (see `information.most_informative_runs`).
+    `values`, `objective` [R]: the curve itself; `threshold`: the objective at which the interval ends; `tighten`: the
+    run {N, D, C} that would narrow the interval most, for laws of N and D (see `information.most_informative_runs`).
     """
 
     verdict: str
@@ -43,7 +43,7 @@ class ParamProfile:
     tighten: dict[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Verdict and interval, and the curve for a plot."""
+        """As plain JSON values, with the curve for a plot."""
         curve = {"values": self.values.tolist(), "objective": self.objective.tolist()}
         return {
             "verdict": self.verdict, "interval": list(self.interval), "threshold": self.threshold, "curve": curve,
@@ -52,30 +52,30 @@ class ParamProfile:
 
 
 def likeliest_scale(value: float, count: float, objective: Objective) -> float:
-    """The s at which -value / s - count log Z(s) is highest."""
+    """The scale s at which -value / s - count log Z(s) is highest."""
 
-    def slope(log_s: float) -> float:  # of the likelihood in log s; falls from + to -
+    def slope(log_s: float) -> float:  # derivative of the likelihood by log s; falls from + to -
         step = 1e-5
         z = objective.log_normaliser(np.exp(log_s + step)) - objective.log_normaliser(np.exp(log_s - step))
         return value / np.exp(log_s) - count * z / (2 * step)
 
-    value = max(value, 1e-300)  # of a fit without an error: as small a scale as there is
+    value = max(value, 1e-300)  # a fit without error gets the smallest possible scale
     centre = np.log(2 * value / count)
     return float(np.exp(brentq(slope, centre - 10, centre + 10)))
 
 
 def log_likelihood(value: float, count: float, objective: Objective) -> float:
-    """The likelihood of an objective's value, its scale profiled out."""
+    """The log likelihood of an objective's value, its scale profiled out."""
     s = likeliest_scale(value, count, objective)
     return -value / s - count * objective.log_normaliser(s)
 
 
 def likelihood_inflation(residuals: np.ndarray, params: int, objective: Objective) -> float:
-    """By how much a fall of this likelihood is too great where the residuals are not of its density: 1 or more.
+    """Factor (1 or more) by which a fall of the likelihood is too great if the residuals don't follow its density.
 
-    Twice the fall is this times chi-square, the ratio of the score's variance to its mean slope (White 1982); pi / 2 for
-    Gaussian residuals under a small delta. The mean slope is a density near zero, so it is taken over a kernel's width
-    (Silverman's rule), less the `params` points that a fit of small delta runs through.
+    Twice the fall is this factor times chi-square: the ratio of the score's variance to its mean slope (White 1982),
+    pi / 2 for Gaussian residuals under a small delta. The mean slope is a density near zero, so it is taken over a
+    kernel's width (Silverman's rule), without the `params` points through which a fit of small delta runs.
     """
     count = len(residuals) - params
     size = 1.4826 * np.median(np.abs(residuals))
@@ -90,10 +90,10 @@ def likelihood_inflation(residuals: np.ndarray, params: int, objective: Objectiv
 def interval_threshold(
     value: float, points: int, params: int, objective: Objective, level: float, inflated: float = 1.0
 ) -> float:
-    """The objective at which the interval of one parameter ends.
+    """The objective's value at which the interval of one parameter ends.
 
-    2 x the fall of the log likelihood there is n log(1 + F / n), n = P - K and F the `level` quantile of F(1, n), times
-    `inflated`: for least squares exactly the t-interval of n degrees of freedom, chi-square's for large P.
+    There twice the fall of the log likelihood is n log(1 + F / n), with n = P - K and F the `level` quantile of F(1, n)
+    times `inflated`: for least squares exactly the t-interval of n degrees of freedom, for large P that of chi-square.
     """
     count = points - params
     if count < 1 or not value > 0:
@@ -113,7 +113,7 @@ def interval_threshold(
 def profile_params(
     fitted: Problem, best: Optimum, level: float = 0.9, k: float = FLOPS_PER_PARAM_TOKEN
 ) -> dict[str, ParamProfile]:
-    """The profile of every parameter of the law, at the `level` of its interval; C = k N D."""
+    """Profile every parameter of the law, with its interval at `level`; C = k N D."""
     least = float(fitted.value(best.x[None], np.ones((1, fitted.points)))[0])  # `best.value` may be a log likelihood
     spare = fitted.points > len(best.params) and least > 0
     factor = likelihood_inflation(fitted.residuals(best.params), len(best.params), fitted.objective) if spare else 1.0
@@ -128,11 +128,11 @@ def profile_params(
 def _profile_param(fitted: Problem, best: Optimum, name: str, least: float, end: float) -> ParamProfile:
     law = fitted.law
     direct = (name,) if law.params[name].how == "linear" else ()
-    own = pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
+    problem = pose_problem(law, fitted.columns, fitted.target, fitted.objective, direct) if direct else fitted
     place = list(law.params).index(name)
-    x = own.from_params(best.params)
+    x = problem.from_params(best.params)
     least_size = SMALL * fitted.target.mean() / fitted.from_params({**best.params, name: 1.0})[place] if direct else 0.0
-    sides = [_profile_side(own, x, place, end, up, least_size) for up in (False, True)]
+    sides = [_profile_side(problem, x, place, end, up, least_size) for up in (False, True)]
     (low, low_at, low_value), (high, high_at, high_value) = sides
     values = np.concatenate([low_at[::-1], x[place : place + 1], high_at])
     objective = np.concatenate([low_value[::-1], [least], high_value])
@@ -154,26 +154,28 @@ def _verdict(how: str, value: float, interval: tuple[float | None, float | None]
 
 
 def _profile_side(
-    own: Problem, x: np.ndarray, place: int, end: float, up: bool, least_size: float
+    problem: Problem, x: np.ndarray, place: int, end: float, up: bool, least_size: float
 ) -> tuple[float | None, np.ndarray, np.ndarray]:
-    """(where the profile crosses `end` on this side, None where it never does; held values [R], objectives [R])."""
-    how = list(own.law.params.values())[place].how
-    held = _held_values(x[place], own.lower[place], own.upper[place], how, up, least_size)
-    found = _refit_held(own, np.broadcast_to(x, (len(held), len(x))), place, held)
-    # Once more, each from its neighbour towards the best: the first descent may have ended in another basin.
-    starts = np.concatenate([x[None], found.x[:-1]])
-    again = _refit_held(own, starts, place, held)
-    value = np.minimum(found.objective, again.objective)
+    """One side of a profile: (where it crosses `end`, None if never; held values [R]; objectives [R])."""
+    how = list(problem.law.params.values())[place].how
+    held = _held_values(x[place], problem.lower[place], problem.upper[place], how, up, least_size)
+    refits = _refit_held(problem, np.broadcast_to(x, (len(held), len(x))), place, held)
+    # Refit each from its neighbour on the side of the best value: the first descent may have ended in another basin.
+    starts = np.concatenate([x[None], refits.x[:-1]])
+    neighbour_refits = _refit_held(problem, starts, place, held)
+    value = np.minimum(refits.objective, neighbour_refits.objective)
     beyond = np.flatnonzero(value > end)
     if not len(beyond):
         return None, held, value
     first = beyond[0]
     inner, outer = (x[place] if first == 0 else held[first - 1]), held[first]
-    start = x if first == 0 else np.where(found.objective[first - 1] <= again.objective[first - 1], found.x[first - 1],
-                                          again.x[first - 1])  # fmt: skip
+    start = x
+    if first > 0:
+        lower = refits.objective[first - 1] <= neighbour_refits.objective[first - 1]
+        start = (refits if lower else neighbour_refits).x[first - 1]
     for _ in range(REFINE):
         middle = 0.5 * (inner + outer)
-        solution = _refit_held(own, start[None], place, np.array([middle]))
+        solution = _refit_held(problem, start[None], place, np.array([middle]))
         if solution.objective[0] > end:
             outer = middle
         else:
@@ -182,9 +184,9 @@ def _profile_side(
 
 
 def _held_values(at: float, lower: float, upper: float, how: str, up: bool, least_size: float) -> np.ndarray:
-    """Held values from near `at` to the bound: by factors for positive coordinates, by differences for the others.
+    """Values to hold, from near `at` to the bound: by factors for positive coordinates, by differences for the others.
 
-    `least_size`: what counts as small for a coefficient that is zero or nearly.
+    `least_size`: the step's unit for a coefficient that is zero or nearly so.
     """
     reach = np.geomspace(1e-3, 1.0, STEPS)
     if how == "linear":
@@ -194,8 +196,8 @@ def _held_values(at: float, lower: float, upper: float, how: str, up: bool, leas
     return at + (bound - at) * reach
 
 
-def _refit_held(own: Problem, starts: np.ndarray, place: int, held: np.ndarray) -> newton.Solutions:
-    """Fit with coordinate `place` held at each of `held` [R], from starts [R, K]."""
-    lower, upper = (np.tile(bound, (len(held), 1)) for bound in (own.lower, own.upper))
+def _refit_held(problem: Problem, starts: np.ndarray, place: int, held: np.ndarray) -> newton.Solutions:
+    """Fit with coordinate `place` held at each value of `held` [R], from starts [R, K]."""
+    lower, upper = (np.tile(bound, (len(held), 1)) for bound in (problem.lower, problem.upper))
     lower[:, place] = upper[:, place] = held
-    return newton.descend(own, starts, np.ones((len(held), own.points)), lower, upper)
+    return newton.descend(problem, starts, np.ones((len(held), problem.points)), lower, upper)

@@ -19,7 +19,7 @@ from scalelab.laws.trust.holdout import Holdout, hold_out
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TournamentEntry:
-    """One law's result; where it has none, `why`."""
+    """One law's result, or `why` it has none."""
 
     law: Law
     result: Holdout | None
@@ -27,13 +27,13 @@ class TournamentEntry:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values; a law without a result has no numbers."""
-        found = self.result.to_json() if self.result else {"mape": None, "in_sample_mape": None}
+        result = self.result.to_json() if self.result else {"mape": None, "in_sample_mape": None}
         return {
             "law": self.law.name,
             "equation": self.law.equation,
             "n_params": len(self.law.params),
             "why": self.why,
-        } | found
+        } | result
 
 
 def run_tournament(
@@ -42,8 +42,8 @@ def run_tournament(
 ) -> tuple[TournamentEntry, ...]:  # fmt: skip
     """Hold out the `count` largest rows (by C, else N D) and let each law predict them: entries, the least error first.
 
-    `laws`: by default all of `forms.LAWS` whose columns and target the table has. Every law is scored on the same rows.
-    One that can't be fitted comes last and says why. BadInput where no law has its columns.
+    `laws`: by default all of `names.LAWS` whose columns and target the table has. Every law is scored on the same rows.
+    A law that can't be fitted comes last with its reason. BadInput if the table has the columns of no law.
     """
     chosen = objective_lib.load_objective(objective, delta)
     known = {name for name, values in table.items() if is_numeric(values)}
@@ -60,7 +60,7 @@ def run_tournament(
 
 
 def row_scales(table: Mapping[str, ArrayLike]) -> np.ndarray | None:
-    """How large each row of a table is [P]: C, else N D; None where it has neither, and each law orders by its own."""
+    """A measure of each row's size [P]: C, else N D; None without both (then each law orders by its own columns)."""
     numbers = {
         name: np.asarray(table[name], float) for name in ("C", "N", "D") if name in table and is_numeric(table[name])
     }

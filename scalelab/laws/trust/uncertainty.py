@@ -1,4 +1,4 @@
-"""How far to trust fitted parameters: refits of resampled runs, every one converged or counted, and what follows from them.
+"""How far to trust fitted parameters: refits of resampled runs, each converged or counted as failed, and intervals.
 
 Legend: R resamples, P points, K parameters.
 """
@@ -17,21 +17,21 @@ from scalelab.laws.solve import newton, optimum
 from scalelab.laws.solve.optimum import FitError, Optimum
 from scalelab.laws.solve.problem import Columns, Problem
 
-RESTARTS, RESTART_SPREAD = 5, 64  # each resample also starts from its own best seed, not only from the fit
-FALL_STEPS = 4  # where on the way from that seed to the fit the objective is looked at
+RESTARTS, RESTART_SPREAD = 5, 64  # grid and spread of each resample's own seeds, tried beside the fit
+FALL_STEPS = 4  # points on the way from that seed to the fit at which the objective is evaluated
 BATCH = 60_000  # resamples x runs fitted at once: what a processor's cache holds
-MAX_FOLDS = 200  # left-out refits: beyond this many runs, folds of several runs
-MOST_POINTS = 30_000_000  # resamples x runs: some minutes and 1 GiB; 1e8 take half an hour in which nothing is shown
-FEW = 0.05  # more failed resamples than this share: the intervals are those of the luckier ones
+MAX_FOLDS = 200  # left-out refits at most: more runs share a fold
+MOST_POINTS = 30_000_000  # resamples x runs: some minutes and 1 GiB; 1e8 would take half an hour without any output
+FEW = 0.05  # a larger share of failed resamples, or of those at a bound, gives a warning
 HANDED_ON = 200  # resamples that a fit's JSON holds for later decisions
 MIN_SIZES = {"N": 3, "D": 3, "C": 3}  # a power law with an offset needs three values; of any other column, two
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bootstrap:
-    """Refits to resampled runs. `params` holds one array [used] a parameter; `failed` counts the reasons of the others.
+    """Refits to resampled runs: `params` holds one array [used] per parameter, `failed` counts the others by reason.
 
-    `noise` [n] are left-out residuals: each run's log loss minus the law that was fitted without it; `jackknife` holds the
+    `noise` [n] are left-out residuals: each run's log loss minus the law fitted without it; `jackknife` holds the
     parameters [folds] of those laws, as BCa intervals need them.
     """
 
@@ -46,21 +46,21 @@ class Bootstrap:
 
     @property
     def used(self) -> int:
-        """Resamples that gave a fit."""
+        """Number of resamples that gave a fit."""
         return len(self.objective)
 
     def warnings(self) -> list[str]:
-        """What makes the intervals less than they seem."""
-        said = []
+        """Reasons to trust the intervals less."""
+        warnings = []
         if self.used < (1 - FEW) * self.requested:
-            said.append(f"only {self.used} of {self.requested} resamples gave a fit: the intervals are too narrow")
-        for name, held in self.at_bounds.items():
-            if held > FEW * self.used:
-                said.append(f"{name} is at its bound in {held} of {self.used} resamples: it is poorly identified")
-        return said
+            warnings.append(f"only {self.used} of {self.requested} resamples gave a fit: the intervals are too narrow")
+        for name, count in self.at_bounds.items():
+            if count > FEW * self.used:
+                warnings.append(f"{name} is at its bound in {count} of {self.used} resamples: it is poorly identified")
+        return warnings
 
     def to_json(self) -> dict[str, Any]:
-        """What was resampled and what came of it; `draws` are the parameters of evenly chosen resamples, for decisions later."""
+        """As plain JSON values; `draws` holds the parameters of at most HANDED_ON evenly chosen resamples."""
         some = np.linspace(0, self.used - 1, min(self.used, HANDED_ON)).astype(int)
         return {
             "draws": {name: [float(f"{value:.9g}") for value in values[some]] for name, values in self.params.items()},
@@ -74,38 +74,38 @@ class Bootstrap:
 
 
 def refit_weighted(problem: Problem, weights: np.ndarray, warm: np.ndarray) -> newton.Solutions:
-    """Fit each row of weights [R, P], from `warm` x [K] and from the row's own best seed; the lower one counts.
+    """Fit each row of weights [R, P] from `warm` (x [K]) and from the row's own best seed; the lower optimum counts.
 
-    Where the first batch's own seeds lead nowhere lower than `warm` did, a later one is not followed if the objective falls
-    all the way straight from it to the solution that `warm` gave: it lies in the same basin.
+    If no seed of the first batch leads lower than `warm`, later ones are skipped where the objective falls all the way
+    on the straight line from the seed to the solution from `warm`: the seed lies in that solution's basin.
     """
     rows = max(1, BATCH // weights.shape[1])
-    found, led = _refit_batch(problem, weights[:rows], warm, every=True)
-    parts = [found]
+    first_batch, n_lower = _refit_batch(problem, weights[:rows], warm, every=True)
+    batches = [first_batch]
     for i in range(rows, len(weights), rows):
-        parts.append(_refit_batch(problem, weights[i : i + rows], warm, every=led > 0)[0])
-    return newton.Solutions(*(np.concatenate(found) for found in zip(*map(_solution_fields, parts), strict=True)))
+        batches.append(_refit_batch(problem, weights[i : i + rows], warm, every=n_lower > 0)[0])
+    return newton.Solutions(*(np.concatenate(parts) for parts in zip(*map(_solution_fields, batches), strict=True)))
 
 
-def _solution_fields(found: newton.Solutions) -> tuple[np.ndarray, ...]:
-    return found.x, found.objective, found.converged
+def _solution_fields(solutions: newton.Solutions) -> tuple[np.ndarray, ...]:
+    return solutions.x, solutions.objective, solutions.converged
 
 
 def _refit_batch(problem: Problem, weights: np.ndarray, warm: np.ndarray, every: bool) -> tuple[newton.Solutions, int]:
-    """(solutions, how many of the rows' own seeds led lower); `every` seed is followed."""
-    first = newton.descend(problem, np.tile(warm, (len(weights), 1)), weights)
-    own = _own_seeds(problem, weights)
-    followed = np.arange(len(own)) if every else np.flatnonzero(~_falls_straight(problem, own, first, weights))
-    second = newton.descend(problem, own[followed], weights[followed])
-    lower = second.objective < first.objective[followed]
-    led = int(np.sum(second.objective < (1 - optimum.AGREE) * first.objective[followed]))
-    for mine, theirs in zip(_solution_fields(first), _solution_fields(second), strict=True):
-        mine[followed[lower]] = theirs[lower]
-    return first, led
+    """Fit one batch of rows: (solutions, how many of the rows' seeds led lower). `every`: skip no seed."""
+    from_warm = newton.descend(problem, np.tile(warm, (len(weights), 1)), weights)
+    seeds = _best_seeds(problem, weights)
+    followed = np.arange(len(seeds)) if every else np.flatnonzero(~_falls_straight(problem, seeds, from_warm, weights))
+    from_seeds = newton.descend(problem, seeds[followed], weights[followed])
+    lower = from_seeds.objective < from_warm.objective[followed]
+    n_lower = int(np.sum(from_seeds.objective < (1 - optimum.AGREE) * from_warm.objective[followed]))
+    for target, source in zip(_solution_fields(from_warm), _solution_fields(from_seeds), strict=True):
+        target[followed[lower]] = source[lower]
+    return from_warm, n_lower
 
 
-def _own_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
-    """The best seed of each row of weights [R, P]: [R, K]. Judged by relative error, which stands in for log error."""
+def _best_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
+    """The best seed [R, K] of each row of weights [R, P], judged by relative error, which stands in for log error."""
     searched = optimum.start_points(problem, RESTARTS, RESTART_SPREAD)
     seeds = newton.variable_projection(problem, weights, searched)
     terms, offset = problem.basis(searched)
@@ -119,15 +119,15 @@ def _own_seeds(problem: Problem, weights: np.ndarray) -> np.ndarray:
     return seeds[np.arange(len(seeds)), np.where(np.isfinite(values), values, np.inf).argmin(axis=1)]
 
 
-def _falls_straight(problem: Problem, start: np.ndarray, found: newton.Solutions, weights: np.ndarray) -> np.ndarray:
-    """Where the objective falls all the way straight from start [R, K] to the solution."""
+def _falls_straight(problem: Problem, start: np.ndarray, end: newton.Solutions, weights: np.ndarray) -> np.ndarray:
+    """Whether the objective falls all the way on the straight line from start [R, K] to the solutions `end`: [R]."""
     shares = np.linspace(0.0, 1.0, FALL_STEPS + 1)[:-1, None, None]
-    values = [problem.value(x, weights) for x in start + shares * (found.x - start)]
-    return (np.diff([*values, found.objective], axis=0) < 0).all(axis=0) & found.converged
+    values = [problem.value(x, weights) for x in start + shares * (end.x - start)]
+    return (np.diff([*values, end.objective], axis=0) < 0).all(axis=0) & end.converged
 
 
 def unfit_reasons(weights: np.ndarray, columns: Columns, params: int) -> np.ndarray:
-    """Why each resample [R, P] determines no law of so many parameters: an array of reasons, "" where it does."""
+    """The reason [R] why a resample of weights [R, P] determines no law of `params` parameters; "" if it does."""
     drawn = weights > 0
     reasons = np.full(len(weights), "", dtype=object)
     for name, values in reversed(list(columns.items())):
@@ -140,7 +140,7 @@ def unfit_reasons(weights: np.ndarray, columns: Columns, params: int) -> np.ndar
 
 
 def group_labels(groups: ArrayLike | None, points: int) -> np.ndarray:
-    """Group labels [P] as integers from 0; every run its own group where none are given."""
+    """Group labels [P] as integers from 0; without `groups` each run is its own group. BadInput for another shape."""
     if groups is None:
         return np.arange(points)
     groups = np.asarray(groups)
@@ -152,23 +152,23 @@ def group_labels(groups: ArrayLike | None, points: int) -> np.ndarray:
 def left_out_residuals(problem: Problem, best: Optimum, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """(residuals [<= P] of each run against the law fitted without its group, parameters [folds] of those laws).
 
-    In-sample residuals are too small for a new run's noise: few points have pulled the law towards each of them, and near
-    delta -> 0 the law runs through as many as it has parameters, where the usual leverage correction sqrt(1 - h) would
-    leave zero. The refit charges each point for its own pull. Runs without which no law is determined give none.
+    In-sample residuals are too small for a new run's noise, since each point pulls the law towards itself. Near
+    delta -> 0 the law runs through as many points as it has parameters; there the usual leverage correction sqrt(1 - h)
+    would leave zero. Refits without the point avoid both. Runs without which no law is determined give no residual.
     """
     folds = labels % MAX_FOLDS
     weights = (np.arange(folds.max() + 1)[:, None] != folds).astype(float)
     weights = weights[unfit_reasons(weights, problem.columns, len(problem.law.params)) == ""]
-    found = refit_weighted(problem, weights, best.x)
-    params = {name: values[found.converged] for name, values in problem.to_params(found.x).items()}
-    out = weights[found.converged] == 0
+    refits = refit_weighted(problem, weights, best.x)
+    params = {name: values[refits.converged] for name, values in problem.to_params(refits.x).items()}
+    out = weights[refits.converged] == 0
     law = {name: values[:, None] for name, values in params.items()}
     residuals = problem.objective.target(problem.target) - problem.objective.target(problem.law(problem.columns, law))
     return residuals[out], params
 
 
 def check_resample_count(count: int, points: int) -> None:
-    """BadInput unless there are at least 1 and, over all `points` runs, at most MOST_POINTS resampled runs."""
+    """BadInput unless `count` is at least 1 and `count` x `points` at most MOST_POINTS."""
     if count < 1:
         raise BadInput(f"count = {count}: at least 1 resample is needed; 1000 is usual")
     if count * points > MOST_POINTS:
@@ -181,11 +181,11 @@ def check_resample_count(count: int, points: int) -> None:
 def bootstrap_fit(
     problem: Problem, best: Optimum, count: int = 1000, seed: int = 0, groups: ArrayLike | None = None
 ) -> Bootstrap:
-    """Refit `count` resamples of the runs that `best` was fitted to, drawn with replacement.
+    """Refit `count` resamples of the fitted runs, drawn with replacement.
 
     Runs that share a label in `groups` [P] (checkpoints of one run, say) are drawn together. A resample that determines
-    no law, or whose fit did not converge, gives no number: it is counted under its reason in `failed`.
-    FitError where no resample or no left-out run gave a fit. BadInput as in `check_resample_count`.
+    no law, or whose fit does not converge, gives no number: `failed` counts it under its reason.
+    FitError where no resample or no left-out run gives a fit. BadInput as in `check_resample_count`.
     """
     check_resample_count(count, problem.points)
     labels = group_labels(groups, problem.points)
@@ -197,13 +197,13 @@ def bootstrap_fit(
 def bootstrap_weighted(
     problem: Problem, best: Optimum, weights: np.ndarray, labels: np.ndarray, seed: int = 0
 ) -> Bootstrap:
-    """`bootstrap_fit` for given multiplicities: weights [R, P] say how often each resample holds each point."""
+    """Like `bootstrap_fit`, for given weights [R, P]: how often each resample holds each point."""
     reasons = unfit_reasons(weights, problem.columns, len(problem.law.params))
     usable = np.flatnonzero(reasons == "")
-    found = refit_weighted(problem, weights[usable], best.x)
-    reasons[usable[~found.converged]] = "not converged"
+    refits = refit_weighted(problem, weights[usable], best.x)
+    reasons[usable[~refits.converged]] = "not converged"
     noise, jackknife = left_out_residuals(problem, best, labels)
-    x = found.x[found.converged]
+    x = refits.x[refits.converged]
     if not len(x) or not len(noise):
         raise FitError(f"no resample of {problem.points} runs determines the law: more runs are needed for intervals")
     bound = ((x <= problem.lower) | (x >= problem.upper)).sum(axis=0)
@@ -211,16 +211,19 @@ def bootstrap_weighted(
         params=problem.to_params(x),
         requested=len(weights),
         failed=dict(collections.Counter(str(reason) for reason in reasons if reason)),
-        at_bounds={name: int(held) for name, held in zip(problem.law.params, bound, strict=True) if held},
+        at_bounds={name: int(count) for name, count in zip(problem.law.params, bound, strict=True) if count},
         noise=noise,
         jackknife=jackknife,
         seed=seed,
-        objective=found.objective[found.converged],
+        objective=refits.objective[refits.converged],
     )
 
 
 def central_interval(values: np.ndarray, level: float) -> tuple[float, float]:
-    """The central interval of `values` that holds `level` of them (values that occur: infinities are no trouble)."""
+    """The central interval that holds the share `level` of `values`; its ends are values that occur, inf included.
+
+    BadInput unless 0 < level < 1.
+    """
     if not 0 < level < 1:
         raise BadInput(f"level = {level:g}: an interval's level lies between 0 and 1; 0.9 is usual")
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
@@ -228,9 +231,9 @@ def central_interval(values: np.ndarray, level: float) -> tuple[float, float]:
 
 
 def bca_interval(values: np.ndarray, point: float, jackknife: np.ndarray, level: float) -> tuple[float, float]:
-    """Bias-corrected, accelerated interval from resampled `values` [R], and left-out ones (Efron 1987, eq. 3.8).
+    """Bias-corrected, accelerated interval from resampled `values` [R] and left-out ones (Efron 1987, eq. 3.8).
 
-    Where every resample lies on one side of the point, the correction is not finite: then the extreme value that occurs.
+    If every resample lies on one side of the point, the correction would be infinite: the extreme value is used.
     """
     below = (np.sum(values < point) + 0.5 * np.sum(values == point)) / len(values)
     bias = norm.ppf(np.clip(below, 0.5 / len(values), 1 - 0.5 / len(values)))
@@ -257,7 +260,7 @@ def param_intervals(boot: Bootstrap, point: Mapping[str, float], level: float = 
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The loss of one new run (nats per token) with its interval; `fit_low`, `fit_high`: the law's own part of it."""
+    """The loss of one new run (nats per token) with its interval; `fit_low`, `fit_high`: that of the law alone."""
 
     loss: float
     low: float
@@ -270,11 +273,11 @@ class Prediction:
 def predict_run(
     problem: Problem, best: Optimum, boot: Bootstrap, columns: Mapping[str, float], level: float = 0.9
 ) -> Prediction:
-    """The target of a single new run at `columns`, with an interval meant to hold it.
+    """Predict the target of one new run at `columns`, with an interval that should hold it.
 
-    The interval is the central part of every resampled law's value times every left-out residual: the uncertainty of the
-    parameters and the noise of one run. (All pairs are taken, so nothing is drawn; of very many residuals, 200 quantiles.)
-    It is conditional on the law's form: it knows nothing of a break beyond the data.
+    The interval joins the uncertainty of the parameters and the noise of one run: it is the central part of all pairs
+    of a resampled law's value and a left-out residual (beyond 200 residuals, their 200 quantiles), so nothing is drawn.
+    It assumes the law's form: it knows nothing of a break beyond the data.
     """
     values = problem.law(columns, boot.params)
     noise = boot.noise if len(boot.noise) <= 200 else np.quantile(boot.noise, (np.arange(200) + 0.5) / 200)

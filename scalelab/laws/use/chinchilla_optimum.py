@@ -1,4 +1,4 @@
-"""What follows from Chinchilla's law in closed form: the compute-optimal allocation."""
+"""The compute-optimal allocation by Chinchilla's law, in closed form."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ Value = float | np.ndarray
 
 
 class ChinchillaParams(NamedTuple):
-    """L(N, D) = E + A / N^alpha + B / D^beta. Each field a number, or an array of one value a resample."""
+    """Parameters of L(N, D) = E + A / N^alpha + B / D^beta: each a number, or an array with one value per resample."""
 
     E: Value
     A: Value
@@ -36,16 +36,16 @@ def loss_at(params: ChinchillaParams, N: ArrayLike, D: ArrayLike) -> np.ndarray:
 
 
 def allocation_exponents(params: ChinchillaParams) -> tuple[np.ndarray, np.ndarray]:
-    """(a, b) of N_opt ~ C^a and D_opt ~ C^b: beta and alpha over their sum (Hoffmann et al. 2022, eq. 4)."""
+    """Exponents (a, b) of N_opt ~ C^a and D_opt ~ C^b: beta and alpha over their sum (Hoffmann et al. 2022, eq. 4)."""
     alpha, beta = np.asarray(params.alpha, float), np.asarray(params.beta, float)
     return beta / (alpha + beta), alpha / (alpha + beta)
 
 
 def optimal_allocation(params: ChinchillaParams, C: ArrayLike, k: float = FLOPS_PER_PARAM_TOKEN) -> Allocation:
-    """The allocation of C FLOPs with the least loss where C = k N D (Hoffmann et al. 2022, eq. 4).
+    """The split of C = k N D FLOPs with the least loss (Hoffmann et al. 2022, eq. 4).
 
-    N = G (C/k)^a and D = (C/k)^b / G with G = (alpha A / (beta B))^(1/(alpha+beta)). A law without one of its terms
-    (A or B zero) has no interior optimum: N or D is then 0 or infinite, and the loss nan.
+    N = G (C/k)^a and D = (C/k)^b / G with G = (alpha A / (beta B))^(1/(alpha+beta)). If A or B is zero, there is no
+    interior optimum: N or D is 0 or infinite, and the loss nan.
     """
     _, A, B, alpha, beta = (np.asarray(value, float) for value in params)
     a, b = allocation_exponents(params)

@@ -1,4 +1,4 @@
-"""How to spend a budget by a fitted law, and how sure that is: N, D, D/N, the loss, and the compute wasted by error.
+"""How to spend a budget by a fitted law, with intervals: N, D, D/N, the loss, and the compute wasted by error.
 
 Legend: R resamples, S sizes tried.
 """
@@ -18,10 +18,10 @@ from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust.uncertainty import Bootstrap, central_interval, predict_run
 from scalelab.laws.use import chinchilla_optimum
 
-SIZES = 400  # of log N, where no closed form is known
-CLOSER = np.linspace(-1.5, 1.5, 100)  # the same again about the lowest of these, in their steps
-BELOW = (-10.0, 1.0, 60)  # of log N about the best size of a larger budget
-SPAN = 1e4  # times around sqrt(C / k): D/N from 1e-8 to 1e8
+SIZES = 400  # grid points of log N for laws without a closed form
+CLOSER = np.linspace(-1.5, 1.5, 100)  # a finer grid about the lowest of these, in their steps
+BELOW = (-10.0, 1.0, 60)  # grid of log N about the best size of a larger budget: from, to, points
+SPAN = 1e4  # the grid spans this factor around sqrt(C / k) on both sides: D/N from 1e-8 to 1e8
 
 
 class Interval(NamedTuple):
@@ -36,8 +36,8 @@ class Interval(NamedTuple):
 class Decision:
     """How to spend C = k N D FLOPs, with intervals; `loss` is that of one run at the point estimate of N and D.
 
-    `wasted_share`: the share of C that choosing the point estimate wastes if a resampled law is the true one; `value` is its mean,
-    `high` what the worst (1 - level) / 2 of them exceed. Resamples whose law has no best size count in N and D (as 0 or
+    `waste`: the share of C that the point estimate wastes if a resampled law is the true one; its `value` is the mean,
+    and the worst (1 - level) / 2 of them exceed `high`. Resamples whose law has no best size count in N and D (as 0 or
     infinite), not in the waste.
     """
 
@@ -61,10 +61,11 @@ class Decision:
 def optimal_size(
     law: Law, params: Mapping[str, Any], C: float | np.ndarray, k: float, held: Mapping[str, float]
 ) -> np.ndarray:
-    """The N [R] of least loss where C = k N D, for parameters [R], C one or [R]; 0 or infinite at the edge of what is tried.
+    """The N [R] of least loss where C = k N D, for parameters [R] and one C or [R]; 0 or inf at the edge of the search.
 
-    Chinchilla's is in closed form; any other law of N and D is minimised over a grid, then over a finer one about its lowest
-    point, with a parabola there: data_constrained has a kink in its slope where N and D are best without repetition.
+    Chinchilla's law has a closed form. Any other law of N and D is minimised over a grid, then over a finer one about
+    its lowest point, with a parabola there: the slope of `data_constrained` has a kink where N and D are best without
+    repetition.
     """
     arrays = {name: np.atleast_1d(np.asarray(value, float)) for name, value in params.items()}
     if law.function is forms.chinchilla:
@@ -76,17 +77,17 @@ def optimal_size(
         loss = losses_at_budget(law, columns, np.exp(log_n), C, k, held)
         return _parabola_minimum(np.broadcast_to(log_n, loss.shape), loss)
 
-    found = lowest(0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES))
-    inner = np.isfinite(found)
+    coarse = lowest(0.5 * np.log(C / k) + np.linspace(-np.log(SPAN), np.log(SPAN), SIZES))
+    inner = np.isfinite(coarse)
     step = 2 * np.log(SPAN) / (SIZES - 1)
-    closer = lowest(np.where(inner, found, 0.0)[:, None] + step * CLOSER)
-    return np.exp(np.where(inner & np.isfinite(closer), closer, found))
+    fine = lowest(np.where(inner, coarse, 0.0)[:, None] + step * CLOSER)
+    return np.exp(np.where(inner & np.isfinite(fine), fine, coarse))
 
 
 def _parabola_minimum(log_n: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """The place of each row's minimum [R], by a parabola through the lowest of evenly spaced log_n [R, S] and its neighbours.
+    """Where each row is lowest [R], by a parabola through the lowest of evenly spaced log_n [R, S] and its neighbours.
 
-    -inf or inf where the lowest is the first or the last.
+    -inf or inf if the lowest is the first or the last.
     """
     last = loss.shape[1] - 1
     at = np.where(np.isfinite(loss), loss, np.inf).argmin(axis=1)
@@ -106,7 +107,7 @@ def losses_at_budget(
     k: float,
     held: Mapping[str, float],
 ) -> np.ndarray:
-    """The law at size N and D = C / (k N), other columns held."""
+    """Losses of the law at size N and D = C / (k N), other columns held."""
     return law({**held, "N": N, "D": C / (k * N), "C": C + 0 * N, "M": C / (k * N * N)}, params)
 
 
@@ -114,10 +115,10 @@ def decide_allocation(
     problem: Problem, best: Optimum, boot: Bootstrap, C: float, k: float = FLOPS_PER_PARAM_TOKEN, level: float = 0.9,
     held: Mapping[str, float] = {},
 ) -> Decision:  # fmt: skip
-    """The best N and D for C = k N D FLOPs, with intervals from the resamples, the loss of a run there, and the waste.
+    """Choose the best N and D for C = k N D FLOPs, with intervals from the resamples, the loss there, and the waste.
 
-    `held` fixes the law's other columns (unique tokens, say). BadInput for a law of neither N nor D, FitError where it has
-    no interior optimum.
+    `held` fixes the law's other columns (unique tokens, say). BadInput for a law without N and D or a column neither
+    known nor held, FitError if the law or every resample has no interior optimum.
     """
     law = problem.law
     if not (np.isfinite(C) and C > 0):
@@ -136,8 +137,8 @@ def decide_allocation(
     sound = np.isfinite(spread) & (spread > 0)
     if not sound.any():
         raise FitError(f"no resample has a compute-optimal size at {C:.3g} FLOPs: the runs don't determine one")
-    sounder = {name: values[sound] for name, values in boot.params.items()}
-    wasted = wasted_share(law, sounder, point, spread[sound], C, k, held)
+    sound_params = {name: values[sound] for name, values in boot.params.items()}
+    wasted = wasted_share(law, sound_params, point, spread[sound], C, k, held)
     with np.errstate(divide="ignore"):
         tokens_spread, ratio_spread = C / (k * spread), C / (k * spread**2)
     return Decision(
@@ -153,7 +154,7 @@ def decide_allocation(
 
 
 def check_held_columns(law: Law, held: Mapping[str, float]) -> None:
-    """BadInput where the law has a column that neither follows from the budget's split nor is held."""
+    """BadInput if the law has a column that is not held and does not follow from the budget's split."""
     if missing := [name for name in law.columns if name not in {"N", "D", "C", "M", *held}]:
         raise BadInput(f"law {law.name!r} also needs {', '.join(missing)} to be held at a value to split a budget")
 
@@ -162,9 +163,9 @@ def wasted_share(
     law: Law, params: Mapping[str, np.ndarray], chosen: float, best: np.ndarray, C: float, k: float,
     held: Mapping[str, float] = {},
 ) -> np.ndarray:  # fmt: skip
-    """The share of C that size `chosen` wastes where `params` [R] are true and `best` [R] their own sizes: [R].
+    """The share [R] of C that size `chosen` wastes if laws `params` [R] are true, whose best sizes are `best` [R].
 
-    1 - C'/C, where the best split of C' reaches the loss that the chosen one reaches with C ("deadweight compute",
+    It is 1 - C'/C, where the best split of C' reaches the loss of the chosen split of C ("deadweight compute",
     arXiv 2603.22339). C' is found by bisection along each law's own best loss.
     """
     reached = losses_at_budget(law, params, np.full_like(best, chosen), C, k, held)
@@ -180,7 +181,7 @@ def wasted_share(
 def _best_size_each(
     law: Law, params: Mapping[str, np.ndarray], C: np.ndarray, near: np.ndarray, k: float, held: Mapping[str, float]
 ) -> np.ndarray:
-    """Each law's best size at its own budget C [R]: closed form, else sought below `near`, the size of a larger budget."""
+    """Best size of each law at its own budget C [R]: closed form, else searched below `near` (for a larger budget)."""
     if law.function is forms.chinchilla:
         return chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**params), C, k).N
     log_n = np.log(near)[:, None] + np.linspace(*BELOW)

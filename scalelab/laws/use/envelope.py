@@ -1,7 +1,7 @@
 """Approach 1 of Hoffmann et al. 2022: which run is best at each compute, along whole training curves.
 
-It needs several checkpoints a run, of runs whose learning rate was not decayed to another end (or evaluations after a
-cooldown of each). Legend: P checkpoints, F places on the frontier, R runs, B budgets.
+It needs several checkpoints per run, with a learning rate that is not decayed towards a later end (or evaluations after
+a cooldown from each checkpoint). Legend: P checkpoints, F points of the frontier, R runs, B budgets.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ METHODS = ("envelope", "hull")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Frontier:
-    """Where the lowest loss is found: C, N, D, loss and the run's label, each [F], in order of C."""
+    """The points of lowest loss: C, N, D, loss and the run's label, each [F], in order of C."""
 
     C: np.ndarray
     N: np.ndarray
@@ -31,7 +31,7 @@ class Frontier:
     run: np.ndarray
 
     def inner(self, sizes: np.ndarray) -> "Frontier":
-        """Without the places held by the smallest or the largest of all sizes tried: their optimum may lie beyond."""
+        """The frontier without points of the smallest or the largest size tried: their optimum may lie beyond."""
         keep = ~np.isin(self.N, [sizes.min(), sizes.max()])
         return Frontier(self.C[keep], self.N[keep], self.D[keep], self.loss[keep], self.run[keep])
 
@@ -40,8 +40,8 @@ class Frontier:
 class Envelope:
     """N_opt = N_coefficient x C^a and D_opt = D_coefficient x C^b through the inner `frontier`.
 
-    `a_interval`, `b_interval` at `level`: refits to runs drawn with replacement, so they show what hangs on single runs.
-    `edges` counts the places that were left out because the smallest or the largest size holds them.
+    `a_interval`, `b_interval` at `level` come from refits to runs drawn with replacement: they show how much depends on
+    single runs. `edges` counts the points that were left out as they belong to the smallest or the largest size.
     """
 
     a: float
@@ -58,23 +58,24 @@ class Envelope:
     def to_json(self) -> dict[str, Any]:
         """The power laws and the frontier as plain JSON values."""
         places = {field.name: getattr(self.frontier, field.name).tolist() for field in dataclasses.fields(Frontier)}
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return own | {"frontier": places}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {"frontier": places}
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Indices of the lower convex hull of points (x, y) [P], in order of x (Andrew 1979)."""
-    kept: list[int] = []
+    hull: list[int] = []
     for i in np.lexsort((y, x)):
-        if kept and x[i] == x[kept[-1]]:
+        if hull and x[i] == x[hull[-1]]:
             continue
-        while len(kept) > 1 and _left_of(x, y, kept[-2], kept[-1], i) <= 0:
-            kept.pop()
-        kept.append(int(i))
-    return np.array(kept, int)
+        while len(hull) > 1 and _turn(x, y, hull[-2], hull[-1], i) <= 0:
+            hull.pop()
+        hull.append(int(i))
+    return np.array(hull, int)
 
 
-def _left_of(x: np.ndarray, y: np.ndarray, i: int, j: int, k: int) -> float:
+def _turn(x: np.ndarray, y: np.ndarray, i: int, j: int, k: int) -> float:
+    """Cross product of the steps from point i to j and to k: positive for a left turn."""
     return (x[j] - x[i]) * (y[k] - y[i]) - (y[j] - y[i]) * (x[k] - x[i])
 
 
@@ -91,7 +92,7 @@ def hull_frontier(run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, 
 def envelope_frontier(
     run: np.ndarray, C: np.ndarray, N: np.ndarray, D: np.ndarray, loss: np.ndarray, budgets: int = BUDGETS
 ) -> Frontier:
-    """At each of `budgets` computes, evenly in logs, the run of least loss; curves interpolated in log C.
+    """The run of least loss at each of `budgets` computes, evenly spaced in logs; curves are interpolated in log C.
 
     A run counts only between its own first and last checkpoint.
     """
@@ -100,11 +101,11 @@ def envelope_frontier(
     losses, tokens = (np.full((len(labels), budgets), np.inf) for _ in range(2))
     sizes = np.array([N[run == label][0] for label in labels])
     for i, label in enumerate(labels):
-        own = np.flatnonzero(run == label)
-        own = own[np.argsort(C[own])]
-        inside = (log_c >= np.log(C[own[0]])) & (log_c <= np.log(C[own[-1]]))
+        rows = np.flatnonzero(run == label)
+        rows = rows[np.argsort(C[rows])]
+        inside = (log_c >= np.log(C[rows[0]])) & (log_c <= np.log(C[rows[-1]]))
         for table, values in ((losses, loss), (tokens, D)):
-            table[i, inside] = np.interp(log_c[inside], np.log(C[own]), np.log(values[own]))
+            table[i, inside] = np.interp(log_c[inside], np.log(C[rows]), np.log(values[rows]))
     best = losses.argmin(axis=0)
     seen = np.isfinite(losses.min(axis=0))
     columns = np.arange(budgets)
@@ -116,11 +117,11 @@ def fit_envelope(
     run: ArrayLike, C: ArrayLike, N: ArrayLike, D: ArrayLike, loss: ArrayLike, method: str = "hull",
     bootstrap: int = 200, level: float = 0.8, seed: int = 0,
 ) -> Envelope:  # fmt: skip
-    """N_opt ~ C^a and D_opt ~ C^b from checkpoints: the run's label, C FLOPs, N, D tokens, loss, each [P].
+    """Fit N_opt ~ C^a and D_opt ~ C^b to checkpoints: the run's label, C FLOPs, N, D tokens, loss, each [P].
 
-    `method`: "hull" (lower convex hull of all checkpoints) or "envelope" (Hoffmann's: the best of the interpolated curves
-    at 1,500 computes). Least squares in logs. FitError where fewer than two sizes between the smallest and the largest
-    are ever the best ones.
+    `method`: "hull" (lower convex hull of all checkpoints) or "envelope" (Hoffmann's: the best of the interpolated
+    curves at 1,500 computes). Least squares in logs. BadInput for an unknown method or unusable columns; FitError if
+    fewer than two sizes, other than the smallest and the largest, are best at any compute.
     """
     if method not in METHODS:
         raise BadInput(f"method {method!r}: unknown{nearest_hint(method, METHODS)}")
@@ -137,9 +138,10 @@ def fit_envelope(
         )
     a, b, log_n, log_d = _power_laws(inner)
     spread = _resampled_exponents(run, (C, N, D, loss), method, bootstrap, seed)
-    of_a, of_b = [central_interval(values, level) for values in spread.T] if len(spread) else (None, None)
+    a_interval, b_interval = [central_interval(values, level) for values in spread.T] if len(spread) else (None, None)
     edges = len(whole.C) - len(inner.C)
-    return Envelope(a, b, float(np.exp(log_n)), float(np.exp(log_d)), inner, method, edges, of_a, of_b, level)
+    coefficients = float(np.exp(log_n)), float(np.exp(log_d))
+    return Envelope(a, b, *coefficients, inner, method, edges, a_interval, b_interval, level)
 
 
 def _frontiers(
@@ -158,10 +160,10 @@ def _power_laws(frontier: Frontier) -> tuple[float, float, float, float]:
 def _resampled_exponents(
     run: np.ndarray, columns: Sequence[np.ndarray], method: str, count: int, seed: int
 ) -> np.ndarray:
-    """(a, b) [<= count, 2] of runs drawn with replacement; draws that leave fewer than two inner sizes give none."""
+    """(a, b) [<= count, 2] of runs drawn with replacement; draws with fewer than two inner sizes give none."""
     labels, which = np.unique(run, return_inverse=True)
     random = np.random.default_rng(seed)
-    found = []
+    exponents = []
     for _ in range(count):
         drawn = np.zeros(len(labels), bool)
         drawn[random.integers(len(labels), size=len(labels))] = True
@@ -169,14 +171,14 @@ def _resampled_exponents(
         C, N, D, loss = (column[keep] for column in columns)
         _, inner = _frontiers(run[keep], C, N, D, loss, method)
         if len(np.unique(inner.N)) > 1:
-            found.append(_power_laws(inner)[:2])
-    return np.array(found)
+            exponents.append(_power_laws(inner)[:2])
+    return np.array(exponents)
 
 
 def training_curves(runs: Iterable[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]]) -> dict[str, np.ndarray]:
     """Columns run, C, N, D, loss for `fit_envelope` from (row of `records.read_run`, lines of `records.read_metrics`).
 
-    Each evaluation is a checkpoint; its C is the run's own FLOPs per token times the tokens seen.
+    Each evaluation is a checkpoint; its C is the run's own FLOPs per token times the tokens seen. BadInput without any.
     """
     rows = [
         (str(row["name"]), row["C"] / row["D"] * line["tokens"], row["N"], line["tokens"], line["val_loss"])

@@ -13,16 +13,16 @@ from scalelab.laws.trust.uncertainty import central_interval
 from scalelab.laws.use.isoflop_minima import METHODS
 
 MIN_SIZES = 3
-SAME_BUDGET = 0.05  # runs whose C differ by less than this share of it belong to one budget: steps are whole numbers
-FLOOR = 0.33  # of the mean spacing of sizes in log N: no minimum is known better (Porian et al. 2024, app. D)
-CURVE = 61  # points of each curve handed out for a plot
+SAME_BUDGET = 0.05  # runs whose C differ by less than this share belong to one budget: steps are whole numbers
+FLOOR = 0.33  # least std of a minimum, as a share of the mean spacing of log N (Porian et al. 2024, app. D)
+CURVE = 61  # points of each curve for a plot
 
 
 @dataclasses.dataclass(frozen=True)
 class SeedNoise:
     """Standard deviation of a run's loss over seeds (Porian et al. 2024, app. D), in nats per token.
 
-    `low` at losses up to `easy`, `high` from `hard` on, and between them linear in logs of both.
+    It is `low` at losses up to `easy`, `high` from `hard` on, and linear in logs of both between them.
     """
 
     low: float = 0.005
@@ -38,10 +38,10 @@ class SeedNoise:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BudgetProfile:
-    """One budget of C FLOPs: the N of least loss, that loss, and whether the minimum lies inside the `sizes` tried.
+    """One budget of C FLOPs: the N of least loss, that loss, and whether the minimum lies inside the sizes tried.
 
-    `curve` is what the minimum was taken of, for a plot: N and loss, each [61]. With seed noise, N and loss are medians
-    over noisy copies, `log_n` [<= R] their minima that lie inside, and `log_n_std` the standard deviation of these.
+    `sizes` is their number; `curve` the fitted curve for a plot: N and loss, each [61]. With seed noise, N and loss are
+    medians over noisy copies, `log_n` [<= R] their minima that lie inside, `log_n_std` the standard deviation of these.
     """
 
     C: float
@@ -54,7 +54,7 @@ class BudgetProfile:
     log_n: np.ndarray | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The profile as plain JSON values; `edge` says that the minimum is not inside."""
+        """The profile as plain JSON values; `edge` is true if the minimum is not inside."""
         curve = [axis.tolist() for axis in self.curve]
         return {"budget": self.C, "N": self.N, "loss": self.loss, "edge": not self.interior, "sizes": self.sizes,
                 "log_n_std": self.log_n_std, "curve": curve}  # fmt: skip
@@ -64,7 +64,7 @@ class BudgetProfile:
 class IsoFlop:
     """N_opt = coefficient x C^a through the interior optima of `profiles` (all budgets, in order of C).
 
-    `interval` of a, at `level`: by seed noise alone (None where no noise was assumed).
+    `interval` of a at `level` is due to seed noise alone (None if no noise is assumed).
     """
 
     a: float
@@ -76,7 +76,7 @@ class IsoFlop:
 
     @property
     def edges(self) -> tuple[BudgetProfile, ...]:
-        """The budgets whose minimum is at the edge of the sizes tried: not used, and to be told to the user."""
+        """The budgets whose minimum is at the edge of the sizes tried: not used; callers report them to the user."""
         return tuple(profile for profile in self.profiles if not profile.interior)
 
     def n_opt(self, C: ArrayLike) -> np.ndarray:
@@ -92,7 +92,7 @@ class IsoFlop:
 
 
 def group_budgets(C: ArrayLike, tolerance: float = SAME_BUDGET) -> np.ndarray:
-    """The budget of each run [P]: runs next to each other in C and less than `tolerance` apart share one (their mean)."""
+    """The budget [P] of each run: neighbours in C less than `tolerance` apart share one, their geometric mean."""
     C = np.asarray(C, float)
     order = np.argsort(C)
     starts = np.append(True, np.diff(np.log(C[order])) > np.log1p(tolerance))
@@ -106,24 +106,25 @@ def profile_budget(
     C: float, N: np.ndarray, loss: np.ndarray, method: str = "akima", noise: SeedNoise | None = None,
     resamples: int = 1000, seed: int | tuple[int, ...] = 0,
 ) -> BudgetProfile:  # fmt: skip
-    """The optimum of one budget from sizes N [S] and losses [S]; of runs with equal N, the mean log loss counts.
+    """Find the optimum of one budget from sizes N [S] and losses [S]; runs of equal N count by their mean log loss.
 
-    The minimum is sought within the sizes tried, edges included: `interior` tells which it was. With `noise` it must lie
-    inside in half of the noisy copies too, and the share that doesn't widens `log_n_std`.
+    The minimum is searched within the sizes tried, edges included; `interior` is false at an edge. With `noise` it must
+    also lie inside in half of the noisy copies, and the share that doesn't widens `log_n_std`. BadInput for fewer than
+    three sizes.
     """
     log_n, which, repeats = np.unique(np.log(N), return_inverse=True, return_counts=True)
     if len(log_n) < MIN_SIZES:
         raise BadInput(f"budget {C:.3g}: {len(log_n)} sizes; a minimum needs at least {MIN_SIZES}")
     log_loss = np.bincount(which, np.log(loss)) / repeats
-    found = METHODS[method](log_n, log_loss[:, None])
+    minimum = METHODS[method](log_n, log_loss[:, None])
     at = np.linspace(log_n[0], log_n[-1], CURVE)
     plain = BudgetProfile(
         C=float(C),
-        N=float(np.exp(found.at[0])),
-        loss=float(np.exp(found.value[0])),
-        interior=bool(found.interior[0]),
+        N=float(np.exp(minimum.at[0])),
+        loss=float(np.exp(minimum.value[0])),
+        interior=bool(minimum.interior[0]),
         sizes=len(log_n),
-        curve=(np.exp(at), np.exp(found.curve(at)[:, 0])),
+        curve=(np.exp(at), np.exp(minimum.curve(at)[:, 0])),
     )
     if noise is None:
         return plain
@@ -147,12 +148,13 @@ def fit_isoflop(
     C: ArrayLike, N: ArrayLike, loss: ArrayLike, method: str = "akima", noise: SeedNoise | None = None,
     resamples: int = 1000, seed: int = 0, level: float = 0.95,
 ) -> IsoFlop:  # fmt: skip
-    """Best size per budget and N_opt ~ C^a, from runs of C FLOPs, N parameters and loss in nats per token, each [P].
+    """Fit best sizes per budget and N_opt ~ C^a to runs of C FLOPs, N parameters and loss (nats/token), each [P].
 
-    Runs of nearly equal C (5 %) make one budget. `akima` interpolates log loss over log N; `parabola` is Hoffmann's fit.
-    A budget whose minimum is at its smallest or largest size says only where to look next: it is kept in `profiles` and
-    left out of the power law, least squares in logs: of equal weights, or with `noise` weighted by 1 / std^2 of each
-    budget's log N over `resamples` noisy copies (Porian et al. 2024). FitError with fewer than two interior minima.
+    Runs of nearly equal C (5 %) make one budget. `akima` interpolates log loss over log N; `parabola` is Hoffmann's
+    fit. A budget whose minimum is at its smallest or largest size says only where to look next: it stays in `profiles`
+    but not in the power law. That is a least-squares line in logs, with equal weights or, with `noise`, weights 1 /
+    std^2 of each budget's log N over `resamples` noisy copies (Porian et al. 2024). BadInput for an unknown method or
+    unusable columns, FitError with fewer than two interior minima.
     """
     if method not in METHODS:
         raise BadInput(f"unknown method {method!r}{nearest_hint(method, METHODS)}")
@@ -177,7 +179,7 @@ def fit_isoflop(
 def _noise_interval(
     log_c: np.ndarray, stars: list[np.ndarray | None], weights: np.ndarray, level: float
 ) -> tuple[float, float]:
-    """Percentiles of the exponent over noisy copies: the i-th minimum of every budget makes one power law."""
+    """Percentiles of the exponent over noisy copies: the i-th minima of all budgets make one power law."""
     copies = [s for s in stars if s is not None]
     count = min(map(len, copies))
     slopes, _ = np.polyfit(log_c, np.stack([s[:count] for s in copies]), 1, w=weights)

@@ -1,4 +1,4 @@
-"""Where smooth curves through (log N, log loss) are lowest: exact, and for many noisy copies of a curve at once.
+"""Exact minima of smooth curves through (log N, log loss), for many noisy copies of a curve at once.
 
 Legend: S sizes, R curves over the same sizes.
 """
@@ -23,7 +23,7 @@ class Minima(NamedTuple):
 
 
 def parabola(x: np.ndarray, y: np.ndarray) -> Minima:
-    """Least-squares parabolas through y [S, R] at x [S]: biased on wide or lopsided profiles."""
+    """Minima of least-squares parabolas through y [S, R] at x [S]: biased on wide or lopsided profiles."""
     centre = x.mean()
     bend, slope, height = fitted = np.polyfit(x - centre, y, 2)
     opens_up = bend > 0
@@ -40,9 +40,9 @@ def parabola(x: np.ndarray, y: np.ndarray) -> Minima:
 
 
 def akima(x: np.ndarray, y: np.ndarray) -> Minima:
-    """Akima interpolants through y [S, R] at x [S]: impose no shape (Porian et al. 2024).
+    """Minima of Akima interpolants through y [S, R] at x [S], which impose no shape (Porian et al. 2024).
 
-    Each is a cubic c3 t^3 + c2 t^2 + c1 t + c0 between two sizes: lowest at a size, or where its first derivative
+    Between two sizes each is a cubic c3 t^3 + c2 t^2 + c1 t + c0: lowest at a size, or where its first derivative
     is zero and the second positive.
     """
     curve = Akima1DInterpolator(x, y)
@@ -50,7 +50,7 @@ def akima(x: np.ndarray, y: np.ndarray) -> Minima:
     width = np.diff(x)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         root = np.sqrt(c2**2 - 3 * c3 * c1)
-        t = np.where(c2 > 0, -c1 / (c2 + root), (root - c2) / (3 * c3))  # one root in two forms: each exact where used
+        t = np.where(c2 > 0, -c1 / (c2 + root), (root - c2) / (3 * c3))  # one root in two forms, for precision
         inside = (t > 0) & (t < width)
         turns = np.where(inside, ((c3 * t + c2) * t + c1) * t + c0, np.inf)
     values = np.concatenate([turns, y])

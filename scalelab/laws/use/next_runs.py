@@ -1,6 +1,6 @@
-"""Which runs to do next: those of the user's own grid that narrow one interval most for the FLOPs they cost.
+"""Which runs to do next: those of the user's grid that narrow one interval most for their FLOPs.
 
-By linearised information (`trust/information.py`). Legend: G candidates, K parameters.
+Judged by linearised information (`trust/information.py`). Legend: G candidates, K parameters.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from scalelab.laws.solve.problem import Problem
 from scalelab.laws.trust import information
 from scalelab.laws.use import decision
 
-AHEAD = 10.0  # the budget a proposal aims at by default, over the largest fitted run's
+AHEAD = 10.0  # a proposal's default target budget, over the largest fitted run's
 BETTER = 1e-9  # an exchange must narrow the target by more than this share
 
 
 @dataclasses.dataclass(frozen=True)
 class ProposedRun:
-    """One run of a plan: its `row` among the candidates, its columns, its cost, and the target's sd once it is done too."""
+    """One run of a plan: its `row` among the candidates, its columns, its cost, and the target's sd after it."""
 
     row: int
     columns: dict[str, float]
@@ -36,8 +36,8 @@ class ProposedRun:
 class NextRuns:
     """The runs to do next, the greatest gain per FLOP first.
 
-    `sd_before` and `sd_after` are linearised, of `target`: a parameter (the log of a scale), "N" (log of the best size at
-    `at_flops`) or "loss" (log of the best loss there).
+    `sd_before` and `sd_after` are linearised standard deviations of `target`: a parameter (the log of a scale), "N"
+    (log of the best size at `at_flops`) or "loss" (log of the best loss there).
     """
 
     target: str
@@ -47,12 +47,12 @@ class NextRuns:
 
     @property
     def sd_after(self) -> float:
-        """When all runs are done."""
+        """The target's standard deviation when all runs are done."""
         return self.runs[-1].sd_after if self.runs else self.sd_before
 
     @property
     def flops(self) -> float:
-        """What all runs cost."""
+        """The cost of all runs."""
         return sum(run.flops for run in self.runs)
 
     def to_json(self) -> dict[str, Any]:
@@ -65,13 +65,13 @@ def propose_runs(
     fitted: Fitted, candidates: Mapping[str, ArrayLike], k: int, budget_flops: float, target: str = "N",
     at_flops: float | None = None, held: Mapping[str, float] | None = None,
 ) -> NextRuns:  # fmt: skip
-    """At most `k` of the candidate runs, at most `budget_flops` together, that narrow the target's interval most.
+    """Propose at most `k` candidate runs, for at most `budget_flops`, that narrow the target's interval most.
 
-    `candidates` are columns [G] of the user's grid: N and D (and what else the law needs), and C where it isn't
-    `fitted.k` N D. `target`: a parameter's name; or "N" or "loss": the best size or the best loss at `at_flops` (default:
-    the fit's first target budget, else ten times the largest run's), where `held` fixes the law's other columns. Two
-    greedy orders are tried, by gain per FLOP and by gain alone, each improved by exchanges; the narrower end counts.
-    BadInput where nothing is affordable or a name is unknown, FitError where the law has no best size at that budget.
+    `candidates` are columns [G] of the user's grid: N and D (and the law's other columns), and C if it isn't `fitted.k`
+    N D. `target`: a parameter's name, or "N" or "loss": the best size or loss at `at_flops` (default: the fit's first
+    target budget, else ten times the largest run's), where `held` fixes the law's other columns. Two greedy orders are
+    tried, by gain per FLOP and by gain alone, each improved by exchanges; the narrower result counts. BadInput if
+    nothing is affordable or a name is unknown, FitError if the law has no best size at that budget.
     """
     if k < 1:
         raise BadInput(f"k = {k}: propose at least 1 run")
@@ -106,7 +106,7 @@ def choose_runs(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, k: int, budget_flops: float,
     by_flop: bool = True,
 ) -> list[int]:  # fmt: skip
-    """Rows of `each` [G, K], at most `k` of them within the budget: greedy, then one exchange at a time while any helps."""
+    """Choose at most `k` rows of `each` [G, K] within the budget: greedily, then by exchanges while any helps."""
     chosen: list[int] = []
     while True:
         while len(chosen) < k:
@@ -123,7 +123,7 @@ def choose_runs(
 def _exchange_run(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int], budget_flops: float
 ) -> list[int] | None:  # fmt: skip
-    """The rows with one given for another, where that narrows the target; None where no exchange does."""
+    """The rows after one exchange that narrows the target; None if no exchange does."""
     now = spread_after(before, each[chosen], gradient)
     for out in chosen:
         rest = [row for row in chosen if row != out]
@@ -137,7 +137,7 @@ def _best_addition(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int],
     budget_flops: float, by_flop: bool,
 ) -> int | None:  # fmt: skip
-    """The affordable row that adds most to those chosen; None where nothing is affordable."""
+    """The affordable row that adds most to those chosen; None if nothing is affordable."""
     open_ = flops <= (budget_flops - flops[chosen].sum()) * (1 + 1e-12)
     open_[chosen] = False
     if not open_.any():
@@ -150,7 +150,7 @@ def _best_addition(
 def _order_by_gain(
     before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int]
 ) -> list[int]:
-    """The same rows, the greatest gain per FLOP first."""
+    """Order the chosen rows, the greatest gain per FLOP first."""
     order: list[int] = []
     left = list(chosen)
     while left:
@@ -167,7 +167,7 @@ def spread_after(before: np.ndarray, each: np.ndarray, gradient: np.ndarray) -> 
 def _read_candidates(
     fitted: Fitted, candidates: Mapping[str, ArrayLike]
 ) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
-    """(the law's columns, FLOPs) [G] of the candidates."""
+    """(the law's columns, FLOPs) of the candidates, each [G]; BadInput if they are empty or lack a column."""
     law = fitted.law
     given = {name: np.atleast_1d(np.asarray(values, float)) for name, values in candidates.items()}
     if not given or not len(next(iter(given.values()))):
@@ -181,7 +181,7 @@ def _read_candidates(
 
 
 def _default_budget(fitted: Fitted) -> float:
-    """The budget that a plan aims at where none is named."""
+    """The default target budget: the fit's first, else AHEAD times the largest run's; BadInput without N and D."""
     if fitted.decisions:
         return fitted.decisions[0].C
     N, D = information.sizes_and_tokens(fitted.problem.columns, fitted.k)
@@ -193,7 +193,10 @@ def _default_budget(fitted: Fitted) -> float:
 def target_gradient(
     posed: Problem, best: Optimum, k: float, target: str, at: float | None, held: Mapping[str, float]
 ) -> np.ndarray:
-    """Gradient [K] of the target (see `propose_runs`) by the solver's coordinates; of "N" and "loss" at `at` = k N D FLOPs."""
+    """Gradient [K] of the target (see `propose_runs`) by the solver's coordinates; "N" and "loss" at `at` FLOPs.
+
+    BadInput for an unknown target, FitError if the law has no best size at `at`.
+    """
     law = posed.law
     if at is None:
         return information.param_gradient(posed, best, target, list(law.params).index(target))
@@ -202,11 +205,11 @@ def target_gradient(
         raise BadInput(f"target {target!r}: unknown{nearest_hint(target, known)}; one of {', '.join(known)}")
     decision.check_held_columns(law, held)
 
-    def of(params: Mapping[str, np.ndarray]) -> np.ndarray:
+    def log_target(params: Mapping[str, np.ndarray]) -> np.ndarray:
         N = decision.optimal_size(law, {name: value[:, 0] for name, value in params.items()}, at, k, held)[:, None]
         return np.log(N if target == "N" else decision.losses_at_budget(law, params, N, at, k, held))
 
-    gradient = information.function_derivatives(posed, best, of)[:, 0]
+    gradient = information.function_derivatives(posed, best, log_target)[:, 0]
     if not np.isfinite(gradient).all():
         raise FitError(f"the law has no compute-optimal size at {at:.3g} FLOPs: choose a parameter as the target")
     return gradient

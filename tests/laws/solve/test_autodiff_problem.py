@@ -5,25 +5,27 @@ import pytest
 
 from scalelab.laws.law.names import LAWS, load_law
 from scalelab.laws.law.objective import OBJECTIVES, load_objective
-from scalelab.laws.solve import autodiff_problem, chinchilla_problem, newton
+from scalelab.laws.solve import newton
+from scalelab.laws.solve.autodiff_problem import build_autodiff_problem
+from scalelab.laws.solve.chinchilla_problem import build_chinchilla_problem
 from scalelab.laws.solve.pose import pose_problem
 from tests.laws.examples import QUICKSTART_LIKE, study
 from tests.laws.truths import TRUTHS, columns_for
 
+BUILDERS = (build_chinchilla_problem, build_autodiff_problem)
 
-def chinchilla(build, kind):
+
+def chinchilla(build, objective):
     N, D, loss = study(QUICKSTART_LIKE, 0.01, seed=3)
     law = load_law("chinchilla")
-    points = build.problem(law, {"N": N, "D": D}, loss, kind, ())
+    points = build(law, {"N": N, "D": D}, loss, objective, ())
     x = points.from_params(QUICKSTART_LIKE._asdict()) * np.random.default_rng(5).uniform(0.9, 1.1, (6, 5))
     return points, x, np.random.default_rng(4).integers(0, 4, (6, len(N))).astype(float)
 
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "mse"])
 def test_by_hand_and_by_autodiff_are_one_problem(name):
-    (hand, x, weights), (auto, _, _) = (
-        chinchilla(build, load_objective(name)) for build in (chinchilla_problem, autodiff_problem)
-    )
+    (hand, x, weights), (auto, _, _) = (chinchilla(build, load_objective(name)) for build in BUILDERS)
     np.testing.assert_allclose(auto.from_params(hand.to_params(x)), x, rtol=1e-12)
     np.testing.assert_allclose(hand.value(x, weights), auto.value(x, weights), rtol=1e-10)
     for ours, theirs in zip(hand.derivatives(x, weights), auto.derivatives(x, weights), strict=True):
@@ -36,9 +38,10 @@ def test_by_hand_and_by_autodiff_are_one_problem(name):
 
 def test_chinchilla_in_logs_is_written_out_and_the_rest_is_not():
     N, D, loss = study(QUICKSTART_LIKE)
-    for name, kind, room in (("chinchilla", "huber_log", chinchilla_problem), ("chinchilla", "mse", autodiff_problem)):
+    by_hand, autodiff = BUILDERS
+    for name, kind, build in (("chinchilla", "huber_log", by_hand), ("chinchilla", "mse", autodiff)):
         points = pose_problem(load_law(name), {"N": N, "D": D}, loss, load_objective(name=kind))
-        assert points.value.__module__ == room.__name__
+        assert points.value.__module__ == build.__module__
 
 
 LONG = ("data_constrained", "farseer")  # to compile; `make test-slow` takes them
@@ -73,22 +76,20 @@ def test_gradient_and_hessian_equal_finite_differences(name, kind):
 
 def test_the_majoriser_never_lies_below_the_gauss_newton_part():
     """What makes an IRLS step safe: IRLS weights are at least Huber's own curvature."""
-    points, x, weights = chinchilla(chinchilla_problem, load_objective("huber_log", 3e-3))
+    points, x, weights = chinchilla(build_chinchilla_problem, load_objective("huber_log", 3e-3))
     _, majoriser, hessian = points.derivatives(x, weights)
     assert (np.linalg.eigvalsh(majoriser) >= -1e-12).all()
     assert (np.einsum("rii->r", majoriser) > np.einsum("rii->r", hessian)).any()
 
 
 def test_a_chunk_that_is_not_full_changes_no_number():
-    points, x, weights = chinchilla(autodiff_problem, load_objective("huber_log"))
+    points, x, weights = chinchilla(build_autodiff_problem, load_objective("huber_log"))
     many = np.tile(x, (12, 1))  # 72 problems: two chunks and a part
     found = points.value(many, np.tile(weights, (12, 1)))
     np.testing.assert_array_equal(found, np.tile(points.value(x, weights), 12))
 
 
 def test_both_ways_end_at_one_optimum():
-    (hand, x, weights), (auto, _, _) = (
-        chinchilla(build, load_objective("huber_log")) for build in (chinchilla_problem, autodiff_problem)
-    )
+    (hand, x, weights), (auto, _, _) = (chinchilla(build, load_objective("huber_log")) for build in BUILDERS)
     ours, theirs = newton.descend(hand, x, weights), newton.descend(auto, x, weights)
     np.testing.assert_allclose(ours.objective, theirs.objective, rtol=1e-8)
