@@ -77,7 +77,7 @@ MODEL = {
         source="GPT-2, sec. 2.3"),
     "remat": key("none", "what the backward pass recomputes in each block; dots: not matmuls",
         choices="none dots full"),
-    "attention": setting("auto", "kernel; auto: by backend and length; cudnn: NVIDIA; splash: TPU",
+    "attention": setting("auto", "attention kernel; auto: by backend and length; cudnn: NVIDIA; splash: TPU",
         choices="auto plain blockwise cudnn splash xla", source="blockwise: Dao et al. 2022"),
 }  # fmt: skip
 
@@ -119,20 +119,20 @@ OPTIM = {
     "clip_norm": number(1.0, "global gradient norm above which gradients are scaled down", range=above(0, 1e9),
         source="GPT-3, App. B"),
     "nesterov": key(derived(bool), "momentum, muon: whether to look ahead"),
-    "averaged": key(derived(bool), "momentum: m = beta1 m + (1 - beta1) g, with a larger LR; adafactor: mean updates"),
+    "averaged": key(derived(bool), "momentum: m = beta1 m + (1 - beta1) g, larger LR; adafactor: mean updates"),
     "factored": key(derived(bool), "adafactor: rows and columns of second moments only; false: whole",
         source="PaLM: false"),
     "bias_correction": key(derived(bool), "whether Adam's moments are bias-corrected; false to study its absence"),
     "scale": key(derived(str), "muon: sqrt(max(1, out/in)), or 0.2 sqrt(max(in, out))", choices="spectral rms"),
     "newton_schulz": key(derived(str), "muon: format of the products", choices="bf16 fp32"),
-    "every": key(derived(int), "between new preconditioners, projections or Hessians", unit="steps", range=COUNT),
+    "every": key(derived(int), "interval of preconditioners, projections or Hessians", unit="steps", range=COUNT),
     "rank": key(derived(int), "galore, apollo: rows kept of the smaller side", range=COUNT),
     "low_rank_scale": number(derived(float), "galore, apollo: factor of a low-rank update", range=above(0, 1e6)),
     "rest_lr": number(derived(float), "optimizers for hidden matrices: peak LR of the AdamW for the rest",
         unit="per step", range=(0, 1e3)),
-    "rest_beta1": number(derived(float), "beta1 of that AdamW", unit="per step", range=(0, 0.999999)),
-    "rest_beta2": number(derived(float), "beta2 of that AdamW", unit="per step", range=(0, 0.999999)),
-    "rest_eps": number(derived(float), "eps of that AdamW", range=(1e-36, 1)),
+    "rest_beta1": number(derived(float), "beta1 of rest_lr's AdamW", unit="per step", range=(0, 0.999999)),
+    "rest_beta2": number(derived(float), "beta2 of rest_lr's AdamW", unit="per step", range=(0, 0.999999)),
+    "rest_eps": number(derived(float), "eps of rest_lr's AdamW", range=(1e-36, 1)),
     "own": number({}, 'traced numbers of your own optimizer, which reads h["gamma"]: optim.own.gamma=0.025'),
     "groups": key("", 'LR multipliers of embed, head, position, hidden, vector: "embed=0.1,head=0.5"; "": none'),
 }  # fmt: skip
@@ -206,7 +206,7 @@ PRECISION = {
 AXIS = (-1, 2**31 - 1)
 PARALLEL = {
     "data": setting(1, "replicas that share the batch", unit="devices", range=AXIS),
-    "fsdp": setting(1, "the same, each keeping 1/fsdp of what parallel.zero names", unit="devices", range=AXIS),
+    "fsdp": setting(1, "replicas that each keep 1/fsdp of what parallel.zero names", unit="devices", range=AXIS),
     "context": setting(1, "parts of a sequence; keys and values go round a ring", unit="devices", range=AXIS,
         source="Liu et al. 2023"),
     "stage": setting(1, "pipeline stages of layers; micro-batches pass through them", unit="devices", range=AXIS),
@@ -216,9 +216,9 @@ PARALLEL = {
         source="Korthikanti et al. 2022, sec. 4.2.2"),
     "zero": setting(3, "split along fsdp: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too",
         range=(0, 3), source="Rajbhandari et al. 2020; 3: FSDP"),
-    "schedule": setting("1f1b", "of a pipeline; 1f1b holds at most `stage` micro-batches; circular: smaller bubble",
+    "schedule": setting("1f1b", "order of a pipeline; 1f1b: `stage` micro-batches at most; circular: smaller bubble",
         choices="gpipe 1f1b circular"),
-    "microbatches": setting(1, "of a pipeline, in each of train.accumulate; bubble: (p-1)/(rounds*m+p-1)", range=COUNT),
+    "microbatches": setting(1, "micro-batches of a pipeline; bubble: (p-1)/(rounds*m+p-1)", range=COUNT),
     "rounds": setting(1, "circular: rounds of a micro-batch, each through layers / (stage * rounds)", range=COUNT),
 }  # fmt: skip
 
@@ -242,30 +242,30 @@ TRAIN = {
 }  # fmt: skip
 
 EVAL = {
-    "every_steps": key(100, "between validation losses, besides the last step's", unit="steps", range=COUNT,
+    "every_steps": key(100, "interval between validation losses; the last step has one", unit="steps", range=COUNT,
         resume=True),
     "batches": key(8, "batches of global_batch sequences from the fixed validation set", range=COUNT, resume=True),
 }  # fmt: skip
 
 CHECKPOINT = {
-    "every_steps": setting(100, "between asynchronous saves; the last step is always saved", unit="steps", range=COUNT),
+    "every_steps": setting(100, "interval between saves; the last step is saved", unit="steps", range=COUNT),
     "keep_last": setting(2, "newest checkpoints kept", unit="checkpoints", range=COUNT),
     "keep_every": setting(0, "checkpoints at its multiples are kept for good; 0: none", unit="steps", range=(0, 1e12)),
     "fallback": setting(False, "if the last checkpoint is damaged: whether to go on from the last intact one"),
 }  # fmt: skip
 
 LOG = {
-    "every_steps": setting(10, "between lines of metrics.jsonl", unit="steps", range=COUNT),
+    "every_steps": setting(10, "interval between lines of metrics.jsonl", unit="steps", range=COUNT),
     # Mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own.
     "tensorboard": setting(False, "whether TensorBoard events are also written into the run folder (tensorboardX)"),
     "wandb": setting("", 'Weights & Biases project to log to as well (needs `pip install wandb`); "": none'),
-    "set_by": setting("", "filled in: who set each value of optim and schedule (scalelab/set_by.py)"),
+    "set_by": setting("", "who set each value of optim and schedule; filled in by scalelab"),
     "role": setting("", 'what the run is to its study, for the fitter; "": nothing', choices="fit check holdout"),
 }  # fmt: skip
 
 SWEEP = {
     "pack": setting("auto", "how trials of a pack share a process; turn: in sequence", choices="auto vmap turn"),
-    "workers": setting(0, "at once, for trials that can't share one; 0: half the cores", unit="processes",
+    "workers": setting(0, "most at once, for trials that can't share one; 0: half the cores", unit="processes",
         range=(0, 1024)),
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "prepare": "documents or ready-made tokens into token shards, with any tokenizer",
     "plan": "what a run, a budget or a whole sweep takes, before it is launched",
     "train": "train one run from a config file; run again to resume",
+    "config": "every config key: default, unit, range, meaning, source; what a config file changes",
     "optim": "what each group of parameters gets: optimizer, LR, decay, bytes of state",
     "sweep": "train the grid that a config file's sweep(h) returns",
     "schedule": "what a config's LR, momentum, decay and batch are at any step, as table and figure",

@@ -34,7 +34,7 @@ def is_identity_key(key: str) -> bool:
 def _keys_aside() -> frozenset[str]:
     """Keys that are not part of the identity, and groups none of whose keys are.
 
-    What they change goes down to rounding: mesh and order of sums move the last bits, which the record's `determinism` says.
+    They can still change rounding: mesh and order of sums move the last bits, as the record's `determinism` says.
     """
     from configs import base  # here and not above: the tree is configuration, not part of the library
 
@@ -61,6 +61,7 @@ def check_config_matches_record(path: pathlib.Path, values: Mapping[str, Any], r
         if identity(values, counted) in recorded:
             return
     raise BadInput(
-        f"{path} is not the config that {path.with_name('record.json')} was written for (identity {identity(values)}, not "
-        f"{record['identity']}): was one of them edited? Put it back; each checkpoint's manifest.json holds the config it was trained under"
+        f"{path} is not the config that {path.with_name('record.json')} was written for "
+        f"(identity {identity(values)}, not {record['identity']}): was one of them edited? Put it back; "
+        "each checkpoint's manifest.json holds the config it was trained under"
     )

@@ -10,14 +10,16 @@ a step that takes several more as often; () is no warm-up. Both the training ste
 import bisect
 import functools
 import itertools
-
-import numpy as np
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING
 
 from scalelab.errors import BadInput
 
+if TYPE_CHECKING:
+    import numpy as np
+    from ml_collections import ConfigDict
 
-def batch_ramp_steps(config: ConfigDict) -> tuple[int, ...]:
+
+def batch_ramp_steps(config: "ConfigDict") -> tuple[int, ...]:
     """The ramp of a config that `check_batch_ramp` let pass."""
     schedule, train = config.schedule, config.train
     micro = train.global_batch // train.accumulate
@@ -43,10 +45,11 @@ def parse_batch_stages(text: str) -> list[tuple[int, int]]:
 
 def _jumps(stages: list[tuple[int, int]], micro: int) -> tuple[int, ...]:
     sizes = [batch // micro for _, batch in stages]
-    return tuple(step for (step, _), more in zip(stages[1:], np.diff(sizes).tolist(), strict=True) for _ in range(more))
+    growth = [after - before for before, after in itertools.pairwise(sizes)]
+    return tuple(step for (step, _), more in zip(stages[1:], growth, strict=True) for _ in range(more))
 
 
-def _check_stages(config: ConfigDict) -> None:
+def _check_stages(config: "ConfigDict") -> None:
     schedule, train = config.schedule, config.train
     found, micro = parse_batch_stages(schedule.batch_stages), train.global_batch // train.accumulate
     asked = f"schedule.batch_stages={schedule.batch_stages!r}"
@@ -80,18 +83,22 @@ def _starts(first: int, last: int, micro_tokens: int, tokens: int) -> tuple[int,
     return tuple(found)
 
 
-def micro_batches_per_step(ramp: tuple[int, ...], accumulate: int, steps: np.ndarray) -> np.ndarray:
+def micro_batches_per_step(ramp: tuple[int, ...], accumulate: int, steps: "np.ndarray") -> "np.ndarray":
     """How many micro-batches each of `steps` takes, int64 like them."""
+    import numpy as np  # here and in the functions below: a config that is only read needs no arrays
+
     return accumulate - len(ramp) + np.searchsorted(np.asarray(ramp, np.int64), steps, side="right")
 
 
-def micro_batches_before(ramp: tuple[int, ...], accumulate: int, steps: np.ndarray) -> np.ndarray:
+def micro_batches_before(ramp: tuple[int, ...], accumulate: int, steps: "np.ndarray") -> "np.ndarray":
     """How many micro-batches the steps before each of `steps` took, int64 like them."""
+    import numpy as np
+
     more = sum((np.maximum(0, steps - start) for start in ramp), start=np.zeros_like(steps))
     return steps * (accumulate - len(ramp)) + more
 
 
-def check_batch_ramp(config: ConfigDict) -> None:
+def check_batch_ramp(config: "ConfigDict") -> None:
     """BadInput for a batch that can't be cut into `train.accumulate` parts, or for a warm-up of it that can't be had."""
     schedule, train = config.schedule, config.train
     batch, accumulate = train.global_batch, train.accumulate

@@ -9,13 +9,14 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
-
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING, Any
 
 from scalelab import set_by, user_code
 from scalelab.config.keys import key_records
 from scalelab.errors import BadInput, nearest_hint
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 USER_OPTIM_PREFIX = "optim.own."  # what begins the keys of numbers that only a user's own optimizer knows
 MISSPELT_OVERRIDE = re.compile(
@@ -23,19 +24,23 @@ MISSPELT_OVERRIDE = re.compile(
 )  # `--optim.name=lion`, `config.optim.name=lion`
 
 
-def default_tree() -> ConfigDict:
+def default_tree() -> "ConfigDict":
     """The tree of `configs/base.py`."""
     from configs import base  # here and not above: the tree is configuration, not part of the library
 
     return base.get_config()
 
 
-def leaves(config: ConfigDict) -> dict[str, Any]:
+def _is_group(value: Any) -> bool:
+    return hasattr(value, "items")
+
+
+def leaves(config: "ConfigDict | Mapping[str, Any]") -> dict[str, Any]:
     """`{"group.key": value}` for every value of the tree; `{"optim.own.NAME": value}` for what an own optimizer brings."""
     flat: dict[str, Any] = {}
     for group, part in config.items():
         for key, value in part.items():
-            nested = isinstance(value, (ConfigDict, dict))
+            nested = _is_group(value)
             flat |= {f"{group}.{key}.{name}": v for name, v in value.items()} if nested else {f"{group}.{key}": value}
     return flat
 
@@ -74,13 +79,15 @@ def list_not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
     return tuple(getattr(module, "NOT_REPRODUCED", ()))
 
 
-def read_config_file(path: str | pathlib.Path) -> ConfigDict:
+def read_config_file(path: str | pathlib.Path) -> "ConfigDict":
     """The tree that a config file gives, not resolved yet. Raises BadInput."""
     return config_from_module(path, load_config_module(path))
 
 
-def config_from_module(path: str | pathlib.Path, module: ModuleType) -> ConfigDict:
+def config_from_module(path: str | pathlib.Path, module: ModuleType) -> "ConfigDict":
     """The tree that the config file at `path`, loaded as `module`, gives. Raises BadInput."""
+    from ml_collections import ConfigDict
+
     config = call_user_function(path, module.get_config)
     if not isinstance(config, ConfigDict):
         raise BadInput(
@@ -112,7 +119,7 @@ def _format_user_error(path: pathlib.Path, error: BaseException) -> str:
     return f"{path}, line {line}: {type(error).__name__}: {reason}"
 
 
-def override(config: ConfigDict, values: Mapping[str, Any], by: str = set_by.PROGRAM) -> ConfigDict:
+def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.PROGRAM) -> "ConfigDict":
     """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has.
 
     `by` is who sets them (`set_by`); values that bring notes of their own are another config's, and keep those.
@@ -136,7 +143,7 @@ def override(config: ConfigDict, values: Mapping[str, Any], by: str = set_by.PRO
         if key not in known:
             raise BadInput(f"unknown config key {key!r}{nearest_hint(key, known)}")
         group, name = key.split(".")
-        if not isinstance(config.get(group), ConfigDict):
+        if not _is_group(config.get(group)):
             raise BadInput(f"the config lacks {key!r}: start from configs.base.get_config()")
         with config.ignore_type():
             config[group][name] = _parse(key, str(text), key_records()[key].kind, known[key])
@@ -145,20 +152,20 @@ def override(config: ConfigDict, values: Mapping[str, Any], by: str = set_by.PRO
     return config
 
 
-def _note(config: ConfigDict, keys: list[str], by: str) -> None:
+def _note(config: "ConfigDict", keys: list[str], by: str) -> None:
     """Note who set these values; what is None now is left to its default."""
-    if not keys or not isinstance(config.get("log"), ConfigDict):
+    if not keys or not _is_group(config.get("log")):
         return
     notes = {
         key: note for key, note in set_by.parse_origin_notes(config.log.get("set_by", "")).items() if key not in keys
     }
-    values = leaves(ConfigDict({group: config[group] for group in {key.split(".")[0] for key in keys}}))
+    values = leaves({group: config[group] for group in {key.split(".")[0] for key in keys}})
     notes |= {key: (by, values[key]) for key in keys if values.get(key) is not None}
     with config.unlocked():
         config.log.set_by = set_by.format_origin_notes(notes) if notes else ""
 
 
-def _set_user_number(config: ConfigDict, key: str, text: str) -> None:
+def _set_user_number(config: "ConfigDict", key: str, text: str) -> None:
     """Set a number of an own optimizer; `none` unsets it."""
     name, value = key.removeprefix(USER_OPTIM_PREFIX), _parse(key, text, float, None)
     with config.unlocked(), config.ignore_type():
@@ -203,11 +210,11 @@ def _parse(key: str, text: str, kind: type, default: Any) -> Any:
         ) from None
 
 
-def check_tree(config: ConfigDict) -> None:
+def check_tree(config: "ConfigDict") -> None:
     """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
     known = leaves(default_tree())
     for group, part in config.items():
-        if not isinstance(part, ConfigDict):
+        if not _is_group(part):
             raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest_hint(group, known)}")
     given = leaves(config)
     for key, value in given.items():
@@ -230,7 +237,7 @@ def check_tree(config: ConfigDict) -> None:
         raise BadInput(f"the config lacks {missing[0]!r}: start from configs.base.get_config()")
 
 
-def _check_user_number(config: ConfigDict, key: str, value: Any) -> None:
+def _check_user_number(config: "ConfigDict", key: str, value: Any) -> None:
     """A name that Python could have, and a finite number."""
     name = key.removeprefix(USER_OPTIM_PREFIX)
     if not name.isidentifier():

@@ -1,9 +1,9 @@
-"""The record of a config key: its default and everything else that scalelab knows of it, declared in `configs/base.py` alone.
+"""The record of a config key: its default and all that scalelab knows about it, declared in `configs/base.py` alone.
 
     "peak_lr": key(derived(float), "learning rate at the end of warm-up", range=(0, 1e3), traced=True)
 
-Which keys are traced, which belong to a run's identity, which may change on resume, which values are allowed, what
-`scalelab config` prints: all of these are queries on the records. Nothing here needs jax, numpy or ml_collections to load.
+Which keys are traced, which belong to a run's identity, which may change on resume, which values are allowed, and what
+`scalelab config` prints are queries on the records. Loading this file needs no jax, numpy or ml_collections.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; `above_low`: `low` itself is not; `positive`: sizes, counts and scales."""
+    """Numbers from `low` to `high`, both included; `above_low`: without `low`; `positive`: a size, count or scale."""
 
     low: float
     high: float
@@ -134,7 +134,7 @@ def build_group(records: Records) -> "ConfigDict":
 
 @functools.cache
 def key_records() -> dict[str, Key]:
-    """`{"group.name": record}` of every key in `configs/base.py`, in its order. Cached: callers must not modify the result."""
+    """`{"group.name": record}` of `configs/base.py`, in its order. Cached: callers must not modify the result."""
     from configs import base  # here and not above: the tree is configuration, and it imports this file
 
     return {f"{group}.{name}": record for group, records in base.KEYS.items() for name, record in records.items()}
@@ -151,7 +151,7 @@ def traced_keys() -> tuple[str, ...]:
 
 @functools.cache
 def hparam_keys() -> tuple[str, ...]:
-    """Traced keys that reach the step. The others (warm-up in tokens, say) only say how long something is, and are resolved into steps."""
+    """Traced keys that reach the step: all but lengths in tokens or shares, which are resolved into steps."""
     return tuple(name for name in traced_keys() if key_records()[name].identity)
 
 
@@ -163,7 +163,7 @@ def fixed_keys() -> tuple[str, ...]:
 
 @functools.cache
 def fixed_groups() -> tuple[str, ...]:
-    """Groups none of whose identifying keys may change on resume, so that a group's name can stand for all of its keys."""
+    """Groups none of whose identifying keys may change on resume: the name of such a group can stand for its keys."""
     by_group: dict[str, list[Key]] = {}
     for name, record in key_records().items():
         if record.identity:

@@ -2,9 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
-
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING, Any
 
 from scalelab import identity as identity_lib
 from scalelab import set_by, user_code
@@ -15,13 +13,16 @@ from scalelab.config.keys import traced_keys
 from scalelab.config.validate import check_values
 from scalelab.errors import BadInput
 
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
-def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
+
+def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> "ConfigDict":
     """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
     return resolve(override(read_config_file(path), overrides or {}, set_by.COMMAND_LINE))
 
 
-def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
+def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     """Check `config` against the default tree, fill in the derived values, check the combinations. Raises BadInput.
 
     Code that it names (`pkg.mod:fn`) is from now on trusted as the user's own; not where a file of a run gave it (`stored`).
@@ -58,12 +59,12 @@ def resolve(config: ConfigDict, stored: bool = False) -> ConfigDict:
     return config
 
 
-def config_value_origins(config: ConfigDict) -> dict[str, str]:
+def config_value_origins(config: "ConfigDict") -> dict[str, str]:
     """Who set each value of `optim` and `schedule` (`set_by`); those that nobody set are left out."""
     return set_by.value_origins(leaves(config), leaves(default_tree()))
 
 
-def _note_defaults(config: ConfigDict, who: dict[str, str]) -> None:
+def _note_defaults(config: "ConfigDict", who: dict[str, str]) -> None:
     """Note who set what in a resolved config; `who` says it of what was set before, and a default counts if it is one still."""
     values, own = leaves(config), optimizer_defaults.default_optim_values(config.optim.name, config.optim.scale)
     derived = {
@@ -82,7 +83,7 @@ def _note_defaults(config: ConfigDict, who: dict[str, str]) -> None:
     config.log.set_by = set_by.format_origin_notes({key: (author, values[key]) for key, author in who.items()})
 
 
-def _optimizer_values(optim: ConfigDict) -> None:
+def _optimizer_values(optim: "ConfigDict") -> None:
     """Fill in the optimizer's own values; BadInput for a value set that it has no use for, or one that it needs and lacks."""
     values = optimizer_defaults.default_optim_values(optim.name, optim.scale)
     for name in optim.own:
@@ -106,6 +107,6 @@ def _optimizer_values(optim: ConfigDict) -> None:
         raise BadInput(f"optim.peak_lr is not set, and optim.name={optim.name!r} brings no default; e.g. 1e-3")
 
 
-def identity(config: ConfigDict) -> str:
+def identity(config: "ConfigDict") -> str:
     """16 hex digits over what is computed: the same on any hardware, and whatever is logged or kept."""
     return identity_lib.identity(leaves(config))

@@ -5,14 +5,15 @@ of full batches: a decay that reaches into the batch's warm-up has to be said in
 """
 
 import bisect
-
-import numpy as np
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING
 
 from scalelab import set_by
 from scalelab.config import batch_ramp
 from scalelab.config.combinations import DECAYING
 from scalelab.errors import BadInput
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 # Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
 SCHEDULE_DEFAULTS = {
@@ -21,7 +22,7 @@ SCHEDULE_DEFAULTS = {
 }
 
 
-def resolve_schedule_steps(config: ConfigDict) -> None:
+def resolve_schedule_steps(config: "ConfigDict") -> None:
     """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways of saying one disagree."""
     for what in SCHEDULE_DEFAULTS:
         schedule, found = config.schedule, requested_steps(config, what)
@@ -39,7 +40,7 @@ def resolve_schedule_steps(config: ConfigDict) -> None:
         )
 
 
-def check_seq_warmup(config: ConfigDict) -> None:
+def check_seq_warmup(config: "ConfigDict") -> None:
     """BadInput for a warm-up of the sequence length that can't be had."""
     schedule, full = config.schedule, config.model.seq_len
     start, tokens = schedule.seq_start, schedule.seq_warmup_tokens
@@ -56,7 +57,7 @@ def check_seq_warmup(config: ConfigDict) -> None:
         )
 
 
-def forget_derived_steps(config: ConfigDict) -> None:
+def forget_derived_steps(config: "ConfigDict") -> None:
     """Unset the steps that tokens, a share or the default came to, not those that a user set to as many: before a config gets another length or batch."""
     who = set_by.parse_origin_notes(config.log.set_by)
     for what in SCHEDULE_DEFAULTS:
@@ -69,7 +70,7 @@ def forget_derived_steps(config: ConfigDict) -> None:
             config.schedule[key] = None
 
 
-def describe_schedule(config: ConfigDict) -> str:
+def describe_schedule(config: "ConfigDict") -> str:
     """A resolved config's schedule in one line, with what was derived said as such."""
     schedule, steps = config.schedule, config.train.steps
     text = f"{schedule.name} over {steps:,} steps of {_batch(config)}: {_phrase(config, 'warmup', 'warm-up')}"
@@ -90,20 +91,20 @@ def describe_schedule(config: ConfigDict) -> str:
     return text
 
 
-def _full_sequences(config: ConfigDict) -> int:
+def _full_sequences(config: "ConfigDict") -> int:
     """The first step of full sequences."""
     tokens = config.schedule.seq_warmup_tokens
     return bisect.bisect_left(range(config.train.steps), tokens, key=lambda step: tokens_before(config, step))
 
 
-def _batch(config: ConfigDict) -> str:
+def _batch(config: "ConfigDict") -> str:
     text, steps = f"{tokens_per_step(config):,} tokens", full_batch_step(config)
     if not steps:
         return text
     return f"{text} ({tokens_before(config, 1):,} at first, all from step {steps:,} on, {tokens_before(config, steps):,} tokens in)"
 
 
-def _phrase(config: ConfigDict, what: str, name: str) -> str:
+def _phrase(config: "ConfigDict", what: str, name: str) -> str:
     ways = [
         f"{unit} {config.schedule[f'{what}_{unit}']:,}"
         for unit in ("tokens", "share")
@@ -114,7 +115,7 @@ def _phrase(config: ConfigDict, what: str, name: str) -> str:
     return f"{name} {given:,} steps" + (f" ({', '.join(ways)})" if ways else " (default)" if default else "")
 
 
-def schedule_warnings(config: ConfigDict) -> list[str]:
+def schedule_warnings(config: "ConfigDict") -> list[str]:
     """What of the schedule its user may not have meant."""
     name = config.schedule.name
     if config.optim.name == "schedule_free_adamw" and name != "constant":
@@ -125,7 +126,7 @@ def schedule_warnings(config: ConfigDict) -> list[str]:
     return []
 
 
-def landmark_steps(config: ConfigDict) -> list[int]:
+def landmark_steps(config: "ConfigDict") -> list[int]:
     """The steps worth looking at: the first, the warm-ups' last, every tenth of the run, the decay's first, the last."""
     steps, schedule = config.train.steps, config.schedule
     bends = (
@@ -140,7 +141,7 @@ def landmark_steps(config: ConfigDict) -> list[int]:
     return sorted({step for step in [*tenths, *bends, steps - 1] if 0 <= step < steps})
 
 
-def _earlier_decays(config: ConfigDict) -> list[int]:
+def _earlier_decays(config: "ConfigDict") -> list[int]:
     """First step of each decay of a wsd_s but the last, and the step after it."""
     schedule, steps = config.schedule, config.train.steps
     shares = [schedule.cycle_growth**-i for i in range(1, schedule.cycles)] if schedule.name == "wsd_s" else []
@@ -151,25 +152,27 @@ def _earlier_decays(config: ConfigDict) -> list[int]:
     ]
 
 
-def tokens_per_step(config: ConfigDict) -> int:
+def tokens_per_step(config: "ConfigDict") -> int:
     """Tokens predicted in a step of the full batch, over all devices."""
     return config.train.global_batch * config.model.seq_len
 
 
-def tokens_before(config: ConfigDict, step: int) -> int:
+def tokens_before(config: "ConfigDict", step: int) -> int:
     """Tokens predicted in the steps before `step`: exact, whatever the batch was in each."""
+    import numpy as np  # here and not above: a config that is only read needs no arrays
+
     parts = batch_ramp.micro_batches_before(
         batch_ramp.batch_ramp_steps(config), config.train.accumulate, np.asarray(step, np.int64)
     )
     return int(parts) * (tokens_per_step(config) // config.train.accumulate)
 
 
-def full_batch_step(config: ConfigDict) -> int:
+def full_batch_step(config: "ConfigDict") -> int:
     """The first step of the full batch: 0 without a batch-size warm-up."""
     return max(batch_ramp.batch_ramp_steps(config), default=0)
 
 
-def _steps_of(config: ConfigDict, tokens: int) -> int:
+def _steps_of(config: "ConfigDict", tokens: int) -> int:
     """The number of steps, from the first on, whose tokens are nearest to `tokens`."""
     full = tokens_per_step(config)
     more = tokens - tokens_before(config, full_batch_step(config))
@@ -180,7 +183,7 @@ def _steps_of(config: ConfigDict, tokens: int) -> int:
     return min(below, above, key=lambda step: abs(tokens_before(config, step) - tokens))
 
 
-def requested_steps(config: ConfigDict, what: str) -> dict[str, int]:
+def requested_steps(config: "ConfigDict", what: str) -> dict[str, int]:
     """The steps that tokens and share come to, by key. A share of the warm-up is at least one step."""
     schedule, found = config.schedule, {}
     if (tokens := schedule[f"{what}_tokens"]) is not None:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
-
-from ml_collections import ConfigDict
+from typing import TYPE_CHECKING
 
 from scalelab.config import batch_ramp
 from scalelab.config.files import leaves
 from scalelab.config.keys import hparam_keys, traced_keys
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Static:
     seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
 
 
-def static(config: ConfigDict) -> Static:
+def static(config: "ConfigDict") -> Static:
     """The compiled half of a resolved config."""
     shape = ModelShape(
         **config.model.to_dict(),
@@ -152,7 +154,7 @@ def static(config: ConfigDict) -> Static:
     )  # fmt: skip
 
 
-def unset_numbers(config: ConfigDict) -> tuple[str, ...]:
+def unset_numbers(config: "ConfigDict") -> tuple[str, ...]:
     """The optimizer's numbers that the config of a user's own (`pkg.mod:fn`) leaves open; () of those that are known."""
     keys = [key.removeprefix("optim.") for key in traced_keys() if key.startswith("optim.")]
     return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()
@@ -163,7 +165,7 @@ def traced_names(o: Optim) -> list[str]:
     return [key.split(".")[1] for key in traced_keys()] + list(o.own)
 
 
-def hparams(config: ConfigDict) -> dict[str, float]:
+def hparams(config: "ConfigDict") -> dict[str, float]:
     """The traced half of a resolved config: scalars that change without recompiling."""
     values = leaves(config)
     traced = {key.split(".")[1]: values[key] for key in hparam_keys()}

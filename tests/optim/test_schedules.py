@@ -316,8 +316,9 @@ def test_one_compile_serves_all_and_packs_under_vmap(name, wd_shape):
 def test_a_users_own_schedule_is_asked_and_one_that_gives_no_number_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_curves.py").write_text(
-        "from scalelab.optim.schedules import warmup\ndef half(step, h): return 0.5 * h['peak_lr'] * warmup(step, "
-        "h)\ndef pair(step, h): return [1.0, 2.0]\n"
+        "from scalelab.optim.schedules import warmup_factor\n"
+        "def half(step, h): return 0.5 * h['peak_lr'] * warmup_factor(step, h)\n"
+        "def pair(step, h): return [1.0, 2.0]\n"
     )
     user_code.trust_names("own_curves:half", "own_curves:pair")
     np.testing.assert_allclose(curve("own_curves:half"), curve("constant") / 2, rtol=1e-6)

@@ -1,0 +1,155 @@
+"""scalelab config [KEY …] [--config=F] [--config.group.key=value …]
+
+Every config key with its default, its unit, the values it can have, what it means, and the source of its default:
+
+    scalelab config                     all keys, by group
+    scalelab config model schedule      the keys of two groups
+    scalelab config optim.peak_lr       one key in full
+
+traced      the value changes without recompiling, and trials that differ only in traced values are packed; else static
+identity    what is computed depends on the value: a run with another value is another run
+may change  a run can go on under another value; else the value is fixed
+
+With --config: what that config changes against the defaults, who set each value, and what was derived from others.
+With a KEY or a group, its values are shown whether or not they were changed.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalelab import set_by
+from scalelab.cli.parser import Parser, emit_json, print_table
+from scalelab.config.files import USER_OPTIM_PREFIX, split_overrides
+from scalelab.config.keys import Key, Range, key_records
+from scalelab.errors import BadInput, nearest_hint
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0 done, 2 bad input."""
+    overrides, rest = split_overrides(argv)
+    parser = Parser("config", __doc__)
+    parser.add_argument("keys", nargs="*", metavar="KEY", help="group.key, or a group for all of its keys")
+    parser.add_argument("--config", metavar="FILE", help="show what this config file changes, e.g. configs/tiny.py")
+    options = parser.parse_args(rest)
+    if overrides and not options.config:
+        first, value = next(iter(overrides.items()))
+        raise BadInput(f"--config.{first}={value} changes a config, and none is given: add --config=FILE")
+    names = _select_keys(options.keys)
+    if options.config:
+        return _show_config(options.config, overrides, names if options.keys else None, options.json)
+    records = {name: key_records()[name] for name in names}
+    if options.json != "-":
+        if set(options.keys) == set(records):
+            print("\n\n".join(_describe_key(name, record) for name, record in records.items()))
+        else:
+            print(_describe_groups(records))
+    emit_json({"keys": [_facts(name, record) for name, record in records.items()]}, options.json)
+    return 0
+
+
+def _select_keys(asked: Sequence[str]) -> list[str]:
+    """The keys that are asked for, in the order of `configs/base.py`; all if nothing is. Raises BadInput."""
+    known = list(key_records())
+    groups = list(dict.fromkeys(name.split(".")[0] for name in known))
+    words = {USER_OPTIM_PREFIX[:-1] if word.startswith(USER_OPTIM_PREFIX) else word for word in asked}
+    for word in asked:
+        if word not in (*known, *groups) and not word.startswith(USER_OPTIM_PREFIX):
+            raise BadInput(f"unknown config key {word!r}{nearest_hint(word, [*known, *groups])}")
+    return [name for name in known if not asked or words & {name, name.split(".")[0]}]
+
+
+def _facts(name: str, record: Key) -> dict[str, Any]:
+    """A record as plain JSON."""
+    facts = vars(record) | {"key": name, "type": record.kind.__name__, "choices": list(record.choices)}
+    del facts["kind"]
+    return facts | {"range": vars(record.range) if record.range else None}
+
+
+def _describe_groups(records: Mapping[str, Key]) -> str:
+    """Keys below their groups, two lines each: default, unit, values and flags; then meaning and source."""
+    groups: dict[str, list[str]] = {}
+    for key, record in records.items():
+        group, _, name = key.partition(".")
+        flags = (
+            "traced" if record.traced else "static",
+            "identity" if record.identity else "not identity",
+            "may change" if record.resume else "fixed",
+        )
+        facts = "; ".join(filter(None, [record.unit, _format_values(record), *flags]))
+        source = f" ({record.source})" if record.source else ""
+        groups.setdefault(group, []).append(
+            f"  {name:<20} {_format_default(record):<12} {facts}\n  {'':<20} {record.meaning}{source}"
+        )
+    return "\n\n".join("\n".join([group, *lines]) for group, lines in groups.items())
+
+
+def _describe_key(name: str, record: Key) -> str:
+    """One key in full, a property a line; an empty one is left out."""
+    lines = {
+        "meaning": record.meaning,
+        "default": _format_default(record),
+        "unit": record.unit,
+        "values": _format_values(record),
+        "compiled": "traced: a new value needs no new compilation" if record.traced else "static",
+        "identity": "yes: what is computed depends on it" if record.identity else "no: nothing computed depends on it",
+        "resume": "may change when a run goes on" if record.resume else "fixed: a run can't go on under another value",
+        "source": record.source,
+    }
+    return "\n".join([name, *(f"  {what:<9} {text}" for what, text in lines.items() if text)])
+
+
+def _format_default(record: Key) -> str:
+    return "derived" if record.default is None else _format_value(record.default)
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return '""' if value == "" else str(value)
+
+
+def _format_values(record: Key) -> str:
+    """The values that a key can have."""
+    if record.choices:
+        also = [] if record.default in (None, *record.choices) else [_format_value(record.default)]
+        return ", ".join([*also, *record.choices]) + (", or pkg.mod:fn" if record.user_code else "")
+    if record.range:
+        return _format_range(record.range)
+    return {bool: "true, false", dict: "numbers by name"}.get(record.kind, "text")
+
+
+def _format_range(allowed: Range) -> str:
+    low = f"above {allowed.low:g}" if allowed.above_low else f"{allowed.low:g}"
+    return low if allowed.high == math.inf else f"{low} to {allowed.high:.10g}"
+
+
+def _show_config(path: str, overrides: Mapping[str, str], asked: list[str] | None, destination: str | None) -> int:
+    """What the config at `path` with `overrides` changes; of the keys `asked`, also what it leaves alone."""
+    from scalelab.config.changes import load_with_origins
+    from scalelab.config.resolve import identity
+
+    config, values = load_with_origins(path, overrides)
+    if asked is None:
+        shown = [value for value in values if value.value != value.default]
+    else:
+        shown = [value for value in values if {value.key, value.key.rpartition(".")[0]} & {*asked}]
+    if destination != "-":
+        rows = [
+            [each.key, _format_value(each.value), _default_of(each.key), _author(each.set_by, each.source)]
+            for each in shown
+        ]
+        print_table(("key", "value", "default", "set by"), rows)
+    facts = {"config": path, "identity": identity(config), "values": [each._asdict() for each in shown]}
+    emit_json(facts, destination)
+    return 0
+
+
+def _default_of(key: str) -> str:
+    return _format_default(key_records()[key]) if key in key_records() else ""
+
+
+def _author(author: str, source: str) -> str:
+    return f"{author} ({source})" if source and author == set_by.DEFAULT else author
