@@ -1,0 +1,128 @@
+"""The edits of docs/fork.md: each diff is applied to a copy of the package by the page's own line, and its command is run there."""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from configs import tiny
+from scalelab import config
+from scalelab.laws.examples import read_quickstart
+from scalelab.model.count import count_parameters, flops_per_token
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "fork.md").read_text()
+# name of a diff -> the command below it
+COMMANDS = {
+    name: shlex.split(command)[1:]
+    for name, command in re.findall(r"^```diff (\w+)$.*?^```$.*?^    (scalelab .*?)$", PAGE, re.MULTILINE | re.DOTALL)
+}
+APPLY = re.search(r"^    (sed .* git apply)$", PAGE, re.MULTILINE)[1]
+RUN = """
+import contextlib, io, json, sys
+from scalelab.__main__ import main
+answers = {}
+for name, words in json.loads(sys.argv[1]).items():
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main([*words, "--json"])
+    answers[name] = [code, json.loads(out.getvalue())]
+print(json.dumps(answers))
+"""
+SHAPE = config.static(config.resolve(tiny.get_config())).model
+
+
+def copy_package(folder):
+    for name in ("scalelab", "configs", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png", "*.pdf"))
+
+
+def apply_diff(folder, name):
+    line = APPLY.replace("```diff metric", f"```diff {name}")
+    assert line != APPLY or name == "metric"
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    done = subprocess.run(["bash", "-c", line], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+def run_commands(folder, commands):
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(commands)], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers = json.loads(done.stdout)
+    assert {name: code for name, (code, _) in answers.items()} == dict.fromkeys(commands, 0)
+    return {name: answer for name, (_, answer) in answers.items()}
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory):
+    """(folder of a copy with every diff, answers of the commands there): one process, for jax is slow to start."""
+    folder = tmp_path_factory.mktemp("fork")
+    copy_package(folder)
+    for name in COMMANDS:
+        apply_diff(folder, name)
+    return folder, run_commands(folder, COMMANDS)
+
+
+def test_the_page_has_the_seven_edits():
+    assert list(COMMANDS) == ["block", "metric", "law", "optimizer", "schedule", "key", "command"]
+
+
+def test_a_changed_block_is_planned(fork):
+    plan, gate = fork[1]["block"], SHAPE.n_layers * SHAPE.d_model * SHAPE.n_heads * SHAPE.d_head
+    assert plan["params"]["total"] == count_parameters(SHAPE)["total"] + gate
+    per_token = plan["flops"]["exact"]["total"] / plan["tokens"]
+    assert per_token == pytest.approx(flops_per_token(SHAPE)["exact"] + 6 * gate)
+
+
+def test_a_new_metric_is_logged(fork):
+    lines = [json.loads(line) for line in (fork[0] / "runs" / "metric" / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if "ratio/update_to_weight" in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert line["ratio/update_to_weight"] == pytest.approx(line["update_norm"] / line["param_norm"], rel=1e-5)
+
+
+def test_a_new_law_is_fitted(fork):
+    fitted = fork[1]["law"]
+    E, A, B, alpha = (fitted["params"][name] for name in ("E", "A", "B", "alpha"))
+    rows = [row for row in read_quickstart() if row["role"] == "fit"]
+    N, D, loss = (np.array([row[key] for row in rows]) for key in ("N", "D", "val_loss"))
+    assert set(fitted["params"]) == {"E", "A", "B", "alpha"}
+    assert np.sqrt(np.mean(np.log((E + A / N**alpha + B / D**alpha) / loss) ** 2)) < 0.011
+
+
+def test_a_new_optimizer_has_its_state_and_defaults(fork):
+    groups = {row["optimizer"] for row in fork[1]["optimizer"]["groups"] if row.get("optimizer")}
+    assert groups == {"signum"}
+
+
+def test_a_new_schedule_and_a_new_key_change_the_learning_rate(fork):
+    steps, warmup, last = np.array([0, 150, 299]), 15, 300
+    progress = np.clip((steps - warmup) / (last - warmup), 0, 1)
+    peak = tiny.get_config().optim.peak_lr * np.minimum(1, (steps + 1) / warmup)
+    parabola, cosine = (1 - progress) ** 2, 0.5 * (1 + np.cos(np.pi * progress))
+    rates = {name: [row["lr"] for row in fork[1][name]["rows"]] for name in ("schedule", "key")}
+    np.testing.assert_allclose(rates["schedule"], peak * (0.1 + 0.9 * parabola), rtol=1e-5)
+    np.testing.assert_allclose(rates["key"], np.maximum(peak * (0.1 + 0.9 * cosine), 0.5 * peak.max()), rtol=1e-5)
+
+
+def test_a_new_command_counts_the_changed_block(fork):
+    assert fork[1]["command"]["total"] == fork[1]["block"]["params"]["total"]
+    assert fork[1]["command"]["total"] > count_parameters(SHAPE)["total"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_edit_works_alone(name, tmp_path):
+    copy_package(tmp_path)
+    apply_diff(tmp_path, name)
+    assert run_commands(tmp_path, {name: COMMANDS[name]})[name]
