@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-COMMAND_LINE, FILE, SWEEP = "the command line", "the config file", "the sweep's grid"
+COMMAND_LINE, CONFIG_FILE, SWEEP = "the command line", "the config file", "the sweep's grid"
 DEFAULT = "default"  # of the optimizer, or of warm-up and decay
 DERIVED = "derived"  # steps that tokens or a share came to
 STORED_CONFIG = "a stored config"  # of a version that took no notes
 PROGRAM = "a program"
-USER_ORIGINS = (COMMAND_LINE, FILE, SWEEP)
+USER_ORIGINS = (COMMAND_LINE, CONFIG_FILE, SWEEP)
 NOTES_KEY = "log.set_by"
 TRACKED_GROUPS = ("optim.", "schedule.")
 
@@ -48,7 +48,7 @@ def value_origins(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
         if key in notes:
             who[key] = notes[key][0] if notes[key][1] == value else PROGRAM
         elif value != defaults.get(key):
-            who[key] = FILE
+            who[key] = CONFIG_FILE
     return who
 
 

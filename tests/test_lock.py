@@ -21,8 +21,8 @@ REPO = pathlib.Path(__file__).resolve().parents[1]
 HOLD = """
 import sys, time
 from scalelab import lock
-lock.BEAT_S = float(sys.argv[2])
-with lock.hold(sys.argv[1]) as warning:
+lock.HEARTBEAT_S = float(sys.argv[2])
+with lock.hold_folder(sys.argv[1]) as warning:
     print("held", warning, flush=True)
     time.sleep(3600)
 """

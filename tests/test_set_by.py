@@ -11,7 +11,7 @@ from scalelab.__main__ import main
 from scalelab.config import config_value_origins, load, optimizer_defaults, override, resolve, schedule_steps
 from scalelab.errors import BadInput
 from scalelab.sweep import trials
-from scalelab.train.resume import compatibility
+from scalelab.train.resume.facts import config_from_facts
 
 FILE = """
 from configs import base
@@ -81,15 +81,15 @@ def test_a_sweep_its_grid_and_its_command_line_are_told_apart(file):
 
 def test_it_survives_copies_files_and_being_resolved_again(file):
     config = load(file, {"optim.weight_decay": 0.1})
-    again = resolve(compatibility.config_from_facts({"config": json.loads(json.dumps(config.to_dict()))}), stored=True)
+    again = resolve(config_from_facts({"config": json.loads(json.dumps(config.to_dict()))}), stored=True)
     assert again == config and config_value_origins(
         resolve(config.copy_and_resolve_references())
     ) == config_value_origins(config)
     old = config.to_dict()
     old["log"].pop("set_by")  # of an earlier version, which took no notes
-    assert set(
-        config_value_origins(resolve(compatibility.config_from_facts({"config": old}), stored=True)).values()
-    ) == {set_by.STORED_CONFIG}
+    assert set(config_value_origins(resolve(config_from_facts({"config": old}), stored=True)).values()) == {
+        set_by.STORED_CONFIG
+    }
 
 
 def test_what_a_program_changes_afterwards_is_the_programs():

@@ -29,7 +29,7 @@ from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.hardware import chips as hardware
 from scalelab.hardware import device_memory
-from scalelab.train.resume.compatibility import package_versions
+from scalelab.train.resume.facts import package_versions
 
 Part = Callable[[settings.Settings, pathlib.Path], dict[str, Any]]
 # In this order: what decides whether the rest means anything, then what nobody has measured; (function, seconds at most).

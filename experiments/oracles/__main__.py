@@ -27,7 +27,7 @@ from experiments.shared import RESULTS, command_line, markdown_table, write_resu
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.train.resume.compatibility import package_versions
+from scalelab.train.resume.facts import package_versions
 
 REQUIREMENTS = pathlib.Path(__file__).parents[2] / "requirements-oracles.txt"
 COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")

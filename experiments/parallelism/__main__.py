@@ -29,7 +29,7 @@ from experiments.shared import RESULTS, command_line, markdown_table, write_resu
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.errors import BadInput, nearest_hint
-from scalelab.train.resume.compatibility import package_versions
+from scalelab.train.resume.facts import package_versions
 
 COLUMNS = ("layout", "loss, fp32", "gradients, fp32", "gradients, bf16", "bubble", "by formula", "KiB a device")
 COLUMNS += ("by formula", "KiB moved a step")

@@ -22,7 +22,7 @@ from experiments.step_times.rows import CALIBRATED_ROWS, HELD_OUT_ROWS, MISSED_R
 from scalelab.__main__ import guarded
 from scalelab.cli.parser import emit_json
 from scalelab.plan.step.time import step_time
-from scalelab.train.resume.compatibility import package_versions
+from scalelab.train.resume.facts import package_versions
 
 CHIP_COLUMNS = (
     "chip",

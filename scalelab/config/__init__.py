@@ -18,6 +18,8 @@ from scalelab.config.keys import hparam_keys, key_records, traced_keys
 from scalelab.config.resolve import config_value_origins, identity, load, resolve
 from scalelab.config.static import Layout, ModelShape, Optim, Static, hparams, static, traced_names, unset_numbers
 
+load_module = load_config_module  # the name that config files written by `sweep/forks.py` of version 0.1 call
+
 __all__ = [
     "USER_OPTIM_PREFIX",
     "Layout",
@@ -34,6 +36,7 @@ __all__ = [
     "list_not_reproduced",
     "load",
     "load_config_module",
+    "load_module",
     "override",
     "read_config_file",
     "resolve",

@@ -30,7 +30,7 @@ CHANGES = {{
 
 def get_config():
     """The base config with this run's own values."""
-    return config_lib.override(config_lib.load_module(BASE).get_config(), CHANGES)
+    return config_lib.override(config_lib.load_config_module(BASE).get_config(), CHANGES)
 '''
 
 

@@ -21,6 +21,7 @@ from scalelab.train.resume.start import (
 from scalelab.train.run import loop
 from scalelab.train.run.run import Run, open_run
 from scalelab.train.run.single import continued_config, load_run_dataset
+from scalelab.train.spec import make_train_spec
 from scalelab.train.step.program import resolve_packing
 
 
@@ -50,15 +51,15 @@ def train_pack(
         saved = Checkpoints(place / "checkpoints").latest() is not None
         saved = saved or any(find_last_checkpoint(folder / "runs" / name) for name in names)
         goes_on = {name: continued_config(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
-        trials = {name: trial for name, (trial, _) in goes_on.items()}
+        specs = {name: make_train_spec(trial, data.hparams) for name, (trial, _) in goes_on.items()}
         # What they start from comes before the folders become these runs'.
-        trunks = [] if saved else [trunk for trial in trials.values() if (trunk := branch.load_trunk(trial, data))]
-        weights = None if saved or trunks else load_initial_weights(config)
+        trunks = [] if saved else [trunk for spec in specs.values() if (trunk := branch.load_trunk(spec, data))]
+        weights = None if saved or trunks else load_initial_weights(specs[names[0]])
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
         shared: dict[str, Any] = {"git": code or git.code_state()}
         shared |= {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
         runs = [
-            open_run(name, folder / "runs" / name, trials[name], data, allow, pack=facts | {"trial": name}, **shared)
+            open_run(name, folder / "runs" / name, specs[name], data, allow, pack=facts | {"trial": name}, **shared)
             for name in names
         ]
         for fact in runs[0].words:

@@ -85,6 +85,4 @@ def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collecti
     except BadInput:  # nothing there yet, or damaged: for its pack to judge, and no other trial's affair
         return
     before, now = ({"config": values, "data": {}} for values in (old, config.to_dict()))
-    if has_ended(record, config):
-        compatibility.check_ended_identity(str(place), before, now)
-    compatibility.check_changes_allowed(str(place), before, now, allow)
+    compatibility.check_continuation(str(place), before, now, allow, has_ended(record, config))

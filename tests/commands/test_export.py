@@ -11,6 +11,7 @@ from scalelab.data.tokenizers import ranks as ranktokens
 from scalelab.train.resume.start import load_initial_weights
 from scalelab.train.resume.weights import Weights, load_run_weights, write_weights
 from scalelab.train.run.single import train_single
+from scalelab.train.spec import make_train_spec
 from tests import forks
 from tests.evaluate import runs
 from tests.hf import examples
@@ -100,7 +101,7 @@ def test_the_printed_config_is_the_one_that_fits(tmp_path, capsys):
     assert "tensors: 21 of bfloat16, converted to float32, exactly" in capsys.readouterr().out
     values = json.loads((tmp_path / "answer.json").read_text())["model"]
     model = {f"model__{key}": value for key, value in values.items()}
-    params, _ = load_initial_weights(config(train__init_from=f"hf:{HERE}/their_llama", **model))
+    params, _ = load_initial_weights(make_train_spec(config(train__init_from=f"hf:{HERE}/their_llama", **model)))
     assert params["blocks"]["mlp"]["up"]["w"].shape == (2, 24, 40)
 
 

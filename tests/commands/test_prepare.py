@@ -23,7 +23,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The command, with units and shards so small that there are many moments to be killed at.
 COMMAND = """
 import sys
-from scalelab.data import corpus, shards, specs
+from scalelab.data.prepare import corpus, specs
+from scalelab.data.batches import shards
 from scalelab.__main__ import main
 corpus.ALONE_BYTES = 0
 specs.UNIT_BYTES = (20_000, 20_000)
@@ -160,9 +161,9 @@ def test_the_result_as_json_and_as_a_table(tmp_path, capsys):
 
 PEAK = """
 import pathlib, sys
-from scalelab.data import corpus
+from scalelab.data.prepare import corpus
 from scalelab.data.prepare.request import Request
-corpus.prepare(Request([sys.argv[1]], "bytes", pathlib.Path(sys.argv[2])))
+corpus.prepare_corpus(Request([sys.argv[1]], "bytes", pathlib.Path(sys.argv[2])))
 (peak,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]
 print(int(peak.split()[1]) / 1024)  # not ru_maxrss, which begins with that of the process that started it
 """

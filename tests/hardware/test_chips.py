@@ -121,5 +121,5 @@ def test_cpu_peak_is_measured_once_and_says_so():
 
 def test_the_measurement_counts_2n3_flops_over_the_best_time(monkeypatch):
     seconds = iter([0.5, 0.25, 1.0])
-    monkeypatch.setattr(chips, "_seconds", lambda function, argument: next(seconds))
+    monkeypatch.setattr(measured, "_time_call", lambda function, argument: next(seconds))
     assert measured_matmul_flops(8, repeats=3) == 2 * 8**3 / 0.25

@@ -196,22 +196,22 @@ from jax.sharding import NamedSharding, PartitionSpec
 from scalelab.config import static
 from scalelab.model import transformer
 from scalelab.parallel import mesh as mesh_lib, rules
-from scalelab.train import curvature
+from scalelab.train.step import curvature
 from tests.optim.test_sophia import little
 
 made = static(little(**{"model.d_model": 8, "model.vocab_size": 16, "model.seq_len": 8, "train.global_batch": 4}))
-params = transformer.init(made.model, jax.random.key(1))
+params = transformer.init_params(made.model, jax.random.key(1))
 tokens = np.random.default_rng(0).integers(0, 16, (4, 9)).astype(np.int32)
 apart = {}
 for kind in ("hutchinson", "gauss_newton"):
     def measured(of):
-        return jax.jit(lambda p, t: curvature.measure(of, kind, p, t, jnp.int32(3), jnp.uint32(5)))
+        return jax.jit(lambda p, t: curvature.estimate_curvature(of, kind, p, t, jnp.int32(3), jnp.uint32(5)))
     one = measured(made)(params, tokens)
     for sizes in ({"fsdp": 2, "tensor": 2}, {"data": 2, "fsdp": 2}):
         of = dataclasses.replace(made, layout=dataclasses.replace(made.layout, **sizes))
-        mesh = mesh_lib.make(of.layout)
+        mesh = mesh_lib.make_mesh(of.layout)
         with jax.set_mesh(mesh):
-            specs = jax.tree.map(lambda s: NamedSharding(mesh, s), rules.parameters(of.model, of.layout))
+            specs = jax.tree.map(lambda s: NamedSharding(mesh, s), rules.parameter_specs(of.model, of.layout))
             rows = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
             found = measured(of)(jax.device_put(params, specs), rows)
         far = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()), found, one)

@@ -18,7 +18,7 @@ from scalelab.optim.chain import build_optimizer_chain, check_numbers_set
 from scalelab.optim.optimizer import Optimizer, bytes_per_scalar
 from scalelab.sweep.trials import group_into_packs
 from scalelab.testing import check_optimizer
-from scalelab.train.resume import compatibility
+from scalelab.train.resume.facts import config_from_facts, diff_facts
 
 SOFT = {"optim.name": "docs.own:soft_signs", "optim.peak_lr": 1e-3}
 TINY = ["--config=configs/tiny.py", *(f"--config.{key}={value}" for key, value in SOFT.items())]
@@ -73,10 +73,10 @@ def test_it_is_stored_read_back_and_a_change_is_told():
         {"config": json.loads(json.dumps(c.to_dict())), "data": {}}
         for c in (resolved(gamma=0.1), resolved(gamma=0.2), resolved())
     ]
-    assert compatibility.config_from_facts(facts[0]).optim.own.to_dict() == {"gamma": 0.1}
-    assert compatibility.diff_facts(facts[0], facts[1]) == {"optim.own.gamma": (0.1, 0.2)}
-    assert compatibility.diff_facts(facts[2], facts[0]) == {"optim.own.gamma": (None, 0.1)}
-    assert compatibility.diff_facts(facts[0], facts[2]) == {"optim.own.gamma": (0.1, None)}
+    assert config_from_facts(facts[0]).optim.own.to_dict() == {"gamma": 0.1}
+    assert diff_facts(facts[0], facts[1]) == {"optim.own.gamma": (0.1, 0.2)}
+    assert diff_facts(facts[2], facts[0]) == {"optim.own.gamma": (None, 0.1)}
+    assert diff_facts(facts[0], facts[2]) == {"optim.own.gamma": (0.1, None)}
 
 
 def test_a_config_file_may_set_it_and_none_unsets_it():

@@ -178,11 +178,11 @@ import json, pathlib, sys
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from scalelab.data.batches.batches import Windows, train_batches, val_batches
-from scalelab.data.dataset import prepare
+from scalelab.data.dataset import open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
 from scalelab.parallel import processes, rows
-from scalelab.parallel.peers import Place
+from scalelab.parallel.peers import ProcessPlace
 
 def batches(data, asked, mine):
     del asked[:]
@@ -193,25 +193,25 @@ def batches(data, asked, mine):
 
 def check(data, asked, order):
     sharding = NamedSharding(Mesh(np.array(jax.devices())[order], ("data", "tensor")), PartitionSpec(None, "data", None))
-    mine = rows.held(sharding, (1, 8, 1), 1)
+    mine = rows.local_row_indices(sharding, (1, 8, 1), 1)
     train, val, read, read_val = batches(data, asked, mine)
     all_train, all_val, all_read, all_read_val = batches(data, asked, slice(None))
     for part, full in ((train, all_train), (val, all_val)):
-        made = rows.assemble(sharding, part, mine, 1, 8)
-        assert made.dtype == full.dtype and (processes.whole(made) == full).all()
+        made = rows.assemble_global_array(sharding, part, mine, 1, 8)
+        assert made.dtype == full.dtype and (processes.gather_to_host(made) == full).all()
     assert read == np.reshape(all_read, (2, 8))[:, mine].ravel().tolist()
     assert read_val == np.reshape(all_read_val, (2, 8))[:, mine].ravel().tolist()
     return mine.tolist()
 
 def refused():
     try:
-        processes.from_first(lambda: (_ for _ in ()).throw(BadInput("no")))
+        processes.broadcast_from_first(lambda: (_ for _ in ()).throw(BadInput("no")))
     except BadInput as error:
         return str(error)
 
 index = int(sys.argv[2])
-with processes.together(Place(sys.argv[1], 2, index), {}, pathlib.Path(sys.argv[3]), lambda code, why: None):
-    data = prepare(DataConfig(source="synthetic", n_tokens=50000, val_fraction=0.1, vocab_size=256))
+with processes.run_together(ProcessPlace(sys.argv[1], 2, index), {}, pathlib.Path(sys.argv[3]), lambda code, why: None):
+    data = open_dataset(DataConfig(source="synthetic", n_tokens=50000, val_fraction=0.1, vocab_size=256))
     asked, original = [], Windows.__getitem__
     Windows.__getitem__ = lambda self, numbers: (asked.extend(np.asarray(numbers).tolist()), original(self, numbers))[1]
     orders = {
@@ -221,9 +221,9 @@ with processes.together(Place(sys.argv[1], 2, index), {}, pathlib.Path(sys.argv[
     }
     held = {name: check(data, asked, order) for name, order in orders.items()}
     calls = iter([False, index == 1, False, False])
-    stop = processes.agreed(lambda: next(calls))
+    stop = processes.make_agreed_flag(lambda: next(calls))
     said = {"held": held, "stop": [stop() for _ in range(4)], "refused": refused()}
-    said["first"] = processes.from_first(lambda: {"of": index, "x": 0.1})
+    said["first"] = processes.broadcast_from_first(lambda: {"of": index, "x": 0.1})
 print(json.dumps(said), file=sys.stderr)
 """
 

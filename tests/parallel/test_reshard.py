@@ -32,7 +32,9 @@ import jax, numpy as np
 from configs import tiny
 from scalelab import records
 from scalelab.config import override, resolve, static
-from scalelab.train import lineage, program
+from scalelab.train.resume import start
+from scalelab.train.spec import make_train_spec
+from scalelab.train.step import program
 from scalelab.train.run.single import train_single
 from tests.parallel.test_reshard import SAVED
 from tests.train.resume.test_compatibility import SMALL
@@ -45,9 +47,9 @@ def config(layout, **changes):
 
 def restored(folder, layout):
     "The state as `resume` gets it: where each leaf lies, and its bits."
-    checkpoints, name = lineage.furthest(folder)
+    checkpoints, name = start.find_last_checkpoint(folder)
     c = config(layout)
-    (like,) = program.like(static(c), 1, "turn")
+    (like,) = program.restore_targets(static(c), 1, "turn")
     (found,) = checkpoints.load({name: like}).states.values()
     for path, leaf, wanted in zip(*zip(*jax.tree_util.tree_leaves_with_path(found)), map(lambda s: s.sharding, jax.tree.leaves(like))):
         assert leaf.sharding == wanted, (path, leaf.sharding, wanted)
@@ -59,8 +61,8 @@ def restored(folder, layout):
 def starts_on(folder, layout, before):
     "Whether another run's weights come straight onto this mesh, bit for bit; on four devices it is trained, at rate zero."
     c = config(layout, init_from=f"{folder}@4", steps=2)
-    (like,) = program.like(static(c), 1, "turn")
-    params, origin = lineage.initial(c)
+    (like,) = program.restore_targets(static(c), 1, "turn")
+    params, origin = start.load_initial_weights(make_train_spec(c))
     for leaf, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(like.params), strict=True):
         assert leaf.sharding == wanted.sharding
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):

@@ -26,11 +26,11 @@ import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from experiments.parallelism.rows import worst_leaf
-from scalelab.sharding import BATCH
+from scalelab.sharding import BATCH_AXES
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.precision.policy import POLICIES
-from scalelab.train import state as state_lib
-from scalelab.train.step.gradients import gradients
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import train_step
 from tests.train.step.test_step import setting
 
@@ -49,7 +49,7 @@ def tokens():
 def both(static, state, batch, h):
     policy = POLICIES[static.precision]
     scale = state.precision.scale if policy.scaled_loss else 1.0
-    _, grads = gradients(static, state_lib.wide(state.params, policy.parameters), batch, h["z_loss"], scale)
+    _, grads = compute_gradients(static, state_lib.upcast(state.params, policy.parameters), batch, h["z_loss"], scale)
     return train_step(static, state, batch, h), grads
 
 def scaled(state, scale):
@@ -58,17 +58,17 @@ def scaled(state, scale):
 
 def alone(policy, layout, batch, scale=2.0**10):
     static, h = setting(**SIZES | {"precision.name": policy, "model.n_layers": layout.get("stage", 1)})
-    state = jax.jit(state_lib.init, static_argnums=0)(static, h)
+    state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
     (new, metrics), grads = both(static, scaled(state, scale), batch, h)
     return jax.device_get((state, new, metrics, grads))
 
 def on_mesh(policy, layout, state, batch):
     shape = {"precision.name": policy, "model.n_layers": layout.get("stage", 1)}
     static, h = setting(**SIZES | shape | {f"parallel.{k}": v for k, v in layout.items()})
-    mesh = mesh_lib.make(static.layout)
+    mesh = mesh_lib.make_mesh(static.layout)
     with jax.set_mesh(mesh):
-        placed = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), state, state_lib.specs(static))
-        rows = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(BATCH, None)))
+        placed = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), state, state_lib.state_specs(static))
+        rows = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
         (new, metrics), grads = both(static, placed, rows, h)
         return placed, new, metrics, grads
 

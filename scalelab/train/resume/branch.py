@@ -8,20 +8,21 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 from ml_collections import ConfigDict
 
 from scalelab import config as config_lib
 from scalelab import records, set_by, user_code
-from scalelab.config import mixture_text, schedule_steps, static
+from scalelab.config import mixture_text, schedule_steps
 from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput
 from scalelab.identity import is_identity_key
-from scalelab.parallel import mesh, rules
+from scalelab.parallel import rules
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import compatibility, extend, start
+from scalelab.train.resume import extend, start
+from scalelab.train.resume.facts import checkpoint_facts, config_from_facts, diff_facts
 from scalelab.train.run.loop import Progress
 from scalelab.train.run.run import Run
+from scalelab.train.spec import TrainSpec
 from scalelab.train.step import program, state
 
 TRUNK_SCHEDULES = ("constant", "wsd")
@@ -71,7 +72,7 @@ def plan_branch(source: str, file: str | None, overrides: Mapping[str, Any], wor
 def _find_trunk(source: str, workdir: pathlib.Path) -> tuple[str, int, ConfigDict]:
     """(the trunk's folder, the step, the trunk's config). Asked before jax may start, so only files are looked at."""
     if (workdir / "config.json").exists() and manifest.find_saved_steps(workdir):
-        own = compatibility.config_from_facts({"config": records.read_config(workdir)})
+        own = config_from_facts({"config": records.read_config(workdir)})
         if own.train.branch_from in (source, f"{source}@{own.train.branch_from.rpartition('@')[2]}"):
             folder, _, step = own.train.branch_from.rpartition("@")
             return folder, int(step), own
@@ -112,22 +113,22 @@ def _decay_length(config: ConfigDict, step: int) -> int:
     return found
 
 
-def load_trunk(config: ConfigDict, dataset: Dataset) -> Trunk | None:
+def load_trunk(spec: TrainSpec, dataset: Dataset) -> Trunk | None:
     """What `train.branch_from` names, whole and checked to the last bit; None: the run is no branch.
 
     BadInput where there is no such step, or where the branch would not be the run planned so from the start.
     """
-    source = config.train.branch_from
+    source = spec.config.train.branch_from
     if not source:
         return None
     folder, step, checkpoints, name = start.find_checkpoint(source, "train.branch_from=")
     if step is None:
         raise BadInput(f"train.branch_from={source!r} names no step: write RUN@STEP")
-    rules.check_layout(static(config), mesh.resolve_layout(static(config).layout, jax.device_count()))
-    (like,) = program.restore_targets(static(config), 1, "turn")
-    mine = compatibility.checkpoint_facts(config, dataset)
+    rules.check_layout(spec.static, spec.static.layout)
+    (like,) = program.restore_targets(spec.static, 1, "turn")
+    mine = checkpoint_facts(spec, dataset)
     loaded = checkpoints.load(
-        {name: like}, lambda _, facts: _check_same_past(folder, step, facts[name], mine, config), at=step
+        {name: like}, lambda _, facts: _check_same_past(folder, step, facts[name], mine, spec.config), at=step
     )
     assert loaded is not None
     begun, facts = loaded.states[name], loaded.facts[name]
@@ -146,14 +147,14 @@ def _check_same_past(
     """BadInput where the trunk's steps before `step` aren't those of `config`."""
     asked, old = (
         f"train.branch_from={folder}@{step}",
-        config_lib.resolve(compatibility.config_from_facts(facts), stored=True),
+        config_lib.resolve(config_from_facts(facts), stored=True),
     )
     if old.schedule.name not in TRUNK_SCHEDULES or config.schedule.name != "wsd":
         raise BadInput(
             f"{asked}: a branch is a wsd's decay from the stable part of a constant or wsd run; its trunk is "
             f"{old.schedule.name!r}, itself {config.schedule.name!r}: begin on the weights with --init-from={folder}@{step}"
         )
-    changed = compatibility.diff_facts({**facts, "config": old.to_dict()}, mine).items()
+    changed = diff_facts({**facts, "config": old.to_dict()}, mine).items()
     for key, (before, now) in ((k, v) for k, v in changed if _of_steps(k) and k not in END):
         if key == "data.mixture" and mixture_text.same_mixture_before(before, now, step):
             continue

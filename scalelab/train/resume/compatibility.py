@@ -1,66 +1,23 @@
-"""What may not change under a run's feet: the facts a checkpoint was saved under against those of now."""
+"""Decide what may change between a run and its continuation: the one place that refuses it."""
 
-import importlib.metadata
-import platform
+import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
-import scalelab
 from scalelab import config as config_lib
-from scalelab import set_by
 from scalelab.config.keys import fixed_groups, fixed_keys
-from scalelab.data.dataset import Dataset
 from scalelab.errors import BadInput, nearest_hint
 from scalelab.identity import is_identity_key
 from scalelab.model import transformer
-from scalelab.optim.registry import find_optimizer
 from scalelab.train.checkpoints.leaves import describe_leaves
+from scalelab.train.resume import extend, facts
 
 # What the data are, beside the config that names them: a run that went on with other data would be another run.
 DATA_FACTS = ("data.fingerprint", "data.tokenizer")
 OPTIMIZER_KEY = "optim.name"  # decides which other options there are
-VERSIONED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-
-
-def package_versions() -> dict[str, str]:
-    """Python and the packages whose arithmetic or files a run depends on."""
-    packages = {package: importlib.metadata.version(package) for package in VERSIONED_PACKAGES}
-    return {"python": platform.python_version()} | packages | {"scalelab": scalelab.__version__}
-
-
-def checkpoint_facts(config: ConfigDict, dataset: Dataset) -> dict[str, Any]:
-    """What a checkpoint says about one trial: identity, config, what the data are, versions."""
-    return {
-        "identity": config_lib.identity(config),
-        "config": config.to_dict(),
-        "data": {"fingerprint": dataset.fingerprint, "tokenizer": dataset.description["tokenizer"]},
-        "versions": package_versions(),
-        # So that weights of a run under somebody's own optimizer can be read without running it.
-        "evaluates_another_point": find_optimizer(config.optim.name).evaluated is not None,
-    }
-
-
-def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """`{key: (old, new)}` between two `checkpoint_facts`, of config values and of what the data are.
-
-    A key that an older scalelab did not know had what is now its default.
-    """
-    before, after = _flatten_facts(old), _flatten_facts(new)
-    after.pop(set_by.NOTES_KEY, None)  # who set a value is not a value
-    known = config_lib.leaves(config_lib.default_tree()) | before
-    for key in {*before, *after}:  # numbers of an own optimizer have no default
-        if key.startswith(config_lib.USER_OPTIM_PREFIX):
-            known.setdefault(key, None)
-            after.setdefault(key, None)
-    return {key: (known[key], value) for key, value in after.items() if key in known and known[key] != value}
-
-
-def _flatten_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    data = {f"data.{key}": value for key, value in facts["data"].items()}
-    return config_lib.leaves(ConfigDict(facts["config"])) | data
 
 
 def is_frozen(key: str) -> bool:
@@ -79,11 +36,35 @@ def check_allowed_keys(keys: Collection[str]) -> None:
             raise BadInput(f"--allow-change={key}: this key may change anyway; the change is recorded")
 
 
-def check_changes_allowed(
+def check_continuation(
+    where: str, saved: Mapping[str, Any], now: Mapping[str, Any], allow: Collection[str] = (), ended: bool = False
+) -> dict[str, tuple[Any, Any]]:
+    """Decide whether what was saved under the facts `saved` may go on under the facts `now`; return what changed and may.
+
+    `where` names the folder or step in the error line, `allow` the keys that --allow-change names. BadInput, old against new
+    with shapes, for a key that may not change; where the run has `ended` (no step is left), for any key of its identity.
+    """
+    if ended:
+        _check_ended_identity(where, saved, now)
+    return _check_changes_allowed(where, saved, now, allow)
+
+
+def check_schedule_past(
+    folder: pathlib.Path, step: int, saved: Mapping[str, Any], config: ConfigDict, allow: Collection[str]
+) -> None:
+    """Decide whether `config` may have another `train.steps` than the facts `saved` at `step`.
+
+    BadInput where the steps before `step` would have had another LR, momentum or decay, and `allow` does not name the key.
+    """
+    if extend.STEPS_KEY not in allow:
+        extend.check_extension(folder, step, saved, config)
+
+
+def _check_changes_allowed(
     where: str, old: Mapping[str, Any], new: Mapping[str, Any], allow: Collection[str] = ()
 ) -> dict[str, tuple[Any, Any]]:
     """What changed from `old` to `new` (both `checkpoint_facts`) and may. BadInput, old against new with shapes, for what may not."""
-    changes = diff_facts(old, new)
+    changes = facts.diff_facts(old, new)
     options = {key for key in fixed_keys() if key.startswith("optim.")}
     allowed = {
         *allow,
@@ -101,9 +82,9 @@ def check_changes_allowed(
     return changes
 
 
-def check_ended_identity(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _check_ended_identity(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """BadInput where a run without a step left would be called one of another identity: nothing of it would be true."""
-    changed = {key: pair for key, pair in diff_facts(old, new).items() if is_identity_key(key)}
+    changed = {key: pair for key, pair in facts.diff_facts(old, new).items() if is_identity_key(key)}
     if changed:
         raise BadInput(
             f"{where} has no step left and was trained with{_format_changes(changed)}: put it back, or use another --workdir"
@@ -116,7 +97,7 @@ def _format_changes(changed: Mapping[str, tuple[Any, Any]], more: Sequence[str] 
 
 
 def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    trees = [_describe_parameters(config_from_facts(facts)) for facts in (old, new)]
+    trees = [_describe_parameters(facts.config_from_facts(stored)) for stored in (old, new)]
     names = sorted(trees[0] | trees[1])
     return [
         f"{name}: {trees[0].get(name, 'absent')}, now {trees[1].get(name, 'absent')}"
@@ -125,29 +106,8 @@ def _shape_lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def config_from_facts(facts: Mapping[str, Any]) -> ConfigDict:
-    """The config in some `checkpoint_facts`, as this scalelab knows it: keys that are gone dropped, new ones at their defaults."""
-    known = config_lib.default_tree()
-    values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.leaves(known)
-    return config_lib.override(
-        known,
-        {
-            key: value
-            for key, value in values.items()
-            if key in defaults or key.startswith(config_lib.USER_OPTIM_PREFIX)
-        },
-        set_by.STORED_CONFIG,
-    )
-
-
 def _describe_parameters(config: ConfigDict) -> dict[str, str]:
     """Of the parameters alone: a save may know an optimizer that this version doesn't."""
     return describe_leaves(
         {"params": jax.eval_shape(lambda: transformer.init_params(config_lib.static(config).model, jax.random.key(0)))}
     )
-
-
-def describe_version_changes(old: Mapping[str, Any]) -> str:
-    """What other versions a checkpoint was saved under, as text; "" where none."""
-    now, before = package_versions(), old["versions"]
-    return ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name])

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from scalelab.jaxprs import live_equations
 from scalelab.optim import schedules
 from scalelab.optim.registry import find_optimizer
 from scalelab.train.checkpoints import manifest
-from scalelab.train.resume import compatibility
+from scalelab.train.resume.facts import config_from_facts
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import compute_updates
 
@@ -25,7 +25,7 @@ STEPS_KEY = "train.steps"  # what --allow-change names to go on nevertheless
 
 def planned_config(facts: Mapping[str, Any]) -> ConfigDict:
     """The resolved config that a checkpoint was saved under."""
-    config = compatibility.config_from_facts(facts)
+    config = config_from_facts(facts)
     if config.schedule.decay_steps is None:  # saved before decays were kept in steps
         schedule_steps.resolve_schedule_steps(config)
     return config
@@ -47,15 +47,13 @@ def keep_warmup(facts: Mapping[str, Any], config: ConfigDict) -> str:
     )
 
 
-def check_extension(
-    folder: pathlib.Path, step: int, facts: Mapping[str, Any], config: ConfigDict, allow: Collection[str]
-) -> None:
+def check_extension(folder: pathlib.Path, step: int, facts: Mapping[str, Any], config: ConfigDict) -> None:
     """BadInput where another `train.steps` would have given the steps before `step` another LR, momentum or decay.
 
     With a cosine it always does; constant and wsd (before its decay) go on to the bits of a run planned so.
     """
     old = planned_config(facts)
-    if old.train.steps == config.train.steps or STEPS_KEY in allow:
+    if old.train.steps == config.train.steps:
         return
     new = old.copy_and_resolve_references()
     with new.unlocked(), new.ignore_type():

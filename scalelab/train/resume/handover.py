@@ -15,7 +15,7 @@ from scalelab.optim.registry import find_optimizer
 from scalelab.parallel import mesh
 from scalelab.precision.policy import POLICIES
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep, describe_leaves
-from scalelab.train.resume import compatibility
+from scalelab.train.resume.facts import config_from_facts
 from scalelab.train.step import program, state
 from scalelab.train.step.state import TrainState
 
@@ -29,7 +29,7 @@ def load_evaluation_params(checkpoints: Checkpoints, checked: LoadedStep, name: 
     model's shapes are others.
     """
     layout = mesh.resolve_layout(wanted.layout, jax.device_count())
-    config = compatibility.config_from_facts(checked.facts[name])
+    config = config_from_facts(checked.facts[name])
     form, kept_form = (POLICIES[precision].parameters for precision in (wanted.precision, config.precision.name))
     (like,) = program.restore_targets(
         _without_optimizer(dataclasses.replace(wanted, precision=config.precision.name)), 1, "turn"

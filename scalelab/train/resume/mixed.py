@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 
 from scalelab.config import mixture_text
 from scalelab.identity import is_identity_key
-from scalelab.train.resume import compatibility, extend
+from scalelab.train.resume import extend
+from scalelab.train.resume.facts import diff_facts
 
 ChangeEntries = dict[
     str, dict[str, Any]
@@ -24,7 +25,7 @@ def merge_change_entries(
 ) -> ChangeEntries:
     """What is known of a run's past and what changes now, where it goes on at `step` from facts `saved` under facts `new`."""
     former = dict(saved.get("mixed", {}))
-    changed = {key: pair for key, pair in compatibility.diff_facts(saved, new).items() if _changes_result(key)}
+    changed = {key: pair for key, pair in diff_facts(saved, new).items() if _changes_result(key)}
     planned = {key for key in changed if _is_plan(key)}
     if planned and _same_past(step, saved, config):
         changed = {key: pair for key, pair in changed.items() if key not in planned}

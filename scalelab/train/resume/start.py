@@ -9,17 +9,18 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from scalelab import records
-from scalelab.config import hparams, static
 from scalelab.errors import BadInput
 from scalelab.hf import read
-from scalelab.parallel import mesh, rules
+from scalelab.parallel import rules
 from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.train.checkpoints import logs, manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints, LoadedStep
 from scalelab.train.checkpoints.manifest import HEALTHY, find_saved_steps, list_checkpoint_places, list_strays
-from scalelab.train.resume import compatibility, determinism, extend, handover, mixed
+from scalelab.train.resume import compatibility, determinism, handover, mixed
+from scalelab.train.resume.facts import describe_version_changes, diff_facts
 from scalelab.train.run.loop import Progress, StartStates
 from scalelab.train.run.run import Run
+from scalelab.train.spec import TrainSpec
 from scalelab.train.step import program, state
 
 HF_PREFIX = "hf:"  # before a folder in the format of Hugging Face's transformers
@@ -48,15 +49,13 @@ def restore_runs(
         for name, run in runs.items():
             if name not in facts:
                 raise BadInput(f"{checkpoints.folder / str(step)} holds no {name!r}, only {', '.join(facts)}")
-            if step >= run.config.train.steps:
-                compatibility.check_ended_identity(f"{checkpoints.folder / str(step)}", facts[name], run.facts)
-            compatibility.check_changes_allowed(f"{checkpoints.folder / str(step)}", facts[name], run.facts, allow)
-            extend.check_extension(run.folder, step, facts[name], run.config, allow)
+            place, ended = str(checkpoints.folder / str(step)), step >= run.config.train.steps
+            compatibility.check_continuation(place, facts[name], run.facts, allow, ended)
+            compatibility.check_schedule_past(run.folder, step, facts[name], run.config, allow)
 
     for stray in list_strays(checkpoints.folder):
         progress({"warning": f"ignoring {checkpoints.folder / stray}: not a checkpoint"})
-    config = next(iter(runs.values())).config
-    like = dict(zip(runs, program.restore_targets(static(config), len(runs), mode), strict=True))
+    like = dict(zip(runs, program.restore_targets(next(iter(runs.values())).spec.static, len(runs), mode), strict=True))
 
     def wanted(content: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -106,8 +105,7 @@ def _restored_state(
     resumed, saved = found.states[name], found.facts[name]
     fresh: list[str] = []
     if not isinstance(resumed, state.TrainState):
-        h = hparams(run.config)
-        resumed, fresh = handover.complete_state(checkpoints, found, name, resumed, static(run.config), h)
+        resumed, fresh = handover.complete_state(checkpoints, found, name, resumed, run.spec.static, run.spec.hparams)
     if found.tried:
         text = f"fell back to step {found.step}: {'; '.join(found.tried)}"
         if is_first_process():  # at once: the damaged ones have been set aside, whether the run goes on or not
@@ -116,7 +114,7 @@ def _restored_state(
     note_environment_changes(run, found.step, saved, progress)
     if "tracker_id" in saved:  # and the record may have been lost
         run.record.setdefault("tracker_id", saved["tracker_id"])
-    run.changed |= compatibility.diff_facts(saved, run.facts)
+    run.changed |= diff_facts(saved, run.facts)
     run.facts["mixed"] = mixed.merge_change_entries(found.step, saved, run.facts, run.config, fresh)
     if fresh:
         what = f"step {found.step} goes on with its weights, its data and a fresh {', '.join(fresh)}"
@@ -127,7 +125,7 @@ def _restored_state(
 
 def note_environment_changes(run: Run, step: int, saved: dict[str, Any], progress: Progress) -> None:
     """Note that `step` was saved under other versions, or on another mesh or machine, where it was."""
-    if text := compatibility.describe_version_changes(saved):
+    if text := describe_version_changes(saved):
         run.event("warning", step, f"saved under other versions: {text}; bits may differ")
     moved = determinism.describe_hardware_change(saved.get("place", {}), run.facts["place"])
     if text := ", ".join(filter(None, [moved, text])):
@@ -135,21 +133,21 @@ def note_environment_changes(run: Run, step: int, saved: dict[str, Any], progres
         progress({"warning": f"step {step} was saved elsewhere: {text}; the values are the same, later roundings not"})
 
 
-def load_initial_weights(config: ConfigDict) -> Weights | None:
+def load_initial_weights(spec: TrainSpec) -> Weights | None:
     """Parameters and origin that `train.init_from` names; None: they are drawn.
 
     BadInput where there is no such step or its shapes are others; Damaged where the step is.
     """
-    source = config.train.init_from
+    source = spec.config.train.init_from
     if not source:
         return None
     if source.startswith(HF_PREFIX):
-        return _load_foreign_weights(config)
-    rules.check_layout(static(config), mesh.resolve_layout(static(config).layout, jax.device_count()))
+        return _load_foreign_weights(spec.config)
+    rules.check_layout(spec.static, spec.static.layout)
     folder, step, checkpoints, name = find_checkpoint(source, "train.init_from=")
     loaded = checkpoints.load(None, at=step)
     assert loaded is not None
-    params = handover.load_evaluation_params(checkpoints, loaded, name, static(config))
+    params = handover.load_evaluation_params(checkpoints, loaded, name, spec.static)
     origin = {"run": str(folder), "step": loaded.step, "digest": state.params_digest(params)}
     return params, origin | {key: loaded.facts[name][key] for key in ("identity", "data")}
 

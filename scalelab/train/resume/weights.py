@@ -23,7 +23,7 @@ from scalelab.hf import read
 from scalelab.model import count
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.checkpoints.manifest import find_saved_steps
-from scalelab.train.resume import compatibility
+from scalelab.train.resume.facts import config_from_facts, package_versions
 from scalelab.train.resume.handover import load_ema_params, load_evaluation_params
 from scalelab.train.resume.start import find_checkpoint
 from scalelab.train.run.run import IMPORTED_STATUS
@@ -57,7 +57,7 @@ def load_run_weights(source: str, ema: bool = False, last: int = 1) -> Weights:
     checked = checkpoints.load(None, at=step)
     assert checked is not None
     facts = checked.facts[name]
-    config = compatibility.config_from_facts(facts)
+    config = config_from_facts(facts)
     alone = dataclasses.replace(static(config), layout=Layout())
     if ema and not alone.ema:
         raise BadInput(f"{folder} keeps no average of its weights (train.ema=0): average its last checkpoints instead")
@@ -118,7 +118,7 @@ def write_weights(folder: pathlib.Path, weights: Weights, tokenizer: Tokenizer |
         "identity": identity(config),
         "config": config.to_dict(),
         "data": {"fingerprint": None, "tokenizer": tokenizer and tokenizer.name},
-        "versions": compatibility.package_versions(),
+        "versions": package_versions(),
     }
     if tokenizer:
         facts["data"] |= {"kept": tokenizer.entry}

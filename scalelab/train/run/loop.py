@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalelab.config import hparams, static
 from scalelab.data.dataset import Dataset
 from scalelab.parallel.processes import make_agreed_flag
 from scalelab.parallel.pulse import Pulse
@@ -157,7 +156,7 @@ def _take_steps(
 ) -> TrainOutcome:  # fmt: skip
     """Take the steps; the arguments are those of `train_runs`."""
     config = runs[0].config
-    program = PACKINGS[mode](static(config), [hparams(run.config) | dataset.hparams for run in runs])
+    program = PACKINGS[mode](runs[0].spec.static, [run.spec.hparams for run in runs])
     stop = make_agreed_flag(stop)
     step, states = _initial_states(program, start, params)
     alive = [run for run in runs if run.status == "running"]

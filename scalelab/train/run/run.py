@@ -25,8 +25,10 @@ from scalelab.parallel.processes import broadcast_from_first, is_first_process
 from scalelab.precision.policy import POLICIES, warnings_for
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume import compatibility, determinism
+from scalelab.train.resume.facts import checkpoint_facts, package_versions
 from scalelab.train.run import sources
 from scalelab.train.run.metrics import MetricSink, TrackedRun, check_trackers, open_sinks, write_metric_lines
+from scalelab.train.spec import TrainSpec
 from scalelab.train.step import formats_found
 
 IMPORTED_STATUS = "imported"  # the status of a folder that holds weights only (`weights.write_weights`)
@@ -37,12 +39,12 @@ SKIPS_IN_A_ROW = 20  # as many non-finite batches one after the other are a dive
 class Run:
     """An open run. `status` is running, done, diverged or stopped; `val_loss` is the last one, in nats a token.
 
-    `facts` is what its checkpoints say about it (see `changes.facts`).
+    `facts` is what its checkpoints say about it (see `resume/facts.py`).
     """
 
     name: str
     folder: pathlib.Path
-    config: ConfigDict
+    spec: TrainSpec
     record: dict[str, Any]
     facts: dict[str, Any]
     mirrors: list[MetricSink] = dataclasses.field(default_factory=list)
@@ -56,6 +58,11 @@ class Run:
     waiting: list[tuple] | None = dataclasses.field(
         default_factory=list
     )  # events of before `enter`; None: it was called
+
+    @property
+    def config(self) -> ConfigDict:
+        """The resolved config."""
+        return self.spec.config
 
     def tokens_before(self, step: int) -> int:
         """Tokens predicted in the steps before `step`."""
@@ -149,10 +156,8 @@ class Run:
 
 def run_determinism_note(run: Run) -> dict[str, str]:
     """What the record promises of the run's bits."""
-    layout = mesh.resolve_layout(config_lib.static(run.config).layout, jax.device_count())
-    return determinism.determinism_note(
-        run.config.train.deterministic, jax.default_backend(), layout.devices, run.folder
-    )
+    devices = run.spec.static.layout.devices
+    return determinism.determinism_note(run.config.train.deterministic, jax.default_backend(), devices, run.folder)
 
 
 def bits_per_byte(loss: float, bytes_per_token: float) -> float:
@@ -161,7 +166,7 @@ def bits_per_byte(loss: float, bytes_per_token: float) -> float:
 
 
 def open_run(
-    name: str, folder: pathlib.Path, config: ConfigDict, dataset: Dataset, allow: Collection[str] = (), **facts: Any
+    name: str, folder: pathlib.Path, spec: TrainSpec, dataset: Dataset, allow: Collection[str] = (), **facts: Any
 ) -> Run:
     """Check that the folder is new or belongs to this config; nothing is written before `Run.enter`. `facts` go into the record.
 
@@ -169,9 +174,9 @@ def open_run(
     was made by another model, data, batch or seed and `allow` doesn't name the key, or where the run has ended under
     another identity.
     """
+    config, static = spec.config, spec.static
     schedules.check_user_schedule(config)
-    check_numbers_set(config_lib.static(config))
-    layout = mesh.resolve_layout(config_lib.static(config).layout, jax.device_count())
+    check_numbers_set(static)
     planned, mixed = sources.plan_sources(config, dataset)
     who = config_lib.config_value_origins(config)
     authors = set_by.describe_origins(who, config_lib.leaves(config))
@@ -184,16 +189,15 @@ def open_run(
     said = [("chosen", word) for word in filter(None, chosen)]
     said += [("schedule", word) for word in schedule_steps.schedule_warnings(config)]
     said += [("LR", word) for word in optimizer_defaults.lr_warnings(config.optim, who)]
-    static = dataclasses.replace(config_lib.static(config), layout=layout)
-    said += [("layout", word) for word in rules.check_layout(static, layout)]
-    rules.check_layout_runtime(static, layout)
+    said += [("layout", word) for word in rules.check_layout(static, static.layout)]
+    rules.check_layout_runtime(static, static.layout)
     if config.model.attention == "auto":
         where = f"{jax.default_backend()}, {config.model.seq_len:,} tokens"
         said += [("chosen", f"attention: {kernels.step_kernel(static)} ({where})")]
     said += [("precision", word) for word in warnings_for(POLICIES[config.precision.name], jax.default_backend())]
-    known = compatibility.checkpoint_facts(config, dataset)
+    known = checkpoint_facts(spec, dataset)
     old, changed = broadcast_from_first(lambda: _examine(folder, config, known, allow))
-    run = Run(name, folder, config, _describe(name, config, dataset, static), known, changed=changed)
+    run = Run(name, folder, spec, _describe(name, spec, dataset), known, changed=changed)
     if old:
         if "pack" in old and "pack" in facts:
             facts["pack"] = manifest.add_former_packs(facts["pack"], old["pack"])
@@ -230,9 +234,7 @@ def _examine(
         raise BadInput(f"{folder} holds imported weights and no run: use another --workdir, and --init-from={folder}")
     data = {key: record["data"][key] for key in new["data"] if key in record["data"]} if "data" in record else {}
     old = {"config": records.read_config(folder), "data": data}
-    if has_ended(record, config):
-        compatibility.check_ended_identity(str(folder), old, new)
-    return record, compatibility.check_changes_allowed(str(folder), old, new, allow)
+    return record, compatibility.check_continuation(str(folder), old, new, allow, has_ended(record, config))
 
 
 def _device_memory() -> dict[str, Any]:
@@ -244,14 +246,15 @@ def _device_memory() -> dict[str, Any]:
     return {"bytes": chips.capacity_bytes(device)} | share
 
 
-def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_lib.Static) -> dict[str, Any]:
-    """What is known of a run before its first step; `static` has the layout resolved."""
-    shape, layout = static.model, static.layout
+def _describe(name: str, spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
+    """What is known of a run before its first step."""
+    static, layout = spec.static, spec.static.layout
+    shape = static.model
     peak_flops, peak_source = measured.peak_flops(jax.devices()[0], POLICIES[static.precision].unit)
     return {
         "name": name,
-        "identity": config_lib.identity(config),
-        "set_by": config_lib.config_value_origins(config),
+        "identity": spec.identity,
+        "set_by": config_lib.config_value_origins(spec.config),
         "params": count.count_parameters(shape),
         "params_by_group": count.count_parameters_by_group(shape),
         "flops_per_token": count.flops_per_token(shape),
@@ -261,10 +264,10 @@ def _describe(name: str, config: ConfigDict, dataset: Dataset, static: config_li
             "bytes_per_token": dataset.bytes_per_token,
             "entropy_rate": dataset.entropy_rate,
         },
-        "versions": compatibility.package_versions(),
+        "versions": package_versions(),
         "device": jax.devices()[0].device_kind,
         "device_memory": _device_memory(),
-        "dtypes": formats_found.step_formats(static, config_lib.hparams(config) | dataset.hparams),
+        "dtypes": formats_found.step_formats(static, spec.hparams),
         "mesh": dataclasses.asdict(layout) | {"devices": layout.devices},
         "attention": kernels.step_kernel(static),
         "peak_flops": peak_flops,

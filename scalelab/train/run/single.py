@@ -20,6 +20,7 @@ from scalelab.train.resume import branch, compatibility, determinism, extend
 from scalelab.train.resume import start as lineage
 from scalelab.train.run import loop
 from scalelab.train.run.run import Run, open_run
+from scalelab.train.spec import make_train_spec
 
 
 def load_run_dataset(config: ConfigDict) -> Dataset:
@@ -59,9 +60,10 @@ def train_single(
         new = not lineage.find_last_checkpoint(
             folder
         )  # then what it starts from comes before the folder becomes this run's
-        trunk = branch.load_trunk(config, data) if new else None
-        weights = lineage.load_initial_weights(config) if new and not trunk else None
-        run = open_run(folder.name, folder, config, data, allow, git=code or git.code_state())
+        spec = make_train_spec(config, data.hparams)
+        trunk = branch.load_trunk(spec, data) if new else None
+        weights = lineage.load_initial_weights(spec) if new and not trunk else None
+        run = open_run(folder.name, folder, spec, data, allow, git=code or git.code_state())
         for fact in [*run.words, *({"warning": word} for word in said)]:
             progress(fact)
         for word in said:
@@ -99,7 +101,7 @@ def continued_config(folder: pathlib.Path, config: ConfigDict, allow: Collection
     config = config.copy_and_resolve_references()
     said = extend.keep_warmup(found[1], config)
     step, facts = found
-    broadcast_from_first(lambda: extend.check_extension(folder, step, facts, config, allow))
+    broadcast_from_first(lambda: compatibility.check_schedule_past(folder, step, facts, config, allow))
     return config, [f"{folder}: {said}"] if said else []
 
 

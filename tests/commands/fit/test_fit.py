@@ -15,7 +15,6 @@ from pyarrow import parquet
 from scalelab import config, records
 from scalelab.__main__ import main
 from scalelab.commands.fit import text
-from scalelab.laws.law import forms
 from scalelab.laws.law.names import LAWS
 from scalelab.laws.read.study import fit_study
 from scalelab.laws.trust.profile import ParamProfile
@@ -315,7 +314,7 @@ def test_no_digits_of_what_is_not_identified(capsys):
 
 def test_the_tournament_ranks_by_held_out_error(capsys, table, monkeypatch):
     few = ("chinchilla", "kaplan", "saturating", "data_constrained", "downstream")  # the others only cost compilations
-    monkeypatch.setattr(forms, "LAWS", {name: LAWS[name] for name in few})
+    monkeypatch.setattr("scalelab.commands.fit.law.LAWS", {name: LAWS[name] for name in few})
     found = answer(capsys, table, "--columns=N=params,C=flops,loss=nll", "--bootstrap=0", "--tournament", "--holdout=4")
     entries = found["tournament"]
     errors = [entry["mape"] for entry in entries if entry["mape"] is not None]

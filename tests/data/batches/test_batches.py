@@ -119,7 +119,7 @@ def test_the_order_is_what_it_was():
 
 def test_another_process_reads_the_same_batches(corpus):
     program = (
-        "import sys, hashlib; from scalelab.data.dataset import prepare; from scalelab.data.sources.sources import DataConfig\n"
+        "import sys, hashlib; from scalelab.data.dataset import open_dataset; from scalelab.data.sources.sources import DataConfig\n"
         "from scalelab.data.batches.batches import train_batches\n"
         "d = prepare(DataConfig(source='text', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
         "print(hashlib.sha256(train_batches(d, 32, 6, 9).chunk(100, 20).tobytes()).hexdigest())"

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 # Stops for good at the n-th sync, having said so: the parent kills it there.
 STOPS = """
 import os, sys, time
-from scalelab.data.dataset import prepare
+from scalelab.data.dataset import open_dataset
 from scalelab.data.sources.sources import DataConfig
 calls, fsync = [], os.fsync
 def stop(handle):
@@ -29,17 +29,17 @@ def stop(handle):
         print("here", flush=True)
         time.sleep(3600)
 os.fsync = stop
-prepare(DataConfig(source="text", path=sys.argv[1], cache_dir=sys.argv[2]))
+open_dataset(DataConfig(source="text", path=sys.argv[1], cache_dir=sys.argv[2]))
 """
 
 # Waits for the starting signal, so that all writers run at once.
 RACES = """
 import os, sys, time
-from scalelab.data.dataset import prepare
+from scalelab.data.dataset import open_dataset
 from scalelab.data.sources.sources import DataConfig
 print("ready", flush=True)
 sys.stdin.readline()
-print(prepare(DataConfig(source="text", path=sys.argv[1], cache_dir=sys.argv[2])).fingerprint)
+print(open_dataset(DataConfig(source="text", path=sys.argv[1], cache_dir=sys.argv[2])).fingerprint)
 """
 
 

@@ -52,7 +52,9 @@ def test_the_way_out_is_named_and_is_one(monkeypatch, tmp_path):
 
 def test_force_starts_it(monkeypatch, tmp_path):
     started = []
-    monkeypatch.setattr("scalelab.commands.train.refuse", lambda *_: pytest.fail("asked in spite of --force"))
+    monkeypatch.setattr(
+        "scalelab.commands.train.check_memory_fits", lambda *_: pytest.fail("asked in spite of --force")
+    )
     monkeypatch.setattr(
         "scalelab.train.run.single.train_single", lambda config, *rest: started.append(config) or {"status": "stopped"}
     )
@@ -83,7 +85,7 @@ def test_trials_of_one_program_each_keep_a_state(monkeypatch):
 def test_unknown_devices_and_small_runs_are_not_looked_at(monkeypatch, tmp_path):
     """No tracing: `scalelab train` of the tiny config starts as before."""
     config = config_lib.resolve(base.get_config())
-    monkeypatch.setattr("scalelab.plan.memory.fits_here.needed", lambda *_: pytest.fail("looked at"))
+    monkeypatch.setattr("scalelab.plan.memory.fits_here.memory_on_backend", lambda *_: pytest.fail("looked at"))
     check_memory_fits(config, tmp_path)
     monkeypatch.setattr(chips, "capacity_bytes", lambda device: 0)
     check_memory_fits(config_lib.load("configs/recipes/safe_7b.py"), tmp_path)

@@ -14,7 +14,7 @@ from scalelab.config import identity
 from scalelab.errors import BadInput
 from scalelab.optim.schedules import SCHEDULES
 from scalelab.sweep.run import run_sweep
-from scalelab.train.resume import branch, extend
+from scalelab.train.resume import branch, compatibility, extend
 from scalelab.train.resume.branch import plan_branch
 from scalelab.train.run.single import train_single
 from tests.train.resume.test_compatibility import SMALL, config, events
@@ -240,12 +240,12 @@ def test_an_optimizer_that_plans_for_the_end_has_another_past_too(name, reads):
     facts = [{"config": run.to_dict(), "data": {}} for run in (short, decayed)]
     folder = pathlib.Path("trunk")
     for refused in (
-        lambda: extend.check_extension(folder, 8, facts[0], long, ()),
+        lambda: compatibility.check_schedule_past(folder, 8, facts[0], long, ()),
         lambda: branch._check_same_past(folder, 8, facts[0], facts[1], decayed),
     ):
         with pytest.raises(BadInput, match="plans its own numbers for train") if reads else nullcontext():
             refused()
-    extend.check_extension(folder, 8, facts[0], long, ["train.steps"])  # asked for, it jumps
+    compatibility.check_schedule_past(folder, 8, facts[0], long, ["train.steps"])  # asked for, it jumps
 
 
 def test_of_a_cosine_they_are_refused_with_the_reason_and_what_to_do(tmp_path, trunks):

@@ -13,8 +13,9 @@ from scalelab.sweep.run import run_sweep
 from scalelab.train.checkpoints import manifest
 from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.checkpoints.manifest import DamagedCheckpoint
-from scalelab.train.resume import compatibility
+from scalelab.train.resume.facts import diff_facts
 from scalelab.train.run.single import train_single
+from scalelab.train.spec import make_train_spec
 from tests.train.checkpoints.test_manifest import forge
 
 SMALL = {
@@ -203,7 +204,7 @@ def test_a_key_that_the_save_did_not_know_had_its_default(finished):
     old = manifest.read_manifest(finished[0] / "checkpoints" / "4")["facts"]["run"]
     del old["config"]["train"]["init_from"], old["config"]["checkpoint"]["fallback"]
     new = old | {"config": config(optim__peak_lr=0.5).to_dict()}
-    assert compatibility.diff_facts(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
+    assert diff_facts(old, new) == {"optim.peak_lr": (old["config"]["optim"]["peak_lr"], 0.5)}
 
 
 def test_another_version_of_jax_or_scalelab_is_a_warning_on_record(run):
@@ -277,7 +278,7 @@ def test_weights_come_in_the_format_that_the_new_run_keeps_them_in(finished):
     from scalelab.train.resume.start import load_initial_weights
 
     (wide, _), (narrow, _) = (
-        load_initial_weights(config(train__init_from=str(finished[0]), precision__name=name))
+        load_initial_weights(make_train_spec(config(train__init_from=str(finished[0]), precision__name=name)))
         for name in ("fp32", "bf16_master")
     )
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a.astype(jnp.bfloat16), b), wide, narrow)

@@ -78,9 +78,9 @@ def test_too_late_is_an_error_that_says_what_to_do_and_never_a_silent_fallback(g
 LATE = """
 import sys
 from scalelab import __main__
-from scalelab.train import determinism
+from scalelab.train.resume import determinism
 determinism.accelerated = lambda: True
-determinism.flags = lambda folder: ["--xla_force_host_platform_device_count=3"]
+determinism.deterministic_xla_flags = lambda folder: ["--xla_force_host_platform_device_count=3"]
 code = __main__.main(sys.argv[1:])
 import jax
 print(code, jax.device_count())

@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from scalelab.train.checkpoints.checkpoint import Checkpoints
-from scalelab.train.checkpoints.manifest import Damaged
+from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 mesh = Mesh(np.array(jax.devices()), ("a",))
 split, everywhere = NamedSharding(mesh, P("a")), NamedSharding(mesh, P())
 def state(step):
@@ -36,7 +36,7 @@ if rank == 0:
 multihost_utils.sync_global_devices("damaged")
 try:
     c.load(like)
-except Damaged as error:
+except DamagedCheckpoint as error:
     said.append(str(error))
 said.append(first(c.load(like, fallback=True)))
 c.save(4, state(4))

@@ -103,9 +103,9 @@ MESH = """
 import json, sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from scalelab.sharding import BATCH
+from scalelab.sharding import BATCH_AXES
 from scalelab.parallel import mesh as mesh_lib
-from scalelab.train import state as state_lib
+from scalelab.train.step import state as state_lib
 from tests.train.step.test_step import batches, init, relative, setting, step
 SIZES = {"train.ema": 0.9, "model.n_layers": 2, "model.n_heads": 4, "model.d_ff": 32}
 alone, h = setting(**SIZES)
@@ -115,12 +115,12 @@ for tokens in batches(3):
     one = step(alone, one, tokens, h)[0]
 for layout in json.loads(sys.argv[1]):
     static, _ = setting(**SIZES | {f"parallel.{k}": v for k, v in layout.items()})
-    mesh = mesh_lib.make(static.layout)
+    mesh = mesh_lib.make_mesh(static.layout)
     with jax.set_mesh(mesh):
-        many = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), begun, state_lib.specs(static))
+        many = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), begun, state_lib.state_specs(static))
         for tokens in batches(3):
-            many = step(static, many, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH, None))), h)[0]
-    placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(NamedSharding(mesh, s), x.ndim), many, state_lib.specs(static))
+            many = step(static, many, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))), h)[0]
+    placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(NamedSharding(mesh, s), x.ndim), many, state_lib.state_specs(static))
     print(relative(jax.device_get(many.ema.mean), one.ema.mean), int(many.ema.steps), all(jax.tree.leaves(placed)))
 """
 

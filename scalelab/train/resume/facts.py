@@ -1,0 +1,76 @@
+"""What a checkpoint states about one run: identity, config, data and versions; read again and compared."""
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+import scalelab
+from scalelab import config as config_lib
+from scalelab import set_by
+from scalelab.data.dataset import Dataset
+from scalelab.optim.registry import find_optimizer
+from scalelab.train.spec import TrainSpec
+
+VERSIONED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+def package_versions() -> dict[str, str]:
+    """Python and the packages whose arithmetic or files a run depends on."""
+    packages = {package: importlib.metadata.version(package) for package in VERSIONED_PACKAGES}
+    return {"python": platform.python_version()} | packages | {"scalelab": scalelab.__version__}
+
+
+def checkpoint_facts(spec: TrainSpec, dataset: Dataset) -> dict[str, Any]:
+    """What a checkpoint says about one trial: identity, config, what the data are, versions."""
+    return {
+        "identity": spec.identity,
+        "config": spec.config.to_dict(),
+        "data": {"fingerprint": dataset.fingerprint, "tokenizer": dataset.description["tokenizer"]},
+        "versions": package_versions(),
+        # So that weights of a run under somebody's own optimizer can be read without running it.
+        "evaluates_another_point": find_optimizer(spec.config.optim.name).evaluated is not None,
+    }
+
+
+def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """`{key: (old, new)}` between two `checkpoint_facts`, of config values and of what the data are.
+
+    A key that an older scalelab did not know had what is now its default.
+    """
+    before, after = _flatten_facts(old), _flatten_facts(new)
+    after.pop(set_by.NOTES_KEY, None)  # who set a value is not a value
+    known = config_lib.leaves(config_lib.default_tree()) | before
+    for key in {*before, *after}:  # numbers of an own optimizer have no default
+        if key.startswith(config_lib.USER_OPTIM_PREFIX):
+            known.setdefault(key, None)
+            after.setdefault(key, None)
+    return {key: (known[key], value) for key, value in after.items() if key in known and known[key] != value}
+
+
+def config_from_facts(facts: Mapping[str, Any]) -> ConfigDict:
+    """The config in some `checkpoint_facts`, as this scalelab knows it: keys that are gone dropped, new ones at their defaults."""
+    known = config_lib.default_tree()
+    values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.leaves(known)
+    return config_lib.override(
+        known,
+        {
+            key: value
+            for key, value in values.items()
+            if key in defaults or key.startswith(config_lib.USER_OPTIM_PREFIX)
+        },
+        set_by.STORED_CONFIG,
+    )
+
+
+def describe_version_changes(old: Mapping[str, Any]) -> str:
+    """What other versions a checkpoint was saved under, as text; "" where none."""
+    now, before = package_versions(), old["versions"]
+    return ", ".join(f"{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name])
+
+
+def _flatten_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    data = {f"data.{key}": value for key, value in facts["data"].items()}
+    return config_lib.leaves(ConfigDict(facts["config"])) | data

@@ -1,0 +1,32 @@
+"""What one run trains: config, static part with its layout, hparams and identity, made once at the door and passed on."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from scalelab import config as config_lib
+from scalelab.parallel import mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSpec:
+    """One run's config and everything that follows from it; nothing downstream computes these again.
+
+    `static` has the layout of the devices that are here. `hparams` are the traced scalars, those of the data (`separator`)
+    included. `identity` is 16 hex digits over what is computed.
+    """
+
+    config: ConfigDict
+    static: config_lib.Static
+    hparams: dict[str, Any]
+    identity: str
+
+
+def make_train_spec(config: ConfigDict, data_hparams: Mapping[str, float] | None = None) -> TrainSpec:
+    """Split a resolved config. BadInput where its layout does not fit the devices that are here."""
+    static = config_lib.static(config)
+    static = dataclasses.replace(static, layout=mesh.resolve_layout(static.layout, jax.device_count()))
+    return TrainSpec(config, static, config_lib.hparams(config) | dict(data_hparams or {}), config_lib.identity(config))
