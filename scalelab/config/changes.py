@@ -41,7 +41,7 @@ def load_with_origins(path: str | pathlib.Path, overrides: Mapping[str, Any]) ->
         elif before.get(key) is None:
             author = noted.get(key, set_by.DERIVED)
         else:
-            author = noted.get(key, set_by.COMMAND_LINE if key in overrides else set_by.FILE)
+            author = noted.get(key, set_by.COMMAND_LINE if key in overrides else set_by.CONFIG_FILE)
         own = key.startswith("optim.") and author == set_by.DEFAULT and value != default
         source = sources.get(key.removeprefix("optim."), (None, ""))[1] if own else ""
         values.append(ConfigValue(key, value, default, author, source))
