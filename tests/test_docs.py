@@ -34,6 +34,11 @@ def test_the_index_lists_every_page_and_the_readme_leads_to_it():
     assert "](docs/index.md)" in (ROOT / "README.md").read_text()
 
 
+def test_the_page_of_commands_has_all_of_them():
+    rows = re.findall(r"^\| `scalelab (\w+)` \|", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(COMMANDS)
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().split()) <= 900
 
