@@ -1,6 +1,9 @@
 """Walk a jaxpr: the equations whose results are used, and the FLOPs of its matrix products."""
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,3 +44,108 @@ def dot_flops(equation: Any) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
     left, out = equation.invars[0].aval, equation.outvars[0].aval
     return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """Where a value of a program comes from.
+
+    `id`: equal for values that differ by shape and dtype alone. `input`: the name of the program's input that it is, up to
+    these; None if it is computed. `inputs`: names of all inputs that it depends on. `dots`: ids of the products from which it
+    is computed without another product in between.
+    """
+
+    id: int
+    input: str | None
+    inputs: frozenset[str]
+    dots: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot:
+    """One `dot_general` of a program: `contracted` entries are summed; `result` is the id of its `Value`.
+
+    `repeated`: it stands in a loop, whose length `flops` counts. `scope`: the modules it stands in, as flax names them.
+    """
+
+    id: int
+    flops: float
+    contracted: int
+    operands: tuple[Value, Value]
+    result: int
+    repeated: bool
+    scope: str
+
+
+# What changes no number of a value, but its shape, dtype or place.
+STRUCTURAL = (
+    *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type", "reduce_precision"),
+    *("copy", "copy_p", "name", "reshard", "sharding_constraint", "optimization_barrier", "pvary"),
+)
+
+
+def trace_dots(jaxpr: Any, names: Sequence[str]) -> tuple[Dot, ...]:
+    """Every `dot_general` of a jaxpr whose result is used, with the origin of both operands; `names` are those of its inputs.
+
+    Bodies of loops are followed once, and their products counted as often as a scan runs; ValueError for a product in a loop
+    of unknown length.
+    """
+    walk = _Walk()
+    walk.run(jaxpr, [Value(walk.fresh(), name, frozenset([name]), frozenset()) for name in names], 1, "")
+    return tuple(walk.dots)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.dots: list[Dot] = []
+        self.ids = itertools.count()
+
+    def fresh(self) -> int:
+        return next(self.ids)
+
+    def join(self, values: Sequence[Value]) -> Value:
+        """A value computed from these."""
+        inputs = frozenset[str]().union(*(value.inputs for value in values))
+        return Value(self.fresh(), None, inputs, frozenset[int]().union(*(value.dots for value in values)))
+
+    def run(self, jaxpr: Any, given: Sequence[Value], times: int, scope: str) -> list[Value]:
+        """The values that a jaxpr with these inputs returns."""
+        known: dict[Any, Value] = dict(zip(jaxpr.invars, given, strict=True))
+        known |= {var: self.join([]) for var in jaxpr.constvars}
+
+        def value(atom: Any) -> Value:
+            return self.join([]) if isinstance(atom, jax.extend.core.Literal) else known[atom]
+
+        for equation in live_equations(jaxpr):
+            stack = str(equation.source_info.name_stack)
+            results = self.apply(equation, [value(atom) for atom in equation.invars], times, stack or scope)
+            known |= dict(zip(equation.outvars, results, strict=True))
+        return [value(atom) for atom in jaxpr.outvars]
+
+    def apply(self, equation: Any, given: list[Value], times: int, scope: str) -> list[Value]:
+        """The values that an equation returns."""
+        name, inner = equation.primitive.name, list(jax.extend.core.jaxprs_in_params(equation.params))
+        if name == "dot_general":
+            return [self.multiply(equation, given, times, scope)]
+        if name in STRUCTURAL:
+            return [given[0]]
+        if len(inner) == 1 and len(inner[0].invars) == len(given):  # a call, or a scan, whose arguments are its body's
+            repeats = equation.params["length"] if name == "scan" else 1
+            return self.run(inner[0], given, times * repeats, scope)
+        before = len(self.dots)
+        for body in inner:  # of a cond or while
+            wanted = len(body.invars)
+            self.run(body, given[-wanted:] if wanted <= len(given) else [self.join(given)] * wanted, times, scope)
+        if name == "while" and len(self.dots) > before:
+            raise ValueError(f"a while loop's length is not in the program, so its FLOPs can't be counted (at {scope})")
+        joined = self.join(given)
+        dots = joined.dots.union(dot.id for dot in self.dots[before:])
+        return [dataclasses.replace(joined, id=self.fresh(), dots=dots) for _ in equation.outvars]
+
+    def multiply(self, equation: Any, given: list[Value], times: int, scope: str) -> Value:
+        left, right = given
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        size = math.prod(equation.invars[0].aval.shape[i] for i in contracted)
+        result, number = self.fresh(), len(self.dots)
+        self.dots.append(Dot(number, times * dot_flops(equation), size, (left, right), result, times > 1, scope))
+        return Value(result, None, left.inputs | right.inputs, frozenset([number]))

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.jaxprs import matmul_flops
 from scalelab.model import transformer
+from scalelab.model.declare import named_leaves
 from scalelab.model.layer_flags import count_local_layers
 
 
@@ -53,17 +54,20 @@ def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str,
     """
     s, d = seq_len or shape.seq_len, shape.d_model
     kh, layers = shape.d_head * shape.n_heads, shape.n_layers
-    keys_values = 2 * shape.d_head * shape.n_kv_heads
-    mlp_matrices = 3 if shape.mlp == "swiglu" else 2
+    matrices = {"qkv": 0, "attention_output": 0, "mlp": 0}
+    for name, declared in named_leaves(transformer.parameter_declarations(shape)["blocks"]).items():
+        if declared.is_hidden_matrix and declared.role == "weight":
+            output = "attention_output" if declared.outs == ("embed",) else "qkv"
+            matrices[output if name.startswith("attention") else "mlp"] += declared.size
     seen = layers * s - count_local_layers(shape) * max(0, s - shape.window)  # keys a query, over all layers
     return {
         "embedding": 2.0 * s * shape.vocab_size * d,
-        "qkv": layers * 2.0 * s * d * (kh + keys_values),
+        "qkv": 2.0 * s * matrices["qkv"],
         "attention_logits": 2.0 * s * seen * kh,
         "softmax": 3.0 * shape.n_heads * s * seen,
         "attention_values": 2.0 * s * seen * kh,
-        "attention_output": layers * 2.0 * s * kh * d,
-        "mlp": layers * 2.0 * s * mlp_matrices * d * shape.d_ff,
+        "attention_output": 2.0 * s * matrices["attention_output"],
+        "mlp": 2.0 * s * matrices["mlp"],
         "final_logits": 2.0 * s * d * shape.vocab_size,
     }
 
@@ -95,7 +99,17 @@ def _exact(shape: ModelShape, remat: str) -> float:
     # attention two are computed again: `dots` keeps none that has a batch axis.
     products = 12.0 if remat == "none" else 16.0
     hidden = products * count_local_layers(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
-    return matmul_flops(_traced_step(shape, remat)) / shape.seq_len - hidden
+    return walked_flops(shape, remat) / shape.seq_len - hidden
+
+
+def walked_flops(shape: ModelShape, remat: str) -> float:
+    """FLOPs of one sequence's forward and backward, walked from their jaxpr; every query with all keys, whatever the window."""
+    return _walked(shape.plain, remat)
+
+
+@functools.cache
+def _walked(shape: ModelShape, remat: str) -> float:
+    return matmul_flops(_traced_step(shape, remat))
 
 
 def _traced_step(shape: ModelShape, remat: str) -> Any:

@@ -23,6 +23,7 @@ from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.parallel import rules
 from scalelab.parallel.mesh import MESH_AXES
+from scalelab.plan.step.block_products import block_products
 from scalelab.precision import delayed
 from scalelab.precision.policy import POLICIES, array_dtype
 from scalelab.precision.products import product_precision
@@ -79,9 +80,10 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
     layout, shape, width = static.layout, static.model, array_dtype(POLICIES[static.precision].residual).itemsize
     tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
     stream = tokens * shape.d_model // (tensor if shape.sequence_parallel else 1)
-    wide = shape.n_heads * shape.d_head + 2 * shape.n_kv_heads * shape.d_head
-    wide += shape.d_ff * (2 if shape.mlp == "swiglu" else 1)
-    layer = {"full": width * stream, "dots": (width + 4) * stream + 4 * tokens * wide // tensor}
+    products = [product for product in block_products(shape) if not product.of_constant]
+    wide = sum(math.prod(size for _, size in p.outs) for p in products if not p.into_stream)
+    added = sum(p.into_stream for p in products) - 1  # results in the stream, without the last
+    layer = {"full": width * stream, "dots": (width + 4 * added) * stream + 4 * tokens * wide // tensor}
     if shape.remat == "none":
         # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen it.
         kept = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4

@@ -17,7 +17,9 @@ from scalelab.model.layer_flags import count_local_layers
 from scalelab.parallel import rules
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.memory.memory import device_bytes
+from scalelab.plan.step.block_products import block_products
 from scalelab.precision.policy import POLICIES, array_dtype
+from scalelab.sharding import SPLIT_BY_TENSOR
 
 # Bytes a number. Scales of quantised formats are not counted: 3 % of int4's in groups of 64.
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
@@ -95,8 +97,11 @@ def _bytes_per_number(form: str) -> float:
 
 
 def _token_bytes(shape: ModelShape, cache: str, split: Layout) -> float:
-    """Keys and values of a token in one layer, on a device."""
-    return 2 * math.ceil(shape.n_kv_heads / split.tensor) * shape.d_head * _bytes_per_number(cache)
+    """Bytes on a device of what one layer's cache holds of a token: keys and values, as `model/decode.py` declares them."""
+    token = jax.eval_shape(functools.partial(decode.empty_cache, shape, 1, 1)).keys
+    return sum(math.ceil(held.shape[3] / split.tensor) * held.shape[4] for held in token.values()) * _bytes_per_number(
+        cache
+    )
 
 
 def _parameters_per_device(shape: ModelShape, split: Layout) -> int:
@@ -106,19 +111,32 @@ def _parameters_per_device(shape: ModelShape, split: Layout) -> int:
 
 
 def _peak_activation_bytes(shape: ModelShape, tokens: int, sequences: int, precision: str, split: Layout) -> int:
-    """The most that `tokens` at once hold, of `sequences` that want their next token's logits, in fp32.
+    """Bytes that `tokens` hold at most when run at once, for `sequences` that each need the next token's logits (fp32).
 
-    The residual stream and its norm, and the largest of: queries, keys, values and what attention gives; the units of the
-    feed-forward layer and what they are multiplied to; the logits. XLA's buffers on CPU are these to a tenth.
+    The residual stream and its norm, and the largest of: a branch's products (queries, keys, values; the units of the
+    feed-forward layer) with the input of its last one; the logits. XLA's buffers on CPU are these within a tenth.
     """
-    keys, heads = math.ceil(shape.n_kv_heads / split.tensor), math.ceil(shape.n_heads / split.tensor)
-    attention = 2 * (heads + keys) * shape.d_head
-    units = (3 if shape.mlp == "swiglu" else 2) * math.ceil(shape.d_ff / split.tensor)
+    branch = max(_branch_entries(shape, split))
     logits = 4 * sequences * math.ceil(shape.vocab_size / split.tensor)
     wide, stream = (
         array_dtype(format).itemsize for format in (POLICIES[precision].compute, POLICIES[precision].residual)
     )
-    return tokens * shape.d_model * (stream + wide) + max(tokens * max(attention, units) * wide, logits)
+    return tokens * shape.d_model * (stream + wide) + max(tokens * branch * wide, logits)
+
+
+def _branch_entries(shape: ModelShape, split: Layout) -> list[int]:
+    """For each product into the residual stream: entries a token of its input, and of the products that it is made from."""
+
+    def entries(axes: tuple[tuple[str, int], ...]) -> int:
+        sizes = [math.ceil(size / split.tensor) if axis in SPLIT_BY_TENSOR else size for axis, size in axes]
+        return math.prod(sizes)
+
+    products = {p.name: p for p in block_products(shape) if not p.of_constant}
+    return [
+        entries(last.ins) + sum(entries(products[name].outs) for name in last.upstream if name in products)
+        for last in products.values()
+        if last.into_stream
+    ]
 
 
 def _notes(shape: ModelShape, context: int, tensor: int) -> tuple[str, ...]:

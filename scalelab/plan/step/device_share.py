@@ -1,4 +1,4 @@
-"""One device's share of a step: the device that has most to do."""
+"""One device's share of a step, of the device that has most to do; and the type of one operation on it."""
 
 import dataclasses
 import functools
@@ -27,6 +27,21 @@ class DeviceShare:
     key_heads: float
     parameters: float
     ends: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One kind of work on one device, `times` a step: `flops` on `unit` and `bytes` of memory.
+
+    `unit`: a number format of `hardware/chips.py`, "" for none. `part`: block | head | update.
+    """
+
+    name: str
+    part: str
+    unit: str
+    flops: float
+    bytes: float
+    times: float
 
 
 @functools.cache

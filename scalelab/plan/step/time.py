@@ -15,9 +15,8 @@ from scalelab.parallel.mesh import MESH_AXES
 from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step import links, operations
 from scalelab.plan.step.bubble import lockstep_bubble, pipeline_bubble
-from scalelab.plan.step.device_share import fullest_device_share
+from scalelab.plan.step.device_share import Operation, fullest_device_share
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency, machine_platform
-from scalelab.plan.step.operation import Operation
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.plan.step.traffic import Transfer, recompute_policy, step_transfers
 from scalelab.precision.policy import POLICIES

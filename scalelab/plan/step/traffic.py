@@ -8,6 +8,7 @@ our trainer does otherwise than those, `systems.py` says so.
 import dataclasses
 
 from scalelab.config import Static
+from scalelab.plan.step.block_products import block_products
 from scalelab.plan.step.device_share import fullest_device_share
 from scalelab.plan.step.systems import OUR_TRAITS, SystemTraits
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -30,31 +31,33 @@ class Transfer:
     what: str
 
 
-def step_transfers(static: Static, habits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
+def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
     """All of a step, of the device that has most; axes of one device have none."""
     found = [
-        *_tensor_transfers(static, habits),
-        *_weight_transfers(static, habits),
-        *_ring_transfers(static, habits),
-        *_stage_transfers(static, habits),
+        *_tensor_transfers(static, traits),
+        *_weight_transfers(static, traits),
+        *_ring_transfers(static, traits),
+        *_stage_transfers(static, traits),
     ]
     return tuple(t for t in found if t.times and getattr(static.layout, t.axis) > 1)
 
 
-def _tensor_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
+def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Activations between devices that share a product."""
     shape, of = static.model, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].compute).itemsize
-    summed = max(habits.summed_bytes, width)
-    again = recompute_policy(static, habits) == "full"
+    summed = max(traits.summed_bytes, width)
+    again = recompute_policy(static, traits) == "full"
     runs = of.layers * of.microbatches
-    ups = 2 if shape.mlp == "swiglu" else 1
-    # A parallel block's two outputs are one sum where a system joins them, and so are gradients of one input.
-    outs = 1 if habits.joined and shape.block == "parallel" else 2
-    inputs = outs if habits.joined else 3 + ups
+    products = [product for product in block_products(shape) if not product.of_constant]
+    rows, columns = [p for p in products if p.splits_ins], [p for p in products if p.splits_outs]
+    # Products of one input send one gradient of it where a system joins them, and their branches give one sum.
+    joined = len({p.input_id for p in columns})
+    outs = joined if traits.joined else len(rows)
+    inputs = joined if traits.joined else len(columns)
     elements = of.tokens * shape.d_model
-    # Not recomputed is the sum that nothing in the block waits for (both of a parallel block).
-    sums = (outs + again * (outs == 2 and shape.block != "parallel"), inputs)
+    # Only sums that something in the block's backward waits for are recomputed.
+    sums = (outs + again * min(outs, sum(p.recomputed for p in rows)), inputs)
     edges = of.microbatches * of.ends
     ends = [Transfer("tensor", "all-reduce", summed * elements, 2 * edges, False, "embedding, head")]
     if not static.model.sequence_parallel:
@@ -68,11 +71,11 @@ def _tensor_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
     ]
 
 
-def _weight_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
+def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Gradients over `data`, `fsdp` and `context`; parameters over `fsdp`, as the stage of ZeRO says."""
     layout, of = static.layout, fullest_device_share(static)
     zero, width = layout.zero, array_dtype(POLICIES[static.precision].forward).itemsize
-    each = of.microbatches if habits.reduced_each else 1
+    each = of.microbatches if traits.reduced_each else 1
     mine, kept = of.parameters, of.parameters * 4.0
     found = []
     if zero >= 3:
@@ -91,29 +94,29 @@ def _weight_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
     return found
 
 
-def _ring_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
+def _ring_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Keys and values once round the devices that share a sequence, forward; with their gradients (fp32), backward."""
     shape, of, turns = static.model, fullest_device_share(static), static.layout.context
     width = array_dtype(POLICIES[static.precision].compute).itemsize
     elements = 2 * of.tokens * of.key_heads * shape.d_head
     runs = of.layers * of.microbatches * turns
-    forwards = 2 if recompute_policy(static, habits) != "none" else 1
+    forwards = 2 if recompute_policy(static, traits) != "none" else 1
     return [
         Transfer("context", "send", width * elements, forwards * runs, True, "keys and values"),
         Transfer("context", "send", (width + 4) * elements, runs, True, "keys, values and their gradients"),
     ]
 
 
-def _stage_transfers(static: Static, habits: SystemTraits) -> list[Transfer]:
+def _stage_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     """Each micro-batch's activations to the next stage and gradients back, once a round; in lockstep both after every tick."""
     shape, layout, of = static.model, static.layout, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
-    times = layout.microbatches * layout.rounds + (layout.stage - 1 if habits.lockstep else 0)
-    each = static.accumulate * times * (4 if habits.lockstep else 2)
-    return [Transfer("stage", "send", sent, each, not habits.lockstep, "activations and gradients")]
+    times = layout.microbatches * layout.rounds + (layout.stage - 1 if traits.lockstep else 0)
+    each = static.accumulate * times * (4 if traits.lockstep else 2)
+    return [Transfer("stage", "send", sent, each, not traits.lockstep, "activations and gradients")]
 
 
-def recompute_policy(static: Static, habits: SystemTraits) -> str:
+def recompute_policy(static: Static, traits: SystemTraits) -> str:
     """What the backward computes again: none | dots | full."""
-    return "full" if static.layout.stage > 1 and habits.pipeline_recomputes else static.model.remat
+    return "full" if static.layout.stage > 1 and traits.pipeline_recomputes else static.model.remat

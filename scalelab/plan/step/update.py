@@ -12,8 +12,7 @@ from scalelab.jaxprs import matmul_flops
 from scalelab.model import count
 from scalelab.optim.optimizer import claims_everything
 from scalelab.optim.registry import find_optimizer
-from scalelab.plan.step.device_share import fullest_device_share, params_at_rest
-from scalelab.plan.step.operation import Operation
+from scalelab.plan.step.device_share import Operation, fullest_device_share, params_at_rest
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import compute_updates
 
