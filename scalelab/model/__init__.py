@@ -1,1 +1,1 @@
-"""The model: the only room that knows Flax. What others need from it are plain functions over dicts of arrays."""
+"""The model, as plain functions over dicts of arrays: the only room that imports Flax."""

@@ -1,4 +1,4 @@
-"""What flows through a model, by name: for coordinate checks and other looks inside."""
+"""Activations of a model by name, for coordinate checks and other inspections."""
 
 from typing import Any
 
@@ -11,45 +11,47 @@ from scalelab.model.layer_flags import all_layer_flags, select_layers
 from scalelab.model.transformer import Block, Params, Transformer, embed_tokens
 from scalelab.precision.policy import FP32, Policy
 
-BRANCH_MODULES = ("attention", "mlp")  # of a block, before its branch multiplier
+BRANCH_MODULES = ("attention", "mlp")  # a block's branches, before the branch multiplier
 
 
 def collect_activations(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, policy: Policy = FP32
 ) -> dict[str, jax.Array]:
-    """`embedding` and `stream` (the residual stream before the first and after the last block), `final_norm` [B, S, D];
-    `attention` and `mlp`, each block's [L, B, S, D]; `attention_logits` [L, B, N, S, T], what each block's softmax takes, NaN
-    where the query does not see the key; `logits` [B, S, V] in fp32, before a soft cap.
+    """Activations of one forward pass, by name.
 
-    Block after block as written, so for models that compile that way in reasonable time. The final norm is as the norm
-    gives it, before the head's multiplier.
+    `embedding`, `stream` [B, S, D]: the residual stream before the first and after the last block. `attention`, `mlp`
+    [L, B, S, D]: each block's branches. `attention_logits` [L, B, N, S, T]: the softmax's input, NaN where masked.
+    `final_norm` [B, S, D]: the norm's output, before the head's multiplier. `logits` [B, S, V]: fp32, before a soft
+    cap.
+
+    Blocks are unrolled, so this is for models that compile that way in reasonable time.
     """
     x_BSD = embed_tokens(shape, params, tokens_BS, policy)
-    found: dict[str, Any] = {"embedding": x_BSD} | {name: [] for name in (*BRANCH_MODULES, LOGITS_NAME)}
+    activations: dict[str, Any] = {"embedding": x_BSD} | {name: [] for name in (*BRANCH_MODULES, LOGITS_NAME)}
     for layer in range(shape.n_layers):
-        own = {"params": jax.tree.map(lambda w: w[layer], params["blocks"])}  # noqa: B023
-        (x_BSD, _), seen = Block(shape, policy).apply(
-            own,
+        block_params = {"params": jax.tree.map(lambda w: w[layer], params["blocks"])}  # noqa: B023
+        (x_BSD, _), captured = Block(shape, policy).apply(
+            block_params,
             x_BSD,
             select_layers(all_layer_flags(shape), layer),
             capture_intermediates=_capture_filter(*BRANCH_MODULES),
             mutable=["intermediates"],
         )
         for name in BRANCH_MODULES:
-            found[name].append(seen["intermediates"][name]["__call__"][0])
-        found[LOGITS_NAME].append(seen["intermediates"]["attention"][LOGITS_NAME][0])
-    (y_BSD, head_DV), seen = Transformer(shape, policy).apply(
+            activations[name].append(captured["intermediates"][name]["__call__"][0])
+        activations[LOGITS_NAME].append(captured["intermediates"]["attention"][LOGITS_NAME][0])
+    (y_BSD, head_DV), captured = Transformer(shape, policy).apply(
         {"params": params},
         x_BSD,
         method="leave",
         capture_intermediates=_capture_filter("final_norm"),
         mutable=["intermediates"],
     )
-    found |= {name: jnp.stack(found[name]) for name in (*BRANCH_MODULES, LOGITS_NAME)}
+    activations |= {name: jnp.stack(activations[name]) for name in (*BRANCH_MODULES, LOGITS_NAME)}
     logits_BSV = jnp.dot(y_BSD, head_DV.astype(y_BSD.dtype), preferred_element_type=jnp.float32)
-    return found | {
+    return activations | {
         "stream": x_BSD,
-        "final_norm": seen["intermediates"]["final_norm"]["__call__"][0],
+        "final_norm": captured["intermediates"]["final_norm"]["__call__"][0],
         "logits": logits_BSV,
     }
 

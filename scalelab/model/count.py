@@ -1,8 +1,8 @@
-"""How many parameters, how many FLOPs: every convention the field uses, side by side, none of them the default in silence.
+"""Parameters and FLOPs by every convention the field uses, side by side; none is a silent default.
 
-Parameters are sums over the declarations. FLOPs of training are forward plus backward, without recomputation, and count
-attention in full (not halved for causality, nor by documents), as Chinchilla's appendix F and PaLM's MFU do; with a window,
-as many keys a query as the window holds.
+Parameters are sums over the declarations. Training FLOPs are forward plus backward, without recomputation. Attention
+counts in full (not halved for causality, nor by documents), as in Chinchilla's appendix F and PaLM's MFU; with a
+window, each query has as many keys as the window holds.
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ from scalelab.model.layer_flags import count_local_layers
 def count_parameters(shape: ModelShape) -> dict[str, int]:
     """Parameters by convention.
 
-    total: every scalar. non_embedding: without tables over the vocabulary or positions, head included in those (Kaplan
-    et al. 2020 exclude both). kaplan: matrices of the blocks only, Kaplan's 2 d n_layer (2 d_attn + d_ff).
+    total: every scalar. non_embedding: without embedding, head and learned positions (Kaplan et al. 2020 exclude them).
+    kaplan: matrices of the blocks only, Kaplan's 2 d n_layer (2 d_attn + d_ff).
     chinchilla: Hoffmann et al. 2022, Table A9: embedding, matrices and biases; no gains, no position vectors.
     """
     leaves = jax.tree.leaves(transformer.parameter_declarations(shape))
@@ -49,8 +49,8 @@ def count_parameters_by_group(shape: ModelShape) -> dict[str, int]:
 def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str, float]:
     """Forward FLOPs of one sequence by term (Hoffmann et al. 2022, appendix F); training costs three times the sum.
 
-    Table A4 of the paper comes out of the sum *without* `embedding` and `final_logits`, against 6 N D with N as
-    appendix F needs it: no biases. The extra gate of SwiGLU is counted as the third MLP matrix it is.
+    The paper's Table A4 follows from the sum *without* `embedding` and `final_logits`, against 6 N D with N without
+    biases. SwiGLU's gate counts as a third MLP matrix.
     """
     s, d = seq_len or shape.seq_len, shape.d_model
     kh, layers = shape.d_head * shape.n_heads, shape.n_layers
@@ -59,13 +59,13 @@ def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str,
         if declared.is_hidden_matrix and declared.role == "weight":
             output = "attention_output" if declared.outs == ("embed",) else "qkv"
             matrices[output if name.startswith("attention") else "mlp"] += declared.size
-    seen = layers * s - count_local_layers(shape) * max(0, s - shape.window)  # keys a query, over all layers
+    keys_per_query = layers * s - count_local_layers(shape) * max(0, s - shape.window)  # summed over layers
     return {
         "embedding": 2.0 * s * shape.vocab_size * d,
         "qkv": 2.0 * s * matrices["qkv"],
-        "attention_logits": 2.0 * s * seen * kh,
-        "softmax": 3.0 * shape.n_heads * s * seen,
-        "attention_values": 2.0 * s * seen * kh,
+        "attention_logits": 2.0 * s * keys_per_query * kh,
+        "softmax": 3.0 * shape.n_heads * s * keys_per_query,
+        "attention_values": 2.0 * s * keys_per_query * kh,
         "attention_output": 2.0 * s * matrices["attention_output"],
         "mlp": 2.0 * s * matrices["mlp"],
         "final_logits": 2.0 * s * d * shape.vocab_size,
@@ -75,46 +75,46 @@ def appendix_f_flops(shape: ModelShape, seq_len: int | None = None) -> dict[str,
 def flops_per_token(shape: ModelShape) -> dict[str, float]:
     """Training FLOPs a token by convention.
 
-    6N: six times the total. chinchilla: appendix F as listed, times three. exact: every matrix product of the real
-    forward and backward, walked from its jaxpr (look-ups are no products; softmax and norms are not counted).
+    6N: six times the total. chinchilla: appendix F as listed, times three. exact: every matrix product in the jaxpr of
+    the real forward and backward (look-ups, softmax and norms are not counted).
     """
     return {
         "6N": 6.0 * count_parameters(shape)["total"],
         "chinchilla": 3.0 * sum(appendix_f_flops(shape).values()) / shape.seq_len,
-        "exact": _exact(shape.plain, "none"),
+        "exact": _jaxpr_flops(shape.plain, "none"),
     }
 
 
 def hardware_flops_per_token(shape: ModelShape, remat: str) -> float:
-    """`exact` with what the backward computes again under `remat` (as `model.remat`): what the hardware really multiplies.
+    """Training FLOPs a token that the hardware executes: `exact` plus recomputation under `remat` (as `model.remat`).
 
-    Attention in full and as written out: kernels that compute logits again in their backward are counted as if they kept them.
+    Attention counts in full and as `plain` computes it: a kernel's own recomputation of logits is left out.
     """
-    return _exact(shape.plain, remat)
+    return _jaxpr_flops(shape.plain, remat)
 
 
 @functools.cache
-def _exact(shape: ModelShape, remat: str) -> float:
-    # The traced products take all keys; a window's layers are counted with as many as it holds. Of the six products of
-    # attention two are computed again: `dots` keeps none that has a batch axis.
+def _jaxpr_flops(shape: ModelShape, remat: str) -> float:
+    # The traced products take all keys; the ones hidden by a window are subtracted here. Remat computes two of
+    # attention's six products again: `dots` saves none that has a batch axis.
     products = 12.0 if remat == "none" else 16.0
     hidden = products * count_local_layers(shape) * max(0, shape.seq_len - shape.window) * shape.n_heads * shape.d_head
     return walked_flops(shape, remat) / shape.seq_len - hidden
 
 
 def walked_flops(shape: ModelShape, remat: str) -> float:
-    """FLOPs of one sequence's forward and backward, walked from their jaxpr; every query with all keys, whatever the window."""
-    return _walked(shape.plain, remat)
+    """FLOPs of one sequence's forward and backward, from their jaxpr; each query takes all keys, even with a window."""
+    return _cached_walk(shape.plain, remat)
 
 
 @functools.cache
-def _walked(shape: ModelShape, remat: str) -> float:
+def _cached_walk(shape: ModelShape, remat: str) -> float:
     return matmul_flops(_traced_step(shape, remat))
 
 
 def _traced_step(shape: ModelShape, remat: str) -> Any:
-    # No chunk of the loss is filled up. Attention in full, whatever computes it: blocks that are computed again or left out
-    # change no count.
+    # One chunk for the loss, so that no padding is counted; plain attention, so that blocks that a kernel recomputes or
+    # leaves out don't change the count.
     shape = dataclasses.replace(shape, remat=remat, attention="plain")
     params = jax.tree.map(
         lambda d: jax.ShapeDtypeStruct(d.shape, jnp.float32), transformer.parameter_declarations(shape)

@@ -19,9 +19,9 @@ from flax import struct
 class Declaration:
     """One parameter.
 
-    `shape` follows `stack + ins + outs`. A gain or bias has no `ins`. `stack` are batch axes: `layers`, or the parts of a
-    fused projection. `std` is the standard deviation of its normal initialisation; None means the constant `fill`.
-    `role`: weight, gain, bias, or position (whatever encodes positions: Chinchilla's table counts its matrices only).
+    `shape` follows `stack + ins + outs`. A gain or bias has no `ins`. `stack`: batch axes, as `layers` or the parts of
+    a fused projection. `std`: standard deviation of the normal initialisation; None: the constant `fill`.
+    `role`: weight, gain, bias, or position (encodes positions: Chinchilla's table counts only its matrices).
     """
 
     shape: tuple[int, ...]
@@ -50,12 +50,12 @@ class Declaration:
 
     @property
     def is_table(self) -> bool:
-        """A row for every token or position: the embedding, the head, learned positions."""
+        """Whether it has a row for every token or position: the embedding, the head, learned positions."""
         return bool({"vocab", "seq"} & set(self.ins + self.outs))
 
     @property
     def is_hidden_matrix(self) -> bool:
-        """Both sides non-empty and not a table: what muP slows down and Muon orthogonalises."""
+        """Whether it has `ins` and `outs` and is not a table: muP slows these matrices, Muon orthogonalises them."""
         return bool(self.ins and self.outs) and not self.is_table
 
 
@@ -70,7 +70,7 @@ class DeclaredValue(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
         return self.value
 
     def replace_boxed(self, val: Any) -> "DeclaredValue":
-        """The same declaration around another value."""
+        """This box with another value."""
         return self.replace(value=val)
 
     def add_axis(self, index: int, params: dict) -> "DeclaredValue":
@@ -83,7 +83,7 @@ class DeclaredValue(struct.PyTreeNode, nn.meta.AxisMetadata[Any]):
         return self.replace(declaration=new)
 
     def remove_axis(self, index: int, params: dict) -> "DeclaredValue":
-        """The declaration of one of the stack."""
+        """The declaration of one parameter of the stack."""
         del params
         assert index == 0
         old = self.declaration
@@ -109,7 +109,7 @@ def declare_parameter(module: nn.Module, name: str, declaration: Declaration) ->
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """A tree's leaves by their dotted names (`blocks.attention.q.w`), in its order."""
+    """A tree's leaves by dotted name (`blocks.attention.q.w`), in the tree's order."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
@@ -117,7 +117,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 def unbox(boxed: Any) -> tuple[Any, Any]:
     """A tree of `DeclaredValue` -> (tree of values, tree of declarations), both plain nested dicts."""
 
-    def take(part: Callable) -> Any:
+    def map_boxes(part: Callable) -> Any:
         return jax.tree.map(part, boxed, is_leaf=lambda x: isinstance(x, DeclaredValue))
 
-    return take(lambda box: box.value), take(lambda box: box.declaration)
+    return map_boxes(lambda box: box.value), map_boxes(lambda box: box.declaration)

@@ -1,4 +1,4 @@
-"""Logits a few tokens at a time, keys and values of what came before kept: what sampling and scoring read. On one device.
+"""Logits a few tokens at a time with a cache of earlier keys and values, for sampling and scoring. On one device.
 
 Shapes: L layers, B batch, T new tokens, C the cache's length, K key/value heads, H d_head, V vocab.
 """
@@ -16,24 +16,25 @@ from scalelab.precision.policy import FP32, Policy, array_dtype
 
 
 class KVCache(NamedTuple):
-    """What the model keeps of the tokens so far."""
+    """Keys, values and documents of the tokens so far."""
 
-    keys: Any  # {"k", "v"}: [L, B, C, K, H] in what the policy computes in
-    segment_BC: jax.Array  # each token's document, by the index of its first token
-    filled: jax.Array  # tokens held
+    keys: Any  # {"k", "v"}: [L, B, C, K, H] in the policy's compute dtype
+    segment_BC: jax.Array  # each token's document, as the index of the document's first token
+    filled: jax.Array  # tokens in the cache
     first_B: jax.Array  # index of the current document's first token
     last_B: jax.Array  # the token before the next; -1: none
 
 
 def empty_cache(shape: ModelShape, batch: int, length: int, policy: Policy = FP32) -> KVCache:
-    """Room for `length` tokens of each of `batch` sequences. BadInput where the model has no positions for so many."""
+    """Create a cache for `batch` sequences of `length` tokens. BadInput where the model has fewer learned positions."""
     if shape.position == "learned" and length > shape.seq_len:
         raise BadInput(
-            f"{length} tokens: the model has learned positions for model.seq_len={shape.seq_len}; nearest: {shape.seq_len}"
+            f"{length} tokens: the model has learned positions for model.seq_len={shape.seq_len}; "
+            f"nearest: {shape.seq_len}"
         )
-    held = jnp.zeros((shape.n_layers, batch, length, shape.n_kv_heads, shape.d_head), array_dtype(policy.compute))
-    none = jnp.zeros(batch, jnp.int32)
-    return KVCache({"k": held, "v": held}, jnp.zeros((batch, length), jnp.int32), jnp.int32(0), none, none - 1)
+    zeros = jnp.zeros((shape.n_layers, batch, length, shape.n_kv_heads, shape.d_head), array_dtype(policy.compute))
+    zero_B = jnp.zeros(batch, jnp.int32)
+    return KVCache({"k": zeros, "v": zeros}, jnp.zeros((batch, length), jnp.int32), jnp.int32(0), zero_B, zero_B - 1)
 
 
 def decode_tokens(
@@ -44,10 +45,11 @@ def decode_tokens(
     policy: Policy = FP32,
     separator: jax.Array | int | None = None,
 ) -> tuple[jax.Array, KVCache]:
-    """Next-token logits [B, T, V] in fp32 after each of `tokens` [B, T], T >= 1, and the cache that holds them too.
+    """Next-token logits [B, T, V] in fp32 after each of `tokens` [B, T], T >= 1, and the extended cache.
 
-    They are those of `transformer.next_token_logits` on all tokens so far. `separator` ends a document where the model was trained
-    with data.documents=mask. The caller sees to it that the cache has room: tokens beyond its end overwrite the last ones.
+    The logits equal those of `transformer.next_token_logits` on all tokens so far. `separator` ends a document where
+    the model was trained with data.documents=mask. The caller must leave room: tokens beyond the cache overwrite the
+    last ones.
     """
     index_T = cache.filled + jnp.arange(tokens_BT.shape[1])
     before_BT = jnp.concatenate([cache.last_B[:, None], tokens_BT[:, :-1]], axis=1)

@@ -1,4 +1,4 @@
-"""Layers: each declares its parameters and applies them. Products run as `policy` says, statistics in fp32.
+"""Layers: each declares its parameters and applies them. Products run in the policy's formats, statistics in fp32.
 
 Shapes: B batch, S sequence, D d_model, N heads, K key/value heads, H d_head, F d_ff, V vocab.
 """
@@ -25,29 +25,32 @@ def add_bias(x: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def broadcast_trailing(b: jax.Array, x: jax.Array) -> jax.Array:
-    """`b` with leading axes of size one, as many as `x` has more."""
+    """`b` with leading axes of size one, up to the rank of `x`."""
     return jnp.expand_dims(b, tuple(range(x.ndim - b.ndim)))
 
 
 class ProjectionInit(NamedTuple):
-    """Standard deviations of projections: `std` (0: 1/sqrt(fan_in)), times `last` for those into the residual stream."""
+    """Standard deviations of projections: `std` (0: 1/sqrt(fan_in)), times `last` for those into the residual."""
 
     std: float = 0.0
     last: float = 1.0
 
 
 def projection_init(shape: ModelShape) -> ProjectionInit:
-    """As `projection_std` and `depth_scaled_init` say (Radford et al. 2019, section 2.3).
+    """Standard deviations from `projection_std` and `depth_scaled_init` (Radford et al. 2019, section 2.3).
 
-    muP lets variances shrink as 1/fan_in, so its `projection_std` is that at base_width. CompleteP has the depth in the
-    forward pass, so its `last` is that at base_layers.
+    Under muP variances shrink as 1/fan_in, so `projection_std` is the value at base_width. CompleteP has the depth in
+    the forward pass, so `last` is the value at base_layers.
     """
     last = (2 * shape.n_layers / shape.depth_ratio) ** -0.5 if shape.depth_scaled_init else 1.0
     return ProjectionInit(shape.projection_std * shape.width_ratio**-0.5, last)
 
 
 class Einsum(nn.Module):
-    """y[…, outs] = x[…, ins] W[ins, outs] (+ b[outs]); W ~ N(0, std^2), by default 1/fan_in. `place`: logical axes of y on a mesh."""
+    """y[…, outs] = x[…, ins] W[ins, outs] (+ b[outs]); W ~ N(0, std^2), by default 1/fan_in.
+
+    `place`: logical axes of y, which decide how a mesh splits it.
+    """
 
     ins: Axes
     outs: Axes
@@ -56,18 +59,18 @@ class Einsum(nn.Module):
     place: tuple[str | None, ...]
     role: str = "weight"
     std: float = 0.0  # 0: 1/sqrt(fan_in)
-    times: float = 1.0  # of the standard deviation
+    times: float = 1.0  # multiplies the standard deviation
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x: [..., *ins] -> [..., *outs], in what the policy computes in."""
+        """x: [..., *ins] -> [..., *outs], in the policy's compute dtype."""
         in_names, in_sizes = zip(*self.ins, strict=True)
         out_names, out_sizes = zip(*self.outs, strict=True)
         std = self.times * (self.std or math.prod(in_sizes) ** -0.5)
         weight = Declaration(in_sizes + out_sizes, in_names, out_names, self.role, std=std)
         w = declare_parameter(self, "w", weight)
         x = x.astype(array_dtype(self.policy.compute))
-        scales: Any = self.get_variable("scales", "s")  # none but under delayed scaling
+        scales: Any = self.get_variable("scales", "s")  # None unless scaling is delayed
         y = weight_product(x, w, scales, len(in_sizes), in_names + out_names, self.place, self.policy)
         if self.bias:
             b = declare_parameter(self, "b", Declaration(out_sizes, (), out_names, "bias"))
@@ -76,7 +79,7 @@ class Einsum(nn.Module):
 
 
 class BareParameter(nn.Module):
-    """A bare parameter: the embedding, the head, learned positions."""
+    """A parameter without an operation: the embedding, the head, learned positions."""
 
     declaration: Declaration
 
@@ -87,7 +90,7 @@ class BareParameter(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016) over the last axes, in fp32; `layernorm` has a bias."""
+    """RMSNorm (Zhang & Sennrich 2019) or LayerNorm (Ba et al. 2016, with a bias) over the last axes, in fp32."""
 
     kind: str
     axes: Axes
@@ -96,7 +99,7 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x: [..., *axes] -> the same shape, in `dtype`."""
+        """x: [..., *axes] -> [..., *axes], in `dtype`."""
         names, sizes = zip(*self.axes, strict=True)
         gain = gather_weight(declare_parameter(self, "g", Declaration(sizes, (), names, "gain", fill=1.0)), *names)
         x, over = x.astype(jnp.float32), tuple(range(-len(sizes), 0))

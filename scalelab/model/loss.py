@@ -1,7 +1,7 @@
-"""Cross-entropy of the head, without ever holding the logits of the whole batch.
+"""Cross-entropy of the head that never holds the logits of the whole batch.
 
-The gradient of each chunk is taken while its logits exist, in the forward pass: three products a chunk, where
-recomputing the logits in the backward would need four, and memory for one chunk either way.
+Each chunk's gradient is computed in the forward pass, while its logits exist. That takes three products a chunk;
+recomputing the logits in the backward would take four. Both hold one chunk.
 
 Shapes: B batch, S sequence, T tokens, D d_model, V vocab.
 """
@@ -24,12 +24,12 @@ from scalelab.sharding import (
     vary_like,
 )
 
-CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient shows
-TOKEN_AXES = (*BATCH_AXES, CONTEXT_AXIS)  # the mesh axes that split them
+CHUNK_LOGITS = 2**24  # logits held at once: 64 MiB in fp32; with fewer, re-reading the head's gradient costs time
+TOKEN_AXES = (*BATCH_AXES, CONTEXT_AXIS)  # the mesh axes that split tokens
 
 
 class LossSums(NamedTuple):
-    """Sums over the positions that count. `objective` is what is differentiated: nll + z_weight * z."""
+    """Sums over positions that count. Only `objective`, which is nll + z_weight * z, is differentiated."""
 
     objective: jax.Array
     nll: jax.Array
@@ -39,9 +39,8 @@ class LossSums(NamedTuple):
 def _chunk_sums(
     x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    logits_TV = checkpoint_name(
-        mixed_matmul(x_TD, head_DV, form), "logits"
-    )  # found again by precision/formats_in_jaxpr.py
+    # precision/formats_in_jaxpr.py finds the logits by this name.
+    logits_TV = checkpoint_name(mixed_matmul(x_TD, head_DV, form), "logits")
     logits_TV = softcap_logits(logits_TV, softcap)
     counts_T = targets_T >= 0
     log_z_T, correct_T = (_split_vocabulary if has_explicit_mesh() else _whole_vocabulary)(
@@ -58,59 +57,59 @@ def _whole_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.A
 
 
 def _split_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same where each device holds the logits of its part of the vocabulary (Shoeybi et al. 2019, section 3)."""
+    """Like `_whole_vocabulary`, with the vocabulary split over devices (Shoeybi et al. 2019, section 3)."""
     most_T = jax.lax.pmax(jax.lax.stop_gradient(logits_TV.max(axis=-1)), TENSOR_AXIS)
     log_z_T = most_T + jnp.log(jax.lax.psum(jnp.exp(logits_TV - most_T[:, None]).sum(axis=-1), TENSOR_AXIS))
-    own_T = targets_T - jax.lax.axis_index(TENSOR_AXIS) * logits_TV.shape[1]
-    here_T = (own_T >= 0) & (own_T < logits_TV.shape[1])
-    found_T = jnp.take_along_axis(logits_TV, jnp.where(here_T, own_T, 0)[:, None], axis=-1)[:, 0]
-    return log_z_T, jax.lax.psum(jnp.where(here_T, found_T, 0.0), TENSOR_AXIS)
+    column_T = targets_T - jax.lax.axis_index(TENSOR_AXIS) * logits_TV.shape[1]
+    is_here_T = (column_T >= 0) & (column_T < logits_TV.shape[1])
+    correct_T = jnp.take_along_axis(logits_TV, jnp.where(is_here_T, column_T, 0)[:, None], axis=-1)[:, 0]
+    return log_z_T, jax.lax.psum(jnp.where(is_here_T, correct_T, 0.0), TENSOR_AXIS)
 
 
 def smooth_cross_entropy(
     x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array, softcap: float = 0.0,
     chunk: int = 0,
 ) -> LossSums:  # fmt: skip
-    """Summed loss of next-token logits `x_BSD @ head_DV` in nats; targets below zero are ignored.
+    """Summed loss in nats of next-token logits `x_BSD @ head_DV`; targets below zero are ignored.
 
     `z_weight` scales sum(logsumexp^2) (PaLM, section 5); `softcap` > 0 bounds logits by a tanh (Gemma 2).
-    At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. Derived by jax as often as one likes, at the price of
-    all logits; `cross_entropy` is the same for a single derivative. Of that one only `objective` carries gradients. On a mesh each
-    device works through its own sequences and its own part of the vocabulary.
+    At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. jax can differentiate this any number of times,
+    but then keeps all logits; `cross_entropy` computes the same sums for one derivative, and only its `objective`
+    carries gradients. On a mesh each device computes its own sequences and its own part of the vocabulary.
     """
 
-    def own(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array) -> LossSums:
+    def device_sums(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array) -> LossSums:
         def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, None]:
             objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap, x_BSD.dtype)
             return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count), None
 
-        return _over_tokens(jax.lax.scan(body, _zero(x_BSD), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
+        return _sum_over_devices(jax.lax.scan(body, _zero(x_BSD), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
 
-    return per_device(own, loss_argument_specs(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
+    return per_device(device_sums, loss_argument_specs(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
 
 
 def head_token_losses(
     x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, softcap: float = 0.0, chunk: int = 0
 ) -> tuple[jax.Array, jax.Array]:
-    """Per target: its loss in nats [B, S], 0 where it is negative, and whether it was the likeliest of all. On one device."""
+    """Each target's loss in nats [B, S] (0 where it is negative), and whether it was the likeliest. On one device."""
 
     def body(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:
         logits_TV = softcap_logits(mixed_matmul(part[0], head_DV, x_BSD.dtype), softcap)
         log_z_T, correct_T = _whole_vocabulary(logits_TV, jnp.maximum(part[1], 0))
         return None, (jnp.where(part[1] >= 0, log_z_T - correct_T, 0.0), logits_TV.argmax(axis=-1) == part[1])
 
-    _, found = jax.lax.scan(body, None, _chunks(x_BSD, head_DV, targets_BS, chunk))
-    nll_BS, best_BS = (each.ravel()[: targets_BS.size].reshape(targets_BS.shape) for each in found)
+    _, chunks = jax.lax.scan(body, None, _chunks(x_BSD, head_DV, targets_BS, chunk))
+    nll_BS, best_BS = (values.ravel()[: targets_BS.size].reshape(targets_BS.shape) for values in chunks)
     return nll_BS, best_BS
 
 
 def softcap_logits(logits_TV: jax.Array, softcap: float) -> jax.Array:
-    """Logits within ±softcap by a tanh; 0: as they are."""
+    """Bound logits to ±softcap by a tanh; 0 leaves them as they are."""
     return softcap * jnp.tanh(logits_TV / softcap) if softcap else logits_TV
 
 
 def loss_argument_specs() -> tuple[PartitionSpec, ...]:
-    """How the arguments of `cross_entropy` lie on a mesh."""
+    """How a mesh splits the arguments of `cross_entropy`."""
     return (
         activation_spec("batch", "context", None),
         activation_spec(None, "vocab"),
@@ -119,7 +118,7 @@ def loss_argument_specs() -> tuple[PartitionSpec, ...]:
     )
 
 
-def _over_tokens(tree: Any) -> Any:
+def _sum_over_devices(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.lax.psum(x, TOKEN_AXES), tree) if has_explicit_mesh() else tree
 
 
@@ -128,41 +127,41 @@ def _zero(x: jax.Array) -> LossSums:
 
 
 def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """Tokens in equal chunks of at most `chunk`, the last filled up with ignored positions: [n, c, D], [n, c]."""
+    """Tokens in equal chunks of at most `chunk`, the last one padded with ignored positions: [n, c, D], [n, c]."""
     tokens, d_model = targets_BS.size, x_BSD.shape[-1]
     chunk = min(tokens, chunk or max(8, CHUNK_LOGITS // head_DV.shape[1]))
     n = -(-tokens // chunk)
-    chunk = -(-tokens // n)  # as even as can be: what is filled up is wasted
-    filled = n * chunk - tokens
-    x = jnp.pad(x_BSD.reshape(tokens, d_model), ((0, filled), (0, 0))).reshape(n, chunk, d_model)
-    return x, jnp.pad(targets_BS.reshape(tokens), (0, filled), constant_values=-1).reshape(n, chunk)
+    chunk = -(-tokens // n)  # as even as possible: padding is wasted work
+    padding = n * chunk - tokens
+    x = jnp.pad(x_BSD.reshape(tokens, d_model), ((0, padding), (0, 0))).reshape(n, chunk, d_model)
+    return x, jnp.pad(targets_BS.reshape(tokens), (0, padding), constant_values=-1).reshape(n, chunk)
 
 
 def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
-    def own(x_BSD, head_DV, targets_BS, z_weight):
+    def device_gradients(x_BSD, head_DV, targets_BS, z_weight):
         gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
         head_DV = vary_like(head_DV, x_BSD)  # so that its gradient is summed over the batch once, after the last chunk
 
         def body(carry, part):
             sums, head_grad = carry
-            x_TD = part[0].astype(jnp.float32)  # the gradient's parts of the vocabulary's devices are added in fp32
+            x_TD = part[0].astype(jnp.float32)  # devices with parts of the vocabulary add their gradients in fp32
             (objective, (nll, count)), (x_grad, part_grad) = gradient(
                 x_TD, head_DV, part[1], z_weight, softcap, x_BSD.dtype
             )
             sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
-            return (sums, head_grad + part_grad), x_grad.astype(held)
+            return (sums, head_grad + part_grad), x_grad.astype(grad_dtype)
 
-        # Gradients of single tokens, not yet times the loss scale: in fp16 the smallest of them would be lost.
-        held = jnp.float32 if x_BSD.dtype == jnp.float16 else x_BSD.dtype
+        # Gradients of single tokens before the loss scale: fp16 would lose the smallest ones.
+        grad_dtype = jnp.float32 if x_BSD.dtype == jnp.float16 else x_BSD.dtype
         zeros = vary_like(jnp.zeros(head_DV.shape, head_DV.dtype), x_BSD, head_DV)
         (sums, head_grad), x_grad = jax.lax.scan(
             body, (_zero(x_BSD), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk)
         )
         x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
-        return _over_tokens(sums), (x_grad, _over_tokens(head_grad))
+        return _sum_over_devices(sums), (x_grad, _sum_over_devices(head_grad))
 
     out = PartitionSpec(), (activation_spec("batch", "context", None), activation_spec(None, "vocab"))
-    sums, grads = per_device(own, loss_argument_specs(), out)(x_BSD, head_DV, targets_BS, z_weight)
+    sums, grads = per_device(device_gradients, loss_argument_specs(), out)(x_BSD, head_DV, targets_BS, z_weight)
     return sums, (*grads, jnp.zeros((), x_BSD.dtype))
 
 

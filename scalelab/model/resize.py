@@ -1,4 +1,4 @@
-"""The same recipe at another width or depth: what a coordinate check compares and a proxy is."""
+"""A recipe at another width or depth, for coordinate checks and proxies."""
 
 import fractions
 
@@ -9,15 +9,16 @@ from scalelab.errors import BadInput
 
 
 def width_unit(config: ConfigDict) -> int:
-    """The width whose multiples hold whole groups of heads of the config's d_head."""
+    """The smallest width whose multiples hold whole groups of heads at the config's d_head."""
     return fractions.Fraction(config.model.d_model, config.model.n_kv_heads).numerator
 
 
 def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int | None = None) -> ConfigDict:
-    """A resolved config at `d_model` (default: its own) and `n_layers` (the same).
+    """The resolved config at `d_model` and `n_layers` (default: the config's).
 
-    d_head stays and heads multiply, with as many queries a key head; d_ff stays the same multiple of d_model, up to a
-    multiple of 8; so do the bases of mup and completep. BadInput for a width that heads or their groups don't divide.
+    d_head and the queries of each key head stay, the number of heads scales. d_ff keeps its ratio to d_model, rounded
+    up to a multiple of 8; the bases of mup and completep stay. BadInput for a width that heads or their groups don't
+    divide.
     """
     model, config = config.model, config.copy_and_resolve_references()
     width, group = d_model or model.d_model, model.n_heads // model.n_kv_heads
@@ -25,7 +26,8 @@ def resize_config(config: ConfigDict, d_model: int | None = None, n_layers: int 
     if width % unit:
         low = max(width // unit, 1) * unit
         raise BadInput(
-            f"d_model={width} does not hold whole groups of {group} heads of {model.d_head}; nearest: {low}, {low + unit}"
+            f"d_model={width} does not hold whole groups of {group} heads of {model.d_head}; "
+            f"nearest: {low}, {low + unit}"
         )
     with config.ignore_type():
         heads = model.n_heads * width // model.d_model

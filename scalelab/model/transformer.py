@@ -1,6 +1,6 @@
-"""A decoder-only transformer as three pure functions of a shape: `parameter_declarations`, `init_params` and `summed_loss` (and `next_token_logits`).
+"""A decoder-only transformer as pure functions of a shape: declarations, initial parameters, loss and logits.
 
-Blocks are scanned; their parameters are stacked along a leading `layers` axis, and what differs between layers are flags.
+Blocks are scanned: their parameters are stacked along a leading `layers` axis, and layers differ by flags.
 Shapes: B batch, S sequence, D d_model, V vocab.
 """
 
@@ -56,12 +56,12 @@ class Block(nn.Module):
     def __call__(
         self, x_BSD: jax.Array, layer: LayerFlags = UNIFORM_LAYERS, packed: PackedDocuments | None = None
     ) -> tuple[jax.Array, None]:
-        """x_BSD -> (x_BSD, None); `packed` where documents don't see each other."""
+        """x_BSD -> (x_BSD, None); with `packed`, attention stays within documents."""
         s = self.shape
         norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
         out = residual_axes(s.sequence_parallel)
         mlp = MLP(s.mlp, s.d_model, s.d_ff, s.bias, self.policy, out, projection_init(s), name="mlp")
-        inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products see all of it
+        inside = ("batch", "context", None)  # norms and sums may be split along the sequence, products take all of it
         attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
         if s.block == "parallel":
             y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
@@ -74,9 +74,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens -> (final hidden states in what the policy computes in, head [D, V] in fp32): the loss multiplies them chunk by chunk.
+    """Tokens -> (final hidden states in the policy's compute dtype, head [D, V] in fp32).
 
-    In three parts, so that a stage of a pipeline can take its own (`parallel/pipeline.py`).
+    The loss multiplies the two in chunks. Three parts (`enter`, `blocks`, `leave`), so that a pipeline's stage can run
+    only its own (`parallel/pipeline.py`).
     """
 
     shape: ModelShape
@@ -98,7 +99,7 @@ class Transformer(nn.Module):
         self.blocks = nn.scan(
             block, variable_axes={"params": 0, "scales": 0, "cache": 0}, split_rngs={"params": True}, length=s.n_layers,
             in_axes=(0, nn.broadcast),
-            check_constancy_invariants=self.is_initializing(),  # traces the block once more; init has always drawn in it
+            check_constancy_invariants=self.is_initializing(),  # traces the block once more; needed only at init
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
         )(s, self.policy)  # fmt: skip
@@ -108,7 +109,7 @@ class Transformer(nn.Module):
 
     def enter(self, tokens_BS: jax.Array, packed: PackedDocuments | None = None) -> jax.Array:
         """tokens_BS (int) -> x_BSD, the residual stream before the first block."""
-        # fp32 up to the sum: so a row's gradient is summed over tokens
+        # fp32 up to the sum, so that a row's gradient is summed over tokens in fp32
         x_BSD = lookup_embeddings(
             gather_weight(self.embed(), "vocab", "embed"), reshard_to(tokens_BS, "batch", "context")
         )
@@ -132,49 +133,48 @@ class Transformer(nn.Module):
 
 
 def lookup_embeddings(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
-    """Rows of the embedding [B, S, D]; on a mesh each device looks up what lies in its part of the vocabulary, and adds."""
+    """Rows of the embedding [B, S, D]; on a mesh each device looks up its part of the vocabulary, then all add up."""
 
-    def own(table_vD: jax.Array, tokens: jax.Array) -> jax.Array:
+    def device_rows(table_vD: jax.Array, tokens: jax.Array) -> jax.Array:
         row = tokens - jax.lax.axis_index(TENSOR_AXIS) * table_vD.shape[0]
-        here = (row >= 0) & (row < table_vD.shape[0])
-        found = table_vD[jnp.where(here, row, 0)]
-        return jax.lax.psum(jnp.where(here[..., None], found, 0.0), TENSOR_AXIS)
+        is_here = (row >= 0) & (row < table_vD.shape[0])
+        rows = table_vD[jnp.where(is_here, row, 0)]
+        return jax.lax.psum(jnp.where(is_here[..., None], rows, 0.0), TENSOR_AXIS)
 
     if not has_explicit_mesh():
         return embed_VD[tokens_BS]
     split_tokens = activation_spec("batch", "context")
-    return per_device(own, (activation_spec("vocab", None), split_tokens), activation_spec("batch", "context", None))(
-        embed_VD, tokens_BS
-    )
+    specs = (activation_spec("vocab", None), split_tokens)
+    return per_device(device_rows, specs, activation_spec("batch", "context", None))(embed_VD, tokens_BS)
 
 
 def gather_rows(table_SD: jax.Array, index_BS: jax.Array) -> jax.Array:
-    """Rows of a table that lies whole on every device [B, S, D]."""
+    """Rows [B, S, D] of a table that every device holds whole."""
     split, out = activation_spec("batch", "context"), activation_spec("batch", "context", None)
     return per_device(lambda table, index: table[index], (activation_spec(None, None), split), out)(table_SD, index_BS)
 
 
 def layers_at_once(shape: ModelShape) -> int:
-    """All blocks in one piece on CPU while there are few, one by one elsewhere: the same arithmetic either way.
+    """Number of blocks unrolled per turn of the scan: all of them on CPU while they are few, one elsewhere.
 
-    XLA:CPU makes one pass over the stacked parameters for each turn of a loop, which costs a fifth of a step
-    (experiments/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
+    The arithmetic is the same. XLA:CPU passes over the stacked parameters once per turn of a loop, which costs a fifth
+    of a step (experiments/benchmarks); accelerators don't, and there the loop keeps compile time independent of depth.
     """
     return shape.n_layers if target_platform() == "cpu" and shape.n_layers <= MAX_UNROLLED_LAYERS else 1
 
 
 def head_multiplier(shape: ModelShape) -> float:
-    """muP divides the logits by the width ratio (Yang et al. 2022, Table 8)."""
+    """Factor on the logits: muP divides them by the width ratio (Yang et al. 2022, Table 8)."""
     return 1.0 / shape.width_ratio
 
 
 def logit_multiplier(shape: ModelShape) -> float:
-    """1/sqrt(d_model) at base_width under `rsqrt_width` (Chowdhery et al. 2022, section 5, "Weight initialization")."""
+    """1/sqrt(d_model) at base_width with `rsqrt_width` (Chowdhery et al. 2022, section 5, "Weight initialization")."""
     return (shape.d_model / shape.width_ratio) ** -0.5 if shape.logit_scale == "rsqrt_width" else 1.0
 
 
 def branch_multiplier(shape: ModelShape) -> float:
-    """CompleteP divides what a block adds to the residual stream by the depth ratio (Dey et al. 2025, Table 1)."""
+    """Factor on a block's branches: CompleteP divides them by the depth ratio (Dey et al. 2025, Table 1)."""
     return 1.0 / shape.depth_ratio
 
 
@@ -211,14 +211,14 @@ def next_token_logits(
     policy: Policy = FP32,
     packed: PackedDocuments | None = None,
 ) -> jax.Array:
-    """Next-token logits [B, S, V] in fp32; `packed` where documents don't see each other (`documents.document_segments`)."""
+    """Next-token logits [B, S, V] in fp32; with `packed` (`document_segments`) attention stays within documents."""
     return _logits(shape, *_part("__call__", shape, params, policy, tokens_BS, packed))
 
 
 def cached_logits(
     shape: ModelShape, params: Params, tokens_BT: jax.Array, policy: Policy, packed: PackedDocuments, keys: Any
 ) -> tuple[jax.Array, Any]:
-    """The same of tokens that go on from a cache of keys and values, and the cache that holds theirs too (`decode.py`)."""
+    """Logits of new tokens given a cache of keys and values; also returns the extended cache (`decode.py`)."""
     variables = {"params": params, "cache": {"blocks": {"attention": keys}}}
     (x_BTD, head_DV), new = Transformer(shape, policy).apply(variables, tokens_BT, packed, mutable=["cache"])
     return _logits(shape, x_BTD, head_DV), new["cache"]["blocks"]["attention"]
@@ -244,7 +244,7 @@ def apply_block(
     layer: LayerFlags,
     packed: PackedDocuments | None = None,
 ) -> jax.Array:
-    """x_BSD after one block, whose parameters and flags (`layerkinds.layers`) these are."""
+    """x_BSD after one block; `params` and `layer` (`layer_flags.select_layers`) are that block's."""
     return Block(shape, policy).apply({"params": params}, x_BSD, layer, packed)[0]
 
 
@@ -256,7 +256,7 @@ def head_loss(
     z_weight: jax.Array | float,
     policy: Policy,
 ) -> LossSums:
-    """Final norm, head and summed loss of x_BSD after the last block."""
+    """Apply final norm, head and summed loss to x_BSD from the last block."""
     x_BSD, head_DV = _part("leave", shape, params, policy, x_BSD)
     return _loss(shape, x_BSD, head_DV, targets_BS, z_weight)
 
@@ -267,7 +267,7 @@ def summed_loss(
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
 
-    `scales` are those of delayed scaling (`precision/delayed.py`), of the blocks' products.
+    `scales`: delayed scaling's scales for the blocks' products (`precision/delayed.py`).
     """
     more = {"scales": {"blocks": scales}} if scales else {}
     x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed, **more)
@@ -290,7 +290,7 @@ def smooth_loss(
     targets_BS: jax.Array,
     packed: PackedDocuments | None = None,
 ) -> jax.Array:
-    """The summed loss in fp32, for derivatives of any order (reverse over reverse: products have backwards of their own)."""
+    """Summed loss in fp32, for derivatives of any order (reverse over reverse: products define their own backward)."""
     x_BSD, head_DV = _part("__call__", shape, params, FP32, tokens_BS, packed)
     targets_BS, zero = reshard_to(targets_BS, "batch", "context"), jnp.zeros(())
     return smooth_cross_entropy(x_BSD, head_DV, targets_BS, zero, shape.logit_softcap).objective

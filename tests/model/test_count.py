@@ -65,7 +65,7 @@ def test_ratios_of_table_a4(dimensions, published):
 
 
 def test_published_totals():
-    """GPT-2 124M as released, Llama 7B as released, and what Kaplan's and the non-embedding convention leave of them."""
+    """GPT-2 124M and Llama 7B as released, in total and by Kaplan's and the non-embedding convention."""
     gpt2 = count.count_parameters(shape("gpt2", d_model=768, n_layers=12, n_heads=12, vocab_size=50_257, seq_len=1024))
     assert gpt2["total"] == 124_439_808
     assert gpt2["non_embedding"] == 124_439_808 - (50_257 + 1024) * 768
@@ -146,7 +146,7 @@ def test_chunks_of_the_loss_are_not_counted(monkeypatch):
     """13 tokens at most 8 at a time are two chunks of 7: the one that is filled up is no arithmetic of the model."""
     monkeypatch.setattr(loss, "CHUNK_LOGITS", 8 * 31)
     of = shape(seq_len=13)
-    count._exact.cache_clear()
+    count._jaxpr_flops.cache_clear()
     assert count.flops_per_token(of)["exact"] == exact_by_hand(of)
 
 

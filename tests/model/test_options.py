@@ -17,7 +17,7 @@ HEAD, THETA = 128, 500_000.0
 
 
 def stretched(name, factor, original):
-    """Frequencies as transformers computes them for a config.json with this `rope_scaling`, pair by pair, in Python's floats."""
+    """Frequencies of `transformers` for a config.json with this `rope_scaling`, pair by pair, in Python's floats."""
     found = []
     for i in range(HEAD // 2):
         base = THETA ** (-2 * i / HEAD)

@@ -1,4 +1,4 @@
-"""muP and CompleteP: their tables in closed form, equality with standard at the base, a coordinate check over widths."""
+"""muP and CompleteP: tables in closed form, equality with standard at the base, a coordinate check over widths."""
 
 import dataclasses
 import math
@@ -19,8 +19,8 @@ def by_name(tree):
     }
 
 
-# Yang et al. 2022, exponents of the width: variance of initialisation, multiplier, LR under SGD and under Adam. A fan is 1
-# in width where it is finite: the fan-in of input weights and biases, the fan-out of output weights.
+# Yang et al. 2022, exponents of the width: variance of initialisation, multiplier, LR under SGD and under Adam. A fan
+# is 1 in width where it is finite: the fan-in of input weights and biases, the fan-out of output weights.
 TABLES = {
     3: {"input": (0, 0, 1, 0), "output": (-2, 0, -1, -1), "hidden": (-1, 0, 0, -1)},
     8: {"input": (0, 0, 1, 0), "output": (0, -1, 1, 0), "hidden": (-1, 0, 0, -1)},
@@ -37,7 +37,7 @@ def kind(name: str) -> str:
 
 
 def exponents(of_width, parametrization_name="mup", **changes):
-    """{parameter: its exponent of the width}, from two shapes that differ in it fourfold; `of_width(shape)` is a tree."""
+    """{parameter: exponent of the width}, from two shapes that differ in it fourfold; `of_width(shape)` is a tree."""
     narrow, wide = (
         by_name(of_width(shape("gpt2", parametrization_name, d_model=d, tied_head=False, **changes))) for d in (64, 256)
     )
@@ -52,7 +52,7 @@ def multiplier(of):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_mup_is_tables_3_8_and_9(table):
-    """Lemma J.1: multiplier x t, std / t, SGD's LR / t^2 and Adam's / t train the same function; table 8 is at t = 1."""
+    """Lemma J.1: multiplier x t, std / t, SGD's LR / t^2, Adam's LR / t train one function; table 8 is at t = 1."""
     init = exponents(lambda of: jax.tree.map(lambda d: d.std or 1.0, transformer.parameter_declarations(of)))
     forward = exponents(multiplier)
     sgd = exponents(lambda of: jax.tree.map(lambda s: s.lr, parametrization.parameter_scales(of, "sgd")))
@@ -88,7 +88,7 @@ def test_completep_is_table_1(m_d, m_L):
 
 
 def test_in_a_deeper_completep_each_branch_counts_less():
-    """At twice the base's depth every block adds half of what it did: o and down (and their biases) at half their size."""
+    """At twice the base's depth every block adds half as much: o and down (and their biases) at half their size."""
     of = shape("gpt2", "completep", base_width=32, base_layers=1)
     plain = dataclasses.replace(of, parametrization="standard")
     params, batch = random_params(of), tokens(of)[:, :-1]

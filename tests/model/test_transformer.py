@@ -1,4 +1,4 @@
-"""The whole model: causality by gradients, forwards in float64 written from the papers, remat, precision, declarations."""
+"""The whole model: causality by gradients, float64 forwards written from the papers, remat, precision, declarations."""
 
 import functools
 
@@ -22,7 +22,7 @@ CAUSAL["grouped, qk_norm"] = shape(**SMALL, n_kv_heads=1, qk_norm=True)
 
 @pytest.mark.parametrize("of", CAUSAL.values(), ids=CAUSAL)
 def test_causality_by_gradients(of):
-    """d hidden[t] / d embedding[j] is exactly zero for j > t, and not for j <= t; tokens are distinct, so rows are positions."""
+    """d hidden[t] / d embedding[j] is zero exactly for j > t; tokens are distinct, so rows are positions."""
     tokens_BS = jnp.asarray([[5, 2, 7, 0, 3, 6]])
     params = random_params(of)
 
@@ -82,7 +82,7 @@ def test_llama_is_the_paper_in_float64():
 
 
 def test_gpt2_is_the_paper_in_float64():
-    """Radford et al. 2019: LayerNorm before each part and at the end, tanh-GELU, biases everywhere, head = embedding."""
+    """Radford et al. 2019: LayerNorm before each part and at the end, tanh-GELU, biases everywhere, tied head."""
     of = shape("gpt2")
     params, p, t = in_float64(of)
 
@@ -108,7 +108,7 @@ def test_gpt2_is_the_paper_in_float64():
 
 
 def test_squared_relu():
-    """So et al. 2021, on one hidden unit at a time: the sign decides, and doubling the input makes four times as much."""
+    """So et al. 2021, one hidden unit at a time: the sign decides, and doubling the input gives four times as much."""
     of = shape(mlp="relu2", n_layers=1)
     module = MLP("relu2", 2, 2, False, FP32)
     params = jax.tree.map(lambda _: jnp.eye(2), module.init(jax.random.key(0), jnp.zeros((1, 1, 2))))

@@ -19,7 +19,7 @@ from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight, residual_axes, vary_like
 
-LOGITS_NAME = "attention_logits"  # under which name they are sown, where somebody looks inside
+LOGITS_NAME = "attention_logits"  # name of the sown intermediate, see `activations.collect_activations`
 
 
 class Attention(nn.Module):
@@ -32,7 +32,7 @@ class Attention(nn.Module):
     def __call__(
         self, x_BSD: jax.Array, layer: LayerFlags = UNIFORM_LAYERS, packed: PackedDocuments | None = None
     ) -> jax.Array:
-        """x_BSD -> [B, S, D]; position i sees positions up to i, of its own document where `packed` says which that is."""
+        """x_BSD -> [B, S, D]; position i attends to positions up to i, with `packed` only of its document."""
         s, compute = self.shape, array_dtype(self.policy.compute)
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
@@ -47,51 +47,48 @@ class Attention(nn.Module):
             k_BSKH = Norm("rmsnorm", keys[first:], s.norm_eps, compute, name="k_norm")(k_BSKH)
         scale, relative = attention_scale(s), None
         if s.position == "rope":
-            at, (turns, grown) = (
-                rope_positions(packed and packed.position_BS, layer, x_BSD.shape[1]),
-                layer_frequencies(s, layer),
-            )
-            q_BSNH, k_BSKH = apply_rope(q_BSNH, turns, at), apply_rope(k_BSKH, turns, at)
-            if isinstance(grown, jax.Array):
-                q_BSNH = (q_BSNH * grown).astype(q_BSNH.dtype)
+            position_BS = rope_positions(packed and packed.position_BS, layer, x_BSD.shape[1])
+            frequency_P, logit_factor = layer_frequencies(s, layer)
+            q_BSNH, k_BSKH = (apply_rope(x, frequency_P, position_BS) for x in (q_BSNH, k_BSKH))
+            if isinstance(logit_factor, jax.Array):
+                q_BSNH = (q_BSNH * logit_factor).astype(q_BSNH.dtype)
             else:
-                scale *= grown
+                scale *= logit_factor
         elif s.position == "relative":
             past = packed and packed.past
             q_BSNH, relative = self.relative(q_BSNH, x_BSD.shape[1] if past is None else past.segment_BC.shape[1])
         if packed is not None and packed.past is not None:
-            y_BSNH = self.look_back(q_BSNH, k_BSKH, v_BSKH, relative, scale, layer, packed)
+            y_BSNH = self.attend_to_cache(q_BSNH, k_BSKH, v_BSKH, relative, scale, layer, packed)
         else:
-            sight = MaskInfo(packed and packed.segment_BS, layer.everywhere)
-            how = choose_kernel(s, compute, packed is not None)
-            if self.is_mutable_collection("intermediates"):  # kernels keep their logits to themselves
-                self.sow(
-                    "intermediates", LOGITS_NAME, attention_logits(q_BSNH, k_BSKH, relative, scale, sight, s.window)
-                )
-            y_BSNH = compute_attention(q_BSNH, k_BSKH, v_BSKH, relative, scale, how, sight, s.window)
+            mask_info = MaskInfo(packed and packed.segment_BS, layer.is_global)
+            kernel = choose_kernel(s, compute, packed is not None)
+            if self.is_mutable_collection("intermediates"):  # computed here, since kernels don't return their logits
+                logits_BNST = attention_logits(q_BSNH, k_BSKH, relative, scale, mask_info, s.window)
+                self.sow("intermediates", LOGITS_NAME, logits_BNST)
+            y_BSNH = compute_attention(q_BSNH, k_BSKH, v_BSKH, relative, scale, kernel, mask_info, s.window)
         place = residual_axes(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")
         return out(y_BSNH)
 
-    def look_back(
+    def attend_to_cache(
         self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: RelativeInputs | None, scale: float,
         layer: LayerFlags, packed: PackedDocuments,
     ) -> jax.Array:  # fmt: skip
-        """Attention of new tokens to those in the cache and to each other; the cache then holds them too."""
-        held, past = {}, packed.past
+        """Attention of new tokens to the cached ones and to each other; the new ones are added to the cache."""
+        cache, past = {}, packed.past
         assert past is not None
         for name, new in (("k", k_BTKH), ("v", v_BTKH)):
             old: jax.Array = self.get_variable("cache", name)
-            held[name] = jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), past.filled, axis=1)
-            self.put_variable("cache", name, held[name])
+            cache[name] = jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), past.filled, axis=1)
+            self.put_variable("cache", name, cache[name])
         index_T, index_C = past.filled + jnp.arange(q_BTNH.shape[1]), jnp.arange(past.segment_BC.shape[1])
-        limits = self.shape.window, layer.everywhere, packed.segment_BS, past.segment_BC
-        seen = attention_mask(index_T, index_C, *limits)
+        limits = self.shape.window, layer.is_global, packed.segment_BS, past.segment_BC
+        mask = attention_mask(index_T, index_C, *limits)
         bias_BNTC = None if relative is None else relative_scores(relative, scale, past.filled)
-        return masked_attention(q_BTNH, held["k"], held["v"], bias_BNTC, scale, seen)
+        return masked_attention(q_BTNH, cache["k"], cache["v"], bias_BNTC, scale, mask)
 
     def relative(self, q_BSNH: jax.Array, distances: int) -> tuple[jax.Array, RelativeInputs]:
-        """Dai et al. 2019 (Transformer-XL), section 3.3: (q + u, (q + v, W_r R)) with learned u, v, of so many distances."""
+        """(q + u, (q + v, W_r R)) with learned u, v, W_r; R encodes `distances` (Dai et al. 2019, section 3.3)."""
         s = self.shape
         queries = (("heads", s.n_heads), ("head_dim", s.d_head))
         vector = Declaration((s.n_heads, s.d_head), (), ("heads", "head_dim"), "position")
@@ -99,7 +96,7 @@ class Attention(nn.Module):
             gather_weight(declare_parameter(self, name, vector), *vector.outs)
             for name in ("content_bias", "position_bias")
         )
-        # In a pipeline's stage no constant may meet a weight.
+        # In a pipeline's stage a constant must vary over devices as the weights it meets do.
         r_TD = vary_like(sinusoidal_encoding(distances, s.d_model), q_BSNH)
         by_head = (None, "heads", None)
         to_heads = Einsum((("embed", s.d_model),), queries, False, self.policy, by_head, role="position", name="r")
@@ -107,5 +104,5 @@ class Attention(nn.Module):
 
 
 def attention_scale(shape: ModelShape) -> float:
-    """1/sqrt(d_head); under muP as 1/d_head, equal to it at the base's d_head (Yang et al. 2022, Def. 4.1)."""
+    """1/sqrt(d_head); under muP proportional to 1/d_head, equal at the base's d_head (Yang et al. 2022, Def. 4.1)."""
     return shape.d_head**-0.5 if shape.parametrization == "standard" else shape.base_d_head**0.5 / shape.d_head

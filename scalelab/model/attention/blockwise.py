@@ -1,9 +1,9 @@
-"""Attention block by block: softmax gathered up over blocks of keys (Milakov & Gimelshein 2018; Rabe & Staats 2021).
+"""Attention block by block: a running softmax over blocks of keys (Milakov & Gimelshein 2018; Rabe & Staats 2021).
 
-Memory grows linearly with the sequence, forward and backward. The backward is written out and computes the blocks again (Dao
-et al. 2022, section 3.1 and appendix B.2): a derived one would keep every block.
+Memory grows linearly with the sequence, forward and backward. The backward is written out and recomputes the blocks
+(Dao et al. 2022, section 3.1 and appendix B.2); jax's own would keep every block.
 
-Shapes: B batch, S queries, T keys, N heads, K key/value heads, G = N / K, H d_head; s and t: those of a block.
+Shapes: B batch, S queries, T keys, N heads, K key/value heads, G = N / K, H d_head; s, t: queries and keys of a block.
 """
 
 import functools
@@ -26,64 +26,66 @@ from scalelab.model.attention.relative import (
 from scalelab.precision.products import fp32_einsum
 from scalelab.sharding import target_platform, vary_like
 
-CPU_BLOCK = 128  # queries and keys at once: of 128 to 1024 the fastest from 512 to 4k tokens (experiments/attention.py)
+CPU_BLOCK = 128  # queries and keys at once; fastest of 128 to 1024 for 512 to 4k tokens (experiments/attention.py)
 DEFAULT_BLOCK = 512  # elsewhere: not measured
 
 
 def block_size() -> int:
-    """Of this backend."""
+    """Queries and keys per block on the target backend."""
     return CPU_BLOCK if target_platform() == "cpu" else DEFAULT_BLOCK
 
 
 class SoftmaxSums(NamedTuple):
-    """Softmax so far, in fp32: the largest logit, sum of exp(logit - largest) [B, K, G, S], that times values [B, K, G, S, H]."""
+    """Running softmax over the keys so far, in fp32."""
 
-    most: jax.Array
-    total: jax.Array
-    y: jax.Array
+    most: jax.Array  # largest logit [B, K, G, S]
+    total: jax.Array  # sum of exp(logit - most) [B, K, G, S]
+    y: jax.Array  # sum of exp(logit - most) times values [B, K, G, S, H]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def blockwise_attention(
-    q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, sight: MaskInfo, scale: float, window: int, block: int,
+    q_BSNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask_info: MaskInfo, scale: float, window: int, block: int,
     relative: RelativeInputs | None = None,
 ) -> jax.Array:  # fmt: skip
-    """Causal attention [B, S, N, H]; `window` in tokens, 0: none; `relative` scores distances beside keys.
+    """Causal attention [B, S, N, H]; `window` in tokens, 0: none; `relative` adds scores of distances.
 
-    No block is computed that causality or window hide whole.
+    Blocks that causality or the window mask completely are not computed.
     """
-    return _forward(q_BSNH, k_BSKH, v_BSKH, sight, scale, window, block, relative)[0]
+    return _forward(q_BSNH, k_BSKH, v_BSKH, mask_info, scale, window, block, relative)[0]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, sight: MaskInfo, scale: float, window: int, block: int,
+    q: jax.Array, k: jax.Array, v: jax.Array, mask_info: MaskInfo, scale: float, window: int, block: int,
     relative: RelativeInputs | None,
 ) -> tuple[jax.Array, tuple]:  # fmt: skip
     length, block = q.shape[1], min(block, q.shape[1])
-    seen, todo = _masks(length, sight, window, block), visible_block_pairs(-(-length // block), block, window, sight)
+    block_mask = _masks(length, mask_info, window, block)
+    pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
     q_, k_, v_ = (
         _pad_to_blocks(x, block) for x in (group_heads(q * scale, k.shape[2]), move_heads_first(k), move_heads_first(v))
     )
     distances = None if relative is None else make_blocked_relative(relative, scale, block)
-    y, log_z = finish_softmax(accumulate_attention(q_, k_, v_, empty_sums(q_), todo, block, seen, distances))
-    kept = (q, k, v, sight, relative, y[..., :length, :], log_z)
-    return ungroup_heads(y[..., :length, :]).astype(q.dtype), kept
+    y, log_z = finish_softmax(accumulate_attention(q_, k_, v_, empty_sums(q_), pairs, block, block_mask, distances))
+    residuals = (q, k, v, mask_info, relative, y[..., :length, :], log_z)
+    return ungroup_heads(y[..., :length, :]).astype(q.dtype), residuals
 
 
 def _backward(
-    scale: float, window: int, block: int, kept: tuple, dy: jax.Array
+    scale: float, window: int, block: int, residuals: tuple, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, RelativeInputs | None]:
-    q, k, v, sight, relative, y, log_z = kept
+    q, k, v, mask_info, relative, y, log_z = residuals
     length, block, heads = q.shape[1], min(block, q.shape[1]), k.shape[2]
-    seen, todo = _masks(length, sight, window, block), visible_block_pairs(-(-length // block), block, window, sight)
+    block_mask = _masks(length, mask_info, window, block)
+    pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
     dy_ = group_heads(dy, heads)
-    spent = _pad_to_blocks(jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)[..., None], block)[..., 0]
+    dy_dot_y = _pad_to_blocks(jnp.sum(dy_.astype(jnp.float32) * y, axis=-1)[..., None], block)[..., 0]
     q_, k_, v_, dy_ = (
         _pad_to_blocks(x, block) for x in (group_heads(q * scale, heads), move_heads_first(k), move_heads_first(v), dy_)
     )
     distances = None if relative is None else make_blocked_relative(relative, scale, block)
     grads = zero_gradients(q, q_, k_, v_, distances)
-    dq, dk, dv, dr = accumulate_gradients(q_, k_, v_, log_z, dy_, spent, grads, todo, block, seen, distances)
+    dq, dk, dv, dr = accumulate_gradients(q_, k_, v_, log_z, dy_, dy_dot_y, grads, pairs, block, block_mask, distances)
     dq, dk, dv = (x[..., :length, :] for x in (dq, dk, dv))
     by_distance = None if relative is None else blocked_relative_gradients(dr, relative, scale, block)
     dq = (scale * ungroup_heads(dq)).astype(q.dtype)
@@ -93,72 +95,72 @@ def _backward(
 blockwise_attention.defvjp(_forward, _backward)
 
 
-def visible_block_pairs(blocks: int, block: int, window: int = 0, sight: MaskInfo = NO_MASK) -> np.ndarray:
-    """(block of queries, block of keys) [n, 2] that hold a query and a key it sees. A query's own block comes first.
+def visible_block_pairs(blocks: int, block: int, window: int = 0, mask_info: MaskInfo = NO_MASK) -> np.ndarray:
+    """Pairs (block of queries, block of keys) [n, 2] that are not completely masked; a query's own block comes first.
 
-    So each query has seen a key, itself, before a block in which it may see none.
+    So each query has attended to itself before it meets a block with none of its keys.
     """
-    reach = window if window and sight.everywhere is None else blocks * block
+    reach = window if window and mask_info.is_global is None else blocks * block
     near = [(i, j) for i in range(blocks) for j in range(i, -1, -1) if (i - j - 1) * block + 1 < reach]
     return np.array(near, np.int32)
 
 
 def empty_sums(q: jax.Array) -> SoftmaxSums:
-    """The sums before the first key."""
+    """Softmax sums before the first key."""
     zero = vary_like(jnp.zeros(q.shape[:-1]), q)
     return SoftmaxSums(jnp.full_like(zero, -jnp.inf), zero, vary_like(jnp.zeros(q.shape), q))
 
 
 def finish_softmax(sums: SoftmaxSums) -> tuple[jax.Array, jax.Array]:
-    """(attention [B, K, G, S, H], log of the sum of exponentials [B, K, G, S]), in fp32."""
+    """From the sums: (attention [B, K, G, S, H], log of the sum of exponentials [B, K, G, S]), in fp32."""
     return sums.y / sums.total[..., None], sums.most + jnp.log(sums.total)
 
 
 def zero_gradients(
     like: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, distances: BlockedRelative | None
 ) -> tuple:
-    """Gradients of these before the first pair: (dq, dk, dv, those of the distances' q and r or None), in fp32."""
-    of = (q, k, v, None if distances is None else (distances.q, distances.r))
-    return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape), like), of)
+    """Zero gradients in fp32 to start from: (dq, dk, dv, those of the distances' q and r or None)."""
+    inputs = (q, k, v, None if distances is None else (distances.q, distances.r))
+    return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape), like), inputs)
 
 
 def accumulate_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, sums: SoftmaxSums, todo: np.ndarray, block: int, seen: Callable,
+    q: jax.Array, k: jax.Array, v: jax.Array, sums: SoftmaxSums, pairs: np.ndarray, block: int, block_mask: Callable,
     distances: BlockedRelative | None = None,
 ) -> SoftmaxSums:  # fmt: skip
-    """`sums` with the keys of these pairs of blocks: q [B, K, G, S, H], scaled; k, v [B, K, T, H].
+    """Add the keys of these pairs of blocks to `sums`: q [B, K, G, S, H], scaled; k, v [B, K, T, H].
 
-    `seen(i, j)`: what queries from i on see of keys from j on, [s, t] or [B, s, t].
+    `block_mask(i, j)`: mask of queries from i on and keys from j on, [s, t] or [B, s, t].
     """
 
-    def one(sums: SoftmaxSums, pair: jax.Array) -> tuple[SoftmaxSums, None]:
+    def add_pair(sums: SoftmaxSums, pair: jax.Array) -> tuple[SoftmaxSums, None]:
         i, j = pair[0] * block, pair[1] * block
         k_j, v_j = _slice_axis(k, j, block, -2), _slice_axis(v, j, block, -2)
         most, total, y = (_slice_axis(x, i, block, 3) for x in sums)
-        logits = _logits(_slice_axis(q, i, block, 3), k_j, seen(i, j), distances, i, j)
+        logits = _logits(_slice_axis(q, i, block, 3), k_j, block_mask(i, j), distances, i, j)
         new = jnp.maximum(most, jnp.max(logits, axis=-1))
         weights, before = jnp.exp(logits - new[..., None]), jnp.exp(most - new)
         y = y * before[..., None] + _product("cmt,cth->cmh", weights.astype(v.dtype), v_j)
-        found = SoftmaxSums(new, total * before + jnp.sum(weights, axis=-1), y)
-        return jax.tree.map(lambda x, part: _update_axis(x, part, i, 3), sums, found), None
+        block_sums = SoftmaxSums(new, total * before + jnp.sum(weights, axis=-1), y)
+        return jax.tree.map(lambda x, part: _update_axis(x, part, i, 3), sums, block_sums), None
 
-    return jax.lax.scan(one, sums, jnp.asarray(todo))[0]
+    return jax.lax.scan(add_pair, sums, jnp.asarray(pairs))[0]
 
 
 def accumulate_gradients(
-    q: jax.Array, k: jax.Array, v: jax.Array, log_z: jax.Array, dy: jax.Array, spent: jax.Array, grads: Any,
-    todo: np.ndarray, block: int, seen: Callable, distances: BlockedRelative | None = None,
+    q: jax.Array, k: jax.Array, v: jax.Array, log_z: jax.Array, dy: jax.Array, dy_dot_y: jax.Array, grads: Any,
+    pairs: np.ndarray, block: int, block_mask: Callable, distances: BlockedRelative | None = None,
 ) -> Any:  # fmt: skip
-    """`grads` (as `zero_gradients`) with the part of these pairs of blocks; `spent`: sum of dy y over H, [B, K, G, S]."""
+    """Add these pairs of blocks to `grads` (as `zero_gradients`); `dy_dot_y`: sum of dy y over H, [B, K, G, S]."""
 
-    def one(grads: Any, pair: jax.Array) -> tuple[Any, None]:
+    def add_pair(grads: Any, pair: jax.Array) -> tuple[Any, None]:
         i, j = pair[0] * block, pair[1] * block
         dq, dk, dv, dr = grads
-        q_i, dy_i, log_z_i, spent_i = (_slice_axis(x, i, block, 3) for x in (q, dy, log_z, spent))
+        q_i, dy_i, log_z_i, dy_dot_y_i = (_slice_axis(x, i, block, 3) for x in (q, dy, log_z, dy_dot_y))
         k_j, v_j = _slice_axis(k, j, block, -2), _slice_axis(v, j, block, -2)
-        p = jnp.exp(_logits(q_i, k_j, seen(i, j), distances, i, j) - log_z_i[..., None])
+        p = jnp.exp(_logits(q_i, k_j, block_mask(i, j), distances, i, j) - log_z_i[..., None])
         dp = _product("cmh,cth->cmt", dy_i, v_j)
-        ds = p * (dp - spent_i[..., None])  # in fp32 to the end: rounded to bf16 gradients of q and k are off by 1 %
+        ds = p * (dp - dy_dot_y_i[..., None])  # stays fp32: rounded to bf16, gradients of q and k are off by 1 %
         dv = _update_axis(dv, _slice_axis(dv, j, block, -2) + _product("cmt,cmh->cth", p.astype(v.dtype), dy_i), j, -2)
         dk = _update_axis(dk, _slice_axis(dk, j, block, -2) + _product("cmt,cmh->cth", ds, q_i.astype(ds.dtype)), j, -2)
         dq = _update_axis(dq, _slice_axis(dq, i, block, 3) + _product("cmt,cth->cmh", ds, k_j.astype(ds.dtype)), i, 3)
@@ -167,21 +169,21 @@ def accumulate_gradients(
             dr = add_block_gradients(dr, distances, heads_first, i, j)
         return (dq, dk, dv, dr), None
 
-    return jax.lax.scan(one, grads, jnp.asarray(todo))[0]
+    return jax.lax.scan(add_pair, grads, jnp.asarray(pairs))[0]
 
 
 def _logits(
-    q: jax.Array, k: jax.Array, seen: jax.Array, distances: BlockedRelative | None, i: jax.Array, j: jax.Array
+    q: jax.Array, k: jax.Array, mask: jax.Array, distances: BlockedRelative | None, i: jax.Array, j: jax.Array
 ) -> jax.Array:
-    """[B, K, G, s, t] in fp32, -inf for what isn't seen."""
+    """Logits [B, K, G, s, t] in fp32, -inf where masked."""
     logits = _product("cmh,cth->cmt", q, k)
     if distances is not None:
         logits += relative_block_scores(distances, i, j, q.shape[3]).swapaxes(0, 1).reshape(logits.shape)
-    return jnp.where(seen if seen.ndim == 2 else seen[:, None, None], logits, -jnp.inf)
+    return jnp.where(mask if mask.ndim == 2 else mask[:, None, None], logits, -jnp.inf)
 
 
 def _product(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """A product for each sequence and key head; [B, K, G, s, …] has the queries of a key head stacked, in the result too."""
+    """One product per sequence and key head; the queries [G, s] of a key head are stacked and unstacked here."""
     a_, b_ = (x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1]) for x in (a, b))
     y = fp32_einsum(subscripts, a_, b_)
     queries = subscripts.endswith("m" + subscripts[-1])
@@ -196,23 +198,23 @@ def _update_axis(x: jax.Array, part: jax.Array, start: jax.Array, axis: int) -> 
     return part if x.shape == part.shape else jax.lax.dynamic_update_slice_in_dim(x, part, start, axis % x.ndim)
 
 
-def _masks(length: int, sight: MaskInfo, window: int, block: int) -> Callable:
+def _masks(length: int, mask_info: MaskInfo, window: int, block: int) -> Callable:
     index = jnp.arange(block)
-    segment = sight.segment_BS
-    if segment is not None:  # what fills up the last block is hidden from all others by its place alone
+    segment = mask_info.segment_BS
+    if segment is not None:  # padding of the last block comes after all real queries, so causality masks it
         segment = jnp.pad(segment, ((0, 0), (0, -length % block)), constant_values=-1)
 
-    def seen(i: jax.Array, j: jax.Array) -> jax.Array:
-        of = [None if segment is None else _slice_axis(segment, start, block, 1) for start in (i, j)]
-        return attention_mask(i + index, j + index, window, sight.everywhere, *of)
+    def mask_of(i: jax.Array, j: jax.Array) -> jax.Array:
+        segments = [None if segment is None else _slice_axis(segment, start, block, 1) for start in (i, j)]
+        return attention_mask(i + index, j + index, window, mask_info.is_global, *segments)
 
-    return seen
+    return mask_of
 
 
 def _pad_to_blocks(x: jax.Array, block: int) -> jax.Array:
-    """Its axis before the last filled up to whole blocks."""
-    wanting = -x.shape[-2] % block
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, wanting), (0, 0)]) if wanting else x
+    """Pad the axis before the last to whole blocks."""
+    padding = -x.shape[-2] % block
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, padding), (0, 0)]) if padding else x
 
 
 def group_heads(x_BSNH: jax.Array, keys: int) -> jax.Array:
@@ -222,7 +224,7 @@ def group_heads(x_BSNH: jax.Array, keys: int) -> jax.Array:
 
 
 def ungroup_heads(x_BKGSH: jax.Array) -> jax.Array:
-    """And back."""
+    """[B, K, G, S, H] -> [B, S, N, H]."""
     b, k, g, s, h = x_BKGSH.shape
     return x_BKGSH.transpose(0, 3, 1, 2, 4).reshape(b, s, k * g, h)
 

@@ -1,4 +1,4 @@
-"""The ways to compute attention, which of them a backend takes, and the one written out.
+"""The kernels of attention, the choice among them for a backend, and plain attention.
 
 Shapes: B batch, S queries, T keys, N heads, K key/value heads, H d_head.
 """
@@ -29,21 +29,21 @@ from scalelab.sharding import (
     vary_like,
 )
 
-# Tokens from which on blockwise is faster than plain, 1.7 times there, and smaller (experiments/attention.py).
+# Tokens from which blockwise is faster than plain (1.7 times there) and takes less memory (experiments/attention.py).
 CPU_LONG_SEQUENCE = 512
-LONG_SEQUENCE = 2048  # elsewhere, for its memory alone: its speed was not measured
-TPU_LANES = 128  # of a TPU: the splash kernel wants whole ones
+LONG_SEQUENCE = 2048  # elsewhere, chosen for memory only: speed was not measured
+TPU_LANES = 128  # the splash kernel takes multiples of a TPU's lanes
 
 
 def choose_kernel(
     shape: ModelShape, compute: jnp.dtype, packed: bool = False, backend: str = "", staged: bool | None = None
 ) -> str:
-    """How attention is computed here, or on `backend`; the run's record names it. BadInput where what is asked for can't be.
+    """Name of the attention kernel on `backend` (default: here). BadInput where it cannot run `model.attention`.
 
-    `cudnn`: flash attention of NVIDIA's, on 16-bit numbers. `splash`: Pallas' for TPUs. `blockwise`: ours, anywhere, in memory
-    linear in the sequence. `xla`: jax's own, and `plain`: ours, with all logits at once; on CPU jax's layout costs a tenth of
-    the whole step (experiments/benchmarks). `packed`: documents don't see each other; then cudnn holds a mask of S x S.
-    `staged`: in a stage of a pipeline; None: as what is being traced.
+    `cudnn`: NVIDIA's flash attention, 16-bit only. `splash`: Pallas' for TPUs. `blockwise`: ours, anywhere, memory
+    linear in the sequence. `xla` (jax's) and `plain` (ours) hold all logits at once; on CPU jax's layout costs a tenth
+    of the whole step (experiments/benchmarks). `packed`: documents are masked; then cudnn holds a mask of S x S.
+    `staged`: in a pipeline's stage; None: whether the current trace is.
     """
     backend = backend or target_platform()
     staged = is_in_stage() if staged is None else staged
@@ -63,7 +63,7 @@ def choose_kernel(
 
 
 def step_kernel(static: Static, backend: str = "") -> str:
-    """`choose_kernel` of a step with a resolved layout; `ring` where devices share a sequence."""
+    """The kernel of a training step, as `choose_kernel`; `ring` where devices share a sequence."""
     if static.layout.context > 1:
         return "ring"
     compute, packed = array_dtype(POLICIES[static.precision].compute), static.documents == "mask" or static.seq_warmup
@@ -71,77 +71,77 @@ def step_kernel(static: Static, backend: str = "") -> str:
 
 
 def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, backend: str, staged: bool = False) -> str:
-    """Why this kind can't be computed here; "" where it can."""
+    """Why this kernel can't run on `backend`; "" where it can."""
     if shape.position == "relative" and kind != "blockwise":
-        return "it has no term for model.position='relative', which 'blockwise', 'plain' and 'xla' have"
+        return "it does not support model.position='relative'; 'blockwise', 'plain' and 'xla' do"
     wanted = {"cudnn": "gpu", "splash": "tpu"}.get(kind, backend)
     if backend != wanted:
-        return f"it runs on a {wanted}, and this is a {backend}"
+        return f"it runs on a {wanted}, not on this {backend}"
     if kind == "cudnn" and not (compute.itemsize == 2 and shape.d_head % 8 == 0 and shape.d_head <= 128):
         return f"it takes bf16 or fp16 and d_head a multiple of 8 up to 128, not {compute.name} and {shape.d_head}"
     if kind == "splash" and (shape.seq_len % TPU_LANES or shape.d_head % TPU_LANES):
         return f"it takes seq_len and d_head in multiples of {TPU_LANES}, not {shape.seq_len} and {shape.d_head}"
     if kind == "splash" and staged:
-        return "it doesn't say that its results differ between the stages of a pipeline, which jax wants to know"
+        return "it does not tell jax that its results differ between a pipeline's stages, which jax requires"
     return ""
 
 
 def compute_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: RelativeInputs | None, scale: float, how: str,
-    sight: MaskInfo = NO_MASK, window: int = 0,
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, relative: RelativeInputs | None, scale: float, kernel: str,
+    mask_info: MaskInfo = NO_MASK, window: int = 0,
 ) -> jax.Array:  # fmt: skip
-    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `relative` scores distances beside keys.
+    """Causal attention [B, S, N, H]; query head n uses key head n // (N / K); `relative` adds scores of distances.
 
-    What a query sees is limited by `sight` and `window` (tokens, its own included; 0: none). On a mesh each device attends
-    with the sequences and heads it holds: no kernel needs to know of the others.
+    `mask_info` and `window` (tokens, the query's included; 0: none) limit the keys. On a mesh each device computes the
+    sequences and heads it holds, so kernels need not know about other devices.
     """
     by_head = activation_spec("batch", "context", "heads", None)
     far = (None, None) if relative is None else relative
     others = {
         "q": (far[0], by_head),
         "r": (far[1], activation_spec(None, "heads", None)),
-        "segment_BS": (sight.segment_BS, activation_spec("batch", "context")),
-        "everywhere": (sight.everywhere, PartitionSpec()),
+        "segment_BS": (mask_info.segment_BS, activation_spec("batch", "context")),
+        "is_global": (mask_info.is_global, PartitionSpec()),
     }
     names = [name for name, (value, _) in others.items() if value is not None]
 
-    def own(q: jax.Array, k: jax.Array, v: jax.Array, *more: jax.Array) -> jax.Array:
-        given: dict[str, Any] = dict(zip(names, more, strict=True))
-        far = RelativeInputs(given.pop("q"), vary_like(given.pop("r"), q)) if relative is not None else None
-        sight = MaskInfo(**given)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, *more: jax.Array) -> jax.Array:
+        arrays: dict[str, Any] = dict(zip(names, more, strict=True))
+        far = RelativeInputs(arrays.pop("q"), vary_like(arrays.pop("r"), q)) if relative is not None else None
+        mask_info = MaskInfo(**arrays)
         if mesh_axis_size(CONTEXT_AXIS) > 1:
-            return ring_attention(q, k, v, sight, scale, window, far)
-        if how == "blockwise":
-            return blockwise_attention(q, k, v, sight, scale, window, block_size(), far)
-        ours: dict[str, Callable] = {"plain": plain_attention, "splash": splash_attention}
+            return ring_attention(q, k, v, mask_info, scale, window, far)
+        if kernel == "blockwise":
+            return blockwise_attention(q, k, v, mask_info, scale, window, block_size(), far)
+        kernels: dict[str, Callable] = {"plain": plain_attention, "splash": splash_attention}
         bias = None if far is None else relative_scores(far, scale)
-        return (ours.get(how) or _jax_kernel(how))(q, k, v, bias, scale, sight, window)
+        return (kernels.get(kernel) or _jax_kernel(kernel))(q, k, v, bias, scale, mask_info, window)
 
     specs = (*(by_head,) * 3, *(others[name][1] for name in names))
-    checked = how != "splash" or mesh_axis_size(CONTEXT_AXIS) > 1
-    return per_device(own, specs, by_head, checked)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))
+    checked = kernel != "splash" or mesh_axis_size(CONTEXT_AXIS) > 1
+    return per_device(attend, specs, by_head, checked)(q_BSNH, k_BTKH, v_BTKH, *(others[name][0] for name in names))
 
 
 def plain_attention(
     q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float,
-    sight: MaskInfo = NO_MASK, window: int = 0,
+    mask_info: MaskInfo = NO_MASK, window: int = 0,
 ) -> jax.Array:  # fmt: skip
-    """Attention written out, softmax in fp32, all logits at once; of it second derivatives are taken (`train/step/curvature.py`)."""
+    """Attention with all logits at once and softmax in fp32; has second derivatives (`train/step/curvature.py`)."""
     index_S = jnp.arange(q_BSNH.shape[1])
-    seen = attention_mask(index_S, index_S, window, sight.everywhere, sight.segment_BS, sight.segment_BS)
-    return masked_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale, seen)
+    mask = attention_mask(index_S, index_S, window, mask_info.is_global, mask_info.segment_BS, mask_info.segment_BS)
+    return masked_attention(q_BSNH, k_BTKH, v_BTKH, bias_BNST, scale, mask)
 
 
 def masked_attention(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, seen: jax.Array
+    q_BSNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, bias_BNST: jax.Array | None, scale: float, mask: jax.Array
 ) -> jax.Array:
-    """Attention of queries to the keys that are `seen`, [S, T] or [B, S, T]: one batch of matrices a (sequence, key head)."""
+    """Attention where `mask` [S, T] or [B, S, T] is true; one batched product over (sequence, key head)."""
     batch, length, heads, width = q_BSNH.shape
     keys, stacked = k_BTKH.shape[2], heads // k_BTKH.shape[2] * length  # queries that share a key head are stacked
     q = (q_BSNH * scale).transpose(0, 2, 1, 3).reshape(batch * keys, stacked, width)
     k, v = (x.transpose(0, 2, 1, 3).reshape(batch * keys, -1, width) for x in (k_BTKH, v_BTKH))
-    logits, hidden = fp32_einsum("bsh,bth->bst", q, k), jnp.where(seen, 0.0, -1e30)
-    if seen.ndim == 2:
+    logits, hidden = fp32_einsum("bsh,bth->bst", q, k), jnp.where(mask, 0.0, -1e30)
+    if mask.ndim == 2:
         logits = logits + jnp.tile(hidden, (stacked // length, 1))[None]
     else:
         by_query = logits.reshape(batch, keys, -1, length, logits.shape[-1])
@@ -153,33 +153,39 @@ def masked_attention(
 
 
 def attention_logits(
-    q_BSNH: jax.Array, k_BTKH: jax.Array, relative: RelativeInputs | None, scale: float, sight: MaskInfo, window: int
+    q_BSNH: jax.Array,
+    k_BTKH: jax.Array,
+    relative: RelativeInputs | None,
+    scale: float,
+    mask_info: MaskInfo,
+    window: int,
 ) -> jax.Array:
-    """What the softmax takes, [B, N, S, T] in fp32; NaN where the query does not see the key. For looks inside, on one device."""
+    """The softmax's input [B, N, S, T] in fp32, NaN where masked; for inspection on one device."""
     index_S = jnp.arange(q_BSNH.shape[1])
-    seen = attention_mask(index_S, index_S, window, sight.everywhere, sight.segment_BS, sight.segment_BS)
+    mask = attention_mask(index_S, index_S, window, mask_info.is_global, mask_info.segment_BS, mask_info.segment_BS)
     k_BTNH = jnp.repeat(k_BTKH, q_BSNH.shape[2] // k_BTKH.shape[2], axis=2)
     logits_BNST = fp32_einsum("bsnh,btnh->bnst", q_BSNH * scale, k_BTNH)
     if relative is not None:
         logits_BNST = logits_BNST + relative_scores(relative, scale)
-    return jnp.where(seen if seen.ndim == 2 else seen[:, None], logits_BNST, jnp.nan)
+    return jnp.where(mask if mask.ndim == 2 else mask[:, None], logits_BNST, jnp.nan)
 
 
-def _jax_kernel(how: str) -> Callable:
-    """`jax.nn.dot_product_attention` by its kernel of that name."""
+def _jax_kernel(name: str) -> Callable:
+    """`jax.nn.dot_product_attention` with the implementation of this name."""
 
-    def kernel(
-        q: jax.Array, k: jax.Array, v: jax.Array, bias: Any, scale: float, sight: MaskInfo, window: int
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, bias: Any, scale: float, mask_info: MaskInfo, window: int
     ) -> jax.Array:
-        index, segment = jnp.arange(q.shape[1]), sight.segment_BS
+        index, segment = jnp.arange(q.shape[1]), mask_info.segment_BS
         mask = None if segment is None else attention_mask(index, index, 0, None, segment, segment)[:, None]
         whole = functools.partial(
-            jax.nn.dot_product_attention, q, k, v, bias=bias, mask=mask, is_causal=True, scale=scale, implementation=how
-        )
+            jax.nn.dot_product_attention,
+            q, k, v, bias=bias, mask=mask, is_causal=True, scale=scale, implementation=name,
+        )  # fmt: skip
         near = functools.partial(whole, local_window_size=(window - 1, 0)) if window else whole
-        return _by_window(near, whole, sight.everywhere)
+        return _by_window(near, whole, mask_info.is_global)
 
-    return kernel
+    return attend
 
 
 def splash_attention(
@@ -188,11 +194,11 @@ def splash_attention(
     v: jax.Array,
     bias: None,
     scale: float,
-    sight: MaskInfo,
+    mask_info: MaskInfo,
     window: int,
     interpret: bool = False,
 ) -> jax.Array:
-    """Pallas' attention for TPUs: blocks that are hidden whole are left out. q [B, S, N, H]; k, v [B, T, K, H]."""
+    """Pallas' attention for TPUs, which skips completely masked blocks. q [B, S, N, H]; k, v [B, T, K, H]."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -201,19 +207,19 @@ def splash_attention(
     block = next(size for size in (512, 256, TPU_LANES) if length % size == 0)
     sizes = splash.BlockSizes(*(block,) * 8)
     q_BNSH, k_BKTH, v_BKTH = ((x * scale if x is q else x).swapaxes(1, 2) for x in (q, k, v))
-    segments = None if sight.segment_BS is None else splash.SegmentIds(sight.segment_BS, sight.segment_BS)
+    segments = None if mask_info.segment_BS is None else splash.SegmentIds(mask_info.segment_BS, mask_info.segment_BS)
 
-    def by(mask: Any) -> Callable:
+    def attend_with(mask: Any) -> Callable:
         kernel = splash.make_splash_mha_single_device(
             masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
         )
         return lambda: jax.vmap(kernel)(q_BNSH, k_BKTH, v_BKTH, segments)
 
-    whole = by(masks.CausalMask((length, length)))
-    near = by(masks.LocalMask((length, length), (window - 1, 0), 0)) if window else whole
-    return _by_window(near, whole, sight.everywhere).swapaxes(1, 2)
+    whole = attend_with(masks.CausalMask((length, length)))
+    near = attend_with(masks.LocalMask((length, length), (window - 1, 0), 0)) if window else whole
+    return _by_window(near, whole, mask_info.is_global).swapaxes(1, 2)
 
 
-def _by_window(near: Callable, whole: Callable, everywhere: jax.Array | None) -> jax.Array:
-    """Of two kernels that can't be told at run time which they are, the layer's own."""
-    return near() if everywhere is None else jax.lax.cond(everywhere, whole, near)
+def _by_window(near: Callable, whole: Callable, is_global: jax.Array | None) -> jax.Array:
+    """Windowed or full attention by the layer's flag, for kernels whose window is fixed when they are traced."""
+    return near() if is_global is None else jax.lax.cond(is_global, whole, near)

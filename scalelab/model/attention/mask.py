@@ -1,4 +1,4 @@
-"""What a query sees: the keys up to its own, of its own document, within its window.
+"""The attention mask: keys up to the query's position, of its document, within its window.
 
 Shapes: B batch, S queries, T keys.
 """
@@ -9,35 +9,36 @@ import jax
 
 
 class MaskInfo(NamedTuple):
-    """What limits a layer's sight besides causality, as arrays; None: nothing.
+    """Limits on a layer's attention besides causality, as arrays; None: no limit.
 
-    `segment_BS` tells documents apart (`documents.document_segments`); where `everywhere` (a boolean) is true, this layer has no window.
+    `segment_BS`: each token's document number (`documents.document_segments`). `is_global` (a boolean): true where the
+    layer ignores the window.
     """
 
     segment_BS: jax.Array | None = None
-    everywhere: jax.Array | None = None
+    is_global: jax.Array | None = None
 
 
 NO_MASK = MaskInfo()
 
 
 def attention_mask(
-    of_query_S: jax.Array,
-    of_key_T: jax.Array,
+    query_S: jax.Array,
+    key_T: jax.Array,
     window: int = 0,
-    everywhere: jax.Array | None = None,
+    is_global: jax.Array | None = None,
     segment_BS: jax.Array | None = None,
     segment_BT: jax.Array | None = None,
 ) -> jax.Array:
-    """Booleans [S, T], with segments [B, S, T], from indices in the sequence and the documents' numbers. A query sees itself.
+    """Booleans [S, T], or [B, S, T] with segments: true where the query may attend to the key, itself included.
 
-    A window of w tokens holds the query's own and the w - 1 before it; 0: no window.
+    `query_S`, `key_T`: positions in the sequence. A window of w tokens holds the query's and the w - 1 before; 0: none.
     """
-    distance = of_query_S[:, None] - of_key_T[None, :]
-    seen = distance >= 0
+    distance = query_S[:, None] - key_T[None, :]
+    mask = distance >= 0
     if window:
         near = distance < window
-        seen &= near if everywhere is None else near | everywhere
+        mask &= near if is_global is None else near | is_global
     if segment_BS is not None and segment_BT is not None:
-        seen = seen[None] & (segment_BS[:, :, None] == segment_BT[:, None, :])
-    return seen
+        mask = mask[None] & (segment_BS[:, :, None] == segment_BT[:, None, :])
+    return mask

@@ -108,7 +108,7 @@ def test_rope_scores_depend_on_the_distance_alone():
 
 
 def test_sinusoids_are_those_of_the_paper():
-    """Vaswani et al. 2017, section 3.5, sines and cosines in two halves rather than interleaved, as Transformer-XL has them."""
+    """Vaswani et al. 2017, section 3.5; sines and cosines in two halves, not interleaved, as in Transformer-XL."""
     table = np.asarray(sinusoidal_encoding(50, 6))
     for t, i in np.ndindex(50, 3):
         angle = t / 10_000 ** (2 * i / 6)
@@ -172,7 +172,7 @@ def test_qk_norm_makes_attention_blind_to_the_scale_of_queries_and_keys():
 
 
 def test_scale_of_attention():
-    """standard: 1/sqrt(d_head). mup: falls as 1/d_head when heads widen, meets standard at the base, stays where heads multiply."""
+    """standard: 1/sqrt(d_head). mup: falls as 1/d_head when heads widen, equals standard at the base, for any heads."""
     assert attention.attention_scale(shape()) == pytest.approx(8**-0.5)
     scales = [attention.attention_scale(shape(parametrization="mup", d_model=d)) for d in (64, 128, 256)]
     np.testing.assert_allclose(scales, [0.25, 0.125, 0.0625])

@@ -1,4 +1,4 @@
-"""Packed documents: none sees another, by derivatives; each is worth what it is worth alone; padding counts for nothing."""
+"""Packed documents: none attends to another (by derivatives), each has its loss alone, padding does not count."""
 
 import dataclasses
 import functools

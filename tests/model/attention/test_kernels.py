@@ -1,4 +1,4 @@
-"""The ways to compute attention: each against the one written out, what a backend takes, memory, and programs for other chips."""
+"""Attention kernels: each against plain attention, the choice for a backend, memory, programs for other chips."""
 
 import functools
 
@@ -40,7 +40,7 @@ SIGHTS = {
     "documents": (MaskInfo(segments(50)), 0),
     "window": (MaskInfo(), 7),
     "documents in a window": (MaskInfo(segments(50)), 20),
-    "a layer without the window": (MaskInfo(everywhere=jnp.array(True)), 7),
+    "a layer without the window": (MaskInfo(is_global=jnp.array(True)), 7),
     "a layer with it": (MaskInfo(segments(50), jnp.array(False)), 7),
 }
 
@@ -185,16 +185,16 @@ def test_what_a_backend_takes(monkeypatch, backend, changes, packed, expected):
 @pytest.mark.parametrize(
     ("backend", "changes", "said"),
     [
-        ("cpu", {"attention": "cudnn"}, "it runs on a gpu, and this is a cpu"),
+        ("cpu", {"attention": "cudnn"}, "it runs on a gpu, not on this cpu"),
         ("gpu", {"attention": "splash"}, "it runs on a tpu"),
         ("gpu", {"attention": "cudnn", "d_head": 12}, "not bfloat16 and 12"),
         ("tpu", {"attention": "splash", "seq_len": 200}, "not 200 and 8"),
         (
             "gpu",
             {"attention": "cudnn", "position": "relative"},
-            "no term for model.position='relative', which 'blockwise'",
+            "does not support model.position='relative'; 'blockwise'",
         ),
-        ("tpu", WIDE | {"attention": "splash", "position": "relative"}, "no term for model.position='relative'"),
+        ("tpu", WIDE | {"attention": "splash", "position": "relative"}, "does not support model.position='relative'"),
     ],
 )
 def test_what_cannot_be_computed_here_is_refused_in_one_line(monkeypatch, backend, changes, said):
