@@ -154,7 +154,7 @@ MISTAKES = {
     "prepare --source=README.md --tokenizer=byte --out=new": "did you mean 'bytes'?",
     "prepare --source=README.md --tokenizer=bytes --out=README.md/mine": "README.md is a file; name a folder",
     "prepare --source=README.md --tokenizer=~nosuchuser/t.json --out=new": "--tokenizer=~nosuchuser/t.json: no such file",
-    "prepare --source=README.md --tokenizer=bpe:300 --separator=5 --out=new": "bpe:300 has 0 for that",
+    "prepare --source=README.md --tokenizer=bpe:300 --separator=5 --out=new": "bpe:300 always uses 0",
     "schedule --config=configs/tiny.py --config.model.seq_len=1e300": "seq_len=1e+300 is more than can be counted; nearest: 2147",
     "schedule --config=configs/tiny.py --config.data.mixture=a=1e400": "'a=1e400' is not a name and a number from 0 to 2^63",
     "schedule --config=configs/tiny.py --config.data.mixture=a=1;1__0:b=1,a=1": "sum to 2, not 1",

@@ -1,1 +1,1 @@
-"""From a data config to batches: documents -> tokens -> shards on disk -> batch = f(seed, step). numpy and grain only."""
+"""From a data config to batches: documents -> tokens -> shards on disk -> batch = f(seed, step); numpy and grain."""

@@ -1,4 +1,4 @@
-"""Config -> dataset: tokenize once into cached shards, split by document, and say what the data are."""
+"""Config -> dataset: tokenize once into cached shards, split by document, and describe the data."""
 
 import dataclasses
 import hashlib
@@ -16,12 +16,12 @@ from scalelab.data.sources.sources import DataConfig, Source, open_source
 from scalelab.data.tokenizers.tokenizer import DEFAULT_SEPARATOR, Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 
-OVERSHOOT = 1.25  # a document that would take the held-out share beyond this times the wanted one stays in training
+OVERSHOOT = 1.25  # times the wanted validation share: a document that would exceed this stays in training
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPart:
-    """One named source's tokens. `bytes_per_token` is its validation split's: text bytes over tokens, separators included."""
+    """One named source's tokens. `bytes_per_token`: text bytes over tokens (with separators) of its val split."""
 
     name: str
     train: Split
@@ -31,10 +31,10 @@ class DatasetPart:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Tokens of one or more sources, all of one tokenizer, and what a record needs to say about them.
+    """Tokens of one or more sources with one tokenizer, and the facts about them for a run's record.
 
-    `separator` is the id that ends a document. `fingerprint` covers every stored token and its split. `bytes_per_token` is
-    that of all validation text, so bits per byte = loss / ln 2 / bytes_per_token; a synthetic token counts as one byte.
+    `separator` is the id that ends a document. `fingerprint` covers every stored token and its split. `bytes_per_token`
+    is over all validation text, so bits per byte = loss / ln 2 / bytes_per_token; a synthetic token counts as one byte.
     `entropy_rate` is in nats per token, None unless synthetic. `description` is plain JSON for the run's record.
     """
 
@@ -48,15 +48,15 @@ class Dataset:
 
     @property
     def hparams(self) -> dict[str, float]:
-        """What the step has to know of the data, traced like a config's `hparams`."""
+        """Numbers of the data that the training step needs, traced like a config's `hparams`."""
         return {"separator": self.separator}
 
 
 def open_dataset(config: DataConfig) -> Dataset:
-    """Open the dataset of `config`, writing its shards to the cache first if they aren't there.
+    """Open the dataset of `config`; writes its shards to the cache first if they aren't there.
 
-    Any number of processes may call this at once. Raises BadInput: unknown source, nothing to read, a single document (the
-    split is by document), a vocabulary larger than the model's, or shards that differ from their index.
+    Any number of processes may call this at once. Raises BadInput: unknown source, nothing to read, a single document
+    (the split is by document), a vocabulary larger than the model's, or shards that differ from their index.
     """
     if not 0 < config.val_fraction < 1:
         raise BadInput(f"data.val_fraction={config.val_fraction} is not between 0 and 1; 0.1 is usual")
@@ -77,7 +77,7 @@ def open_dataset(config: DataConfig) -> Dataset:
 
 
 def _open_prepared(config: DataConfig) -> Dataset:
-    """A folder of `scalelab prepare`: its own split, tokenizer and parts."""
+    """Open a folder of `scalelab prepare`, which has its own split, tokenizer and parts."""
     folder = pathlib.Path(os.path.expanduser(config.path))
     index, splits = prepared.read_prepared(folder)
     tokenizer, fingerprint = index["tokenizer"], prepared.corpus_fingerprint(index)
@@ -87,8 +87,8 @@ def _open_prepared(config: DataConfig) -> Dataset:
             f"{tokenizer['vocab_size']} ids; nearest: {tokenizer['vocab_size']}"
         )
     parts = tuple(
-        DatasetPart(name, found["train"], found["val"], prepared.bytes_per_token(index, name, found["val"]))
-        for name, found in splits.items()
+        DatasetPart(name, part["train"], part["val"], prepared.bytes_per_token(index, name, part["val"]))
+        for name, part in splits.items()
     )
     counts = {
         f"{split}_{what}": sum(getattr(getattr(part, split), f"n_{what}") for part in parts)
@@ -119,13 +119,13 @@ def _open_prepared(config: DataConfig) -> Dataset:
 
 def _cache_folder(config: DataConfig, source: Source, tokenizer: Tokenizer) -> pathlib.Path:
     root = config.cache_dir or os.environ.get("SCALELAB_CACHE") or "~/.cache/scalelab"
-    made_from = [SHARD_FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
-    key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+    inputs = [SHARD_FORMAT, source.fingerprint, tokenizer.name, config.val_fraction, config.split_seed]
+    key = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
     return pathlib.Path(os.path.expanduser(root)) / f"{config.source}-{key[:16]}"
 
 
 def _build(folder: pathlib.Path, config: DataConfig, source: Source, tokenizer: Tokenizer) -> None:
-    sizes: dict[bytes, int] = {}  # by content, so equal documents stand together and fall on the same side
+    sizes: dict[bytes, int] = {}  # by content, so that equal documents fall on the same side of the split
     for document in source.documents():
         digest = _digest(document)
         sizes[digest] = sizes.get(digest, 0) + len(document)
@@ -156,11 +156,11 @@ def _tokenized(
 
 
 def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed: int) -> set[bytes]:
-    """Digests of the validation documents, given each document's digest and bytes.
+    """Digests of the validation documents, from each document's digest and size in bytes.
 
-    Documents are taken in the order of a hash of (split_seed, content) until they hold `val_fraction` of the bytes; one that
-    would overshoot by a quarter is passed over. So the split depends on contents alone, not on names or listing order.
-    Raises BadInput if there is only one document.
+    Documents are held out in the order of a hash of (split_seed, content) until they hold `val_fraction` of the bytes;
+    one that would overshoot by a quarter is skipped. So the split depends only on contents, not on names or listing
+    order. Raises BadInput if there is only one document.
     """
     if len(sizes) < 2:
         raise BadInput(
@@ -170,20 +170,20 @@ def held_out_documents(sizes: dict[bytes, int], val_fraction: float, split_seed:
     wanted = val_fraction * total
     seed = str(split_seed).encode() + b":"
     order = sorted(sizes, key=lambda digest: hashlib.sha256(seed + digest).digest())
-    taken: set[bytes] = set()
-    held = 0
+    held_out: set[bytes] = set()
+    n_bytes = 0
     for digest in order:
-        if held + sizes[digest] <= min(OVERSHOOT * wanted, total - 1):  # training keeps something
-            taken.add(digest)
-            held += sizes[digest]
-        if held >= wanted:
+        if n_bytes + sizes[digest] <= min(OVERSHOOT * wanted, total - 1):  # leave something for training
+            held_out.add(digest)
+            n_bytes += sizes[digest]
+        if n_bytes >= wanted:
             break
-    return taken or {min(order, key=lambda digest: sizes[digest])}
+    return held_out or {min(order, key=lambda digest: sizes[digest])}
 
 
 def _describe(index: dict[str, Any], splits: dict[str, Split], source: Source, tokenizer: Tokenizer) -> Dataset:
-    made_of = json.dumps([tokenizer.name, index["splits"]], sort_keys=True)
-    fingerprint = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    contents = json.dumps([tokenizer.name, index["splits"]], sort_keys=True)
+    fingerprint = hashlib.sha256(contents.encode()).hexdigest()[:16]
     train, val = splits["train"], splits["val"]
     bytes_per_token = 1.0 if source.vocab_size else index["val_text_bytes"] / val.n_tokens
     description = source.description | {

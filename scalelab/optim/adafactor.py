@@ -1,8 +1,8 @@
-"""Adafactor (Shazeer & Stern 2018): of a matrix's second moment its row and column means only, over (in, out) as declared.
+"""Adafactor (Shazeer & Stern 2018): row and column means of a matrix's second moment only, by declared (in, out).
 
-optax's takes the two largest axes for rows and columns, which with stacked layers and unfolded heads are others. By default
-there is no first moment (the paper's beta1 = 0). PaLM (Chowdhery et al. 2022, section 5) keeps the second moments whole,
-`factored` false, and averages the updates with beta1, `averaged`: Adam whose steps are relative to a parameter's size.
+optax factors the two largest axes, which are others with stacked layers and unfolded heads. By default there is no
+first moment (the paper's beta1 = 0). PaLM (Chowdhery et al. 2022, section 5) has whole second moments (`factored`
+false) and averages updates with beta1 (`averaged`): Adam with steps relative to a parameter's size.
 """
 
 import math
@@ -20,7 +20,7 @@ from scalelab.optim.schedules import Hparams
 
 DECAY_EXPONENT = 0.8  # beta2 of step t is 1 - t^-DECAY (Alg. 6)
 MAX_UPDATE_RMS = 1.0  # d: the largest RMS of an update before it is scaled (Alg. 6)
-MIN_PARAMETER_RMS = 1e-3  # eps2: parameters smaller than that move as if they had it (Alg. 6)
+MIN_PARAMETER_RMS = 1e-3  # eps2: smaller parameters move as if they had this RMS (Alg. 6)
 
 
 class Factors(NamedTuple):
@@ -31,9 +31,9 @@ class Factors(NamedTuple):
 
 
 class AdafactorState(NamedTuple):
-    """`moments`: a tree like the parameters', of `Factors` for matrices and of arrays [stack, n] for vectors.
+    """`moments`: a tree like the parameters, with `Factors` for matrices and arrays [stack, n] for vectors.
 
-    Where they aren't factored, each has its parameter's own shape, and lies on a mesh as that does.
+    Without factoring each moment has its parameter's shape and is split over a mesh like it.
     """
 
     steps: jax.Array
@@ -46,15 +46,14 @@ def _is_matrix(d: Declaration) -> bool:
 
 def _shape(d: Declaration) -> tuple[int, ...]:
     """[stack, in, out], or [stack, n] for a vector."""
-    return (
-        groups.matrix_shape(d)
-        if _is_matrix(d)
-        else (math.prod(d.shape[: len(d.stack)]), d.size // math.prod(d.shape[: len(d.stack)]))
-    )
+    if _is_matrix(d):
+        return groups.matrix_shape(d)
+    stack = math.prod(d.shape[: len(d.stack)])
+    return stack, d.size // stack
 
 
 def _rms(x: jax.Array) -> jax.Array:
-    """Of each of a stack, with its axes kept."""
+    """RMS of each element of a stack, with the axes kept."""
     return jnp.sqrt(jnp.mean(x**2, axis=tuple(range(1, x.ndim)), keepdims=True))
 
 
@@ -69,9 +68,10 @@ def _zeros(d: Declaration, factored: bool) -> Factors | jax.Array:
 def normalise_gradient(
     g: jax.Array, moment: Factors | jax.Array, b2: jax.Array, eps: jax.Array
 ) -> tuple[jax.Array, Factors | jax.Array]:
-    """G / sqrt(V) and the new moment; V = R C / (1^T R) for matrices [stack, in, out] (Alg. 4), whole for vectors (Alg. 5).
+    """G / sqrt(V) and the new moment.
 
-    Alg. 4 has sums where these are means: V is the same. `eps` is eps1.
+    V = R C / (1^T R) for matrices [stack, in, out] (Alg. 4), whole for vectors (Alg. 5). Means replace Alg. 4's sums,
+    which gives the same V. `eps` is eps1.
     """
     squares = g**2 + eps
 
@@ -82,13 +82,13 @@ def normalise_gradient(
         moment = average(moment, squares)
         return g * jax.lax.rsqrt(moment), moment
     moment = Factors(average(moment.rows, squares.mean(2)), average(moment.columns, squares.mean(1)))
-    # One root after the other: the product of two means of eps1 underflows.
+    # One root after the other: the product of two means near eps1 would underflow.
     rows = jax.lax.rsqrt(moment.rows / moment.rows.mean(1, keepdims=True))
     return g * rows[:, :, None] * jax.lax.rsqrt(moment.columns)[:, None, :], moment
 
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
-    """Alg. 4 and 5 with Alg. 6's numbers; alpha_t = max(eps2, RMS(X)) rho_t, and rho_t is the LR, which the chain multiplies by."""
+    """Alg. 4 and 5 with Alg. 6's constants; alpha_t = max(eps2, RMS(X)) rho_t, where rho_t is the LR from the chain."""
     del lr
     factored = o.factored is not False
 
@@ -96,15 +96,15 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
         steps = optax.safe_increment(state.steps)
         b2 = 1.0 - steps.astype(jnp.float32) ** -DECAY_EXPONENT
 
-        def one(d: Declaration, g: jax.Array, moment: Factors | jax.Array, p: jax.Array) -> tuple:
+        def update_leaf(d: Declaration, g: jax.Array, moment: Factors | jax.Array, p: jax.Array) -> tuple:
             u, moment = normalise_gradient(g.reshape(_shape(d)) if factored else g, moment, b2, h["eps"])
             u = u.reshape(_shape(d))
             u = u / jnp.maximum(1.0, _rms(u) / MAX_UPDATE_RMS)
             size = jnp.maximum(MIN_PARAMETER_RMS, _rms(p.reshape(_shape(d))))
             return (size * u).reshape(d.shape), moment
 
-        both = jax.tree.map(one, declared, grads, state.moments, params)
-        directions, moments = (jax.tree.map(lambda _, x, i=i: x[i], declared, both) for i in range(2))
+        pairs = jax.tree.map(update_leaf, declared, grads, state.moments, params)
+        directions, moments = (jax.tree.map(lambda _, pair, i=i: pair[i], declared, pairs) for i in range(2))
         return directions, AdafactorState(steps, moments)
 
     def init(params: Tree) -> AdafactorState:

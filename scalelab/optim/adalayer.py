@@ -1,6 +1,6 @@
-"""Adalayer (Zhao et al. 2024, section 4.2): Adam with one second moment a layer, the mean square of the layer's gradient.
+"""Adalayer (Zhao et al. 2024, section 4.2): Adam with one second moment a layer, the layer's mean squared gradient.
 
-A layer is a tensor here, each of a stack for itself. Both moments are bias-corrected, as Adam's.
+A layer is one tensor, each of a stack separately. Both moments are bias-corrected as in Adam.
 """
 
 import math
@@ -17,7 +17,7 @@ from scalelab.optim.schedules import Hparams
 
 
 class Moments(NamedTuple):
-    """`m` like the parameters; `v` a number a tensor, of stacked ones as many as the stack holds."""
+    """`m`: like the parameters; `v`: one number per tensor, or one per layer of a stack."""
 
     step: jax.Array
     m: Any

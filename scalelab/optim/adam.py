@@ -1,4 +1,4 @@
-"""Adam and AdamW (Kingma & Ba 2015, Alg. 1; Loshchilov & Hutter 2019, Alg. 2), with a switch for the bias correction."""
+"""Adam and AdamW (Kingma & Ba 2015, Alg. 1; Loshchilov & Hutter 2019, Alg. 2), with optional bias correction."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from scalelab.optim.schedules import Hparams
 
 
 def scale_by_adam(b1: jax.Array, b2: jax.Array, eps: jax.Array, corrected: bool = True) -> optax.GradientTransformation:
-    """m / (sqrt(v) + eps); with `corrected`, m / (1 - b1^t) and v / (1 - b2^t) in their places (Alg. 1)."""
+    """Adam's direction m / (sqrt(v) + eps); `corrected` uses m / (1 - b1^t) and v / (1 - b2^t) instead (Alg. 1)."""
     adam = optax.scale_by_adam(b1, b2, eps)
     if corrected:
         return adam

@@ -1,10 +1,10 @@
-"""8-bit Adam (Dettmers et al. 2022): AdamW whose moments are kept as 8-bit codes, with one scale for every 256 of them.
+"""8-bit Adam (Dettmers et al. 2022): AdamW whose moments are stored as 8-bit codes, with one scale per 256 codes.
 
-Block-wise dynamic quantisation (sections 2.1 and 2.2, appendix A): a block is divided by its largest magnitude, and each value
-becomes the nearest of 256: powers of ten, each cut into as many equal parts as the bits left over tell apart. The first moment's
-codes have a sign, the second's spend that bit on precision. A step takes the codes back to fp32, is AdamW's, and then codes
-anew. As in the authors' bitsandbytes, tensors of fewer than 4096 numbers (each of a stack for itself) stay in fp32; their
-stable embedding layer is not part of this: tables are coded as all else.
+Block-wise dynamic quantisation (sections 2.1 and 2.2, appendix A): a block is divided by its largest magnitude, and
+each value becomes the nearest of 256: powers of ten, each cut into as many equal parts as the remaining bits can count.
+Codes of the first moment have a sign; the second moment uses that bit for precision. A step decodes to fp32, takes
+AdamW's step and encodes again. As in the authors' bitsandbytes, tensors of fewer than 4096 numbers (each of a stack
+separately) stay in fp32. Their stable embedding layer is left out: tables are coded like the rest.
 """
 
 import math
@@ -21,11 +21,11 @@ from scalelab.optim.optimizer import Optimizer, Tree
 from scalelab.optim.schedules import Hparams
 
 CODE_BLOCK = 256
-MIN_CODED_SIZE = 4096  # numbers in a tensor that is coded: bitsandbytes' min_8bit_size
+MIN_CODED_SIZE = 4096  # numbers in the smallest tensor that is coded: bitsandbytes' min_8bit_size
 
 
 class CodedMoment(NamedTuple):
-    """A moment: codes [layers, blocks, 256] (uint8) and scales [layers, blocks], without `layers` where nothing is stacked."""
+    """A moment: codes [layers, blocks, 256] (uint8) and scales [layers, blocks]; no `layers` if nothing is stacked."""
 
     codes: Any
     scales: Any
@@ -40,17 +40,20 @@ class Moments(NamedTuple):
 
 
 def code_values(signed: bool) -> np.ndarray:
-    """The 256 values in order: 0, 1 and, for each exponent e = 0 … 6, the centres of 2^e (2^(e+1) unsigned) parts of 10^(e-7) to 10^(e-6)."""
-    found = [np.array([0.0, 1.0])]
+    """The 256 code values in order.
+
+    0, 1 and, for each exponent e = 0 … 6, the centres of 2^e (unsigned: 2^(e+1)) equal parts of 10^(e-7) to 10^(e-6).
+    """
+    parts = [np.array([0.0, 1.0])]
     for e in range(7):
         edges = np.linspace(0.1, 1.0, 2 ** (e if signed else e + 1) + 1)
         centres = 10.0 ** (e - 6) * (edges[:-1] + edges[1:]) / 2
-        found += [centres, -centres] if signed else [centres]
-    return np.sort(np.concatenate(found)).astype(np.float32)
+        parts += [centres, -centres] if signed else [centres]
+    return np.sort(np.concatenate(parts)).astype(np.float32)
 
 
 def encode_moment(x: jax.Array, stack: int, signed: bool) -> CodedMoment:
-    """An array with `stack` leading stacked axes -> its codes; the last block is filled up with zeros."""
+    """Encode an array with `stack` leading stacked axes; the last block is padded with zeros."""
     table = code_values(signed)
     lead = x.shape[:stack]
     rows = x.reshape(*lead, -1)
@@ -62,14 +65,14 @@ def encode_moment(x: jax.Array, stack: int, signed: bool) -> CodedMoment:
 
 
 def decode_moment(coded: CodedMoment, shape: tuple[int, ...], signed: bool) -> jax.Array:
-    """The fp32 array of that shape."""
+    """Decode to an fp32 array of this shape."""
     rows = jnp.asarray(code_values(signed))[coded.codes] * coded.scales[..., None]
     lead = coded.scales.shape[:-1]
     return rows.reshape(*lead, -1)[..., : math.prod(shape[len(lead) :])].reshape(shape)
 
 
 def _zeros(d: Declaration, signed: bool) -> CodedMoment:
-    """What `encode_moment` makes of zeros, without coding them: XLA does that when it compiles, and takes seconds for millions."""
+    """`encode_moment` of zeros without the coding, which XLA would do when it compiles, for seconds."""
     lead, size = d.shape[: len(d.stack)], math.prod(d.shape[len(d.stack) :])
     blocks, code = (*lead, -(-size // CODE_BLOCK)), int(np.argmin(np.abs(code_values(signed))))
     return CodedMoment(jnp.full((*blocks, CODE_BLOCK), code, jnp.uint8), jnp.zeros(blocks))
@@ -83,31 +86,31 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     del o, lr
     adam = optax.scale_by_adam(h["beta1"], h["beta2"], h["eps"])
 
-    def nothing(params: Tree, signed: bool) -> Tree:
+    def zeros(params: Tree, signed: bool) -> Tree:
         return jax.tree.map(lambda d, x: _zeros(d, signed) if _is_coded(d) else jnp.zeros_like(x), declared, params)
 
-    def coded(moment: Tree, signed: bool) -> Tree:
+    def encode(moment: Tree, signed: bool) -> Tree:
         return jax.tree.map(
             lambda d, x: encode_moment(x, len(d.stack), signed) if _is_coded(d) else x, declared, moment
         )
 
-    def plain(moment: Tree, signed: bool) -> Tree:
+    def decode(moment: Tree, signed: bool) -> Tree:
         return jax.tree.map(lambda d, x: decode_moment(x, d.shape, signed) if _is_coded(d) else x, declared, moment)
 
     def init(params: Tree) -> Moments:
-        return Moments(jnp.zeros((), jnp.int32), nothing(params, True), nothing(params, False))
+        return Moments(jnp.zeros((), jnp.int32), zeros(params, True), zeros(params, False))
 
     def update(grads: Tree, state: Moments, params: Tree = None) -> tuple[Tree, Moments]:
         del params
-        kept = optax.ScaleByAdamState(state.step, plain(state.m, True), plain(state.v, False))
-        updates, new = adam.update(grads, kept)
-        return updates, Moments(new.count, coded(new.mu, True), coded(new.nu, False))
+        decoded = optax.ScaleByAdamState(state.step, decode(state.m, True), decode(state.v, False))
+        updates, new = adam.update(grads, decoded)
+        return updates, Moments(new.count, encode(new.mu, True), encode(new.nu, False))
 
     return optax.GradientTransformation(init, update)
 
 
 def _state_bytes(d: Declaration, o: Optim) -> float:
-    """2 x (1 + 4/256) bytes a number, the last block's filling included; 8 in a small tensor."""
+    """2 x (1 + 4/256) bytes a number, padding of the last block included; 8 bytes a number in a small tensor."""
     del o
     lead, size = math.prod(d.shape[: len(d.stack)]), math.prod(d.shape[len(d.stack) :])
     return 2 * lead * -(-size // CODE_BLOCK) * (CODE_BLOCK + 4) if _is_coded(d) else 8 * d.size

@@ -1,7 +1,7 @@
-"""AdEMAMix (Pagliardini et al. 2024, Alg. 1): Adam whose step adds alpha times a second, much slower first moment.
+"""AdEMAMix (Pagliardini et al. 2024, Alg. 1): Adam plus alpha times a second, much slower first moment.
 
-The slow moment has no bias correction; instead alpha and its decay beta3 grow over the whole run (their section 3.1:
-T_alpha = T_beta3 = steps), beta3 from beta1 on, evenly in its half-life.
+The slow moment has no bias correction. Instead alpha and the moment's decay beta3 grow over the whole run (section 3.1:
+T_alpha = T_beta3 = steps); beta3 starts at beta1, and its half-life grows evenly.
 """
 
 import jax
@@ -16,18 +16,21 @@ from scalelab.optim.schedules import Hparams
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     del declared, o, lr
     return optax.contrib.scale_by_ademamix(
-        h["beta1"], h["beta2"], lambda count: slow_decay(_run_share(count, h), h), lambda count: _run_share(count, h) * h["alpha"],
+        h["beta1"],
+        h["beta2"],
+        lambda count: slow_decay(_run_share(count, h), h),
+        lambda count: _run_share(count, h) * h["alpha"],
         h["eps"],
-    )  # fmt: skip
+    )
 
 
 def _run_share(count: jax.Array, h: Hparams) -> jax.Array:
-    """t / steps, at most 1: the paper's t counts from 1, optax from 0."""
+    """t / steps, at most 1; the paper's t counts from 1, optax's from 0."""
     return jnp.minimum((count + 1.0) / h["steps"], 1.0)
 
 
 def slow_decay(share: jax.Array, h: Hparams) -> jax.Array:
-    """beta3 after that share of the way: 1 / ln(beta), which is the half-life, goes linearly from beta1's to beta3's."""
+    """beta3 after this share of the run: 1 / ln(beta), the half-life, goes linearly from beta1's to beta3's."""
     return jnp.exp(1.0 / ((1.0 - share) / jnp.log(h["beta1"]) + share / jnp.log(h["beta3"])))
 
 

@@ -1,9 +1,8 @@
-"""APOLLO and APOLLO-Mini (Zhu et al. 2024, arXiv 2412.05270, Alg. 1): gradients scaled by what Adam does to a random
-projection of them, for hidden matrices; AdamW for the rest.
+"""APOLLO and APOLLO-Mini (Zhu et al. 2024, arXiv 2412.05270, Alg. 1) for hidden matrices; AdamW for the rest.
 
-The projection isn't kept but drawn again from the run's seed, and is another one every `every` steps. As in the authors' code the
-bias correction comes after the norm-growth limiter. Where Adam is of a size, so is this, but by sqrt(rank / small): with
-muP a rank that grows with the width is taken for granted.
+Gradients are scaled as Adam scales a random projection of them. The projection is not stored but drawn again from the
+run's seed, a new one every `every` steps. As in the authors' code, the bias correction comes after the norm-growth
+limiter. Updates have Adam's size times sqrt(rank / small), so muP assumes a rank that grows with the width.
 """
 
 import functools
@@ -26,16 +25,16 @@ PROJECTION_STREAM = 0xA9011
 
 
 class ApolloState(NamedTuple):
-    """By parameter."""
+    """State by parameter."""
 
-    norm: Arrays  # [stack], of the last update; 0: there was none
+    norm: Arrays  # [stack], norm of the last update; 0 before the first
     adam: optax.ScaleByAdamState  # of P G [stack, rank, large]
 
 
 def random_projection(seed: jax.Array, index: int, turn: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """P [rank, small] of the `index`-th parameter: N(0, 1/rank), another one every `turn`.
+    """P [rank, small] ~ N(0, 1/rank) for the `index`-th parameter, a new one every `turn`.
 
-    All of its layers share it: a pipeline may keep them in another order.
+    Layers of a stack share it, since a pipeline may store them in another order.
     """
     key = jax.random.fold_in(jax.random.key(jnp.asarray(seed, jnp.uint32)), PROJECTION_STREAM)
     key = jax.random.fold_in(jax.random.fold_in(key, index), turn)
@@ -45,7 +44,7 @@ def random_projection(seed: jax.Array, index: int, turn: jax.Array, shape: tuple
 def scale_gradient(
     g: jax.Array, low: jax.Array, moved: jax.Array, last: jax.Array, tensor: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """G times |N| / |R|, channel by channel of the larger side, or for the whole tensor; its norm at most GROWTH x `last`.
+    """Scale G by |N| / |R| per channel of the larger side or per `tensor`; norm at most MAX_NORM_GROWTH x `last`.
 
     g [stack, small, large]; R = `low`, N = `moved` [stack, rank, large]; last [stack]. Returns the update and its norm.
     """
@@ -81,11 +80,10 @@ def _build(
         moved, new = inner.update(low, state.adam)
         t = new.count.astype(jnp.float32)
         size = h["low_rank_scale"] * jnp.sqrt(1 - b2**t) / (1 - b1**t)
-        found = map_batched(functools.partial(scale_gradient, tensor=tensor), g, low, moved, state.norm)
-        directions = {name: size * pair[0] for name, pair in found.items()}
-        return matrices.unfold_matrices(declared, directions), ApolloState(
-            {name: x[1] for name, x in found.items()}, new
-        )
+        scaled = map_batched(functools.partial(scale_gradient, tensor=tensor), g, low, moved, state.norm)
+        directions = {name: size * update for name, (update, _) in scaled.items()}
+        norms = {name: norm for name, (_, norm) in scaled.items()}
+        return matrices.unfold_matrices(declared, directions), ApolloState(norms, new)
 
     return optax.GradientTransformation(init, update)
 

@@ -1,6 +1,6 @@
-"""GaLore (Zhao et al. 2024, Alg. 2): Adam on gradients projected onto their leading singular vectors; AdamW for the rest.
+"""GaLore (Zhao et al. 2024, Alg. 2): Adam on gradients projected onto leading singular vectors; AdamW for the rest.
 
-The smaller side is projected (sec. 4.2), where optax's projects the larger. The moments outlive a change of the projection.
+The smaller side is projected (sec. 4.2); optax projects the larger. Moments are kept when the projection changes.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from scalelab.optim.schedules import Hparams
 
 
 class GaloreState(NamedTuple):
-    """By parameter."""
+    """State by parameter."""
 
     steps: jax.Array
     projection: Arrays  # P [stack, small, rank]
@@ -27,14 +27,15 @@ class GaloreState(NamedTuple):
 
 
 def projection_rank(d: Declaration, o: Optim) -> int:
-    """`optim.rank`, or the smaller side where that is less."""
+    """`optim.rank`, at most the smaller side."""
     return min(o.rank or 1, matrices.folded_shape(d)[1])
 
 
 def leading_singular_vectors(g: jax.Array, rank: int) -> jax.Array:
-    """The first `projection_rank` left singular vectors of g [..., small, large], as columns.
+    """The first `rank` left singular vectors of g [..., small, large], as columns.
 
-    Their signs, which the paper leaves open and old moments see, are such that each one's largest entry is positive.
+    Each vector's largest entry is made positive: the paper leaves the sign open, but moments that are kept depend on
+    it.
     """
     u = map_decomposition(partial(jnp.linalg.svd, full_matrices=False), g)[0][..., :rank]
     largest = jnp.take_along_axis(u, jnp.argmax(jnp.abs(u), axis=-2, keepdims=True), axis=-2)

@@ -1,4 +1,4 @@
-"""Hidden matrices for the optimizers that take them whole: {name: [stack, small, large]}, worked on in batches of equal shape."""
+"""Hidden matrices for optimizers that need them whole: {name: [stack, small, large]}, batched by equal shape."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,10 @@ Arrays = dict[str, jax.Array]
 
 
 def fold_matrices(declared: Declarations, tree: Mapping[str, jax.Array]) -> Arrays:
-    """Parameters (or gradients) as [stack, small, large]: heads folded, transposed where in > out, so that `up` goes with `down`."""
+    """Parameters (or gradients) as [stack, small, large]: heads folded, transposed where in > out.
+
+    So `up` and `down` share a batch.
+    """
 
     def fold(d: Declaration, x: jax.Array) -> jax.Array:
         matrices = groups.as_matrices(d, x)
@@ -24,7 +27,7 @@ def fold_matrices(declared: Declarations, tree: Mapping[str, jax.Array]) -> Arra
 
 
 def unfold_matrices(declared: Declarations, tree: Mapping[str, jax.Array]) -> Arrays:
-    """The inverse of `fold_matrices`."""
+    """Inverse of `fold_matrices`."""
     return {name: (tree[name].mT if _is_tall(d) else tree[name]).reshape(d.shape) for name, d in declared.items()}
 
 
@@ -35,22 +38,22 @@ def folded_shape(declaration: Declaration) -> tuple[int, int, int]:
 
 
 def map_batched(function: Callable[..., Any], *trees: Mapping[str, jax.Array]) -> dict[str, Any]:
-    """`function` of arrays [stack, k, …], each of k parameters whose arrays have equal shapes; its results by name, [stack, …].
+    """Apply `function` to arrays [stack, k, …] of k parameters with equal shapes; results by name, [stack, …].
 
-    They are stacked behind the layers, so that layers which lie on several stages stay there.
+    Parameters are stacked behind the layers, so that layers on several pipeline stages stay there.
     """
-    alike: dict[Any, list[str]] = {}
+    names_by_shape: dict[Any, list[str]] = {}
     for name in trees[0]:
-        alike.setdefault(tuple(tree[name].shape for tree in trees), []).append(name)
-    found: dict[str, Any] = {}
-    for names in alike.values():
+        names_by_shape.setdefault(tuple(tree[name].shape for tree in trees), []).append(name)
+    results: dict[str, Any] = {}
+    for names in names_by_shape.values():
         out = function(*(jnp.stack([tree[name] for name in names], axis=1) for tree in trees))
-        found |= {name: jax.tree.map(lambda x, i=i: x[:, i], out) for i, name in enumerate(names)}
-    return found
+        results |= {name: jax.tree.map(lambda x, i=i: x[:, i], out) for i, name in enumerate(names)}
+    return results
 
 
 def fp32_matmul(*factors: jax.Array) -> jax.Array:
-    """The matrix product in full fp32: a GPU's or TPU's own choice would be TF32 or bf16."""
+    """The matrix product in full fp32; a GPU's or TPU's default would be TF32 or bf16."""
     result, *others = factors
     for other in others:
         result = jnp.matmul(result, other, precision="highest")
@@ -58,16 +61,16 @@ def fp32_matmul(*factors: jax.Array) -> jax.Array:
 
 
 def map_decomposition(function: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """`function` (eigh, QR or SVD) of matrices [..., n, m]: all at once, but on a CPU one after the other, packed or not.
+    """Apply `function` (eigh, QR or SVD) to matrices [..., n, m]: in one batch, on CPU one by one, packed or not.
 
-    jaxlib's LAPACK calls share out a batch among threads, and wait for them. Where a program makes as many such calls at once
-    as there are threads (two are enough on two cores), all wait and none is left to work: for ever.
+    jaxlib's LAPACK calls spread a batch over threads and wait for them. If a program makes as many such calls at once
+    as there are threads (two on two cores), all threads wait and none works: a deadlock.
     """
-    alone = jax.custom_batching.sequential_vmap(lambda matrix: function(matrix))  # whose options are not arguments
+    one_by_one = jax.custom_batching.sequential_vmap(lambda matrix: function(matrix))  # whose options are not arguments
 
     def in_turn(x: jax.Array) -> Any:
-        found = jax.lax.map(alone, x.reshape(-1, *x.shape[-2:]))
-        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
+        results = jax.lax.map(one_by_one, x.reshape(-1, *x.shape[-2:]))
+        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), results)
 
     return jax.lax.platform_dependent(x, cpu=in_turn, default=function)
 

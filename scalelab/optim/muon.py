@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum, orthogonalised, for hidden matrices; AdamW for the rest."""
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): orthogonalised momentum for hidden matrices."""
 
 import math
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from scalelab.optim.schedules import Hparams
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_ITERATIONS = 5
-LEAST_NORM = 1e-7  # matrices smaller than this (Frobenius) are taken for zero
+LEAST_NORM = 1e-7  # matrices of a smaller Frobenius norm count as zero
 
 
 class MuonState(NamedTuple):
@@ -27,24 +27,25 @@ class MuonState(NamedTuple):
 
 
 def newton_schulz(x: jax.Array, arithmetic: str = "fp32") -> jax.Array:
-    """U V^T of x [..., small, large] = U S V^T, roughly: p^5(s / |x|) stands for its singular values s.
+    """Roughly U V^T for x [..., small, large] = U S V^T: five times p of s / |x| replaces the singular values s.
 
-    p(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5 takes [0.01, 1] into [0.68, 1.14] and [0.003, 1] into [0.68, 1.21]; smaller ones
-    stay small, and so zero stays zero. `arithmetic`: products in `bf16` (Jordan's) or `fp32`; the norm is fp32's.
+    p(s) = 3.4445 s - 4.7750 s^3 + 2.0315 s^5 takes [0.01, 1] into [0.68, 1.14] and [0.003, 1] into [0.68, 1.21];
+    smaller values stay small, zero stays zero. `arithmetic`: products in `bf16` (Jordan's) or `fp32`; the norm is in
+    fp32.
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     norm = jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
     x = (x / jnp.maximum(norm, LEAST_NORM)).astype("bfloat16" if arithmetic == "bf16" else x.dtype)
 
-    def once(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+    def iterate(x: jax.Array, _: None) -> tuple[jax.Array, None]:
         square = matrices.fp32_matmul(x, x.mT)
         return a * x + matrices.fp32_matmul(b * square + c * matrices.fp32_matmul(square, square), x), None
 
-    return jax.lax.scan(once, x, length=NEWTON_SCHULZ_ITERATIONS)[0].astype(norm.dtype)
+    return jax.lax.scan(iterate, x, length=NEWTON_SCHULZ_ITERATIONS)[0].astype(norm.dtype)
 
 
 def update_factor(declaration: Declaration, scale: str) -> float:
-    """What the orthogonal matrix is multiplied by.
+    """Factor on the orthogonal matrix.
 
     spectral: sqrt(max(1, out / in)) (Jordan 2024). rms: 0.2 sqrt(max(in, out)), for entries of AdamW's usual size
     (Liu et al. 2025, arXiv 2502.16982, eq. 4).
@@ -54,7 +55,7 @@ def update_factor(declaration: Declaration, scale: str) -> float:
 
 
 def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
-    """m = b m + (1 - b) g, then NS(m), with Nesterov NS(b m + (1 - b) g). Neither is corrected for bias: optax's are."""
+    """m = b m + (1 - b) g, then NS(m), or with Nesterov NS(b m + (1 - b) g); no bias correction, unlike optax."""
     del lr
     b = h["beta1"]
 
@@ -68,8 +69,9 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
         orthogonal = matrices.map_batched(
             lambda x: newton_schulz(x, str(o.newton_schulz)), matrices.fold_matrices(declared, ahead)
         )
-        found = matrices.unfold_matrices(declared, orthogonal)
-        return {name: update_factor(d, str(o.scale)) * found[name] for name, d in declared.items()}, MuonState(momentum)
+        directions = matrices.unfold_matrices(declared, orthogonal)
+        scaled = {name: update_factor(d, str(o.scale)) * directions[name] for name, d in declared.items()}
+        return scaled, MuonState(momentum)
 
     return optax.GradientTransformation(lambda params: MuonState(jax.tree.map(jnp.zeros_like, params)), update)
 

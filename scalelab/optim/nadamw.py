@@ -1,8 +1,8 @@
-"""NAdamW: AdamW with Nesterov's momentum (Dozat 2016, Alg. 2), as optax has it.
+"""NAdamW: AdamW with Nesterov's momentum (Dozat 2016, Alg. 2), in optax's form.
 
-m_hat = b1 m / (1 - b1^(t+1)) + (1 - b1) g / (1 - b1^t), with one b1 for all steps. torch.optim.NAdam has Dozat's schedule
-b1 (1 - 0.96^(0.004 t) / 2) instead: another optimizer (after 30 steps their updates differ by more than half). Dozat's
-further factor b2 on the second moment is left out, as everywhere.
+m_hat = b1 m / (1 - b1^(t+1)) + (1 - b1) g / (1 - b1^t), with one b1 for all steps. torch.optim.NAdam uses Dozat's
+schedule b1 (1 - 0.96^(0.004 t) / 2) and is another optimizer (after 30 steps the updates differ by more than half).
+Dozat's extra factor b2 on the second moment is left out, as usual.
 """
 
 import jax

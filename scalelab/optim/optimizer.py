@@ -1,4 +1,4 @@
-"""What an optimizer has to say of itself; `chain.py` does the rest. One such record an optimizer, in the file of its transform."""
+"""The record that declares an optimizer, one in each optimizer's file; `chain.py` does the rest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from scalelab.model.declare import Declaration
 from scalelab.model.parametrization import UpdateFamily
 from scalelab.optim.schedules import Hparams
 
-# Like the parameters: a nested dict, or a flat one {"blocks.mlp.up.w": …} where the optimizer takes only some.
+# Like the parameters: a nested dict, or a flat one {"blocks.mlp.up.w": …} where the optimizer claims only some.
 Tree = Any
 BuildTransform = Callable[
     [Tree, Optim, Hparams, jax.Array], optax.GradientTransformationExtraArgs | optax.GradientTransformation
@@ -20,29 +20,29 @@ BuildTransform = Callable[
 
 
 def claims_everything(declaration: Declaration) -> bool:
-    """Claims every parameter."""
+    """Claim every parameter."""
     del declaration
     return True
 
 
 def claims_hidden_matrices(declaration: Declaration) -> bool:
-    """Claims matrices between hidden units; tables and vectors get AdamW (`optim.rest_*`)."""
+    """Claim matrices between hidden units; tables and vectors get AdamW (`optim.rest_*`)."""
     return declaration.is_hidden_matrix
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """`build(declared, o, h, lr)` makes the transform of gradients into directions: the chain applies multipliers, decay and -LR.
+    """One optimizer.
 
-    `declared` is the tree of declarations of what it updates, `o` its static options, `h` the traced numbers.
-    `state_bytes(declaration, o)` is what it keeps of one parameter between steps, scalars like a step count aside.
-    `claims`: which parameters; the rest gets AdamW. `like`: which of muP's rules fits its updates, that of `adam` (their size
-    doesn't depend on the gradient's), `sgd` (proportional to it) or `spectral` (of given spectral norm);
-    or a function of `o` that says it.
-    `coupled`: weight decay is added to the gradient (L2). `last(h, lr)`: a transform at the chain's end, of whole updates.
-    `curvature`: `hutchinson` or `gauss_newton` gets the keyword `curvature` (a tree of estimates of the Hessian's diagonal,
-    and whether they are fresh) with every update. `evaluated(params, opt_state, h)`: the point to evaluate and keep, where it
-    isn't `params`.
+    `build(declared, o, h, lr)` makes the transform from gradients to directions; the chain applies multipliers, decay,
+    -LR. `declared`: declarations of the claimed parameters; `o`: static options; `h`: traced hparams.
+    `state_bytes(declaration, o)`: state of one parameter between steps, without scalars like a step count.
+    `claims`: whether it takes a parameter; AdamW takes the rest. `like`: the muP rule for its updates, `adam` (size
+    independent of the gradient's), `sgd` (proportional to it), `spectral` (fixed spectral norm), `relative`, or a
+    function of `o`. `coupled`: weight decay is added to the gradient (L2). `last(h, lr)`: a transform of whole updates
+    at the chain's end. `curvature`: with `hutchinson` or `gauss_newton` every update gets the keyword `curvature` (a
+    tree of estimates of the Hessian's diagonal, and whether they are fresh). `evaluated(params, opt_state, h)`: the
+    parameters to evaluate and save, if they aren't `params`.
     """
 
     build: BuildTransform
@@ -56,5 +56,5 @@ class Optimizer:
 
 
 def bytes_per_scalar(n: float) -> Callable[[Declaration, Optim], float]:
-    """`state_bytes` of what keeps `n` bytes for every scalar of a parameter."""
+    """A `state_bytes` function: `n` bytes for every scalar of a parameter."""
     return lambda declaration, _: n * declaration.size

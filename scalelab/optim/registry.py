@@ -1,4 +1,4 @@
-"""`optim.name` -> its record. Another's own needs no row here: `optim.name=pkg.mod:fn`."""
+"""The optimizers by `optim.name`. A user's own needs no row here: `optim.name=pkg.mod:fn`."""
 
 import jax
 import jax.numpy as jnp
@@ -52,19 +52,18 @@ OPTIMIZERS = {
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """The record of `optim.name`. A user may name a `Member` or just its `build` function; BadInput for anything else."""
+    """The record of `optim.name`. A user's own is an `Optimizer` or only its `build` function; BadInput otherwise."""
     if name in OPTIMIZERS:
         return OPTIMIZERS[name]
-    given = user_function(name, "optim.name", "a Member or a function (declared, o, h, lr) -> transform", Optimizer)
-    return (
-        given
-        if isinstance(given, Optimizer)
-        else Optimizer(given, lambda declaration, o: _count_state_bytes(given, declaration, o))
-    )
+    wanted = "an Optimizer or a function (declared, o, h, lr) -> transform"
+    user_object = user_function(name, "optim.name", wanted, Optimizer)
+    if isinstance(user_object, Optimizer):
+        return user_object
+    return Optimizer(user_object, lambda declaration, o: _count_state_bytes(user_object, declaration, o))
 
 
 def _count_state_bytes(build: BuildTransform, declaration: Declaration, o: Optim) -> float:
-    """What a bare function's transform keeps of one parameter, scalars aside: from shapes, so nothing is computed."""
+    """Bytes of one parameter's state under a bare `build` function, without scalars; only shapes are evaluated."""
     scalar, param = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((), declaration.shape))
     h = dict.fromkeys(traced_names(o), scalar)
     state = jax.eval_shape(

@@ -1,10 +1,11 @@
-"""Schedule-Free AdamW as its authors release it (facebookresearch/schedule_free 1.4.1, AdamWScheduleFree), warm-up in the LR.
+"""Schedule-Free AdamW as its authors release it (facebookresearch/schedule_free 1.4.1, AdamWScheduleFree).
 
-Gradients are taken at y, which is what the parameters are here; z takes the steps, and x, the average of the z so far, is what
-is evaluated and handed on. With y = (1 - b1) z + b1 x only y and z are kept. A step's weight in the average is the square of
-the largest LR so far (their weight_lr_power = 2, r = 0). Defazio et al. 2024, Alg. 1 differs: sqrt(1 - b2^t) is a factor of the
-LR there, decay and weights included, and the weight is the current LR squared. optax counts its warm-up one step off: after 30
-steps its update differs by a tenth.
+Gradients are taken at y, the parameters here; z takes the steps; x, the average of the z so far, is evaluated and
+saved. With y = (1 - b1) z + b1 x only y and z are stored. A step's weight in the average is the square of the largest
+LR so far (weight_lr_power = 2, r = 0); the warm-up is in the LR. Defazio et al. 2024, Alg. 1 differs: there sqrt(1 -
+b2^t) is a factor on the LR, in decay and weights too, and the weight is the current LR squared. optax counts the
+warm-up one step
+off: after 30 steps its update differs by a tenth.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from scalelab.optim.schedules import Hparams
 
 
 class Average(NamedTuple):
-    """`weight` is the sum of weights; `beta1` is the one that mixed the parameters, so that x can be had back."""
+    """`weight`: the sum of weights; `beta1`: the value that mixed the current parameters, needed to recover x."""
 
     step: jax.Array
     largest_lr: jax.Array
@@ -29,13 +30,13 @@ class Average(NamedTuple):
 
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
-    """g / (sqrt(v / (1 - b2^t)) + eps)."""
+    """The direction g / (sqrt(v / (1 - b2^t)) + eps)."""
     del declared, o, lr
     return optax.scale_by_rms(h["beta2"], h["eps"], eps_in_sqrt=False, bias_correction=True)
 
 
 def _last(h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
-    """From -LR x (direction + decay x y), the step of z, to the step of y."""
+    """Turn the step of z, -LR x (direction + decay x y), into the step of y."""
 
     def init(params: Tree) -> Average:
         zero, z = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
@@ -45,15 +46,15 @@ def _last(h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
         step = optax.safe_increment(state.step)
         largest_lr = jnp.maximum(state.largest_lr, lr)
         weight = state.weight + jnp.square(largest_lr)
-        kept = 1.0 - jnp.square(largest_lr) / jnp.where(weight > 0, weight, 1.0)  # 1 - c
+        old_share = 1.0 - jnp.square(largest_lr) / jnp.where(weight > 0, weight, 1.0)  # 1 - c
 
         def z_step(u: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
-            return _started(state, y, z) + u
+            return _initial_z(state, y, z) + u
 
         def y_step(u: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
             """With x' - z' = (1 - c) (x - z'): y' - y = z' + b1 (x' - z') - y, in small differences."""
-            apart = y - _started(state, y, z)
-            return u + h["beta1"] * kept * (apart / state.beta1 - u) - apart
+            apart = y - _initial_z(state, y, z)
+            return u + h["beta1"] * old_share * (apart / state.beta1 - u) - apart
 
         moves = jax.tree.map(y_step, updates, params, state.z)
         z = jax.tree.map(z_step, updates, params, state.z)
@@ -62,18 +63,18 @@ def _last(h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def _started(state: Average, y: jax.Array, z: jax.Array) -> jax.Array:
-    """z; before the first step it is y, whatever weights a run starts on."""
+def _initial_z(state: Average, y: jax.Array, z: jax.Array) -> jax.Array:
+    """z, which before the first step is y, whatever weights the run starts from."""
     return jnp.where(state.step == 0, y, z)
 
 
 def _evaluated(params: Tree, opt_state: Any, h: Hparams) -> Tree:
-    """x = z + (y - z) / b1."""
+    """The average x = z + (y - z) / b1."""
     del h
     state: Average = opt_state[-1]
 
     def x(y: jax.Array, z: jax.Array) -> jax.Array:
-        z = _started(state, y, z)
+        z = _initial_z(state, y, z)
         return z + (y - z) / state.beta1
 
     return jax.tree.map(x, params, state.z)

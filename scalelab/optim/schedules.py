@@ -1,6 +1,6 @@
 """Schedules: pure functions of a traced step and traced hparams, so one compilation serves every horizon.
 
-optax's own joins branch on Python numbers; these don't. Steps count from 0, and step 0 already learns.
+optax joins schedules by branching on Python numbers; these don't branch. Steps count from 0; step 0 already learns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,29 +20,35 @@ Hparams = Mapping[str, jax.Array]
 Schedule = Callable[[jax.Array, Hparams], jax.Array]
 DecayShape = Callable[[jax.Array, jax.Array], jax.Array]  # (what is left of a decay, final_share) -> share of the peak
 MAX_CYCLES = 64
-MAX_STEPS_AT_ONCE = 2**20  # steps whose LR is worked out together
+MAX_STEPS_AT_ONCE = 2**20  # steps whose LR is computed together
 MILESTONES = ((0.8, 10**-0.5), (0.9, 10**-0.5))  # (share of the run, factor from there on)
 
 
 def warmup_factor(step: jax.Array, h: Hparams) -> jax.Array:
-    """Linear from peak / warmup_steps at step 0 to the peak at step warmup_steps - 1; a factor in (0, 1]."""
+    """Factor in (0, 1]: linear from 1 / warmup_steps at step 0 to 1 at step warmup_steps - 1."""
     return jnp.minimum(1.0, (step + 1.0) / jnp.maximum(h["warmup_steps"], 1.0))
 
 
 def linear(step: jax.Array, h: Hparams) -> jax.Array:
-    """Warm-up, then linearly to final_share of the peak at fall_share of `steps` (Devlin et al. 2019; to 0: Bergsma et al. 2025)."""
+    """Warm-up, then linear to final_share of the peak at fall_share of `steps`.
+
+    Devlin et al. 2019; to 0: Bergsma et al. 2025.
+    """
     return _fall(step, h, 1.0 - _progress(step, h))
 
 
 def cosine(step: jax.Array, h: Hparams) -> jax.Array:
-    """Warm-up, then half a cosine to final_share of the peak at fall_share of `steps` (Loshchilov & Hutter 2017, eq. 5)."""
+    """Warm-up, then half a cosine to final_share of the peak at fall_share of `steps`.
+
+    Loshchilov & Hutter 2017, eq. 5.
+    """
     return _fall(step, h, _half_cosine(_progress(step, h)))
 
 
 def cosine_restarts(step: jax.Array, h: Hparams) -> jax.Array:
-    """Warm-up, then `cycles` cosines that fill the run, each cycle_growth as long as the one before (the same, eq. 5).
+    """Warm-up, then `cycles` cosines that fill the run, each cycle_growth times as long as the one before.
 
-    The last step of a cycle is a step short of final_share; from `steps` on it is reached.
+    Loshchilov & Hutter 2017, eq. 5. The last step of a cycle is one step short of final_share, reached from `steps` on.
     """
     # In units of the first cycle, cycle i starts at 1 + g + … + g^(i-1).
     lengths = h["cycle_growth"] ** jnp.arange(MAX_CYCLES, dtype=jnp.float32)
@@ -51,27 +57,27 @@ def cosine_restarts(step: jax.Array, h: Hparams) -> jax.Array:
     first = jnp.maximum(h["steps"] - h["warmup_steps"], 1.0) / jnp.sum(
         jnp.where(jnp.arange(MAX_CYCLES) < count, lengths, 0.0)
     )
-    at = jnp.maximum(step - h["warmup_steps"], 0.0) / first
-    cycle = jnp.minimum(jnp.sum(at >= starts), count) - 1
-    return _fall(step, h, _half_cosine(jnp.clip((at - starts[cycle]) / lengths[cycle], 0.0, 1.0)))
+    time = jnp.maximum(step - h["warmup_steps"], 0.0) / first
+    cycle = jnp.minimum(jnp.sum(time >= starts), count) - 1
+    return _fall(step, h, _half_cosine(jnp.clip((time - starts[cycle]) / lengths[cycle], 0.0, 1.0)))
 
 
 def wsd(step: jax.Array, h: Hparams, shape: DecayShape) -> jax.Array:
-    """Warm-up, constant, then over the last decay_steps of `steps` down to final_share (Hu et al. 2024, eq. 2).
+    """Warm-up, constant, then a decay to final_share over the last decay_steps of `steps` (Hu et al. 2024, eq. 2).
 
-    `shape` is one of DECAYS. Before the decay the value doesn't depend on `steps`, to the last bit. A `constant`
-    config is this without a decay (`config.static`, `config.hparams`).
+    `shape` is one of DECAYS. Before the decay the value doesn't depend on `steps`, to the last bit. A `constant` config
+    is this schedule without a decay (`config.static`, `config.hparams`).
     """
-    return h["peak_lr"] * warmup_factor(step, h) * shape(_left(step, h), h["final_share"])
+    return h["peak_lr"] * warmup_factor(step, h) * shape(_decay_left(step, h), h["final_share"])
 
 
 def wsd_s(step: jax.Array, h: Hparams, shape: DecayShape) -> jax.Array:
-    """Like `wsd`, with `cycles` decays in one run, each followed by the peak at once (Wen et al. 2024, section 4: WSD-S).
+    """Like `wsd`, with `cycles` decays in one run, each followed by the peak at once (WSD-S: Wen et al. 2024, 4).
 
-    The decays end at steps / cycle_growth^i, i = cycles - 1 … 0 (theirs: 12.5, 25 and 50 billion tokens), and each takes the
-    same share of the steps before its end: up to there the LR is that of a `wsd` of that length, earlier decays aside.
+    Decays end at steps / cycle_growth^i, i = cycles - 1 … 0 (the paper's: 12.5, 25 and 50 billion tokens). Each takes
+    the same share of the steps before its end, so up to there the LR is that of a `wsd` run, except for earlier decays.
     """
-    powers = h["cycle_growth"] ** -jnp.arange(MAX_CYCLES, dtype=jnp.float32)  # the last decay's first
+    powers = h["cycle_growth"] ** -jnp.arange(MAX_CYCLES, dtype=jnp.float32)  # last decay first
     ends = jnp.round(h["steps"] * powers)
     ahead = jnp.sum((step < ends) & (jnp.arange(MAX_CYCLES) < h["cycles"]))  # decays that are not over
     end = ends[jnp.maximum(ahead - 1, 0)]
@@ -80,22 +86,22 @@ def wsd_s(step: jax.Array, h: Hparams, shape: DecayShape) -> jax.Array:
 
 
 def power(
-    step: jax.Array, h: Hparams, shape: DecayShape, seen: Callable[[jax.Array], jax.Array], batch: int
+    step: jax.Array, h: Hparams, shape: DecayShape, tokens_before: Callable[[jax.Array], jax.Array], batch: int
 ) -> jax.Array:
-    """min(peak, batch x a x n^b) between warm-up and decay, n tokens (Shen et al. 2024, eq. 4 and 5: Power scheduler).
+    """min(peak, batch x a x n^b) between warm-up and decay (Power scheduler: Shen et al. 2024, eq. 4 and 5).
 
-    a = power_scale, b = power_exponent, `batch` in sequences, n = `seen(step + 1)`: the step's own count. The warm-up is a line
-    to the value at its last step, the decay `shape` goes on from the value at its first.
+    a = power_scale, b = power_exponent, `batch` in sequences, n = `tokens_before(step + 1)` tokens, this step included.
+    The warm-up is linear to the value at its last step; the decay `shape` starts from the value at its first step.
     """
     first = jnp.maximum(h["warmup_steps"] - 1.0, 0.0)
     last = jnp.maximum(h["steps"] - h["decay_steps"], first)
-    n = jnp.maximum(seen(jnp.clip(step, first, last) + 1.0), 1.0)
+    n = jnp.maximum(tokens_before(jnp.clip(step, first, last) + 1.0), 1.0)
     height = jnp.minimum(h["peak_lr"], batch * h["power_scale"] * n ** h["power_exponent"])
-    return height * warmup_factor(step, h) * shape(_left(step, h), h["final_share"])
+    return height * warmup_factor(step, h) * shape(_decay_left(step, h), h["final_share"])
 
 
-def _left(step: jax.Array, h: Hparams) -> jax.Array:
-    """What is left of the decay: 1 before it (and without one), 0 from `steps` on."""
+def _decay_left(step: jax.Array, h: Hparams) -> jax.Array:
+    """Share of the decay that is left: 1 before it (and without one), 0 from `steps` on."""
     left = jnp.clip((h["steps"] - step) / jnp.maximum(h["decay_steps"], 1.0), 0.0, 1.0)
     return jnp.where(h["decay_steps"] > 0, left, 1.0)
 
@@ -107,16 +113,17 @@ def multi_step(step: jax.Array, h: Hparams) -> jax.Array:
 
 
 def inverse_sqrt(step: jax.Array, h: Hparams) -> jax.Array:
-    """Warm-up, the peak up to hold_steps, then peak x sqrt(hold / (step + 1)); it knows no horizon.
+    """Warm-up, the peak up to hold_steps, then peak x sqrt(hold / (step + 1)), independent of `steps`.
 
-    hold_steps = 0 is the warm-up's length: Vaswani et al. 2017, eq. 3. Without warm-up and hold_steps = 10,000: T5, PaLM.
+    hold_steps = 0 is the warm-up's length: Vaswani et al. 2017, eq. 3. Without warm-up and hold_steps = 10,000: T5,
+    PaLM.
     """
     hold = jnp.maximum(jnp.maximum(h["hold_steps"], h["warmup_steps"]), 1.0)
     return h["peak_lr"] * warmup_factor(step, h) * jnp.sqrt(hold / jnp.maximum(step + 1.0, hold))
 
 
 def _progress(step: jax.Array, h: Hparams) -> jax.Array:
-    """Share of the way from the warm-up's end to the fall's, in [0, 1]."""
+    """Progress from the end of the warm-up to the end of the fall, in [0, 1]."""
     end = h["steps"] * h["fall_share"]
     return jnp.clip((step - h["warmup_steps"]) / jnp.maximum(end - h["warmup_steps"], 1.0), 0.0, 1.0)
 
@@ -126,12 +133,12 @@ def _half_cosine(progress: jax.Array) -> jax.Array:
 
 
 def _fall(step: jax.Array, h: Hparams, height: jax.Array) -> jax.Array:
-    """LR at `height`: at 1 the peak, at 0 final_share of it."""
+    """LR at `height`: 1 is the peak, 0 is final_share of it."""
     return h["peak_lr"] * warmup_factor(step, h) * _share(height, h["final_share"])
 
 
 def _share(height: jax.Array, final: jax.Array) -> jax.Array:
-    """Share of the peak: at height 1 it is 1, to the last bit (f + (1 - f) rounds to 1 for every f in [0, 1]), at 0 `final`."""
+    """Share of the peak: `final` at height 0, exactly 1 at height 1 (f + (1 - f) rounds to 1 for all f in [0, 1])."""
     return final + (1.0 - final) * height
 
 
@@ -144,10 +151,7 @@ DECAYS: dict[str, DecayShape] = {
     "exponential": lambda left, final: final ** (1.0 - left),
     "inverse": lambda left, final: 1.0 / (left + (1.0 - left) / final),  # 1/LR rises evenly: Wen et al. 2024, section 4
 }
-DECAYING_SCHEDULES: dict[str, Callable[..., jax.Array]] = {
-    "wsd": wsd,
-    "wsd_s": wsd_s,
-}  # those that take a decay's shape
+DECAYING_SCHEDULES: dict[str, Callable[..., jax.Array]] = {"wsd": wsd, "wsd_s": wsd_s}  # take a decay shape
 SCHEDULES: dict[str, Schedule] = {
     "linear": linear, "cosine": cosine, "cosine_restarts": cosine_restarts,
     "multi_step": multi_step, "inverse_sqrt": inverse_sqrt,
@@ -171,22 +175,23 @@ def scheduled_beta1(step: jax.Array, h: Hparams) -> jax.Array:
 
 
 def traced_micro_batches(static: Static, step: jax.Array) -> jax.Array:
-    """How many micro-batches of `accumulate` a step (a scalar) takes, int32; `ramp.micro_batches` is the same on the host."""
+    """Micro-batches of a step (a scalar), int32; on the host: `batch_ramp.micro_batches_per_step`."""
     return static.accumulate - len(static.batch_ramp) + jnp.sum(step >= jnp.asarray(static.batch_ramp, jnp.int32))
 
 
 def traced_tokens_before(static: Static, step: jax.Array) -> jax.Array:
-    """Tokens of the steps before `step` (a scalar), float32: to 6e-8 of them."""
+    """Tokens of the steps before `step` (a scalar), float32 with a relative error of 6e-8."""
     steps, ramp = jnp.float32(step), jnp.asarray(static.batch_ramp, jnp.float32)
     parts = steps * (static.accumulate - len(ramp)) + jnp.sum(jnp.maximum(steps - ramp, 0.0))
     return parts * (static.global_batch // static.accumulate * static.model.seq_len)
 
 
 def scheduled_seq_len(static: Static, step: jax.Array, h: Hparams) -> jax.Array:
-    """How far apart attention is cut at a step (a scalar), in tokens, int32: under the warm-up of Li et al. 2022, section 3.
+    """Length (tokens, int32) at which attention is cut at a step (a scalar): warm-up of Li et al. 2022, section 3.
 
-    It grows linearly, in the tokens seen as the batch's warm-up does (theirs: in steps), and is rounded down to multiples of
-    8 as theirs is; without a warm-up it is the model's. Theirs cuts sequences off and has smaller batches meanwhile.
+    It grows linearly in the tokens seen, like the batch's warm-up (the paper: in steps), rounded down to multiples of 8
+    as in the paper; without a warm-up it is the model's. The paper truncates sequences, so its batches are smaller
+    meanwhile.
     """
     full = static.model.seq_len
     if not static.seq_warmup:
@@ -220,9 +225,9 @@ def _load_user_schedule(name: str) -> Schedule:
 
 
 def scheduled_values(static: Static, step: jax.Array, h: Hparams) -> dict[str, jax.Array]:
-    """What holds at a step (a scalar): `lr`, `weight_decay` (to be multiplied by it), `beta1`, and `scheduled_seq_len` of attention.
+    """Values at a step (a scalar): `lr`, `weight_decay` (to be multiplied by `lr`), `beta1`, `seq_len` of attention.
 
-    The training step and `scalelab schedule` both ask here, so they can't disagree.
+    The training step and `scalelab schedule` both call this, so they can't disagree.
     """
     lr = make_schedule(static)(step, h)
     decay = WEIGHT_DECAYS[static.wd_shape](step, h, lr)
@@ -235,17 +240,17 @@ def scheduled_values(static: Static, step: jax.Array, h: Hparams) -> dict[str, j
 
 
 def schedule_curves(config: ConfigDict, steps: Sequence[int] | np.ndarray) -> dict[str, np.ndarray]:
-    """`scheduled_values` for each of `steps` of a resolved config: float32 arrays of their length (`scheduled_seq_len`: int32)."""
+    """`scheduled_values` at each of `steps` of a resolved config: float32 arrays of their length (`seq_len`: int32)."""
     static = config_lib.static(config)
     h = {key: jnp.float32(value) for key, value in config_lib.hparams(config).items()}
-    found: Any = jax.jit(jax.vmap(lambda step: scheduled_values(static, step, h)))(jnp.asarray(steps, jnp.int32))
-    return {key: np.asarray(value) for key, value in found.items()}
+    curves: Any = jax.jit(jax.vmap(lambda step: scheduled_values(static, step, h)))(jnp.asarray(steps, jnp.int32))
+    return {key: np.asarray(value) for key, value in curves.items()}
 
 
 def check_user_schedule(config: ConfigDict) -> None:
-    """BadInput where the LR of the user's own schedule is below 0 or not finite at a step of the run, or what follows from it.
+    """Raise BadInput where a user's own schedule gives a value below 0 or not finite at a step of the run.
 
-    The package's own are right for every config that `validate` lets through, so these cost no time.
+    Built-in schedules are valid for every config that `validate` accepts and are not checked here.
     """
     name, steps = config.schedule.name, config.train.steps
     if ":" not in name:
@@ -255,6 +260,7 @@ def check_user_schedule(config: ConfigDict) -> None:
             bad = np.flatnonzero(~np.isfinite(values) | (values < 0))
             if len(bad):
                 raise BadInput(
-                    f"schedule.name={name!r}: its {key} at step {begin + bad[0]} is {values[bad[0]]:g}, and so at {len(bad):,} of "
-                    f"{steps:,} steps (they count from 0); it must be finite and at least 0, e.g. a function of step + 1"
+                    f"schedule.name={name!r}: its {key} at step {begin + bad[0]} is {values[bad[0]]:g}, "
+                    f"and invalid at {len(bad):,} of {steps:,} steps (they count from 0); "
+                    "it must be finite and at least 0, e.g. a function of step + 1"
                 )

@@ -1,4 +1,4 @@
-"""SGD, and SGD with momentum in both conventions: m = b m + g (heavy ball), or m = b m + (1 - b) g (EMA: LR / (1 - b))."""
+"""SGD, plain or with momentum: m = b m + g (heavy ball), or m = b m + (1 - b) g (average: needs LR / (1 - b))."""
 
 import jax
 import optax
@@ -9,7 +9,7 @@ from scalelab.optim.schedules import Hparams
 
 
 def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
-    """Polyak 1964; Nesterov as Sutskever et al. 2013, eq. 3 and 4, in the form that needs the gradient at the parameters."""
+    """Momentum (Polyak 1964); Nesterov's (Sutskever et al. 2013, eq. 3, 4) with the gradient at the parameters."""
     del declared, lr
     accumulate = optax.trace(h["beta1"], nesterov=bool(o.nesterov))
     return optax.chain(optax.scale(1.0 - h["beta1"]), accumulate) if o.averaged else accumulate

@@ -1,7 +1,7 @@
 """Shampoo (Gupta, Koren & Singer 2018, Alg. 1): L^(-1/4) G R^(-1/4), for hidden matrices; AdamW for the rest.
 
-L and R are sums of G G^T and G^T G from eps I, or with `averaged` exponential averages, corrected for bias, to which eps I is
-added (Shi et al. 2023, arXiv 2309.06497). As in Alg. 1 there is neither momentum nor grafting.
+L and R start at eps I and sum G G^T and G^T G; with `averaged` they are bias-corrected exponential averages plus eps I
+(Shi et al. 2023, arXiv 2309.06497). As in Alg. 1, there is neither momentum nor grafting.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from scalelab.optim.schedules import Hparams
 
 
 class ShampooState(NamedTuple):
-    """By parameter; `left` is the smaller side's."""
+    """State by parameter; `left` belongs to the smaller side."""
 
     steps: jax.Array
     left: Arrays  # [stack, small, small], G G^T, without eps
@@ -29,37 +29,35 @@ class ShampooState(NamedTuple):
 
 
 def inverse_fourth_root(statistic: jax.Array, eps: jax.Array) -> jax.Array:
-    """(X + eps I)^(-1/4) of symmetric matrices [..., n, n] without negative eigenvalues, but for rounding."""
+    """(X + eps I)^(-1/4) of symmetric matrices [..., n, n] whose eigenvalues are negative only by rounding."""
     values, vectors = map_decomposition(jnp.linalg.eigh, statistic)
     return fp32_matmul(vectors * (jnp.maximum(values, 0.0) + eps)[..., None, :] ** -0.25, vectors.mT)
 
 
 def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax.GradientTransformation:
-    """Roots are new every `every` steps, and in each of the first `every`: the first statistics are of low rank and change fast."""
+    """Recompute roots every `every` steps, and in each of the first `every`: early statistics change fast."""
     del lr
     b2, every = h["beta2"], o.every or 1
 
     def init(params: Arrays) -> ShampooState:
         del params
-        each = {name: matrices.folded_shape(d) for name, d in declared.items()}
-        sides = [{name: jnp.zeros((s[0], s[i], s[i])) for name, s in each.items()} for i in (1, 2)]
+        shapes = {name: matrices.folded_shape(d) for name, d in declared.items()}
+        sides = [{name: jnp.zeros((s[0], s[i], s[i])) for name, s in shapes.items()} for i in (1, 2)]
         return ShampooState(jnp.zeros((), jnp.int32), *sides, *sides)
 
-    def added(statistic: jax.Array, product: jax.Array) -> jax.Array:
+    def accumulate(statistic: jax.Array, product: jax.Array) -> jax.Array:
         return b2 * statistic + (1 - b2) * product if o.averaged else statistic + product
 
     def update(grads: Arrays, state: ShampooState, params: Arrays | None = None) -> tuple[Arrays, ShampooState]:
         del params
         g, steps = matrices.fold_matrices(declared, grads), optax.safe_increment(state.steps)
-        left = {name: added(state.left[name], fp32_matmul(x, x.mT)) for name, x in g.items()}
-        right = {name: added(state.right[name], fp32_matmul(x.mT, x)) for name, x in g.items()}
+        left = {name: accumulate(state.left[name], fp32_matmul(x, x.mT)) for name, x in g.items()}
+        right = {name: accumulate(state.right[name], fp32_matmul(x.mT, x)) for name, x in g.items()}
         weight = 1.0 - b2 ** steps.astype(jnp.float32) if o.averaged else 1.0
 
         def roots() -> tuple[Arrays, Arrays]:
-            one, other = (
-                map_batched(lambda x: inverse_fourth_root(x / weight, h["eps"]), side) for side in (left, right)
-            )
-            return one, other
+            root = lambda x: inverse_fourth_root(x / weight, h["eps"])  # noqa: E731
+            return map_batched(root, left), map_batched(root, right)
 
         due = (state.steps % every == 0) | (state.steps < every)
         lroot, rroot = jax.lax.cond(due, roots, lambda: (state.left_root, state.right_root))

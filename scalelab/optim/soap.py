@@ -1,8 +1,8 @@
-"""SOAP (Vyas et al. 2024, Alg. 3): Adam in the eigenbases of Shampoo's two statistics, for hidden matrices; AdamW for the rest.
+"""SOAP (Vyas et al. 2024, Alg. 3) for hidden matrices: Adam in the eigenbases of Shampoo's two statistics; else AdamW.
 
-As in the authors' code, and unlike Alg. 3: moments are corrected for bias; the first step only makes the bases, and takes no
-step but weight decay's; a refresh comes after the step, and orders the basis by eigenvalue. Every side has a basis,
-however long it is. Here the first moment stays in the parameter's own coordinates (as in Alg. 3), which is the same.
+As in the authors' code, and unlike Alg. 3: moments are bias-corrected; the first step only makes the bases and applies
+weight decay; a refresh comes after the step and sorts the basis by eigenvalue. Every side has a basis, whatever its
+length. The first moment stays in the parameter's coordinates, as in Alg. 3, which is equivalent.
 """
 
 from typing import NamedTuple
@@ -20,9 +20,9 @@ from scalelab.optim.schedules import Hparams
 
 
 class SoapState(NamedTuple):
-    """By parameter; `left` is the smaller side's. Bases are zero before the first step."""
+    """State by parameter; `left` belongs to the smaller side. Bases are zero before the first step."""
 
-    steps: jax.Array  # calls so far: steps taken, and the first
+    steps: jax.Array  # calls so far, the first one included
     m: Arrays  # like the parameter
     v: Arrays  # [stack, small, large], in the bases
     left: Arrays  # [stack, small, small], average of G G^T
@@ -31,18 +31,19 @@ class SoapState(NamedTuple):
     right_basis: Arrays
 
 
-Bases = tuple[Arrays, Arrays, Arrays]  # left and right basis, and the second moment in them
+Bases = tuple[Arrays, Arrays, Arrays]  # left basis, right basis, second moment in these bases
 
 
 def sorted_eigenvectors(statistic: jax.Array) -> jax.Array:
-    """Eigenvectors as columns [..., n, n], of the largest eigenvalue first."""
+    """Eigenvectors as columns [..., n, n], largest eigenvalue first."""
     return map_decomposition(jnp.linalg.eigh, statistic)[1][..., ::-1]
 
 
 def larger_basis(statistic: jax.Array, small: int) -> jax.Array:
-    """The same of a first G^T G [..., large, large], of rank `small` at most, whose other eigenvectors are anyone's choice.
+    """Eigenvectors of the first G^T G [..., large, large], whose rank is at most `small`.
 
-    Unit vectors, made orthogonal to the first `small`: what LAPACK finds there is rounding's, another basis on every mesh.
+    The null space is filled with unit vectors made orthogonal to the first `small` columns: LAPACK's choice there
+    depends on rounding and would differ on every mesh.
     """
     leading = sorted_eigenvectors(statistic)[..., :small]
     large = statistic.shape[-1]
@@ -51,7 +52,7 @@ def larger_basis(statistic: jax.Array, small: int) -> jax.Array:
 
 
 def power_iteration_step(statistic: jax.Array, basis: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Alg. 4, one step of power iteration and QR; the columns are sorted by their eigenvalues before, and that order is returned."""
+    """One step of power iteration and QR (Alg. 4), after sorting columns by eigenvalue; returns (basis, order)."""
     order = jnp.argsort(jnp.sum(basis * fp32_matmul(statistic, basis), axis=-2), axis=-1, descending=True)
     basis = jnp.take_along_axis(basis, order[..., None, :], axis=-1)
     return map_decomposition(jnp.linalg.qr, fp32_matmul(statistic, basis))[0], order
@@ -79,7 +80,7 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
         t = jnp.maximum(state.steps, 1).astype(jnp.float32)
 
         def adam(g: jax.Array, m: jax.Array, v: jax.Array, ql: jax.Array, qr: jax.Array) -> tuple[jax.Array, jax.Array]:
-            """Zero with the bases of the first call, which are zero."""
+            """Adam in the bases; zero on the first call, whose bases are zero."""
             g, m = (fp32_matmul(ql.mT, x, qr) for x in (g, m))
             v = b2 * v + (1 - b2) * g**2
             return fp32_matmul(ql, m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + eps), qr.mT), v
@@ -100,8 +101,8 @@ def _build(declared: Declarations, o: Optim, h: Hparams, lr: jax.Array) -> optax
             )
 
         def refresh() -> Bases:
-            found = map_batched(_refresh, v, left, right, state.left_basis, state.right_basis)
-            ql, qr, new_v = ({name: three[i] for name, three in found.items()} for i in range(3))
+            refreshed = map_batched(_refresh, v, left, right, state.left_basis, state.right_basis)
+            ql, qr, new_v = ({name: bases[i] for name, bases in refreshed.items()} for i in range(3))
             return ql, qr, new_v
 
         which = jnp.where(first, 1, jnp.where(state.steps % every == 0, 2, 0))

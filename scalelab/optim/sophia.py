@@ -1,8 +1,9 @@
-"""Sophia (Liu et al. 2023, Alg. 3): momentum over a running estimate of the Hessian's diagonal, each entry clipped to 1.
+"""Sophia (Liu et al. 2023, Alg. 3): momentum over a running estimate of the Hessian's diagonal, entries clipped to 1.
 
-m = b1 m + (1 - b1) g; every `every` steps h = b2 h + (1 - b2) estimate; the direction is clip(m / max(rho h, eps), 1), without
-bias correction. The estimate is Hutchinson's (H, Alg. 1) or Gauss-Newton-Bartlett's (G, Alg. 2): `train/step/curvature.py`. The step
-that measures it already uses it. optax's corrects m's bias, and uses the estimate one step late.
+m = b1 m + (1 - b1) g; every `every` steps h = b2 h + (1 - b2) estimate; the direction is clip(m / max(rho h, eps), 1),
+without bias correction. The estimate is Hutchinson's (H, Alg. 1) or Gauss-Newton-Bartlett's (G, Alg. 2), from
+`train/step/curvature.py`, and already counts in the step that measures it. optax's Sophia corrects m's bias and uses
+the estimate one step late.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from scalelab.optim.schedules import Hparams
 
 
 class Moments(NamedTuple):
-    """Both like the parameters."""
+    """Momentum and the averaged Hessian diagonal, each a tree like the parameters."""
 
     m: Any
     h: Any
@@ -32,14 +33,14 @@ def _build(declared: Tree, o: Optim, h: Hparams, lr: jax.Array) -> optax.Gradien
     def update(
         grads: Tree, state: Moments, params: Tree = None, *, curvature: tuple[Tree, jax.Array], **extra: Any
     ) -> tuple[Tree, Moments]:
-        """`curvature`: an estimate of the diagonal, and whether it is a new one; an old one is not looked at."""
+        """Take one step; `curvature`: an estimate of the diagonal, and whether it is fresh (else it is ignored)."""
         del params, extra
         estimate, fresh = curvature
         m = optax.tree.update_moment(grads, state.m, h["beta1"], 1)
         new = optax.tree.update_moment(estimate, state.h, h["beta2"], 1)
-        kept = jax.tree.map(lambda new, old: jnp.where(fresh, new, old), new, state.h)
-        moves = jax.tree.map(lambda m, k: jnp.clip(m / jnp.maximum(h["rho"] * k, h["eps"]), -1.0, 1.0), m, kept)
-        return moves, Moments(m, kept)
+        hessian = jax.tree.map(lambda new, old: jnp.where(fresh, new, old), new, state.h)
+        moves = jax.tree.map(lambda m, d: jnp.clip(m / jnp.maximum(h["rho"] * d, h["eps"]), -1.0, 1.0), m, hessian)
+        return moves, Moments(m, hessian)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

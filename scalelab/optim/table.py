@@ -1,4 +1,4 @@
-"""What each group of parameters gets, as rows: for `scalelab optim` and for a record."""
+"""The optimizer's settings for each group of parameters, as rows for `scalelab optim` and for the run's record."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from scalelab.optim.chain import rest_ratio, weight_decays
 from scalelab.optim.optimizer import Optimizer
 from scalelab.optim.registry import find_optimizer
 
-ADAMW_BYTES = 8  # of the AdamW beside an optimizer for hidden matrices, a parameter
+ADAMW_BYTES = 8  # bytes a scalar of the AdamW that takes the parameters its optimizer does not claim
 
 
 @dataclasses.dataclass
 class OptimizerRow:
-    """One group under one optimizer. LR and decay are factors of what the schedule gives; bytes are those of the state."""
+    """One group under one optimizer. LR and decay are factors on the schedule's values; bytes are the state's."""
 
     group: str
     optimizer: str
@@ -35,28 +35,26 @@ class OptimizerRow:
         return self.state_bytes / self.parameters
 
 
-def state_bytes(member: Optimizer, declaration: Declaration, o: Optim) -> float:
-    """What is kept of a parameter between steps, by whichever optimizer has it."""
-    return member.state_bytes(declaration, o) if member.claims(declaration) else ADAMW_BYTES * declaration.size
+def state_bytes(optimizer: Optimizer, declaration: Declaration, o: Optim) -> float:
+    """Bytes of a parameter's state between steps, under the optimizer or under AdamW for the rest."""
+    return optimizer.state_bytes(declaration, o) if optimizer.claims(declaration) else ADAMW_BYTES * declaration.size
 
 
 def optimizer_rows(static: Static, h: Mapping[str, Any]) -> list[OptimizerRow]:
-    """Rows in the order of `groups`, the factors of parametrization, `optim.groups` and `optim.rest_lr` multiplied."""
-    o, member = static.optim, find_optimizer(static.optim.name)
+    """Rows by group; LR and decay are products of parametrization, `optim.groups` and `optim.rest_lr`."""
+    o, optimizer = static.optim, find_optimizer(static.optim.name)
     declared = named_leaves(parameter_declarations(static.model))
-    by, decays = (
-        named_leaves(groups.optimizer_scales(static.model, o, member)),
-        named_leaves(groups.decay_mask(static.model, o)),
-    )
-    rest, own_decays = float(rest_ratio(h)), named_leaves(weight_decays(member, static, h))
-    found: dict[Any, OptimizerRow] = {}
+    scales = named_leaves(groups.optimizer_scales(static.model, o, optimizer))
+    mask = named_leaves(groups.decay_mask(static.model, o))
+    rest, decays = float(rest_ratio(h)), named_leaves(weight_decays(optimizer, static, h))
+    rows: dict[Any, OptimizerRow] = {}
     for name, d in declared.items():
-        own = member.claims(d)
-        lr, scale = by[name].lr * (1.0 if own else rest), by[name]
-        decay = float(own_decays[name]) * scale.decay * (1.0 if member.coupled else scale.lr) * decays[name]
-        key = (groups.parameter_group(d), o.name if own else "adamw", lr, decay, scale.eps)
-        row = found.setdefault(key, OptimizerRow(key[0], key[1], 0, 0, lr, decay, scale.eps, 0.0))
+        claimed, scale = optimizer.claims(d), scales[name]
+        lr = scale.lr * (1.0 if claimed else rest)
+        decay = float(decays[name]) * scale.decay * (1.0 if optimizer.coupled else scale.lr) * mask[name]
+        key = (groups.parameter_group(d), o.name if claimed else "adamw", lr, decay, scale.eps)
+        row = rows.setdefault(key, OptimizerRow(key[0], key[1], 0, 0, lr, decay, scale.eps, 0.0))
         row.tensors += 1
         row.parameters += d.size
-        row.state_bytes += state_bytes(member, d, o)
-    return sorted(found.values(), key=lambda row: PARAMETER_GROUPS.index(row.group))
+        row.state_bytes += state_bytes(optimizer, d, o)
+    return sorted(rows.values(), key=lambda row: PARAMETER_GROUPS.index(row.group))

@@ -1,4 +1,4 @@
-"""The numbers that a user's own optimizer is given: those that its config sets, and `optim.own`."""
+"""The hparams that a user's own optimizer may read: the ones set in its config, and `optim.own`."""
 
 from typing import Any, NoReturn
 
@@ -10,7 +10,7 @@ from scalelab.optim.schedules import Hparams
 
 
 class UserNumbers(dict[str, Any]):
-    """hparams by name, where a name that isn't set is refused in one line: read as 0 it would train something else."""
+    """hparams by name; reading a name that is not set is BadInput, since a silent 0 would train something else."""
 
     def __init__(self, optimizer: str, unset: tuple[str, ...], h: Hparams) -> None:
         super().__init__({name: value for name, value in h.items() if name not in unset})
@@ -25,10 +25,10 @@ def _plain(names: Any, values: Any) -> Any:
     return dict(zip(names, values, strict=True))
 
 
-# A function of the user's may be compiled by itself, with `h` an argument: inside it is a plain dict.
+# If the user's function is compiled by itself, with `h` an argument, it sees a plain dict.
 jax.tree_util.register_pytree_node(UserNumbers, lambda h: (tuple(h.values()), tuple[Any, ...](h)), _plain)
 
 
 def readable_hparams(o: Optim, h: Hparams) -> Hparams:
-    """`h` as the optimizer `o` may read it: an own one (`pkg.mod:fn`) what is set, others all."""
+    """The hparams that the optimizer `o` may read: all of `h`, for a user's own (`pkg.mod:fn`) only the ones set."""
     return UserNumbers(o.name, o.unset, h) if ":" in o.name else h

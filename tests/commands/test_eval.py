@@ -104,7 +104,7 @@ def test_each_source_of_a_prepared_folder_has_its_loss_and_another_tokenizer_is_
     assert main(["eval", str(run), f"--data={tmp_path}/large"]) == 2
     assert "model.vocab_size=256 is too small" in capsys.readouterr().err
     assert main(["eval", str(run), "--data=no/such"]) == 2
-    assert "data.path='no/such' is no folder that `scalelab prepare` made" in capsys.readouterr().err
+    assert "data.path='no/such' is not a folder that `scalelab prepare` made" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ def split(ids: np.ndarray) -> Split:
 
 
 def dataset(**tokens: int) -> Dataset:
-    """`{name: training tokens}`; each token of the i-th source is in [1 + 40 i, 40 + 40 i], a tenth more is held out."""
+    """`{name: training tokens}`; each token of the i-th source is in [1 + 40 i, 40 + 40 i], a tenth more is held
+    out."""
     random, parts = np.random.default_rng(0), []
     for i, (name, n) in enumerate(tokens.items()):
         train, val = (split(random.integers(40 * i + 1, 40 * i + 41, size)) for size in (n - 1, n // 10 - 1))

@@ -1,4 +1,5 @@
-"""Folders and files from elsewhere: an index that was edited, files that hold no text, and tables, which are read by column."""
+"""Folders and files from elsewhere: an index that was edited, files that hold no text, and tables, which are read by
+column."""
 
 import bz2
 import csv
@@ -85,7 +86,7 @@ def test_a_folder_without_its_seal_is_verified_and_sealed_by_the_command_that_ma
     index = json.loads((folder / "index.json").read_text())
     del index["sha256"]
     records.write_json(folder / "index.json", index)
-    with pytest.raises(BadInput, match=r"has no seal .*the `scalelab prepare` that made it, run again"):
+    with pytest.raises(BadInput, match=r"has no seal .*run the same `scalelab prepare` again"):
         opened(folder, 300)
     assert prepare(folder, path, tokenizer="bpe:300")["mended"] == ["the seal of index.json"]
     assert digests(folder) == whole and opened(folder, 300).vocab_size == 300

@@ -160,7 +160,7 @@ LINES = b'{"text": "fine"}\n'
         (b'{"text": "no end', "line 3 (byte 34): bad JSON, Unterminated string"),
         (b'{"txt": 1}', "line 3 (byte 34): no key 'text' (--text-key); it has 'txt'"),
         (b'{"text": 7}', "line 3 (byte 34): 'text' is 7, not a text"),
-        (b"[1]", "line 3 (byte 34): no key 'text' (--text-key); it is no object"),
+        (b"[1]", "line 3 (byte 34): no key 'text' (--text-key); it is not an object"),
         (b'{"text": "a\xff"}', "line 3 (byte 34): 0xff is not valid UTF-8, 11 bytes into it"),
         (b'{"text": "\\ud800"}', "line 3 (byte 34): 'text' holds half a surrogate pair, \\ud800"),
         (b"[" * 100_000, "line 3 (byte 34): bad JSON"),
@@ -213,16 +213,19 @@ MEMBERS = [(f"{i}.txt", b"x" * 600) for i in range(9)]  # a header of 512 bytes 
         (lambda tar: tar[: 3 * 1536], "empty header where a member or the end mark should be"),
         (lambda tar: tar[: 3 * 1536 + 100], "truncated header where"),
         (lambda tar: tar[: 3 * 1536] + b"\xff" * 50 + tar[3 * 1536 + 50 :], "bad checksum where"),
-        (lambda tar: tar[: 3 * 1536] + bytes(512) + tar[3 * 1536 + 512 :], "its end mark at byte 4608 is followed by more"),
+        (lambda tar: tar[: 3 * 1536] + bytes(512) + tar[3 * 1536 + 512 :], "its end mark at byte 4608 is followed by"),
         (lambda tar: tar + tar, "its end mark at byte 13824 is followed by more than zeros"),
-        (lambda tar: tar[:124] + b"\xff" * 12 + tar[136:148] + _checksum(tar, b"\xff" * 12) + tar[156:], "a member of -1 bytes"),
+        (
+            lambda tar: tar[:124] + b"\xff" * 12 + tar[136:148] + _checksum(tar, b"\xff" * 12) + tar[156:],
+            "a member of -1 bytes",
+        ),
     ],
 )  # fmt: skip
 def test_a_tar_that_is_damaged_after_its_first_member_is_not_taken_for_its_end(tmp_path, damage, why):
     path = corpora.write(tmp_path / "a.tar", corpora.tar(MEMBERS))
     assert len(read(path)[0]) == 9
     corpora.write(path, damage(corpora.tar(MEMBERS)))
-    assert refused(path).startswith(f"{path} is no whole tar file: {why}")
+    assert refused(path).startswith(f"{path} is not a whole tar file: {why}")
 
 
 def _checksum(tar, size):
@@ -334,7 +337,7 @@ def test_an_odd_length_is_refused(tmp_path):
     path = corpora.write_nanogpt(tmp_path / "a.bin", IDS)
     (tmp_path / "a.bin").write_bytes((tmp_path / "a.bin").read_bytes()[:-1])
     size = (tmp_path / "a.bin").stat().st_size
-    assert refused(path, GPT2).startswith(f"{path} has {size} bytes, which is no whole number of uint16 ids")
+    assert refused(path, GPT2).startswith(f"{path} has {size} bytes, which is not a whole number of uint16 ids")
 
 
 @pytest.mark.parametrize("n_tokens", [2**31 - 1, 0, -5])

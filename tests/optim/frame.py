@@ -1,6 +1,7 @@
 """What the tests of optimizers share: a small model's declarations, fixed gradients, and the chain run over them.
 
-An oracle is a function (params, gradients, h, learning rates) -> params in numpy float64: nested dicts are flat here, by name.
+An oracle is a function (params, gradients, h, learning rates) -> params in numpy float64: nested dicts are flat here,
+by name.
 """
 
 import functools
@@ -82,7 +83,8 @@ def _nothing(state):
 
 
 def assert_follows(expected, found, params, tolerance=1e-5, atol=2e-7):
-    """Each parameter's total update is the oracle's, relative to its size; `atol` is fp32's rounding of the parameter."""
+    """Each parameter's total update is the oracle's, relative to its size; `atol` is fp32's rounding of the
+    parameter."""
     for k in params:
         moved, wanted = np.float64(found[k]) - params[k], expected[k] - params[k]
         size = np.linalg.norm(wanted)
@@ -108,7 +110,8 @@ def decays(declared):
 
 
 def kept_bytes(name, said=False, **changes):
-    """{parameter: bytes kept of it between steps}, found in the chain's state or as the optimizer says; step counts aside."""
+    """{parameter: bytes kept of it between steps}, found in the chain's state or as the optimizer says; step counts
+    aside."""
     static, h = setting(name, **changes)
     declared = named_leaves(parameter_declarations(static.model))
     if said:

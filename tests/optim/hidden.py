@@ -1,4 +1,5 @@
-"""What the tests of optimizers for hidden matrices share: an oracle that takes one matrix at a time, and AdamW for the rest."""
+"""What the tests of optimizers for hidden matrices share: an oracle that takes one matrix at a time, and AdamW for the
+rest."""
 
 import numpy as np
 
@@ -7,7 +8,8 @@ from tests.optim.frame import clipped, decays
 
 
 def by_matrix(h, declared, params, gradients, lrs, direction):
-    """The paper's recurrence of every hidden matrix, layer by layer; `direction(g, memory, t, place)`, g [in, out], t from 1.
+    """The paper's recurrence of every hidden matrix, layer by layer; `direction(g, memory, t, place)`, g [in, out], t
+    from 1.
 
     `memory` is a dict of the matrix's own that lasts from step to step, `place` is (name, layer).
     """

@@ -11,7 +11,8 @@ from tests.optim.frame import by_chain, clipped, decays, kept_bytes, problem, ra
 
 
 def dynamic_map(signed):
-    """Dettmers 2016, section 2.3, as a tree of bits: a sign or none, zeros for the exponent, a one, the rest a linear fraction."""
+    """Dettmers 2016, section 2.3, as a tree of bits: a sign or none, zeros for the exponent, a one, the rest a linear
+    fraction."""
     bits, found = 7 if signed else 8, [0.0]
     for zeros in range(7):
         left = bits - zeros - 1
@@ -56,7 +57,8 @@ def oracle(h, declared, params, gradients, lrs, small):
 
 
 def test_steps_are_the_recurrence_with_coded_moments(monkeypatch):
-    """A value on the border of two codes may fall either way in fp32, so single numbers may differ by a code: most don't."""
+    """A value on the border of two codes may fall either way in fp32, so single numbers may differ by a code: most
+    don't."""
     monkeypatch.setattr(adam8bit, "MIN_CODED_SIZE", 200)
     # Its own program: LEAST is no part of `static`.
     static, h = setting("adam8bit", optim__eps=1e-3, optim__clip_norm=0.99)
@@ -77,7 +79,8 @@ def test_steps_are_the_recurrence_with_coded_moments(monkeypatch):
 
 
 def test_coding_is_as_fine_as_the_map_and_a_block_minds_itself_only():
-    """The widest gap of the signed map is 0.9/64 of the largest, the unsigned's 0.9/128; an outlier spoils 255 neighbours."""
+    """The widest gap of the signed map is 0.9/64 of the largest, the unsigned's 0.9/128; an outlier spoils 255
+    neighbours."""
     x = jax.random.normal(jax.random.key(0), (3, 1000))
     for signed, widest in ((True, 0.9 / 64), (False, 0.9 / 128)):
         y = x if signed else jnp.square(x)

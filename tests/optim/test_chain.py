@@ -1,4 +1,5 @@
-"""Adam, AdamW, SGD and momentum in all their conventions against recurrences in float64; and numbers that are traced."""
+"""Adam, AdamW, SGD and momentum in all their conventions against recurrences in float64; and numbers that are
+traced."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ from tests.optim.frame import assert_follows, by_chain, clipped, decays, nested,
 
 
 def by_adam(h, declared, params, gradients, lrs, coupled=False, corrected=True):
-    """Kingma & Ba 2015, Alg. 1; decay beside the step (Loshchilov & Hutter 2019, Alg. 2, line 12) or in the gradient (line 6)."""
+    """Kingma & Ba 2015, Alg. 1; decay beside the step (Loshchilov & Hutter 2019, Alg. 2, line 12) or in the gradient
+    (line 6)."""
     b1, b2, eps, decay = (float(h[k]) for k in ("beta1", "beta2", "eps", "weight_decay"))
     m, v = ({k: np.zeros_like(p) for k, p in params.items()} for _ in range(2))
     for t, (gradient, lr) in enumerate(zip(gradients, lrs, strict=True), start=1):
@@ -80,7 +82,8 @@ def test_thirty_steps_of_sgd():
 
 
 def test_the_two_momenta_differ_by_the_learning_rate_alone():
-    """m of the EMA form is 1 - beta1 times heavy ball's; without decay, and with the LR that much higher, the steps are equal."""
+    """m of the EMA form is 1 - beta1 times heavy ball's; without decay, and with the LR that much higher, the steps are
+    equal."""
     _, params, gradients = problem()
     found = []
     for averaged, lr in ((False, 0.01), (True, 0.01 / (1 - 0.9))):

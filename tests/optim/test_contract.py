@@ -134,7 +134,7 @@ def test_what_breaks_the_contract_is_named(optimizer, said):
 @pytest.mark.parametrize(
     ("optimizer", "said"),
     [
-        (3, "is 3, not a Member or a function"),
+        (3, "is 3, not an Optimizer or a function"),
         (f"{__name__}:lione", "did you mean 'lion'"),
         ("muom", "did you mean 'muon'.*soap"),
     ],

@@ -48,9 +48,12 @@ def test_vectors_and_tables_decay_if_asked():
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("embd=2", "'embd' is no group of parameters; did you mean 'embed'?"), ("embed", "'embed' is not a name and a number"),
-     ("head=-1", "'head=-1' is not a name and a number")],
-)  # fmt: skip
+    [
+        ("embd=2", "'embd' is no group of parameters; did you mean 'embed'?"),
+        ("embed", "'embed' is not a name and a number"),
+        ("head=-1", "'head=-1' is not a name and a number"),
+    ],
+)
 def test_bad_multipliers_are_one_line(text, said):
     with pytest.raises(BadInput, match=r"optim\.groups") as caught:
         parse_group_multipliers(text)

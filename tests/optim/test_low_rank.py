@@ -31,8 +31,8 @@ def assert_singular_vectors(p, g):
 def by_galore(h, declared, params, gradients, lrs, every, rank, projections):
     """Zhao et al. 2024, Alg. 2, which has rows <= columns; their sec. 4.2 projects the smaller side.
 
-    P is the chain's own, `projections[name][step, layer]`, once it is seen to be the leading singular vectors: fp32 knows them
-    to 1e-5 here, and Adam multiplies that near a zero of P^T G, by (size / 3 eps)^0.5 over a matrix.
+    P is the chain's own, `projections[name][step, layer]`, once it is seen to be the leading singular vectors: fp32
+    knows them to 1e-5 here, and Adam multiplies that near a zero of P^T G, by (size / 3 eps)^0.5 over a matrix.
     """
     scale = float(h["low_rank_scale"])
 
@@ -77,7 +77,8 @@ def test_leading_vectors_span_the_best_subspace():
 
 
 def by_apollo(h, declared, params, gradients, lrs, every, rank, tensor):
-    """Zhu et al. 2024, Alg. 1, with the norm-growth limiter of sec. 3.2; the bias correction at the end, as in their code."""
+    """Zhu et al. 2024, Alg. 1, with the norm-growth limiter of sec. 3.2; the bias correction at the end, as in their
+    code."""
     b1, b2, eps = (float(h[k]) for k in KEYS)
     hidden = sorted(k for k, d in declared.items() if d.is_hidden_matrix)
 

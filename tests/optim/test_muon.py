@@ -16,7 +16,8 @@ from tests.optim.hidden import by_matrix
 
 
 def orthogonal(g):
-    """Jordan 2024, `zeropower_via_newtonschulz5`, where the singular values are taken through the polynomial by themselves."""
+    """Jordan 2024, `zeropower_via_newtonschulz5`, where the singular values are taken through the polynomial by
+    themselves."""
     u, s, vt = np.linalg.svd(g, full_matrices=False)
     s = s / np.sqrt(np.sum(s**2))
     for _ in range(5):

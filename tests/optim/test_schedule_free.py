@@ -1,4 +1,5 @@
-"""Schedule-Free AdamW against its authors' released form in float64, and against optax's; and that x, not y, is evaluated, exported and started on."""
+"""Schedule-Free AdamW in float64 against its authors' code and optax; x, not y, is evaluated, exported, started
+from."""
 
 import jax
 import numpy as np

@@ -22,8 +22,9 @@ from scalelab.optim import schedules
 CONFIG = config_lib.resolve(base.get_config())
 STATIC = config_lib.static(CONFIG)
 H = {
-    "peak_lr": 0.2, "warmup_steps": 10, "steps": 100, "decay_steps": 20, "final_share": 0.1, "cycles": 1, "cycle_growth": 1,
-    "hold_steps": 0, "fall_share": 1, "weight_decay": 0.1, "wd_final_share": 1, "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
+    "peak_lr": 0.2, "warmup_steps": 10, "steps": 100, "decay_steps": 20, "final_share": 0.1, "cycles": 1,
+    "cycle_growth": 1, "hold_steps": 0, "fall_share": 1, "weight_decay": 0.1, "wd_final_share": 1,
+    "beta1": 0.95, "beta1_start": 0.85, "beta1_steps": 0,
     "power_scale": 4.6, "power_exponent": -0.51,
 }  # fmt: skip
 NAMES = key_records()["schedule.name"].choices
@@ -162,7 +163,8 @@ def test_wsd_branches_share_their_trunk_to_the_last_bit(shape, final):
 
 
 def test_exponential_decay_halves_as_minicpms():
-    """Hu et al. 2024, 4.2: LR = 0.5^(steps of the decay / T) x peak; over 20 steps with T = 5 that is 1/16 at the end."""
+    """Hu et al. 2024, 4.2: LR = 0.5^(steps of the decay / T) x peak; over 20 steps with T = 5 that is 1/16 at the
+    end."""
     lr = curve("wsd", "exponential", final_share=0.5 ** (20 / 5))
     np.testing.assert_allclose(lr[80:101], 0.2 * 0.5 ** (np.arange(21) / 5), rtol=1e-5)
     theirs = optax.exponential_decay(0.2, transition_steps=5, decay_rate=0.5, transition_begin=80)
@@ -178,7 +180,8 @@ def test_inverse_decay_is_even_in_one_over_lr():
 
 @pytest.mark.parametrize("shape", ["linear", "inverse"])
 def test_wsd_s_is_a_wsd_of_each_of_its_lengths_and_begins_again_at_the_peak(shape):
-    """Wen et al. 2024, WSD-S: one run decays at a quarter, at half and at its end; after a decay the LR is the peak's at once."""
+    """Wen et al. 2024, WSD-S: one run decays at a quarter, at half and at its end; after a decay the LR is the peak's
+    at once."""
     lr = curve("wsd_s", shape, cycles=3, cycle_growth=2)
     for start, end, decay in ((0, 25, 5), (25, 50, 10), (50, 130, 20)):
         alone = curve("wsd", shape, steps=min(end, 100), decay_steps=decay)
@@ -188,7 +191,8 @@ def test_wsd_s_is_a_wsd_of_each_of_its_lengths_and_begins_again_at_the_peak(shap
 
 
 def test_power_is_shens():
-    """Shen et al. 2024: min(peak, batch a n^b) with n in tokens (b their -0.51, here steeper), a line before and a decay after it."""
+    """Shen et al. 2024: min(peak, batch a n^b) with n in tokens (b their -0.51, here steeper), a line before and a
+    decay after it."""
     found = compiled("power", "linear", global_batch=8, accumulate=1)
     h = {
         key: jnp.float32(x)
@@ -348,7 +352,7 @@ def not_a_number_late(step, h):
 
 
 BAD = {
-    by_root: "lr at step 0 is inf, and so at 1 of 100 steps",
+    by_root: "lr at step 0 is inf, and invalid at 1 of 100 steps",
     falls_below: "lr at step 90 is -",
     not_a_number_late: "lr at step 99 is nan",
 }
@@ -367,7 +371,7 @@ def test_an_own_schedule_that_is_bad_at_any_step_is_refused_and_no_folder_made(t
 def test_bad_steps_are_seen_past_those_that_are_worked_out_together(monkeypatch):
     monkeypatch.setattr(schedules, "MAX_STEPS_AT_ONCE", 32)
     changes = {"schedule.name": f"{__name__}:not_a_number_late", "train.steps": 100}
-    with pytest.raises(BadInput, match="lr at step 99 is nan, and so at 1 of 100"):
+    with pytest.raises(BadInput, match="lr at step 99 is nan, and invalid at 1 of 100"):
         schedules.check_user_schedule(config_lib.resolve(config_lib.override(base.get_config(), changes)))
     good = changes | {"schedule.name": f"{__name__}:peak"}
     schedules.check_user_schedule(config_lib.resolve(config_lib.override(base.get_config(), good)))

@@ -16,7 +16,8 @@ def root(statistic):
 
 
 def by_shampoo(h, declared, params, gradients, lrs, every, averaged):
-    """Gupta et al. 2018, Alg. 1: L_0 = eps I, L_t = L_{t-1} + G G^T; averaged: (1 - b2) sum b2^(t-s) G_s G_s^T / (1 - b2^t)."""
+    """Gupta et al. 2018, Alg. 1: L_0 = eps I, L_t = L_{t-1} + G G^T; averaged: (1 - b2) sum b2^(t-s) G_s G_s^T / (1 -
+    b2^t)."""
     b2, eps = float(h["beta2"]), float(h["eps"])
 
     def direction(g, memory, t, place):
@@ -39,8 +40,8 @@ def by_shampoo(h, declared, params, gradients, lrs, every, averaged):
 def test_thirty_steps_of_shampoo(every, averaged):
     static, h = setting("shampoo", optim__every=every, optim__averaged=averaged)
     declared, params, gradients = problem()
-    # The least eigenvalue of a statistic is known to rows x eps x the largest, so its root to a quarter of eps x their ratio:
-    # 4 here, of random square gradients up to 1e5 (seen on three BLAS kernels: 1.0e-5 to 1.6e-5 of the update).
+    # The least eigenvalue of a statistic is known to rows x eps x the largest, so its root to a quarter of eps x their
+    # ratio: 4 here, of random square gradients up to 1e5 (seen on three BLAS kernels: 1.0e-5 to 1.6e-5 of the update).
     gradients = separated(declared, gradients)
     expected = by_shampoo(h, declared, params, gradients, rates(0.02), every, averaged)
     assert_follows(expected, by_chain(static, h, params, gradients, rates(0.02))[0], params)

@@ -1,4 +1,5 @@
-"""SOAP against Algorithm 3 in float64, from the same first bases; and those bases against what they are by definition."""
+"""SOAP against Algorithm 3 in float64, from the same first bases; and those bases against what they are by
+definition."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ from tests.optim.hidden import adam, by_matrix
 
 
 def first_bases(static, h, params, gradients):
-    """{(name, layer): (left, right)} after the first step. Where the gradient has no full rank some of it is arbitrary."""
+    """{(name, layer): (left, right)} after the first step. Where the gradient has no full rank some of it is
+    arbitrary."""
     own = by_chain(static, h, params, gradients[:1], [0.0])[1]
     state = next(
         part for part in jax.tree.leaves(own, is_leaf=lambda x: hasattr(x, "left_basis")) if hasattr(part, "left_basis")

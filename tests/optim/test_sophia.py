@@ -85,7 +85,8 @@ def model():
 
 
 def written_out(made, params, tokens):
-    """(logits at the positions that count [n, V] as a function of flat parameters, the flat parameters, targets [n])."""
+    """(logits at the positions that count [n, V] as a function of flat parameters, the flat parameters, targets
+    [n])."""
     flat, unravel = ravel_pytree(params)
     counts = np.asarray(tokens[:, 1:] >= 0)
     of = lambda flat: transformer.next_token_logits(made.model, unravel(flat), jnp.maximum(tokens[:, :-1], 0))[counts]  # noqa: E731
@@ -99,7 +100,8 @@ def draws(made, params, tokens, kind, n):
 
 @pytest.mark.slow
 def test_hutchinsons_mean_is_the_hessians_diagonal(model):
-    """The mean of n probes of N(0, 1) misses entry i by sqrt((H_ii^2 + sum_j H_ij^2) / n), as the closed form has it."""
+    """The mean of n probes of N(0, 1) misses entry i by sqrt((H_ii^2 + sum_j H_ij^2) / n), as the closed form has
+    it."""
     of, flat, targets = written_out(*model)
     loss = lambda flat: -jnp.mean(jax.nn.log_softmax(of(flat))[np.arange(targets.size), targets])  # noqa: E731
     exact = np.float64(jax.jit(jax.jacrev(jax.grad(loss)))(flat))
@@ -214,8 +216,8 @@ for kind in ("hutchinson", "gauss_newton"):
             specs = jax.tree.map(lambda s: NamedSharding(mesh, s), rules.parameter_specs(of.model, of.layout))
             rows = jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
             found = measured(of)(jax.device_put(params, specs), rows)
-        far = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()), found, one)
-        apart[f"{kind} {sizes}"] = max(jax.tree.leaves(far))
+        far = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(b).max()), found,
+        one) apart[f"{kind} {sizes}"] = max(jax.tree.leaves(far))
 print(json.dumps(apart))
 """
 

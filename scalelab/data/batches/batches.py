@@ -1,10 +1,10 @@
 """Batch = f(seed, step): random access into shuffled windows, the same for any number of hosts.
 
-A step reads the windows that follow those of the steps before it, also where the batch was smaller then (`ramp`).
+A step reads the windows after those of earlier steps, also where their batches were smaller (`config.batch_ramp`).
 
-A window is seq_len + 1 consecutive tokens of the stream of documents; windows start every seq_len tokens, so each token but a
-shard's first is predicted once an epoch (the one shared token is a target here and an input there). Windows cross document
-boundaries and don't cross shards; what is left at a shard's end, under one window, is not used.
+A window is seq_len + 1 consecutive tokens of the stream of documents. Windows start every seq_len tokens, so each token
+except a shard's first is predicted once an epoch (neighbours share one token, a target of one and an input of the
+other). Windows cross document boundaries but not shards; the rest of a shard, less than one window, is not used.
 """
 
 import functools
@@ -19,16 +19,16 @@ from scalelab.data.batches.shards import Split
 from scalelab.data.dataset import Dataset, DatasetPart
 from scalelab.errors import BadInput
 
-RowIndex = slice | np.ndarray  # of a batch: a range or indices
+RowIndex = slice | np.ndarray  # rows of a batch: a range or indices
 ALL_ROWS = slice(None)
-NO_WINDOW = -1  # in place of a window's number, and in its tokens: nothing is read, nothing predicted
-ORDER_BLOCK = 4096  # windows whose order is computed at once: one small batch alone would be all overhead
+NO_WINDOW = -1  # stands for a window's number and for its tokens: nothing is read, nothing predicted
+ORDER_BLOCK = 4096  # windows whose order is computed at once; a small batch by itself would be mostly overhead
 
 
 class Windows:
     """The windows of `{source: split}`, one after the other: `windows[numbers]` -> int32 [len(numbers), seq_len + 1].
 
-    There are `len(windows)`; `sizes` says how many of each source.
+    `len(windows)` counts all, `sizes` those of each source.
     """
 
     def __init__(self, splits: Mapping[str, Split], seq_len: int, kind: str) -> None:
@@ -58,24 +58,24 @@ class Windows:
         shard_of = np.searchsorted(self.ends, numbers, side="right")
         for shard in np.unique(shard_of):
             here = shard_of == shard
-            # Counted back from the shard's last window.
+            # Negative indices count back from the shard's last window.
             rows[here] = self.views[shard][numbers[here] - self.ends[shard]]
         return rows
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """The same where some of `numbers` may be NONE: nothing is read there, and the row is NONE throughout."""
-        taken = numbers != NO_WINDOW
-        if taken.all():
+        """Like indexing, but `numbers` may hold NO_WINDOW: such a row is not read and is all NO_WINDOW."""
+        is_window = numbers != NO_WINDOW
+        if is_window.all():
             return self[numbers]
-        found = np.full((len(numbers), self.views[0].shape[1]), NO_WINDOW, np.int32)
-        found[taken] = self[numbers[taken]]
-        return found
+        rows = np.full((len(numbers), self.views[0].shape[1]), NO_WINDOW, np.int32)
+        rows[is_window] = self[numbers[is_window]]
+        return rows
 
 
 class BatchOrder:
-    """A Grain data source whose record `step` is the window numbers of that global batch, int64 [global_batch].
+    """A Grain data source whose record `step` holds the window numbers of that global batch, int64 [global_batch].
 
-    Row r is of micro-batch r % accumulate; in the steps that don't take it, it is NONE.
+    Row r belongs to micro-batch r % accumulate; it is NO_WINDOW in steps without that micro-batch.
     """
 
     def __init__(self, stream: WindowStream, global_batch: int, accumulate: int, ramp: tuple[int, ...]) -> None:
@@ -93,17 +93,17 @@ class BatchOrder:
 
     def _compute_block(self, block: int) -> np.ndarray:
         steps = np.arange(block * self.block_steps, (block + 1) * self.block_steps)[:, None]
-        taken = ramp_lib.micro_batches_per_step(self.ramp, self.accumulate, steps)
+        n_micro = ramp_lib.micro_batches_per_step(self.ramp, self.accumulate, steps)
         first = _rows_before(steps, self.global_batch, self.accumulate, self.ramp)
         row, part = np.divmod(np.arange(self.global_batch), self.accumulate)
         numbers = np.full((self.block_steps, self.global_batch), NO_WINDOW)
-        # The rows that are taken stand in the order of the stream.
-        numbers[part < taken] = self.stream.windows((first + row * taken + part)[part < taken])
+        # Used rows follow the order of the stream.
+        numbers[part < n_micro] = self.stream.windows((first + row * n_micro + part)[part < n_micro])
         return numbers
 
 
 def _rows_before(steps: np.ndarray, global_batch: int, accumulate: int, ramp: tuple[int, ...]) -> np.ndarray:
-    """How many rows the steps before each of `steps` take, int64 like them."""
+    """Number of rows used before each of `steps`, int64 like them."""
     return ramp_lib.micro_batches_before(ramp, accumulate, steps) * (global_batch // accumulate)
 
 
@@ -116,7 +116,7 @@ class TrainBatches:
         self._reader = functools.lru_cache(maxsize=8)(self._make_reader)
 
     def seen(self, step: int) -> dict[str, tuple[int, float]]:
-        """{source: (tokens predicted, epochs)} of the steps before `step`; an epoch is all windows of it that are in use."""
+        """{source: (tokens predicted, epochs)} before `step`; an epoch is all windows in use of a source."""
         order, seq_len = self._order, self.windows.views[0].shape[1] - 1
         rows = order.stream.before(
             int(_rows_before(np.array(step, np.int64), order.global_batch, order.accumulate, order.ramp))
@@ -125,26 +125,32 @@ class TrainBatches:
 
     @property
     def unique_tokens(self) -> dict[str, int]:
-        """Of each source, how many tokens an epoch predicts."""
+        """{source: tokens predicted in one epoch}."""
         seq_len = self.windows.views[0].shape[1] - 1
         return {source.name: source.unique * seq_len for source in self._order.stream.sources}
 
     def batch(self, step: int, rows: RowIndex = ALL_ROWS) -> np.ndarray:
-        """int32 [rows, seq_len + 1]: these rows (default all) of global batch `step` >= 0; inputs [:, :-1], targets [:, 1:]."""
+        """These rows (default all) of global batch `step` >= 0, int32 [rows, seq_len + 1].
+
+        Inputs are [:, :-1], targets [:, 1:].
+        """
         return self.chunk(step, 1, rows)[0]
 
     def chunk(self, step: int, k: int, rows: RowIndex = ALL_ROWS) -> np.ndarray:
-        """int32 [k, rows, seq_len + 1]: batches `step` to `step + k - 1`, for k steps in one dispatch. No other row is read."""
+        """Batches `step` to `step + k - 1`, int32 [k, rows, seq_len + 1], for k steps in one dispatch.
+
+        Only `rows` are read.
+        """
         reader = self._reader(self._key(rows))
         numbers = np.stack([reader[i] for i in range(step, step + k)])
-        # All at once: of small batches over many shards each by itself costs half as much again.
+        # All at once: small batches over many shards, one by one, cost half as much again.
         return self.windows.read(numbers.ravel()).reshape(*numbers.shape, -1)
 
     def _key(self, rows: RowIndex) -> tuple[int, ...]:
         return tuple(np.arange(self.global_batch)[rows].tolist())
 
     def _make_reader(self, key: tuple[int, ...]) -> Any:
-        """A Grain MapDataset of the windows' numbers, one record a step: Grain's cost is one of steps, not of rows."""
+        """A Grain MapDataset of window numbers, one record a step, so that Grain's cost grows with steps, not rows."""
         import grain
 
         rows = np.array(key)
@@ -155,11 +161,11 @@ def train_batches(
     dataset: Dataset, seq_len: int, global_batch: int, seed: int, accumulate: int = 1, ramp: tuple[int, ...] = (),
     mixture: str = "", unique_tokens: str = "",
 ) -> TrainBatches:  # fmt: skip
-    """Batches of the training split in the order of `seed`: each epoch of a source a new permutation of its windows.
+    """Batches of the training split in the order of `seed`; each epoch of a source is a new permutation of its windows.
 
-    Sources are mixed as `mixture` says and capped as `unique_tokens` does (both as in configs/base.py). Of a batch's `accumulate` micro-batches a step takes as many as `ramp` says; rows of the others are all -1.
-
-    A host takes `batch(step, rows)` of the rows that its devices hold; the global batch doesn't depend on the number of hosts.
+    `mixture` and `unique_tokens` (as in configs/base.py) mix and cap the sources. `ramp` limits how many of the
+    `accumulate` micro-batches a step uses; rows of the others are all NO_WINDOW. A host calls `batch(step, rows)` for
+    the rows of its devices; the global batch doesn't depend on the number of hosts.
     Raises BadInput for a split shorter than one window, an empty batch or a negative seed, and where `mixture` or
     `unique_tokens` don't fit the sources.
     """
@@ -168,22 +174,22 @@ def train_batches(
     if seed < 0:
         raise BadInput(f"seed={seed} is negative; 0 or more")
     windows = Windows({part.name: part.train for part in dataset.parts}, seq_len, "training")
-    found = make_window_sources(windows.sizes, unique_tokens, seq_len)
-    begin = [
-        (int(_rows_before(np.array(step, np.int64), global_batch, accumulate, ramp)), each)
-        for step, each in mixture_stages(mixture, found)
+    sources = make_window_sources(windows.sizes, unique_tokens, seq_len)
+    stages = [
+        (int(_rows_before(np.array(step, np.int64), global_batch, accumulate, ramp)), shares)
+        for step, shares in mixture_stages(mixture, sources)
     ]
-    return TrainBatches(windows, BatchOrder(WindowStream(found, begin, seed), global_batch, accumulate, ramp))
+    return TrainBatches(windows, BatchOrder(WindowStream(sources, stages, seed), global_batch, accumulate, ramp))
 
 
 def val_batches(
     part: DatasetPart, seq_len: int, batch_size: int, n_batches: int, rows: RowIndex = ALL_ROWS
 ) -> np.ndarray:
-    """A source's fixed validation set, int32 [n, batch_size, seq_len + 1], n <= n_batches: windows evenly spaced over the split.
+    """A source's fixed validation set, int32 [n, batch_size, seq_len + 1], n <= n_batches: evenly spaced windows.
 
-    It depends on the data and the three numbers only, so every run, seed and host scores the same tokens; of each batch only
-    `rows` are read. Where the split holds fewer windows there are as many batches as they fill; where they don't fill one,
-    they stand in one whose other rows are NONE. Raises BadInput for a split shorter than one window.
+    It depends only on the data and the three numbers, so every run, seed and host scores the same tokens; of each batch
+    only `rows` are read. A split with fewer windows gives only full batches; if it can't fill one, the other rows of
+    that batch are NO_WINDOW. Raises BadInput for a split shorter than one window.
     """
     if batch_size < 1 or n_batches < 1:
         raise BadInput(f"{n_batches} validation batches of {batch_size} sequences score nothing; at least 1 of 1")
@@ -193,5 +199,5 @@ def val_batches(
     numbers = np.full(n * batch_size, NO_WINDOW)
     # The middle of each of `wanted` parts.
     numbers[:wanted] = (2 * np.arange(wanted) + 1) * len(windows) // (2 * wanted)
-    mine = numbers.reshape(n, batch_size)[:, rows]
-    return windows.read(mine.ravel()).reshape(*mine.shape, -1)
+    host_numbers = numbers.reshape(n, batch_size)[:, rows]
+    return windows.read(host_numbers.ravel()).reshape(*host_numbers.shape, -1)

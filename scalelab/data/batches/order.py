@@ -1,8 +1,8 @@
-"""The order of training windows: a permutation per epoch that is computed where it is asked for, never stored.
+"""The order of training windows: one permutation per epoch, computed on demand, never stored.
 
-A Feistel network over the next even power of two, walked until it falls inside the range (Black & Rogaway 2002, section 4),
-so the n-th window of a 10^12-token corpus costs as little as that of a small one. Integer arithmetic only: the same order
-under every numpy, on every machine.
+A Feistel network over the next even power of two, applied until the value is inside the range (Black & Rogaway 2002,
+section 4). So the n-th window of a 10^12-token corpus costs as little as that of a small one. Integer arithmetic only:
+the order is the same with every numpy and on every machine.
 """
 
 import numpy as np
@@ -11,10 +11,10 @@ FEISTEL_ROUNDS = 6
 
 
 def window_numbers(positions: np.ndarray, n_windows: int, seed: int, stream: tuple[int, ...] = ()) -> np.ndarray:
-    """The windows (int64 in [0, n_windows)) that stand at `positions` of the endless stream of shuffled epochs.
+    """The windows (int64 in [0, n_windows)) at `positions` of the endless stream of shuffled epochs.
 
-    Position p belongs to epoch p // n_windows; within an epoch every window stands exactly once. Another `stream` of a seed
-    is another order.
+    Position p belongs to epoch p // n_windows; each epoch has every window exactly once. Each `stream` of a seed has
+    its own order.
     """
     epochs, places = np.divmod(np.asarray(positions, np.int64), n_windows)
     numbers = np.empty_like(places)
@@ -25,11 +25,14 @@ def window_numbers(positions: np.ndarray, n_windows: int, seed: int, stream: tup
 
 
 def permute_positions(places: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
-    """Where a pseudo-random permutation of range(n), chosen by `key` (all >= 0, the last not 0 after the second), sends each of `places`."""
+    """Images of `places` under a pseudo-random permutation of range(n).
+
+    `key` chooses the permutation: numbers >= 0, the last not 0 if there are more than two.
+    """
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
     round_keys = np.random.SeedSequence(key).generate_state(FEISTEL_ROUNDS, np.uint64)
     values = _feistel(places.astype(np.uint64), half_bits, round_keys)
-    while (outside := values >= n).any():  # under 3 of 4 values are outside: it ends after a few turns
+    while (outside := values >= n).any():  # less than 3 of 4 values are outside, so a few turns are enough
         values[outside] = _feistel(values[outside], half_bits, round_keys)
     return values.astype(np.int64)
 

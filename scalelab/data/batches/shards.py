@@ -3,9 +3,9 @@
     FOLDER/train-00000.tokens    ids, little-endian, each document followed by token 0
     FOLDER/train-00000.offsets   int64: where each document starts, and the end of the last
     FOLDER/val-00000.tokens ...
-    FOLDER/index.json            names, sizes and SHA-256 of all of these, and what made them
+    FOLDER/index.json            names, sizes and SHA-256 of these files, and what made them
 
-A folder is filled under a temporary name beside its final one, synced, and renamed: a name without `.tmp-` is complete.
+A folder is filled under a temporary name beside its final one, synced and renamed: a name without `.tmp-` is complete.
 """
 
 import dataclasses
@@ -27,18 +27,16 @@ from scalelab.errors import BadInput
 from scalelab.records import fsync
 
 SHARD_FORMAT = 1
-TOKEN_DTYPES = ("|u1", "<u2", "<u4")  # of token ids: all that `Tokenizer.dtype` gives
-FILE_NAME = re.compile(r"[\w-][\w.-]*")  # of a shard's file: in the folder itself
-SHARD_TOKENS = 2**25  # a shard ends with the document that reaches this; a document is never cut
-HASHED_ON_OPEN_BYTES = (
-    2**28
-)  # up to here opening checks SHA-256 too (about 1 s at worst); above, `check_shard_files` does
-STALE_S = 24 * 3600  # a temporary folder this old has lost its writer
+TOKEN_DTYPES = ("|u1", "<u2", "<u4")  # all values of `Tokenizer.dtype`
+FILE_NAME = re.compile(r"[\w-][\w.-]*")  # a shard's file, in the folder itself
+SHARD_TOKENS = 2**25  # a shard ends with the document that reaches this; documents are never cut
+HASHED_ON_OPEN_BYTES = 2**28  # up to here opening compares SHA-256 too (about 1 s at worst), above only sizes
+STALE_S = 24 * 3600  # the writer of a temporary folder this old is gone
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One split, memory-mapped: `shards[i]` holds token ids, `offsets[i]` the int64 document starts and the last end."""
+    """One split, memory-mapped: `shards[i]` holds ids, `offsets[i]` (int64) the document starts and the last end."""
 
     shards: tuple[np.ndarray, ...]
     offsets: tuple[np.ndarray, ...]
@@ -53,9 +51,10 @@ class Split:
 
 
 def check_still_there(split: Split) -> None:
-    """BadInput where a file of the split has gone or changed its size since it was opened.
+    """Raise BadInput where a file of the split is gone or has another size than when it was opened.
 
-    A deleted file could still be read, until the run is started again; reading past the end of one that was cut kills the process.
+    A deleted file stays readable until the run is started again; reading past the end of a shortened one kills the
+    process.
     """
     for shard in split.shards:
         path, opened = getattr(shard, "filename", None), shard.nbytes
@@ -63,12 +62,12 @@ def check_still_there(split: Split) -> None:
             continue
         size = os.stat(path).st_size if os.path.exists(path) else None
         if size != opened:
-            found = "is gone" if size is None else f"has {size} bytes, and had {opened}"
-            raise BadInput(f"{path} {found} since the run opened it: put it back, and the same command goes on")
+            change = "is gone" if size is None else f"has {size} bytes, and had {opened}"
+            raise BadInput(f"{path} {change} since the run opened it: put it back, and the same command goes on")
 
 
 class SplitWriter:
-    """Writes the shards of one split into `folder`; `close` returns their entries for the index."""
+    """Writer of one split's shards in `folder`; `close` returns their entries for the index."""
 
     def __init__(self, folder: pathlib.Path, split: str, dtype: np.dtype) -> None:
         self.folder, self.split, self.dtype = folder, split, dtype
@@ -107,7 +106,7 @@ def _write_array(path: pathlib.Path, array: np.ndarray) -> dict[str, Any]:
 def write_shard_folder(
     final: pathlib.Path, documents: Iterable[tuple[str, np.ndarray]], dtype: np.dtype, facts: dict
 ) -> None:
-    """Write (split, ids) pairs as the finished folder `final`; if another process finishes it first, theirs stays."""
+    """Write (split, ids) pairs as the folder `final`; if another process finishes it first, its folder stays."""
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale_drafts(final.parent)
     building = final.with_name(f"{final.name}.tmp-{uuid.uuid4().hex[:12]}")
@@ -129,20 +128,20 @@ def _publish(building: pathlib.Path, final: pathlib.Path) -> None:
     try:
         os.rename(building, final)
     except OSError:
-        if not (final / "index.json").exists():  # anything but a finished folder in the way is a real error
+        if not (final / "index.json").exists():  # a finished folder is fine, anything else is an error
             raise
     fsync(final.parent)
 
 
 def _remove_stale_drafts(cache: pathlib.Path) -> None:
-    """Remove what killed writers left behind, once it is old enough that none can still be at work."""
-    for left in cache.glob("*.tmp-*"):
-        if time.time() - left.stat().st_mtime > STALE_S:
-            shutil.rmtree(left, ignore_errors=True)
+    """Remove drafts of killed writers, once they are too old to be still in use."""
+    for draft in cache.glob("*.tmp-*"):
+        if time.time() - draft.stat().st_mtime > STALE_S:
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def read_shard_folder(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Split]]:
-    """The index and the splits of a finished folder, verified. Raises BadInput that names the file that is wrong."""
+    """The index and the splits of a finished folder, verified. Raises BadInput that names the wrong file."""
     index = read_shard_index(folder)
     check_shard_entries(
         folder / "index.json", index["dtype"], [shard for shards in index["splits"].values() for shard in shards]
@@ -158,7 +157,7 @@ def read_shard_index(folder: pathlib.Path) -> dict[str, Any]:
     try:
         index = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is missing or no JSON ({error}); {_rebuild_hint(folder)}") from error
+        raise BadInput(f"{path} is missing or not JSON ({error}); {_rebuild_hint(folder)}") from error
     known = isinstance(index, dict) and index.get("format")
     if known != SHARD_FORMAT:
         raise BadInput(f"{path} has format {known}, this code reads {SHARD_FORMAT}; {_rebuild_hint(folder)}")
@@ -170,28 +169,28 @@ def read_shard_index(folder: pathlib.Path) -> dict[str, Any]:
 def check_shard_entries(
     path: pathlib.Path, dtype: Any, shards: Iterable[dict[str, Any]], tokenizer_ids: int | None = None
 ) -> None:
-    """BadInput where the index at `path` names a type, a file or a size that no writer here has: nothing else is mapped.
+    """Raise BadInput where the index at `path` has a type, file or size that our writer never produces.
 
-    An index is text that anybody may have edited: of objects numpy would take the bytes of a file for pointers.
+    An index is text that anybody may have edited; with an object type numpy would read a file's bytes as pointers.
     """
     if dtype not in TOKEN_DTYPES:
         raise BadInput(
-            f"{path}: dtype={dtype!r} is not a type of token ids ({', '.join(TOKEN_DTYPES)}); {_rebuild_hint(path.parent)}"
+            f"{path}: dtype={dtype!r} is not a type of token ids ({', '.join(TOKEN_DTYPES)}); "
+            f"{_rebuild_hint(path.parent)}"
         )
     if tokenizer_ids is not None and np.dtype(dtype) != id_type(tokenizer_ids):
-        raise BadInput(
-            f"{path}: dtype={dtype!r} is not what {tokenizer_ids} ids are kept in; {_rebuild_hint(path.parent)}"
-        )
+        raise BadInput(f"{path}: dtype={dtype!r} is not the type for {tokenizer_ids} ids; {_rebuild_hint(path.parent)}")
     for shard in shards:
-        whole = isinstance(shard, dict) and shard.keys() == {"tokens", "offsets"}
-        pairs: list[tuple[str, Any]] = list(shard.items()) if whole else [("tokens", None)]
+        is_entry = isinstance(shard, dict) and shard.keys() == {"tokens", "offsets"}
+        pairs: list[tuple[str, Any]] = list(shard.items()) if is_entry else [("tokens", None)]
         for kind, entry in pairs:
             width = np.dtype(dtype if kind == "tokens" else "<i8").itemsize
-            known = isinstance(entry, dict) and entry.keys() >= {"file", "bytes", "sha256"}
-            name, size = (entry["file"], entry["bytes"]) if known else (None, None)
+            is_file = isinstance(entry, dict) and entry.keys() >= {"file", "bytes", "sha256"}
+            name, size = (entry["file"], entry["bytes"]) if is_file else (None, None)
             if not (isinstance(name, str) and FILE_NAME.fullmatch(name) and name.endswith(f".{kind}")):
                 raise BadInput(
-                    f"{path} names a file {name!r}: not the name of a shard's {kind} beside it; {_rebuild_hint(path.parent)}"
+                    f"{path} names a file {name!r}: not the name of a shard's {kind} beside it; "
+                    f"{_rebuild_hint(path.parent)}"
                 )
             if not (isinstance(size, int) and size > 0 and size % width == 0 and isinstance(entry["sha256"], str)):
                 raise BadInput(
@@ -205,14 +204,15 @@ def check_shard_files(folder: pathlib.Path, entries: Iterable[dict[str, Any]], h
         path = folder / entry["file"]
         size = path.stat().st_size if path.is_file() else None
         if size != entry["bytes"]:
-            found = "is missing" if size is None else f"has {size} bytes, its index says {entry['bytes']}"
-            raise BadInput(f"{path} {found}; {_rebuild_hint(folder)}")
+            difference = "is missing" if size is None else f"has {size} bytes, its index says {entry['bytes']}"
+            raise BadInput(f"{path} {difference}; {_rebuild_hint(folder)}")
         if hashes:
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != entry["sha256"]:
                 raise BadInput(
-                    f"{path} has SHA-256 {digest[:12]}…, its index says {entry['sha256'][:12]}…; {_rebuild_hint(folder)}"
+                    f"{path} has SHA-256 {digest[:12]}…, its index says {entry['sha256'][:12]}…; "
+                    f"{_rebuild_hint(folder)}"
                 )
 
 
@@ -221,7 +221,7 @@ def _rebuild_hint(folder: pathlib.Path) -> str:
 
 
 def map_split(folder: pathlib.Path, shards: list[dict[str, Any]], dtype: str) -> Split:
-    """The shards of one split, mapped; only what is read of them takes memory."""
+    """The shards of one split, memory-mapped: only the parts that are read take memory."""
     tokens = tuple(np.memmap(folder / s["tokens"]["file"], np.dtype(dtype), "r") for s in shards)
     offsets = tuple(np.memmap(folder / s["offsets"]["file"], "<i8", "r") for s in shards)
     return Split(tokens, offsets)

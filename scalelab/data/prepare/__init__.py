@@ -1,5 +1,5 @@
-"""What `scalelab prepare` does: documents of any source into a verified folder of token shards.
+"""The work of `scalelab prepare`: documents of any source into a verified folder of token shards.
 
-Read in this order: `request` (what is asked for), `specs` (sources by name), `units` (one piece of work), `pool` (many at a
-time), `merge` (units into shards), `corpus` (the whole), `prepared` (such a folder read again).
+Read in this order: `request` (the user's options), `specs` (sources by name), `units` (one piece of work), `pool`
+(several processes), `merge` (units into shards), `corpus` (all steps together), `prepared` (reads a finished folder).
 """

@@ -1,12 +1,12 @@
-"""A prepared folder from beginning to end: what `scalelab prepare` does. Units in parallel, then shards, then the index.
+"""A prepared folder from start to end, for `scalelab prepare`: units in parallel, then shards, then the index.
 
-    DIR/plan.json                               what was asked for, and every file with its size and time
+    DIR/plan.json                               the options, and every source file with its size and time
     DIR/tokenizer.json or tokenizer.tiktoken    unless tokens are bytes or ids
-    DIR/.units/                                 work under way; gone when all is done
-    DIR/NAME-train-00000.tokens, .offsets …     as `shards` says
+    DIR/.units/                                 work in progress; removed at the end
+    DIR/NAME-train-00000.tokens, .offsets …     as in `batches/shards.py`
     DIR/index.json                              written last: a folder without it is not finished
 
-No byte of shards or index depends on the number of workers or on how often the work was interrupted.
+The bytes of shards and index don't depend on the number of workers or on interruptions.
 """
 
 import dataclasses
@@ -35,19 +35,19 @@ from scalelab.data.tokenizers import hf_json, load, ranks
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer
 from scalelab.errors import BadInput
 
-SAMPLE_BYTES = 2**25  # of training documents, from units all over the corpus: what a BPE is trained on
-SAMPLED_UNITS = 256  # at most so many of them
-ALONE_BYTES = 2**27  # joining less than this takes one process no longer than it takes to start others
+SAMPLE_BYTES = 2**25  # of training documents, from units all over the corpus, to train a BPE
+SAMPLED_UNITS = 256  # at most
+ALONE_BYTES = 2**27  # one process joins less than this in the time it takes to start others
 
 Progress = Callable[[dict[str, Any]], None]
 Stop = Callable[[], bool]
 
 
 def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: Stop = lambda: False) -> dict[str, Any]:
-    """Make the folder `request.out`, going on where an earlier call was stopped. Returns what the command prints as JSON.
+    """Make the folder `request.out`, or continue where an earlier call stopped. Returns the command's JSON.
 
     `progress` gets {"phase", "done", "of", "n_bytes", "n_tokens"} and {"note": text}. Raises BadInput, WorkFailed, and
-    `units.Stopped` once `stop()` says so: the same request then goes on.
+    `units.Stopped` once `stop()` is true; the same request continues the work later.
     """
     if not 0 < request.val_fraction < 1:
         raise BadInput(f"--val-fraction={request.val_fraction} is not between 0 and 1; 0.1 is usual")
@@ -84,7 +84,7 @@ def prepare_corpus(request: Request, progress: Progress = lambda _: None, stop: 
 def _units(
     request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None
 ) -> dict[str, list[specs.WorkUnit]]:
-    """The units of work of every part."""
+    """{part: its units of work}."""
     entry = (given or byte_tokenizer()).entry
     job = PrepareJob(request.out, entry, request.text_key, request.skip_bad, request.val_fraction, request.split_seed)
     reading, total = job.reading(), sum(specs.part_bytes(part) for part in parts)
@@ -92,17 +92,17 @@ def _units(
 
 
 def _clear(out: pathlib.Path) -> None:
-    """Remove a folder in which no unit holds a document: there is nothing to go on with."""
-    made = [json.loads(path.read_text()) for path in (out / ".units").glob("*/record.json")]
-    if not any(record[split]["n_documents"] for record in made for split in SPLITS):
+    """Remove a folder without a document in any unit: there is nothing to continue."""
+    unit_records = [json.loads(path.read_text()) for path in (out / ".units").glob("*/record.json")]
+    if not any(record[split]["n_documents"] for record in unit_records for split in SPLITS):
         shutil.rmtree(out)
 
 
 def _reopen_finished(
-    request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None, plan: dict[str, Any], progress: Progress,
-    stop: Stop,
+    request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None, plan: dict[str, Any],
+    progress: Progress, stop: Stop,
 ) -> dict[str, Any]:  # fmt: skip
-    """A folder that is finished: is it this request's, and still whole? Its tokenizer is put back where it is damaged or gone."""
+    """Check that a finished folder has this request's plan and is complete; restore a damaged or missing tokenizer."""
     out, mended = request.out, []
     check_same_plan(out, plan)
     shutil.rmtree(out / ".units", ignore_errors=True)
@@ -113,12 +113,10 @@ def _reopen_finished(
     except BadInput as damage:
         path = out / entry["file"]
         path.unlink(missing_ok=True)
-        made = _make_job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
-        if made != entry:
+        new = _make_job(request, given, {} if given else _units(request, parts, given), progress, stop).tokenizer
+        if new != entry:
             path.unlink()
-            raise BadInput(
-                f"{damage}; made again it is {made['name']}: delete {out} and run the same command"
-            ) from None
+            raise BadInput(f"{damage}; made again it is {new['name']}: delete {out} and run the same command") from None
         mended.append(path.name)
     if "sha256" not in index:
         records.write_json(out / "index.json", index | {"sha256": prepared.index_sha256(index)})
@@ -130,7 +128,7 @@ def _reopen_finished(
 def _make_job(
     request: Request, given: Tokenizer | None, work: dict[str, list[specs.WorkUnit]], progress: Progress, stop: Stop
 ) -> PrepareJob:
-    """The job, with the tokenizer in its folder; a BPE is trained here unless it was."""
+    """The job, with the tokenizer in its folder; trains a BPE unless its file exists."""
     out = request.out
     base = PrepareJob(
         out,
@@ -143,12 +141,10 @@ def _make_job(
     if given is None:
         path = out / load.TOKENIZER_FILES["json"]
         if not path.exists():
-            every = [unit for part in work.values() for unit in part]
+            all_units = [unit for part in work.values() for unit in part]
             reading = dataclasses.replace(base.reading(), zero_ends=False)
-            content = hf_json.train_bpe(
-                _sample(every, base, reading, progress, stop), parse_vocab_size(request.tokenizer)
-            )
-            _write_file(path, content)
+            sample = _sample(all_units, base, reading, progress, stop)
+            _write_file(path, hf_json.train_bpe(sample, parse_vocab_size(request.tokenizer)))
         given = hf_json.load_hf_json(path.read_bytes(), path)
         wanted = parse_vocab_size(request.tokenizer)
         if given.vocab_size < wanted:
@@ -167,11 +163,11 @@ def _write_file(path: pathlib.Path, content: bytes) -> None:
 
 
 def _sample(
-    every: Sequence[specs.WorkUnit], job: PrepareJob, reading: Reading, progress: Progress, stop: Stop
+    all_units: Sequence[specs.WorkUnit], job: PrepareJob, reading: Reading, progress: Progress, stop: Stop
 ) -> Iterator[str]:
-    """Training documents, SAMPLE_BYTES at most: the beginnings of units that are spread evenly over all of them."""
-    n = min(len(every), SAMPLED_UNITS)
-    chosen = [every[i * len(every) // n] for i in range(n)]
+    """Training documents, at most SAMPLE_BYTES: the beginnings of evenly spaced units."""
+    n = min(len(all_units), SAMPLED_UNITS)
+    chosen = [all_units[i * len(all_units) // n] for i in range(n)]
     left = SAMPLE_BYTES
     for i, unit in enumerate(chosen):
         quota = left // (n - i)
@@ -185,30 +181,27 @@ def _sample(
                 quota -= len(document)
             if quota <= 0:
                 break
-    size, total = SAMPLE_BYTES - left, sum(unit.n_bytes for unit in every)
-    progress(
-        {
-            "note": f"the tokenizer is trained on {size:,} bytes of text, from {n} of {len(every)} units ({total:,} bytes)"
-        }
-    )
+    size, total = SAMPLE_BYTES - left, sum(unit.n_bytes for unit in all_units)
+    origin = f"{n} of {len(all_units)} units ({total:,} bytes)"
+    progress({"note": f"the tokenizer is trained on {size:,} bytes of text, from {origin}"})
 
 
 def _write_missing_units(
     job: PrepareJob, work: dict[str, list[specs.WorkUnit]], workers: int, progress: Progress, stop: Stop
 ) -> None:
-    """Every unit that isn't there yet."""
-    every = [unit for part in work.values() for unit in part]
-    done = {unit.name for unit in every if (job.units / unit.name).is_dir()}
+    """Write every unit that isn't there yet."""
+    all_units = [unit for part in work.values() for unit in part]
+    done = {unit.name for unit in all_units if (job.units / unit.name).is_dir()}
     facts: dict[str, Any] = {
         "phase": "units",
         "done": len(done),
-        "of": len(every),
+        "of": len(all_units),
         "n_bytes": 0,
         "n_tokens": 0,
         "before": len(done),
     }
     progress(facts)
-    todo = [unit for unit in every if unit.name not in done]
+    todo = [unit for unit in all_units if unit.name not in done]
     workers = min(workers, max(len(todo), 1))
     for unit, record in pool.run_tasks(
         _write_unit, todo, _start_worker, (job, stop if workers == 1 else None), workers, stop
@@ -228,8 +221,8 @@ def _never() -> bool:
     return False
 
 
-def _write_unit(unit: specs.WorkUnit, own: tuple[PrepareJob, Tokenizer, Stop]) -> dict[str, Any]:
-    return units.write_unit(unit, *own)
+def _write_unit(unit: specs.WorkUnit, state: tuple[PrepareJob, Tokenizer, Stop]) -> dict[str, Any]:
+    return units.write_unit(unit, *state)
 
 
 def _join_units(
@@ -240,7 +233,7 @@ def _join_units(
     progress: Progress,
     stop: Stop,
 ) -> dict[str, Any]:
-    """All units are there: the shards of every part, and the index."""
+    """Write the shards of every part and the index, once all units are there."""
     index: dict[str, Any] = {
         "format": prepared.PREPARED_FORMAT,
         "tokenizer": job.tokenizer,
@@ -249,11 +242,11 @@ def _join_units(
     index |= {key: getattr(request, key) for key in ("text_key", "val_fraction", "split_seed")} | {"parts": {}}
     planned: list[merge.PlannedShard] = []
     for part in parts:
-        found = [
+        unit_records = [
             (unit.name, json.loads((job.units / unit.name / "record.json").read_text())) for unit in work[part.name]
         ]
-        shards = merge.plan_shards(part.name, found)
-        index["parts"][part.name] = _facts(part, [record for _, record in found], shards, request)
+        shards = merge.plan_shards(part.name, unit_records)
+        index["parts"][part.name] = _facts(part, [record for _, record in unit_records], shards, request)
         planned += shards
     todo = [shard for shard in planned if merge.find_shard_entry(job, shard.name) is None]
     facts: dict[str, Any] = {
@@ -264,7 +257,7 @@ def _join_units(
         "n_tokens": 0,
     }
     progress(facts)
-    n_bytes = sum(n for shard in todo for _, n, _ in shard.units)  # at least: a token is one byte or more
+    n_bytes = sum(n for shard in todo for _, n, _ in shard.units)  # lower bound: a token is one byte or more
     workers = min(request.workers, max(len(todo), 1)) if n_bytes > ALONE_BYTES else 1
     for shard, entry in pool.run_tasks(
         _write_shard, todo, _start_worker, (job, stop if workers == 1 else None), workers, stop
@@ -282,21 +275,22 @@ def _join_units(
     return index
 
 
-def _write_shard(shard: merge.PlannedShard, own: tuple[PrepareJob, Tokenizer, Stop]) -> dict[str, Any]:
-    return merge.write_shard(shard, own[0], own[1].dtype)
+def _write_shard(shard: merge.PlannedShard, state: tuple[PrepareJob, Tokenizer, Stop]) -> dict[str, Any]:
+    job, tokenizer, _ = state
+    return merge.write_shard(shard, job, tokenizer.dtype)
 
 
 def _facts(
-    part: specs.SourcePart, found: list[dict[str, Any]], shards: list[merge.PlannedShard], request: Request
+    part: specs.SourcePart, unit_records: list[dict[str, Any]], shards: list[merge.PlannedShard], request: Request
 ) -> dict[str, Any]:
-    """What the index says of a part; its shards by name yet."""
-    n_bad = sum(record["n_bad"] for record in found)
-    bad = [place for record in found for place in record["bad"]]
+    """A part's entry in the index, with its shards still by name. Raises BadInput for an empty part or split."""
+    n_bad = sum(record["n_bad"] for record in unit_records)
+    bad = [place for record in unit_records for place in record["bad"]]
     if n_bad and not request.skip_bad:
         raise BadInput(
             f"{bad[0]} ({n_bad} such documents were left out under --skip-bad: say it again, or begin a new --out)"
         )
-    n = {split: sum(record[split]["n_documents"] for record in found) for split in SPLITS}
+    n = {split: sum(record[split]["n_documents"] for record in unit_records) for split in SPLITS}
     if not sum(n.values()):
         raise BadInput(
             f"--source={part.spec} is empty: no document in {len(part.paths)} files"
@@ -311,7 +305,7 @@ def _facts(
             )
     return {
         "source": part.spec,
-        "text_bytes": {split: sum(record[split]["text_bytes"] for record in found) for split in SPLITS},
+        "text_bytes": {split: sum(record[split]["text_bytes"] for record in unit_records) for split in SPLITS},
         "n_bad": n_bad,
         "bad": bad[:20],
         "splits": {split: [shard.name for shard in shards if shard.split == split] for split in SPLITS},
@@ -319,7 +313,7 @@ def _facts(
 
 
 def _summary(out: pathlib.Path, index: dict[str, Any], progress: Progress = lambda _: None) -> dict[str, Any]:
-    """The result as plain JSON."""
+    """The command's result as plain JSON."""
     _, splits = prepared.read_prepared(out, hashes=False)
     parts = []
     for name, part in index["parts"].items():

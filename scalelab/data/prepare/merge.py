@@ -1,7 +1,8 @@
-"""Units -> shards: consecutive units of a part are joined until a shard has SHARD_TOKENS, in the order of their numbers.
+"""Units -> shards: consecutive units of a part are joined, in order of their numbers, until a shard has SHARD_TOKENS.
 
-A shard's files are written under temporary names, synced and renamed, and only then does its entry stand in
-`.units/NAME-train-00000.json`; the units' own files go after that. So at any moment all tokens are on disk once or twice.
+A shard's files are written under temporary names, synced and renamed; then its entry is written to
+`.units/NAME-train-00000.json`; then the units' files are removed. So at any moment all tokens are on disk, once or
+twice.
 """
 
 import hashlib
@@ -22,40 +23,40 @@ COPY_BYTES = 2**22  # bytes at once
 
 
 class PlannedShard(NamedTuple):
-    """A shard to be: its name, its split, and (unit, tokens, hashes) of what it is made of."""
+    """A shard to be written: name, split, and (unit, tokens, hashes) of the units to join."""
 
     name: str
     split: str
     units: tuple[tuple[str, int, Mapping[str, str]], ...]
 
 
-def plan_shards(part: str, found: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PlannedShard]:
-    """The shards of a part, given (name, record) of its units in order."""
+def plan_shards(part: str, units: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PlannedShard]:
+    """The shards of a part, from (name, record) of its units in order."""
     planned: list[PlannedShard] = []
-    found = list(found)
+    units = list(units)
     for split in SPLITS:
         members: list[tuple[str, int, Mapping[str, str]]] = []
-        held = number = 0
-        for name, record in found:
+        n_tokens = number = 0
+        for name, record in units:
             if record[split]["n_tokens"]:
                 members.append((name, record[split]["n_tokens"], record[split]["sha256"]))
-                held += record[split]["n_tokens"]
-            if held >= shards.SHARD_TOKENS:
+                n_tokens += record[split]["n_tokens"]
+            if n_tokens >= shards.SHARD_TOKENS:
                 planned.append(PlannedShard(f"{part}-{split}-{number:05d}", split, tuple(members)))
-                members, held, number = [], 0, number + 1
+                members, n_tokens, number = [], 0, number + 1
         if members:
             planned.append(PlannedShard(f"{part}-{split}-{number:05d}", split, tuple(members)))
     return planned
 
 
 def find_shard_entry(job: PrepareJob, shard: str) -> dict[str, Any] | None:
-    """The entry of a shard that is there, else None."""
+    """The entry of a shard if it is written, else None."""
     path = job.units / f"{shard}.json"
     return json.loads(path.read_text()) if path.is_file() else None
 
 
 def write_shard(shard: PlannedShard, job: PrepareJob, dtype: np.dtype) -> dict[str, Any]:
-    """Join a shard's units; its entry for the index. Raises WorkFailed where a unit is no longer what it was."""
+    """Join a shard's units and return its index entry. Raises WorkFailed where a unit's files have changed."""
     tokens = _copy(job.folder / f"{shard.name}.tokens", _tokens(shard, job))
     offsets = _copy(job.folder / f"{shard.name}.offsets", _offsets(shard, job))
     width = dtype.itemsize
@@ -95,7 +96,7 @@ def _tokens(shard: PlannedShard, job: PrepareJob) -> Iterator[bytes]:
 
 
 def _offsets(shard: PlannedShard, job: PrepareJob) -> Iterator[bytes]:
-    """The first unit's, then each next unit's but its 0, moved by the tokens before it."""
+    """Offsets of the first unit, then of each next unit without its 0, shifted by the tokens before it."""
     before = 0
     for name, n_tokens, digests in shard.units:
         pieces = _checked(job.units / name / f"{shard.split}.offsets", digests["offsets"])

@@ -1,4 +1,4 @@
-"""Tasks on several processes, a few at a time: what `scalelab prepare` runs its units and shards on."""
+"""A pool of processes on which `scalelab prepare` writes its units and shards."""
 
 import multiprocessing
 import os
@@ -11,9 +11,9 @@ from typing import Any
 from scalelab.data.prepare.units import Stopped
 from scalelab.errors import WorkFailed
 
-WAIT_S = 0.2  # between two looks at `stop`
+WAIT_S = 0.2  # between two checks of `stop`
 
-_worker_state: list[Any] = []  # in a worker: what `begin` returned
+_worker_state: list[Any] = []  # in a worker: the value `begin` returned
 
 
 def run_tasks(
@@ -24,16 +24,17 @@ def run_tasks(
     workers: int,
     stop: Callable[[], bool],
 ) -> Iterator[tuple[Any, Any]]:
-    """(task, work(task, begin(shared))) as they get done, in any order; `begin` runs once a process.
+    """Yield (task, work(task, begin(shared))) in order of completion; `begin` runs once a process.
 
-    One worker is this process. Raises Stopped once `stop()` says so, with all workers gone; what a task raises, likewise.
+    One worker is this process. Raises Stopped once `stop()` is true, and whatever a task raises, after all workers
+    ended.
     """
     if workers == 1:
-        own = begin(shared)
+        state = begin(shared)
         for task in tasks:
             if stop():
                 raise Stopped
-            yield task, work(task, own)
+            yield task, work(task, state)
         return
     others = multiprocessing.active_children()
     executor = futures.ProcessPoolExecutor(
@@ -43,10 +44,11 @@ def run_tasks(
         yield from _collect(executor, work, iter(tasks), 2 * workers, stop)
         executor.shutdown()
     except futures.BrokenExecutor as error:
-        if stop():  # the signal went to the whole process group, as schedulers send it
+        if stop():  # schedulers send the signal to the whole process group
             raise Stopped from error
         raise WorkFailed(
-            "a worker was killed, by the system for memory or by hand; the same command goes on, with --workers=1 on less"
+            "a worker was killed, by the system for memory or by hand; the same command goes on, "
+            "with --workers=1 on less"
         ) from error
     finally:
         for process in multiprocessing.active_children():
@@ -72,7 +74,7 @@ def _collect(
 
 
 def _start(begin: Callable[[Any], Any], shared: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches all of a terminal's processes; the first one decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C reaches every process of a terminal; the parent decides
     threading.Thread(target=_follow_parent, daemon=True).start()
     _worker_state.append(begin(shared))
 

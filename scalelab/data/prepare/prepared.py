@@ -1,4 +1,4 @@
-"""Reading a folder that `scalelab prepare` made: its index, and the splits of every part, verified."""
+"""Reader of a folder that `scalelab prepare` made: its index, and the splits of every part, verified."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ PREPARED_FORMAT = 1
 
 
 def read_prepared_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, Any]:
-    """The index of a finished folder, every type and file name in it checked before any is opened.
+    """The index of a finished folder; every type and file name in it is checked before a file is opened.
 
-    Raises BadInput where there is none, one of another format, without its seal (needed where `sealed`) or with another.
+    Raises BadInput where there is no index, or it has another format, no seal (if `sealed`) or a wrong seal.
     """
     path = folder / "index.json"
     if not path.is_file():
@@ -26,7 +26,7 @@ def read_prepared_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, 
         why = (
             "is not finished: run the same `scalelab prepare` again"
             if unfinished
-            else "is no folder that `scalelab prepare` made"
+            else "is not a folder that `scalelab prepare` made"
         )
         raise BadInput(f"data.path={str(folder)!r} {why} (it has no index.json)")
     try:
@@ -34,44 +34,45 @@ def read_prepared_index(folder: pathlib.Path, sealed: bool = True) -> dict[str, 
         known = index["format"] == PREPARED_FORMAT and index["parts"]
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"{path} is no index that `scalelab prepare` wrote ({error}); {_prepare_again_hint(folder)}"
+            f"{path} is not an index that `scalelab prepare` wrote ({error}); {_prepare_again_hint(folder)}"
         ) from error
     if not known:
         raise BadInput(
             f"{path} has format {index['format']}, this code reads {PREPARED_FORMAT}; {_prepare_again_hint(folder)}"
         )
-    if "sha256" not in index and sealed:  # folders of before 2026-11-22
+    if "sha256" not in index and sealed:  # a folder from before 2026-11-22
         raise BadInput(
-            f"{path} has no seal (its own SHA-256), as folders of older versions: the `scalelab prepare` that made it, run "
-            "again, verifies every file and adds it"
+            f"{path} has no seal (its own SHA-256), since an older version made it: "
+            "run the same `scalelab prepare` again; it verifies every file and adds the seal"
         )
     if index.get("sha256", index_sha256(index)) != index_sha256(index):
         raise BadInput(
-            f"{path} was changed after `scalelab prepare` wrote it (its own SHA-256 differs); {_prepare_again_hint(folder)}"
+            f"{path} was changed after `scalelab prepare` wrote it (its own SHA-256 differs); "
+            f"{_prepare_again_hint(folder)}"
         )
     _check_index(path, index)
     return index
 
 
 def _check_index(path: pathlib.Path, index: dict[str, Any]) -> None:
-    """BadInput where an index, sealed by whoever it was, has parts, types or file names that none written here has."""
+    """Raise BadInput where an index, sealed or not, has parts, types or file names that our writer never produces."""
     load.check_tokenizer_entry(index.get("tokenizer"), str(path))
     parts: Any = index["parts"] if isinstance(index["parts"], dict) else {"": None}
     for name, part in parts.items():
         facts: dict[str, Any] = part if isinstance(part, dict) else {}
         splits: Any = facts.get("splits")
         sizes: Any = facts.get("text_bytes")
-        whole = all(isinstance(each, dict) and set(each) == {"train", "val"} for each in (splits, sizes))
-        if not (whole and all(isinstance(shards, list) and shards for shards in splits.values())):
+        by_split = all(isinstance(fact, dict) and set(fact) == {"train", "val"} for fact in (splits, sizes))
+        if not (by_split and all(isinstance(shards, list) and shards for shards in splits.values())):
             raise BadInput(
                 f"{path}: part {name!r} is not as `scalelab prepare` writes it; {_prepare_again_hint(path.parent)}"
             )
-        every = [shard for shards in splits.values() for shard in shards]
-        check_shard_entries(path, index.get("dtype"), every, index["tokenizer"]["vocab_size"])
+        all_shards = [shard for shards in splits.values() for shard in shards]
+        check_shard_entries(path, index.get("dtype"), all_shards, index["tokenizer"]["vocab_size"])
 
 
 def index_sha256(index: dict[str, Any]) -> str:
-    """SHA-256 of all of an index but this."""
+    """SHA-256 of an index without its own `sha256`."""
     rest = {key: value for key, value in index.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -83,10 +84,10 @@ def _prepare_again_hint(folder: pathlib.Path) -> str:
 def read_prepared(
     folder: pathlib.Path, hashes: bool | None = None, sealed: bool = True
 ) -> tuple[dict[str, Any], dict[str, dict[str, Split]]]:
-    """The index, and {part: {split: Split}}. Sizes are checked always, SHA-256 if `hashes` (None: of small folders).
+    """The index, and {part: {split: Split}}. Sizes are always checked, SHA-256 if `hashes` (None: in small folders).
 
-    Raises BadInput that names the file that is missing, cut or another. What is deleted later stays readable to who has it
-    open (the files are mapped): a run that is under way ends well, and the next one is refused here.
+    Raises BadInput that names a missing, shortened or changed file. The files are mapped: if they are deleted later, a
+    running process can still read them, and the next one is refused here.
     """
     index = read_prepared_index(folder, sealed)
     splits = [
@@ -96,27 +97,27 @@ def read_prepared(
     if hashes is None:
         hashes = sum(entry["bytes"] for entry in entries) <= HASHED_ON_OPEN_BYTES
     check_shard_files(folder, entries, hashes)
-    found: dict[str, dict[str, Split]] = {}
+    parts: dict[str, dict[str, Split]] = {}
     for name, split, shards in splits:
-        found.setdefault(name, {})[split] = map_split(folder, shards, index["dtype"])
-    return index, found
+        parts.setdefault(name, {})[split] = map_split(folder, shards, index["dtype"])
+    return index, parts
 
 
 def bytes_per_token(index: dict[str, Any], part: str, val: Split) -> float:
-    """Text bytes over tokens of a part's validation split; 1 for ids without a tokenizer, whose text is not known."""
+    """Text bytes over tokens of a part's validation split; 1 for ids without a tokenizer, whose text is unknown."""
     return 1.0 if index["tokenizer"]["kind"] == "ids" else index["parts"][part]["text_bytes"]["val"] / val.n_tokens
 
 
 def corpus_fingerprint(index: dict[str, Any]) -> str:
-    """16 digits over the tokenizer, the parts' names and all their tokens."""
-    made_of = [index["tokenizer"]["name"], {name: part["splits"] for name, part in index["parts"].items()}]
-    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]
+    """16 hexadecimal digits that depend on the tokenizer, the parts' names and all their tokens."""
+    contents = [index["tokenizer"]["name"], {name: part["splits"] for name, part in index["parts"].items()}]
+    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def load_run_tokenizer(data: Any) -> Tokenizer:
-    """The tokenizer of a run's data, given its `data` group: to encode a prompt with, or to read what was sampled.
+    """The tokenizer of a run, from its `data` group, to encode prompts and decode samples.
 
-    Raises BadInput for synthetic data, which are no text, and for a prepared folder without its tokenizer.
+    Raises BadInput for synthetic data, which are not text, and for a prepared folder without its tokenizer.
     """
     if data.source == "prepared":
         folder = pathlib.Path(os.path.expanduser(data.path))

@@ -1,4 +1,4 @@
-"""What `scalelab prepare` is asked for, which tokenizer that means, and whether a folder was begun for the same."""
+"""The options of `scalelab prepare`, the tokenizer they name, and whether a started folder has the same options."""
 
 import dataclasses
 import os
@@ -14,12 +14,12 @@ from scalelab.data.tokenizers import hf_json, load
 from scalelab.data.tokenizers.tokenizer import Tokenizer, byte_tokenizer, id_tokenizer
 from scalelab.errors import BadInput
 
-GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in between (llm.c pads): <|endoftext|> is known
+GPT2_VOCAB, GPT2_PADDED, GPT2_END = 50_257, 50_304, 50_256  # ids:V in this range (llm.c pads) end with <|endoftext|>
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a user asks for; see `scalelab prepare --help`."""
+    """The user's options; see `scalelab prepare --help`."""
 
     sources: Sequence[str]
     tokenizer: str
@@ -34,54 +34,54 @@ class Request:
 
 
 def load_requested_tokenizer(request: Request, parts: Sequence[specs.SourcePart]) -> Tokenizer | None:
-    """The tokenizer that is asked for; None for one that is still to be trained."""
-    said, tokens = request.tokenizer, [part for part in parts if set(part.kinds) & set(specs.TOKEN_KINDS)]
+    """The requested tokenizer; None for one that has to be trained. Raises BadInput where it can't encode a part."""
+    name, tokens = request.tokenizer, [part for part in parts if set(part.kinds) & set(specs.TOKEN_KINDS)]
     texts = [part for part in parts if set(part.kinds) - set(specs.TOKEN_KINDS)]
-    if tokens and (said == "bytes" or said.startswith("bpe:")):
+    if tokens and (name == "bytes" or name.startswith("bpe:")):
         raise BadInput(
-            f"--source={tokens[0].spec} holds ready-made tokens, which --tokenizer={said} did not make: name the tokenizer's "
-            "file, or only the vocabulary, --tokenizer=ids:50257"
+            f"--source={tokens[0].spec} holds ready-made tokens, which --tokenizer={name} did not make: "
+            "name the tokenizer's file, or only the vocabulary, --tokenizer=ids:50257"
         )
-    if texts and said.startswith("ids:"):
+    if texts and name.startswith("ids:"):
         raise BadInput(
-            f"--source={texts[0].spec} is text, and --tokenizer={said} can't encode any: use bytes, bpe:V or a file"
+            f"--source={texts[0].spec} is text, and --tokenizer={name} can't encode any: use bytes, bpe:V or a file"
         )
-    if request.separator and (said == "bytes" or said.startswith("bpe:")):
+    if request.separator and (name == "bytes" or name.startswith("bpe:")):
         raise BadInput(
-            f"--separator={request.separator}: {said} has 0 for that; it is for a tokenizer's file and ids:V"
+            f"--separator={request.separator}: {name} always uses 0; the flag is for a tokenizer's file and ids:V"
         )
-    if said.startswith("bpe:"):
-        hf_json.check_bpe_vocab(parse_vocab_size(said))
+    if name.startswith("bpe:"):
+        hf_json.check_bpe_vocab(parse_vocab_size(name))
         return None
-    if said == "bytes":
+    if name == "bytes":
         return byte_tokenizer()
-    if not said.startswith("ids:"):
-        return load.load_tokenizer_file(pathlib.Path(os.path.expanduser(said)), request.separator)
-    n, end = parse_vocab_size(said), request.separator
+    if not name.startswith("ids:"):
+        return load.load_tokenizer_file(pathlib.Path(os.path.expanduser(name)), request.separator)
+    n, end = parse_vocab_size(name), request.separator
     if not end and GPT2_VOCAB <= n <= GPT2_PADDED:
         end = str(GPT2_END)
     if not (end.isdecimal() and int(end) < n):
         raise BadInput(
-            f"--tokenizer={said} needs --separator=ID, the id that ends a document, from 0 to {n - 1}; it is {end!r}"
+            f"--tokenizer={name} needs --separator=ID, the id that ends a document, from 0 to {n - 1}; it is {end!r}"
         )
     return id_tokenizer(n, int(end))
 
 
-def parse_vocab_size(said: str) -> int:
+def parse_vocab_size(name: str) -> int:
     """The V of bpe:V or ids:V. Raises BadInput."""
-    text = said.partition(":")[2].replace("_", "")
+    text = name.partition(":")[2].replace("_", "")
     if not text.isdecimal() or not 2 <= int(text) <= 2**31:
-        raise BadInput(f"--tokenizer={said}: {text!r} is no vocabulary size; e.g. {said.partition(':')[0]}:32768")
+        raise BadInput(f"--tokenizer={name}: {text!r} is not a vocabulary size; e.g. {name.partition(':')[0]}:32768")
     return int(text)
 
 
 def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given: Tokenizer | None) -> dict[str, Any]:
-    """All that decides a byte of the result. `skip_bad` may be said later: what has been read so far had nothing bad."""
+    """All that decides the result's bytes, as JSON. `skip_bad` is left out: units done without it had nothing bad."""
 
     def facts(kind: str, path: str) -> list[Any]:
         names = [path, index_path(path)] if kind == "megatron" else [path]
-        found = [os.stat(name) for name in names if os.path.isfile(name)]  # of tfds none: a folder and a split
-        return [path, *(fact for status in found for fact in (status.st_size, status.st_mtime_ns))]
+        stats = [os.stat(name) for name in names if os.path.isfile(name)]  # none for tfds: a folder and a split
+        return [path, *(fact for status in stats for fact in (status.st_size, status.st_mtime_ns))]
 
     def files(part: specs.SourcePart) -> list[Any]:
         return [facts(*file) for file in zip(part.kinds, part.paths, strict=True)]
@@ -96,7 +96,7 @@ def preparation_plan(request: Request, parts: Sequence[specs.SourcePart], given:
 
 
 def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
-    """BadInput where the folder was begun for something else, or its files have changed since."""
+    """Raise BadInput where the folder was begun with other options, or its source files have changed since."""
     before = records.read_json(out / "plan.json")
     for key, value in plan.items():
         if before.get(key) == value:
@@ -114,12 +114,13 @@ def check_same_plan(out: pathlib.Path, plan: dict[str, Any]) -> None:
             )
         names = (sorted(old), sorted(new)) if key == "sources" else (old, new)
         raise BadInput(
-            f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, delete {out}, or use another --out"
+            f"{out} was begun with {key}={names[0]!r}, now it is {names[1]!r}: put it back, delete {out}, "
+            "or use another --out"
         )
 
 
 def check_free_folder(out: pathlib.Path) -> None:
-    """BadInput where a folder holds what was not begun here."""
+    """Raise BadInput where the folder holds files that are not ours."""
     if not out.exists() or (out / "plan.json").exists():
         return
     if not out.is_dir() or any(not _is_draft(path) and path.name != ".lock" for path in out.iterdir()):
@@ -131,7 +132,7 @@ def _is_draft(path: pathlib.Path) -> bool:
 
 
 def enter_folder(out: pathlib.Path, plan: dict[str, Any]) -> None:
-    """Begin a folder, or go on with one that this plan began; what a killed process left half-written goes."""
+    """Begin a folder, or continue one of the same plan; drafts of a killed process are removed."""
     for path in [*out.iterdir(), *(out / ".units").glob("*")]:
         if _is_draft(path):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,8 +1,7 @@
-"""`--source=[NAME=]SPEC` -> named parts, the files of each and, as units of work, who reads what.
+"""`--source=[NAME=]SPEC` -> named parts, their files, and the units of work that workers read.
 
-Nothing here depends on the number of workers, on the order in which sources, files or globs are given, or on the order in
-which a folder lists its files: parts stand in the order of their names, files in that of their resolved paths, and a file
-that is found twice (by two globs, through a link) counts once.
+The result depends neither on the number of workers nor on the order of sources, globs or folder listings: parts are
+sorted by name, files by resolved path, and a file that is matched twice (by two globs, through a link) counts once.
 """
 
 import dataclasses
@@ -22,14 +21,14 @@ from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest_hint
 
 NAMED_SPEC = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
-UNITS_PER_CORPUS = 256  # of a corpus, at least; but
-UNIT_BYTES = (2**20, 2**26)  # none is smaller than this, and none larger: a killed unit is read again
+UNITS_PER_CORPUS = 256  # at least, within the limits of UNIT_BYTES
+UNIT_BYTES = (2**20, 2**26)  # smallest and largest unit: a killed unit is read again from its start
 TOKEN_KINDS = ("tokens", "megatron")  # kinds that need no tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class SourcePart:
-    """A named source: what was asked for, the kind of its files and their paths, in order."""
+    """A named source: its spec, and the kinds and paths of its files, in order."""
 
     name: str
     spec: str
@@ -38,7 +37,7 @@ class SourcePart:
 
 
 class WorkUnit(NamedTuple):
-    """What one worker reads at a time: its part, its number in there, the pieces of files, their bytes."""
+    """The work of one worker at a time: a part, a number in it, pieces of files, their bytes."""
 
     part: str
     number: int
@@ -51,7 +50,7 @@ class WorkUnit(NamedTuple):
 
 
 def parse_sources(sources: Sequence[str]) -> list[SourcePart]:
-    """The parts that some `--source` name, in order of their names. Raises BadInput: no file, no name, a name twice."""
+    """The parts of these `--source` flags, sorted by name. Raises BadInput: no file, no name, a name twice."""
     parts = sorted((_parse_part(source) for source in sources), key=lambda part: part.name)
     for before, after in itertools.pairwise(parts):
         if before.name == after.name:
@@ -76,7 +75,7 @@ def _parse_part(source: str) -> SourcePart:
 
 
 def _name(spec: str) -> str:
-    """A word from a path: its stem, or where that is a glob the nearest folder that isn't."""
+    """A name from a path: its stem, or the nearest folder that is not a glob."""
     for part in reversed(pathlib.PurePath(spec.split(",")[0].strip()).parts):
         word = re.sub(r"[^\w-]+", "-", part.split(".")[0]).strip("-")
         if word and not glob.has_magic(part):
@@ -88,13 +87,13 @@ def _files(spec: str) -> list[str]:
     patterns = [pattern.strip() for pattern in spec.split(",") if pattern.strip()]
     if not patterns:
         raise BadInput("--source= names nothing: files and globs, separated by commas, or tfds:NAME")
-    found = sorted({path for pattern in patterns for path in _expand(pattern)})
-    indices = {path.removesuffix(".idx") for path in found if path.endswith(".idx")}
-    bins = {path.removesuffix(".bin") for path in found}
+    paths = sorted({path for pattern in patterns for path in _expand(pattern)})
+    indices = {path.removesuffix(".idx") for path in paths if path.endswith(".idx")}
+    bins = {path.removesuffix(".bin") for path in paths}
     for stem in sorted(indices - bins):
         if not os.path.isfile(f"{stem}.bin"):
             raise BadInput(f"{stem}.idx has no {stem}.bin beside it")
-    return sorted({f"{path.removesuffix('.idx')}.bin" if path.endswith(".idx") else path for path in found})
+    return sorted({f"{path.removesuffix('.idx')}.bin" if path.endswith(".idx") else path for path in paths})
 
 
 def _expand(pattern: str) -> list[str]:
@@ -113,7 +112,7 @@ def _expand(pattern: str) -> list[str]:
 
 
 def file_kind(path: str) -> str:
-    """What a file is, by its name; `.bin` with an `.idx` beside it is Megatron's. BadInput for one that holds no text."""
+    """A file's kind by its name; `.bin` with an `.idx` beside it is Megatron's. BadInput for a file without text."""
     inner = inner_name(path)
     if archives.is_tar(path):
         return "tar"
@@ -122,7 +121,7 @@ def file_kind(path: str) -> str:
     if path.endswith(".bin"):
         return "megatron" if os.path.isfile(megatron.index_path(path)) else "tokens"
     if inner != path and inner.endswith((".parquet", ".zip", ".bin")):
-        raise BadInput(f"{path}: unpack it first; of packed files text, JSON lines and tar are read")
+        raise BadInput(f"{path}: unpack it first; only text, JSON lines and tar are read packed")
     if delimited.is_delimited(path):
         return "csv"
     kind = next((kind for kind in ("parquet", "zip") if path.endswith(f".{kind}")), "text")
@@ -132,42 +131,45 @@ def file_kind(path: str) -> str:
 
 
 def part_bytes(part: SourcePart) -> int:
-    """Bytes of a part's files, packed as they lie there."""
+    """Bytes of a part's files on disk, packed or not."""
     files = zip(part.kinds, part.paths, strict=True)
     return sum(tfdsets.tfds_split_bytes(path) if kind == "tfds" else os.path.getsize(path) for kind, path in files)
 
 
 def part_notes(part: SourcePart) -> Iterator[str]:
-    """What was chosen for the user about these files."""
+    """Notes to the user on how these files are read."""
     files = list(zip(part.kinds, part.paths, strict=True))
     long = sum(kind == "text" and os.path.getsize(path) > text.CUT_BYTES for kind, path in files)
     if long:
         yield f"{part.name}: {long} text files above 1 MiB are cut at line ends into documents of about 1 MiB"
-    whole = [
+    unsplit = [
         path
         for kind, path in files
         if kind in ("tar", "csv") or (kind in ("text", "jsonl") and path.endswith(PACKED_ENDINGS))
     ]
-    large = [path for path in whole if os.path.getsize(path) > UNIT_BYTES[1]]
+    large = [path for path in unsplit if os.path.getsize(path) > UNIT_BYTES[1]]
     if large:
-        yield f"{part.name}: {large[0]} can't be entered in the middle, so one worker reads it and a kill begins it anew; smaller files would share it"
+        yield (
+            f"{part.name}: {large[0]} can't be entered in the middle, so one worker reads it and a kill begins it anew;"
+            " smaller files would share it"
+        )
 
 
 def split_into_units(part: SourcePart, total_bytes: int, reading: Reading) -> Iterator[WorkUnit]:
-    """The part's units of work: consecutive pieces of files, each together about 1/UNITS of the whole corpus."""
+    """A part's units of work: consecutive pieces of files, each unit about 1/UNITS_PER_CORPUS of the corpus."""
     low, high = UNIT_BYTES
     wanted = min(max(total_bytes // UNITS_PER_CORPUS, low), high)
     pieces: list[Piece] = []
-    held = number = 0
+    unit_bytes = number = 0
     for kind, path in zip(part.kinds, part.paths, strict=True):
         for piece, n_bytes in DOCUMENT_READERS[kind][0](path, wanted, reading):
             pieces.append(piece)
-            held += n_bytes
-            if held >= wanted:
-                yield WorkUnit(part.name, number, tuple(pieces), held)
-                pieces, held, number = [], 0, number + 1
+            unit_bytes += n_bytes
+            if unit_bytes >= wanted:
+                yield WorkUnit(part.name, number, tuple(pieces), unit_bytes)
+                pieces, unit_bytes, number = [], 0, number + 1
     if pieces:
-        yield WorkUnit(part.name, number, tuple(pieces), held)
+        yield WorkUnit(part.name, number, tuple(pieces), unit_bytes)
 
 
 def unit_documents(unit: WorkUnit, reading: Reading) -> Iterator[bytes | np.ndarray]:

@@ -1,10 +1,10 @@
-"""One unit of work of `scalelab prepare`: read its documents, turn them into tokens, write them apart by split.
+"""One unit of work of `scalelab prepare`: read its documents, tokenize them, write them by split.
 
-    UNITS/web-000012/train.tokens, train.offsets, val.tokens, val.offsets     as shards are, of this unit alone
-    UNITS/web-000012/record.json                                              counts, and the SHA-256 of each
+    UNITS/web-000012/train.tokens, train.offsets, val.tokens, val.offsets     like shards, for this unit only
+    UNITS/web-000012/record.json                                              counts, and the SHA-256 of each file
 
-A unit is written under a temporary name, synced and renamed: one that has its name is whole. What is in it depends on its
-files, the tokenizer and the split alone.
+A unit is written under a temporary name, synced and renamed: one with its final name is complete. Its content depends
+only on its files, the tokenizer and the split.
 """
 
 import dataclasses
@@ -26,16 +26,16 @@ from scalelab.errors import WorkFailed
 from scalelab.records import fsync
 
 SPLITS = ("train", "val")
-BUFFER_TOKENS = 2**20  # tokens held before they are written
+BUFFER_TOKENS = 2**20  # tokens in memory before they are written
 
 
 class Stopped(Exception):
-    """A signal came; the unit is left to another time."""
+    """A signal came: the unit is left unfinished, for the next call."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareJob:
-    """What all units share. `folder` is the prepared folder in the making; the tokenizer lies in it."""
+    """Facts that all units share. `folder`: the unfinished prepared folder, which holds the tokenizer."""
 
     folder: pathlib.Path
     tokenizer: dict[str, Any]
@@ -46,17 +46,17 @@ class PrepareJob:
 
     @property
     def units(self) -> pathlib.Path:
-        """Where units are kept until they are merged."""
+        """Folder of the units until they are merged."""
         return self.folder / ".units"
 
     def reading(self) -> Reading:
-        """What the readers are told."""
+        """Options for the readers."""
         entry = self.tokenizer
         return Reading(self.text_key, self.skip_bad, entry["vocab_size"], entry["separator"], entry["kind"] == "bytes")
 
 
 class DocumentStream:
-    """Documents of one split of one unit, going to disk in bounded memory."""
+    """Writer of one split of one unit, in bounded memory."""
 
     def __init__(self, folder: pathlib.Path, split: str, tokenizer: Tokenizer) -> None:
         self.dtype, self.split = tokenizer.dtype, split
@@ -92,7 +92,7 @@ class DocumentStream:
             file.close()
 
     def finish(self) -> dict[str, Any]:
-        """Put both files on disk; what the record says of them."""
+        """Sync both files to disk and return their entry for the record."""
         self.flush()
         for file in self.files.values():
             file.flush()
@@ -102,9 +102,9 @@ class DocumentStream:
 
 
 def is_held_out(content: bytes, val_fraction: float, split_seed: int) -> bool:
-    """Whether a document is of the validation split: a hash of (seed, content) falls into that share of all hashes.
+    """Whether a document belongs to the validation split: a hash of (seed, content) falls into that share of hashes.
 
-    So copies fall on the same side, and neither names, order nor other documents matter.
+    So copies fall on the same side, and names, order and other documents don't matter.
     """
     digest = hashlib.sha256(f"{split_seed}:".encode() + hashlib.sha256(content).digest()).digest()
     return int.from_bytes(digest[:8], "big") < val_fraction * 2.0**64
@@ -113,7 +113,7 @@ def is_held_out(content: bytes, val_fraction: float, split_seed: int) -> bool:
 def write_unit(
     unit: specs.WorkUnit, job: PrepareJob, tokenizer: Tokenizer, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """Write a unit and return its record. Raises BadInput for what can't be read, Stopped once `stop()` says so."""
+    """Write a unit and return its record. Raises BadInput for unreadable files, Stopped once `stop()` is true."""
     final = job.units / unit.name
     draft = final.with_name(f"{unit.name}.tmp-{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
@@ -147,7 +147,7 @@ def _fill(
             else:
                 content, ids, n_bytes = document.astype("<u4").tobytes(), document, _n_bytes(document, tokenizer)
             if not len(ids):
-                continue  # a tokenizer may drop what is only white space
+                continue  # a tokenizer may drop white space
             split = SPLITS[is_held_out(content, job.val_fraction, job.split_seed)]
             streams[split].add(ids)
             text_bytes[split] += n_bytes
@@ -158,7 +158,7 @@ def _fill(
 
 
 def _encoded(document: bytes, unit: specs.WorkUnit, reading: Reading, tokenizer: Tokenizer) -> np.ndarray:
-    """The ids of a text; none, and counted as bad, where the tokenizer's library gives up on it."""
+    """The ids of a text; empty, and counted as bad, if the tokenizer's library fails on it."""
     try:
         return tokenizer.encode(document)
     except ValueError as error:
@@ -168,7 +168,7 @@ def _encoded(document: bytes, unit: specs.WorkUnit, reading: Reading, tokenizer:
 
 
 def _n_bytes(ids: np.ndarray, tokenizer: Tokenizer) -> int:
-    """Bytes of the text that ready-made ids stand for; of ids without a tokenizer, one each."""
+    """Bytes of text behind ready-made ids; one per id without a tokenizer."""
     return len(ids) if tokenizer.kind == "ids" else len(tokenizer.decode(ids))
 
 

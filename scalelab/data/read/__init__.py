@@ -1,1 +1,1 @@
-"""Readers of documents, a file a kind: what `scalelab prepare` understands. Each splits a file into pieces and reads one."""
+"""Readers of documents for `scalelab prepare`, one file per kind; each splits a file into pieces and reads a piece."""

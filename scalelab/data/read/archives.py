@@ -1,7 +1,7 @@
 """Members of tar (also .gz, .zst) and zip files, read in the archive's order and never unpacked to disk.
 
-A member's name says what it is, as a file's does: JSON lines, CSV, or else text. A name or link that would lead out of the folder
-that the archive is unpacked into is no accident, so the archive is refused.
+A member's kind follows from its name, as for files: JSON lines, CSV, else text. An archive is refused if a name or link
+in it would lead out of the folder where it is unpacked.
 """
 
 import itertools
@@ -19,15 +19,7 @@ from scalelab.data.read.files import PACKED_ENDINGS, READ_CHUNK_BYTES, ChunkStre
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput
 
-NON_TEXT_ENDINGS = (
-    ".parquet",
-    ".bin",
-    ".idx",
-    ".tar",
-    ".zip",
-    ".tgz",
-    *PACKED_ENDINGS,
-)  # in an archive they are refused
+NON_TEXT_ENDINGS = (".parquet", ".bin", ".idx", ".tar", ".zip", ".tgz", *PACKED_ENDINGS)  # refused inside an archive
 JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 
 
@@ -52,9 +44,9 @@ def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
     """The documents of every regular file in a tar."""
     source: Any = ChunkStream(read_chunks(piece.path))
     try:
-        archive: Any = tarfile.open(fileobj=source, mode="r|", tarinfo=_Header)  # noqa: SIM115 - closed where it is read
+        archive: Any = tarfile.open(fileobj=source, mode="r|", tarinfo=_Header)  # noqa: SIM115 - its source closes itself
         while member := archive.next():
-            archive.members = []  # or it would remember all of them
+            archive.members = []  # tarfile would keep all of them
             _check(piece.path, member.name, member.offset)
             if member.issym() or member.islnk():
                 base = posixpath.dirname(member.name) if member.issym() else ""
@@ -66,24 +58,24 @@ def tar_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
                 raise tarfile.ReadError(f"its end mark at byte {archive.offset} is followed by more than zeros")
     except tarfile.TarError as error:
         raise BadInput(
-            f"{piece.path} is no whole tar file: {error} (at byte {source.at} of its unpacked content)"
+            f"{piece.path} is not a whole tar file: {error} (at byte {source.at} of its unpacked content)"
         ) from error
 
 
 class _Header(tarfile.TarInfo):
-    """A member's header. tarfile takes one that is damaged, or not there, for the archive's end, unless it is the first."""
+    """A member's header that raises if damaged; tarfile takes such a header for the end, unless it is the first."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
-            found = super().frombuf(buf, encoding, errors)
+            header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             if len(buf) == tarfile.BLOCKSIZE and not buf.strip(b"\0"):
                 raise  # the end mark
             raise tarfile.ReadError(f"{error} where a member or the end mark should be") from error
-        if found.size < 0:
-            raise tarfile.ReadError(f"a member of {found.size} bytes")
-        return found
+        if header.size < 0:
+            raise tarfile.ReadError(f"a member of {header.size} bytes")
+        return header
 
 
 def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
@@ -104,7 +96,7 @@ def zip_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
 
 
 def _is_link(path: str, member: zipfile.ZipInfo, archive: zipfile.ZipFile) -> bool:
-    """Whether a member is a symbolic link, as Unix's zip keeps them: its content is where it leads. BadInput: out of the folder."""
+    """Whether a member is a symbolic link of Unix's zip, whose content is its target. BadInput: out of the folder."""
     if not stat.S_ISLNK(member.external_attr >> 16):
         return False
     with archive.open(member) as content:
@@ -117,11 +109,11 @@ def _open_zip(path: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError) as error:
-        raise BadInput(f"{path} is no whole zip file: {error}") from error
+        raise BadInput(f"{path} is not a whole zip file: {error}") from error
 
 
 def _check(path: str, name: str, offset: int) -> None:
-    """BadInput for a name that leads out of the folder: absolute, of a drive, or with more `..` than it has folders."""
+    """Raise BadInput for a name out of the folder: absolute, with a drive, or with more `..` than folders."""
     plain = posixpath.normpath(name.replace("\\", "/"))
     if plain.startswith(("/", "../")) or plain == ".." or plain[1:2] == ":":
         raise BadInput(
@@ -144,5 +136,5 @@ def _member(content: Any, where: str, reading: Reading) -> Iterator[bytes]:
 
 
 def is_tar(path: str) -> bool:
-    """Whether a name is a tar's, packed or not."""
+    """Whether this is the name of a tar file, packed or not."""
     return inner_name(path).endswith(".tar") or path.endswith(".tgz")

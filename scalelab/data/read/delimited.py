@@ -1,4 +1,7 @@
-"""CSV and TSV (RFC 4180, with a line of names): the texts of one column. A quoted cell may hold line ends, so one worker reads a file."""
+"""CSV and TSV (RFC 4180, with a header line): the texts of one column.
+
+One worker reads a file, since a quoted cell may hold line ends.
+"""
 
 import csv
 import functools
@@ -14,12 +17,12 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 def is_delimited(path: str) -> bool:
-    """Whether a name is a CSV's or TSV's, packed or not."""
+    """Whether this is the name of a CSV or TSV file, packed or not."""
     return inner_name(path.lower()).endswith(tuple(SEPARATORS))
 
 
 def split_csv(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
-    """One piece: where a row begins can't be told in the middle."""
+    """One piece: in the middle of a file the start of a row is unknown."""
     yield Piece("csv", path), os.path.getsize(path)
 
 
@@ -33,7 +36,7 @@ def csv_cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator
 
     BadInput where there is no such column, and where quotes are not closed or stand within a cell.
     """
-    # What is not UTF-8 becomes half surrogates and, cell by cell, the bytes that it was.
+    # Bytes that are not UTF-8 become half surrogates and, cell by cell, bytes again.
     texts = (line.decode(errors="surrogateescape") + "\n" for _, line in stream_lines(pieces, where, 0))
     reader = csv.reader(texts, delimiter=SEPARATORS[inner_name(where.lower())[-4:]], strict=True)
     rows = _long_rows(reader)
@@ -57,7 +60,7 @@ def csv_cells(pieces: Iterator[bytes], where: str, reading: Reading) -> Iterator
 
 
 def _long_rows(reader: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Rows of cells up to LONGEST; csv's limit holds for the whole process, so it is as before between two rows."""
+    """Rows with cells up to MAX_DOCUMENT_BYTES; csv's limit is global, so it is restored between rows."""
     while True:
         limit = csv.field_size_limit(MAX_DOCUMENT_BYTES)
         try:
@@ -71,7 +74,7 @@ def _long_rows(reader: Iterator[list[str]]) -> Iterator[list[str]]:
 
 def _column(names: list[str], where: str, key: str) -> int:
     if key not in names:
-        known = [ascii(name[:40])[1:-1] for name in names[:24]]  # of what is no CSV a name may be anything
+        known = [ascii(name[:40])[1:-1] for name in names[:24]]  # a file that is not CSV may have any names
         raise BadInput(f"{where} has no column {key!r} (--text-key){nearest_hint(key, known)}")
     if (n := names.count(key)) > 1:
         raise BadInput(f"{where} has {n} columns {key!r} (--text-key): which one?")

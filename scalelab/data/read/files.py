@@ -1,4 +1,4 @@
-"""The bytes of a file, unpacked on the way, in pieces of bounded size. What is damaged is said with its byte."""
+"""The bytes of a file, unpacked, in chunks of bounded size. Errors name the damaged byte."""
 
 import pathlib
 import zlib
@@ -7,22 +7,20 @@ from typing import Any
 
 from scalelab.errors import BadInput
 
-READ_CHUNK_BYTES = 2**20  # unpacked bytes handed on at once, at most
-READ_BYTES = 2**16  # packed bytes read at once: so near is the byte that a complaint names
+READ_CHUNK_BYTES = 2**20  # unpacked bytes yielded at once, at most
+READ_BYTES = 2**16  # packed bytes read at once: error lines name a byte to within this
 ZSTD_READ_BYTES = 2**12
-MAX_DOCUMENT_BYTES = (
-    2**28
-)  # of one line, member or record: a longer one is no document, and would not fit in memory twice
+MAX_DOCUMENT_BYTES = 2**28  # of a line, member or record: a longer one would not fit in memory twice
 PACKED_ENDINGS = (".gz", ".zst")
 
 
 def inner_name(path: str) -> str:
-    """The name without what says how it is packed: a.jsonl.gz -> a.jsonl."""
+    """The name without its packing: a.jsonl.gz -> a.jsonl."""
     return path.removesuffix(pathlib.PurePath(path).suffix) if path.endswith(PACKED_ENDINGS) else path
 
 
 def read_chunks(path: str, start: int = 0) -> Iterator[bytes]:
-    """All bytes from `start` on (of a packed file: from 0, unpacked). Raises BadInput for a file that is damaged or gone."""
+    """All bytes from `start` on (packed files: from 0, unpacked). Raises BadInput for a damaged or missing file."""
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -38,7 +36,7 @@ def _plain(file: Any, path: str) -> Iterator[bytes]:
 
 
 def _gzip(file: Any, path: str) -> Iterator[bytes]:
-    """RFC 1952: members one after the other, each with a checksum that zlib compares."""
+    """Unpack gzip (RFC 1952): members one after the other, each with a checksum that zlib compares."""
     member = None
     while packed := file.read(READ_BYTES):
         while packed:
@@ -65,7 +63,7 @@ def _inflate(member: Any, packed: bytes) -> Iterator[bytes]:
 
 
 def _zstd(file: Any, path: str) -> Iterator[bytes]:
-    """RFC 8878: frames one after the other. Few packed bytes at once: its call has no bound on what comes out of them."""
+    """Unpack zstandard (RFC 8878), few packed bytes at once, since the output of one call is unbounded."""
     import zstandard
 
     frame = None
@@ -86,12 +84,12 @@ def _zstd(file: Any, path: str) -> Iterator[bytes]:
         raise BadInput(f"{path} is cut off: its zstandard data end at byte {file.tell()} within a frame")
 
 
-def _damaged(path: str, what: str, at: int, error: Exception) -> BadInput:
-    return BadInput(f"{path}: damaged {what} data at byte {at} or up to {READ_BYTES} after it ({error})")
+def _damaged(path: str, kind: str, offset: int, error: Exception) -> BadInput:
+    return BadInput(f"{path}: damaged {kind} data at byte {offset} or up to {READ_BYTES} after it ({error})")
 
 
 class ChunkStream:
-    """A file-like view of chunks, for what wants to call read(n)."""
+    """A file-like view of chunks, for callers of read(n)."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.pieces, self.left, self.at = pieces, b"", 0
@@ -103,6 +101,6 @@ class ChunkStream:
             if piece is None:
                 return b""
             self.left = piece
-        taken, self.left = self.left[:n], self.left[n:]
-        self.at += len(taken)
-        return taken
+        chunk, self.left = self.left[:n], self.left[n:]
+        self.at += len(chunk)
+        return chunk

@@ -1,4 +1,4 @@
-"""Files that are neither text nor of a kind that is read here, known by their names and first bytes, and what to do with them."""
+"""File kinds that can't be read as text, by name and first bytes, with advice on what to do with each."""
 
 import re
 from typing import NamedTuple
@@ -9,7 +9,7 @@ HEAD_BYTES = 32  # bytes
 
 
 class ForeignKind(NamedTuple):
-    """What a file is, by the endings of its name or what it begins with, and how it becomes one that can be read."""
+    """A kind of file, the endings of its names, its first bytes, and how to convert it into a readable one."""
 
     what: str
     endings: tuple[str, ...]
@@ -19,7 +19,8 @@ class ForeignKind(NamedTuple):
 
 FOREIGN_KINDS = (
     ForeignKind("an Arrow table", (".arrow", ".feather", ".ipc"), rb"ARROW1\x00\x00",
-         "write it as parquet, which is read (datasets: load_dataset('arrow', data_files=F)['train'].to_parquet('x.parquet'))"),
+         "write it as parquet, which is read "
+         "(datasets: load_dataset('arrow', data_files=F)['train'].to_parquet('x.parquet'))"),
     ForeignKind("a numpy array", (".npy", ".npz"), rb"\x93NUMPY",
          "token ids: array.astype('uint16').tofile('x.bin') with --tokenizer=ids:V; text: write it as JSON lines"),
     ForeignKind("xz-packed", (".xz", ".lzma"), rb"\xfd7zXZ\x00", "xz -d unpacks it; .gz and .zst are read packed"),
@@ -35,14 +36,15 @@ FOREIGN_KINDS = (
     ForeignKind("a zip archive or an office document", (".docx", ".xlsx", ".pptx", ".odt", ".epub"), rb"PK\x03\x04",
          "extract its text; a plain zip of texts is to be named .zip"),
     ForeignKind("a PDF", (".pdf",), rb"%PDF-", "extract its text"),
-    ForeignKind("a TFRecord", (".tfrecord", ".tfrecords", ".array_record"), rb"(?!)", "tfds:NAME@DIR reads whole data sets"),
+    ForeignKind("a TFRecord", (".tfrecord", ".tfrecords", ".array_record"), rb"(?!)",
+         "tfds:NAME@DIR reads whole data sets"),
     ForeignKind("an HDF5, Avro, ORC or SQLite file", (".h5", ".hdf5", ".avro", ".orc", ".sqlite", ".db"),
          rb"\x89HDF|Obj\x01|SQLite format 3\x00", "write its texts as JSON lines or parquet"),
 )  # fmt: skip
 
 
 def check_not_foreign(where: str, begins: bytes = b"") -> None:
-    """BadInput where the name of a file (packed or not), or what it begins with, is that of none with text in it."""
+    """Raise BadInput where a file's name (packed or not) or first bytes are those of a kind without text."""
     name = where.lower().removesuffix(".gz").removesuffix(".zst")
     for kind in FOREIGN_KINDS:
         if name.endswith(kind.endings) or re.match(kind.begins, begins):
@@ -50,7 +52,7 @@ def check_not_foreign(where: str, begins: bytes = b"") -> None:
 
 
 def check_text_file(path: str) -> None:
-    """The same of a file on disk that would be read as text."""
+    """`check_not_foreign` for a file on disk that would be read as text."""
     try:
         with open(path, "rb") as file:
             begins = file.read(HEAD_BYTES)

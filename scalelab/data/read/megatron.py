@@ -1,7 +1,7 @@
-"""Megatron-LM's pairs: NAME.idx says where the documents lie in NAME.bin (megatron/core/datasets/indexed_dataset.py).
+"""Megatron-LM's pairs: NAME.idx holds the places of documents in NAME.bin (megatron/core/datasets/indexed_dataset.py).
 
 9 bytes MMIDIDX and two zeros, uint64 version 1, uint8 type, uint64 sequences S, uint64 D
-int32[S] lengths in tokens, int64[S] places in bytes, int64[D] first sequence of each document, and S at the end
+int32[S] lengths in tokens, int64[S] places in bytes, int64[D] first sequence of each document, with S as the last
 """
 
 import os
@@ -18,12 +18,12 @@ from scalelab.errors import BadInput
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 INDEX_HEADER = struct.Struct("<9sQBQQ")
-ENTRIES_PER_CHECK = 2**20  # entries at once
+ENTRIES_PER_CHECK = 2**20
 ID_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 class MegatronIndex(NamedTuple):
-    """An opened .idx: the ids' type, lengths [S] and places [S] of sequences, the first sequence of each document [D]."""
+    """An opened .idx: type of ids, lengths [S] and places [S] of sequences, first sequence of each document [D]."""
 
     dtype: str
     lengths: np.ndarray
@@ -44,18 +44,18 @@ def split_megatron(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Pie
 
 
 def index_path(path: str) -> str:
-    """The name of the index that belongs to a .bin."""
+    """Name of the index that belongs to a .bin."""
     return path.removesuffix(".bin") + ".idx"
 
 
 def open_megatron_index(path: str) -> MegatronIndex:
-    """The index beside a .bin, mapped. Raises BadInput where its header and its size don't agree."""
+    """The index beside a .bin, memory-mapped. Raises BadInput where its header and its size don't agree."""
     name = index_path(path)
     size = os.path.getsize(name)
     with open(name, "rb") as file:
         head = file.read(INDEX_HEADER.size)
     if head[:9] != INDEX_MAGIC or len(head) < INDEX_HEADER.size:
-        raise BadInput(f"{name} is no Megatron index: it begins with {head[:9]!r}, not {INDEX_MAGIC!r}")
+        raise BadInput(f"{name} is not a Megatron index: it begins with {head[:9]!r}, not {INDEX_MAGIC!r}")
     _, version, code, n_sequences, n_first = INDEX_HEADER.unpack(head)
     if version != 1 or code not in ID_TYPES:
         known = ", ".join(map(str, ID_TYPES))
@@ -70,15 +70,15 @@ def open_megatron_index(path: str) -> MegatronIndex:
         )
     if not n_sequences or not n_first:
         raise BadInput(f"{name} declares no documents")
-    at = INDEX_HEADER.size
-    lengths = np.memmap(name, "<i4", "r", at, (n_sequences,))
-    places = np.memmap(name, "<i8", "r", at + 4 * n_sequences, (n_sequences,))
-    first = np.memmap(name, "<i8", "r", at + 12 * n_sequences, (n_first,))
+    start = INDEX_HEADER.size
+    lengths = np.memmap(name, "<i4", "r", start, (n_sequences,))
+    places = np.memmap(name, "<i8", "r", start + 4 * n_sequences, (n_sequences,))
+    first = np.memmap(name, "<i8", "r", start + 12 * n_sequences, (n_first,))
     return MegatronIndex(ID_TYPES[code], lengths, places, first)
 
 
 def _check(path: str, index: MegatronIndex) -> None:
-    """BadInput where the index leads out of its tokens, looked at a block at a time."""
+    """Raise BadInput where the index points outside of its tokens; checks one block at a time."""
     width, size, name = np.dtype(index.dtype).itemsize, os.path.getsize(path), index_path(path)
     end = 0
     for start in range(0, len(index.lengths), ENTRIES_PER_CHECK):
@@ -86,13 +86,13 @@ def _check(path: str, index: MegatronIndex) -> None:
             index.lengths[start : start + ENTRIES_PER_CHECK],
             index.places[start : start + ENTRIES_PER_CHECK],
         )
-        room = size - lengths * np.int64(width)  # of a place, which may itself be near 2^63
+        room = size - lengths * np.int64(width)  # largest valid place; places may be near 2^63
         wrong = np.flatnonzero((lengths < 0) | (places < 0) | (places > room) | (places % width > 0))
         if len(wrong):
             i = int(wrong[0])
             raise BadInput(
-                f"{name}: sequence {start + i} is said to be {lengths[i]} tokens of {width} bytes at byte {places[i]} of "
-                f"{path}, which has {size} bytes"
+                f"{name}: sequence {start + i} is said to be {lengths[i]} tokens of {width} bytes at byte {places[i]} "
+                f"of {path}, which has {size} bytes"
             )
         end = max(end, int((places + size - room).max()))
     if end != size:
@@ -114,14 +114,14 @@ def megatron_documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
     width = np.dtype(index.dtype).itemsize
     with open(piece.path, "rb") as file:
         for document in range(piece.start, piece.stop):
-            found = [np.empty(0, index.dtype)]
+            sequences = [np.empty(0, index.dtype)]
             for sequence in range(int(index.first[document]), int(index.first[document + 1])):
                 place, length = int(index.places[sequence]), int(index.lengths[sequence])
                 file.seek(place)
                 ids = np.frombuffer(file.read(length * width), index.dtype)
                 check_ids(ids, reading.vocab_size, _where(piece.path, document, place, width))
-                found.append(ids)
-            yield from split_at_separator(np.concatenate(found), reading.separator)
+                sequences.append(ids)
+            yield from split_at_separator(np.concatenate(sequences), reading.separator)
 
 
 def _where(path: str, document: int, place: int, width: int):

@@ -7,7 +7,7 @@ from typing import Any
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest_hint
 
-ROWS_PER_READ = 256  # read at once
+ROWS_PER_READ = 256
 
 
 def split_parquet(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple[Piece, int]]:
@@ -24,7 +24,7 @@ def split_parquet(path: str, unit_bytes: int, reading: Reading) -> Iterator[tupl
 
 
 def parquet_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The non-empty strings of column `reading.text_key`; null and what is no text is bad."""
+    """The non-empty strings of column `reading.text_key`; null and invalid UTF-8 are bad."""
     import pyarrow as pa
 
     file = _open(piece.path)
@@ -43,7 +43,7 @@ def parquet_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
 
 
 def _values(column: Any) -> list[bytes | None]:
-    """As bytes: what a file calls a string may be no UTF-8."""
+    """Values as bytes: a string column may hold invalid UTF-8."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -62,7 +62,7 @@ def _open(path: str) -> Any:
     try:
         return parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False)
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{path} is no whole parquet file: {str(error).split(chr(10))[0]}") from error
+        raise BadInput(f"{path} is not a whole parquet file: {str(error).split(chr(10))[0]}") from error
 
 
 def _check_column(file: Any, path: str, key: str) -> None:

@@ -1,4 +1,4 @@
-"""What every reader is told, and what it does with a document that can't be right."""
+"""The options of every reader, and its treatment of bad documents."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from scalelab.errors import BadInput
 
-MAX_NAMED_DOCUMENTS = 5  # bad documents of a unit that are named; the others are counted
+MAX_NAMED_DOCUMENTS = 5  # bad documents of a unit that are named; the others are only counted
 
 
 class Piece(NamedTuple):
-    """A range of one file, in what its kind counts: bytes, row groups, records, tokens, documents. 0 to -1: all of it."""
+    """A range of one file, in its kind's units: bytes, row groups, records, tokens, documents. 0 to -1: all of it."""
 
     kind: str
     path: str
@@ -20,18 +20,18 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass
 class Reading:
-    """How documents are read. `bad` is where all that is wrong with a single document ends."""
+    """How documents are read; every reader reports a bad document through `bad`."""
 
-    text_key: str = "text"  # of JSON lines, parquet columns and tfds features
+    text_key: str = "text"  # key of JSON lines, parquet column or tfds feature
     skip_bad: bool = False
-    vocab_size: int = 256  # ready-made ids must be below
+    vocab_size: int = 256  # ready-made ids must be smaller
     separator: int = 0  # ends a document among ready-made ids
     zero_ends: bool = True  # bytes as tokens: a zero byte in a text would end its document
     n_bad: int = 0
     named: list[str] = dataclasses.field(default_factory=list)
 
     def bad(self, where: str, why: str) -> None:
-        """Raise BadInput, or with `skip_bad` count it. `where` names the file and the place in it."""
+        """Raise BadInput, or with `skip_bad` count the document. `where` names the file and the place in it."""
         if not self.skip_bad:
             raise BadInput(f"{where}: {why} (--skip-bad leaves such documents out and counts them)")
         self.n_bad += 1
@@ -39,9 +39,9 @@ class Reading:
             self.named.append(f"{where}: {why}")
 
     def is_text(self, document: bytes, where: Callable[[], str], offset: int = 0) -> bool:
-        """Whether it is UTF-8 that the tokenizer can take; what isn't goes to `bad`, with its byte. `offset` is the document's.
+        """Whether a document is UTF-8 for the tokenizer; else it goes to `bad` with its byte, counted from `offset`.
 
-        `where()` is asked for only then: a line's number takes counting.
+        `where()` is called only for bad ones: a line's number has to be counted.
         """
         try:
             document.decode()

@@ -1,7 +1,7 @@
 """Text files and JSON lines, plain or packed, a whole file or a range of its bytes.
 
-A text file is one document. Above DOCUMENT bytes it is cut at line ends, after each multiple of DOCUMENT: where depends on
-the file alone, so pieces of it can be read by different workers.
+A text file is one document. Above CUT_BYTES it is cut at the first line end after each multiple of CUT_BYTES. The cuts
+depend only on the file, so different workers can read pieces of it.
 """
 
 import functools
@@ -22,7 +22,7 @@ def split_text(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, 
 
 
 def split_json_lines(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, int]]:
-    """The same of JSON lines."""
+    """Pieces of a file of JSON lines with their sizes: one for a packed file, else each of about `unit_bytes`."""
     return _split("jsonl", path, unit_bytes)
 
 
@@ -36,39 +36,39 @@ def _split(kind: str, path: str, step: int) -> Iterator[tuple[Piece, int]]:
 
 
 def text_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The documents that begin in a range of a text file; `piece.start` is a multiple of DOCUMENT."""
+    """The documents that begin in a range of a text file; `piece.start` is a multiple of CUT_BYTES."""
     return text_stream_documents(read_chunks(piece.path, piece.start), piece.path, reading, piece.start, piece.stop)
 
 
 def text_stream_documents(
     pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
 ) -> Iterator[bytes]:
-    """The documents of a stream of text whose first byte is byte `start` of a file."""
+    """The documents of a stream of text that begins at byte `start` of a file."""
     for offset, document in _cut(pieces, start, stop):
         if document and reading.is_text(document, lambda: where, offset):
             yield document
 
 
 def _cut(pieces: Iterator[bytes], start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    buffer, at = b"", start  # `at` is where the buffer begins
-    begun, boundary = start == 0, start or CUT_BYTES
+    buffer, offset = b"", start  # `offset`: place of the buffer in the file
+    in_document, boundary = start == 0, start or CUT_BYTES
     while True:
-        while len(buffer) < boundary + CUT_BYTES - at and (piece := next(pieces, b"")):
+        while len(buffer) < boundary + CUT_BYTES - offset and (piece := next(pieces, b"")):
             buffer += piece
-        if boundary >= at + len(buffer):
+        if boundary >= offset + len(buffer):
             break
-        cut = boundary - at + _line_end(buffer[boundary - at : boundary - at + CUT_BYTES])
-        if begun:
-            yield at, buffer[:cut]
+        cut = boundary - offset + _line_end(buffer[boundary - offset : boundary - offset + CUT_BYTES])
+        if in_document:
+            yield offset, buffer[:cut]
         if boundary == stop:
             return
-        buffer, at, begun, boundary = buffer[cut:], at + cut, True, boundary + CUT_BYTES
-    if begun and buffer:
-        yield at, buffer
+        buffer, offset, in_document, boundary = buffer[cut:], offset + cut, True, boundary + CUT_BYTES
+    if in_document and buffer:
+        yield offset, buffer
 
 
 def _line_end(window: bytes) -> int:
-    """Where to cut: after the first line that ends in here or with the file, else before the first byte that begins a letter."""
+    """Where to cut: after the first line that ends in the window or with the file, else before a whole letter."""
     if (newline := window.find(b"\n")) >= 0:
         return newline + 1
     if len(window) < CUT_BYTES:
@@ -86,53 +86,56 @@ def json_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
 def json_line_texts(
     pieces: Iterator[bytes], where: str, reading: Reading, start: int = 0, stop: int = -1
 ) -> Iterator[bytes]:
-    """The text under `reading.text_key` of each line of a stream that begins with byte `start - 1` of a file (0: with 0)."""
+    """The text under `reading.text_key` of each line; the stream begins at byte `start - 1` of a file (or 0)."""
     for number, (offset, line) in enumerate(stream_lines(pieces, where, start), 1):
         if stop >= 0 and offset >= stop:
             return
         if not line.strip():
             continue
         place = functools.partial(_line, where, number, start)
-        found = _text(line, reading.text_key)
-        if isinstance(found, str):
-            reading.bad(f"{place()} (byte {offset})", found)
-        elif found and reading.is_text(found, place):
-            yield found
+        text = _text(line, reading.text_key)
+        if isinstance(text, str):
+            reading.bad(f"{place()} (byte {offset})", text)
+        elif text and reading.is_text(text, place):
+            yield text
 
 
 def stream_lines(pieces: Iterator[bytes], where: str, start: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) without line ends; of what comes before the first line end nothing where `start` > 0: it belongs to the range before."""
-    at, parts, size = max(0, start - 1), list[bytes](), 0
+    """(offset, line) without line ends. With `start` > 0 the first line is skipped: it belongs to the range before."""
+    offset, parts, size = max(0, start - 1), list[bytes](), 0
     skip = start > 0
     for piece in pieces:
         *ended, rest = piece.split(b"\n")
         for line in ended:
             whole = b"".join([*parts, line])
             if not skip:
-                yield at, whole
-            at, skip, parts, size = at + len(whole) + 1, False, [], 0
+                yield offset, whole
+            offset, skip, parts, size = offset + len(whole) + 1, False, [], 0
         parts.append(rest)
         size += len(rest)
         if size > MAX_DOCUMENT_BYTES:
             raise BadInput(
-                f"{where}: the line that begins at byte {at} is longer than {MAX_DOCUMENT_BYTES} bytes; is it JSON lines?"
+                f"{where}: the line that begins at byte {offset} is longer than {MAX_DOCUMENT_BYTES} bytes; "
+                "is it JSON lines?"
             )
     if size and not skip:
-        yield at, b"".join(parts)
+        yield offset, b"".join(parts)
 
 
 def _text(line: bytes, key: str) -> bytes | str:
-    """The text of one JSON line as bytes, or as str what is wrong with it."""
+    """The text of one JSON line as bytes, or the fault as str."""
     try:
         record = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode())
-        found = record[key]
-        return found.encode() if isinstance(found, str) else f"{key!r} is {json.dumps(found)[:40]}, not a text"
+        value = record[key]
+        return value.encode() if isinstance(value, str) else f"{key!r} is {json.dumps(value)[:40]}, not a text"
     except UnicodeDecodeError as error:
         return f"0x{line[error.start]:02x} is not valid UTF-8, {error.start} bytes into it"
     except json.JSONDecodeError as error:
         return f"bad JSON, {error.msg} at column {error.colno}: {error.doc[max(0, error.pos - 10) : error.pos + 30]!r}"
     except (KeyError, TypeError):
-        known = f"it has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "it is no object"
+        known = (
+            f"it has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "it is not an object"
+        )
         return f"no key {key!r} (--text-key); {known}"
     except UnicodeEncodeError as error:
         return f"{key!r} holds half a surrogate pair, \\u{ord(error.object[error.start]):04x}"
@@ -141,8 +144,8 @@ def _text(line: bytes, key: str) -> bytes | str:
 
 
 def _line(where: str, number: int, start: int) -> str:
-    """The name of the `number`-th line that begins at byte `start` or later; those before are counted now."""
-    total, left = number + (start > 0), start - 1  # the line that byte start - 1 belongs to was passed over
+    """Name of the `number`-th line that begins at byte `start` or later; counts the lines before it."""
+    total, left = number + (start > 0), start - 1  # the line of byte start - 1 was skipped
     for piece in read_chunks(where) if start else ():
         total += piece[:left].count(b"\n")
         left -= len(piece)

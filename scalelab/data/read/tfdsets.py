@@ -1,8 +1,8 @@
 """TensorFlow Datasets without TensorFlow: prepared array_record files, by `tfds:NAME[/CONFIG][:SPLIT][@DIR]`.
 
-What lies prepared under DIR (else $TFDS_DATA_DIR, else ~/tensorflow_datasets) is read from there: the code that made it is
-not needed. What doesn't is downloaded and prepared first, by tensorflow_datasets itself; many of its own data sets need
-TensorFlow or Beam for that, once, and some are not even known without: prepare those elsewhere and name the folder.
+A data set that is prepared under DIR (else $TFDS_DATA_DIR, else ~/tensorflow_datasets) is read without the code that
+made it. Another one is first downloaded and prepared by tensorflow_datasets. Many data sets need TensorFlow or Beam for
+that, and some are unknown without them: prepare those elsewhere and name the folder.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from typing import Any, NoReturn
 from scalelab.data.read.reading import Piece, Reading
 from scalelab.errors import BadInput, nearest_hint
 
-SPLIT_MARK = "#"  # between a folder and the split: neither holds one
-RECORDS_PER_READ = 256  # read at once
+SPLIT_MARK = "#"  # between a folder and the split, which don't contain it
+RECORDS_PER_READ = 256
 TFDS_SPEC = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<split>[^@]+))?(?:@(?P<folder>.+))?")
-INSTALL_PACKAGES = {"tensorflow": "tensorflow-cpu", "apache_beam": "apache-beam"}  # module -> what installs it
+INSTALL_PACKAGES = {"tensorflow": "tensorflow-cpu", "apache_beam": "apache-beam"}  # module -> package to install
 
 
 def find_tfds(spec: str) -> str:
-    """`NAME[/CONFIG][:SPLIT][@DIR]` -> "FOLDER#SPLIT" of a prepared data set, which is prepared now if it isn't yet."""
+    """`NAME[/CONFIG][:SPLIT][@DIR]` -> "FOLDER#SPLIT" of a prepared data set; prepares it if needed."""
     parts = TFDS_SPEC.fullmatch(spec)
     if not parts:
         raise BadInput(f"tfds:{spec} is not tfds:NAME[/CONFIG][:SPLIT][@DIR]; e.g. tfds:lambada:train@/data/tfds")
@@ -41,7 +41,7 @@ def find_tfds(spec: str) -> str:
 
 
 def _prepared(root: pathlib.Path, name: str) -> pathlib.Path | None:
-    """The folder of the latest version under root/NAME[/CONFIG]; of one config where none is named and there is only one."""
+    """Folder of the latest version under root/NAME[/CONFIG]; the config may be left out if there is only one."""
     places = {path.parent for path in [*(root / name).glob("*/dataset_info.json")]}
     if not places and "/" not in name:
         places = {path.parent for path in (root / name).glob("*/*/dataset_info.json")}
@@ -58,15 +58,16 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
 
     tfds.disable_progress_bar()
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # it says how far it is
+        with contextlib.redirect_stdout(sys.stderr):  # tensorflow_datasets prints its progress
             builder = tfds.builder(name, data_dir=root, file_format="array_record")
             builder.download_and_prepare()
     except ModuleNotFoundError as error:
         _needs(name, root, error)
     except tfds.core.DatasetNotFoundError as error:
         raise BadInput(
-            f"tfds:{name} is not prepared under {root}, and tensorflow_datasets {tfds.__version__} knows no such data set "
-            f"without TensorFlow (with it: pip install tensorflow-cpu; tfds build {name} --file_format=array_record)"
+            f"tfds:{name} is not prepared under {root}, and tensorflow_datasets {tfds.__version__} knows no such data "
+            f"set without TensorFlow (with it: pip install tensorflow-cpu; "
+            f"tfds build {name} --file_format=array_record)"
         ) from error
     except Exception as error:  # downloads, checksums, a builder's own mistakes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -77,13 +78,14 @@ def _prepare(root: pathlib.Path, name: str) -> pathlib.Path:
 def _needs(name: str, root: pathlib.Path, error: ModuleNotFoundError) -> NoReturn:
     module = (error.name or "").split(".")[0]
     raise BadInput(
-        f"tfds:{name} is not prepared under {root}, and its own preparation needs {module}: in an environment of its own, "
-        f"pip install tensorflow-datasets {INSTALL_PACKAGES.get(module, module)}; tfds build {name} --file_format=array_record"
+        f"tfds:{name} is not prepared under {root}, and its own preparation needs {module}: "
+        f"in an environment of its own, pip install tensorflow-datasets {INSTALL_PACKAGES.get(module, module)}; "
+        f"tfds build {name} --file_format=array_record"
     ) from error
 
 
 def tfds_split_bytes(path: str) -> int:
-    """Bytes of a split's records: its share of the data set's."""
+    """Bytes of a split's records, estimated as its share of the data set."""
     folder, _, name = path.rpartition(SPLIT_MARK)
     info = _open(folder).info
     n_all = sum(part.num_examples for part in info.splits.values())
@@ -101,7 +103,7 @@ def split_tfds(path: str, unit_bytes: int, _: Reading) -> Iterator[tuple[Piece, 
 
 
 def tfds_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
-    """The non-empty texts of feature `reading.text_key` of records `piece.start` to `piece.stop`."""
+    """The non-empty texts of feature `reading.text_key` in records `piece.start` to `piece.stop`."""
     folder, _, name = piece.path.rpartition(SPLIT_MARK)
     source = _source(folder, name)
     for first in range(piece.start, piece.stop, RECORDS_PER_READ):
@@ -110,14 +112,13 @@ def tfds_documents(piece: Piece, reading: Reading) -> Iterator[bytes]:
         ):
             if not isinstance(record, dict) or reading.text_key not in record:
                 known = list(record) if isinstance(record, dict) else []
-                raise BadInput(
-                    f"{piece.path} has no feature {reading.text_key!r} (--text-key){nearest_hint(reading.text_key, known)}"
-                )
-            found = record[reading.text_key]
-            document = found.encode() if isinstance(found, str) else found
+                hint = nearest_hint(reading.text_key, known)
+                raise BadInput(f"{piece.path} has no feature {reading.text_key!r} (--text-key){hint}")
+            value = record[reading.text_key]
+            document = value.encode() if isinstance(value, str) else value
             if not isinstance(document, bytes):
                 raise BadInput(
-                    f"{piece.path}: feature {reading.text_key!r} is {type(found).__name__}, not text (--text-key)"
+                    f"{piece.path}: feature {reading.text_key!r} is {type(value).__name__}, not text (--text-key)"
                 )
             if document and reading.is_text(document, functools.partial(_record, piece.path, i)):
                 yield document
@@ -136,20 +137,21 @@ def _open(folder: str) -> Any:
 
 
 def _refuse_foreign_code(path: pathlib.Path) -> None:
-    """BadInput where a data set's features are of classes that aren't tensorflow_datasets' own: it would import their modules."""
+    """Raise BadInput where a data set names feature classes outside tensorflow_datasets, which would import them."""
     try:
         features = json.loads(path.read_text()) if path.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path} can't be read: {str(error).splitlines()[0]}") from error
-    left = [features]
-    while left:
-        each = left.pop()
-        left += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-        for key in ("pythonClassName", "type") if isinstance(each, dict) else ():
-            name = each.get(key)
+    todo = [features]
+    while todo:
+        node = todo.pop()
+        todo += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        for key in ("pythonClassName", "type") if isinstance(node, dict) else ():
+            name = node.get(key)
             if isinstance(name, str) and "." in name and not name.startswith("tensorflow_datasets.core."):
                 raise BadInput(
-                    f"{path} names the class {name!r}: code that a data set's files name is not run; write its texts as parquet"
+                    f"{path} names the class {name!r}: code that a data set's files name is not run; "
+                    "write its texts as parquet"
                 )
 
 
@@ -160,8 +162,8 @@ def _source(folder: str, name: str) -> Any:
     except NotImplementedError:
         kind = _open(folder).info.file_format
         raise BadInput(
-            f"{folder} holds {kind.value if kind else 'unknown'} files, which need TensorFlow to be read; prepare it again with "
-            "--file_format=array_record"
+            f"{folder} holds {kind.value if kind else 'unknown'} files, which need TensorFlow to be read; "
+            "prepare it again with --file_format=array_record"
         ) from None
-    except (ValueError, OSError) as error:  # what is no slice of a split; a missing file
+    except (ValueError, OSError) as error:  # not a slice of a split; a missing file
         raise BadInput(f"{folder}, split {name!r}: {str(error).splitlines()[0]}") from error

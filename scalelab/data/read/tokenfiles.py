@@ -1,7 +1,7 @@
 """Ready-made tokens in one flat file: nanoGPT's (raw uint16) and llm.c's (a header of 256 int32, then the ids).
 
-A separator ends a document, or stands before it (llm.c): both cut the stream into the same documents, and empty ones are
-none. Where none comes for DOCUMENT tokens the stream is cut at a multiple of DOCUMENT.
+A separator ends a document, or stands before it (llm.c): both cut the stream into the same documents; empty ones are
+dropped. If no separator comes for CUT_TOKENS, the stream is cut at a multiple of CUT_TOKENS.
 """
 
 import itertools
@@ -15,15 +15,15 @@ from scalelab.data.read.reading import Piece, Reading
 from scalelab.data.tokenizers.tokenizer import check_ids
 from scalelab.errors import BadInput
 
-CUT_TOKENS = 2**20  # tokens
+CUT_TOKENS = 2**20
 HEADER_NUMBERS = 256  # int32
 TOKEN_FILE_MAGIC = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # llm.c: GPT-2 and Llama 3 ids; magic -> version, type
-LOOKED_AT, WINDOWS = 2**14, 8  # numbers at each of so many places, to tell wider ones apart: one place may be all zeros
+LOOKED_AT, WINDOWS = 2**14, 8  # numbers at each of 8 places, to detect wider types: one place may be all zeros
 NUMPY_MAGIC = b"\x93NUMPY"  # what numpy.save begins a file with
 
 
 class TokenLayout(NamedTuple):
-    """How ids lie in a file: their type, where they begin in bytes, how many."""
+    """Layout of ids in a file: their type, the byte where they begin, their number."""
 
     dtype: str
     start: int
@@ -43,7 +43,7 @@ def split_tokens(path: str, unit_bytes: int, reading: Reading) -> Iterator[tuple
 def read_token_layout(path: str, vocab_size: int) -> TokenLayout:
     """The layout of a file, from its header or, without one, from the vocabulary: uint16 up to 65,536 ids, else uint32.
 
-    Raises BadInput for a header that disagrees with the file's size, and for numbers that are wider than that.
+    Raises BadInput for a header that disagrees with the file's size, and for numbers of a wider type.
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
@@ -57,7 +57,8 @@ def read_token_layout(path: str, vocab_size: int) -> TokenLayout:
         )
     if size % np.dtype(layout.dtype).itemsize:
         raise BadInput(
-            f"{path} has {size} bytes, which is no whole number of {np.dtype(layout.dtype).name} ids (vocabulary {vocab_size})"
+            f"{path} has {size} bytes, which is not a whole number of {np.dtype(layout.dtype).name} ids "
+            f"(vocabulary {vocab_size})"
         )
     _refuse_wider(path, layout)
     return layout
@@ -72,33 +73,35 @@ def _declared(path: str, head: np.ndarray, size: int) -> TokenLayout:
     if head[1] != version:
         raise BadInput(f"{path}: magic {head[0]} with version {head[1]} at byte 4; this reads version {version}")
     width, n_tokens = np.dtype(dtype).itemsize, int(head[2])
-    if 4 * HEADER_NUMBERS + width * n_tokens != size:
+    declared = 4 * HEADER_NUMBERS + width * n_tokens
+    if declared != size:
         raise BadInput(
-            f"{path}: the header declares {n_tokens} tokens at byte 8, which with it are {4 * HEADER_NUMBERS + width * n_tokens} "
-            f"bytes; the file has {size}"
+            f"{path}: the header declares {n_tokens} tokens at byte 8, which with it are {declared} bytes; "
+            f"the file has {size}"
         )
     return TokenLayout(dtype, 4 * HEADER_NUMBERS, n_tokens)
 
 
 def _refuse_wider(path: str, layout: TokenLayout) -> None:
-    """BadInput where all high halves are zero: int64 or int32 ids read as narrower ones."""
+    """Raise BadInput where all high halves are zero: int64 or int32 ids read as a narrower type."""
     width = np.dtype(layout.dtype).itemsize
     if not layout.n_tokens:
         return
-    every = np.memmap(path, layout.dtype, "r")
+    numbers = np.memmap(path, layout.dtype, "r")
     steps = range(0, layout.n_tokens, max(LOOKED_AT, layout.n_tokens // WINDOWS // 4 * 4))
-    words = np.concatenate([every[at : at + LOOKED_AT] for at in steps])
+    words = np.concatenate([numbers[start : start + LOOKED_AT] for start in steps])
     for wide in (8, 4):
         columns = words[: len(words) // (wide // width) * (wide // width)].reshape(-1, wide // width)
         if wide > width and len(columns) >= 4 and columns[:, 0].any() and not columns[:, 1:].any():
             raise BadInput(
                 f"{path} holds {8 * wide}-bit numbers, not {8 * width}-bit ones: from byte {width} on "
-                f"{wide // width - 1} of every {wide // width} are 0; numpy's fromfile(f, 'i{wide}').astype('u{width}').tofile(g) converts it"
+                f"{wide // width - 1} of every {wide // width} are 0; "
+                f"numpy's fromfile(f, 'i{wide}').astype('u{width}').tofile(g) converts it"
             )
 
 
 def token_documents(piece: Piece, reading: Reading) -> Iterator[np.ndarray]:
-    """The documents that begin in a range of a file, without separators; `piece.start` is a multiple of DOCUMENT."""
+    """The documents that begin in a range of a file, without separators; `piece.start` is a multiple of CUT_TOKENS."""
     layout = read_token_layout(piece.path, reading.vocab_size)
     if not layout.n_tokens:
         return
@@ -118,13 +121,13 @@ def _where(path: str, layout: TokenLayout, start: int):
 
 
 def _cut(tokens: np.ndarray, boundary: int, separator: int) -> int:
-    """The first place at or after `boundary` that follows a separator or is the end; `boundary` where none is for DOCUMENT."""
+    """The first place from `boundary` on after a separator or at the end; `boundary` if none comes for CUT_TOKENS."""
     if boundary == 0 or boundary >= len(tokens):
         return min(boundary, len(tokens))
     window = tokens[boundary - 1 : boundary - 1 + CUT_TOKENS]
-    found = np.flatnonzero(window == separator)
-    if len(found):
-        return boundary + int(found[0])
+    separators = np.flatnonzero(window == separator)
+    if len(separators):
+        return boundary + int(separators[0])
     return boundary if len(window) == CUT_TOKENS else len(tokens)
 
 

@@ -1,4 +1,4 @@
-"""Where a run's documents come from: this Python's library, text files, a synthetic language.
+"""Sources of a run's documents: this Python's library, text files, a synthetic language.
 
 Read in this order: `sources` (the table), `language` (a bigram language of known entropy).
 """

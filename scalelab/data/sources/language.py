@@ -2,10 +2,10 @@
 
 The floor under every loss curve on natural text is unknown; here it is a number, so a fitted E can be judged.
 
-The chain has V states. State 0 ends a document. The first word of a document follows the Zipf measure z (exponent 1); after a
-word w comes the end with probability 1 / MEAN_WORDS, else a word from row w ~ Dirichlet(CONCENTRATION z). So documents, each
-followed by token 0 and put one after another *in any order*, are one stationary Markov chain: the entropy rate is exact for
-every split by document, separators included.
+The chain has V states. State 0 ends a document. A document's first word follows the Zipf measure z (exponent 1). After
+a word w the document ends with probability 1 / MEAN_WORDS, else the next word is drawn from row w ~
+Dirichlet(CONCENTRATION z). So documents in any order, each followed by token 0, are one stationary Markov chain: the
+entropy rate is exact for every split by document, separators included.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ import numpy as np
 
 from scalelab.errors import BadInput
 
-MEAN_WORDS = 512  # words a document, geometric
+MEAN_WORDS = 512  # mean of the geometric number of words a document
 CONCENTRATION = 16.0  # smaller: rows differ more and the entropy rate falls; 16 gives 2.9 nats at V = 512 (4.5 unigram)
 MAX_VOCAB = 4096  # the transition matrix is dense: 128 MB at 4,096
 
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """`start` [V-1]: first word of a document; `follow` [V-1, V-1]: next word given a word and no end. Word i has id i+1."""
+    """Probabilities `start` [V-1] of a document's first word, `follow` [V-1, V-1] of a next word; word i has id i+1."""
 
     start: np.ndarray
     follow: np.ndarray
@@ -45,7 +45,7 @@ def make_language(vocab_size: int, seed: int) -> Language:
 
 
 def transition_matrix(language: Language) -> np.ndarray:
-    """[V, V] probabilities of the next token given the current one, state 0 included."""
+    """Probabilities [V, V] of the next token given the current one, state 0 included."""
     full = np.zeros((language.vocab_size, language.vocab_size))
     full[0, 1:] = language.start
     full[1:, 0] = 1 / MEAN_WORDS
@@ -54,9 +54,9 @@ def transition_matrix(language: Language) -> np.ndarray:
 
 
 def stationary_distribution(chain: np.ndarray) -> np.ndarray:
-    """[V] the distribution that `chain` [V, V] leaves unchanged (unique: every state returns to 0)."""
+    """The distribution [V] that `chain` [V, V] leaves unchanged (unique, since every state returns to 0)."""
     equations = chain.T - np.eye(len(chain))
-    equations[-1] = 1.0  # one balance equation is redundant; its place takes sum = 1
+    equations[-1] = 1.0  # one balance equation is redundant and replaced by sum = 1
     return np.linalg.solve(equations, np.eye(len(chain))[-1])
 
 
@@ -68,9 +68,10 @@ def entropy_rate(language: Language) -> float:
 
 
 def sample_documents(language: Language, n_tokens: int, seed: int) -> list[np.ndarray]:
-    """Documents (uint16 ids, no separator) that fill exactly `n_tokens` once each is followed by one separator.
+    """Documents (uint16 ids, no separator) that, each followed by one separator, fill exactly `n_tokens`.
 
-    Lengths don't depend on words, so they are drawn first and all documents then grow together, one word a round.
+    Lengths don't depend on words, so they are drawn first; then all documents grow together, one word a round.
+    Raises BadInput below 2 tokens.
     """
     if n_tokens < 2:
         raise BadInput(f"data.n_tokens={n_tokens} leaves no room for a document; 4,000,000 is usual")
@@ -99,19 +100,19 @@ def _lengths(random: np.random.RandomState, n_tokens: int) -> np.ndarray:
     left = n_tokens - int((lengths + 1).sum())
     if left > 1:
         return np.append(lengths, left - 1)
-    lengths[-1:] += left  # a single token left over is no document: it lengthens the last one
+    lengths[-1:] += left  # a single token is too short for a document and lengthens the last one
     return lengths
 
 
 def _cumulative(rows: np.ndarray) -> np.ndarray:
-    """Row i's cumulative probabilities + i, flattened: one increasing table, so one search serves every row."""
+    """Cumulative probabilities of row i plus i, flattened: one increasing table, so one search serves every row."""
     table = np.cumsum(rows, axis=1)
     table /= table[:, -1:]
     return (table + np.arange(len(rows))[:, None]).ravel()
 
 
 def _search(table: np.ndarray, row: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """One column for each entry of `row`, with the row's probabilities."""
+    """Draw one column for each entry of `row`, with the row's probabilities."""
     width = len(table) // round(table[-1])  # the table ends at the number of rows
-    found = np.searchsorted(table, row + random.random_sample(len(row)), side="right")
-    return np.minimum(found - row * width, width - 1)
+    places = np.searchsorted(table, row + random.random_sample(len(row)), side="right")
+    return np.minimum(places - row * width, width - 1)

@@ -1,4 +1,4 @@
-"""Where documents come from. A source is a function of the config that returns documents and what is known about them."""
+"""Sources of documents: functions of the config that return documents and the facts about them."""
 
 import dataclasses
 import functools
@@ -18,23 +18,13 @@ from scalelab.data.read import delimited, foreign
 from scalelab.data.sources import language
 from scalelab.errors import BadInput, nearest_hint
 
-# Folders of the standard library that are no ordinary source text: tests, tables of code points, other people's packages.
-# config-* and _sysconfigdata* are written by each build: without them equal Python versions give equal corpora.
+# Folders of the standard library without ordinary source text: tests, tables of code points, other people's packages.
+# config-* and _sysconfigdata* differ by build; without them equal Python versions give equal corpora.
 STDLIB_LEFT_OUT = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "__pycache__"}
 
 
-PREPARED_ENDINGS = (
-    ".parquet",
-    ".jsonl",
-    ".ndjson",
-    ".gz",
-    ".zst",
-    ".tgz",
-    ".tar",
-    ".zip",
-    ".bin",
-    ".idx",
-)  # not text as they lie there
+# Files that `scalelab prepare` reads, but whose bytes are not text.
+PREPARED_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".gz", ".zst", ".tgz", ".tar", ".zip", ".bin", ".idx")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +64,7 @@ def open_source(config: DataConfig) -> Source:
 
 
 def stdlib_source(config: DataConfig) -> Source:
-    """The running Python's own `.py` files without tests and encodings, in order of their path: about 10 MB."""
+    """The running Python's `.py` files without tests and encodings, sorted by path: about 10 MB."""
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     files = sorted(_library_files(root), key=lambda path: path.relative_to(root).as_posix())
     if not files:
@@ -90,7 +80,7 @@ def _library_files(root: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def text_source(config: DataConfig) -> Source:
-    """The files that `data.path` names, one document each, in order of their path; a file named twice counts once."""
+    """The files of `data.path`, one document each, sorted by path; a file named twice counts once."""
     patterns = [p.strip() for p in config.path.split(",") if p.strip()]
     if not patterns:
         raise BadInput("data.source='text' needs data.path: files and globs, separated by commas")
@@ -99,8 +89,9 @@ def text_source(config: DataConfig) -> Source:
         foreign.check_not_foreign(str(path))
         if delimited.is_delimited(path.name) or path.name.lower().endswith(PREPARED_ENDINGS):
             raise BadInput(
-                f"data.source='text' would take the bytes of {path} for its text: `scalelab prepare --source={path} --text-key=NAME "
-                "--tokenizer=bytes --out=DIR` reads the texts in it, and data.source=prepared with data.path=DIR trains on that"
+                f"data.source='text' would take the bytes of {path} for its text: `scalelab prepare --source={path} "
+                "--text-key=NAME --tokenizer=bytes --out=DIR` reads the texts in it, "
+                "and data.source=prepared with data.path=DIR trains on that"
             )
         foreign.check_text_file(str(path))
     return _from_files(files, {"source": "text", "path": config.path})
@@ -112,8 +103,8 @@ def _expand(pattern: str) -> list[pathlib.Path]:
         raise BadInput(f"data.path={pattern!r} is a folder; did you mean {pattern.rstrip('/')}/**/*.txt?")
     if expanded.is_file():
         return [expanded.resolve()]
-    found = [pathlib.Path(p) for p in glob.glob(str(expanded), recursive=True)]
-    files = [p.resolve() for p in found if p.is_file()]
+    matches = [pathlib.Path(p) for p in glob.glob(str(expanded), recursive=True)]
+    files = [p.resolve() for p in matches if p.is_file()]
     if not files:
         beside = [p.name for p in expanded.parent.iterdir()] if expanded.parent.is_dir() else []
         raise BadInput(f"data.path={pattern!r} matches no file{nearest_hint(expanded.name, beside) if beside else ''}")
@@ -123,7 +114,7 @@ def _expand(pattern: str) -> list[pathlib.Path]:
 def _from_files(files: list[pathlib.Path], description: dict[str, Any]) -> Source:
     digest, n_bytes = hashlib.sha256(), 0
     for document in _read(files):
-        digest.update(hashlib.sha256(document).digest())  # a digest each: moving a boundary changes the fingerprint
+        digest.update(hashlib.sha256(document).digest())  # one digest each, so boundaries count in the fingerprint
         n_bytes += len(document)
     if not n_bytes:
         raise BadInput(f"data.source={description['source']!r}: all {len(files)} files are empty")
@@ -151,7 +142,7 @@ def synthetic_source(config: DataConfig) -> Source:
         "mean_words": language.MEAN_WORDS,
         "concentration": language.CONCENTRATION,
     }
-    # The rule decides every token, so its hash is the fingerprint and a cached corpus needn't be drawn again.
+    # The rule decides every token, so its hash is the fingerprint, and a cached corpus is not drawn again.
     fingerprint = hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()
     sample = functools.cache(lambda: language.sample_documents(drawn, config.n_tokens, config.language_seed))
     return Source(sample, fingerprint, rule, config.vocab_size, language.entropy_rate(drawn))

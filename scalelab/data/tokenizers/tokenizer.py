@@ -1,7 +1,7 @@
-"""Bytes -> tokens and back: a tokenizer is a name, a vocabulary size, two functions, and the id that ends every document.
+"""Bytes -> tokens and back: a tokenizer is a name, a vocabulary size, two functions, and the id that ends a document.
 
-Bits per byte of a loss in nats per token: loss / ln 2 / bytes_per_token, where bytes_per_token counts the bytes of the
-documents over the tokens of the stream, separators included: the cost of ending a document is part of encoding it.
+Bits per byte of a loss in nats per token: loss / ln 2 / bytes_per_token. bytes_per_token is the bytes of the documents
+over the tokens of the stream, separators included: ending a document is part of encoding it.
 """
 
 import dataclasses
@@ -14,19 +14,20 @@ import numpy as np
 
 from scalelab.errors import BadInput
 
-TOKENIZER_FILES = {"json": "tokenizer.json", "ranks": "tokenizer.tiktoken"}  # how a prepared folder keeps the two kinds
-DEFAULT_SEPARATOR = 0  # of bytes, of synthetic text, and of what is trained here
+TOKENIZER_FILES = {"json": "tokenizer.json", "ranks": "tokenizer.tiktoken"}  # file in a prepared folder, by kind
+DEFAULT_SEPARATOR = 0  # for bytes, synthetic text, and tokenizers trained here
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """`encode` maps one document to a 1-D array of ids below `vocab_size`, without the separator; `decode` any ids to bytes.
+    """A tokenizer.
 
-    `encode` raises ValueError where the library behind it gives up: tiktoken on half a million spaces in a row, a tokenizer.json
-    without an unknown token on a letter that it lacks.
+    `encode` maps one document to a 1-D array of ids below `vocab_size`, without the separator; `decode` maps any ids to
+    bytes, and separators and unused ids to nothing. `encode` raises ValueError where its library fails: tiktoken on
+    half a million spaces in a row, a tokenizer.json without an unknown token on a letter that it lacks.
 
     `name` is part of the cache key and of a prepared folder's fingerprint: it holds a hash of all that decides the ids.
-    Separators, and ids that stand for nothing, decode to nothing. `kind` and `content` are how a folder keeps it.
+    `kind` and `content` are what a folder stores.
     """
 
     name: str
@@ -39,12 +40,12 @@ class Tokenizer:
 
     @property
     def dtype(self) -> np.dtype:
-        """What a shard stores its ids in."""
+        """The type of ids in a shard."""
         return id_type(self.vocab_size)
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What an index says of it, enough for `kept` to make it again."""
+        """The tokenizer's entry in an index, from which `load.load_indexed_tokenizer` loads it."""
         facts = {"name": self.name, "kind": self.kind, "vocab_size": self.vocab_size, "separator": self.separator}
         return facts | ({"file": TOKENIZER_FILES[self.kind]} if self.kind in TOKENIZER_FILES else {})
 
@@ -55,7 +56,7 @@ def id_type(vocab_size: int) -> np.dtype:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A token a byte, 256 in all. A zero byte inside a document can't be told from a separator; text has none."""
+    """The tokenizer with one token a byte, 256 in all. A zero byte in a document acts as a separator; text has none."""
     return Tokenizer(
         "bytes",
         256,
@@ -65,7 +66,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def id_tokenizer(vocab_size: int, separator: int = DEFAULT_SEPARATOR) -> Tokenizer:
-    """For sources that yield ids already: checked against `vocab_size`, otherwise unchanged. Nothing can be decoded."""
+    """A tokenizer for sources of ids: checks them against `vocab_size`, otherwise unchanged. It can't decode."""
 
     def encode(document: bytes | np.ndarray) -> np.ndarray:
         ids = np.asarray(document)
@@ -73,14 +74,14 @@ def id_tokenizer(vocab_size: int, separator: int = DEFAULT_SEPARATOR) -> Tokeniz
         return ids
 
     def decode(ids: Sequence[int] | np.ndarray) -> bytes:
-        raise BadInput("these data are token ids without a tokenizer: there is no text to turn them into")
+        raise BadInput("these data are token ids without a tokenizer: they can't be decoded to text")
 
     name = f"ids-{vocab_size}" + (f"-{separator}" if separator != DEFAULT_SEPARATOR else "")
     return Tokenizer(name, vocab_size, encode, decode, separator, "ids")
 
 
 def check_ids(ids: np.ndarray, vocab_size: int, place: Callable[[int], str] = lambda _: "") -> None:
-    """BadInput for the first id outside the vocabulary; `place(i)` says where the i-th stands."""
+    """Raise BadInput for the first id outside the vocabulary; `place(i)` names the place of the i-th."""
     if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
         first = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
         raise BadInput(
@@ -89,13 +90,13 @@ def check_ids(ids: np.ndarray, vocab_size: int, place: Callable[[int], str] = la
 
 
 def decoder_from_table(table: Sequence[bytes], separator: int) -> Callable[[Sequence[int] | np.ndarray], bytes]:
-    """A `decode` from the bytes of every id."""
+    """A `decode` function from the bytes of every id."""
     texts = list(table)
     texts[separator] = b""
     return lambda ids: b"".join([texts[i] for i in np.asarray(ids).tolist()])
 
 
 def hashed_tokenizer_name(kind: str, content: bytes, vocab_size: int, separator: int) -> str:
-    """The kind and 16 digits of a hash of all that decides the ids."""
+    """The kind and 16 hexadecimal digits of a hash over all that decides the ids."""
     facts = json.dumps([kind, hashlib.sha256(content).hexdigest(), vocab_size, separator])
     return f"{kind}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"

@@ -82,7 +82,7 @@ def kernel_obstacle(kind: str, shape: ModelShape, compute: jnp.dtype, backend: s
     if kind == "splash" and (shape.seq_len % TPU_LANES or shape.d_head % TPU_LANES):
         return f"it takes seq_len and d_head in multiples of {TPU_LANES}, not {shape.seq_len} and {shape.d_head}"
     if kind == "splash" and staged:
-        return "it does not tell jax that its results differ between a pipeline's stages, which jax requires"
+        return "it does not tell jax that its results differ between stages of a pipeline, which jax requires"
     return ""
 
 

@@ -100,7 +100,8 @@ def test_permute_reaches_far_into_huge_corpora():
 
 
 def test_permutations_are_uniform():
-    # All 24 orders of 4 windows should be equally likely over keys: chi-square with 23 degrees of freedom, mean 23, sd 6.8.
+    # All 24 orders of 4 windows should be equally likely over keys: chi-square with 23 degrees of freedom, mean 23, sd
+    # 6.8.
     counts: dict = {}
     for seed in range(4800):
         order = tuple(permute_positions(np.arange(4), 4, (seed, 0)).tolist())
@@ -119,9 +120,10 @@ def test_the_order_is_what_it_was():
 
 def test_another_process_reads_the_same_batches(corpus):
     program = (
-        "import sys, hashlib; from scalelab.data.dataset import open_dataset; from scalelab.data.sources.sources import DataConfig\n"
+        "import sys, hashlib; from scalelab.data.dataset import open_dataset\n"
+        "from scalelab.data.sources.sources import DataConfig\n"
         "from scalelab.data.batches.batches import train_batches\n"
-        "d = prepare(DataConfig(source='text', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
+        "d = open_dataset(DataConfig(source='text', path=sys.argv[1], cache_dir=sys.argv[2]))\n"
         "print(hashlib.sha256(train_batches(d, 32, 6, 9).chunk(100, 20).tobytes()).hexdigest())"
     )
     command = [sys.executable, "-c", program, corpus.path, corpus.cache_dir + "-other"]

@@ -1,4 +1,5 @@
-"""Mixtures: the shares that were asked, whole epochs of each source, and one batch whoever reads it and from wherever."""
+"""Mixtures: the shares that were asked, whole epochs of each source, and one batch whoever reads it and from
+wherever."""
 
 import itertools
 from fractions import Fraction
@@ -139,7 +140,8 @@ def test_natural_proportions_see_everything_equally_often(data):
     seed=st.integers(0, 2**31 - 1),
 )
 def test_counts_are_closed_forms_of_the_order(weights, gaps, seed):
-    """Against counting: the source of each of 5,000 rows, its place among the source's own, and the counts before any row."""
+    """Against counting: the source of each of 5,000 rows, its place among the source's own, and the counts before any
+    row."""
     starts = [0, *itertools.accumulate(gaps)]
     shares = [[Fraction(w, sum(each)) for w in each] for each in weights]
     stages = list(zip(starts, shares, strict=False))

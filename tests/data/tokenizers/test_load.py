@@ -108,7 +108,8 @@ def test_published_splits_and_ends_are_tiktokens_own(monkeypatch):
         assert ours.vocab_size == theirs.get("explicit_n_vocab", max(theirs["special_tokens"].values()) + 1)
 
 
-# By hand: Qwen takes digits one by one and, until 3.5, marks for no letters; Llama 4, as GPT-4o, cuts where a capital begins.
+# By hand: Qwen takes digits one by one and, until 3.5, marks for no letters; Llama 4, as GPT-4o, cuts where a capital
+# begins.
 @pytest.mark.parametrize(
     "n_ranks, pieces",
     [
@@ -149,8 +150,8 @@ def test_a_rank_or_token_that_stands_twice_is_named(ranks, line):
         ("{", "can't be read"),
         ("[]", "can't be read"),
         ('{"eos_token": {}}', "can't be read"),
-        ('{"eos_token": "</s>"}', "its eos_token '</s>' is no token of"),
-        ('{"eos_token": ["x"]}', "is no token of"),
+        ('{"eos_token": "</s>"}', "its eos_token '</s>' is not a token of"),
+        ('{"eos_token": ["x"]}', "is not a token of"),
     ],
 )
 def test_a_config_that_tells_no_separator_is_refused(trained, tmp_path, content, message):
@@ -167,7 +168,7 @@ def test_a_config_that_tells_no_separator_is_refused(trained, tmp_path, content,
         (b"hello\n", r"line 1: b'hello' is neither"),
         (b"YQ== 0\nYg== x\n", r"line 2: b'Yg== x'"),
         (b"YQ== 0\n", r"lacks byte b'\\x00'"),
-        (b'{"a": 1}', r"is no tokenizer.json"),
+        (b'{"a": 1}', r"is not a tokenizer.json"),
     ],
 )
 def test_files_that_are_no_tokenizer_are_refused(tmp_path, content, message):
