@@ -53,7 +53,7 @@ def tokens(index):
 EDITS = {
     "dtype='|O'": lambda index: index.update(dtype="|O"),
     "dtype='|V16'": lambda index: index.update(dtype="|V16"),
-    "dtype='|u1' is not what 300 ids": lambda index: index.update(dtype="|u1"),
+    "dtype='|u1' is not the type for 300 ids": lambda index: index.update(dtype="|u1"),
     "names a file '/etc/passwd'": lambda index: tokens(index).update(file="/etc/passwd"),
     "names a file '../web-train-00000.tokens'": lambda index: tokens(index).update(file="../web-train-00000.tokens"),
     "names a file 'index.json'": lambda index: tokens(index).update(file="index.json"),
