@@ -28,50 +28,50 @@ pip = $(1)/bin/python -m pip --disable-pip-version-check install -q
 need_pip = $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(1)/bin/python -m ensurepip >/dev/null
 install = $(if $(uv),uv pip install -q --python $(1)/bin/python $(2),{ $(need_pip); } && $(pip) $(2))
 
-help:  ## this list
+help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/base  ## install into .venv  [PYTHON=python3.12] [ACCEL=cpu|cuda12|cuda13|tpu]
 
-demo: .venv/base  ## a law fitted to a table that comes along, its prediction scored, a figure: seconds, nothing trained
+demo: .venv/base  ## seconds: fit a law to a table that comes with the package, score its prediction, draw it
 	.venv/bin/scalelab demo --out=runs/demo
 
 quickstart: started := $(shell date +%s.%N)
-quickstart: .venv/base  ## train small models, fit, predict a larger one, check: at most 5 minutes on 2 cores
+quickstart: .venv/base  ## at most 5 minutes on 2 cores: train small models, fit a law, predict a larger run, check the prediction
 	.venv/bin/python -m experiments.isoflop --quick --workdir=runs/quickstart --started=$(started)
 
-check: .venv/dev  ## before each commit, under a minute: lint, types, the walls between rooms, and the golden numbers of a step
+check: .venv/dev  ## before each commit, under a minute: lint, types, walls between rooms, golden numbers of a step
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/python -m pytest tests/test_walls.py tests/train/step/test_step.py -k "test_walls or golden"
 
-test: .venv/dev  ## what CI runs: lint, types, and the tests but the slow ones; meant to take at most 12 minutes on 2 cores
+test: .venv/dev  ## what CI runs, at most 12 minutes on 2 cores: lint, types, all tests that are not slow
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/python -m pytest -n 2
 
-test-slow: .venv/dev  ## what make test leaves out for its twelve minutes: more kills, packs and meshes
+test-slow: .venv/dev  ## the slow tests: more kills, packs and meshes
 	.venv/bin/python -m pytest -n 2 -m slow
 
-test-crash: .venv/dev  ## every moment at which a run can be killed (about a quarter of an hour); writes experiments/results/crash.*
+test-crash: .venv/dev  ## a quarter of an hour: kill runs at every moment; writes experiments/results/crash.*
 	SCALELAB_CRASH_RESULT=experiments/results/crash.json .venv/bin/python -m pytest tests/crash -m 'crash or not crash'
 
-test-parallel: .venv/base  ## every layout of a mesh against one device, two models each (a quarter of an hour); writes experiments/results/
+test-parallel: .venv/base  ## a quarter of an hour: every layout of a mesh against one device; writes experiments/results/
 	.venv/bin/python -m experiments.parallelism
 
-confirm: .venv/base  ## the quickstart on fresh seeds and splits (a quarter of an hour); writes experiments/results/
+confirm: .venv/base  ## a quarter of an hour: the quickstart on fresh seeds and splits; writes experiments/results/
 	.venv/bin/python -m experiments.confirm --workdir=runs/confirm
 
-coverage: .venv/base  ## do 90 % intervals cover? 200 simulated studies of each design (about twenty minutes); writes experiments/results/
+coverage: .venv/base  ## twenty minutes: how often 90 % intervals hold the truth, in 200 simulated studies of each design; writes experiments/results/
 	.venv/bin/python -m experiments.coverage
 
-test-machines: .venv/dev  ## the tests under three BLAS kernels and two instruction sets: three times make test; writes experiments/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
+test-machines: .venv/dev  ## three times make test: under three BLAS kernels and two instruction sets; writes experiments/results/  [MACHINES="--runs=Zen,Haswell:AVX2"]
 	.venv/bin/python -m experiments.machines $(MACHINES)
 
 test-latest: python = $(or $(PYTHON),$(shell python3.12 -c '' 2>/dev/null && echo python3.12),python3)
-test-latest:  ## the newest jax and friends, in a .venv-latest of its own: does a small run still work?
+test-latest:  ## a small run with the newest jax and its companions, in .venv-latest
 	@echo "installing the newest of requirements.txt into .venv-latest"
 	@$(call make_venv,.venv-latest)
 	@$(call install,.venv-latest,-U $(shell sed -n 's/==.*//p' requirements.txt))
@@ -81,16 +81,16 @@ test-latest:  ## the newest jax and friends, in a .venv-latest of its own: does 
 	  .venv-latest/bin/scalelab train --config=configs/tiny.py --workdir="$$work" --config.train.steps=40 && \
 	  .venv-latest/bin/scalelab report "$$work"
 
-test-oracles: .venv-oracles/made  ## every optimizer against others' own, in a .venv-oracles with torch (CPU); writes experiments/results/oracles.*
+test-oracles: .venv-oracles/made  ## every optimizer against other implementations, in .venv-oracles with torch (CPU); writes experiments/results/oracles.*
 	.venv-oracles/bin/python -m experiments.oracles
 
-gpu: .venv/dev  ## what to measure first on one GPU, in ten minutes at most; again for what is missing; writes experiments/results/
+gpu: .venv/dev  ## at most ten minutes: what to measure first on one GPU; again: what is missing; writes experiments/results/
 	.venv/bin/python -m experiments.gpu
 
-bench: .venv/base  ## the table of speed ratios on this machine
+bench: .venv/base  ## measure the table of speed ratios on this machine
 	.venv/bin/python -m experiments.benchmarks
 
-clean:  ## remove the environments and caches; runs/ stays
+clean:  ## remove environments and caches, but not runs/
 	rm -rf .venv .venv-latest .venv-oracles .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 # Checked each time, written only when it changes: the stamps below it are then out of date.
