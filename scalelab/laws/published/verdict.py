@@ -7,7 +7,14 @@ import dataclasses
 from typing import Any, Literal
 
 Verdict = Literal[
-    "match", "within_interval", "lower_objective", "published_not_global", "table_error", "mismatch", "wrong"
+    "match",
+    "within_interval",
+    "lower_objective",
+    "published_not_global",
+    "table_error",
+    "mismatch",
+    "wrong",
+    "unverified",
 ]
 Interval = tuple[float, float]
 

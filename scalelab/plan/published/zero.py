@@ -3,6 +3,26 @@
 Our own step keeps fp32 weights and no copy of them between steps: `memory/memory.py` counts that.
 """
 
+DEVICES = (1, 4, 16, 64, 256, 1024)
+# Rajbhandari et al. 2020, table 1: parameters -> stage -> GB a device on so many. Unverified: written down from memory of the
+# paper and recomputed, not read off its page.
+TABLE_1 = {
+    7.5e9: {
+        1: ("120", "52.5", "35.6", "31.4", "30.4", "30.1"),
+        2: ("120", "41.3", "21.6", "16.6", "15.4", "15.1"),
+        3: ("120", "30", "7.5", "1.88", "0.47", "0.12"),
+    },
+    128e9: {
+        1: ("2048", "896", "608", "536", "518", "513"),
+        2: ("2048", "704", "368", "284", "263", "257"),
+        3: ("2048", "512", "128", "32", "8", "2"),
+    },
+    1e12: {
+        1: ("16000", "7000", "4750", "4187", "4046", "4011"),
+        2: ("16000", "5500", "2875", "2218", "2054", "2013"),
+        3: ("16000", "4000", "1000", "250", "62.5", "15.6"),
+    },
+}
 ADAM = 12  # K: fp32 weights, momentum and variance (Rajbhandari et al. 2020, section 3.1)
 
 

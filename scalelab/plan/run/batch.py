@@ -59,7 +59,8 @@ def kaplan_loss(parameters: float, tokens: float) -> float:
 def zhang_critical_batch(tokens: float) -> float:
     """Critical batch in tokens of a run that sees `tokens` (Zhang et al. 2024, 20 % overhead): 22.91 (D / 1e6)^0.47 sequences of 512.
 
-    The constants are from memory of the paper; they agree within 30 % with the authors' runs (tests/plan/run/test_batch.py).
+    Unverified: the constants were written down from memory of the paper, and agree within 30 % with the authors' runs
+    (tests/plan/run/test_batch.py). The plan's table says so.
     """
     return 512 * 22.91 * (tokens / 1e6) ** 0.47
 
@@ -100,7 +101,10 @@ def plan_batch(
         )
     if tokens is not None:
         stands(
-            "zhang", zhang_critical_batch(tokens), 0.2, f"Zhang et al. 2024 at {tokens:.3g} tokens (C4, 20 % overhead)"
+            "zhang",
+            zhang_critical_batch(tokens),
+            0.2,
+            f"Zhang et al. 2024 at {tokens:.3g} tokens (C4, 20 % overhead; constants unverified)",
         )
         if not ZHANG_TOKENS[0] <= tokens <= ZHANG_TOKENS[1]:
             notes.append(

@@ -4,34 +4,13 @@ import math
 
 import pytest
 
-from scalelab.plan.published.zero import state_bytes
-
-DEVICES = (1, 4, 16, 64, 256, 1024)
-# Parameters -> stage -> GB on 1, 4, 16, 64, 256 and 1,024 devices, as printed (unverified: written
-# down from memory of the paper and recomputed, not read off its page).
-TABLE_1 = {
-    7.5e9: {
-        1: (120, 52.5, 35.6, 31.4, 30.4, 30.1),
-        2: (120, 41.3, 21.6, 16.6, 15.4, 15.1),
-        3: (120, 30, 7.5, 1.88, 0.47, 0.12),
-    },
-    128e9: {
-        1: (2048, 896, 608, 536, 518, 513),
-        2: (2048, 704, 368, 284, 263, 257),
-        3: (2048, 512, 128, 32, 8, 2),
-    },
-    1e12: {
-        1: (16000, 7000, 4750, 4187, 4046, 4011),
-        2: (16000, 5500, 2875, 2218, 2054, 2013),
-        3: (16000, 4000, 1000, 250, 62.5, 15.6),
-    },
-}
+from scalelab.plan.published.zero import DEVICES, TABLE_1, state_bytes
 
 
 def rounded_or_cut(value, printed):
     """Whether the paper's figure is `value` to the digits that it prints: 4187.5 stands there as 4187, 41.25 as 41.3."""
-    digits = len(str(printed).partition(".")[2])
-    return printed in (round(value + 1e-9, digits), math.floor(value * 10**digits) / 10**digits)
+    digits = len(printed.partition(".")[2])
+    return float(printed) in (round(value + 1e-9, digits), math.floor(value * 10**digits) / 10**digits)
 
 
 @pytest.mark.parametrize("parameters", TABLE_1)
