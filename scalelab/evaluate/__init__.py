@@ -1,1 +1,5 @@
-"""What a trained run is worth: losses on any data, tasks, samples, and how far two runs are apart."""
+"""Evaluation of trained runs: losses on any data, tasks, samples, and comparisons of two runs.
+
+Read in this order: `subject` (the weights on a device), `losses`, `tasks` and `choices` (tasks by likelihood),
+`evaluations` (rows of `scalelab eval`), `sample` (text), `noise` and `compare` (two runs).
+"""

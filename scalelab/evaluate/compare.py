@@ -1,4 +1,4 @@
-"""Two runs beside each other: config, data, environment, the first step that differs, and the loss beside the noise."""
+"""Compares two runs: config, data, environment, the first step that differs, and the loss gap beside the noise."""
 
 import math
 import pathlib
@@ -12,15 +12,18 @@ from scalelab.identity import is_identity_key
 from scalelab.train.checkpoints import manifest
 from scalelab.train.resume.weights import load_run_weights
 
-TIMING_KEYS = ("tokens_per_s", "mfu", "time")  # of the clock, not of what is computed
+TIMING_KEYS = ("tokens_per_s", "mfu", "time")  # metrics of the clock: not compared
 ENVIRONMENT_KEYS = ("versions", "device", "mesh", "dtypes", "attention", "determinism")
 
 
 def compare_runs(a: str, b: str) -> dict[str, Any]:
-    """Everything that `scalelab compare` says, as plain JSON; A and B are runs, or folders of runs but for their seeds."""
+    """Compare two runs, or folders of runs that differ only in their seeds: `scalelab compare` as plain JSON.
+
+    BadInput as in `noise.load_side`, or for a damaged run.
+    """
     sides = [noise.load_side(source) for source in (a, b)]
     one, two = (each.folder for each in sides)
-    records_of = [records.read_record(folder) for folder in (one, two)]
+    both_records = [records.read_record(folder) for folder in (one, two)]
     metrics = first_difference(*(records.read_metrics(folder) for folder in (one, two)))
     weights = same_weights(one, two) if metrics["lines"] and metrics["first"] is None else None
     gap = noise.loss_gap(*sides)
@@ -29,8 +32,10 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
         "b": str(two),
         "runs": [[str(path) for path in each.meant] for each in sides],
         "config": config_differences(one, two),
-        "data": _apart(*(records.flatten_keys(record.get("data", {})) for record in records_of)),
-        "environment": _apart(*(records.flatten_keys({k: r.get(k) for k in ENVIRONMENT_KEYS}) for r in records_of)),
+        "data": _differences(*(records.flatten_keys(record.get("data", {})) for record in both_records)),
+        "environment": _differences(
+            *(records.flatten_keys({k: r.get(k) for k in ENVIRONMENT_KEYS}) for r in both_records)
+        ),
         "metrics": metrics,
         "weights": weights,
         "same_bits": bool(
@@ -41,49 +46,50 @@ def compare_runs(a: str, b: str) -> dict[str, Any]:
 
 
 def config_differences(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any]:
-    """`{key: {"a", "b", "computes"}}`: what differs, and whether what is computed depends on it."""
+    """Config values that differ, `{key: {"a", "b", "computes"}}`; `computes`: whether the computation depends on it."""
     return {
         key: {"a": x, "b": y, "computes": is_identity_key(key)}
-        for key, (x, y) in _apart(noise.read_settings(a), noise.read_settings(b)).items()
+        for key, (x, y) in _differences(noise.read_settings(a), noise.read_settings(b)).items()
     }
 
 
-def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
     keys = dict.fromkeys([*a, *b])
     return {key: [a.get(key), b.get(key)] for key in keys if a.get(key) != b.get(key)}
 
 
 def first_difference(a: list[dict], b: list[dict]) -> dict[str, Any]:
-    """Of two runs' metric lines: how many steps both have (`lines`), how many only one has (`only`), and the `first` that differs.
+    """Compare two runs' metric lines: {"lines", "only", "first", "largest"}.
 
-    That is {"step", "differ": {metric: {"a", "b", "relative"}}}, the largest relative difference first; what the clock says is
-    not compared. `largest` is the largest relative difference of the training loss at any step.
+    `lines` counts steps of both runs, `only` those of one. `first` is the first that differs: {"step", "differ":
+    {metric: {"a", "b", "relative"}}}, the largest relative difference first; `TIMING_KEYS` are not compared. `largest`
+    is the largest relative difference of the training loss at any step.
     """
-    mine, other = ({(line["step"], "val_loss" in line): line for line in lines} for lines in (a, b))
-    shared = sorted(mine.keys() & other.keys())
+    lines_a, lines_b = ({(line["step"], "val_loss" in line): line for line in lines} for lines in (a, b))
+    shared = sorted(lines_a.keys() & lines_b.keys())
     first, largest = None, 0.0
     for key in shared:
-        differ = _differing(mine[key], other[key])
+        differ = _metric_differences(lines_a[key], lines_b[key])
         largest = max(largest, differ.get("train_loss", {"relative": 0.0})["relative"])
         if differ and first is None:
             ranked = dict(sorted(differ.items(), key=lambda item: -item[1]["relative"]))
             first = {"step": key[0], "differ": ranked}
-    return {"lines": len(shared), "only": len(mine.keys() ^ other.keys()), "first": first, "largest": largest}
+    return {"lines": len(shared), "only": len(lines_a.keys() ^ lines_b.keys()), "first": first, "largest": largest}
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    found = {}
+def _metric_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    differences = {}
     for key in [key for key in a if key in b and key not in TIMING_KEYS]:
         x, y = a[key], b[key]
         if x != y and not (x != x and y != y):
-            known = all(isinstance(v, int | float) and math.isfinite(v) for v in (x, y))
-            relative = abs(y - x) / max(abs(x), abs(y)) if known else math.inf
-            found[key] = {"a": x, "b": y, "relative": relative}
-    return found
+            finite = all(isinstance(v, int | float) and math.isfinite(v) for v in (x, y))
+            relative = abs(y - x) / max(abs(x), abs(y)) if finite else math.inf
+            differences[key] = {"a": x, "b": y, "relative": relative}
+    return differences
 
 
 def same_weights(a: pathlib.Path, b: pathlib.Path) -> dict[str, Any] | None:
-    """{"step", "same"}: whether the weights of the last step that both keep are the same bits; None where there is none."""
+    """{"step", "same"}: whether both runs' weights at the last step they share are equal bits; None without a step."""
     common = manifest.find_saved_steps(a).keys() & manifest.find_saved_steps(b).keys()
     if not common:
         return None

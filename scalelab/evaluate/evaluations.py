@@ -1,4 +1,4 @@
-"""All that `scalelab eval` scores of some weights, as rows for the run's evaluations.jsonl."""
+"""Rows of a run's evaluations.jsonl: all that `scalelab eval` scores of its weights."""
 
 import functools
 import pathlib
@@ -23,7 +23,7 @@ EvaluationRow = dict[str, Any]
 
 
 def override_data(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
-    """The run's config with other data; BadInput for a change of anything else."""
+    """Change the data of a run's config; BadInput for a change of anything else."""
     for key in changes:
         if not key.startswith("data."):
             known = [name for name in config_lib.leaves(config) if name.startswith("data.")]
@@ -34,54 +34,56 @@ def override_data(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
 
 
 def evaluate_data(
-    of: EvaluatedModel, config: ConfigDict, most: int, progress: Progress = lambda *_: None
+    model: EvaluatedModel, config: ConfigDict, most: int, progress: Progress = lambda *_: None
 ) -> list[EvaluationRow]:
-    """The losses on the validation split that `config.data` names: a row for each part (see `losses.validation_losses`).
+    """Evaluate on the validation split of `config.data`: one row of losses per part (see `losses.validation_losses`).
 
-    BadInput where the data's ids are not those of the run: another tokenizer, or a larger vocabulary.
+    BadInput if the data's ids are not those of the run: another tokenizer, or a larger vocabulary.
     """
     data = load_run_dataset(config)
-    check_same_ids(of, data.description["tokenizer"])
+    check_same_ids(model, data.description["tokenizer"])
     name = data_name(config)
-    found = losses.validation_losses(of, data, most, functools.partial(progress, name))
-    return [_data_row(of, data, name, one) for one in found]
+    part_losses = losses.validation_losses(model, data, most, functools.partial(progress, name))
+    return [_data_row(model, data, name, part_loss) for part_loss in part_losses]
 
 
 def data_name(config: ConfigDict) -> str:
-    """What a column calls these data: a prepared folder's name, else the source's."""
+    """The name of these data in columns: a prepared folder's name, else the source's."""
     return make_slug(pathlib.Path(config.data.path).name if config.data.source == "prepared" else config.data.source)
 
 
-def _data_row(of: EvaluatedModel, data: Dataset, name: str, one: losses.PartLoss) -> EvaluationRow:
-    whole = "_".join([name, *([make_slug(one.part)] if one.part != losses.ALL_PARTS and len(data.parts) > 1 else [])])
-    return _row(of, whole, data.fingerprint, "data", {k: v for k, v in one._asdict().items() if k != "part"})
+def _data_row(model: EvaluatedModel, data: Dataset, name: str, part_loss: losses.PartLoss) -> EvaluationRow:
+    one_of_several = part_loss.part != losses.ALL_PARTS and len(data.parts) > 1
+    column = f"{name}_{make_slug(part_loss.part)}" if one_of_several else name
+    metrics = {key: value for key, value in part_loss._asdict().items() if key != "part"}
+    return _row(model, column, data.fingerprint, "data", metrics)
 
 
 def evaluate_tasks(
-    of: EvaluatedModel, tasks: Sequence[Task], progress: Progress = lambda *_: None
+    model: EvaluatedModel, tasks: Sequence[Task], progress: Progress = lambda *_: None
 ) -> list[EvaluationRow]:
-    """The metrics of each task (see `choices.task_metrics`), a row each."""
+    """Evaluate each task: one row of metrics per task (see `choices.task_metrics`). BadInput for two of one name."""
     names = [task.name for task in tasks]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise BadInput(f"--tasks: two files of the name {double!r}: columns of the same name would hold both")
-    read = [choices.encode_task(of, task) for task in tasks]  # what can't be read is said before anything is scored
-    found = []
-    for task, reading in zip(tasks, read, strict=True):
-        scored = choices.evaluate_task(of, task, reading, functools.partial(progress, task.name))
-        found.append(_row(of, task.name, task.fingerprint, task.kind, scored))
-    return found
+    all_encoded = [choices.encode_task(model, task) for task in tasks]  # refuses bad items before anything is scored
+    rows = []
+    for task, encoded in zip(tasks, all_encoded, strict=True):
+        metrics = choices.evaluate_task(model, task, encoded, functools.partial(progress, task.name))
+        rows.append(_row(model, task.name, task.fingerprint, task.kind, metrics))
+    return rows
 
 
-def _row(of: EvaluatedModel, name: str, fingerprint: str, kind: str, metrics: Mapping[str, float]) -> EvaluationRow:
-    step = of.origin["step"]
+def _row(model: EvaluatedModel, name: str, fingerprint: str, kind: str, metrics: Mapping[str, float]) -> EvaluationRow:
+    step = model.origin["step"]
     return {
         "step": step,
-        "tokens": schedule_steps.tokens_before(of.config, step),
-        "weights": of.origin["weights"],
+        "tokens": schedule_steps.tokens_before(model.config, step),
+        "weights": model.origin["weights"],
         "set": name,
         "fingerprint": fingerprint,
         "kind": kind,
         "metrics": {key: None if np.isnan(value) else value for key, value in metrics.items()},
-        "digest": of.origin["digest"],
+        "digest": model.origin["digest"],
         "time": time.time(),
     }

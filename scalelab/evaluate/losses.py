@@ -1,4 +1,4 @@
-"""The loss on a validation split: of each part, of all together, each with its standard error over sequences."""
+"""The loss on a validation split, per part and in total, with standard errors over sequences."""
 
 import math
 from collections.abc import Callable
@@ -14,9 +14,10 @@ ALL_PARTS = ""  # the name of all parts together
 
 
 class PartLoss(NamedTuple):
-    """Of one part (`ALL_PARTS`: all of them, each with its share of the validation tokens), on `sequences` of `available` ones.
+    """The loss on one part, over `sequences` of the `available` ones.
 
-    `loss` in nats a token and `bpb` in bits a byte; `loss_se`, `bpb_se` their standard errors over sequences.
+    `ALL_PARTS`: all parts, weighted by their validation tokens. `loss` is in nats per token, `bpb` in bits per byte;
+    `loss_se` and `bpb_se` are their standard errors over sequences.
     """
 
     part: str
@@ -30,42 +31,44 @@ class PartLoss(NamedTuple):
 
 
 def validation_losses(
-    of: EvaluatedModel, dataset: Dataset, most: int, progress: Callable[[int, int], None] = lambda *_: None
+    model: EvaluatedModel, dataset: Dataset, most: int, progress: Callable[[int, int], None] = lambda *_: None
 ) -> list[PartLoss]:
-    """The loss on at most `most` sequences of each part, evenly spaced (0: on all of them); of all parts first, if several.
+    """Losses on at most `most` sequences of each part, evenly spaced (0: on all); with several parts, the total first.
 
-    With as many sequences as a run's own evaluations take (eval.batches x global_batch) a single part's are the same ones.
+    For a single part and `most` = eval.batches x global_batch, these are the sequences of the run's own evaluations.
     `progress(done, all)` counts sequences.
     """
-    windows = [Windows({part.name: part.val}, of.seq_len, "validation") for part in dataset.parts]
+    windows = [Windows({part.name: part.val}, model.seq_len, "validation") for part in dataset.parts]
     counts = [min(most or len(each), len(each)) for each in windows]
-    found: list[PartLoss] = []
+    losses: list[PartLoss] = []
     for part, each, count in zip(dataset.parts, windows, counts, strict=True):
         numbers = (2 * np.arange(count) + 1) * len(each) // (2 * count)  # the middle of each of `count` equal parts
-        nll, tokens = _sums(of, dataset.separator, each, numbers)
-        found.append(_loss(part.name, nll, tokens, part.bytes_per_token, len(each)))
-        progress(sum(one.sequences for one in found), sum(counts))
-    if len(found) == 1:
-        return found
-    return [_together(found, [part.val.n_tokens for part in dataset.parts], dataset.bytes_per_token), *found]
+        nll, tokens = _sums(model, dataset.separator, each, numbers)
+        losses.append(_part_loss(part.name, nll, tokens, part.bytes_per_token, len(each)))
+        progress(sum(loss.sequences for loss in losses), sum(counts))
+    if len(losses) == 1:
+        return losses
+    return [_total_loss(losses, [part.val.n_tokens for part in dataset.parts], dataset.bytes_per_token), *losses]
 
 
-def _sums(of: EvaluatedModel, separator: int, windows: Windows, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each window's summed nats and the tokens that count; in batches of one shape, the last one filled up with padding."""
-    size = min(len(numbers), max(1, CHUNK_TOKENS // of.seq_len))
-    sums = np.zeros((2, len(numbers)))
+def _sums(
+    model: EvaluatedModel, separator: int, windows: Windows, numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(summed nats, counted tokens) of each window, in batches of one shape, the last one padded."""
+    size = min(len(numbers), max(1, CHUNK_TOKENS // model.seq_len))
+    nats, tokens = np.zeros((2, len(numbers)))
     for first in range(0, len(numbers), size):
-        mine = np.full(size, NO_WINDOW)
         here = numbers[first : first + size]
-        mine[: len(here)] = here
-        found = token_losses(of, windows.read(mine), separator)
-        for kept, each in zip(sums, (found.nats, found.counts), strict=True):
-            kept[first : first + size] = each.sum(axis=1, dtype=np.float64)[: len(here)]
-    return sums[0], sums[1]
+        padded = np.full(size, NO_WINDOW)
+        padded[: len(here)] = here
+        scores = token_losses(model, windows.read(padded), separator)
+        for sums, values in ((nats, scores.nats), (tokens, scores.counts)):
+            sums[first : first + size] = values.sum(axis=1, dtype=np.float64)[: len(here)]
+    return nats, tokens
 
 
-def _loss(name: str, nll: np.ndarray, tokens: np.ndarray, bytes_per_token: float, available: int) -> PartLoss:
-    """A ratio of sums over sequences and its standard error (Cochran 1977, eq. 6.13; of equal lengths: the mean's)."""
+def _part_loss(name: str, nll: np.ndarray, tokens: np.ndarray, bytes_per_token: float, available: int) -> PartLoss:
+    """A ratio of sums over sequences with its standard error (Cochran 1977, eq. 6.13; for equal lengths the mean's)."""
     n, total = len(nll), tokens.sum()
     loss = nll.sum() / total
     se = math.sqrt(np.sum((nll - loss * tokens) ** 2) * n / (n - 1)) / total if n > 1 else math.nan
@@ -73,8 +76,8 @@ def _loss(name: str, nll: np.ndarray, tokens: np.ndarray, bytes_per_token: float
     return PartLoss(name, float(loss), se, float(loss) / bits, se / bits, int(total), n, available)
 
 
-def _together(parts: list[PartLoss], val_tokens: list[int], bytes_per_token: float) -> PartLoss:
-    """Parts weighted by the tokens of their validation splits, as a run's own val_loss has it: a stratified mean."""
+def _total_loss(parts: list[PartLoss], val_tokens: list[int], bytes_per_token: float) -> PartLoss:
+    """Stratified mean of the parts, weighted by the tokens of their validation splits, like a run's own val_loss."""
     share = np.array(val_tokens) / sum(val_tokens)
     loss = float(share @ [part.loss for part in parts])
     se, bits = float(np.linalg.norm(share * [part.loss_se for part in parts])), math.log(2) * bytes_per_token

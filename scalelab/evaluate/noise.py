@@ -1,4 +1,4 @@
-"""How far two runs' losses are apart, beside what another seed alone does to a loss."""
+"""The gap between two runs' losses, beside the spread of losses over seeds alone."""
 
 import math
 import pathlib
@@ -19,7 +19,11 @@ SEED_KEY = "train.seed"
 
 
 class ComparisonSide(NamedTuple):
-    """One side of a comparison: the run it is known by, the runs whose mean loss it has, and those equal but for the seed."""
+    """One side of a comparison.
+
+    `folder`: the run that represents it; `meant`: the runs whose mean loss counts; `seeds`: one run of each seed, equal
+    but for the seed.
+    """
 
     folder: pathlib.Path
     meant: list[pathlib.Path]
@@ -27,7 +31,7 @@ class ComparisonSide(NamedTuple):
 
 
 class SeedSpread(NamedTuple):
-    """Standard deviation over seeds, pooled over the sides that have two or more; its interval at LEVEL from chi-squared."""
+    """Standard deviation over seeds, pooled over sides with two or more; its interval by chi-squared."""
 
     sd: float
     low: float
@@ -37,7 +41,11 @@ class SeedSpread(NamedTuple):
 
 
 class LossGap(NamedTuple):
-    """Loss of B less that of A at `step`; `half_width` of the interval at LEVEL that seeds alone would give, None if unknown."""
+    """The loss of B minus that of A at `step`.
+
+    `floor`: the spread over seeds; `half_width`: half the interval at CONFIDENCE_LEVEL that seeds alone would give.
+    Both are None if unknown.
+    """
 
     step: int
     a: float
@@ -48,44 +56,44 @@ class LossGap(NamedTuple):
 
 
 def load_side(source: str) -> ComparisonSide:
-    """A run's folder, or a folder of runs that differ in their seeds only. BadInput where they differ otherwise."""
-    found = records.run_folders(source)
+    """Load a run's folder, or a folder of runs that differ only in their seeds. BadInput if they differ otherwise."""
+    runs = records.run_folders(source)
     if (pathlib.Path(source) / "config.json").exists():
-        (run,) = found
-        mine, beside = _but_the_seed(run), sorted(run.absolute().parent.glob("*/config.json"))
-        alike = [path.parent for path in beside if _readable(path) and _but_the_seed(path.parent) == mine]
-        return ComparisonSide(run, [run], _one_a_seed([run, *alike]))
-    for other in found[1:]:
-        apart = {k for k, v in _but_the_seed(other).items() if _but_the_seed(found[0]).get(k) != v}
-        if apart:
-            raise BadInput(
-                f"{source} holds runs that differ in {', '.join(sorted(apart)[:4])}: name one of them, e.g. {found[0]}"
-            )
-    return ComparisonSide(found[0], found, _one_a_seed(found))
+        (run,) = runs
+        settings, beside = _settings_but_seed(run), sorted(run.absolute().parent.glob("*/config.json"))
+        alike = [path.parent for path in beside if _is_readable(path) and _settings_but_seed(path.parent) == settings]
+        return ComparisonSide(run, [run], _first_of_each_seed([run, *alike]))
+    settings = _settings_but_seed(runs[0])
+    for other in runs[1:]:
+        differing = {k for k, v in _settings_but_seed(other).items() if settings.get(k) != v}
+        if differing:
+            names = ", ".join(sorted(differing)[:4])
+            raise BadInput(f"{source} holds runs that differ in {names}: name one of them, e.g. {runs[0]}")
+    return ComparisonSide(runs[0], runs, _first_of_each_seed(runs))
 
 
 def read_settings(folder: pathlib.Path) -> dict[str, Any]:
-    """A run's config by dotted keys; one that an older scalelab did not know had what is now its default."""
+    """Read a run's config by dotted keys; a key unknown to the run's older scalelab gets today's default."""
     defaults = config_lib.leaves(config_lib.default_tree())
     values = defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
     return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # who set a value is not a setting
 
 
-def _readable(path: pathlib.Path) -> bool:
-    """Whether this is a run's config: a broken one beside a run, or a model's, is not that run's affair."""
+def _is_readable(path: pathlib.Path) -> bool:
+    """Whether this is a run's config that can be read; others (broken, or an exported model's) are passed over."""
     try:
         return records.is_config(path)
     except BadInput:
         return False
 
 
-def _but_the_seed(folder: pathlib.Path) -> dict[str, Any]:
-    """What is computed, seed aside."""
+def _settings_but_seed(folder: pathlib.Path) -> dict[str, Any]:
+    """The run's identity settings without the seed."""
     return {k: v for k, v in read_settings(folder).items() if is_identity_key(k) and k != SEED_KEY}
 
 
-def _one_a_seed(folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-    """The same run twice has no noise of seeds: the first of each seed counts."""
+def _first_of_each_seed(folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+    """The first run of each seed: two runs of one seed tell nothing about the noise of seeds."""
     by_seed: dict[int, pathlib.Path] = {}
     for folder in folders:
         by_seed.setdefault(read_settings(folder)[SEED_KEY], folder)
@@ -93,34 +101,36 @@ def _one_a_seed(folders: Sequence[pathlib.Path]) -> list[pathlib.Path]:
 
 
 def read_val_losses(folder: pathlib.Path) -> dict[int, float]:
-    """{step: validation loss} of a run's evaluations that are numbers."""
+    """{step: validation loss} of a run's evaluations, finite ones only."""
     lines = [line for line in records.read_metrics(folder) if "val_loss" in line]
     return {line["step"]: line["val_loss"] for line in lines if math.isfinite(line["val_loss"])}
 
 
 def loss_gap(a: ComparisonSide, b: ComparisonSide) -> LossGap | None:
-    """At the last step at which all that is meant was evaluated; None where there is none."""
-    known = {folder: read_val_losses(folder) for folder in {*a.meant, *b.meant, *a.seeds, *b.seeds}}
-    common = set.intersection(*(set(known[folder]) for folder in (*a.meant, *b.meant)))
+    """The gap at the last step at which all compared runs were evaluated; None without such a step."""
+    losses = {folder: read_val_losses(folder) for folder in {*a.meant, *b.meant, *a.seeds, *b.seeds}}
+    common = set.intersection(*(set(losses[folder]) for folder in (*a.meant, *b.meant)))
     if not common:
         return None
     step = max(common)
-    one, two = (float(np.mean([known[folder][step] for folder in each.meant])) for each in (a, b))
-    found = seed_spread(step, [each.seeds for each in (a, b)], known)
-    half = None
-    if found:
+    one, two = (float(np.mean([losses[folder][step] for folder in each.meant])) for each in (a, b))
+    floor = seed_spread(step, [each.seeds for each in (a, b)], losses)
+    half_width = None
+    if floor:
         scale = math.sqrt(1 / len(a.meant) + 1 / len(b.meant))
-        half = float(stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, found.freedom) * found.sd * scale)
-    return LossGap(step, one, two, two - one, found, half)
+        half_width = float(stats.t.ppf((1 + CONFIDENCE_LEVEL) / 2, floor.freedom) * floor.sd * scale)
+    return LossGap(step, one, two, two - one, floor, half_width)
 
 
 def seed_spread(
-    step: int, sides: Sequence[Sequence[pathlib.Path]], known: Mapping[pathlib.Path, Mapping[int, float]]
+    step: int, sides: Sequence[Sequence[pathlib.Path]], losses: Mapping[pathlib.Path, Mapping[int, float]]
 ) -> SeedSpread | None:
-    """The spread over seeds at a step; each group has a mean of its own, and one that both sides share counts once."""
-    groups = {tuple(sorted(str(f.resolve()) for f in each if step in known[f])): each for each in sides}
+    """The spread over seeds at a step: each side has its own mean, and runs shared by both sides count once."""
+    groups = {tuple(sorted(str(f.resolve()) for f in side if step in losses[f])): side for side in sides}
     values = [
-        np.array([known[f][step] for f in each if step in known[f]]) for names, each in groups.items() if len(names) > 1
+        np.array([losses[f][step] for f in side if step in losses[f]])
+        for names, side in groups.items()
+        if len(names) > 1
     ]
     freedom = sum(len(each) - 1 for each in values)
     if not freedom:

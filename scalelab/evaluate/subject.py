@@ -1,4 +1,4 @@
-"""What is evaluated: weights of a run on this device, how its data were cut, and the scores of any tokens.
+"""The evaluated model: weights of a run on one device, its tokenizer, and the scores of any tokens.
 
 Shapes: B batch, S sequence.
 """
@@ -25,11 +25,11 @@ from scalelab.train.resume.weights import Weights, load_run_weights
 from scalelab.train.step.gradients import document_ends
 
 PADDING_ID = -1
-CHUNK_TOKENS = 2**13  # tokens scored at once; more gain nothing on a CPU and little elsewhere
+CHUNK_TOKENS = 2**13  # tokens scored at once; more are not faster on a CPU and hardly elsewhere
 
 
 class EvaluatedModel(NamedTuple):
-    """Weights, their program's static half for one device, and the parameters there. `config` is the run's, resolved."""
+    """A run's parameters on one device, with its resolved `config` and the static half of the program there."""
 
     config: ConfigDict
     static: Static
@@ -38,47 +38,48 @@ class EvaluatedModel(NamedTuple):
 
     @property
     def seq_len(self) -> int:
-        """The longest sequence it was trained on."""
+        """The length of the sequences in training."""
         return self.static.model.seq_len
 
 
 def load_evaluated_model(source: str, ema: bool = False, last: int = 1) -> EvaluatedModel:
-    """The weights of RUN or RUN@STEP (see `weights.load_run_weights`), ready to be run."""
+    """Load the weights of RUN or RUN@STEP (see `weights.load_run_weights`) for evaluation."""
     return make_evaluated_model(load_run_weights(source, ema, last))
 
 
 def make_evaluated_model(weights: Weights) -> EvaluatedModel:
-    """Weights ready to be run, on one device and under the precision that they were trained in."""
+    """Put weights on one device, under the precision of their training."""
     alone = dataclasses.replace(static(weights.config), layout=Layout())
     return EvaluatedModel(weights.config, alone, jax.device_put(weights.params), weights.origin)
 
 
-def load_model_tokenizer(of: EvaluatedModel) -> Tokenizer:
-    """The tokenizer of its data. BadInput where they have none, or where it is no longer the one it was trained with."""
-    if entry := of.origin["data"].get("kept"):  # imported weights, with their own
-        return load.load_indexed_tokenizer(entry, pathlib.Path(of.origin["run"]))
-    found, trained = load_run_tokenizer(of.config.data), of.origin["data"]["tokenizer"]
-    check_same_ids(of, found.name)
+def load_model_tokenizer(model: EvaluatedModel) -> Tokenizer:
+    """Load the tokenizer of the model's data. BadInput if there is none, or if it is not the one of its training."""
+    if entry := model.origin["data"].get("kept"):  # imported weights come with their own
+        return load.load_indexed_tokenizer(entry, pathlib.Path(model.origin["run"]))
+    tokenizer, trained = load_run_tokenizer(model.config.data), model.origin["data"]["tokenizer"]
+    check_same_ids(model, tokenizer.name)
     if trained is None:
         raise BadInput(
-            f"{of.origin['run']} holds imported weights, whose tokenizer is not known here: `scalelab import hf` keeps a tokenizer.json that fits"
+            f"{model.origin['run']} holds imported weights, whose tokenizer is not known here: `scalelab import hf` "
+            "keeps a tokenizer.json that fits"
         )
-    return found
+    return tokenizer
 
 
-def check_same_ids(of: EvaluatedModel, name: str) -> None:
-    """BadInput where a tokenizer, by its name, gives other ids than those the weights were trained on."""
-    trained = of.origin["data"]["tokenizer"]
+def check_same_ids(model: EvaluatedModel, name: str) -> None:
+    """BadInput if the tokenizer of this name gives other ids than those on which the weights were trained."""
+    trained = model.origin["data"]["tokenizer"]
     if trained not in (None, name):
         raise BadInput(
-            f"{of.origin['run']} was trained on ids of {trained!r}, these are of {name!r}: they mean other text"
+            f"{model.origin['run']} was trained on ids of {trained!r}, these are of {name!r}: they mean other text"
         )
 
 
 class TokenScores(NamedTuple):
-    """Of each token of [B, S+1] after the first: nats [B, S], whether it counts, whether it was the likeliest.
+    """Scores of the tokens [B, S+1] after the first: nats [B, S], whether each counts, whether it was the likeliest.
 
-    Padding doesn't count, nor does a document's first token where documents don't see each other; their nats are 0.
+    Padding doesn't count, nor does a document's first token if documents are masked from each other; their nats are 0.
     """
 
     nats: np.ndarray
@@ -86,10 +87,10 @@ class TokenScores(NamedTuple):
     best: np.ndarray
 
 
-def token_losses(of: EvaluatedModel, tokens: np.ndarray, separator: int) -> TokenScores:
-    """The scores of `tokens` [B, S+1], as the run's training has them; `separator` is the id that ends a document."""
-    found = _token_losses(of.static, of.params, np.asarray(tokens, np.int32), np.int32(separator))
-    return TokenScores(*map(np.asarray, found))
+def token_losses(model: EvaluatedModel, tokens: np.ndarray, separator: int) -> TokenScores:
+    """Score `tokens` [B, S+1] as in the run's training; `separator` is the id that ends a document."""
+    scores = _token_losses(model.static, model.params, np.asarray(tokens, np.int32), np.int32(separator))
+    return TokenScores(*map(np.asarray, scores))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -1,4 +1,4 @@
-"""Tasks: one JSON-lines file each, in the format of docs/tasks.md. Reading refuses what can't be scored, by file and line."""
+"""Reads tasks: one JSON-lines file each (docs/tasks.md). Items that can't be scored are refused by file and line."""
 
 import hashlib
 import json
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from scalelab.errors import BadInput, nearest_hint
 
-TextOrIds = str | list[int]  # of data without text: token ids
+TextOrIds = str | list[int]  # token ids for data without text
 ITEM_KEYS = ("context", "choices", "answer", "completion", "id")
 
 
 class TaskItem(NamedTuple):
-    """A context, what may follow, and which of these is right. A cloze has one: its completion."""
+    """A context, the choices that may follow, and the right one's index. A cloze has one choice: its completion."""
 
     context: TextOrIds
     choices: list[TextOrIds]
@@ -22,7 +22,7 @@ class TaskItem(NamedTuple):
 
 
 class Task(NamedTuple):
-    """`kind` is choice or cloze; `fingerprint` is of the file's bytes."""
+    """A task's items. `kind` is choice or cloze; `fingerprint` is a hash of the file's bytes."""
 
     name: str
     kind: str
@@ -32,12 +32,12 @@ class Task(NamedTuple):
 
 
 def make_slug(text: str) -> str:
-    """A name that a column may have: letters, digits and underscores."""
+    """Make a valid column name from a text: letters, digits and underscores."""
     return re.sub(r"\W+", "_", text).strip("_").lower() or "task"
 
 
 def read_task(path: str | pathlib.Path) -> Task:
-    """The task in a file. BadInput with file and line for a line that is no item, and for a file without items."""
+    """Read the task in a file. BadInput for a line that is not an item (with its number), or a file without items."""
     path = pathlib.Path(path)
     if not path.is_file():
         beside = [str(p) for p in path.parent.glob("*.jsonl")] if path.parent.is_dir() else []
@@ -48,18 +48,20 @@ def read_task(path: str | pathlib.Path) -> Task:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise BadInput(f"{path}, line {line} is not UTF-8 (byte {error.start} of the file)") from None
-    found = [_item(text, number, f"{path}, line {number}") for number, text in enumerate(lines, 1) if text.strip()]
-    if not found:
+    items = [
+        _parse_item(text, number, f"{path}, line {number}") for number, text in enumerate(lines, 1) if text.strip()
+    ]
+    if not items:
         raise BadInput(f"{path} holds no item: a task is a JSON object a line (docs/tasks.md)")
-    kind = found[0][0]
-    for other, item in found:
+    kind = items[0][0]
+    for other, item in items:
         if other != kind:
             raise BadInput(f"{path}, line {item.line} is a {other}, those before it a {kind}: put them into two files")
     fingerprint = hashlib.sha256(content).hexdigest()[:16]
-    return Task(make_slug(path.stem), kind, [item for _, item in found], fingerprint, str(path))
+    return Task(make_slug(path.stem), kind, [item for _, item in items], fingerprint, str(path))
 
 
-def _item(text: str, line: int, where: str) -> tuple[str, TaskItem]:
+def _parse_item(text: str, line: int, where: str) -> tuple[str, TaskItem]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -79,7 +81,7 @@ def _item(text: str, line: int, where: str) -> tuple[str, TaskItem]:
         raise BadInput(f"{where} needs a completion, or choices (two or more) and the answer's number")
     texts = [_text(choice, f"{where}: choice {i}") for i, choice in enumerate(choices)]
     if type(answer) is not int or not 0 <= answer < len(texts):
-        raise BadInput(f"{where}: answer={answer!r} is no choice's number; 0 to {len(texts) - 1}")
+        raise BadInput(f"{where}: answer={answer!r} is not a choice's number; 0 to {len(texts) - 1}")
     if len({json.dumps(t) for t in texts}) < len(texts):
         raise BadInput(f"{where}: two choices are the same")
     return "choice", TaskItem(context, texts, answer, line)

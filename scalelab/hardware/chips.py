@@ -1,7 +1,7 @@
-"""What a chip can do: peak FLOP/s by precision, memory, bandwidths. MFU and the planner read this one table.
+"""Table of chips: peak FLOP/s by precision, memory, bandwidths. MFU and the planner read this one table.
 
-FLOP/s are dense (vendors also print a sparse figure, twice as large) with float32 accumulation, at the vendor's boost clock.
-Bandwidths between chips are those of one link in one direction. A CPU's peak is measured.
+FLOP/s are dense (vendors also print a sparse figure, twice as large), with float32 accumulation, at the vendor's boost
+clock. Bandwidths between chips are for one link in one direction. A CPU's peak is measured.
 """
 
 import dataclasses
@@ -21,42 +21,41 @@ class Chip:
     flops: dict[str, float]
     hbm_bytes: int
     hbm_bytes_per_s: float
-    link_bytes_per_s: float  # to other chips over one link, one direction: ICI or NVLink, PCIe where there is neither
+    link_bytes_per_s: float  # to other chips over one link, one direction: ICI or NVLink, else PCIe
     links: int  # ICI: links of a chip on the torus; an NVLink switch or PCIe counts as one
     source: str
-    given_bytes: int | None = (
-        None  # of memory, that a program was seen to get; None: as `device_memory.usable_bytes` says
-    )
+    given_bytes: int | None = None  # memory that a program was seen to get; None: `usable_bytes` estimates
 
 
 def _make_tpu(
     name: str, bf16: float, hbm_gib: int, hbm: float, ici: float, links: int, fp8: float | None = None
 ) -> Chip:
-    """TFLOP/s, GiB, GB/s, GB/s. ICI is the Scaling Book's figure (part 2): the documentation's raw rate less its overhead."""
+    """Make a TPU from TFLOP/s, GiB, GB/s, GB/s. ICI is the Scaling Book's (part 2): the raw rate less overhead."""
     rates = {"bfloat16": bf16 * 1e12} | ({"float8": fp8 * 1e12} if fp8 else {})
     return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, ici * 1e9, links, "Google Cloud TPU documentation")
 
 
 def _make_gpu(name: str, flops: dict[str, float], hbm_gib: int, hbm: float, link: float) -> Chip:
-    """TFLOP/s by precision, GiB, GB/s, GB/s."""
+    """Make a GPU from TFLOP/s by precision, GiB, GB/s, GB/s."""
     rates = {precision: rate * 1e12 for precision, rate in flops.items()}
     return Chip(name, rates, hbm_gib * GIB, hbm * 1e9, link * 1e9, 1, "NVIDIA datasheet")
 
 
 def _tensor_core_flops(bf16: float, tf32: float, fp32: float, fp8: float | None = None) -> dict[str, float]:
-    """Tensor cores since Ampere run fp16 at the rate of bf16; fp8 came with Ada and Hopper."""
+    """TFLOP/s by precision: tensor cores since Ampere run fp16 at the rate of bf16; fp8 came with Ada and Hopper."""
     rates = {"bfloat16": bf16, "float16": bf16, "tensorfloat32": tf32, "float32": fp32}
     return rates | ({"float8": fp8} if fp8 else {})
 
 
 # Pattern in jax's `device_kind` -> chip. The first match counts, so variants stand before the plain name.
 CHIPS = {
-    # cloud.google.com/tpu/docs, "System architecture" of each version. v6e: 918 there, rounded to 920 in the Scaling Book.
+    # cloud.google.com/tpu/docs, "System architecture" of each version. v6e: 918 there, 920 (rounded) in the Scaling
+    # Book.
     r"TPU v4$": _make_tpu("TPU v4", 275, 32, 1228, 45, 6),
     r"TPU v5( lite|e)$": _make_tpu("TPU v5e", 197, 16, 819, 45, 4),
     r"TPU v5p?$": _make_tpu("TPU v5p", 459, 95, 2765, 90, 6),
     r"TPU v6( lite|e)$": _make_tpu("TPU v6e", 918, 32, 1640, 90, 4),
-    # Two jax devices a chip of 2,307 TFLOP/s, 192 GiB, 7,380 GB/s and 1,200 GB/s of ICI both ways: each has half of all.
+    # Each chip (2,307 TFLOP/s, 192 GiB, 7,380 GB/s, 1,200 GB/s of ICI both ways) is two jax devices with half of all.
     r"TPU ?(7x|v7x?)$": _make_tpu("TPU v7", 1153.5, 96, 3690, 50, 6, fp8=2307),
     # Blackwell: DGX B200 datasheet, an eighth of the machine's figures, sparse ones halved.
     r"B200": _make_gpu("B200", _tensor_core_flops(2250, 1125, 75, 4500), 180, 8000, 900),
@@ -76,7 +75,7 @@ CHIPS = {
     r"L40S$": _make_gpu("L40S", _tensor_core_flops(362, 183, 91.6, 733), 48, 864, 32),
     r"L4$": _make_gpu("L4", _tensor_core_flops(121, 60, 30.3, 242.5), 24, 300, 32),
     r"RTX 4090$": _make_gpu("RTX 4090", _tensor_core_flops(165.2, 82.6, 82.6, 330.3), 24, 1008, 32),
-    # Volta and Turing: V100 and T4 datasheets. Their tensor cores know fp16 alone.
+    # Volta and Turing: V100 and T4 datasheets. Their tensor cores have only fp16.
     r"V100-PCIE-16GB": _make_gpu("V100 PCIe 16GB", {"float16": 112, "float32": 14}, 16, 900, 16),
     r"V100-PCIE-32GB": _make_gpu("V100 PCIe 32GB", {"float16": 112, "float32": 14}, 32, 900, 16),
     r"V100-SXM2-16GB": _make_gpu("V100 SXM2 16GB", {"float16": 125, "float32": 15.7}, 16, 900, 150),
@@ -86,63 +85,62 @@ CHIPS = {
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """The chip behind jax's `device_kind` ('NVIDIA H100 80GB HBM3', 'TPU v5 lite'); None where the table has none.
+    """Find the chip behind jax's `device_kind` ('NVIDIA H100 80GB HBM3', 'TPU v5 lite'); None if the table lacks it.
 
-    A MIG slice has a share of its chip's power that its name doesn't tell, so it has no entry either.
+    A MIG slice has no entry either: its name doesn't tell which share of the chip's power it has.
     """
     if " MIG " in device_kind:
         return None
-    return next((found for pattern, found in CHIPS.items() if re.search(rf"\b(?:{pattern})", device_kind)), None)
+    return next((chip for pattern, chip in CHIPS.items() if re.search(rf"\b(?:{pattern})", device_kind)), None)
 
 
 def host_memory_bytes() -> int:
-    """This host's memory."""
+    """This host's memory, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def capacity_bytes(device: Any) -> int:
-    """Memory that one jax device can give a program; 0 where nobody says.
+    """Memory in bytes that one jax device can give a program; 0 if unknown.
 
-    What the device says itself, else the table's value. CPU devices of one process share the host's memory.
+    The device's own answer counts, else the table's value. CPU devices of one process share the host's memory.
     """
     if device.platform == "cpu":
         return host_memory_bytes() // len(device.client.local_devices())
-    said = (device.memory_stats() or {}).get("bytes_limit", 0)
-    found = find_chip(device.device_kind)
-    return int(said) or (found.hbm_bytes if found else 0)
+    limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+    chip = find_chip(device.device_kind)
+    return int(limit) or (chip.hbm_bytes if chip else 0)
 
 
-# Passes of bf16 that a product takes on a TPU (documentation of jax.lax.Precision: HIGHEST, and HIGH, which tensorfloat32 names).
+# Passes of bf16 per product on a TPU (documentation of jax.lax.Precision: HIGHEST, and HIGH for tensorfloat32).
 MATMUL_PASSES = {"float32": 6, "tensorfloat32": 3}
 
 
 def table_flops(device_kind: str, dtype: Any) -> tuple[float, str] | None:
-    """The same as `unit_flops` of jax's `device_kind`; None where the table has no such chip."""
-    found = find_chip(device_kind)
-    return unit_flops(found, dtype) if found else None
+    """`unit_flops` of the chip behind jax's `device_kind`; None if the table lacks the chip."""
+    chip = find_chip(device_kind)
+    return unit_flops(chip, dtype) if chip else None
 
 
-def unit_flops(found: Chip, dtype: Any) -> tuple[float, str] | None:
-    """FLOP/s of the unit that multiplies `dtype` (or "tensorfloat32"), and what the figure is; None where there is none.
+def unit_flops(chip: Chip, dtype: Any) -> tuple[float, str] | None:
+    """(FLOP/s of the unit that multiplies `dtype` or "tensorfloat32", source of the figure); None without such a unit.
 
-    float32 is all 32 bits, as precision `fp32` asks for. XLA's own default is TF32 on NVIDIA's tensor cores since Ampere and
-    one bf16 pass on TPUs (JAX documentation, "Matmul precision"), which have no unit for more: `MATMUL_PASSES`.
+    float32 means all 32 bits, as precision `fp32` asks for. XLA's own default is TF32 on NVIDIA's tensor cores since
+    Ampere and one bf16 pass on TPUs (JAX documentation, "Matmul precision"). TPUs have no wider unit: `MATMUL_PASSES`.
     """
     name = dtype_name(dtype)
     wider = {"tensorfloat32": ("tensorfloat32", "float32")}.get(name, (name,))
-    unit = next((unit for unit in wider if unit in found.flops), None)
+    unit = next((unit for unit in wider if unit in chip.flops), None)
     if unit is not None:
-        return found.flops[unit], f"{found.name}, {unit}, dense: {found.source}"
-    if name not in MATMUL_PASSES or "bfloat16" not in found.flops:
+        return chip.flops[unit], f"{chip.name}, {unit}, dense: {chip.source}"
+    if name not in MATMUL_PASSES or "bfloat16" not in chip.flops:
         return None
     passes = MATMUL_PASSES[name]
-    return found.flops[
-        "bfloat16"
-    ] / passes, f"{found.name}, {name} in {passes} passes of bfloat16, dense: {found.source}"
+    source = f"{chip.name}, {name} in {passes} passes of bfloat16, dense: {chip.source}"
+    return chip.flops["bfloat16"] / passes, source
 
 
 def dtype_name(dtype: Any) -> str:
-    """'bfloat16' and the like, from a name or a dtype; every float8 format runs at one rate."""
+    """The key of a dtype in `Chip.flops`, such as 'bfloat16'; all float8 formats share the key and rate of 'float8'."""
     import jax.numpy as jnp
 
     if dtype == "tensorfloat32":
@@ -153,10 +151,10 @@ def dtype_name(dtype: Any) -> str:
 
 
 def expects_accelerator() -> bool:
-    """Whether jax will look for an accelerator here; asked without starting jax, which would take the device's memory."""
+    """Whether jax will look for an accelerator here. Does not start jax, which would take the device's memory."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return False
     plugins = importlib.util.find_spec("jax_plugins")
     places = (plugins.submodule_search_locations or []) if plugins else []
-    found = [entry for place in places for entry in os.scandir(place)]
-    return bool(found) or importlib.util.find_spec("libtpu") is not None
+    entries = [entry for place in places for entry in os.scandir(place)]
+    return bool(entries) or importlib.util.find_spec("libtpu") is not None

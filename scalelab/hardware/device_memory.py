@@ -1,7 +1,7 @@
-"""How much of a device's memory a program gets: the planner counts it and `scalelab train` asks jax for it, by the same functions.
+"""How much of a device's memory a program gets: one set of functions for the planner and for `scalelab train`.
 
-jax takes a share of a GPU's memory when it starts, 75 % unless it is told otherwise (JAX documentation, "GPU memory
-allocation"); what a program needs beyond it fails, whatever else the chip holds. A TPU's runtime keeps a fixed part.
+jax takes a share of a GPU's memory when it starts, by default 75 % (JAX documentation, "GPU memory allocation"); a
+program that needs more fails, even if the chip has more. A TPU's runtime keeps a fixed part.
 """
 
 import os
@@ -14,22 +14,22 @@ SHARE_VARIABLE = "XLA_CLIENT_MEM_FRACTION"  # the name since jax 0.9; with both 
 OLD_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 ALLOCATOR_VARIABLE = "XLA_PYTHON_CLIENT_ALLOCATOR"
 JAX_DEFAULT_SHARE = 0.75
-REQUESTED_SHARE = 0.9  # the rest is for CUDA, cuDNN and NCCL, which take theirs beside jax's
-# Of the memory that a GPU is sold with, what CUDA reports as its total: the driver keeps 1 to 2.5 %, ECC in GDDR6 a sixteenth.
+REQUESTED_SHARE = 0.9  # the rest is for CUDA, cuDNN and NCCL, which allocate outside jax's share
+# Share of a GPU's nominal memory that CUDA reports as total: the driver keeps 1 to 2.5 %, ECC in GDDR6 a sixteenth.
 REPORTED, REPORTED_GDDR6_ECC = 0.975, 0.91
 GDDR6_ECC = ("A10", "L4", "L40S", "T4")
-# GiB that a TPU's compiler calls available ("exceeds available HBM (15.75G)"); v4 and v7 as v6e, which is our assumption.
+# GiB below the nominal memory, from compiler messages ("exceeds available HBM (15.75G)"); v4 and v7 like v6e: assumed.
 TPU_KEEPS = {"TPU v5e": 0.25, "TPU v5p": 0.0}
 TPU_KEEPS_ELSE = 0.75
 
 
 def gpu_memory_share(unset: float = REQUESTED_SHARE) -> float:
-    """The share of a GPU's memory that jax gives a program: the user's own from the environment, else what `train` asks for.
+    """The share of a GPU's memory that jax gives a program: the one set in the environment, else `unset`.
 
-    `unset`: what counts where the environment says nothing; `JAX_DEFAULT_SHARE` for a process that didn't ask (`reserve_gpu_memory`).
-    BadInput where the environment has no share that jax would take.
+    `unset` is by default what `train` asks for; `JAX_DEFAULT_SHARE` is right for a process that did not call
+    `reserve_gpu_memory`. BadInput if the environment's share is not above 0 and at most 1.
     """
-    if os.environ.get(ALLOCATOR_VARIABLE, "").lower() == "platform":  # no pool: every array is the driver's
+    if os.environ.get(ALLOCATOR_VARIABLE, "").lower() == "platform":  # no pool: the driver allocates every array
         return 1.0
     name = next((name for name in (SHARE_VARIABLE, OLD_SHARE_VARIABLE) if os.environ.get(name)), None)
     if name is None:
@@ -44,23 +44,26 @@ def gpu_memory_share(unset: float = REQUESTED_SHARE) -> float:
 
 
 def reserve_gpu_memory() -> None:
-    """Have jax take `gpu_memory_share` of a GPU's memory when it starts; nothing is changed once it has, nor where the user set a share."""
+    """Make jax take `gpu_memory_share` of a GPU's memory when it starts.
+
+    Nothing changes if jax has started or the user set a share. BadInput as in `gpu_memory_share`.
+    """
     gpu_memory_share()
     if not os.environ.get(SHARE_VARIABLE) and not os.environ.get(OLD_SHARE_VARIABLE) and not _jax_started():
         os.environ[SHARE_VARIABLE] = str(REQUESTED_SHARE)
 
 
 def _jax_started() -> bool:
-    """Whether jax has taken its devices, and with them their memory."""
+    """Whether jax has initialised its devices and so taken their memory."""
     if "jax" not in sys.modules:
         return False
-    from jax._src.xla_bridge import backends_are_initialized  # no public function asks without starting them
+    from jax._src.xla_bridge import backends_are_initialized  # every public function would start them
 
     return backends_are_initialized()
 
 
 def usable_bytes(chip: Chip) -> int:
-    """Bytes of one device that a program gets, as far as it is known of a chip that need not be here."""
+    """Bytes of one device that a program gets, estimated from the table: the chip need not be present."""
     if chip.given_bytes is not None:
         return chip.given_bytes
     if chip.name.startswith("CPU"):
@@ -72,11 +75,12 @@ def usable_bytes(chip: Chip) -> int:
 
 
 def describe_usable_bytes(chip: Chip) -> str:
-    """Where `usable_bytes` comes from, in words; "" where all of it is a program's."""
+    """Describe where `usable_bytes` comes from; "" if a program gets all of the memory."""
     usable = usable_bytes(chip)
     if chip.given_bytes is not None or usable == chip.hbm_bytes:
         return ""
     text = f"{usable / GIB:.1f} of {chip.hbm_bytes / GIB:.0f} GiB are a program's"
     if chip.name.startswith("TPU"):
         return f"{text}: the runtime keeps the rest"
-    return f"{text}: jax takes {gpu_memory_share():.0%} of what the driver leaves ({SHARE_VARIABLE}; `scalelab train` sets it)"
+    share = f"{gpu_memory_share():.0%}"
+    return f"{text}: jax takes {share} of what the driver leaves ({SHARE_VARIABLE}; `scalelab train` sets it)"

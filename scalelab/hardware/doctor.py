@@ -1,4 +1,4 @@
-"""Is this machine ready? Versions against the pins, the driver, jax's devices, and one product that is checked and timed."""
+"""Checks whether this machine is ready: versions against the pins, the driver, jax's devices, one product timed."""
 
 import contextlib
 import importlib.metadata
@@ -16,15 +16,16 @@ from scalelab.hardware import chips
 from scalelab.hardware.measured import measured_matmul_flops
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "scipy")
-BUILDS = {"jax-cuda12-plugin": "gpu", "jax-cuda13-plugin": "gpu", "libtpu": "tpu"}  # package -> what it serves
-PLATFORMS = {"gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # a name in JAX_PLATFORMS -> what it asks for
+BUILDS = {"jax-cuda12-plugin": "gpu", "jax-cuda13-plugin": "gpu", "libtpu": "tpu"}  # package -> platform
+PLATFORMS = {"gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # name in JAX_PLATFORMS -> platform
 
 
 def examine_installation(expect: str | None = None) -> dict[str, Any]:
-    """The whole report; `failure` is None or one line.
+    """Examine the installation and return the whole report; `failure` is None or one line.
 
-    expect: 'cpu', 'gpu' or 'tpu', the platform that must be seen; None: what JAX_PLATFORMS or the installed build asks for.
-    Keys: `versions`, `pins`, `builds`, `list_nvidia_gpus`, `platform`, `devices`, `matmul`, `expected`, `warnings`, `failure`.
+    expect: 'cpu', 'gpu' or 'tpu', the platform that must be seen; None: the one of JAX_PLATFORMS or the installed
+    build. Keys: `versions`, `pins`, `builds`, `driver`, `platform`, `devices`, `matmul`, `expected`, `warnings`,
+    `failure`.
     """
     versions, pins, builds = installed_versions(PACKAGES), pinned_versions(), installed_versions(tuple(BUILDS))
     expected, asked_by = expected_platform(expect, os.environ.get("JAX_PLATFORMS", ""), builds)
@@ -51,24 +52,24 @@ def examine_installation(expect: str | None = None) -> dict[str, Any]:
 
 
 def installed_versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Versions of those packages that are installed, without importing any."""
-    found = {}
+    """{package: version} of the packages that are installed, without importing any."""
+    versions = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def pinned_versions() -> dict[str, str]:
-    """The versions this installation of scalelab was tested with, by package; {} where scalelab is not installed."""
+    """{package: version} with which this installation of scalelab was tested; {} if scalelab is not installed."""
     try:
         lines = importlib.metadata.requires("scalelab") or []
     except importlib.metadata.PackageNotFoundError:
         return {}
-    kept = [line.partition("==") for line in lines if "extra ==" not in line]
-    return {name: version for name, equal, version in kept if equal}
+    requirements = [line.partition("==") for line in lines if "extra ==" not in line]
+    return {name: version for name, equal, version in requirements if equal}
 
 
 def pin_warnings(versions: dict[str, str], pins: dict[str, str]) -> list[str]:
@@ -81,7 +82,7 @@ def pin_warnings(versions: dict[str, str], pins: dict[str, str]) -> list[str]:
 
 
 def expected_platform(expect: str | None, jax_platforms: str, builds: dict[str, str]) -> tuple[str | None, str]:
-    """(platform that must be seen or None, who asked): --expect, then JAX_PLATFORMS, then the installed build of jax."""
+    """(platform that must be seen or None, what asks for it): --expect, else JAX_PLATFORMS, else the build of jax."""
     if expect:
         return expect, f"--expect={expect}"
     if jax_platforms:
@@ -91,7 +92,7 @@ def expected_platform(expect: str | None, jax_platforms: str, builds: dict[str, 
 
 
 def list_nvidia_gpus() -> list[str]:
-    """One line a GPU from nvidia-smi: name, driver version, memory; [] where there is no NVIDIA driver."""
+    """One line per GPU from nvidia-smi: name, driver version, memory; [] without an NVIDIA driver."""
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
@@ -109,55 +110,56 @@ def _unused_gpu(report: dict[str, Any]) -> list[str]:
 
 
 def local_devices() -> tuple[list[Any], str]:
-    """jax's devices in this process ([] where it can't start the platform that JAX_PLATFORMS names), and what it says."""
+    """(jax's devices in this process, jax's message); [] if jax can't start the platform of JAX_PLATFORMS."""
     import jax
 
-    with _capture_warnings("jax._src.xla_bridge") as said:
+    with _capture_warnings("jax._src.xla_bridge") as warnings:
         try:
             devices = jax.local_devices()
         except RuntimeError as error:
             return [], str(error).split("\n")[0]
-        except AssertionError:  # jax 0.10 fails so, without a word, where the platform's plugin is not installed
+        except AssertionError:  # jax 0.10 fails so, without a message, if the platform's plugin is not installed
             return [], "this jax has no build for it (`make setup ACCEL=cuda12|cuda13|tpu` installs one)"
-    return devices, f"jax sees only {devices[0].platform}" + "".join(f" ({line})" for line in said)
+    return devices, f"jax sees only {devices[0].platform}" + "".join(f" ({line})" for line in warnings)
 
 
 @contextlib.contextmanager
 def _capture_warnings(logger_name: str) -> Iterator[list[str]]:
-    """Collect a logger's warnings, one line each, in place of the tracebacks that it would print."""
-    said: list[str] = []
+    """Collect a logger's warnings, one line each, instead of printing their tracebacks."""
+    lines: list[str] = []
     logger, listener = logging.getLogger(logger_name), logging.Handler(logging.WARNING)
 
-    def hear(record: logging.LogRecord) -> None:
+    def collect(record: logging.LogRecord) -> None:
         cause = record.exc_info[1] if record.exc_info else None
-        said.append(str(cause or record.getMessage()).split("\n")[0])
+        lines.append(str(cause or record.getMessage()).split("\n")[0])
 
-    listener.emit = hear  # type: ignore[method-assign]
+    listener.emit = collect  # type: ignore[method-assign]
     logger.addHandler(listener)
     propagate, logger.propagate = logger.propagate, False
     try:
-        yield said
+        yield lines
     finally:
         logger.propagate = propagate
         logger.removeHandler(listener)
 
 
 def summarise_device(device: Any) -> dict[str, Any]:
-    """`id`, `kind`, the `chip` of our table or None, and `memory_bytes` that jax may allocate (None on CPU)."""
-    found = chips.find_chip(device.device_kind)
+    """Summarise a device: `id`, `kind`, `chip` in our table or None, `memory_bytes` for jax (None on CPU)."""
+    chip = chips.find_chip(device.device_kind)
     memory = device.memory_stats() or {}
     return {
         "id": device.id,
         "kind": device.device_kind,
-        "chip": found.name if found else None,
+        "chip": chip.name if chip else None,
         "memory_bytes": memory.get("bytes_limit"),
     }
 
 
 def check_matmul(n: int = 256) -> dict[str, Any]:
-    """A jitted float32 product at highest precision against numpy's in float64: `error` relative to the largest entry.
+    """Check a jitted float32 product at highest precision against numpy's in float64.
 
-    Rounding gives about 1e-6; `right` is error < 1e-5, which one wrong bit in an exponent or one bf16 pass (3e-3) fails.
+    `error` is relative to the largest entry. Rounding gives about 1e-6; `right` is error < 1e-5, which one wrong bit in
+    an exponent or one bf16 pass (3e-3) fails.
     """
     import jax
     import jax.numpy as jnp
@@ -170,12 +172,12 @@ def check_matmul(n: int = 256) -> dict[str, Any]:
 
 
 def measure_matmul(device: Any) -> dict[str, Any]:
-    """Measured FLOP/s of a large product on one device: float32 on CPU, bfloat16 elsewhere; beside the table's peak."""
+    """Measure FLOP/s of a large product on one device (float32 on CPU, else bfloat16), beside the table's peak."""
     n, dtype = (1024, "float32") if device.platform == "cpu" else (8192, "bfloat16")
-    known = chips.table_flops(device.device_kind, dtype)
+    peak = chips.table_flops(device.device_kind, dtype)
     return {
         "dtype": dtype,
         "n": n,
         "flops": measured_matmul_flops(n, dtype, device=device),
-        "table_flops": known[0] if known else None,
+        "table_flops": peak[0] if peak else None,
     }

@@ -1,4 +1,4 @@
-"""What this machine does, measured: copies of memory and matrix products."""
+"""Measured rates of this machine: copies of memory and matrix products."""
 
 import functools
 import time
@@ -6,14 +6,11 @@ from typing import Any
 
 from scalelab.hardware.chips import dtype_name, table_flops
 
-WIDER_DTYPE = {
-    "float8": "bfloat16",
-    "tensorfloat32": "float32",
-}  # what is measured where the table knows no unit for it
+WIDER_DTYPE = {"float8": "bfloat16", "tensorfloat32": "float32"}  # measured instead if the table lacks the unit
 
 
 def measured_copy_bytes_per_s(mib: int = 64, repeats: int = 5) -> float:
-    """Bytes a second that this host reads and writes together in copying `mib` MiB, the best of `repeats` after a warm-up."""
+    """Bytes per second, read and written, while this host copies `mib` MiB: the best of `repeats` after a warm-up."""
     import numpy as np
 
     source = np.ones(mib * 2**20, np.uint8)
@@ -31,7 +28,8 @@ def _copy_array(source: Any, target: Any) -> float:
 def measured_matmul_flops(n: int = 1024, dtype: Any = "float32", repeats: int = 10, device: Any = None) -> float:
     """FLOP/s of a jitted n x n x n product (2 n^3 FLOPs), the best of `repeats` after a warm-up.
 
-    The best, for a busy machine can only take away. On two idle CPU cores, 10 products of n = 1024 take about 0.1 s.
+    The best counts, as other load only lowers the rate. On two idle CPU cores, 10 products of n = 1024 take about 0.1
+    s.
     """
     import jax
 
@@ -53,13 +51,13 @@ def _time_call(function: Any, argument: Any) -> float:
 
 
 def peak_flops(device: Any, dtype: Any = "float32") -> tuple[float, str]:
-    """(FLOP/s of one jax device for products of `dtype`, what that figure is): the table's value, else a measured one.
+    """(FLOP/s of one jax device for products of `dtype`, source of the figure): the table's value, else a measured one.
 
     CPU devices of one process share its cores, so each counts for its share of the measured rate.
     """
-    known = table_flops(device.device_kind, dtype)
-    if known:
-        return known
+    peak = table_flops(device.device_kind, dtype)
+    if peak:
+        return peak
     name, on_cpu = WIDER_DTYPE.get(dtype_name(dtype), dtype_name(dtype)), device.platform == "cpu"
     n = 1024 if on_cpu else 8192
     flops = _measured(n, name, device)

@@ -1,4 +1,4 @@
-"""Where numbers lie on the scale of powers of two, layer by layer, and what each narrow format would lose of them."""
+"""Histograms of numbers over powers of two, layer by layer, and the shares that each narrow format would lose."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ def float_range(form: str) -> tuple[float, float, float]:
 
 
 def exponent_histogram(x: np.ndarray) -> dict[int, int]:
-    """{e: how many of the finite, non-zero entries have 2^e <= |x| < 2^(e+1)}, for every e from the lowest to the highest."""
+    """{e: number of finite, non-zero entries with 2^e <= |x| < 2^(e+1)}, for every e from the lowest to the highest."""
     _, powers = np.frexp(np.abs(x[np.isfinite(x) & (x != 0)]))  # |x| = m 2^p with m in [0.5, 1)
     if not len(powers):
         return {}
@@ -26,9 +26,10 @@ def exponent_histogram(x: np.ndarray) -> dict[int, int]:
 
 
 def cast_loss_shares(x: np.ndarray, form: str) -> dict[str, float]:
-    """Shares of the non-zero entries that a cast to `form`, without a scale, turns into zero, and that overflow it.
+    """Shares of the non-zero entries that an unscaled cast to `form` turns into zero, and that overflow it.
 
-    To nearest even: up to half of the smallest subnormal becomes zero; what rounds to more than the largest overflows.
+    Rounding is to nearest even: values up to half the smallest subnormal become zero; values that round to more than
+    the largest number overflow.
     """
     size = np.abs(np.asarray(x, np.float64))
     size = size[size > 0]
@@ -41,13 +42,13 @@ def cast_loss_shares(x: np.ndarray, form: str) -> dict[str, float]:
 
 
 def values_by_layer(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A tree like the parameters, by layer: {"embed": numbers, "block 0": …, "head": …}, each flat, in the model's order."""
-    found: dict[str, list[np.ndarray]] = {}
+    """Group a tree like the parameters by layer: {"embed": values, "block 0": …, "head": …}, in the model's order."""
+    parts: dict[str, list[np.ndarray]] = {}
     for name, leaf in _leaves(tree):
-        found.setdefault(name, []).append(np.asarray(leaf, np.float32).ravel())
+        parts.setdefault(name, []).append(np.asarray(leaf, np.float32).ravel())
     order = ("embed", "positions", "block", "final_norm", "head")
-    names = sorted(found, key=lambda name: (order.index(name.split()[0]), int(name.split()[1]) if " " in name else 0))
-    return {name: np.concatenate(found[name]) for name in names}
+    names = sorted(parts, key=lambda name: (order.index(name.split()[0]), int(name.split()[1]) if " " in name else 0))
+    return {name: np.concatenate(parts[name]) for name in names}
 
 
 def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -60,12 +61,12 @@ def _leaves(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def zero_shares(tree: Mapping[str, Any]) -> dict[str, float]:
-    """The share of exact zeros in each layer: of gradients, what underflowed on its way."""
+    """The share of exact zeros in each layer; for gradients, the share that underflowed."""
     return {name: float(np.mean(values == 0)) for name, values in values_by_layer(tree).items()}
 
 
 def histogram_rows(kind: str, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a layer: its histogram, its exact zeros, and what each of FORMATS would lose."""
+    """One row per layer: its histogram, its share of exact zeros, and the shares lost by each of NARROW_FORMATS."""
     return [
         {"kind": kind, "layer": name, "exponents": exponent_histogram(values), "zeros": float(np.mean(values == 0)),
          "lost": {form: cast_loss_shares(values, form) for form in NARROW_FORMATS}}

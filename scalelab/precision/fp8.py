@@ -1,8 +1,8 @@
 """Operands in fp8 with scales: per tensor, or by tiles and blocks (DeepSeek-V3, section 3.3.2).
 
-A scale maps the largest magnitude onto the format's largest number. Values are clipped before each cast, for the cast alone
-turns 465 into NaN in e4m3 and 60,000 into Inf in e5m2. What is not finite stays so: it comes out of the product as NaN, and
-the step is skipped. Products of fp8 operands are summed in fp32.
+A scale maps the largest magnitude to the format's largest number. Values are clipped before each cast, as the cast
+alone turns 465 into NaN in e4m3 and 60,000 into Inf in e5m2. Values that are not finite make the product NaN, and the
+step is skipped. Products of fp8 operands are summed in fp32.
 """
 
 from typing import NamedTuple
@@ -12,34 +12,34 @@ import jax.numpy as jnp
 
 from scalelab.sharding import vary_like
 
-FP8_BLOCK = 128  # along the contraction, and of weights along their outputs too
+FP8_BLOCK = 128  # length along the contraction, and for weights along their outputs too
 
 
 class ScaledBlocks(NamedTuple):
-    """`values` (fp8) times `scale` (fp32, one a tensor or one a tile) are the numbers meant."""
+    """Numbers stored as `values` (fp8) times `scale` (fp32, one per tensor or per tile)."""
 
     values: jax.Array
     scale: jax.Array
 
 
 def fp8_scale(amax: jax.Array, dtype: str) -> jax.Array:
-    """The scale under which `amax` becomes the largest number of the format; never zero."""
+    """The scale that maps `amax` to the format's largest number; never zero."""
     return jnp.maximum(amax / float(jnp.finfo(dtype).max), float(jnp.finfo(jnp.float32).tiny))
 
 
 def max_magnitude(x: jax.Array) -> jax.Array:
-    """The largest magnitude, in fp32; of the whole array, on however many devices it lies."""
+    """The largest magnitude of the whole array, over all its devices, in fp32."""
     return jnp.max(jnp.abs(x)).astype(jnp.float32)
 
 
 def cast_to_fp8(x: jax.Array, scale: jax.Array, dtype: str) -> jax.Array:
-    """x / scale in fp8, clipped to what the format holds; NaN stays NaN."""
+    """Cast x / scale to fp8, clipped to the format's range; NaN stays NaN."""
     most = float(jnp.finfo(dtype).max)
     return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(dtype)
 
 
 def quantize_tiles(x_MK: jax.Array, dtype: str) -> ScaledBlocks:
-    """1 x 128 tiles along the last axis: values [G, M, k], scales [G, M, 1], with G k >= K, filled up with zeros."""
+    """Quantize by 1 x 128 tiles along the last axis: values [G, M, k], scales [G, M, 1], zero-padded to G k >= K."""
     x_MGk = _cut(x_MK, 1)
     x_GMk = x_MGk.swapaxes(0, 1)
     scale = fp8_scale(jnp.max(jnp.abs(x_GMk), axis=2, keepdims=True).astype(jnp.float32), dtype)
@@ -47,7 +47,7 @@ def quantize_tiles(x_MK: jax.Array, dtype: str) -> ScaledBlocks:
 
 
 def quantize_blocks(w_KN: jax.Array, dtype: str) -> ScaledBlocks:
-    """128 x 128 blocks of a weight, K its contracted side: values [G, k, N], scales [G, 1, N]."""
+    """Quantize a weight by 128 x 128 blocks, K its contracted axis: values [G, k, N], scales [G, 1, N]."""
     n = w_KN.shape[1]
     w_GkHn = _cut(_cut(w_KN, 1), 0)
     amax = jnp.max(jnp.abs(w_GkHn), axis=(1, 3), keepdims=True).astype(jnp.float32)
@@ -57,7 +57,7 @@ def quantize_blocks(w_KN: jax.Array, dtype: str) -> ScaledBlocks:
 
 
 def block_dot(a: ScaledBlocks, b: ScaledBlocks) -> jax.Array:
-    """Sum over G of a [G, M, k] times b [G, k, N], each part's fp32 result scaled before it is added: [M, N] in fp32."""
+    """Multiply a [G, M, k] by b [G, k, N]: each group's fp32 product is scaled, then summed over G: fp32 [M, N]."""
     zeros = jnp.zeros((a.values.shape[1], b.values.shape[2]), jnp.float32)
 
     def part(total_MN: jax.Array, one: tuple[ScaledBlocks, ScaledBlocks]) -> tuple[jax.Array, None]:
@@ -70,7 +70,7 @@ def block_dot(a: ScaledBlocks, b: ScaledBlocks) -> jax.Array:
 
 
 def _cut(x: jax.Array, axis: int) -> jax.Array:
-    """One axis as two, [G, k] of at most BLOCK each, filled up with zeros."""
+    """Split an axis into two, [G, k] with k at most FP8_BLOCK, padded with zeros."""
     length = x.shape[axis]
     k = min(FP8_BLOCK, length)
     groups = -(-length // k)

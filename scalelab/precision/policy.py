@@ -1,6 +1,7 @@
-"""Precision policies: one record a name that states every number format of a step, and what is worth a word about it.
+"""Precision policies: one record per name states every number format of a step; and the warnings about each.
 
-`tests/precision/test_formats_in_jaxpr.py` holds each record against the formats found in the step's jaxpr (`precision/formats_in_jaxpr.py`).
+`tests/precision/test_formats_in_jaxpr.py` checks each record against the formats in the step's jaxpr
+(`precision/formats_in_jaxpr.py`).
 """
 
 import dataclasses
@@ -14,36 +15,38 @@ E4M3, E5M2, TF32 = "float8_e4m3fn", "float8_e5m2", "tensorfloat32"
 class Policy:
     """Formats by jax's names (`tensorfloat32`: fp32 whose products see 10 bits of mantissa).
 
-    `forward` and `backward` are the operands of the layers' products: activations and weights, and the gradients that flow
-    back; all other products (attention, head) take `compute`. Embedding, norms, softmax, biases and loss are fp32 under
-    every policy; the residual stream is added up in `residual`, so fp8's sums lose nothing.
+    `forward` and `backward` are the operands of the layers' products: activations and weights, and the gradients that
+    flow back; all other products (attention, head) take `compute`. Embedding, norms, softmax, biases and loss are fp32
+    under every policy; the residual stream is summed in `residual`, so that fp8 does not degrade it.
     """
 
     name: str
     forward: str = "float32"  # operands of a layer's product
-    backward: str = "float32"  # of the products of its backward: the gradient that flows back
-    compute: str = "float32"  # what layers hand on, operands of attention and head
-    residual: str = "float32"  # the stream that every block adds to
-    accumulation: str = "float32"  # of every product, and of parts of one that devices add up
-    gradients: str = "float32"  # of the parameters
+    backward: str = "float32"  # the gradient operand of the products in its backward pass
+    compute: str = "float32"  # activations between layers, operands of attention and head
+    residual: str = "float32"  # the stream to which every block adds
+    accumulation: str = "float32"  # sums inside every product, and partial products summed over devices
+    gradients: str = "float32"  # gradients of the parameters
     reductions: str = "float32"  # sums over tokens and features: norms, softmax, loss, gradients of biases
     logits: str = "float32"
     loss: str = "float32"
-    parameters: str = "float32"  # as kept from step to step; the update itself is in fp32
-    moments: str = "float32"  # the optimizer's state, as kept from step to step
-    scaling: str = ""  # of fp8 operands: current (amax of the tensor) | delayed (of its past) | block
+    parameters: str = "float32"  # as stored between steps; the update itself is in fp32
+    moments: str = "float32"  # the optimizer's state, as stored between steps
+    scaling: str = ""  # of fp8 operands: current (amax of the tensor) | delayed (amax of earlier steps) | block
     scaled_loss: bool = False  # dynamic loss scaling
-    harm: str = ""  # why it is no recipe
+    harm: str = ""  # why the policy is not recommended
 
     @property
     def products(self) -> list[str]:
-        """Every pair of operands that is multiplied, sorted: in attention and head a gradient stays fp32 up to its product."""
-        own = (self.forward, self.compute, " x ".join(sorted({self.forward, self.backward})))
-        return sorted({*own, " x ".join(sorted({self.compute, "float32"}))} if self.compute != TF32 else {*own})
+        """All pairs of operand formats, sorted. In attention and head, gradients stay fp32 up to their product."""
+        pairs = {self.forward, self.compute, " x ".join(sorted({self.forward, self.backward}))}
+        if self.compute != TF32:
+            pairs.add(" x ".join(sorted({self.compute, "float32"})))
+        return sorted(pairs)
 
     @property
     def unit(self) -> str:
-        """The format that decides the rate of most products, as `hardware.py` names them."""
+        """The format that sets the rate of most products, by the names of `hardware/chips.py`."""
         return self.forward
 
 
@@ -62,7 +65,8 @@ POLICIES = {
         # Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3: e4m3 forward, e5m2 for gradients
         Policy("fp8", E4M3, E5M2, "bfloat16", scaling="current"),
         Policy("fp8_delayed", E4M3, E5M2, "bfloat16", scaling="delayed"),
-        # DeepSeek-V3 (2024), section 3.3.2: 1 x 128 tiles of activations and gradients, 128 x 128 blocks of weights, all e4m3
+        # DeepSeek-V3 (2024), section 3.3.2: 1 x 128 tiles of activations and gradients, 128 x 128 blocks of weights,
+        # all e4m3
         Policy("fp8_block", E4M3, E4M3, "bfloat16", scaling="block"),
         _half(
             "fp16_unscaled", "float16",
@@ -70,13 +74,13 @@ POLICIES = {
         ),
         _half(
             "bf16_moments", "bfloat16", moments="bfloat16",
-            harm="moments kept in bf16 (8 bits) stand still where a step moves them by less than 1/256 of their size, as "
-            "beta2 above 0.996 does: use bf16, whose moments are fp32",
+            harm="moments kept in bf16 (8 bits) stand still where a step moves them by less than 1/256 of their size, "
+            "as beta2 above 0.996 does: use bf16, whose moments are fp32",
         ),
         _half(
             "bf16_master", "bfloat16", parameters="bfloat16",
-            harm="weights kept in bf16 (8 bits) lose every update smaller than 1/512 of the weight: use bf16, whose weights "
-            "are fp32",
+            harm="weights kept in bf16 (8 bits) lose every update smaller than 1/512 of the weight: use bf16, whose "
+            "weights are fp32",
         ),
     )
 }  # fmt: skip
@@ -84,21 +88,21 @@ FP32 = POLICIES["fp32"]
 
 
 def array_dtype(name: str) -> jnp.dtype:
-    """The array's dtype of a format: TF32 numbers are kept in fp32."""
+    """The dtype of arrays in a format: TF32 numbers are stored in fp32."""
     return jnp.dtype("float32" if name == TF32 else name)
 
 
 def warnings_for(policy: Policy, backend: str) -> list[str]:
-    """What a run under `policy` on this backend is worth saying: harm, and what is emulated."""
-    said = [f"precision.name={policy.name!r}: {policy.harm}"] if policy.harm else []
+    """Warnings about a run under `policy` on this backend: its harm, and what is emulated."""
+    warnings = [f"precision.name={policy.name!r}: {policy.harm}"] if policy.harm else []
     if policy.forward == TF32 and backend != "gpu":
-        said.append(
+        warnings.append(
             f"precision.name='tf32' is emulated on {backend}: operands of products are rounded to 10 bits of mantissa "
             "(lax.reduce_precision), then multiplied in fp32; no time is saved"
         )
     if policy.scaling and backend == "cpu":
-        said.append(
+        warnings.append(
             f"precision.name={policy.name!r}: this CPU has no fp8 units; operands are rounded to fp8 and multiplied "
             "wider, with the same result and no time saved"
         )
-    return said
+    return warnings

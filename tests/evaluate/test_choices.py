@@ -1,4 +1,4 @@
-"""Scores of choices: each row's own plain forward, the arithmetic of metrics by hand, borders of tokens, what is too long."""
+"""Scores of choices: rows by a plain forward each, metrics by hand, borders of tokens, items that are too long."""
 
 import dataclasses
 import json

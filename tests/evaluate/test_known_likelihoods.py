@@ -21,7 +21,7 @@ RULES, FREQUENCIES = 0.993, 0.227
 
 
 def subject(chain, synthetic=False):
-    """The tiny run's model made as wide as its vocabulary: token t enters as the t-th unit vector and leaves as it came.
+    """The tiny run's model, as wide as its vocabulary: token t enters as the t-th unit vector and leaves unchanged.
 
     Nothing is added by its blocks, so that logits are `log chain[t]`, [V, V] probabilities of the next token.
     """
@@ -45,7 +45,7 @@ def ids(text):
 
 
 def by_hand(chain, items):
-    """What docs/tasks.md says of choices, from the table: a choice's nats are of its tokens, each after the one before it."""
+    """Choices as docs/tasks.md defines them, from the table: a choice's nats are those of its tokens in sequence."""
     right, shares, bits = [], [], []
     for item in items:
         nats = []

@@ -1,4 +1,4 @@
-"""Sampling: greedy is the training forward's argmax, draws are those of the softmax's head and nucleus, and where it ends."""
+"""Sampling: greedy is the training forward's argmax, draws follow the softmax's top k and nucleus, samples end."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import pytest
 from scalelab.data.tokenizers.tokenizer import byte_tokenizer
 from scalelab.errors import BadInput
 from scalelab.evaluate import subject
-from scalelab.evaluate.sample import SamplingOptions, _allowed, _choose, draw_samples
+from scalelab.evaluate.sample import SamplingOptions, _choose_tokens, _restrict_logits, draw_samples
 from tests.evaluate.runs import loaded, log_softmax, plain
 
 BYTES = byte_tokenizer()
@@ -71,7 +71,7 @@ def test_it_stops_at_the_separator_which_is_no_text_but_costs():
 def test_head_and_nucleus_against_numpy():
     logits = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32) * 2
     for top_k, top_p in ((0, 1.0), (5, 1.0), (1, 1.0), (0, 0.6), (10, 0.5), (0, 1e-6), (500, 0.99)):
-        found = np.isfinite(np.asarray(_allowed(logits, np.int32(top_k), np.float32(top_p))))
+        found = np.isfinite(np.asarray(_restrict_logits(logits, np.int32(top_k), np.float32(top_p))))
         for row, kept in zip(logits.astype(np.float64), found, strict=True):
             order = np.argsort(-row)[: top_k or None]
             p = np.exp(row[order]) / np.exp(row[order]).sum()
@@ -83,7 +83,7 @@ def test_draws_have_the_frequencies_of_the_softmax_at_the_temperature():
     logits, n = np.array([1.0, 0.0, 2.0, -1.0, 5.0], np.float32), 20_000
     rows = np.tile(logits, (n, 1))
     choice = SamplingOptions(temperature=2.0, top_k=3)
-    drawn = np.asarray(_choose(rows, np.int32(0), 4, **choice._asdict())[0])  # id 4 stands for no text
+    drawn = np.asarray(_choose_tokens(rows, np.int32(0), 4, **choice._asdict())[0])  # id 4 stands for no text
     p = np.exp(logits[:3] / 2) / np.exp(logits[:3] / 2).sum()
     assert set(drawn) == {0, 1, 2}
     np.testing.assert_allclose(np.bincount(drawn) / n, p, atol=4 * np.sqrt(0.25 / n))

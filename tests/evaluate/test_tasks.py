@@ -44,7 +44,7 @@ MISTAKES = {
     "both": ((GOOD | {"completion": "x"},), "line 1 has a completion and choices"),
     "empty choice": ((GOOD | {"choices": ["a", ""]},), "line 1: choice 1 is empty"),
     "empty completion": (({"context": "a", "completion": ""},), "line 1: completion is empty"),
-    "answer": ((GOOD, GOOD | {"answer": 2}), "line 2: answer=2 is no choice's number; 0 to 1"),
+    "answer": ((GOOD, GOOD | {"answer": 2}), "line 2: answer=2 is not a choice's number; 0 to 1"),
     "true": ((GOOD | {"answer": True},), "answer=True"),
     "twice": ((GOOD | {"choices": ["a", "a"]},), "line 1: two choices are the same"),
     "number": ((GOOD | {"context": 3},), "line 1: context is neither text nor a list of token ids"),

@@ -60,7 +60,7 @@ def test_what_the_table_does_not_know_is_none(kind):
 
 
 def test_llama3_utilisation():
-    """Llama 3 (Dubey et al. 2024), Table 4: 430, 400 and 380 TFLOP/s per H100 are 43, 41 and 38 % (printed, to a point)."""
+    """Llama 3 (Dubey et al. 2024), Table 4: 430, 400 and 380 TFLOP/s per H100 are printed as 43, 41 and 38 %."""
     peak = chips.find_chip("NVIDIA H100 80GB HBM3").flops["bfloat16"]
     assert [100 * tflops * 1e12 / peak for tflops in (430, 400, 380)] == pytest.approx([43, 41, 38], abs=0.7)
 
@@ -79,7 +79,7 @@ def test_megatron_utilisation():
 
 
 def test_scaling_book_rooflines():
-    """How to Scale Your Model: 240 FLOPs per byte of v5e's HBM (part 1); 2,550 per byte over one axis of v5p (part 5)."""
+    """How to Scale Your Model: 240 FLOPs per byte of v5e's HBM (part 1), 2,550 per byte over a v5p axis (part 5)."""
     v5e, v5p = chips.find_chip("TPU v5 lite"), chips.find_chip("TPU v5p")
     assert v5e.flops["bfloat16"] / v5e.hbm_bytes_per_s == pytest.approx(240, rel=0.01)
     assert v5p.flops["bfloat16"] / (2 * v5p.link_bytes_per_s) == pytest.approx(2550, rel=0.001)

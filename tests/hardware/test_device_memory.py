@@ -1,4 +1,4 @@
-"""What a program gets of a device's memory: the share that jax is given, as the planner counts it and `train` asks for it."""
+"""Memory that a program gets: jax's share of a device, as the planner counts it and as `train` asks for it."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def test_train_asks_jax_for_the_share_that_the_plan_counts_with(environment, tmp
 
 
 def test_too_late_changes_nothing(environment):
-    """A process whose jax has started has the memory it took: its record says 75 %, not what would have been asked for."""
+    """A process whose jax has started has the memory it took: its record says 75 %, not the share it would request."""
     environment.setattr(device_memory, "_jax_started", lambda: True)
     device_memory.reserve_gpu_memory()
     assert device_memory.SHARE_VARIABLE not in os.environ

@@ -19,7 +19,8 @@ TRUTHS = {
     "overtraining": {"E": 1.51, "a": 141.3, "b": 189.5, "eta": 0.1212},  # Gadre et al. 2024, C4
     "downstream": {"epsilon": 0.85, "k": 2.08, "gamma": 0.756},  # Gadre et al. 2024, C4
     "farseer": {
-        "a1": -0.5, "b1": -0.7, "alpha": 0.12, "a2": 0.6, "b2": -1.0, "beta": -0.1, "a3": -0.3, "b3": 0.6, "gamma": 0.17,
+        "a1": -0.5, "b1": -0.7, "alpha": 0.12, "a2": 0.6, "b2": -1.0, "beta": -0.1,
+        "a3": -0.3, "b3": 0.6, "gamma": 0.17,
     },
     "step_law_lr": {"c": 1.79, "alpha": -0.713, "beta": 0.307},  # Li et al. 2025
     "step_law_batch": {"c": 0.58, "beta": 0.571},

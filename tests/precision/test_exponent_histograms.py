@@ -12,7 +12,8 @@ from scalelab.report.figures.precisionplot import plot_exponents
 
 MIXED = np.float32(np.concatenate([
     np.random.default_rng(0).normal(size=3000) * 10.0 ** np.random.default_rng(1).uniform(-12, 9, 3000),
-    [0, -0.0, 448, 449, 464, 464.1, 480, 65504, 65519.9, 65520, 57344, 61439, 61440, 2.0**-10, 2.0**-9, 2.0**-25, 2.0**-24, 2.0**-17,
+    [0, -0.0, 448, 449, 464, 464.1, 480, 65504, 65519.9, 65520, 57344, 61439, 61440,
+     2.0**-10, 2.0**-9, 2.0**-25, 2.0**-24, 2.0**-17,
      np.nextafter(np.float32(2.0**-10), np.float32(1)), np.nextafter(np.float32(2.0**-25), np.float32(1))],
 ]))  # fmt: skip
 
@@ -52,7 +53,10 @@ def test_layers_are_the_models_each_number_once():
         "head": {"w": np.full((4, 3), 2.0)},
         "embed": {"w": np.array([[0.0, 1.0], [0.0, 0.0]])},
         "final_norm": {"g": np.ones(2)},
-        "blocks": {"mlp": {"up": {"w": np.stack([np.full((2, 5), float(i)) for i in range(12)])}}, "norm": {"g": np.ones((12, 2))}},
+        "blocks": {
+            "mlp": {"up": {"w": np.stack([np.full((2, 5), float(i)) for i in range(12)])}},
+            "norm": {"g": np.ones((12, 2))},
+        },
     }  # fmt: skip
     found = exponent_histograms.values_by_layer(tree)
     assert list(found) == ["embed", *(f"block {i}" for i in range(12)), "final_norm", "head"]

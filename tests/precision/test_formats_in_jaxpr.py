@@ -36,7 +36,7 @@ def test_what_a_policy_states_is_what_is_found(name):
 
 @pytest.mark.parametrize("changes", [{}, {"model.norm_place": "after"}, {"model.block": "parallel"}], ids=str)
 def test_the_residual_stream_is_added_up_in_the_stated_format(changes):
-    """fp32 under every fp8 policy, though layers take and give bf16; narrow under the policies that are narrow throughout."""
+    """fp32 under every fp8 policy, though layers take and give bf16; narrow where the whole policy is narrow."""
     assert {name for name, policy in POLICIES.items() if policy.residual != policy.compute} == {
         "tf32", "fp8", "fp8_delayed", "fp8_block",
     }  # fmt: skip
@@ -50,8 +50,17 @@ def test_the_residual_stream_is_added_up_in_the_stated_format(changes):
         assert str(seen["final_norm"].dtype) == str(policy_lib.array_dtype(policy.compute)), name
 
 
-@pytest.mark.parametrize("changes", [{"model__n_layers": 13}, {"train__accumulate": 2}, {"model__remat": "full"},
-                                     {"model__position": "relative"}, {"model__tied_head": True, "model__bias": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__n_layers": 13},
+        {"train__accumulate": 2},
+        {"model__remat": "full"},
+        {"model__position": "relative"},
+        {"model__tied_head": True, "model__bias": True},
+    ],
+    ids=str,
+)
 def test_formats_are_found_inside_loops_and_blocks_computed_again(changes):
     dtypes = found("fp8", **changes)
     assert dtypes["compute"].keys() == found("fp8")["compute"].keys()
@@ -61,7 +70,7 @@ def test_formats_are_found_inside_loops_and_blocks_computed_again(changes):
 
 
 def test_an_alias_cannot_pass(monkeypatch):
-    """A policy named fp8 that multiplies in bf16, one whose sums are narrow, one that rounds gradients: each is seen."""
+    """A policy named fp8 that multiplies in bf16, one with narrow sums, one that rounds gradients: each is seen."""
     monkeypatch.setitem(POLICIES, "fp8", policy_lib._half("fp8", "bfloat16"))
     static, h = setting(**{"precision.name": "fp8", "train.global_batch": 4})  # no cached trace
     assert "float8" not in str(step_formats(static, h)["compute"])

@@ -45,8 +45,8 @@ def errors(name, x, w, dy):
     return [float(np.linalg.norm(f - e) / np.linalg.norm(e)) for f, e in zip(found, exact, strict=True)]
 
 
-# Relative errors (y, dx, dw) of products of Gaussians. Rounding a Gaussian to e4m3 and multiplying two of them costs 3.7 %, to
-# e5m2 and e4m3 5.9 %: what qwix 0.1.8 and flax's fp8 ops were measured at, 3.7 to 4.2 % and 6.2 %.
+# Relative errors (y, dx, dw) of products of Gaussians. Rounding both operands to e4m3 costs 3.7 %, to e5m2 and e4m3 5.9
+# %; qwix 0.1.8 and flax's fp8 ops were measured at 3.7 to 4.2 % and 6.2 %.
 EXPECTED = {
     "fp32": (0, 0, 0), "tf32": (3e-4,) * 3, "bf16": (2.9e-3, 2.9e-3, 2.3e-3), "fp16": (3.6e-4, 3.6e-4, 2.9e-4),
     "fp8": (0.037, 0.059, 0.059), "fp8_block": (0.037, 0.037, 0.037),
@@ -62,7 +62,7 @@ def test_errors_of_a_product_and_of_both_its_gradients(name):
     ("size", "least", "most"), [(1e3, 1.0, 1.05), (1e5, 3, 4), (2e5, 6, 8), (1e6, 20, 30)], ids=str
 )
 def test_blocks_contain_outliers_that_spoil_a_whole_tensor(size, least, most):
-    """One huge activation in 128 tokens of unit variance: what per-tensor scaling costs all the others, over what blocks cost.
+    """One huge activation in 128 tokens of unit variance: the cost to all others of per-tensor scaling, over blocks.
 
     e4m3 spans 2^18 from its smallest to its largest: up to 2e4 times the rest an outlier costs a tensor nothing.
     """
@@ -91,7 +91,7 @@ def test_sums_of_products_are_in_fp32():
 
 
 def test_without_a_scale_fp16_gradients_underflow_and_with_it_they_do_not():
-    """Activations' gradients of the size that a batch of a million tokens gives them (here 128, and a head 10^-5 as large)."""
+    """Activations' gradients as small as in a batch of a million tokens (here 128, and a head 10^-5 as large)."""
     shares = {}
     for name, scale in (("fp32", 1.0), ("fp16_unscaled", 1.0), ("fp16", 65536.0)):
         static, h = setting(**{"train.z_loss": 0.0, "precision.name": name})

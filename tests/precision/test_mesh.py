@@ -1,4 +1,4 @@
-"""fp16 and fp8 under FSDP, tensor parallelism and a pipeline, on eight fake devices: one device's numbers, and one decision."""
+"""fp16 and fp8 under FSDP, tensor parallelism and a pipeline on eight fake devices: numbers and skips as on one."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from tests.train.runs import ROOT
 
-# (policy, layout, what gradients may differ by from one device's, over the largest entry of a leaf): sums in another order
+# (policy, layout, how far gradients may be from one device's, over the largest entry of a leaf): sums in another order
 # move a few activations to the neighbour in bf16, and of those a few to the neighbour in fp8, which is 1/8 (e4m3) or
 # 1/4 (e5m2) away. The first runs in `make test`, the others in `make test-slow`.
 CASES = [
@@ -34,7 +34,7 @@ from scalelab.train.step.gradients import compute_gradients
 from scalelab.train.step.step import train_step
 from tests.train.step.test_step import setting
 
-# Parts are whole tiles and blocks of 128: 4 devices x 2 sequences x 64 tokens, 2 devices x 128 of d_ff, and as much of heads.
+# Parts are whole tiles and blocks of 128: 4 devices x 2 sequences x 64 tokens, 2 devices x 128 of d_ff and of heads.
 SIZES = {"model.d_model": 128, "model.n_heads": 4, "model.d_head": 64, "model.d_ff": 256, "model.seq_len": 64,
          "model.vocab_size": 64, "train.z_loss": 0.0}
 ROWS = 8
@@ -67,15 +67,21 @@ def on_mesh(policy, layout, state, batch):
     static, h = setting(**SIZES | shape | {f"parallel.{k}": v for k, v in layout.items()})
     mesh = mesh_lib.make_mesh(static.layout)
     with jax.set_mesh(mesh):
-        placed = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), state, state_lib.state_specs(static))
+        specs = state_lib.state_specs(static)
+        placed = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), state, specs)
         rows = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
         (new, metrics), grads = both(static, placed, rows, h)
         return placed, new, metrics, grads
 
-def kept(before, after):
-    "Whether every shard of every device holds what it held; the update was skipped everywhere."
-    pairs = zip(*[jax.tree.leaves((s.params, s.opt_state, {} if hasattr(s.precision, "scale") else s.precision)) for s in (before, after)])
-    return all(np.array_equal(a.data, b.data) for x, y in pairs for a, b in zip(x.addressable_shards, y.addressable_shards))
+def leaves(state):
+    precision = {} if hasattr(state.precision, "scale") else state.precision
+    return jax.tree.leaves((state.params, state.opt_state, precision))
+
+def equal_shards(before, after):
+    "Whether no shard of any device has changed: the update was skipped everywhere."
+    pairs = [(a, b) for x, y in zip(leaves(before), leaves(after))
+             for a, b in zip(x.addressable_shards, y.addressable_shards)]
+    return all(np.array_equal(a.data, b.data) for a, b in pairs)
 
 policy, layout, batch = sys.argv[1], json.loads(sys.argv[2]), tokens()
 state, new, metrics, grads = alone(policy, layout, batch)
@@ -87,7 +93,8 @@ found["dtypes"] = sorted({str(x.dtype) for x in jax.tree.leaves((after.params, a
 if policy == "fp8_delayed":  # what the first step remembers: the largest of all shards, not of one
     pairs = zip(jax.tree.leaves(after.precision), jax.tree.leaves(new.precision), strict=True)
     found["amax"] = max(float(np.max(np.abs(np.asarray(a) - b) / np.maximum(b, 1e-30))) for a, b in pairs)
-    found["shards"] = all(np.array_equal(s.data, x) for x in jax.tree.leaves(after.precision) for s in x.addressable_shards)
+    histories = jax.tree.leaves(after.precision)
+    found["shards"] = all(np.array_equal(s.data, x) for x in histories for s in x.addressable_shards)
 if policy == "fp16":
     power = next(k for k in range(17, 60) if alone(policy, layout, batch, 2.0**k)[1].skipped)
     masked = [np.where(np.arange(ROWS)[:, None] == row, batch, -1) for row in range(ROWS)]
@@ -98,7 +105,8 @@ else:
     embed[63, 5] = np.inf
     bad = state._replace(params=state.params | {"embed": {"w": embed}})
 placed, after, seen, _ = on_mesh(policy, layout, bad, batch)
-found |= {"kept": kept(placed, after), "bad_skipped": sorted({int(s.data) for s in after.skipped.addressable_shards})}
+found["kept"] = equal_shards(placed, after)
+found["bad_skipped"] = sorted({int(s.data) for s in after.skipped.addressable_shards})
 if policy == "fp16":
     found["halved"] = sorted({float(s.data) / 2.0**power for s in after.precision.scale.addressable_shards})
     found["good"] = sorted({int(s.data) for s in after.precision.good.addressable_shards})

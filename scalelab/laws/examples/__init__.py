@@ -1,7 +1,9 @@
 """Measured tables that come with the package.
 
-quickstart.csv   the 31 runs of one quickstart (split 0, seed 0; 2026-11-22, Intel Xeon, 2 cores, Python 3.11.7's text, jax
-                 0.10.2): 26 fitted, 4 checks of the LR, and the held-out one. N total, C exact, val_loss nats per token.
+quickstart.csv   the 31 runs of one quickstart (split 0, seed 0; 2026-11-22, Intel Xeon, 2 cores, Python 3.11.7's text,
+jax
+                 0.10.2): 26 fitted, 4 checks of the LR, and the held-out one. N total, C exact, val_loss nats per
+                 token.
 """
 
 import csv

@@ -1,4 +1,7 @@
-"""Published scaling laws as facts with their sources, and the recipes that compute each number again."""
+"""Published scaling laws as facts with their sources, and the recipes that recompute each number.
+
+Read in this order: `verdict` (rows and verdicts), `tables` (the papers' tables), `download`, then one file per paper.
+"""
 
 import importlib
 import pathlib
@@ -11,7 +14,7 @@ PAPERS = ("chinchilla", "besiroglu", "porian", "gadre", "muennighoff", "gemstone
 
 
 def reproduce_paper(paper: str, data: pathlib.Path, tell: Callable[[str], None] = lambda _: None) -> PaperReport:
-    """A paper's numbers computed again from the tables in `data`; `tell` hears of long parts. BadInput if unknown."""
+    """Recompute a paper's numbers from the tables in `data`; `tell` gets progress. BadInput for an unknown paper."""
     if paper not in PAPERS:
         raise BadInput(f"paper {paper!r}: unknown{nearest_hint(paper, PAPERS)}")
     return importlib.import_module(f"scalelab.laws.published.{paper}").reproduce(data, tell)

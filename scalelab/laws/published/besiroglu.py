@@ -1,7 +1,7 @@
 """Besiroglu, Erdil, Barnett & You 2024, "Chinchilla Scaling: A replication attempt" (arXiv 2404.10102).
 
-Values of the authors' notebook (epoch-research/analyzing-chinchilla, data_analysis.ipynb), which prints more digits
-than the paper. Data: the points of Hoffmann et al. 2022, fig. 4, read off by the authors.
+Values come from the authors' notebook (epoch-research/analyzing-chinchilla, data_analysis.ipynb), which prints more
+digits than the paper. Data: the points of Hoffmann et al. 2022, fig. 4, read off by the authors.
 """
 
 import pathlib
@@ -42,8 +42,9 @@ INTERVAL_95 = {
     "A": (285.214, 743.626), "B": (1042.357, 5810.344), "E": (1.769, 1.871), "alpha": (0.317, 0.373),
     "beta": (0.331, 0.415),
 }  # fmt: skip
-# Of the resamples behind those errors: E, log of A / 1e9^alpha, log of B / 2e10^beta, alpha, beta. At this centre of the runs
-# the terms hardly depend on their exponents, so that few digits do. Ours: the paper prints no correlations (tests compute them).
+# Errors and correlations of the resamples behind those errors: E, log of A / 1e9^alpha, log of B / 2e10^beta, alpha,
+# beta. At this centre of the runs the terms hardly depend on their exponents, so that few digits are enough. These are
+# ours: the paper prints no correlations (tests compute them).
 CENTRE = {"N": 1e9, "D": 2e10}
 CENTRED_ERRORS = (0.025654, 0.061861, 0.068464, 0.015396, 0.020592)
 CORRELATIONS = (
@@ -54,7 +55,7 @@ CORRELATIONS = (
     (0.6047, 0.3136, -0.9877, -0.2724, 1.0),
 )
 EXPONENT_A, EXPONENT_A_SD, EXPONENT_A_WIDTH_80 = "0.513", "0.020", "0.051"
-LOG_LIKELIHOOD = {  # on the 240 points, on all 245
+LOG_LIKELIHOOD = {  # (on the 240 points, on all 245)
     "fitted": ("879.77", "757.80"),
     "Hoffmann's unrounded": ("837.78", "714.43"),
     "Hoffmann's printed": ("562.25", "531.89"),
@@ -71,7 +72,10 @@ LAW = law_of(forms.chinchilla)
 
 HUBER = "240 points (all but the five largest losses), D = C / 6N; sum of Huber(1e-3) of log loss; global minimum"
 LIKELIHOOD = "the same points; Huber density of log-loss residuals / sigma, delta 1e-3, sigma free: maximum likelihood"
-BOOTSTRAP = "4,000 resamples as numpy.random.seed(42), choice(240, 240) draws them; Huber(1e-3) minimum of each; std, percentiles"
+BOOTSTRAP = (
+    "4,000 resamples as numpy.random.seed(42), choice(240, 240) draws them; Huber(1e-3) minimum of each; std, "
+    "percentiles"
+)
 
 
 class LossPoints(NamedTuple):
@@ -83,7 +87,7 @@ class LossPoints(NamedTuple):
 
 
 def draw_params(count: int) -> dict[str, np.ndarray]:
-    """Parameters [count] around the published ones, spread and correlated as the authors' resamples are (normal, centred)."""
+    """Draw parameters [count] around the published ones, normal, with the spread and correlation of the resamples."""
     point = {name: float(text) for name, text in MLE_PARAMS.items()}
     log_N, log_D = np.log(CENTRE["N"]), np.log(CENTRE["D"])
     E, alpha, beta = point["E"], point["alpha"], point["beta"]
@@ -94,7 +98,7 @@ def draw_params(count: int) -> dict[str, np.ndarray]:
 
 
 def all_points(data: pathlib.Path) -> LossPoints:
-    """Hoffmann's 245 points, in the order of the table."""
+    """Read Hoffmann's 245 points, in the order of the table."""
     N, C, loss = tables.float_columns(
         tables.read_paper_table(data, "chinchilla/points.csv"), "Model Size", "Training FLOP", "loss"
     )
@@ -102,37 +106,37 @@ def all_points(data: pathlib.Path) -> LossPoints:
 
 
 def fitted_points(data: pathlib.Path) -> LossPoints:
-    """The 240 that the authors fit: without the five largest losses."""
-    given = all_points(data)
-    kept = given.loss < np.sort(given.loss)[-5]
-    return LossPoints(*(column[kept] for column in given))
+    """Read the 240 points that the authors fit: all but the five largest losses."""
+    points = all_points(data)
+    mask = points.loss < np.sort(points.loss)[-5]
+    return LossPoints(*(column[mask] for column in points))
 
 
-def huber_problem(given: LossPoints) -> Problem:
-    """Hoffmann's objective on these points."""
-    return pose_problem(LAW, {"N": given.N, "D": given.D}, given.loss, huber_log())
+def huber_problem(points: LossPoints) -> Problem:
+    """Pose Chinchilla's law with Hoffmann's objective on these points."""
+    return pose_problem(LAW, {"N": points.N, "D": points.D}, points.loss, huber_log())
 
 
 def resample_multiplicities(count: int, size: int = 240) -> np.ndarray:
-    """How often each of the authors' first `count` resamples holds each point: [count, size]."""
+    """Multiplicities [count, size]: how often each of the authors' first resamples holds each point."""
     random = np.random.RandomState(SEED)
     return np.stack([np.bincount(random.choice(size, size, replace=True), minlength=size) for _ in range(count)]) * 1.0
 
 
 def refit_resamples(posed: Problem, best: Optimum, count: int, tell: Callable[[str], None]) -> dict[str, np.ndarray]:
-    """Parameters [count] of the refitted resamples; all of them converge, which the caller may check by the length."""
-    weights, found = resample_multiplicities(count, posed.points), []
+    """Refit `count` resamples: parameters, each [<= count], of those that converge (all of them do)."""
+    weights, batches = resample_multiplicities(count, posed.points), []
     for first in range(0, count, BATCH):
-        solved = uncertainty.refit_weighted(posed, weights[first : first + BATCH], best.x)
-        found.append(solved.x[solved.converged])
+        solutions = uncertainty.refit_weighted(posed, weights[first : first + BATCH], best.x)
+        batches.append(solutions.x[solutions.converged])
         tell(f"besiroglu: {min(first + BATCH, count)} of {count} resamples refitted")
-    return posed.to_params(np.concatenate(found))
+    return posed.to_params(np.concatenate(batches))
 
 
 def reproduce(data: pathlib.Path, tell: Callable[[str], None], resamples: int = RESAMPLES) -> PaperReport:
-    """Point estimates, minimum, standard errors and intervals, exponent, likelihoods and tests."""
-    given = fitted_points(data)
-    posed = huber_problem(given)
+    """Recompute point estimates, minimum, standard errors and intervals, exponent, likelihoods and tests."""
+    points = fitted_points(data)
+    posed = huber_problem(points)
     best = optimum.minimise_objective(posed)
     _, likely = likelihood.fit_scale(LAW, posed.columns, posed.target, load_objective("mle"))
     spread = refit_resamples(posed, best, resamples, tell)
@@ -143,13 +147,13 @@ def reproduce(data: pathlib.Path, tell: Callable[[str], None], resamples: int = 
     ]
     rows.append(make_comparison_row("-log likelihood", likely.value, MLE_NEGATIVE_LOG_LIKELIHOOD, LIKELIHOOD))
     rows += _paper_rows(likely) + _spread_rows(spread) + _exponent_rows(likely, spread)
-    rows += likelihood_rows(data, likely) + _test_rows(likely, spread, given)
+    rows += likelihood_rows(data, likely) + _test_rows(likely, spread, points)
     used = len(spread["alpha"])
     return PaperReport("besiroglu", SOURCE, tuple(rows), _findings(best, likely, used, resamples))
 
 
 def _paper_rows(likely: Optimum) -> list[ComparisonRow]:
-    """Equation 4 of the paper beside the estimate that it says it prints."""
+    """Rows of equation 4 of the paper, beside the estimate that it claims to print."""
     recipe = "the same estimate, as the paper's equation 4 prints it"
     return [
         make_comparison_row(f"{name}, eq. 4", likely.params[name], text, recipe, judge_consistency)
@@ -158,7 +162,7 @@ def _paper_rows(likely: Optimum) -> list[ComparisonRow]:
 
 
 def _spread_rows(spread: Mapping[str, np.ndarray]) -> list[ComparisonRow]:
-    """Standard errors within 1 %, and the ends of the 95 % intervals within 1 % of their values."""
+    """Rows of standard errors and of the ends of 95 % intervals, each within 1 % of its value."""
     rows = []
     for name, text in STANDARD_ERRORS.items():
         ours = float(np.std(spread[name]))
@@ -187,29 +191,29 @@ def _exponent_rows(likely: Optimum, spread: Mapping[str, np.ndarray]) -> list[Co
     ]
 
 
-def log_likelihood(params: Mapping[str, float], given: LossPoints) -> float:
-    """Of a law on these points, sigma at its best for that law."""
-    residuals = np.log(given.loss) - np.log(LAW({"N": given.N, "D": given.D}, params))
+def log_likelihood(params: Mapping[str, float], points: LossPoints) -> float:
+    """Log likelihood of a law on these points, with the best sigma for that law."""
+    residuals = np.log(points.loss) - np.log(LAW({"N": points.N, "D": points.D}, params))
     sigma = likelihood.best_sigma(residuals, 1e-3)
     return -likelihood.negative_log_likelihood(residuals, sigma, 1e-3)
 
 
 def likelihood_rows(data: pathlib.Path, likely: Optimum) -> list[ComparisonRow]:
-    """Three laws on the 240 points that were fitted, and on all 245."""
+    """Rows of the log likelihoods of three laws, on the 240 fitted points and on all 245."""
     laws: Mapping[str, Mapping[str, float]] = {"fitted": likely.params} | {n: p._asdict() for n, p in HOFFMANN.items()}
     recipe = "log likelihood of a given law on the points, sigma at its best for that law"
     rows = []
-    for place, given in enumerate((fitted_points(data), all_points(data))):
+    for place, points in enumerate((fitted_points(data), all_points(data))):
         for name, params in laws.items():
-            label = f"log likelihood of {len(given.N)} points, {name} law"
-            rows.append(make_comparison_row(label, log_likelihood(params, given), LOG_LIKELIHOOD[name][place], recipe))
+            label = f"log likelihood of {len(points.N)} points, {name} law"
+            rows.append(make_comparison_row(label, log_likelihood(params, points), LOG_LIKELIHOOD[name][place], recipe))
     return rows
 
 
-def _test_rows(likely: Optimum, spread: Mapping[str, np.ndarray], given: LossPoints) -> list[ComparisonRow]:
-    """The two tests of whether Hoffmann's law could be the fitted one."""
+def _test_rows(likely: Optimum, spread: Mapping[str, np.ndarray], points: LossPoints) -> list[ComparisonRow]:
+    """Rows of the two tests of whether Hoffmann's law could be the fitted one."""
     theirs = HOFFMANN["Hoffmann's unrounded"]._asdict()
-    ratio = 2 * (log_likelihood(likely.params, given) - log_likelihood(theirs, given))
+    ratio = 2 * (log_likelihood(likely.params, points) - log_likelihood(theirs, points))
     apart = _log_params(likely.params) - _log_params(theirs)
     chi_square = float(apart @ np.linalg.solve(np.cov(_log_params(spread)), apart))
     recipe = "distance of the two laws (logs of A, B, E) by the inverse covariance of the resamples"

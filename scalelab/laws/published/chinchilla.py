@@ -1,7 +1,7 @@
 """Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models" (Chinchilla, arXiv 2203.15556).
 
-Tables 2, 3, A3, A4 and A9, held against each other and against the points of figure 4 as Besiroglu et al. 2024 read
-them off. The training curves behind approach 1 were never published.
+Tables 2, 3, A3, A4 and A9 are compared with each other and with the points of figure 4 as read off by Besiroglu et
+al. 2024. The training curves behind approach 1 were never published.
 """
 
 import pathlib
@@ -52,7 +52,7 @@ TABLE_A4 = (  # million parameters, layers, d_model, ffw_size, heads, kv_size, F
 )
 VOCABULARY, SEQ_LEN = 32000, 2048
 BUDGETS = (6e18, 1e19, 3e19, 6e19, 1e20, 3e20, 6e20, 1e21, 3e21)  # figure 3
-NEAR_BUDGET = 0.1  # in log C: the pixels of figure 4
+NEAR_BUDGET = 0.1  # in log C: the resolution of figure 4's pixels
 
 
 def table_params(d: float, ffw: float, kv: float, heads: float, layers: float) -> float:
@@ -69,14 +69,14 @@ def flops_per_token(d: float, ffw: float, kv: float, heads: float, layers: float
 
 
 def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
-    """Tables 2, 3, A3, A4, A9 and the law itself."""
+    """Recompute tables 2, 3, A3, A4, A9 and the law itself."""
     rows = [*_refit_approach_3(data), *_table_2(data), *_six_nd(), *_from_law(), *_table_a4()]
     sizes, wrong = _table_a9(data)
     return PaperReport("chinchilla", SOURCE, (*rows, sizes), _findings(rows, wrong))
 
 
 def _refit_approach_3(data: pathlib.Path) -> list[ComparisonRow]:
-    """Approach 3 on the points of figure 4."""
+    """Rows of approach 3 on the points of figure 4."""
     posed = besiroglu.huber_problem(besiroglu.fitted_points(data))
     best = optimum.minimise_objective(posed)
     theirs = besiroglu.HOFFMANN["Hoffmann's unrounded"]
@@ -102,29 +102,21 @@ def _refit_approach_3(data: pathlib.Path) -> list[ComparisonRow]:
 
 
 def _table_2(data: pathlib.Path) -> list[ComparisonRow]:
-    """The exponents: through the rows of tables 3 and A3, from the law's coefficients, from IsoFLOPs of figure 4."""
+    """Rows of the exponents: through tables 3 and A3, from the law's coefficients, from IsoFLOPs of figure 4."""
     rows = []
     for approach, exponents in TABLE_2.items():
         C = np.log([_flops(approach, i) for i in range(len(SIZES))])
         for name, values, (text, interval) in zip("ab", (SIZES, map(float, TOKENS[approach])), exponents, strict=True):
             slope = np.polyfit(C, np.log(list(values)), 1)[0]
             recipe = "power law through the rows of table 3 (approach 1) or A3; the misprint mended"
-            rows.append(make_comparison_row(f"Table 2, {approach}: {name}, through its table", slope, text, recipe, judge_consistency,
-                            interval=interval))  # fmt: skip
+            label = f"Table 2, {approach}: {name}, through its table"
+            rows.append(make_comparison_row(label, slope, text, recipe, judge_consistency, interval=interval))
     (text, interval), _ = TABLE_2["approach 3"]
     for label, params in besiroglu.HOFFMANN.items():
         recipe = "beta / (alpha + beta)"
         a = float(chinchilla_optimum.allocation_exponents(params)[0])
-        rows.append(
-            make_comparison_row(
-                f"Table 2, approach 3: a from {label} coefficients",
-                a,
-                text,
-                recipe,
-                judge_consistency,
-                interval=interval,
-            )
-        )
+        name = f"Table 2, approach 3: a from {label} coefficients"
+        rows.append(make_comparison_row(name, a, text, recipe, judge_consistency, interval=interval))
     (text, interval), _ = TABLE_2["approach 2"]
     recipe = "parabolas in log N through the points of fig. 4 within 10 % of each of nine budgets; interior minima"
     rows.append(
@@ -134,10 +126,10 @@ def _table_2(data: pathlib.Path) -> list[ComparisonRow]:
 
 
 def _approach_2(data: pathlib.Path) -> float:
-    given = besiroglu.all_points(data)
-    apart = np.log(6 * given.N * given.D)[:, None] - np.log(BUDGETS)
+    points = besiroglu.all_points(data)
+    apart = np.log(6 * points.N * points.D)[:, None] - np.log(BUDGETS)
     which, near = np.abs(apart).argmin(axis=1), np.abs(apart).min(axis=1) < NEAR_BUDGET
-    return fit_isoflop(np.take(BUDGETS, which[near]), given.N[near], given.loss[near], "parabola").a
+    return fit_isoflop(np.take(BUDGETS, which[near]), points.N[near], points.loss[near], "parabola").a
 
 
 def _flops(approach: str, i: int) -> float:
@@ -149,7 +141,7 @@ def _label(approach: str, N: float) -> str:
 
 
 def _six_nd() -> list[ComparisonRow]:
-    """Every printed C beside 6ND of the same row, within the rounding of both."""
+    """Rows of every printed C beside 6ND of its row, within the rounding of both."""
     rows = []
     for approach, flops in FLOPS.items():
         for N, C, D in zip(SIZES, flops, TOKENS[approach], strict=True):
@@ -164,7 +156,7 @@ def _six_nd() -> list[ComparisonRow]:
 
 
 def _from_law() -> list[ComparisonRow]:
-    """Approach 3's columns of table A3 from its own law: the C and D at which each size is the best."""
+    """Rows of approach 3's columns of table A3 by its own law: C and D at which each size is the best."""
     params = besiroglu.HOFFMANN["Hoffmann's unrounded"]
     a, _ = chinchilla_optimum.allocation_exponents(params)
     scale = chinchilla_optimum.optimal_allocation(params, 6.0).N  # N_opt = scale x (C / 6)^a
@@ -195,7 +187,7 @@ def _table_a4() -> list[ComparisonRow]:
 
 
 def _table_a9(data: pathlib.Path) -> tuple[ComparisonRow, Sequence[str]]:
-    """(how many printed sizes follow from the shapes, those that don't)."""
+    """(row of how many printed sizes follow from the shapes, the sizes that don't)."""
     lines = tables.read_paper_table(data, "chinchilla/table_A9.csv")
     columns = ("params_M", "d_model", "ffw_size", "kv_size", "n_heads", "n_layers")
     printed, *shape = tables.float_columns(lines, *columns)
@@ -217,8 +209,7 @@ def _findings(rows: Sequence[ComparisonRow], wrong: Sequence[str]) -> tuple[str,
     by_law = {r.name: r for r in rows}
     small = by_law["Table A3, approach 3, 0.4B: C by its law"], by_law["Table A3, approach 3, 0.4B: D by its law"]
     six_nd = [r.name.removesuffix(": C") for r in rows if r.name.endswith("B: C") and r.verdict == "table_error"]
-    first = TABLE_A4[0][1:6]
-    layers, d, ffw, heads, kv = first
+    layers, d, ffw, heads, kv = TABLE_A4[0][1:6]
     with_ends = flops_per_token(d, ffw, kv, heads, layers, VOCABULARY) / (6 * table_params(d, ffw, kv, heads, layers))
     return (
         "Table A3, approach 3, 175B: 1.26e+24 is a misprint of 1.26e+25 (6ND, and its neighbours).",

@@ -1,6 +1,6 @@
-"""Fetch the run tables from the authors' own public repositories: a pinned commit, and a SHA-256 that must be met.
+"""Downloads run tables from the authors' public repositories, each with a pinned commit and a SHA-256 to match.
 
-Five tables can be had as they are. The others were made from files of other formats, or typed from a paper: for these
+Five tables can be downloaded as they are. The others were converted from other formats or typed from a paper:
 `MANUAL_SOURCES` says where they come from.
 """
 
@@ -15,18 +15,18 @@ from collections.abc import Callable
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 60.0
 _RAW = "https://raw.githubusercontent.com"
-# The one that the paper's notebook reads.
+# The file that the paper's notebook reads.
 _BESIROGLU = f"{_RAW}/Besiroglu/data/02783aeb768463ef2635c061a961068ff3e93949"
 _GEMSTONES = f"{_RAW}/mcleish7/gemstone-scaling-laws/1fb97a26b3a4ee647475ee3b46d67413b1844405/wandb_dfs"
 
 
 class DownloadError(RuntimeError):
-    """A file that could not be had, or is not the one that was asked for. Nothing of it is kept."""
+    """A file that could not be downloaded, or whose bytes are not the expected ones. Nothing of it stays on disk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a table lies, and the SHA-256 of its bytes."""
+    """A table's URL, and the SHA-256 of its bytes."""
 
     url: str
     sha256: str
@@ -65,7 +65,7 @@ MANUAL_SOURCES = {
 
 
 def download_file(source: Source, path: pathlib.Path, tell: Callable[[str], None]) -> None:
-    """Write the file at `source` to `path`, whole and verified, or raise DownloadError and leave nothing behind."""
+    """Download `source` to `path`, whole and verified, or raise DownloadError and leave nothing behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     digest = hashlib.sha256()
@@ -85,5 +85,5 @@ def download_file(source: Source, path: pathlib.Path, tell: Callable[[str], None
 
 
 def has_valid_copy(source: Source, path: pathlib.Path) -> bool:
-    """Whether `path` already holds the right bytes."""
+    """Whether `path` already holds the bytes of `source`."""
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == source.sha256

@@ -1,6 +1,6 @@
 """Gadre et al. 2024, "Language models scale reliably with over-training and on downstream tasks" (arXiv 2403.08540).
 
-Coefficients of tables 2 and 5 and predictions of section 4, to the digits that the authors' code gives
+Coefficients of tables 2 and 5 and predictions of section 4, with the digits of the authors' code
 (mlfoundations/scaling, `scaling/laws.py`, `scaling/shared.py`). Data: their runs, merged into one table.
 """
 
@@ -34,7 +34,7 @@ ERROR_LAW = {  # error = epsilon - k exp(-gamma L), averages over 17 and 46 task
     ("rw_original", 46): {"epsilon": "0.7677", "k": "1.1281", "gamma": "0.8215"},
 }
 ERROR_COLUMN = {17: "err_avg_subset", 46: "err_avg"}
-PREDICTED = {  # runs that were held out, RedPajama: relative error of the predicted loss and 17-task error, %
+PREDICTED = {  # held-out runs on RedPajama: relative errors of the predicted loss and 17-task error, %
     "1.4B, M = 640": ("open_lm_1b", 32, "0.7103", "3.6365"),
     "6.9B, M = 20": ("open_lm_7b", 1, "0.7320", "0.0464"),
 }
@@ -51,20 +51,20 @@ OVERTRAINING, DOWNSTREAM = LAWS["overtraining"], LAWS["downstream"]
 
 def fit_rows(lines: Iterable[Line], dataset: str) -> tuple[list[Line], list[Line]]:
     """(the 5 runs of the loss law, the 6 of the error law) of one training set."""
-    own = [line for line in lines if line["dataset_name"] == dataset]
-    small = [line for line in own if not line["model_name"].startswith("open_lm")]
+    runs = [line for line in lines if line["dataset_name"] == dataset]
+    small = [line for line in runs if not line["model_name"].startswith("open_lm")]
     five = [line for line in small if float(line["cc_mult"]) == 1]
     five += [line for line in small if float(line["cc_mult"]) == 16 and line["model_name"] == "d=96_l=8_h=4"]
-    return five, [*five, find_run(own, dataset, "open_lm_1b", 1)]
+    return five, [*five, find_run(runs, dataset, "open_lm_1b", 1)]
 
 
 def find_run(lines: Iterable[Line], dataset: str, model: str, multiple: float) -> Line:
-    """The one run of this training set, size and multiple of 20 tokens a parameter."""
-    (only,) = [
+    """Find the run of this training set, size and multiple of 20 tokens per parameter; there is only one."""
+    (run,) = [
         line for line in lines
         if (line["dataset_name"], line["model_name"], float(line["cc_mult"])) == (dataset, model, multiple)
     ]  # fmt: skip
-    return only
+    return run
 
 
 def _least_squares(law: Law, columns: dict[str, np.ndarray], target: np.ndarray) -> Optimum:
@@ -72,19 +72,19 @@ def _least_squares(law: Law, columns: dict[str, np.ndarray], target: np.ndarray)
 
 
 def fit_loss(five: list[Line]) -> Optimum:
-    """The overtraining law on raw loss."""
+    """Fit the overtraining law to the losses of five runs, by least squares of the raw loss."""
     C, M, loss = tables.float_columns(five, *COLUMNS)
     return _least_squares(OVERTRAINING, {"C": C, "M": M}, loss)
 
 
 def fit_error(six: list[Line], tasks: int) -> Optimum:
-    """The downstream law."""
+    """Fit the downstream law to the losses and average errors of six runs."""
     loss, error = tables.float_columns(six, "loss_c4_val", ERROR_COLUMN[tasks])
     return _least_squares(DOWNSTREAM, {"loss": loss}, error)
 
 
 def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
-    """Coefficients of both laws on three training sets, and the predictions."""
+    """Recompute the coefficients of both laws on three training sets, and the predictions."""
     lines = tables.read_paper_table(data, "gadre/runs.csv")
     rows, findings = [], []
     for dataset, coefficients in LOSS_LAW.items():
@@ -115,13 +115,13 @@ def _prediction_rows(lines: list[Line], loss_law: Optimum, error_law: Optimum) -
         C, M, loss = tables.float_columns(run, *COLUMNS)
         (error,) = tables.float_columns(run, ERROR_COLUMN[17])
         predicted = OVERTRAINING({"C": C, "M": M}, loss_law.params)
-        then = DOWNSTREAM({"loss": predicted}, error_law.params)
+        predicted_error = DOWNSTREAM({"loss": predicted}, error_law.params)
         rows.append(
             make_comparison_row(f"rpj, {name}: loss, % off", _relative_error(predicted, loss), loss_text, PREDICTION)
         )
         rows.append(
             make_comparison_row(
-                f"rpj, {name}: 17-task error, % off", _relative_error(then, error), error_text, PREDICTION
+                f"rpj, {name}: 17-task error, % off", _relative_error(predicted_error, error), error_text, PREDICTION
             )
         )
     return rows

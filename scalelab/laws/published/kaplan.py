@@ -1,8 +1,8 @@
 """Kaplan et al. 2020, "Scaling Laws for Neural Language Models" (arXiv 2001.08361).
 
-Its runs were never published, so its constants are held against each other (N: without embeddings), against Porian et
-al. 2024, who trained its setting again, and against Chinchilla's law with parameters and FLOPs counted as Kaplan counts
-them (Pearce & Song 2024, "Reconciling Kaplan and Chinchilla Scaling Laws", arXiv 2406.12907).
+Its runs were never published, so its constants (N without embeddings) are compared with each other, with Porian et
+al. 2024, who trained in its setting again, and with Chinchilla's law if parameters and FLOPs are counted as by Kaplan
+(Pearce & Song 2024, "Reconciling Kaplan and Chinchilla Scaling Laws", arXiv 2406.12907).
 """
 
 import pathlib
@@ -24,11 +24,11 @@ L_OF_N_D = {"alpha_N": 0.076, "alpha_D": 0.103, "N_c": 6.4e13, "D_c": 1.8e13}
 OPTIMAL = {"N": "0.73", "B": "0.24", "S": "0.03", "D": "0.27"}  # exponents of C_min
 OMEGA = 47491.0  # N_total = N + OMEGA N^(1/3): embeddings of shapes of width ~ N^(1/3) (Pearce & Song, 32k tokens)
 SIZES = np.geomspace(768, 1.5e9, 200)  # Kaplan's smallest and largest N
-NEAR = 0.03  # of an exponent: Kaplan's own sizes and their weights are not known
+NEAR = 0.03  # tolerance of an exponent: Kaplan's own sizes and their weights are not known
 
 
 def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
-    """What follows from the constants, what Porian's runs say, and what the count of N does."""
+    """Recompute what follows from the constants, from Porian's runs, and from the count of N."""
     rows = [*_from_constants(), *_trained_again(data), *_conventions()]
     return PaperReport("kaplan", SOURCE, tuple(rows), _findings(rows))
 
@@ -65,7 +65,7 @@ def _from_constants() -> list[ComparisonRow]:
 
 
 def _trained_again(data: pathlib.Path) -> list[ComparisonRow]:
-    """Porian's runs in Kaplan's setting, and with its optimiser tuned."""
+    """Rows of Porian's runs in Kaplan's setting, and with a tuned optimiser."""
     optima = tables.read_paper_table(data, "porian/optimal_pairs.csv")
     rows = []
     for experiment in porian.EXPERIMENTS:
@@ -79,9 +79,9 @@ def _trained_again(data: pathlib.Path) -> list[ComparisonRow]:
 
 
 def as_kaplan_counts(law: chinchilla_optimum.ChinchillaParams, N: np.ndarray) -> np.ndarray:
-    """C = 6 N D without embeddings at which each N (without embeddings) is best by a law of the total count.
+    """C = 6 N D at which each N is best, both counted without embeddings, by a law of the total count.
 
-    With N_total = N + OMEGA N^(1/3) and s = d log N_total / d log N, the loss is lowest on C = 6 N D where
+    With N_total = N + OMEGA N^(1/3) and s = d log N_total / d log N, the loss at fixed C = 6 N D is lowest where
     alpha A N_total^-alpha s = beta B D^-beta.
     """
     total = N + OMEGA * np.cbrt(N)
@@ -106,16 +106,15 @@ def _conventions() -> list[ComparisonRow]:
 
 
 def _findings(rows: list[ComparisonRow]) -> tuple[str, ...]:
-    of = {r.name: r for r in rows}
+    by_name = {r.name: r for r in rows}
     law = besiroglu.HOFFMANN["Hoffmann's unrounded"]
     local = np.gradient(np.log(SIZES), np.log(as_kaplan_counts(law, SIZES)))
     return (
-        f"p = 0.73 of N is a trend of its own: the printed alphas give {of['N_opt ~ C^p: p'].ours:.2f}, L(N, D) gives "
-        f"{of['N_opt ~ C^p: p by L(N, D)'].ours:.3f}.",
+        f"p = 0.73 of N is a trend of its own: the printed alphas give {by_name['N_opt ~ C^p: p'].ours:.2f}, L(N, D) "
+        f"gives {by_name['N_opt ~ C^p: p by L(N, D)'].ours:.3f}.",
         "Kaplan against Chinchilla is a matter of counting: without embeddings, Chinchilla's own law has p = "
         f"{rows[-1].ours:.2f} over Kaplan's sizes, locally from {local.max():.2f} to {local.min():.2f} at the largest; "
         f"with N the total it has a = {float(chinchilla_optimum.allocation_exponents(law)[0]):.2f} everywhere.",
-        f"Trained again by Porian et al. with N as Kaplan counts: {of[rows[-4].name].ours:.3f} in Kaplan's setting "
-        "on RefinedWeb, "
-        f"{of[rows[-2].name].ours:.3f} on OpenWebText2, and {of[rows[-3].name].ours:.3f} with tuned optimiser.",
+        f"Trained again by Porian et al. with N as Kaplan counts: {rows[-4].ours:.3f} in Kaplan's setting "
+        f"on RefinedWeb, {rows[-2].ours:.3f} on OpenWebText2, and {rows[-3].ours:.3f} with tuned optimiser.",
     )

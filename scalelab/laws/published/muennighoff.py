@@ -1,7 +1,7 @@
 """Muennighoff et al. 2023, "Scaling Data-Constrained Language Models" (arXiv 2305.16264).
 
-R_D* and R_N* with everything else held at the C4 law of the same paper (appendix A; huggingface/datablations). Data:
-the 182 runs of the authors' fit.
+R_D* and R_N* are fitted, all other parameters held at the C4 law of that paper (appendix A; huggingface/datablations).
+Data: the 182 runs of the authors' fit.
 """
 
 import pathlib
@@ -40,10 +40,9 @@ PUBLISHED = {"R_D_star": "15.387756", "R_N_star": "5.309743"}
 OBJECTIVE = "0.015825936570763588"
 R_SQUARED, R_SQUARED_NO_DECAY = "0.7722046", "0.4451684"
 README = (((6.34e9, 242e9, 25e9), "2.2256440890"), ((8.67e9, 178e9, 25e9), "2.2269634075"))  # N, D, U: loss
-BUDGET, UNIQUE, BEST_N, BEST_EPOCHS = 1e22, 25e9, "7.02e9", "9.49"  # FLOPs, unique tokens: the best use
-SINGLE_PRECISION_TOLERANCE = (
-    1e-7  # of the objective: the authors computed it in single precision (it is the float32 0.015825937)
-)
+BUDGET, UNIQUE, BEST_N, BEST_EPOCHS = 1e22, 25e9, "7.02e9", "9.49"  # FLOPs, unique tokens, and their best use
+# Share of the objective: the authors computed it in single precision (it is the float32 0.015825937).
+SINGLE_PRECISION_TOLERANCE = 1e-7
 LEVEL = 0.9
 
 LAW = law_lib.hold_params(LAWS["data_constrained"], **HELD_PARAMS)
@@ -51,29 +50,32 @@ RECIPE = "182 runs; a, b, e, alpha = beta held at the C4 law; sum of Huber(1e-3)
 
 
 def read_columns(data: pathlib.Path) -> tuple[Columns, np.ndarray]:
-    """N, D and unique tokens U of the runs, and their loss."""
+    """Read N, D and unique tokens U of the runs, and their loss."""
     lines = tables.read_paper_table(data, "datablations/runs_182_fit_set.csv")
     N, D, U, loss = tables.float_columns(lines, "params", "tokens_total", "tokens_unique", "val_loss")
     return {"N": N, "D": D, "U": U}, loss
 
 
 def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
-    """The objective at the published optimum and at ours, fits with and without decay, predictions, profiles."""
-    given, loss = read_columns(data)
-    posed = pose_problem(LAW, given, loss, huber_log())
+    """Recompute the objective at the published optimum and at ours, fits with and without decay, and predictions."""
+    columns, loss = read_columns(data)
+    posed = pose_problem(LAW, columns, loss, huber_log())
     theirs = {name: float(text) for name, text in PUBLISHED.items()}
     there = _objective_value(posed, theirs)
     best = optimum.minimise_objective(posed, also=theirs)
     profiles = profile.profile_params(posed, best, LEVEL)
+    tolerance = SINGLE_PRECISION_TOLERANCE * there
+    at_minimum, at_params = f"{RECIPE}; global minimum", f"{RECIPE}; at the global minimum"
     rows = [
-        make_comparison_row("objective at the published optimum", there, OBJECTIVE, RECIPE, tolerance=SINGLE_PRECISION_TOLERANCE * there),
-        make_comparison_row("minimum of the objective", best.value, OBJECTIVE, f"{RECIPE}; global minimum", judge_minimum,
-            SINGLE_PRECISION_TOLERANCE * there),
-        *[make_comparison_row(name.replace("_star", "*"), best.params[name], text, f"{RECIPE}; at the global minimum", judge_superseded)
-          for name, text in PUBLISHED.items()],
-        *_fit_rows(given, loss, theirs),
+        make_comparison_row("objective at the published optimum", there, OBJECTIVE, RECIPE, tolerance=tolerance),
+        make_comparison_row("minimum of the objective", best.value, OBJECTIVE, at_minimum, judge_minimum, tolerance),
+        *[
+            make_comparison_row(name.replace("_star", "*"), best.params[name], text, at_params, judge_superseded)
+            for name, text in PUBLISHED.items()
+        ],
+        *_fit_rows(columns, loss, theirs),
         *_use_rows(theirs),
-    ]  # fmt: skip
+    ]
     return PaperReport("muennighoff", SOURCE, tuple(rows), _findings(there, best.value, profiles))
 
 
@@ -81,20 +83,20 @@ def _objective_value(posed: Problem, params: dict[str, float]) -> float:
     return float(posed.value(posed.from_params(params)[None], np.ones((1, posed.points)))[0])
 
 
-def _fit_rows(given: Columns, loss: np.ndarray, theirs: dict[str, float]) -> list[ComparisonRow]:
+def _fit_rows(columns: Columns, loss: np.ndarray, theirs: dict[str, float]) -> list[ComparisonRow]:
     def r_squared(law: np.ndarray) -> float:
         return float(1 - np.sum((loss - law) ** 2) / np.sum((loss - loss.mean()) ** 2))
 
-    plain = LAWS["chinchilla"](given, HELD_PARAMS)
+    plain = LAWS["chinchilla"](columns, HELD_PARAMS)
     recipe = "1 - sum of squared residuals of the loss over its variance, 182 runs"
     return [
-        make_comparison_row("R^2 at the published optimum", r_squared(LAW(given, theirs)), R_SQUARED, recipe),
+        make_comparison_row("R^2 at the published optimum", r_squared(LAW(columns, theirs)), R_SQUARED, recipe),
         make_comparison_row("R^2 without decay", r_squared(plain), R_SQUARED_NO_DECAY, recipe),
     ]
 
 
 def _use_rows(theirs: dict[str, float]) -> list[ComparisonRow]:
-    """What the README computes from the published law."""
+    """Rows of the numbers that the authors' README computes from the published law."""
     rows = []
     for (N, D, U), text in README:
         ours = float(LAW({"N": N, "D": D, "U": U}, theirs))
@@ -111,11 +113,11 @@ def _use_rows(theirs: dict[str, float]) -> list[ComparisonRow]:
 
 
 def _findings(there: float, best: float, profiles: dict[str, ParamProfile]) -> tuple[str, ...]:
-    said = [f"The published optimum is a local minimum: an objective {1 - best / there:.2%} lower exists."]
-    for name, found in profiles.items():
-        low, high = ("open" if end is None else f"{end:.3g}" for end in found.interval)
-        said.append(
-            f"{name.replace('_star', '*')} is {found.verdict} by these runs: {LEVEL:.0%} profile interval {low} to "
+    findings = [f"The published optimum is a local minimum: an objective {1 - best / there:.2%} lower exists."]
+    for name, curve in profiles.items():
+        low, high = ("open" if end is None else f"{end:.3g}" for end in curve.interval)
+        findings.append(
+            f"{name.replace('_star', '*')} is {curve.verdict} by these runs: {LEVEL:.0%} profile interval {low} to "
             f"{high}"
         )
-    return tuple(said)
+    return tuple(findings)

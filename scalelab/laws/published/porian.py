@@ -1,7 +1,7 @@
 """Porian et al. 2024, "Resolving Discrepancies in Compute-Optimal Scaling of Language Models" (arXiv 2406.19146).
 
 Fifteen exponents of N_opt ~ C^a, as stored by the authors (formll/resolving-scaling-law-discrepancies, data/*.pickle.xz
-at commit 859f146a): unweighted, weighted, and the 95 % interval. Data: the same files, converted.
+at commit 859f146a): unweighted, weighted, and the 95 % interval. Data: those files, converted.
 """
 
 import pathlib
@@ -23,7 +23,7 @@ SOURCE = "arXiv 2406.19146; stored results of formll/resolving-scaling-law-discr
 
 
 class Experiment(NamedTuple):
-    """One experiment, named as its file names it, and its exponents as printed."""
+    """One experiment, identified by its columns in the authors' files, and its exponents as printed."""
 
     file: str
     dataset: str
@@ -37,7 +37,7 @@ class Experiment(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For the table of results."""
+        """The experiment's name in the table of results."""
         return f"{self.dataset}, {self.hparams}, {self.warmup} warmup, {self.decay} decay, N {self.param_count}"
 
 
@@ -48,19 +48,22 @@ EXPERIMENTS = (
     Experiment("summary_df", "rw", "base", "short", "kaplan", "standard", "0.6035", "0.6020", (0.5914, 0.6173)),
     Experiment("summary_df", "rw", "tuned", "short", "const", "standard", "0.4970", "0.4969", (0.4907, 0.5045)),
     Experiment("summary_df_att", "rw", "base", "long", "kaplan", "attention", "0.7159", "0.7171", (0.7029, 0.7273)),
-    Experiment("summary_df_att", "rw", "base", "short", "chinchilla", "attention", "0.5778", "0.5772", (0.5620, 0.5925)),
+    Experiment("summary_df_att", "rw", "base", "short", "chinchilla", "attention",
+               "0.5778", "0.5772", (0.5620, 0.5925)),
     Experiment("summary_df_att", "rw", "base", "short", "kaplan", "attention", "0.6240", "0.6223", (0.6072, 0.6320)),
     Experiment("summary_df_att", "rw", "tuned", "short", "const", "attention", "0.5041", "0.5053", (0.4962, 0.5123)),
-    Experiment("summary_df_kaplan_tuned_hparams", "rw", "tuned", "long", "const", "kaplan", "0.7081", "0.7115", (0.7026, 0.7214)),
+    Experiment("summary_df_kaplan_tuned_hparams", "rw", "tuned", "long", "const", "kaplan",
+               "0.7081", "0.7115", (0.7026, 0.7214)),
     Experiment("summary_df_owt2", "owt2", "base", "long", "kaplan", "kaplan", "0.8700", "0.8635", (0.8186, 0.8974)),
     Experiment("summary_df_owt2", "owt2", "base", "long", "kaplan", "standard", "0.7000", "0.6985", (0.6644, 0.7245)),
-    Experiment("summary_df_owt2", "owt2", "base", "short", "chinchilla", "standard", "0.5689", "0.5743", (0.5423, 0.6056)),
+    Experiment("summary_df_owt2", "owt2", "base", "short", "chinchilla", "standard",
+               "0.5689", "0.5743", (0.5423, 0.6056)),
     Experiment("summary_df_owt2", "owt2", "base", "short", "kaplan", "standard", "0.6016", "0.6032", (0.5702, 0.6287)),
     Experiment("summary_df_owt2", "owt2", "tuned", "short", "const", "standard", "0.5184", "0.5185", (0.4931, 0.5414)),
 )  # fmt: skip
-# Standard deviation of the loss, in nats, that the stored spreads and intervals agree with: see the findings.
+# Standard deviation of the loss, in nats, with which the stored spreads and intervals agree: see the findings.
 NOISE = {"rw": 0.002, "owt2": 0.01}
-NEAR = 0.005  # of an exponent: other noise draws
+NEAR = 0.005  # tolerance of an exponent: our noise draws differ
 STUCK_A, STUCK_E, STUCK_ALPHA = np.exp(5.0), (1.0, np.exp(0.5)), 0.1  # stored "weighted" L(C) in nine of the fifteen
 LOSS_FLOPS = (1e16, 5e17)  # the authors fit L(C) strictly between these
 
@@ -73,13 +76,13 @@ SATURATING = (
 
 
 def select_experiment(lines: list[Line], experiment: Experiment) -> list[Line]:
-    """The rows of one experiment that have an optimum."""
+    """The lines of one experiment that have an optimum."""
     keys = ("file", "dataset", "hparams", "warmup", "decay", "param_count")
     return [line for line in lines if all(line[key] == getattr(experiment, key) for key in keys) and line["n"]]
 
 
 def weighted_exponent(lines: list[Line]) -> tuple[float, float]:
-    """(unweighted, weighted) exponent through stored optima."""
+    """Exponents (unweighted, weighted) through stored optima."""
     C, n, std = tables.float_columns(lines, "flops", "n", "n_star_std")
     plain, _ = np.polyfit(np.log(C), np.log(n), 1)
     weighted, _ = np.polyfit(np.log(C), np.log(n), 1, w=1 / std)
@@ -87,7 +90,7 @@ def weighted_exponent(lines: list[Line]) -> tuple[float, float]:
 
 
 def reproduce(data: pathlib.Path, tell: Callable[[str], None]) -> PaperReport:
-    """Each exponent from the stored optima and from the IsoFLOP points, its interval, and the L(C) fits."""
+    """Recompute each exponent from the stored optima and from the IsoFLOP points, its interval, and the L(C) fits."""
     optima = tables.read_paper_table(data, "porian/optimal_pairs.csv")
     points = tables.read_paper_table(data, "porian/isoflop_points.csv")
     rows, apart = [], []
@@ -139,11 +142,11 @@ def _isoflop_rows(lines: list[Line], experiment: Experiment) -> list[ComparisonR
 
 
 def fit_saturating(lines: list[Line]) -> tuple[float, float, dict[str, float]]:
-    """(objective at the minimum, at the better of the two stored starts, parameters) of L(C) of the stored optima."""
+    """Fit L(C) to the stored optima: (objective at the minimum, at the better of the two stored starts, parameters)."""
     C, loss = tables.float_columns(lines, "flops", "loss")
-    kept = (LOSS_FLOPS[0] < C) & (LOSS_FLOPS[1] > C)
+    inside = (LOSS_FLOPS[0] < C) & (LOSS_FLOPS[1] > C)
     posed = pose_problem(LAWS["saturating"], {"C": C}, loss, huber_log())
-    weights = kept.astype(float)  # weights rather than fewer rows: compiled once for all experiments of a length
+    weights = inside.astype(float)  # weights, not fewer rows: compiles once for all experiments of equal length
     best = optimum.minimise_objective(posed, weights)
     starts = [posed.from_params({"E": E, "A": STUCK_A, "alpha": STUCK_ALPHA}) for E in STUCK_E]
     there = posed.value(np.stack(starts), np.broadcast_to(weights, (2, len(C)))).min()

@@ -1,4 +1,4 @@
-"""The run tables behind published laws, read from --data=DIR: `chinchilla/points.csv` and its like."""
+"""Reads the run tables behind published laws from --data=DIR: `chinchilla/points.csv` and others."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ Line = Mapping[str, Any]
 
 
 def read_paper_table(data: pathlib.Path, name: str) -> list[Line]:
-    """The rows of a .csv or .jsonl table below `data`; BadInput where it is absent."""
+    """Read the rows of a .csv or .jsonl table below `data`; BadInput if it is absent."""
     path = data / name
     if not path.is_file():
         raise BadInput(f"no table {str(path)!r}; `scalelab reproduce --download={data}` fetches or names its source")
@@ -25,7 +25,7 @@ def read_paper_table(data: pathlib.Path, name: str) -> list[Line]:
 
 
 def float_columns(lines: Iterable[Line], *columns: str) -> list[np.ndarray]:
-    """Columns as float64 arrays; BadInput for a column that is missing or holds text."""
+    """Convert columns to float64 arrays; BadInput for a column that is missing or holds text."""
     lines = list(lines)
     try:
         return [np.array([float(line[column]) for line in lines]) for column in columns]

@@ -1,6 +1,6 @@
-"""What one published number comes to when it is computed again: the rows of `scalelab reproduce`, and their verdicts.
+"""Published numbers beside ours: the rows of `scalelab reproduce`, and their verdicts.
 
-Published values are written as they were printed: the digits say how exactly a number is known.
+Published values are strings as printed: their digits say how exactly a number is known.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ SAME_OPTIMUM = 1e-4  # objectives closer than this share belong to one minimum, 
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRow:
-    """One published number beside ours; `interval` is the published one, where there is any."""
+    """One published number beside ours; `interval` is the published one, if any."""
 
     name: str
     ours: float
@@ -39,7 +39,7 @@ class ComparisonRow:
 
 @dataclasses.dataclass(frozen=True)
 class PaperReport:
-    """All rows of one paper, and in words what was found on the way. `stated`: they are what teaching texts say, no paper's."""
+    """All rows of one paper, and its findings as text. `stated`: the numbers come from teaching texts, not a paper."""
 
     paper: str
     source: str
@@ -55,22 +55,22 @@ def rounding_tolerance(printed: str) -> float:
 
 
 def judge_agreement(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
-    """match within the tolerance, within_interval inside the published interval, else mismatch."""
+    """Judge as match within the tolerance, within_interval inside the published interval, else mismatch."""
     if abs(ours - published) <= tolerance * (1 + 1e-9):
         return "match"
     return "within_interval" if interval and interval[0] <= ours <= interval[1] else "mismatch"
 
 
 def judge_consistency(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
-    """match, or table_error: `ours` follows from other numbers that the same paper prints."""
+    """Judge as match or table_error, where `ours` follows from other numbers printed by the paper itself."""
     return "match" if judge_agreement(ours, published, tolerance, interval) == "match" else "table_error"
 
 
 def judge_minimum(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
-    """Of two minima of one objective on the same data.
+    """Judge two minima of one objective on equal data.
 
-    match within rounding; lower_objective where ours is lower by less than a ten-thousandth (the published search
-    stopped short in the same place); published_not_global where it is lower by more; mismatch where it is higher.
+    match within rounding; lower_objective if ours is lower by less than a ten-thousandth (the published search stopped
+    short of this minimum); published_not_global if it is lower by more; mismatch if it is higher.
     """
     if abs(ours - published) <= tolerance * (1 + 1e-9):
         return "match"
@@ -80,7 +80,7 @@ def judge_minimum(ours: float, published: float, tolerance: float, interval: Int
 
 
 def judge_superseded(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
-    """match, or published_not_global: parameters of an optimum that `judge_minimum` has found not to be the global one."""
+    """Judge as match or published_not_global: parameters of an optimum that is not global by `judge_minimum`."""
     return "match" if judge_agreement(ours, published, tolerance, interval) == "match" else "published_not_global"
 
 
@@ -88,7 +88,7 @@ def make_comparison_row(
     name: str, ours: float, published: str, recipe: str, judge: Any = judge_agreement, tolerance: float | None = None,
     interval: Interval | None = None,
 ) -> ComparisonRow:  # fmt: skip
-    """One row; the tolerance is the rounding of the printed value unless given."""
+    """Make a row with its verdict; `tolerance` is by default the rounding of the printed value."""
     allowed = rounding_tolerance(published) if tolerance is None else tolerance
     value, ours = float(published), float(ours)
     return ComparisonRow(name, ours, value, interval, judge(ours, value, allowed, interval), recipe)

@@ -121,7 +121,8 @@ def choose_runs(
 
 
 def _exchange_run(
-    before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int], budget_flops: float
+    before: np.ndarray, each: np.ndarray, flops: np.ndarray, gradient: np.ndarray, chosen: list[int],
+    budget_flops: float,
 ) -> list[int] | None:  # fmt: skip
     """The rows after one exchange that narrows the target; None if no exchange does."""
     now = spread_after(before, each[chosen], gradient)

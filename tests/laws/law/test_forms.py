@@ -33,7 +33,7 @@ def test_repeated_data_are_worth_less_and_fresh_data_are_chinchillas():
 
 
 def test_kaplans_published_constants():
-    """Kaplan et al. 2020: with all the data in the world L = (N_c/N)^alpha_N, with all the parameters (D_c/D)^alpha_D."""
+    """Kaplan et al. 2020: with unlimited data L = (N_c/N)^alpha_N, with unlimited parameters L = (D_c/D)^alpha_D."""
     constants = published("kaplan", "L(N,D)")
     truth = {name: constants[name] for name in ("N_c", "D_c", "alpha_N", "alpha_D")}
     assert truth == TRUTHS["kaplan"]

@@ -1,4 +1,4 @@
-"""Published numbers computed again: every paper once, the constants against the shared facts, and the verdicts' rules."""
+"""Published numbers recomputed: every paper once, the constants against the shared facts, and the verdicts' rules."""
 
 import json
 import pathlib
@@ -66,7 +66,7 @@ def test_besiroglu():
 
 
 def test_besiroglus_first_resamples():
-    """Drawn as the authors draw them, and refitted: their stored parameters (they stop a little short of each minimum)."""
+    """The authors' own draws, refitted, give their stored parameters (which stop a little short of each minimum)."""
     table_path("chinchilla/points.csv")
     posed = besiroglu.huber_problem(besiroglu.fitted_points(TABLES))
     from scalelab.laws.solve.optimum import minimise_objective

@@ -1,4 +1,4 @@
-"""Maximum likelihood with a free scale: Besiroglu et al. 2024 to every published digit, and densities that integrate to one."""
+"""Maximum likelihood with a free scale: Besiroglu et al. 2024 to every published digit; densities integrate to one."""
 
 import numpy as np
 import pytest

@@ -144,7 +144,7 @@ def test_copies_and_near_copies_are_told_apart():
 
 
 def test_minima_at_the_edge_or_off_the_centre_and_flat_budgets_are_named():
-    """Four budgets around their optima; then the first loses its small sizes, the second most of them, the third all but three."""
+    """Four budgets around their optima; the first loses its small sizes, the second most, the third all but three."""
     best = chinchilla_optimum.optimal_allocation(HOFFMANN, np.geomspace(1e19, 1e22, 4))
     around = [(1.3, 20.0), (0.75, 20.0), (0.8, 1.25), (0.1, 10.0)]
     N = np.concatenate([n * np.geomspace(low, high, 7) for n, (low, high) in zip(best.N, around, strict=True)])
@@ -170,8 +170,8 @@ def test_a_cloud_of_runs_is_no_isoflop_grid():
     assert grids.isoflop_budgets(C, N, loss_at(HOFFMANN, N, C / (6 * N))) == []
 
 
-# Relative error of D at 1e24 FLOPs that arXiv 2603.22339 finds for a parabola in (log D, loss) on five budgets from 1e17
-# to 1e21, exact losses, sizes a factor of 8 or 16 to each side; 0.465 / 0.155 is their alpha / beta = 3.
+# Relative error of D at 1e24 FLOPs by arXiv 2603.22339 for a parabola in (log D, loss) on five budgets from 1e17 to
+# 1e21, exact losses, sizes a factor of 8 or 16 to each side; 0.465 / 0.155 is their alpha / beta = 3.
 PUBLISHED_BIAS = [
     (0.34, 0.28, 8, -0.029),
     (0.34, 0.28, 16, -0.051),

@@ -130,7 +130,7 @@ def gemstones():
 
 @pytest.mark.parametrize(("points", "count"), [(hoffmann_points, 24), (gemstones, 70)])
 def test_ranks_are_by_extrapolation_not_by_fit(points, count):
-    """Gadre's law, Chinchilla's with one exponent, fits both published tables worse and predicts their largest runs better."""
+    """Gadre's law (Chinchilla's with one exponent) fits both published tables worse but predicts the largest better."""
     entries = run_tournament(table(*points()), ["chinchilla", "overtraining"], count)
     assert [entry.law.name for entry in entries] == ["overtraining", "chinchilla"]
     first, second = (entry.result for entry in entries)

@@ -118,7 +118,7 @@ def muennighoff():
 
 
 def test_muennighoffs_repetition_constant_is_not_identified():
-    """Their 182 runs, their law held but for R_D* and R_N*: the published optimum is local, and R_D* has no upper end."""
+    """Their 182 runs, only R_D* and R_N* free in their law: the published optimum is local, R_D* has no upper end."""
     golden, runs = published("muennighoff"), muennighoff()
     fixed = {name.upper() if name in "eab" else name: value for name, value in golden["fixed"].items()}
     fixed |= {name: float(np.exp(fixed[name])) for name in "EAB"}
@@ -172,7 +172,7 @@ def test_the_likelihood_is_that_of_a_density(delta):
 
 
 def test_the_run_that_tightens_most_is_found_by_trying_them_all():
-    """Each run of a coarse grid is added to the data, exact, and the profile taken again: the proposal is the best or near."""
+    """Each run of a coarse grid is added, exact, and the profile taken again: the proposal is the best or near it."""
     N, D, loss = study(QUICKSTART_LIKE, 0.002, sizes=7)
     by = load_objective("mse_log")
     best, found = identify(CHINCHILLA, {"N": N, "D": D}, loss, by)

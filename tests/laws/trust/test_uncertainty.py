@@ -245,7 +245,7 @@ def same_as_scipys_bca(data, statistic):
 
 
 def test_resamples_stopped_by_scipys_default_tolerance_are_too_narrow_and_ours_are_not():
-    """The field's trap: L-BFGS-B on the mean objective stops at its warm start, so the interval comes out far too narrow.
+    """The field's trap: L-BFGS-B on the mean objective stops at its warm start, so the interval is far too narrow.
 
     Ours is as wide as that of scipy's solver with tolerances that let it work.
     """

@@ -33,7 +33,7 @@ def fitted(noise=NOISE, seed=1, **options):
 @pytest.mark.parametrize("target", ["N", "loss", "alpha", "E"])
 @pytest.mark.parametrize(("k", "budget"), [(1, 2e13), (2, 5e12), (3, 4e13)])
 def test_no_affordable_subset_does_better(target, k, budget):
-    """All of up to 575 subsets; with gradients taken in the closed form of Chinchilla's optimum, by other differences."""
+    """All of up to 575 subsets; gradients come from the closed form of Chinchilla's optimum, by other differences."""
     base = fitted()
     plan = next_runs.propose_runs(base, GRID, k, budget, target, TARGET)
     rows = [run.row for run in plan.runs]
