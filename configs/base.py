@@ -256,6 +256,8 @@ CHECKPOINT = {
 
 LOG = {
     "every_steps": setting(10, "interval between lines of metrics.jsonl", unit="steps", range=COUNT),
+    "layers_every": setting(0, "interval between lines of layers.jsonl: norms, activations and dead units a layer; 0: none",
+        unit="steps", range=(0, 1e12)),
     # Mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own.
     "tensorboard": setting(False, "whether TensorBoard events are also written into the run folder (tensorboardX)"),
     "wandb": setting("", 'Weights & Biases project to log to as well (needs `pip install wandb`); "": none'),

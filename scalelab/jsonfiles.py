@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -21,15 +22,11 @@ T = TypeVar("T")
 TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE)  # what a network file system may say once and not again
 RETRY_WAITS_S = (0.1, 0.5, 2.5)
 
-WHOLE, NUMBER, TEXT, SCALAR, LIST = (
-    "a whole number",
-    "a number",
-    "text",
-    "a number, text, true, false or null",
-    "a list",
-)
+WHOLE, NUMBER, TEXT = "a whole number", "a number", "text"
+SCALAR, LIST, NUMBERS = "a number, text, true, false or null", "a list", "a number or a list of numbers"
 TYPES_OF_KIND: dict[str, tuple[type, ...]] = {
     WHOLE: (int,), NUMBER: (int, float), TEXT: (str,), SCALAR: (int, float, str, bool, type(None)), LIST: (list,),
+    NUMBERS: (int, float, list),
 }  # fmt: skip
 Schema = Mapping[str, Any]  # key -> kind, (kind, None) or a Schema; "key?" may be absent, "*" stands for every key
 
@@ -99,6 +96,8 @@ def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
     if isinstance(schema, tuple):
         return "" if content is None else describe_mismatch(content, schema[0], name)
     if isinstance(schema, str):
+        if schema == NUMBERS and isinstance(content, list):
+            return next((wrong for each in content if (wrong := describe_mismatch(each, NUMBER, name))), "")
         right = isinstance(content, TYPES_OF_KIND[schema]) and (schema == SCALAR or not isinstance(content, bool))
         return "" if right else f"{name} is {_short(content)}, not {schema}"
     if not isinstance(content, dict):
@@ -201,6 +200,28 @@ def read_json_lines(path: Folder, schema: Schema | None = None, damaged: list[st
             raise BadInput(what)
         damaged.append(what)
     return rows
+
+
+def keep_json_lines(path: Folder, schema: Schema, wanted: Callable[[dict], bool]) -> list[str]:
+    """Replace a JSON-lines file by its lines for which `wanted` holds, atomically; those keep their bytes.
+
+    Returns what to warn of: its damaged lines, which are dropped; the file as it was is then kept beside it.
+    """
+    path = pathlib.Path(path)
+    lines = numbered_lines(path, schema)
+    damaged = [f"{path}, line {number} was damaged" for number, _, row in lines if row is None]
+    if damaged:
+        shutil.copyfile(path, path.with_name(f"{path.name}.damaged"))
+        damaged[-1] += f"; the file as it was: {path.name}.damaged"
+    content = b"".join(text + b"\n" for _, text, row in lines if row is not None and wanted(row))
+
+    def write() -> None:
+        draft = path.with_suffix(".tmp")
+        draft.write_bytes(content)
+        draft.replace(path)
+
+    retry_transient(write)
+    return damaged
 
 
 def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:

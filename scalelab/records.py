@@ -2,14 +2,14 @@
 
     D/config.json   the resolved config           D/metrics.jsonl   one object a line; `val_loss` only on evaluations
     D/record.json   N, FLOPs, data, versions      D/events.jsonl    the logbook: start, resume, skip, diverged, note, …
+    D/layers.jsonl  norms and activations a layer D/checkpoints/    Orbax
     D/evaluations.jsonl   one line for each step, weights and set that `scalelab eval` scored
-    D/checkpoints/  Orbax                         D/runs/NAME/      the runs of a sweep or a study
+    D/runs/NAME/    the runs of a sweep or a study
 
 Lines are appended with one write each, so a crash can only leave the last one torn; a torn last line is ignored.
 """
 
 import pathlib
-import shutil
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +19,7 @@ from scalelab.errors import BadInput
 from scalelab.identity import check_config_matches_record
 from scalelab.jsonfiles import (
     NUMBER,
+    NUMBERS,
     SCALAR,
     TEXT,
     WHOLE,
@@ -26,26 +27,25 @@ from scalelab.jsonfiles import (
     append_json_lines,
     describe_mismatch,
     fsync,
+    keep_json_lines,
     last_line,
     numbered_lines,
     read_json,
     read_json_lines,
-    retry_transient,
     sync_to_disk,
     write_json,
 )
 
-__all__ = (
-    "append_json_lines",
-    "fsync",
-    "read_json",
-    "read_json_lines",
-    "sync_to_disk",
-    "write_json",
-)  # from jsonfiles, for who reads records
+# From jsonfiles, for who reads records.
+__all__ = ("append_json_lines", "fsync", "read_json", "read_json_lines", "sync_to_disk", "write_json")
 
 # What is checked of a file whenever it is read: a hand-edited value is one line, never a traceback.
 METRICS_SCHEMA = {"step": WHOLE, "*": (NUMBER, None)}
+LAYERS_SCHEMA = {"step": WHOLE, "*": NUMBERS}
+LOG_SCHEMAS: dict[str, dict] = {
+    "metrics.jsonl": METRICS_SCHEMA,
+    "layers.jsonl": LAYERS_SCHEMA,
+}  # what a run logs as it trains
 EVENT_SCHEMA = {"time": NUMBER, "step": (WHOLE, None), "kind": TEXT, "text?": TEXT}
 EVALUATION_SCHEMA = {
     "step": WHOLE, "weights": TEXT, "set": TEXT, "fingerprint": TEXT, "kind": TEXT, "metrics": {"*": (NUMBER, None)},
@@ -71,6 +71,16 @@ RECORD_SCHEMA = {
 def read_metrics(folder: Folder) -> list[dict]:
     """Training and evaluation lines of a run, in order of writing."""
     return read_json_lines(pathlib.Path(folder) / "metrics.jsonl", METRICS_SCHEMA)
+
+
+def read_layers(folder: Folder) -> list[dict]:
+    """Lines of `step` and what was measured there: a list is a value a layer, a number is of a group or of the logits."""
+    return read_json_lines(pathlib.Path(folder) / "layers.jsonl", LAYERS_SCHEMA)
+
+
+def log_paths(folder: Folder) -> list[pathlib.Path]:
+    """The files that grow as a run trains, which its checkpoints rely on; those it has no use for don't exist."""
+    return [pathlib.Path(folder) / name for name in LOG_SCHEMAS]
 
 
 def last_metrics(folder: Folder) -> dict[str, float | None]:
@@ -124,21 +134,11 @@ def rewind_metrics(folder: Folder, step: int) -> list[str]:
 
     The lines that stay keep their bytes. Returns what to warn of: the damaged lines; the file as it was is then kept beside it.
     """
-    path = pathlib.Path(folder) / "metrics.jsonl"
-    lines = numbered_lines(path, METRICS_SCHEMA)
-    damaged = [f"{path}, line {number} was damaged" for number, _, row in lines if row is None]
-    if damaged:
-        shutil.copyfile(path, path.with_name("metrics.jsonl.damaged"))
-        damaged[-1] += "; the file as it was: metrics.jsonl.damaged"
-    content = b"".join(text + b"\n" for _, text, row in lines if row is not None and row["step"] <= step)
-
-    def write() -> None:
-        draft = path.with_suffix(".tmp")
-        draft.write_bytes(content)
-        draft.replace(path)
-
-    retry_transient(write)
-    return damaged
+    warnings = []
+    for path in log_paths(folder):
+        if path.exists() or path.name == "metrics.jsonl":
+            warnings += keep_json_lines(path, LOG_SCHEMAS[path.name], lambda row: row["step"] <= step)
+    return warnings
 
 
 def write_event(folder: Folder, kind: str, step: int | None = None, text: str = "", **fields: Any) -> None:
@@ -274,7 +274,7 @@ def _row_or_damage(folder: pathlib.Path) -> dict:
 def describe_damage(folder: pathlib.Path) -> str:
     """What can't be read of a run, as text; "" where all of it can."""
     try:
-        read_run(folder), read_metrics(folder), read_events(folder)
+        read_run(folder), read_metrics(folder), read_layers(folder), read_events(folder)
     except BadInput as error:
         return str(error)
     return ""

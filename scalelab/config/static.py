@@ -130,6 +130,7 @@ class Static:
     batch_ramp: tuple[int, ...] = ()  # from schedule.batch_*: steps from which on one micro-batch more is taken
     documents: str = "cross"  # from data.documents
     seq_warmup: bool = False  # from schedule.seq_start: whether attention begins with shorter sequences
+    layers: bool = False  # from log.layers_every: whether the program can measure its layers
 
 
 def static(config: "ConfigDict") -> Static:
@@ -150,7 +151,7 @@ def static(config: "ConfigDict") -> Static:
     return Static(
         shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
         train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, batch_ramp.batch_ramp_steps(config),
-        config.data.documents, schedule.seq_start is not None,
+        config.data.documents, schedule.seq_start is not None, config.log.layers_every > 0,
     )  # fmt: skip
 
 
@@ -172,4 +173,5 @@ def hparams(config: "ConfigDict") -> dict[str, float]:
     # What an optimizer doesn't have is None in its config, and a zero here that nothing reads.
     given = {key: 0.0 if value is None else value for key, value in traced.items()}
     given |= {"decay_steps": 0.0} if config.schedule.name == "constant" else {}
+    given |= {"layers_every": config.log.layers_every} if config.log.layers_every else {}
     return given | config.optim.own.to_dict() | {"log_every": config.log.every_steps}

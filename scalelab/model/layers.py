@@ -12,6 +12,7 @@ from flax import linen as nn
 
 from scalelab.config import ModelShape
 from scalelab.model.declare import Declaration, declare_parameter
+from scalelab.model.observe import measures
 from scalelab.model.product import weight_product
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight
@@ -126,8 +127,8 @@ class MLP(nn.Module):
     stds: ProjectionInit = ProjectionInit()
 
     @nn.compact
-    def __call__(self, x_BSD: jax.Array) -> jax.Array:
-        """x_BSD -> [B, S, D]."""
+    def __call__(self, x_BSD: jax.Array, due: jax.Array | None = None) -> jax.Array:
+        """x_BSD -> [B, S, D]; with `due` (see `observe/measures.py`) also what is measured of the hidden units."""
         embed, hidden = (("embed", self.d_model),), (("mlp", self.d_ff),)
         inner, std = ("batch", "context", "mlp"), self.stds.std
         h_BSF = Einsum(embed, hidden, self.bias, self.policy, inner, std=std, name="up")(x_BSD)
@@ -139,5 +140,7 @@ class MLP(nn.Module):
         else:
             h_BSF = jax.nn.relu(h_BSF)
             h_BSF = jnp.square(h_BSF) if self.kind == "relu2" else h_BSF
+        if due is not None:
+            self.put_variable(measures.COLLECTION, "units", measures.mlp_measures(due, h_BSF))
         out = Einsum(hidden, embed, self.bias, self.policy, self.residual, std=std, times=self.stds.last, name="down")
         return out(h_BSF)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from scalelab.model.observe.measures import combine, when
 from scalelab.precision.products import mixed_matmul
 from scalelab.sharding import (
     BATCH_AXES,
@@ -29,16 +30,27 @@ TOKEN_AXES = (*BATCH_AXES, CONTEXT_AXIS)  # the mesh axes that split tokens
 
 
 class LossSums(NamedTuple):
-    """Sums over positions that count. Only `objective`, which is nll + z_weight * z, is differentiated."""
+    """Sums over positions that count. Only `objective`, which is nll + z_weight * z, is differentiated.
+
+    `measures` is () unless a training step measures its layers (`observe/measures.py`).
+    """
 
     objective: jax.Array
     nll: jax.Array
     tokens: jax.Array
+    measures: Any = ()
+
+
+def add_sums(a: LossSums, b: LossSums) -> LossSums:
+    """The sums of two batches as those of one."""
+    measured = combine(a.measures, b.measures)
+    return LossSums(a.objective + b.objective, a.nll + b.nll, a.tokens + b.tokens, measured)
 
 
 def _chunk_sums(
-    x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    x_TD: jax.Array, head_DV: jax.Array, targets_T: jax.Array, z_weight: jax.Array, softcap: float, form: Any,
+    due: jax.Array | None = None,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Any]]:  # fmt: skip
     # precision/formats_in_jaxpr.py finds the logits by this name.
     logits_TV = checkpoint_name(mixed_matmul(x_TD, head_DV, form), "logits")
     logits_TV = softcap_logits(logits_TV, softcap)
@@ -48,7 +60,19 @@ def _chunk_sums(
     )
     nll = jnp.sum(jnp.where(counts_T, log_z_T - correct_T, 0.0))
     z = jnp.sum(jnp.where(counts_T, jnp.square(log_z_T), 0.0))
-    return nll + z_weight * z, (nll, jnp.sum(counts_T, dtype=jnp.float32))
+    measured = () if due is None else _measure(due, logits_TV, log_z_T, counts_T)
+    return nll + z_weight * z, (nll, jnp.sum(counts_T, dtype=jnp.float32), measured)
+
+
+def _measure(due: jax.Array, logits_TV: jax.Array, log_z_T: jax.Array, counts_T: jax.Array) -> Any:
+    """(sum of squared logits of this device's part of the vocabulary, sum of logsumexp) over the tokens that count."""
+
+    def sums(logits_TV: jax.Array, log_z_T: jax.Array, counts_T: jax.Array) -> tuple[jax.Array, jax.Array]:
+        squares_T = jnp.sum(jnp.square(logits_TV), axis=-1)
+        return jnp.sum(jnp.where(counts_T, squares_T, 0.0)), jnp.sum(jnp.where(counts_T, log_z_T, 0.0))
+
+    start = vary_like(jnp.zeros(()), logits_TV), vary_like(jnp.zeros(()), log_z_T)
+    return when(due, sums, start, logits_TV, log_z_T, counts_T)
 
 
 def _whole_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -68,24 +92,30 @@ def _split_vocabulary(logits_TV: jax.Array, targets_T: jax.Array) -> tuple[jax.A
 
 def smooth_cross_entropy(
     x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array, softcap: float = 0.0,
-    chunk: int = 0,
+    chunk: int = 0, due: jax.Array | None = None,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats of next-token logits `x_BSD @ head_DV`; targets below zero are ignored.
 
     `z_weight` scales sum(logsumexp^2) (PaLM, section 5); `softcap` > 0 bounds logits by a tanh (Gemma 2).
     At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. jax can differentiate this any number of times,
     but then keeps all logits; `cross_entropy` computes the same sums for one derivative, and only its `objective`
-    carries gradients. On a mesh each device computes its own sequences and its own part of the vocabulary.
+    carries gradients. On a mesh each device computes its own sequences and its own part of the vocabulary. With `due` the
+    sums' `measures` are (sum of squared logits, sum of logsumexp), taken where it is true.
     """
 
-    def device_sums(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array) -> LossSums:
+    def device_sums(
+        x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: jax.Array, *due: jax.Array
+    ) -> LossSums:
         def body(sums: LossSums, part: tuple[jax.Array, jax.Array]) -> tuple[LossSums, None]:
-            objective, (nll, count) = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap, x_BSD.dtype)
-            return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count), None
+            objective, more = _chunk_sums(part[0], head_DV, part[1], z_weight, softcap, x_BSD.dtype, *due)
+            return _added(sums, objective, *more), None
 
-        return _sum_over_devices(jax.lax.scan(body, _zero(x_BSD), _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
+        begin = _zero(x_BSD, head_DV, bool(due))
+        return _sum_over_devices(jax.lax.scan(body, begin, _chunks(x_BSD, head_DV, targets_BS, chunk))[0])
 
-    return per_device(device_sums, loss_argument_specs(), PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight)
+    more = () if due is None else (due,)
+    specs = (*loss_argument_specs(), *[PartitionSpec() for _ in more])
+    return per_device(device_sums, specs, PartitionSpec())(x_BSD, head_DV, targets_BS, z_weight, *more)
 
 
 def head_token_losses(
@@ -118,12 +148,24 @@ def loss_argument_specs() -> tuple[PartitionSpec, ...]:
     )
 
 
+def _added(sums: LossSums, objective: jax.Array, nll: jax.Array, count: jax.Array, measured: Any) -> LossSums:
+    added = jax.tree.map(jnp.add, sums.measures, measured)
+    return LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count, added)
+
+
 def _sum_over_devices(tree: Any) -> Any:
-    return jax.tree.map(lambda x: jax.lax.psum(x, TOKEN_AXES), tree) if has_explicit_mesh() else tree
+    """Sums of all devices. Of the logits' squares each device has those of its part of the vocabulary."""
+    if not has_explicit_mesh():
+        return tree
+    if isinstance(tree, LossSums) and tree.measures:
+        squares, log_z = tree.measures
+        tree = tree._replace(measures=(jax.lax.psum(squares, TENSOR_AXIS), log_z))
+    return jax.tree.map(lambda x: jax.lax.psum(x, TOKEN_AXES), tree)
 
 
-def _zero(x: jax.Array) -> LossSums:
-    return LossSums(*[vary_like(jnp.zeros(()), x) for _ in range(3)])
+def _zero(x: jax.Array, head: jax.Array, measured: bool) -> LossSums:
+    zeros = LossSums(*[vary_like(jnp.zeros(()), x) for _ in range(3)])
+    return zeros._replace(measures=(vary_like(jnp.zeros(()), x, head), vary_like(jnp.zeros(()), x)) if measured else ())
 
 
 def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
@@ -137,31 +179,32 @@ def _chunks(x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, chunk: 
     return x, jnp.pad(targets_BS.reshape(tokens), (0, padding), constant_values=-1).reshape(n, chunk)
 
 
-def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk):
-    def device_gradients(x_BSD, head_DV, targets_BS, z_weight):
+def _forward(x_BSD, head_DV, targets_BS, z_weight, softcap, chunk, due):
+    def device_gradients(x_BSD, head_DV, targets_BS, z_weight, *due):
         gradient = jax.value_and_grad(_chunk_sums, argnums=(0, 1), has_aux=True)
         head_DV = vary_like(head_DV, x_BSD)  # so that its gradient is summed over the batch once, after the last chunk
 
         def body(carry, part):
             sums, head_grad = carry
             x_TD = part[0].astype(jnp.float32)  # devices with parts of the vocabulary add their gradients in fp32
-            (objective, (nll, count)), (x_grad, part_grad) = gradient(
-                x_TD, head_DV, part[1], z_weight, softcap, x_BSD.dtype
+            (objective, more), (x_grad, part_grad) = gradient(
+                x_TD, head_DV, part[1], z_weight, softcap, x_BSD.dtype, *due
             )
-            sums = LossSums(sums.objective + objective, sums.nll + nll, sums.tokens + count)
-            return (sums, head_grad + part_grad), x_grad.astype(grad_dtype)
+            return (_added(sums, objective, *more), head_grad + part_grad), x_grad.astype(grad_dtype)
 
         # Gradients of single tokens before the loss scale: fp16 would lose the smallest ones.
         grad_dtype = jnp.float32 if x_BSD.dtype == jnp.float16 else x_BSD.dtype
         zeros = vary_like(jnp.zeros(head_DV.shape, head_DV.dtype), x_BSD, head_DV)
         (sums, head_grad), x_grad = jax.lax.scan(
-            body, (_zero(x_BSD), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk)
+            body, (_zero(x_BSD, head_DV, bool(due)), zeros), _chunks(x_BSD, head_DV, targets_BS, chunk)
         )
         x_grad = x_grad.reshape(-1, x_BSD.shape[-1])[: targets_BS.size].reshape(x_BSD.shape)
         return _sum_over_devices(sums), (x_grad, _sum_over_devices(head_grad))
 
     out = PartitionSpec(), (activation_spec("batch", "context", None), activation_spec(None, "vocab"))
-    sums, grads = per_device(device_gradients, loss_argument_specs(), out)(x_BSD, head_DV, targets_BS, z_weight)
+    more = () if due is None else (due,)
+    specs = (*loss_argument_specs(), *[PartitionSpec() for _ in more])
+    sums, grads = per_device(device_gradients, specs, out)(x_BSD, head_DV, targets_BS, z_weight, *more)
     return sums, (*grads, jnp.zeros((), x_BSD.dtype))
 
 
@@ -169,7 +212,7 @@ def _backward(softcap, chunk, residuals, cotangents):
     del softcap, chunk
     x_grad, head_grad, like_x = residuals
     scale = cotangents.objective
-    return (scale * x_grad).astype(like_x.dtype), scale * head_grad, None, None
+    return (scale * x_grad).astype(like_x.dtype), scale * head_grad, None, None, None
 
 
 cross_entropy = jax.custom_vjp(smooth_cross_entropy, nondiff_argnums=(4, 5))

@@ -19,6 +19,7 @@ from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, all_layer_fla
 from scalelab.model.layers import MLP, BareParameter, Norm, projection_init
 from scalelab.model.loss import LossSums, cross_entropy, smooth_cross_entropy, softcap_logits
 from scalelab.model.loss import head_token_losses as token_losses_of
+from scalelab.model.observe import measures
 from scalelab.precision.policy import FP32, Policy, array_dtype
 from scalelab.sharding import (
     TENSOR_AXIS,
@@ -54,9 +55,16 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BSD: jax.Array, layer: LayerFlags = UNIFORM_LAYERS, packed: PackedDocuments | None = None
+        self,
+        x_BSD: jax.Array,
+        layer: LayerFlags = UNIFORM_LAYERS,
+        packed: PackedDocuments | None = None,
+        due: jax.Array | None = None,
     ) -> tuple[jax.Array, None]:
-        """x_BSD -> (x_BSD, None); with `packed`, attention stays within documents."""
+        """x_BSD -> (x_BSD, None); with `packed`, attention stays within documents.
+
+        With `due`, a traced boolean, the collection `measures` is written (`observe/measures.py`).
+        """
         s = self.shape
         norm = functools.partial(Norm, s.norm, (("embed", s.d_model),), s.norm_eps, array_dtype(self.policy.compute))
         out = residual_axes(s.sequence_parallel)
@@ -65,12 +73,21 @@ class Block(nn.Module):
         attention, times = Attention(s, self.policy, name="attention"), branch_multiplier(s)
         if s.block == "parallel":
             y_BSD = reshard_to(norm(name="attention_norm")(x_BSD), *inside)
-            return x_BSD + times * (attention(y_BSD, layer, packed) + mlp(y_BSD)), None
-        if s.norm_place == "after":
-            x_BSD = x_BSD + times * norm(name="attention_norm")(attention(reshard_to(x_BSD, *inside), layer, packed))
-            return x_BSD + times * norm(name="mlp_norm")(mlp(reshard_to(x_BSD, *inside))), None
-        x_BSD = x_BSD + times * attention(reshard_to(norm(name="attention_norm")(x_BSD), *inside), layer, packed)
-        return x_BSD + times * mlp(reshard_to(norm(name="mlp_norm")(x_BSD), *inside)), None
+            x_BSD = x_BSD + times * (attention(y_BSD, layer, packed, due) + mlp(y_BSD, due))
+        elif s.norm_place == "after":
+            x_BSD = x_BSD + times * norm(name="attention_norm")(
+                attention(reshard_to(x_BSD, *inside), layer, packed, due)
+            )
+            x_BSD = x_BSD + times * norm(name="mlp_norm")(mlp(reshard_to(x_BSD, *inside), due))
+        else:
+            x_BSD = x_BSD + times * attention(
+                reshard_to(norm(name="attention_norm")(x_BSD), *inside), layer, packed, due
+            )
+            x_BSD = x_BSD + times * mlp(reshard_to(norm(name="mlp_norm")(x_BSD), *inside), due)
+        if due is not None:
+            start = measures.like(jnp.zeros(()), x_BSD)
+            self.put_variable(measures.COLLECTION, "squares", measures.when(due, measures.sum_of_squares, start, x_BSD))
+        return x_BSD, None
 
 
 class Transformer(nn.Module):
@@ -97,8 +114,9 @@ class Transformer(nn.Module):
             else nn.remat(Block, policy=REMAT_POLICIES[s.remat], prevent_cse=False)
         )
         self.blocks = nn.scan(
-            block, variable_axes={"params": 0, "scales": 0, "cache": 0}, split_rngs={"params": True}, length=s.n_layers,
-            in_axes=(0, nn.broadcast),
+            block, variable_axes={"params": 0, "scales": 0, "cache": 0, measures.COLLECTION: 0},
+            split_rngs={"params": True}, length=s.n_layers,
+            in_axes=(0, nn.broadcast, nn.broadcast),
             check_constancy_invariants=self.is_initializing(),  # traces the block once more; needed only at init
             unroll=layers_at_once(s),
             metadata_params={nn.PARTITION_NAME: "layers"},
@@ -127,9 +145,11 @@ class Transformer(nn.Module):
         times = head_multiplier(self.shape) * logit_multiplier(self.shape)
         return reshard_to(self.final_norm(x_BSD), "batch", "context", None) * times, head_DV
 
-    def __call__(self, tokens_BS: jax.Array, packed: PackedDocuments | None = None) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, tokens_BS: jax.Array, packed: PackedDocuments | None = None, due: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """tokens_BS (int) -> (x_BSD, head_DV)."""
-        return self.leave(self.blocks(self.enter(tokens_BS, packed), all_layer_flags(self.shape), packed)[0])
+        return self.leave(self.blocks(self.enter(tokens_BS, packed), all_layer_flags(self.shape), packed, due)[0])
 
 
 def lookup_embeddings(embed_VD: jax.Array, tokens_BS: jax.Array) -> jax.Array:
@@ -248,6 +268,16 @@ def apply_block(
     return Block(shape, policy).apply({"params": params}, x_BSD, layer, packed)[0]
 
 
+def apply_measured_block(
+    shape: ModelShape, params: Params, x_BSD: jax.Array, policy: Policy, layer: LayerFlags,
+    packed: PackedDocuments | None, due: jax.Array,
+) -> tuple[jax.Array, Any]:  # fmt: skip
+    """(x_BSD after one block, what the block measured: the collection `measures`)."""
+    given = {"params": params}, x_BSD, layer, packed, due
+    (x_BSD, _), written = Block(shape, policy).apply(*given, mutable=[measures.COLLECTION])
+    return x_BSD, written[measures.COLLECTION]
+
+
 def head_loss(
     shape: ModelShape,
     params: Params,
@@ -255,23 +285,33 @@ def head_loss(
     targets_BS: jax.Array,
     z_weight: jax.Array | float,
     policy: Policy,
+    due: jax.Array | None = None,
 ) -> LossSums:
-    """Apply final norm, head and summed loss to x_BSD from the last block."""
+    """Apply final norm, head and summed loss to x_BSD from the last block; `due` as in `cross_entropy`."""
     x_BSD, head_DV = _part("leave", shape, params, policy, x_BSD)
-    return _loss(shape, x_BSD, head_DV, targets_BS, z_weight)
+    return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, due=due)
 
 
 def summed_loss(
     shape: ModelShape, params: Params, tokens_BS: jax.Array, targets_BS: jax.Array, z_weight: jax.Array | float,
     policy: Policy = FP32, chunk: int = 0, scales: Params | None = None, packed: PackedDocuments | None = None,
+    due: jax.Array | None = None,
 ) -> LossSums:  # fmt: skip
     """Summed loss in nats over the targets that are not negative, and their count; `chunk` as in `cross_entropy`.
 
-    `scales`: delayed scaling's scales for the blocks' products (`precision/delayed.py`).
+    `scales`: delayed scaling's scales for the blocks' products (`precision/delayed.py`). With `due` the sums also hold
+    `measures` of all layers, taken where it is true.
     """
     more = {"scales": {"blocks": scales}} if scales else {}
-    x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed, **more)
-    return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
+    if due is None:
+        x_BSD, head_DV = _part("__call__", shape, params, policy, tokens_BS, packed, **more)
+        return _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk)
+    (x_BSD, head_DV), written = Transformer(shape, policy).apply(
+        {"params": params, **more}, tokens_BS, packed, due, mutable=[measures.COLLECTION]
+    )
+    sums = _loss(shape, x_BSD, head_DV, targets_BS, z_weight, chunk, due)
+    of_blocks = measures.of_blocks(written[measures.COLLECTION]["blocks"], tokens_BS.size)
+    return sums._replace(measures=of_blocks._replace(logit_squares=sums.measures[0], log_z=sums.measures[1]))
 
 
 def token_losses(
@@ -297,7 +337,8 @@ def smooth_loss(
 
 
 def _loss(
-    shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: Any, chunk: int = 0
-) -> LossSums:
+    shape: ModelShape, x_BSD: jax.Array, head_DV: jax.Array, targets_BS: jax.Array, z_weight: Any, chunk: int = 0,
+    due: jax.Array | None = None,
+) -> LossSums:  # fmt: skip
     targets_BS, z_weight = reshard_to(targets_BS, "batch", "context"), jnp.asarray(z_weight, jnp.float32)
-    return cross_entropy(x_BSD, head_DV, targets_BS, z_weight, shape.logit_softcap, chunk)
+    return cross_entropy(x_BSD, head_DV, targets_BS, z_weight, shape.logit_softcap, chunk, due)

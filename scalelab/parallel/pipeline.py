@@ -23,6 +23,8 @@ from scalelab.model import layer_flags, transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
 from scalelab.model.loss import LossSums
+from scalelab.model.observe import measures
+from scalelab.model.observe.measures import Measures
 from scalelab.parallel.mesh import MESH_AXES
 from scalelab.parallel.ticks import TickTable, make_tick_table
 from scalelab.precision.policy import POLICIES, array_dtype
@@ -49,6 +51,14 @@ def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) ->
     return jax.tree.map(moved, tree, specs)
 
 
+def in_model_order(values_L: jax.Array, layout: Layout) -> jax.Array:
+    """One value a layer, as the stages hold the layers, in the model's order; whole on every device."""
+    if layout.rounds == 1:
+        return values_L
+    order = np.arange(values_L.shape[0]).reshape(layout.rounds, layout.stage, -1).swapaxes(0, 1).ravel()
+    return values_L[np.argsort(order)]
+
+
 def pipeline_loss_sums(
     static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: DocumentEnds | None = None
 ) -> LossSums:
@@ -63,33 +73,45 @@ def pipeline_gradients(
     z_weight: jax.Array | float,
     counted: jax.Array,
     ends: DocumentEnds | None = None,
+    due: jax.Array | None = None,
 ) -> tuple[LossSums, Any]:
-    """The same, and the gradient of objective / counted."""
-    return _run(static, params, tokens, z_weight, counted, ends)
+    """Like `pipeline_loss_sums`, and the gradient of objective / counted; with `due` the sums hold `measures`."""
+    return _run(static, params, tokens, z_weight, counted, ends, due)
 
 
 def _run(
-    static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted: jax.Array | None, ends: DocumentEnds | None
-) -> tuple:
+    static: Static, params: Any, tokens: jax.Array, z_weight: Any, counted: jax.Array | None, ends: DocumentEnds | None,
+    due: jax.Array | None = None,
+) -> tuple:  # fmt: skip
     layout = static.layout
     ticks = make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds, counted is not None)
     rows = tokens.reshape(-1, layout.microbatches, tokens.shape[-1])  # every m-th row: see `train/step/gradients.py`
     rest = {name: part for name, part in params.items() if name != "blocks"}
     stages = reshard(jnp.arange(layout.stage, dtype=jnp.int32), PartitionSpec(STAGE_AXIS))
     by_stage, whole = PartitionSpec(STAGE_AXIS), PartitionSpec()
-    arguments = stages, params["blocks"], rest, rows.swapaxes(0, 1), jnp.asarray(z_weight, jnp.float32), counted, ends
+    z_weight = jnp.asarray(z_weight, jnp.float32)
+    arguments = stages, params["blocks"], rest, rows.swapaxes(0, 1), z_weight, counted, ends, due
     lying = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
     run = jax.shard_map(
         explicit_axes(
             functools.partial(_stage, static, ticks), axes=COMPILER_AXES, in_sharding=jax.tree.map(_within, lying)
         ),
-        in_specs=(by_stage, by_stage, whole, whole, whole, whole, whole),
-        out_specs=(whole, by_stage, whole) if counted is not None else (whole, None, None),
+        in_specs=(by_stage, by_stage, whole, whole, whole, whole, whole, whole),
+        out_specs=(whole, by_stage, whole, by_stage) if counted is not None else (whole, None, None, None),
         axis_names={STAGE_AXIS},
     )
-    out = (whole, *(lying[1:3] if counted is not None else (None, None)))
-    sums, blocks, others = auto_axes(run, axes=COMPILER_AXES, out_sharding=out)(*arguments)
+    out = (whole, *((*lying[1:3], by_stage) if counted is not None else (None, None, None)))
+    sums, blocks, others, measured = auto_axes(run, axes=COMPILER_AXES, out_sharding=out)(*arguments)
+    if due is not None:
+        sums = sums._replace(measures=_whole_measures(measured, sums, rows[..., 1:].size, layout))
     return sums, None if counted is None else {**others, "blocks": blocks}
+
+
+def _whole_measures(by_layer: dict[str, jax.Array], sums: LossSums, positions: int, layout: Layout) -> Measures:
+    """The measures of all stages' layers, in the model's order, on every device."""
+    ordered = {name: in_model_order(reshard(x, PartitionSpec()), layout) for name, x in by_layer.items()}
+    logit_squares, log_z = sums.measures
+    return Measures(jnp.float32(positions), logit_squares=logit_squares, log_z=log_z, **ordered)
 
 
 def _within(spec: PartitionSpec) -> PartitionSpec:
@@ -103,6 +125,7 @@ class _Work(NamedTuple):
     block: Callable
     enter: Callable
     leave: Callable
+    measured: Callable | None  # as `block`, but for (output, what the block measured); None: nothing is measured
     own: Any
     layers: Any  # the flags of its blocks [k]
     rest: Any
@@ -111,22 +134,28 @@ class _Work(NamedTuple):
 
 
 def _stage(
-    static: Static, ticks: TickTable, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any
-) -> tuple:
+    static: Static, ticks: TickTable, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any,
+    due: Any,
+) -> tuple:  # fmt: skip
     """One stage's walk through the table; `blocks` are its own v k layers, `rows` [m, b, S+1] everyone's."""
     layout, shape = static.layout, static.model
     policy, differ, flags = POLICIES[static.precision], counted is not None, layer_flags.all_layer_flags(shape)
     vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE_AXIS,), to="varying"))
-    rest, rows, z, ends = vary((rest, rows.astype(jnp.int32), z, ends))
+    rest, rows, z, ends, due = vary((rest, rows.astype(jnp.int32), z, ends, due))
     chunks = jax.tree.map(lambda w: w.reshape(layout.rounds, -1, *w.shape[1:]), blocks)
     depth = jax.tree.leaves(chunks)[0].shape[1]  # blocks of a chunk
 
     def work(chunk: jax.Array, row_bS: jax.Array) -> _Work:
         inputs_bS, targets_bS, packed = documents.split_inputs_targets(row_bS, ends)
+
+        def measured(layer: Any, w: Any, x: jax.Array) -> tuple[jax.Array, Any]:
+            return transformer.apply_measured_block(shape, w, x, policy, layer, packed, due)
+
         return _Work(
             block=lambda layer, w, x: transformer.apply_block(shape, w, x, policy, layer, packed),
             enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
-            leave=lambda rest, y_bSD: transformer.head_loss(shape, rest, y_bSD, targets_bS, z, policy),
+            leave=lambda rest, y_bSD: transformer.head_loss(shape, rest, y_bSD, targets_bS, z, policy, due),
+            measured=None if due is None else measured,
             own=jax.tree.map(lambda w: w[chunk], chunks),
             layers=layer_flags.select_layers(flags, (chunk * layout.stage + stage[0]) * depth + jnp.arange(depth)),
             rest=rest,
@@ -145,15 +174,18 @@ def _stage(
             return y, gradient, held[slot], sums, grads
 
         def forward(sums: LossSums, grads: Any) -> tuple:
-            y, inputs = _forward(todo, held[slot, 0])
+            y, (inputs, written) = _forward(todo, held[slot, 0])
             if differ:
+                if due is not None:
+                    grads = *grads[:2], measures.add_at(grads[2], chunk, measures.of_blocks(written, 0))
                 return y, gradient, inputs, sums, grads
             more = jax.lax.cond(todo.last, todo.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), rest, y)
             return y, gradient, held[slot], jax.tree.map(jnp.add, sums, more), grads
 
         def back(sums: LossSums, grads: Any) -> tuple:
             dx, own, others, sums = _backward(todo, held[slot], gradient, counted, grads[1], sums)
-            return y, dx, held[slot], sums, (jax.tree.map(lambda g, d: g.at[chunk].add(d), grads[0], own), others)
+            added = jax.tree.map(lambda g, d: g.at[chunk].add(d), grads[0], own)
+            return y, dx, held[slot], sums, (added, others, grads[2])
 
         y, dx, inputs, sums, grads = jax.lax.switch(op, [idle, forward, back][: 3 if differ else 2], sums, grads)
         held = held.at[slot].set(inputs)
@@ -168,18 +200,34 @@ def _stage(
     kept = depth if differ else 1
     held = jnp.stack([jnp.stack([nothing] * kept)] * (ticks.slots + 1))
     grads: Any = jax.tree.map(jnp.zeros_like, (chunks, rest)) if differ else ()
-    begin = (nothing, nothing, held, vary(LossSums(*[jnp.zeros(())] * 3)), grads)
+    zero = jnp.zeros(())
+    if differ:
+        grads = *grads, () if due is None else vary(measures.nothing(shape, layout.rounds, depth))
+    begin = (nothing, nothing, held, vary(LossSums(zero, zero, zero, () if due is None else (zero, zero))), grads)
     (_, _, _, sums, grads), _ = jax.lax.scan(tick, begin, tuple(jnp.asarray(column) for column in ticks[:5]))
     sums = jax.lax.psum(sums, STAGE_AXIS)
     if not differ:
-        return sums, None, None
-    return sums, jax.tree.map(lambda g, w: g.reshape(w.shape), grads[0], blocks), jax.lax.psum(grads[1], STAGE_AXIS)
+        return sums, None, None, None
+    by_layer = {}
+    if due is not None:
+        kept = {name: getattr(grads[2], name) for name in measures.BLOCK_FIELDS}
+        by_layer = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
+    grads_of_blocks = jax.tree.map(lambda g, w: g.reshape(w.shape), grads[0], blocks)
+    return sums, grads_of_blocks, jax.lax.psum(grads[1], STAGE_AXIS), by_layer
 
 
-def _forward(todo: _Work, x_bSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A chunk's output and the input of each of its blocks [k, b, S, D]; the first chunk looks its tokens up."""
+def _forward(todo: _Work, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+    """A chunk's output, and of each of its blocks the input [k, b, S, D] and what it measured.
+
+    The first chunk looks its tokens up.
+    """
+
+    def one(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+        y, written = (todo.block(*part, x), ()) if todo.measured is None else todo.measured(*part, x)
+        return y, (x, written)
+
     x_bSD = jax.lax.cond(todo.first, lambda rest, _: todo.enter(rest), lambda _, x: x, todo.rest, x_bSD)
-    return jax.lax.scan(lambda x, part: (todo.block(*part, x), x), x_bSD, (todo.layers, todo.own))
+    return jax.lax.scan(one, x_bSD, (todo.layers, todo.own))
 
 
 def _backward(
@@ -191,7 +239,8 @@ def _backward(
         y = todo.block(*jax.tree.map(lambda w: w[-1], (todo.layers, todo.own)), inputs_kbSD[-1])
         more, pull = jax.vjp(todo.leave, todo.rest, y)
         nothing = jnp.zeros_like(more.nll)
-        found, dy = pull(LossSums(nothing + 1 / counted, nothing, nothing))
+        zeros = jax.tree.map(jnp.zeros_like, more.measures)
+        found, dy = pull(LossSums(nothing + 1 / counted, nothing, nothing, zeros))
         return dy, jax.tree.map(jnp.add, grads, found), jax.tree.map(jnp.add, sums, more)
 
     def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:

@@ -8,6 +8,7 @@ from scalelab.report import gather, html, study, verdict
 from scalelab.report.figures import plots, sweepplots
 from scalelab.report.parts import (
     ReportPage,
+    layers_section,
     logbook_section,
     loss_sections,
     metrics_section,
@@ -49,6 +50,7 @@ def report_run(folder: pathlib.Path) -> tuple[ReportPage, pathlib.Path]:
         page.parts.append(html.render_section("Sources", html.render_table(sources, SOURCE_COLUMNS)))
     page.parts.append(html.render_section("Optimizer", _dynamics(page)))
     page.parts.append(html.render_section("Metrics", metrics_section(page, [folder])))
+    page.parts.append(html.render_section("Layers", layers_section(page)))
     page.parts.append(html.render_section("Logbook", logbook_section([folder])))
     page.parts.append(
         html.render_section("Size and compute, by every convention", html.render_facts(_conventions(folder)))

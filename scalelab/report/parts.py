@@ -90,6 +90,28 @@ def metrics_section(page: ReportPage, folders: Sequence[pathlib.Path], colour: s
     return page.draw("metrics", metricplots.metric_panels(rows, panels, colour_of), rows, caption) + told
 
 
+def layers_section(page: ReportPage) -> str:
+    """Maps of what was measured of each layer over the steps, and the head's logits; "" where nothing was."""
+    lines = records.read_layers(page.folder)
+    if not lines:
+        return ""
+    caption = (
+        "What each layer did, at the steps that log.layers_every chose; names as in scalelab/train/step/layers.py."
+    )
+    figure = page.draw("layers", metricplots.layer_maps(lines), metricplots.layer_rows(lines), caption)
+    logits = [
+        {"run": page.folder.name} | {k: v for k, v in line.items() if k == "step" or k.startswith("logits/")}
+        for line in lines
+    ]
+    panels, _ = metricplots.split_constant(logits)
+    if not panels:
+        return figure
+    curves = metricplots.metric_panels(logits, panels, {page.folder.name: ""})
+    return figure + page.draw(
+        "logits", curves, logits, "The head's logits: their root mean square, and the mean of their logsumexp."
+    )
+
+
 def runs_table(rows: Sequence[dict], more: Sequence[str] = ()) -> str:
     """All runs, one line each; `more` names config values to show too. What all runs share is said once, above."""
     columns = gather.RUN_COLUMNS | {key: key for key in more if key not in gather.RUN_COLUMNS}

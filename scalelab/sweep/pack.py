@@ -71,7 +71,7 @@ def train_pack(
             return {run.name: run.status for run in runs}
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
         known = {name: run.facts for name, run in by_name.items()}
-        logs = [run.folder / "metrics.jsonl" for run in runs]
+        logs = [path for run in runs for path in records.log_paths(run.folder)]
         warn = make_warner(runs, progress)
         with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
             start = restore_runs(by_name, checkpoints, allow, progress, c.fallback, mode)

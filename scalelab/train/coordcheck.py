@@ -19,8 +19,8 @@ from scalelab.config import Layout, Static, hparams, static
 from scalelab.data.batches.batches import train_batches
 from scalelab.data.dataset import Dataset
 from scalelab.errors import WorkFailed
-from scalelab.model.activations import BRANCH_MODULES, collect_activations
 from scalelab.model.attention.attention import LOGITS_NAME
+from scalelab.model.observe.activations import BRANCH_MODULES, collect_activations
 from scalelab.precision.policy import POLICIES
 from scalelab.precision.products import product_precision
 from scalelab.train.step.program import sequential_program

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from scalelab.model.activations import collect_activations
+from scalelab.model.observe.activations import collect_activations
 from scalelab.precision import policy as policy_lib
 from scalelab.precision.formats_in_jaxpr import collect_formats
 from scalelab.precision.policy import POLICIES

@@ -12,7 +12,7 @@ from scalelab import config as config_lib
 from scalelab.data.batches.batches import train_batches
 from scalelab.errors import BadInput
 from scalelab.model import transformer
-from scalelab.model.activations import collect_activations
+from scalelab.model.observe.activations import collect_activations
 from scalelab.model.resize import resize_config
 from scalelab.train import coordcheck
 from scalelab.train.run.single import load_run_dataset

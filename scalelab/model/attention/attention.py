@@ -3,6 +3,8 @@
 Shapes: B batch, S queries, T keys, D d_model, N heads, K key/value heads, G = N / K queries a key, H d_head.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -10,12 +12,14 @@ from flax import linen as nn
 from scalelab.config import ModelShape
 from scalelab.model.attention.documents import PackedDocuments
 from scalelab.model.attention.kernels import attention_logits, choose_kernel, compute_attention, masked_attention
+from scalelab.model.attention.largest_logit import largest_logit
 from scalelab.model.attention.mask import MaskInfo, attention_mask
 from scalelab.model.attention.relative import RelativeInputs, relative_scores, sinusoidal_encoding
 from scalelab.model.attention.rotary import apply_rope, layer_frequencies
 from scalelab.model.declare import Declaration, declare_parameter
 from scalelab.model.layer_flags import UNIFORM_LAYERS, LayerFlags, rope_positions
 from scalelab.model.layers import Einsum, Norm, add_bias, projection_init
+from scalelab.model.observe import measures
 from scalelab.precision.policy import Policy, array_dtype
 from scalelab.sharding import gather_weight, residual_axes, vary_like
 
@@ -30,9 +34,16 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BSD: jax.Array, layer: LayerFlags = UNIFORM_LAYERS, packed: PackedDocuments | None = None
+        self,
+        x_BSD: jax.Array,
+        layer: LayerFlags = UNIFORM_LAYERS,
+        packed: PackedDocuments | None = None,
+        due: jax.Array | None = None,
     ) -> jax.Array:
-        """x_BSD -> [B, S, D]; position i attends to positions up to i, with `packed` only of its document."""
+        """x_BSD -> [B, S, D]; position i attends to positions up to i, with `packed` only of its document.
+
+        With `due` (see `observe/measures.py`) it also measures its largest logit.
+        """
         s, compute = self.shape, array_dtype(self.policy.compute)
         embed, queries = (("embed", s.d_model),), (("heads", s.n_heads), ("head_dim", s.d_head))
         keys = (("kv_heads", s.n_kv_heads), ("head_dim", s.d_head))
@@ -65,6 +76,11 @@ class Attention(nn.Module):
             if self.is_mutable_collection("intermediates"):  # computed here, since kernels don't return their logits
                 logits_BNST = attention_logits(q_BSNH, k_BSKH, relative, scale, mask_info, s.window)
                 self.sow("intermediates", LOGITS_NAME, logits_BNST)
+            if due is not None:
+                largest = functools.partial(largest_logit, scale=scale, window=s.window)
+                start = measures.like(jnp.float32(-jnp.inf), q_BSNH)
+                most = measures.when(due, largest, start, q_BSNH, k_BSKH, relative, mask_info)
+                self.put_variable(measures.COLLECTION, "logit_max", most)
             y_BSNH = compute_attention(q_BSNH, k_BSKH, v_BSKH, relative, scale, kernel, mask_info, s.window)
         place = residual_axes(s.sequence_parallel)
         out = Einsum(queries, embed, s.bias, self.policy, place, std=init.std, times=init.last, name="o")

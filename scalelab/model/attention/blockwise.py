@@ -147,6 +147,20 @@ def accumulate_attention(
     return jax.lax.scan(add_pair, sums, jnp.asarray(pairs))[0]
 
 
+def largest(
+    q: jax.Array, k: jax.Array, todo: np.ndarray, block: int, seen: Callable, distances: BlockedRelative | None = None
+) -> jax.Array:
+    """The largest logit [] of these pairs of blocks, in fp32; arguments as of `accumulate_attention`, the last block filled up here."""
+    q, k = _pad_to_blocks(q, block), _pad_to_blocks(k, block)
+
+    def one(most: jax.Array, pair: jax.Array) -> tuple[jax.Array, None]:
+        i, j = pair[0] * block, pair[1] * block
+        logits = _logits(_slice_axis(q, i, block, 3), _slice_axis(k, j, block, -2), seen(i, j), distances, i, j)
+        return jnp.maximum(most, jnp.max(logits)), None
+
+    return jax.lax.scan(one, vary_like(jnp.float32(-jnp.inf), q, k), jnp.asarray(todo))[0]
+
+
 def accumulate_gradients(
     q: jax.Array, k: jax.Array, v: jax.Array, log_z: jax.Array, dy: jax.Array, dy_dot_y: jax.Array, grads: Any,
     pairs: np.ndarray, block: int, block_mask: Callable, distances: BlockedRelative | None = None,

@@ -96,7 +96,8 @@ def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tup
     size = (steps, static.global_batch, static.model.seq_len + 1)
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     names = [key.split(".")[1] for key in hparam_keys()]
-    names += [*static.optim.own, "log_every"] + ["separator"] * (static.documents == "mask")
+    names += [*static.optim.own, "log_every", *["layers_every"] * static.layers]
+    names += ["separator"] * (static.documents == "mask")
     h = {name: jax.ShapeDtypeStruct((), kinds.get(name, jnp.float32)) for name in names}
     n = jax.ShapeDtypeStruct((), jnp.int32)
     if static.layout.devices > 1:

@@ -1,4 +1,4 @@
-"""Figures of whatever was logged: one panel a metric or family of metrics, over the steps. Rows in, matplotlib Figure out."""
+"""Figures of whatever was logged: a panel a metric or family over the steps, and maps of layer and step. Rows in, Figure out."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,10 +6,20 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
 
-from scalelab.report.figures.style import INK, add_legend, set_log_axis, styled, thin_points, value_colours
+from scalelab.report.figures.style import (
+    INK,
+    add_legend,
+    format_short,
+    set_log_axis,
+    styled,
+    thin_points,
+    value_colours,
+)
 
 COLUMNS = 3
 WIDE = 20.0  # largest / smallest value beyond which the axis of a panel is logarithmic
@@ -18,10 +28,18 @@ DASHES: tuple[Any, ...] = (
     "--",
     ":",
     "-.",
-    (0, (5, 1, 1, 1, 1, 1)),
+    (0, (5, 1, 1, 1)),
     (0, (1, 3)),
-)  # a name each, where runs have the colours
+)  # one a name, where colours are the runs'
 MOST_NAMES = 8  # of a family that the legend of its panel lists; of more, every so many
+# quantity of layers.jsonl -> (title, whether its colours are logarithmic); others follow under their own names, linear
+MAPS = {
+    "grad_norm": ("gradient norm", True), "update_norm": ("update norm", True), "weight_norm": ("weight norm", True),
+    "residual_rms": ("residual stream, RMS after the block", True), "attention_logit_max": ("largest attention logit", False),
+    "dead_units": ("share of dead MLP units", False),
+}  # fmt: skip
+MOST_STEPS = 400  # columns of a map
+BELOW = ("embed", "positions")  # groups drawn below the first layer; the others stand above the last
 KEYS = ("run", "step")  # of a row; the others are metrics
 
 
@@ -96,3 +114,76 @@ def _panel(ax: Axes, runs: Mapping[str, list[dict]], names: Sequence[str], colou
     if len(names) > 1:
         shown = np.unique(np.linspace(0, len(names) - 1, min(MOST_NAMES, len(names))).round().astype(int))
         ax.legend(handles=[handles[index] for index in shown], fontsize=7, loc="best")
+
+
+@styled
+def layer_maps(lines: Sequence[dict]) -> Figure:
+    """A map of layer (up) and step (right) for each quantity of layers.jsonl; norms of embedding, head and others stand beside.
+
+    lines: `step`, lists (a value a layer) and numbers called `group/quantity`. No value is averaged: of many steps, some are left out.
+    """
+    lines = [lines[index] for index in np.unique(np.linspace(0, len(lines) - 1, MOST_STEPS).astype(int))]
+    quantities = [key for key, value in lines[-1].items() if isinstance(value, list)]
+    quantities = [name for name in MAPS if name in quantities] + [name for name in quantities if name not in MAPS]
+    columns = min(COLUMNS, len(quantities))
+    rows = math.ceil(len(quantities) / columns)
+    fig = Figure(figsize=(3.7 * columns, 2.8 * rows), layout="constrained")
+    axes = fig.subplots(rows, columns, squeeze=False)
+    for ax, name in zip(axes.flat, quantities, strict=False):
+        _map(fig, ax, lines, name)
+    for ax in axes.flat[len(quantities) :]:
+        ax.set_visible(False)
+    return fig
+
+
+def layer_rows(lines: Sequence[dict]) -> list[dict]:
+    """The numbers behind `layer_maps`, a row a step and layer or group: `step`, `layer`, and each quantity."""
+    rows = []
+    for line in lines:
+        places: dict[Any, dict] = {}
+        for key, value in line.items():
+            if isinstance(value, list):
+                for layer, each in enumerate(value):
+                    places.setdefault(layer, {})[key] = each
+            elif key != "step":
+                group, _, quantity = key.partition("/")
+                places.setdefault(group, {})[quantity] = value
+        rows += [{"step": line["step"], "layer": place} | values for place, values in places.items()]
+    return rows
+
+
+def _map(fig: Figure, ax: Axes, lines: Sequence[dict], name: str) -> None:
+    groups = [key.partition("/")[0] for key in lines[-1] if key.endswith(f"/{name}")]
+    below, above = [g for g in BELOW if g in groups], [g for g in groups if g not in BELOW]
+    table = np.array(
+        [[*(line.get(f"{g}/{name}") for g in below), *line[name], *(line.get(f"{g}/{name}") for g in above)] for line in lines], float
+    ).T  # fmt: skip
+    layers = table.shape[0] - len(below) - len(above)
+    title, logarithmic = MAPS.get(name, (name, False))
+    known = table[np.isfinite(table) & ((table > 0) | (not logarithmic))]
+    low, high = (known.min(), known.max()) if known.size else (1.0, 1.0)
+    scale: Any = LogNorm if logarithmic else Normalize
+    if low == high:
+        low, high = (low / 2, high * 2) if logarithmic else (low, low + 1)
+    steps = [line["step"] for line in lines]
+    drawn = ax.pcolormesh(
+        _edges(steps), np.arange(len(table) + 1) - 0.5, np.ma.masked_invalid(table), norm=scale(low, high), cmap="viridis",
+        rasterized=table.size > 4000,
+    )  # fmt: skip
+    shown = np.unique(np.linspace(0, layers - 1, min(layers, 7)).round().astype(int))
+    places = [*range(len(below)), *(len(below) + shown), *range(len(below) + layers, len(table))]
+    ax.set_yticks(places, [*below, *map(str, shown), *above])
+    ax.grid(False)
+    ax.set(xlabel="step", title=title)
+    bar = fig.colorbar(drawn, ax=ax)
+    if logarithmic:
+        set_log_axis(bar.ax, "y")
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda x, _: format_short(x)))
+
+
+def _edges(steps: Sequence[int]) -> np.ndarray:
+    """Where the column of each step begins and ends: half way to its neighbours."""
+    if len(steps) == 1:
+        return np.array([steps[0] - 0.5, steps[0] + 0.5])
+    middles = (np.array(steps[1:]) + np.array(steps[:-1])) / 2
+    return np.concatenate([[2 * steps[0] - middles[0]], middles, [2 * steps[-1] - middles[-1]]])

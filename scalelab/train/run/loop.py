@@ -20,6 +20,7 @@ from scalelab.train.checkpoints.checkpoint import Checkpoints
 from scalelab.train.run.feed import Feed
 from scalelab.train.run.run import SKIPS_IN_A_ROW, Run
 from scalelab.train.step import state as state_lib
+from scalelab.train.step.layers import LAYERS
 from scalelab.train.step.metrics import as_number
 from scalelab.train.step.program import PACKINGS, Program
 from scalelab.train.step.step import STEP_METRICS
@@ -79,6 +80,7 @@ class _Reader:
         for run, metrics in zip(self.runs, values, strict=True):
             if metrics is not None and run.status == "running":
                 run.write(_train_lines(run, step, n, metrics, rate))
+                run.write_layers(_layer_lines(run, step, n, metrics))
                 _note_skips(run, step, n, metrics)
         shown = next((m for m in values if m is not None), None)
         loss = float(shown["train_loss"][n - 1]) if shown else math.nan
@@ -96,7 +98,7 @@ class _Reader:
 
 def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], rate: float) -> list[dict]:
     mfu = rate * run.record["flops_per_token"]["exact"] / (run.record["peak_flops"] * run.record["mesh"]["devices"])
-    names = [*(name for name in STEP_METRICS if name in metrics), *sorted(metrics.keys() - STEP_METRICS)]
+    names = [*(name for name in STEP_METRICS if name in metrics), *sorted(metrics.keys() - {*STEP_METRICS, LAYERS})]
     lines = []
     for i in range(n):
         if (step + i + 1) % run.config.log.every_steps == 0:
@@ -104,6 +106,12 @@ def _train_lines(run: Run, step: int, n: int, metrics: dict[str, np.ndarray], ra
             line |= {key: as_number(metrics[key][i]) for key in names}
             lines.append(line | {"tokens_per_s": rate, "mfu": mfu, "time": time.time()})
     return lines
+
+
+def _layer_lines(run: Run, step: int, n: int, metrics: dict[str, Any]) -> list[dict]:
+    every, layers = run.config.log.layers_every, metrics.get(LAYERS, {})
+    due = [i for i in range(n) if every and (step + i + 1) % every == 0]
+    return [{"step": step + i + 1} | {key: values[i].tolist() for key, values in layers.items()} for i in due]
 
 
 def _note_skips(run: Run, step: int, n: int, metrics: dict[str, np.ndarray]) -> None:

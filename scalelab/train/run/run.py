@@ -73,6 +73,11 @@ class Run:
         if is_first_process() and (torn := write_metric_lines(self.folder, lines, self.mirrors)):
             records.write_event(self.folder, "warning", None, torn)
 
+    def write_layers(self, lines: list[dict]) -> None:
+        """Append lines to layers.jsonl. They have no mirror: trackers draw curves, and these are maps of layer and step."""
+        if is_first_process() and (torn := records.append_json_lines(self.folder / "layers.jsonl", lines)):
+            records.write_event(self.folder, "warning", None, torn)
+
     def event(self, kind: str, step: int | None, text: str = "", **fields: Any) -> None:
         """One line in the logbook. Until the run goes on (`enter`) it waits; of a run that never does, none is written."""
         if self.waiting is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from scalelab import git, lock
+from scalelab import git, lock, records
 from scalelab.data.dataset import Dataset, open_dataset
 from scalelab.data.sources.sources import DataConfig
 from scalelab.errors import BadInput
@@ -72,7 +72,7 @@ def train_single(
         start = (trunk.step, [branch.start_branch(run, trunk, progress)]) if trunk else start
         params = weights and [lineage.start_from_weights(run, weights)]
         c = config.checkpoint
-        known, logs = {"run": run.facts}, [folder / "metrics.jsonl"]
+        known, logs = {"run": run.facts}, records.log_paths(folder)
         warn = lineage.make_warner([run], progress)
         with Checkpoints(folder / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
             outcome = loop.train_runs([run], data, checkpoints, ["run"], "turn", start, progress, stop, params, pulse)

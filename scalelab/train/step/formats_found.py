@@ -23,8 +23,8 @@ def step_formats(static: Static, h: Mapping[str, float]) -> dict[str, Any]:
 
     A kernel that is no jaxpr (flash attention on a GPU) is not seen. Parameters and moments are as kept between steps.
     """
-    # Without the batch's warm-up, whose loop has no length in the program: the formats are the same.
-    return _traced_step_formats(dataclasses.replace(static, batch_ramp=()), tuple(sorted(h)))
+    # Without the batch's warm-up and the measuring of layers, whose loops have no length in the program: the formats are the same.
+    return _traced_step_formats(dataclasses.replace(static, batch_ramp=(), layers=False), tuple(sorted(h)))
 
 
 @functools.cache  # the trials of a sweep share the program

@@ -12,7 +12,8 @@ from scalelab.config import Static
 from scalelab.model import transformer
 from scalelab.model.attention import documents
 from scalelab.model.attention.documents import DocumentEnds
-from scalelab.model.loss import LossSums
+from scalelab.model.loss import LossSums, add_sums
+from scalelab.model.observe import measures
 from scalelab.optim import schedules
 from scalelab.optim.schedules import Hparams
 from scalelab.parallel import pipeline, rules
@@ -36,11 +37,12 @@ def loss_sums(
     z_weight: jax.Array | float,
     ends: DocumentEnds | None = None,
     scales: Any = None,
+    due: jax.Array | None = None,
 ) -> LossSums:
     """Summed next-token loss of `tokens` [B, S+1]; a negative token is neither predicted nor counted.
 
     With `document_ends` documents don't see each other, and none is asked for the next one's first token. `scales` are those of
-    delayed scaling; without them its products take the amax of what they multiply.
+    delayed scaling; without them its products take the amax of what they multiply. With `due` the sums hold `measures`.
     """
     if static.layout.stage > 1:
         return pipeline.pipeline_loss_sums(static, params, tokens, z_weight, ends)
@@ -48,7 +50,7 @@ def loss_sums(
     policy = POLICIES[static.precision]
     with product_precision(policy):
         return transformer.summed_loss(
-            static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed
+            static.model, params, inputs_BS, targets_BS, z_weight, policy, scales=scales, packed=packed, due=due
         )
 
 
@@ -77,19 +79,21 @@ def scaled_gradients(
     kept: Any,
     taken: jax.Array | None = None,
     ends: DocumentEnds | None = None,
+    due: jax.Array | None = None,
 ) -> tuple[LossSums, Any, Any]:
     """The same from what the precision policy keeps (`TrainState.precision`), and the amax that delayed scaling wants to know.
 
     Under a loss scale the gradient is that many times as large on its way back through the model, so that less of it
     underflows; a power of two is taken out again exactly, in fp32. Of the micro-batches only the first `taken` (traced) are
-    run where it is given: row r is of micro-batch r % accumulate. The others' rows are of no consequence.
+    run where it is given: row r is of micro-batch r % accumulate. The others' rows are of no consequence. With `due` the sums
+    hold `measures` of all layers, taken in the same pass where it is true.
     """
     policy, counted = POLICIES[static.precision], jnp.maximum(_count_targets(static, tokens, taken, ends), 1)
     scales = delayed.delayed_scales(kept, policy) if policy.scaling == "delayed" else ()
     with product_precision(policy):
         if not policy.scaled_loss:
-            return _gradients(static, params, scales, tokens, z_weight, counted, taken, ends)
-        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken, ends)
+            return _gradients(static, params, scales, tokens, z_weight, counted, taken, ends, due)
+        sums, grads, amax = _gradients(static, params, scales, tokens, z_weight, counted / kept.scale, taken, ends, due)
         return sums, jax.tree.map(lambda g: g / kept.scale, grads), amax
 
 
@@ -110,9 +114,10 @@ def micro_batch_objective(
     z_weight: jax.Array,
     counted: jax.Array,
     ends: DocumentEnds | None,
+    due: jax.Array | None = None,
 ) -> tuple[jax.Array, LossSums]:
     """(what is differentiated, the sums) of a micro-batch `part` [b, S+1]."""
-    sums = loss_sums(static, params, part, z_weight, ends, scales)
+    sums = loss_sums(static, params, part, z_weight, ends, scales, due)
     return sums.objective / counted, sums
 
 
@@ -125,27 +130,32 @@ def _gradients(
     counted: jax.Array,
     taken: jax.Array | None,
     ends: DocumentEnds | None,
+    due: jax.Array | None,
 ) -> tuple[LossSums, Any, Any]:
     def of(part: jax.Array) -> tuple[LossSums, Any, Any]:
         if static.layout.stage > 1:
-            return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends), scales
+            return *pipeline.pipeline_gradients(static, params, part, z_weight, counted, ends, due), scales
         differentiated = functools.partial(micro_batch_objective, static)
         (_, sums), (grads, amax) = jax.value_and_grad(differentiated, argnums=(0, 1), has_aux=True)(
-            params, scales, part, z_weight, counted, ends
+            params, scales, part, z_weight, counted, ends, due
         )
         return sums, grads, amax
 
     def micro(carry: tuple[LossSums, Any, Any], part: jax.Array) -> tuple[tuple[LossSums, Any, Any], None]:
         sums, grads, amax = of(part)
-        added = jax.tree.map(jnp.add, carry[:2], (sums, reshard_as(static, rules.gradient_specs, grads)))
-        return (*added, jax.tree.map(jnp.maximum, carry[2], amax)), None
+        grads = reshard_as(static, rules.gradient_specs, grads)
+        total = add_sums(carry[0], sums)
+        return (total, jax.tree.map(jnp.add, carry[1], grads), jax.tree.map(jnp.maximum, carry[2], amax)), None
 
     if static.accumulate == 1:
         return of(tokens)
     rows = tokens.reshape(-1, static.accumulate, tokens.shape[-1])
     parts = rows.swapaxes(0, 1)  # every n-th row, so that each device's own rows make its part of each micro-batch
     zeros = reshard_as(static, rules.gradient_specs, jax.tree.map(jnp.zeros_like, params))
-    begin = (LossSums(*[jnp.zeros(())] * 3), zeros, jax.tree.map(jnp.zeros_like, scales))
+    nothing = LossSums(*[jnp.zeros(())] * 3)
+    if due is not None:
+        nothing = nothing._replace(measures=measures.nothing(static.model))
+    begin = (nothing, zeros, jax.tree.map(jnp.zeros_like, scales))
     if taken is not None:
         return jax.lax.fori_loop(0, taken, lambda i, carry: micro(carry, parts[i])[0], begin)
     return jax.lax.scan(micro, begin, parts)[0]

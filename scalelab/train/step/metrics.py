@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from scalelab import records
 from scalelab.errors import BadInput, nearest_hint
+from scalelab.train.step.layers import LAYERS
 
 NAME = re.compile(r"[A-Za-z_][\w-]*(/[\w-]+)*")
 READ_BY_LOOP = (
@@ -24,9 +25,11 @@ def refuse_unloggable(metrics: Mapping[str, Any]) -> None:
     """BadInput for a metric that cannot be logged; call it with the shapes that tracing gives.
 
     `metrics` maps names to arrays or ShapeDtypeStructs. A metric is one real number, called `name` or `group/name`; a group is
-    one panel of the report. Names that the loop writes itself, or that are columns of `scalelab runs`, are not free.
+    one panel of the report. What is told of each layer (`layers.LAYERS`) is a dict of arrays. Names that the loop writes itself, or that are columns of `scalelab runs`, are not free.
     """
     for name, value in metrics.items():
+        if name == LAYERS:
+            continue
         shape, dtype = _shape_and_dtype(value)
         if shape is None:
             kind = "several arrays" if jax.tree.leaves(value) else "nothing"

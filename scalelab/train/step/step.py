@@ -1,5 +1,6 @@
 """The training step as a pure function: (state, tokens, hparams) -> (state, metrics)."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jax.sharding import auto_axes
 
 from scalelab.config import Static
 from scalelab.model.loss import LossSums
+from scalelab.model.observe.measures import when
 from scalelab.optim import schedules
 from scalelab.optim.chain import build_optimizer_chain
 from scalelab.optim.registry import find_optimizer
@@ -17,13 +19,15 @@ from scalelab.optim.schedules import Hparams
 from scalelab.parallel import rules
 from scalelab.precision import delayed, loss_scale
 from scalelab.precision.policy import POLICIES, Policy
-from scalelab.train.step import curvature, ema
+from scalelab.train.step import curvature, ema, layers
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import document_ends, loss_sums, reshard_as, scaled_gradients
 from scalelab.train.step.metrics import refuse_unloggable
 from scalelab.train.step.state import TrainState, cast_for_storage, upcast
 
-Updated = tuple[Any, Any, Any, tuple[jax.Array, jax.Array]]  # params, opt_state, ema, (update norm, param norm)
+Updated = tuple[
+    Any, Any, Any, tuple[jax.Array, jax.Array, Any]
+]  # params, opt_state, ema, norms: update, weights, by layer
 STEP_METRICS = ("train_loss", "grad_norm", "update_norm", "param_norm", "lr", "skipped")
 LOSS_SCALE = "loss_scale"  # a metric where the policy has one: what this step's loss was multiplied by
 
@@ -45,7 +49,8 @@ def train_step(
     # Behind a barrier: else the partitioner takes what is updated out of the tables that were gathered for the loss, which are
     # then held to the end (two tables of the vocabulary in fp32 on GPUs).
     seen = jax.lax.optimization_barrier(params) if static.layout.devices > 1 else params
-    sums, grads, amax = scaled_gradients(static, seen, tokens, h["z_loss"], state.precision, taken, where)
+    due = layers.is_due(static, state.step, h)
+    sums, grads, amax = scaled_gradients(static, seen, tokens, h["z_loss"], state.precision, taken, where, due)
     grads = checkpoint_name(reshard_as(static, rules.moment_specs, grads), "gradients")
     loss, grad_norm = sums.nll / jnp.maximum(sums.tokens, 1.0), optax.tree.norm(grads)
     loss = checkpoint_name(loss, "loss")  # the names are for train/step/formats_found.py
@@ -62,7 +67,8 @@ def train_step(
             params = reshard_as(static, rules.moment_specs, params)
             moves, opt_state = compute_updates(static, tied, opt_state, params, {**h, **now}, now["lr"], **more)
             params = reshard_as(static, rules.parameter_specs, optax.apply_updates(params, moves))
-            norms = (optax.tree.norm(moves), optax.tree.norm(params)) if measured else norms
+            if measured:
+                norms = optax.tree.norm(moves), optax.tree.norm(params), _norms_by_layer(static, moves, params)
             params = cast_for_storage(params, policy.parameters)
             if static.ema:
                 mine = reshard_as(static, rules.moment_specs, upcast(params, policy.parameters))
@@ -76,9 +82,10 @@ def train_step(
     if ":" in static.optim.name:
         finite &= _stays_finite(static, state, grads, finite, extra, {**h, **now})
     logged = (state.step + 1) % h["log_every"].astype(jnp.int32) == 0
-    unmeasured = (jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan))
+    logged = logged if due is None else logged | due
+    unmeasured = (jnp.where(finite, jnp.nan, 0.0), jnp.float32(jnp.nan), _no_norms(static, params))
     carry = update(False, finite & ~logged, (state.params, state.opt_state, state.ema, unmeasured))
-    params, opt_state, average, norms = update(True, finite & logged, carry)
+    params, opt_state, average, (update_norm, param_norm, by_layer) = update(True, finite & logged, carry)
     new = TrainState(
         step=state.step + 1,
         params=params,
@@ -88,10 +95,28 @@ def train_step(
         ema=average,
         precision=_next_precision_state(policy, state.precision, amax, finite),
     )
-    metrics = dict(zip(STEP_METRICS, (loss, grad_norm, *norms, now["lr"], new.skipped), strict=True)) | {
-        "streak": new.streak
-    }
-    return new, metrics | ({LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {})
+    values = loss, grad_norm, update_norm, param_norm, now["lr"], new.skipped
+    metrics = dict(zip(STEP_METRICS, values, strict=True)) | {"streak": new.streak}
+    metrics |= {LOSS_SCALE: state.precision.scale} if policy.scaled_loss else {}
+    if due is not None:
+        by_layer |= {
+            "grad_norm": when(
+                due, functools.partial(layers.layer_norms, static), layers.no_norms(static, params), grads
+            )
+        }
+        metrics |= {layers.LAYERS: layers.describe_layers(static, sums.measures, sums.tokens, **by_layer)}
+    return new, metrics
+
+
+def _norms_by_layer(static: Static, moves: Any, params: Any) -> dict[str, layers.Norms]:
+    """Of the update and of the weights after it; {} where layers are not logged."""
+    if not static.layers:
+        return {}
+    return {"update_norm": layers.layer_norms(static, moves), "weight_norm": layers.layer_norms(static, params)}
+
+
+def _no_norms(static: Static, params: Any) -> dict[str, layers.Norms]:
+    return {name: layers.no_norms(static, params) for name in ("update_norm", "weight_norm") if static.layers}
 
 
 def _stays_finite(

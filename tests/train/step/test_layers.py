@@ -1,0 +1,177 @@
+"""What a step tells of each layer, against a model written out in numpy (float64) and gradients taken outside the step."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalelab.config import Layout
+from scalelab.train.step import state as state_lib
+from scalelab.train.step.gradients import loss_sums
+from scalelab.train.step.layers import LAYERS, OFF
+from scalelab.train.step.step import many_steps, train_step
+from tests.train.step.test_step import BATCH, SEQ_LEN, assert_same, batches, setting
+
+EVERY = 2
+step = jax.jit(train_step, static_argnums=0)
+steps = jax.jit(many_steps, static_argnums=0)
+LLAMA = {"model.n_layers": 3, "model.n_kv_heads": 1, "optim.clip_norm": 1e-3}
+RELU = {
+    "model.n_layers": 2, "model.mlp": "relu", "model.position": "learned", "model.norm": "layernorm", "model.bias": True,
+    "model.tied_head": True, "model.window": 5,
+}  # fmt: skip
+MODELS = {"llama": LLAMA, "relu": RELU}
+
+
+@functools.cache
+def made(name, **changes):
+    """(static, hparams, a state after some steps) of a model that measures its layers at every second step."""
+    static, h = setting(**MODELS[name], **{"log.layers_every": EVERY}, **changes)
+    state = jax.jit(state_lib.init_state, static_argnums=0)(static, h)
+    if name == "relu":  # one unit of the second layer that no token turns on
+        up = state.params["blocks"]["mlp"]["up"]
+        state.params["blocks"]["mlp"]["up"] = up | {"b": up["b"].at[1, 3].set(-100.0)}
+    return static, h, steps(static, state, batches(), jnp.int32(3), h)[0]
+
+
+def norm(x, gain, bias, kind, eps):
+    x = x - x.mean(-1, keepdims=True) if kind == "layernorm" else x
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * gain + bias
+
+
+def rotated(x, theta):
+    half = x.shape[-1] // 2
+    angle = np.arange(x.shape[1])[:, None] * theta ** (-np.arange(half) / half)
+    cos, sin = np.cos(angle)[None, :, None], np.sin(angle)[None, :, None]
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def look_inside(shape, params, tokens):
+    """{name: value} of the activations, from a forward pass in float64 that shares no code with the model."""
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    seq = tokens.shape[1]
+    x = p["embed"]["w"][tokens] + (p["positions"]["w"][:seq] if shape.position == "learned" else 0)
+    index = np.arange(seq)
+    distance = index[:, None] - index[None]
+    seen = (distance >= 0) & (distance < (shape.window or seq))
+    found = {"residual_rms": [], "attention_logit_max": [], "dead_units": []}
+    for i in range(shape.n_layers):
+        b = jax.tree.map(lambda w: w[i], p["blocks"])  # noqa: B023
+        normed = lambda y, g: norm(y, g["g"], g.get("b", 0), shape.norm, shape.norm_eps)  # noqa: E731
+        y = normed(x, b["attention_norm"])
+        q, k, v = (np.einsum("bsd,dnh->bsnh", y, b["attention"][n]["w"]) + b["attention"][n].get("b", 0) for n in "qkv")
+        if shape.position == "rope":
+            q, k = rotated(q, shape.rope_theta), rotated(k, shape.rope_theta)
+        k, v = (np.repeat(each, shape.n_heads // shape.n_kv_heads, axis=2) for each in (k, v))
+        logits = np.where(seen, np.einsum("bsnh,btnh->bnst", q, k) / np.sqrt(shape.d_head), -np.inf)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        heads = np.einsum("bnst,btnh->bsnh", weights / weights.sum(-1, keepdims=True), v)
+        x = x + np.einsum("bsnh,nhd->bsd", heads, b["attention"]["o"]["w"]) + b["attention"]["o"].get("b", 0)
+        y = normed(x, b["mlp_norm"])
+        h = y @ b["mlp"]["up"]["w"] + b["mlp"]["up"].get("b", 0)
+        if shape.mlp == "swiglu":
+            gate = y @ b["mlp"]["gate"]["w"]
+            h = gate / (1 + np.exp(-gate)) * h
+        else:
+            h = np.maximum(h, 0)
+        x = x + h @ b["mlp"]["down"]["w"] + b["mlp"]["down"].get("b", 0)
+        off = OFF * np.sqrt((h * h).mean()) if shape.mlp == "swiglu" else 0
+        found["residual_rms"].append(np.sqrt((x * x).mean()))
+        found["attention_logit_max"].append(logits.max())
+        found["dead_units"].append((np.abs(h).max((0, 1)) <= off).mean())
+    logits = normed(x, p["final_norm"]) @ (p["embed"]["w"].T if shape.tied_head else p["head"]["w"])
+    most = logits.max(-1)
+    log_z = most + np.log(np.exp(logits - most[..., None]).sum(-1))
+    return found | {"logits/rms": np.sqrt((logits * logits).mean()), "logits/log_z": log_z.mean()}
+
+
+def norms(tree):
+    """{"blocks": [L], other groups: one number}, in float64."""
+    squares = lambda x, axes: np.sum(np.square(np.float64(x)), axis=axes)  # noqa: E731
+    found = {
+        name: np.sqrt(sum(squares(x, None) for x in jax.tree.leaves(part)))
+        for name, part in tree.items()
+        if name != "blocks"
+    }
+    by_layer = sum(squares(x, tuple(range(1, x.ndim))) for x in jax.tree.leaves(tree["blocks"]))
+    return found | {"blocks": np.sqrt(by_layer)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_value_is_that_of_a_model_written_out(name):
+    static, h, state = made(name)
+    tokens = batches(seed=1)[0]
+    new, metrics = step(static, state, tokens, h)
+    layers = metrics[LAYERS]
+
+    def loss(params):
+        sums = loss_sums(dataclasses.replace(static, layers=False), params, tokens, h["z_loss"])
+        return sums.objective / sums.tokens
+
+    expected = look_inside(static.model, state.params, np.asarray(tokens[:, :-1]))
+    moved = jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), new.params, state.params)
+    each = {"grad_norm": jax.jit(jax.grad(loss))(state.params), "update_norm": moved, "weight_norm": new.params}
+    for kind, tree in each.items():
+        for group, value in norms(tree).items():
+            expected[kind if group == "blocks" else f"{group}/{kind}"] = value
+    assert expected.keys() == layers.keys()
+    for key, value in expected.items():
+        tolerance = (
+            1e-3 if "update_norm" in key else 1e-5
+        )  # an update is known only up to the rounding of new - old weights
+        np.testing.assert_allclose(layers[key], value, rtol=tolerance, err_msg=key)
+    whole = sum(np.sum(np.square(v)) for key, v in layers.items() if key.split("/")[-1] == "grad_norm")
+    np.testing.assert_allclose(np.sqrt(whole), metrics["grad_norm"], rtol=1e-6)  # no parameter is left out
+    if name == "relu":
+        np.testing.assert_array_equal(layers["dead_units"][1] * static.model.d_ff >= 1, True)
+
+
+def test_it_changes_no_bit_of_what_is_trained():
+    """Also on the steps between: the program with measuring in it takes the same way."""
+    static, h, state = made("llama")
+    off = dataclasses.replace(static, layers=False)
+    run = [steps(s, state, batches(6, seed=3), jnp.int32(6), h) for s in (static, off)]
+    (measured, log), (plain, plain_log) = run
+    layers = log.pop(LAYERS)
+    assert_same(measured, plain)
+    assert_same(log, plain_log)
+    assert np.isfinite(layers["grad_norm"]).all(axis=1).tolist() == [True, False] * 3  # the state is at step 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.accumulate": 4}, {"model.remat": "full"}, {"model.remat": "dots"}, {"model.attention": "blockwise"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_it_does_not_depend_on_how_the_step_is_computed(changes):
+    static, h, state = made("llama")
+    other, _ = setting(**LLAMA, **{"log.layers_every": EVERY}, **changes)
+    tokens = batches(seed=1)[0]
+    expected, layers = (step(s, state, tokens, h)[1][LAYERS] for s in (static, other))
+    assert other != static and other.layers and static.layout == Layout()
+    for key, value in expected.items():
+        np.testing.assert_allclose(layers[key], value, rtol=1e-5, err_msg=key)
+
+
+def test_each_packed_trial_has_its_own():
+    static, h, state = made("llama")
+    rates = jnp.float32([1e-3, 1e-2])
+    together = jax.jit(
+        jax.vmap(
+            functools.partial(train_step, static),
+            in_axes=(None, 0, {key: 0 if key == "peak_lr" else None for key in h}),
+        )
+    )
+    tokens = jnp.stack([batches(seed=seed)[0] for seed in (1, 2)])
+    layers = together(state, tokens, h | {"peak_lr": rates})[1][LAYERS]
+    for i in range(2):
+        alone = step(static, state, tokens[i], h | {"peak_lr": rates[i]})[1][LAYERS]
+        for key, value in alone.items():
+            np.testing.assert_allclose(layers[key][i], value, rtol=1e-5, err_msg=key)
+    assert layers["dead_units"].shape == (2, 3) and tokens[0, :, 1:].size == BATCH * SEQ_LEN
