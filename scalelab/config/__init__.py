@@ -14,7 +14,7 @@ from scalelab.config.files import (
     read_config_file,
     split_overrides,
 )
-from scalelab.config.keys import hparam_keys, key_records, traced_keys
+from scalelab.config.keys import default_values, hparam_keys, key_records, traced_keys
 from scalelab.config.resolve import config_value_origins, identity, load, resolve
 from scalelab.config.static import Layout, ModelShape, Optim, Static, hparams, static, traced_names, unset_numbers
 
@@ -28,6 +28,7 @@ __all__ = [
     "Static",
     "config_value_origins",
     "default_tree",
+    "default_values",
     "hparam_keys",
     "hparams",
     "identity",

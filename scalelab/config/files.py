@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from scalelab import set_by, user_code
-from scalelab.config.keys import key_records
+from scalelab.config.keys import default_values, key_records
 from scalelab.errors import BadInput, nearest_hint
 
 if TYPE_CHECKING:
@@ -127,11 +127,11 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
     if set_by.NOTES_KEY in values and by == set_by.COMMAND_LINE:
         raise BadInput(f"{set_by.NOTES_KEY} is filled in by scalelab and can't be set")
     config = config.copy_and_resolve_references()
-    known = leaves(default_tree())
+    known = default_values()
     groups = {key.split(".")[0] for key in known}
     for key, text in values.items():
         if key in groups:
-            first = next(name for name in known if name.startswith(f"{key}."))
+            first = min(name for name in known if name.startswith(f"{key}."))
             raise BadInput(
                 f"unknown config key {key!r}: it is a group, whose values are set one by one, as --config.{first}=VALUE"
             )
@@ -184,7 +184,7 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
             if not sign:
                 raise BadInput(f"{argument!r} has no value: write {argument}=VALUE")
             values[key] = value
-        elif (said := MISSPELT_OVERRIDE.fullmatch(argument)) and said["key"] in leaves(default_tree()):
+        elif (said := MISSPELT_OVERRIDE.fullmatch(argument)) and said["key"] in default_values():
             raise BadInput(f"{argument!r}: a config value is written --config.{said['key']}=VALUE")
         else:
             rest.append(argument)
@@ -212,7 +212,7 @@ def _parse(key: str, text: str, kind: type, default: Any) -> Any:
 
 def check_tree(config: "ConfigDict") -> None:
     """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
-    known = leaves(default_tree())
+    known = default_values()
     for group, part in config.items():
         if not _is_group(part):
             raise BadInput(f"config.{group} is {part!r}; the top level holds groups only{nearest_hint(group, known)}")

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -133,18 +134,30 @@ def build_group(records: Records) -> "ConfigDict":
 
 
 @functools.cache
-def key_records() -> dict[str, Key]:
-    """`{"group.name": record}` of `configs/base.py`, in its order. Cached: callers must not modify the result."""
+def key_records() -> MappingProxyType[str, Key]:
+    """`{"group.name": record}` of `configs/base.py`, in its order; read-only."""
     from configs import base  # here and not above: the tree is configuration, and it imports this file
 
-    return {f"{group}.{name}": record for group, records in base.KEYS.items() for name, record in records.items()}
+    return MappingProxyType(
+        {f"{group}.{name}": record for group, records in base.KEYS.items() for name, record in records.items()}
+    )
+
+
+@functools.cache
+def default_values() -> MappingProxyType[str, Any]:
+    """`{"group.name": default}`, None for what is derived; read-only.
+
+    Not among them is `optim.own`, whose keys are those of the numbers in it.
+    """
+    values = {name: record.default for name, record in key_records().items() if record.kind is not dict}
+    return MappingProxyType(values)
 
 
 @functools.cache
 def traced_keys() -> tuple[str, ...]:
     """Keys whose values are traced: trials that differ only in these share a compiled program.
 
-    Not among them is `optim.own`: which numbers it holds depends on the config (`static.traced_names`).
+    Not among them are the numbers in `optim.own`, which depend on the config (`static.traced_names`).
     """
     return tuple(name for name, record in key_records().items() if record.traced and record.kind is not dict)
 

@@ -8,8 +8,8 @@ from scalelab import identity as identity_lib
 from scalelab import set_by, user_code
 from scalelab.config import batch_ramp, optimizer_defaults, schedule_steps
 from scalelab.config.combinations import check_combinations
-from scalelab.config.files import check_tree, default_tree, leaves, override, read_config_file
-from scalelab.config.keys import traced_keys
+from scalelab.config.files import check_tree, leaves, override, read_config_file
+from scalelab.config.keys import default_values, traced_keys
 from scalelab.config.validate import check_values
 from scalelab.errors import BadInput
 
@@ -61,7 +61,7 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
 
 def config_value_origins(config: "ConfigDict") -> dict[str, str]:
     """Who set each value of `optim` and `schedule` (`set_by`); those that nobody set are left out."""
-    return set_by.value_origins(leaves(config), leaves(default_tree()))
+    return set_by.value_origins(leaves(config), default_values())
 
 
 def _note_defaults(config: "ConfigDict", who: dict[str, str]) -> None:
@@ -75,7 +75,7 @@ def _note_defaults(config: "ConfigDict", who: dict[str, str]) -> None:
     for key, value in values.items():
         if not set_by.is_tracked_key(key) or value is None:
             continue
-        if key not in who and value != leaves(default_tree())[key]:
+        if key not in who and value != default_values()[key]:
             who[key] = set_by.DERIVED if key in derived else set_by.DEFAULT
         group, _, name = key.partition(".")
         if who.get(key) == set_by.DEFAULT and group == "optim" and own.get(name, (None,))[0] != value:

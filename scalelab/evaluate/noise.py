@@ -74,7 +74,7 @@ def load_side(source: str) -> ComparisonSide:
 
 def read_settings(folder: pathlib.Path) -> dict[str, Any]:
     """Read a run's config by dotted keys; a key unknown to the run's older scalelab gets today's default."""
-    defaults = config_lib.leaves(config_lib.default_tree())
+    defaults = config_lib.default_values()
     values = defaults | config_lib.leaves(ConfigDict(records.read_config(folder)))
     return {key: value for key, value in values.items() if key != set_by.NOTES_KEY}  # who set a value is not a setting
 

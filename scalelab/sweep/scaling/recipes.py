@@ -69,18 +69,12 @@ def find_recipe(name: str) -> Recipe:
 
 def list_choices(recipe: Recipe) -> list[RecipeChoice]:
     """What the file sets otherwise than `configs/base.py` and its optimizer's own values; what is derived isn't listed."""
-    default, found = (
-        config_lib.leaves(config_lib.default_tree()),
-        config_lib.leaves(config_lib.read_config_file(recipe.path)),
-    )
-    default |= {
-        f"optim.{key}": value
-        for key, (value, _) in optimizer_defaults.default_optim_values(recipe.config.optim.name).items()
-    }
+    own_values = optimizer_defaults.default_optim_values(recipe.config.optim.name)
+    default = config_lib.default_values() | {f"optim.{key}": value for key, (value, _) in own_values.items()}
     why = WATCH_COMMENTS | _comments(recipe.path)
     return [
         RecipeChoice(key, value, default[key], why.get(key, why["preset"] if key.startswith("model.") else ""))
-        for key, value in found.items()
+        for key, value in config_lib.leaves(config_lib.read_config_file(recipe.path)).items()
         if value is not None and value != default[key]
     ]
 

@@ -27,7 +27,7 @@ def is_frozen(key: str) -> bool:
 
 def check_allowed_keys(keys: Collection[str]) -> None:
     """BadInput for a `--allow-change` that names nothing; a group's name stands for all of its keys."""
-    known = [*config_lib.leaves(config_lib.default_tree()), *DATA_FACTS]
+    known = [*config_lib.default_values(), *DATA_FACTS]
     known += [key for key in {name.split(".")[0] for name in known} if is_frozen(key)]
     for key in keys:
         if key not in known:

@@ -42,7 +42,7 @@ def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tupl
     """
     before, after = _flatten_facts(old), _flatten_facts(new)
     after.pop(set_by.NOTES_KEY, None)  # who set a value is not a value
-    known = config_lib.leaves(config_lib.default_tree()) | before
+    known = config_lib.default_values() | before
     for key in {*before, *after}:  # numbers of an own optimizer have no default
         if key.startswith(config_lib.USER_OPTIM_PREFIX):
             known.setdefault(key, None)
@@ -53,7 +53,7 @@ def diff_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tupl
 def config_from_facts(facts: Mapping[str, Any]) -> ConfigDict:
     """The config in some `checkpoint_facts`, as this scalelab knows it: keys that are gone dropped, new ones at their defaults."""
     known = config_lib.default_tree()
-    values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.leaves(known)
+    values, defaults = config_lib.leaves(ConfigDict(facts["config"])), config_lib.default_values()
     return config_lib.override(
         known,
         {
