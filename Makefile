@@ -29,7 +29,7 @@ need_pip = $(1)/bin/python -m pip --version >/dev/null 2>&1 || $(1)/bin/python -
 install = $(if $(uv),uv pip install -q --python $(1)/bin/python $(2),{ $(need_pip); } && $(pip) $(2))
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/base  ## install into .venv  [PYTHON=python3.12] [ACCEL=cpu|cuda12|cuda13|tpu]
 

@@ -13,11 +13,11 @@ import threading
 from typing import Any
 
 DEFINITION = """**The walk of `config`.** One run of two steps is traced. A handover is a pair (function of one room, function
-of another room that it calls, directly or through a library) where the whole `ConfigDict` is among the arguments, itself or in a
-list; repeated calls count once. A room is a folder of `scalelab/` or a file on its ground floor. A handover comes back if its
-room has had the config before. The last row counts calls, by other rooms, of functions of the rooms that read configs
-(`config`; before the move `config.py`, `tree.py`, `validate.py`, `lengths.py`, `ramp.py`, `shares.py` and `defaults.py`): each
-derives again something that follows from the config alone."""
+of another room that it calls, directly or through a library) where the whole `ConfigDict`, or the `TrainSpec` that holds it, is
+among the arguments, itself or in a list; repeated calls count once. A room is a folder of `scalelab/` or a file on its ground floor. A handover comes back if its
+room has had the config before. The last two rows count calls by other rooms of the rooms that read configs (`config`; before the
+move `config.py`, `tree.py`, `validate.py`, `lengths.py`, `ramp.py`, `shares.py` and `defaults.py`): each derives again something
+that follows from the config alone. The last row has those that split or identify it."""
 READERS = ("config", "tree", "validate", "lengths", "ramp", "shares", "defaults")
 RUN = [
     "train", "--config=configs/tiny.py", "--config.data.source=synthetic", "--config.data.n_tokens=20000",
@@ -40,11 +40,13 @@ def measure(root: pathlib.Path) -> dict[str, int]:
         comes_back += room in rooms
         rooms.add(room)
     asked = sum(calls for source, _, room, _, calls in handovers if room in READERS and source not in READERS)
+    split = sum(calls for *_, name, calls in handovers if name in ("static", "hparams", "identity"))
     return {
         "rooms that config enters in a run": len(rooms),
         "handovers of config": len(handovers),
         "handovers that come back to a room": comes_back,
         "calls that derive from config again": asked,
+        "of these, static, hparams and identity": split,
     }
 
 
@@ -89,6 +91,8 @@ def _arguments(frame: Any) -> list[Any]:
 def _holds_config(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_holds_config, value[:4]))
+    if type(value).__name__ == "TrainSpec":
+        return True
     return type(value).__name__ == "ConfigDict" and "train" in value and "model" in value
 
 
