@@ -1,7 +1,8 @@
 """The files of a folder of weights, distrusted: every mistake and every malice in them ends as BadInput in one line.
 
 Only JSON and safetensors are ever opened. The safetensors package checks a header against its file (length, offsets,
-overlaps, overflow) before anything is read; what it cannot know, that names and shapes belong together, `read.py` checks.
+overlaps, overflow) before anything is read; what it cannot know, that names and shapes belong together, `read.py`
+checks.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
-"""A format is one table, read in both directions: which tensor of a file holds which of our parameters, and how it lies.
+"""A format is one table, read in both directions: which tensor of a file holds which parameter, and how it lies.
 
 How a parameter flattens to a matrix follows from its declaration (ins x outs); the table only says whose name is whose,
-what is fused, and what is transposed. A parameter without a row is refused by name, and so is an option of the model that
-the format neither writes, implies nor may ignore. config.json likewise has one list of keys, for writing and for reading.
+what is fused, and what is transposed. A parameter without a row is refused by name, and so is an option of the model
+that the format neither writes, implies nor may ignore. config.json likewise has one list of keys, for writing and for
+reading.
 """
 
 import collections
@@ -21,7 +22,8 @@ Leaves = dict[str, Any]  # "blocks.attention.q.w" -> array
 REQUIRED_KEY = object()  # in `Format.absent`: config.json must have this key
 UNKNOWN = "not known"  # in `unsupported_keys`: an option of the model that the format has no word for
 
-# Fields of a ModelShape that the function of the weights does not depend on, or that are folded into them (`write.fold_multipliers`).
+# Fields of a ModelShape that don't change the function of the weights, or are folded into them
+# (`write.fold_multipliers`).
 IRRELEVANT_KEYS = (
     *("init_std", "projection_std", "depth_scaled_init", "remat", "attention", "sequence_parallel"),
     # without effect where there is no window (with one the first is demanded, and the second needs it) and no qk_norm
@@ -47,10 +49,10 @@ class Format:
     """One `model_type` of transformers. A dot in a name of config.json leads into an object.
 
     `keys`: config.model's name -> config.json's names, which must agree. `absent`: config.json's name -> the value that
-    transformers assumes if it is missing. `ours`: values of config.model that the format implies; `limits(shape)`: those it
-    demands of this shape. `theirs`: values of config.json without which it would mean another function. `buffers`: endings of
-    tensors that hold constants, not weights. `extra`: further values of a config.json written here. `unused`: options of
-    parts that no model of the format has.
+    transformers assumes if it is missing. `ours`: values of config.model that the format implies; `limits(shape)`:
+    those it demands of this shape. `theirs`: values of config.json without which it would mean another function.
+    `buffers`: endings of tensors that hold constants, not weights. `extra`: further values of a config.json written
+    here. `unused`: options of parts that no model of the format has.
 
     `told`: config.model's names that depend on several of config.json's: `write(shape)` gives those, `read(config.json,
     values so far)` gives ours.
@@ -122,8 +124,8 @@ def _flat(declaration: Declaration) -> tuple[int, ...]:
 def tensor_places(form: Format, shape: ModelShape) -> dict[str, TensorPlace]:
     """Every tensor that a file of this model holds, by its name there.
 
-    BadInput, with the parameter's name, if the table doesn't place every declared parameter exactly once, or if a parameter
-    doesn't have the size that config.json implies.
+    BadInput, with the parameter's name, if the table doesn't place every declared parameter exactly once, or if a
+    parameter doesn't have the size that config.json implies.
     """
     declared: dict[str, Declaration] = named_leaves(parameter_declarations(shape))
     tensors, placed = {}, collections.Counter[str]()
@@ -150,8 +152,9 @@ def _refuse_unplaced(
         others = f" (and {len(unplaced) - 1} more)" if len(unplaced) > 1 else ""
         times = f"{placed[unplaced[0]]} places" if placed[unplaced[0]] else "no place"
         raise BadInput(
-            f"{form.name} has {times} for the parameter {unplaced[0]}{others}: give it a row in scalelab/hf/{form.name}.py "
-            "if transformers' model has such a tensor; otherwise the weights would be another model's"
+            f"{form.name} has {times} for the parameter {unplaced[0]}{others}: give it a row in "
+            f"scalelab/hf/{form.name}.py if transformers' model has such a tensor; otherwise the weights would be "
+            "another model's"
         )
     sizes = {
         "layers": shape.n_layers, "embed": shape.d_model, "mlp": shape.d_ff, "heads": shape.n_heads,
@@ -161,8 +164,8 @@ def _refuse_unplaced(
         for axis, size in zip(declaration.axes, declaration.shape, strict=True):
             if sizes.get(axis) != size:
                 raise BadInput(
-                    f"{form.name}: axis {axis!r} of {name} has size {size}, which {form.name} can't express (config.json "
-                    f"implies {sizes.get(axis, 'no such axis')})"
+                    f"{form.name}: axis {axis!r} of {name} has size {size}, which {form.name} can't express "
+                    f"(config.json implies {sizes.get(axis, 'no such axis')})"
                 )
 
 

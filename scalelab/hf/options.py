@@ -1,7 +1,7 @@
 """What attention's options are called in a config.json: how rope is stretched, and Mistral's window. Written and read.
 
-transformers 4 has `rope_scaling` beside `rope_theta`, transformers 5 one `rope_parameters` with both (modeling_rope_utils.py).
-Both are written, either is read.
+transformers 4 has `rope_scaling` beside `rope_theta`, transformers 5 one `rope_parameters` with both
+(modeling_rope_utils.py). Both are written, either is read.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def rope_to_hf(shape: ModelShape) -> dict[str, Any]:
 
 
 def rope_constraints(shape: ModelShape) -> dict[str, Any]:
-    """What is demanded of a shape: transformers has no fixed ntk, and its version 4 takes yarn's factor from the lengths."""
+    """Values demanded of a shape: transformers has no fixed ntk; its version 4 takes yarn's factor from the lengths."""
     if shape.rope_scaling == "ntk":
         return {"rope_scaling": "none"}
     return {"seq_len": round(shape.rope_factor * shape.rope_original)} if shape.rope_scaling == "yarn" else {}
@@ -80,7 +80,8 @@ def _values(name: str, group: dict[str, Any], seq_len: Any) -> dict[str, Any]:
             raise BadInput(f"{name}.{key}={repr(value)[:40]} is not a number from 0 to 2^31")
     if kind == "yarn" and factor * original != seq_len:
         raise BadInput(
-            f"{name}: factor={factor:g} x {ORIGINAL_LENGTH_KEY}={original} is not max_position_embeddings={seq_len}: transformers 4 and 5 "
+            f"{name}: factor={factor:g} x {ORIGINAL_LENGTH_KEY}={original} is not max_position_embeddings={seq_len}: "
+            "transformers 4 and 5 "
             "read that as two models"
         )
     known = (

@@ -1,7 +1,8 @@
 """A folder of weights as transformers keeps them -> our parameters, in fp32.
 
-`examine_folder` believes nothing: config.json against the tensors' headers, name by name and shape by shape, before any number is
-read. `load_params` then reads one tensor at a time. fp16 and bf16 become fp32, exactly; other dtypes are refused.
+`examine_folder` trusts nothing: it checks config.json against the tensors' headers, name by name and shape by shape,
+before any number is read. `load_params` then reads one tensor at a time. fp16 and bf16 become fp32, exactly; other
+dtypes are refused.
 """
 
 import collections
@@ -131,7 +132,7 @@ def _refuse_others(
 
 
 def load_params(source: ExaminedFolder) -> Params:
-    """The parameters, as numpy arrays in fp32. BadInput where a number is not finite, or a tied head isn't the embedding."""
+    """The parameters, numpy arrays in fp32. BadInput if a number is not finite or a tied head is not the embedding."""
     shape = config_lib.static(source.config).model
     leaves = {name: np.empty(d.shape, np.float32) for name, d in named_leaves(parameter_declarations(shape)).items()}
     by_file: dict[pathlib.Path, dict[str, TensorPlace]] = {}

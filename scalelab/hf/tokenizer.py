@@ -1,7 +1,8 @@
-"""A tokenizer as the files that `transformers` and `tokenizers` load: tokenizer.json, tokenizer_config.json, generation_config.json.
+"""A tokenizer as files that `transformers` and `tokenizers` load: tokenizer.json, tokenizer_config.json and its like.
 
-All of ours but bare ids can be expressed. A document of ours begins after the token that ended the one before, so that token is
-bos and eos; nothing is put in front of a text, as nothing is in training, and a special token that a text spells is only text.
+All of ours but bare ids can be expressed. A document of ours begins after the token that ended the one before, so that
+token is bos and eos; nothing is put in front of a text, as nothing is in training, and a special token that a text
+spells is only text.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ class SpecialIds:
         return ids if self.pad is None else ids | {"pad_token_id": self.pad}
 
     def of_generation(self, max_length: int) -> dict[str, Any]:
-        """What generation_config.json says: a batch's shorter texts are filled up with the end where nothing else is for it."""
+        """Content of generation_config.json: without another one, the end token pads shorter texts."""
         pad = self.end if self.pad is None else self.pad
         return self.of_model() | {"pad_token_id": pad, "max_length": max_length}
 
@@ -99,7 +100,7 @@ def _from_ranks(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def to_oniguruma(split: str) -> str:
-    r"""A split into words as `tokenizers` reads it: there {n,m}+ repeats instead of being possessive, and $ is any line's end."""
+    r"""A split into words as `tokenizers` reads it: there {n,m}+ repeats and isn't possessive, and $ ends any line."""
     return split.replace(r"\p{N}{1,3}+", r"(?>\p{N}{1,3})").replace("$", r"\z")
 
 
@@ -109,7 +110,8 @@ def _byte_level(
     """The tokenizer.json of a byte-level BPE; the end gets its name unless it is a token of the vocabulary."""
     added = [] if end in vocabulary.values() else [_special(end, end_name)]
     model = {
-        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
         "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
         "vocab": {**vocabulary, **{token["content"]: token["id"] for token in added}}, "merges": merges,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Write parameters as a folder that `transformers` loads: config.json, model.safetensors (or parts of it), tokenizer, lineage."""
+"""Write parameters as a folder that `transformers` loads: config.json, model.safetensors, tokenizer, lineage."""
 
 import dataclasses
 import pathlib
@@ -31,7 +31,7 @@ LARGEST_FILE_BYTES = 5_000_000_000  # as transformers cuts its own files
 
 @dataclasses.dataclass(frozen=True)
 class WrittenModel:
-    """What `write_model` wrote: `files` are name -> SHA-256; `folded`: multipliers now part of the weights, by parameter."""
+    """Result of `write_model`: `files` are name -> SHA-256; `folded`: multipliers now in the weights, by parameter."""
 
     folder: pathlib.Path
     format: str
@@ -77,8 +77,8 @@ def write_model(
     """Write `params` (fp32) of a model of this shape into a new folder; `lineage` goes into every file's metadata.
 
     With the `tokenizer` of its data the folder also holds its files and special ids; without one, they are not known.
-    BadInput if no format can express the shape or has a place for every parameter, or if the folder is not empty; WorkFailed
-    if the disk can't take it.
+    BadInput if no format can express the shape or has a place for every parameter, or if the folder is not empty;
+    WorkFailed if the disk can't take it.
     """
     form = find_format(shape)
     where = tensor_places(form, shape)

@@ -1,5 +1,5 @@
 """What a device holds during a step.
 
-Read in this order: `memory` (component by component), `saved_activations` (residuals of the real vjp), `megatron` (closed forms of
-the papers), `single_gpu` (the largest micro-batch), `fits_here` (asked before a run compiles).
+Read in this order: `memory` (component by component), `saved_activations` (residuals of the real vjp), `megatron`
+(closed forms of the papers), `single_gpu` (the largest micro-batch), `fits_here` (asked before a run compiles).
 """

@@ -19,10 +19,11 @@ SMALL = 0.05  # of a device's memory: what is clearly below isn't looked at, for
 
 
 def memory_if_too_large(static: Static, trials: int = 1) -> Memory | None:
-    """What a step would need where the present devices can't hold it; None where they can, or where nobody says what they hold.
+    """Memory that a step needs if the present devices can't hold it; None if they can, or if their memory is not known.
 
-    Estimates count for nothing here: what is refused cannot fit. `trials` are spread over the devices where they don't share a
-    mesh, and step one after the other. BadInput for a layout that the devices don't make up or that can't be divided.
+    Estimates count for nothing here: what is refused cannot fit. `trials` are spread over the devices where they don't
+    share a mesh, and step one after the other. BadInput for a layout that the devices don't make up or that can't be
+    divided.
     """
     static, capacity = _on_present_devices(static)
     if static.layout.devices == 1 and jax.default_backend() != "cpu":
@@ -35,7 +36,7 @@ def memory_if_too_large(static: Static, trials: int = 1) -> Memory | None:
 
 
 def suggest_fitting_change(static: Static) -> "Advice | None":
-    """The fastest change of one run that fits the present devices; None where none is found, or their chip is not known."""
+    """The fastest change of one run that fits the present devices; None if there is none or their chip is not known."""
     from scalelab.plan.advice import (
         advise_changes,  # with half the planner behind it, which a run that fits needn't wait for
     )
@@ -51,7 +52,7 @@ def suggest_fitting_change(static: Static) -> "Advice | None":
 
 
 def _on_present_devices(static: Static) -> tuple[Static, int]:
-    """`static` over the devices that are here, and the bytes that each has for it: a CPU's share what their host has."""
+    """`static` on the present devices, and the bytes that each has for it; CPU devices share their host's memory."""
     layout = mesh.resolve_layout(static.layout, jax.device_count())
     capacity = chips.capacity_bytes(jax.local_devices()[0])
     alone = layout.devices == 1 and jax.default_backend() == "cpu"

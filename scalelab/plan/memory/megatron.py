@@ -1,7 +1,8 @@
-"""Closed forms of the Megatron papers, in their conventions: GPT with biases, four-fold MLP, 16-bit activations, dropout.
+"""Closed forms of the Megatron papers, by their conventions: GPT with biases, 4-fold MLP, 16-bit activations, dropout.
 
-Narayanan et al. 2021 (arXiv 2104.04473): parameters, FLOPs with full recomputation, training time. Korthikanti et al. 2022 (arXiv
-2205.05198): activation memory by technique, model and hardware FLOPs. What our own step keeps is in `saved_activations.py`.
+Narayanan et al. 2021 (arXiv 2104.04473): parameters, FLOPs with full recomputation, training time. Korthikanti et al.
+2022 (arXiv 2205.05198): activation memory by technique, model and hardware FLOPs. What our own step keeps is in
+`saved_activations.py`.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ def gpt_parameters(g: GptShape) -> float:
 
 
 def recomputed_flops(g: GptShape, sequences: int) -> float:
-    """FLOPs of a step that computes the forward twice: 96 B s l h^2 (1 + s / 6h + V / 16lh) (Narayanan et al. 2021, equation 3)."""
+    """FLOPs of a step with full recomputation: 96 B s l h^2 (1 + s / 6h + V / 16lh) (Narayanan et al. 2021, eq. 3)."""
     size = g.n_layers * g.d_model**2
     inner = 1 + g.seq_len / (6 * g.d_model) + g.vocab_size / (16 * g.n_layers * g.d_model)
     return 96 * sequences * g.seq_len * size * inner
@@ -49,7 +50,8 @@ def model_flops(g: GptShape, sequences: int, recomputed: str = "none") -> float:
 def layer_bytes(g: GptShape, rows: int, tensor: int = 1, sequence: bool = False, recomputed: str = "none") -> float:
     """Bytes of activations that a layer keeps for `rows` sequences (Korthikanti et al. 2022, Table 2).
 
-    `tensor`: the size t of tensor parallelism; `sequence`: with sequence parallelism; `recomputed`: none | selective | full.
+    `tensor`: the size t of tensor parallelism; `sequence`: with sequence parallelism; `recomputed`: none | selective |
+    full.
     """
     sbh, t = g.seq_len * rows * g.d_model, tensor
     if recomputed == "full":

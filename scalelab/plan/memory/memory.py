@@ -1,9 +1,9 @@
-"""What a device holds during a training step, component by component: the fullest device, from the real step's own shapes.
+"""Memory of the fullest device during a training step, component by component, from the real step's own shapes.
 
-Between steps it holds parameters, optimizer state and averages; the optimizer counts itself, by `eval_shape` of its real state.
-At the height of a backward it also holds gradients and what the forward saved. `logits` and `temporary` are estimates, the rest
-is exact in the program's own terms; XLA may share or drop some of it. How far the total is off the peaks of steps compiled for
-TPUs and H100s stands in experiments/results/compiled.md.
+Between steps it holds parameters, optimizer state and averages; the optimizer counts itself, by `eval_shape` of its
+real state. At the height of a backward it also holds gradients and what the forward saved. `logits` and `temporary` are
+estimates, the rest is exact in the program's own terms; XLA may share or drop some of it. How far the total is off the
+peaks of steps compiled for TPUs and H100s stands in experiments/results/compiled.md.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def step_memory(
     machine: Machine,
     kept: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> Memory:
-    """What the step of `static` (a layout without -1) needs on `machine`. Layers that stages don't divide lie on the fullest.
+    """Memory that the step of `static` (a resolved layout) needs on `machine`, on the stage with most layers.
 
     `kept`: the count of saved activations; `saved.estimate` is a fast one.
     """
@@ -69,7 +69,7 @@ def memory_on_backend(
     trials: int = 1,
     kept: Callable[[Static], saved_activations.SavedActivations] = saved_activations.count_saved_activations,
 ) -> Memory:
-    """The same on a device of `backend` (cpu, gpu, tpu) with so many bytes; of `trials` that share it, one steps at a time."""
+    """`plan_memory` for a device of `backend` (cpu, gpu, tpu) with `capacity` bytes; `trials` share it in turn."""
     static, notes = _with_backend_attention(static, backend)
     grown, fixed = _saved_bytes(static, kept)
     components = {name: trials * size for name, size in _state_bytes(_state_key(static)).items()} | {
@@ -127,7 +127,7 @@ def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
 
 
 def device_bytes(shape: tuple[int, ...], kind: Any, spec: PartitionSpec, layout: Layout) -> int:
-    """Of an array that lies as `spec` says, on the device that holds most. Stages hold whole layers, as many in each round."""
+    """Bytes of an array split by `spec` on the fullest device. Stages hold whole layers, equally many a round."""
     number = 1
     for size, entry in zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True):
         axes = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
@@ -151,7 +151,7 @@ def _split_bytes(shape: ModelShape, layout: Layout, rule: Any, blocks: bool) -> 
 
 
 def gradient_bytes(static: Static) -> int:
-    """Bytes of gradients, fp32. The backward gives them as the parameters lie; sums over micro-batches lie as ZeRO's stage says.
+    """Bytes of fp32 gradients: split as parameters are in the backward, by ZeRO's stage in sums over micro-batches.
 
     So stage 2 only saves where micro-batches are accumulated, beside the gradients of the one under way.
     """
@@ -168,8 +168,8 @@ def _saved_bytes(
     if layout.stage == 1:
         whole = kept(static)
         return rows * whole.row_bytes, whole.fixed_bytes
-    # parallel/pipeline.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and the
-    # two that are under way between stages; whatever model.remat says.
+    # parallel/pipeline.py: the input of every block of each micro-batch in flight, one more for what nobody needs, and
+    # the two that are under way between stages; whatever model.remat says.
     return ((pipeline_slots(layout) + 1) * _blocks_per_chunk(static) + 2) * rows * _stream_bytes(static), 0
 
 
@@ -205,11 +205,12 @@ def _logits_bytes(static: Static) -> int:
 def _temporary_bytes(static: Static, backend: str) -> int:
     """An estimate of what comes and goes beside the rest: at the height of a block's backward, or of the head.
 
-    As compilers are seen to place it (experiments/compiled.py). A block's backward holds what the block keeps once more, and
-    one weight at a time: as it is multiplied, and its gradient before that is scattered. What the forward left outside the
-    blocks is gone or not yet computed by then. The head holds itself gathered, in fp32 and as it is multiplied. In a pipeline
-    a chunk's inputs are taken out of their slot, and the gradients of its blocks are stacked before they are added to the others. A GPU keeps the zeros that the head's
-    gradient began with; under ZeRO 1 and 2 the new parameters are gathered beside the old.
+    After what compilers were seen to do (experiments/compiled.py). A block's backward holds what the block keeps once
+    more, and one weight at a time: as it is multiplied, and its gradient before that is scattered. What the forward
+    left outside the blocks is gone or not yet computed by then. The head holds itself gathered, in fp32 and as it is
+    multiplied. In a pipeline a chunk's inputs are taken out of their slot, and the gradients of its blocks are stacked
+    before they are added to the others. A GPU keeps the zeros that the head's gradient began with; under ZeRO 1 and 2
+    the new parameters are gathered beside the old.
     """
     layout, shape, policy = static.layout, static.model, POLICIES[static.precision]
     width, rows = array_dtype(policy.compute).itemsize, saved_activations.rows_per_device(static)

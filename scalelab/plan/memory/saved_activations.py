@@ -1,6 +1,6 @@
-"""What the backward of the real step keeps of its forward: the residuals of its vjp, traced for the mesh, nothing computed.
+"""Activations that the real step keeps for its backward: the residuals of its vjp, traced for the mesh.
 
-Parameters that are kept as they are count nowhere here: they are there anyway. XLA may keep less (what it can fuse into the
+Unchanged parameters are not counted here: they are in memory anyway. XLA may keep less (what it can fuse into the
 backward, such as broadcast constants) and, in a loop's own working set, more: `memory.py` has a line for that.
 
 Shapes: B batch, S sequence, D d_model, V vocab.
@@ -35,7 +35,7 @@ ROWS = 3  # sequences a device of the program that is traced: more than one, to 
 
 @dataclasses.dataclass(frozen=True)
 class SavedActivations:
-    """Bytes a device: `row_bytes` for each sequence of its micro-batch, `fixed_bytes` whatever their number (the head's gradient)."""
+    """Bytes a device: `row_bytes` a sequence of its micro-batch, `fixed_bytes` for any number (head's gradient)."""
 
     row_bytes: int
     fixed_bytes: int
@@ -53,8 +53,8 @@ def count_saved_activations(static: Static) -> SavedActivations:
 def count_block_activations(static: Static) -> SavedActivations:
     """What a single block keeps without remat: the working set of a backward that has computed it once more.
 
-    Traced for as few devices along `tensor` and `context` as do, for many layouts ask; what they split, more split further.
-    Where two can divide the block, one along `tensor` asks two as well: what they split, it holds whole.
+    Traced for as few devices along `tensor` and `context` as do, for many layouts ask; what they split, more split
+    further. Where two can divide the block, one along `tensor` asks two as well: what they split, it holds whole.
     """
     layout, canonical, shape = static.layout, _canonical_static(static), static.model
     canonical = dataclasses.replace(canonical, model=dataclasses.replace(canonical.model, remat="none"))
@@ -74,8 +74,8 @@ def count_block_activations(static: Static) -> SavedActivations:
 def estimate_saved_activations(static: Static) -> SavedActivations:
     """`count_saved_activations` within some 15 %, for who compares many layouts: nothing is traced but a block.
 
-    Layers under `full` keep the stream, under `dots` besides the fp32 outputs of all their products but the last, under `none`
-    what a block keeps; besides what lies outside, and the head's gradient.
+    Layers under `full` keep the stream, under `dots` besides the fp32 outputs of all their products but the last, under
+    `none` what a block keeps; besides what lies outside, and the head's gradient.
     """
     layout, shape, width = static.layout, static.model, array_dtype(POLICIES[static.precision].residual).itemsize
     tokens, tensor = math.ceil(shape.seq_len / layout.context), layout.tensor
@@ -85,7 +85,8 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
     added = sum(p.into_stream for p in products) - 1  # results in the stream, without the last
     layer = {"full": width * stream, "dots": (width + 4 * added) * stream + 4 * tokens * wide // tensor}
     if shape.remat == "none":
-        # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen it.
+        # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen
+        # it.
         kept = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4
         layer["none"] = count_block_activations(static).row_bytes + kept * width * stream
     grown = shape.n_layers * layer[shape.remat] + bytes_outside_blocks(static)
@@ -113,7 +114,7 @@ def rows_per_device(static: Static) -> int:
 
 
 def _canonical_static(static: Static) -> Static:
-    """A program whose residuals are those of this one row by row: no optimizer, batch or fsdp in it, so that many share it."""
+    """A program with the same residuals row by row, without optimizer, batch and fsdp: many configs share it."""
     layout, static = static.layout, dataclasses.replace(static, model=_filled_up_shape(static.model, static.layout))
     mesh = Layout(data=2, context=layout.context, tensor=layout.tensor, sequence=layout.sequence)
     return dataclasses.replace(
@@ -161,8 +162,8 @@ def _block_parts(static: Static) -> tuple[tuple[bool, int, tuple[str, ...]], ...
 def _grows_with_rows(x: jax.ShapeDtypeStruct) -> bool:
     """Whether an axis of it is split by `data` and holds rows; or, of what each device has of its own, one behind that.
 
-    A function of a device's own part (attention's) keeps arrays that stand one behind the other along their first axis, which
-    may be heads; a number of each device's is one of these.
+    A function of a device's own part (attention's) keeps arrays that stand one behind the other along their first axis,
+    which may be heads; a number of each device's is one of these.
     """
     split = [
         math.prod(x.sharding.mesh.shape[axis] for axis in axes) if "data" in axes else 0

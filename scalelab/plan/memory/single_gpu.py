@@ -1,8 +1,8 @@
-"""On one card: the largest micro-batch that fits, by remat policy, as this trainer holds a model and as GaLore's and APOLLO's code does.
+"""The largest micro-batch that fits one GPU, by remat policy: with this trainer's step, and with GaLore's and APOLLO's.
 
-Theirs keeps weights and gradients in bf16 without fp32 copies, and may take the update parameter by parameter within the backward,
-so that a single gradient exists at a time (`per_layer`; Zhao et al. 2024, section 4.3). This trainer does neither: such rows say
-what it would take.
+Theirs keeps weights and gradients in bf16 without fp32 copies, and may take the update parameter by parameter within
+the backward, so that a single gradient exists at a time (`per_layer`; Zhao et al. 2024, section 4.3). This trainer does
+neither: such rows say what it would take.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ MOST_ROWS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class SingleGpuFit:
-    """`rows`: sequences of the largest micro-batch (a power of two) that fits, 0: none; `memory` is that of max(1, rows)."""
+    """`rows`: sequences of the largest micro-batch (a power of two) that fits, 0: none; `memory`: for max(1, rows)."""
 
     weights: str  # float32: as this trainer keeps them | bfloat16: the papers' way
     per_layer: bool
@@ -49,7 +49,7 @@ def _largest_fit(static: Static, machine: Machine, weights: str, per_layer: bool
 
 
 def lean_memory(static: Static, ours: Memory, per_layer: bool) -> Memory:
-    """`ours` with weights and gradients in two bytes; `per_layer`: the largest single parameter's gradient, a layer's at a time."""
+    """`ours` with weights and gradients in two bytes; `per_layer`: with one gradient of one layer at a time."""
     declared = jax.tree.leaves(transformer.parameter_declarations(static.model))
     largest = max(d.size // (static.model.n_layers if "layers" in d.axes else 1) for d in declared)
     number = sum(d.size for d in declared)
@@ -59,6 +59,6 @@ def lean_memory(static: Static, ours: Memory, per_layer: bool) -> Memory:
     how = "weights and gradients in bf16, without fp32 copies" + ", updated parameter by parameter" * per_layer
     notes = (*ours.notes, f"{how}: this trainer has no such step")
     return dataclasses.replace(
-        ours, components=components, total=total, least=ours.least + total - before, fits=margin >= 0, margin_bytes=margin,
-        notes=notes,
+        ours, components=components, total=total, least=ours.least + total - before, fits=margin >= 0,
+        margin_bytes=margin, notes=notes,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sentences of teaching texts that a computation can refute: rows for `textbook.py`, each with what was taught and its source.
+"""Sentences of teaching texts that a computation can refute: rows for `textbook.py`, each with its source.
 
 A sentence without a number of its own is held to the number that it implies, which the row's name states in brackets.
 """
@@ -17,9 +17,11 @@ from scalelab.plan.run.goodput import plan_checkpointing
 from scalelab.plan.step.time import step_time
 
 FINDINGS = (
-    "Llama 3, DeepSeek-V3 and Qwen 2.5 did not all train with WSD: cosine, then annealing (Dubey et al. 2024, section 3.4); constant, "
+    "Llama 3, DeepSeek-V3 and Qwen 2.5 did not all train with WSD: cosine, then annealing (Dubey et al. 2024, "
+    "section 3.4); constant, "
     "cosine, two constants (DeepSeek-AI 2024, section 4.2); undisclosed.",
-    "The z-loss acts on the output softmax (Chowdhery et al. 2022, section 5): it does not keep attention's entropy from collapsing.",
+    "The z-loss acts on the output softmax (Chowdhery et al. 2022, section 5): it does not keep attention's entropy "
+    "from collapsing.",
 )
 STEPS = 60  # of a toy that compares two sums of gradients
 MICRO_BATCHES = 8
@@ -72,11 +74,16 @@ def _adam() -> list[ComparisonRow]:
     noise = uncorrected_adam_steps(0.9, 0.95, np.random.default_rng(0).choice([-1.0, 1.0], 20_000))[1000:]
     pure = "the same, a gradient of +1 or -1 by chance: sqrt((1 - beta1) / (1 + beta1))"
     return [
-        make_comparison_row("no bias correction, betas .9, .95: first step, LRs (explosively large: over 1)", chapter[0], "1", recipe, judge_above),
-        make_comparison_row("no bias correction, betas .9, .95: the largest of 200 steps, LRs (over 2)", chapter.max(), "2", recipe, judge_above),
-        make_comparison_row("no bias correction, betas .9, .999: first step, LRs (over 1)", usual[0], "1", recipe, judge_above),
-        make_comparison_row("no bias correction, betas .9, .999: the largest of 200 steps, LRs (over 2)", usual.max(), "2", recipe, judge_above),
-        make_comparison_row("RMS of Adam's step on noise, LRs (as on a signal: 1)", float(np.sqrt(np.mean(noise**2))), "1", pure, judge_near, 0.05),
+        make_comparison_row("no bias correction, betas .9, .95: first step, LRs (explosively large: over 1)",
+                            chapter[0], "1", recipe, judge_above),
+        make_comparison_row("no bias correction, betas .9, .95: the largest of 200 steps, LRs (over 2)",
+                            chapter.max(), "2", recipe, judge_above),
+        make_comparison_row("no bias correction, betas .9, .999: first step, LRs (over 1)",
+                            usual[0], "1", recipe, judge_above),
+        make_comparison_row("no bias correction, betas .9, .999: the largest of 200 steps, LRs (over 2)",
+                            usual.max(), "2", recipe, judge_above),
+        make_comparison_row("RMS of Adam's step on noise, LRs (as on a signal: 1)",
+                            float(np.sqrt(np.mean(noise**2))), "1", pure, judge_near, 0.05),
     ]  # fmt: skip
 
 
@@ -112,7 +119,10 @@ def _accumulation() -> list[ComparisonRow]:
         )
     # Two micro-batches with 256 and 768 tokens that count: a mean of means gives each half of the weight.
     weight = (1 / 2 / 256) / (1 / (256 + 768))
-    means = "two micro-batches of 256 and 768 tokens: a token's weight in a mean of means over 1 / 1,024 (transformers issues 34191, 35203)"
+    means = (
+        "two micro-batches of 256 and 768 tokens: a token's weight in a mean of means over 1 / 1,024 (transformers "
+        "issues 34191, 35203)"
+    )
     return [
         *found,
         make_comparison_row(
@@ -144,8 +154,14 @@ def _lr() -> list[ComparisonRow]:
     before, after = lr_at_steps([99_900, 99_999], **held)
     cold, warm = lr_at_steps([0], schedule__warmup_steps=0)[0], lr_at_steps([0])[0]
     fragment = "cosine to 0, as transformers' get_cosine_schedule_with_warmup ends (optim/schedules.py)"
-    palm = "1 / sqrt(k) after 10,000 steps (Chowdhery et al. 2022, section 5): they went back about 100 steps and skipped batches"
-    free = "Defazio et al. 2024, algorithm 1: c_1 = 1, so the average's first step is the LR's own; its authors advise a warm-up"
+    palm = (
+        "1 / sqrt(k) after 10,000 steps (Chowdhery et al. 2022, section 5): they went back about 100 steps and "
+        "skipped batches"
+    )
+    free = (
+        "Defazio et al. 2024, algorithm 1: c_1 = 1, so the average's first step is the LR's own; its authors advise a "
+        "warm-up"
+    )
     return [
         make_comparison_row(
             "get_cosine_schedule_with_warmup: LR at the last step (10 % of 3e-4)",
@@ -259,14 +275,18 @@ def _muon() -> list[ComparisonRow]:
 
 def _saves() -> list[ComparisonRow]:
     values = {f"model.{key}": value for key, value in LLAMA3_8B.items()} | {
-        "model.remat": "full", "precision.name": "bf16", "parallel.fsdp": 64, "train.global_batch": 2048, "optim.peak_lr": 3e-4,
+        "model.remat": "full", "precision.name": "bf16", "parallel.fsdp": 64, "train.global_batch": 2048,
+        "optim.peak_lr": 3e-4,
         "train.accumulate": 32,
     }  # fmt: skip
     config = config_lib.resolve(config_lib.override(config_lib.default_tree(), values))
     static, on = config_lib.static(config), load_machine("h100")
     step_s = step_time(static, on).total_s
     best = plan_checkpointing(static, on, step_s=step_s)
-    recipe = "plan/run/goodput.py: Llama 3 8B, 16 M tokens a step, on 64 H100; Daly 2006 with the failures of Dubey et al. 2024"
+    recipe = (
+        "plan/run/goodput.py: Llama 3 8B, 16 M tokens a step, on 64 H100; Daly 2006 with the failures of Dubey et al. "
+        "2024"
+    )
     return [
         make_comparison_row(
             "steps between saves (every few thousand)", best.every_steps or 0, "2000", recipe, judge_near, 1000

@@ -1,8 +1,8 @@
 """`scalelab reproduce closed_forms`: closed forms of papers beside the figures that they print.
 
-ZeRO's model states (`zero`), utilisation and training FLOPs by each paper's own convention (`mfu`), and worked examples of the
-Scaling Book (`roofline`). A figure that was written down from memory, and that nobody has read off the paper's page since, gets
-the verdict "unverified" where ours agrees with it.
+ZeRO's model states (`zero`), utilisation and training FLOPs by each paper's own convention (`mfu`), and worked examples
+of the Scaling Book (`roofline`). A figure that was written down from memory, and that nobody has read off the paper's
+page since, gets the verdict "unverified" where ours agrees with it.
 """
 
 import functools
@@ -34,8 +34,8 @@ LLAMA2_70B = {"n_kv_heads": 8, "d_ff": 28_672}
 LLAMA3_405B = {"n_kv_heads": 8, "d_ff": 53_248}
 # Hoffmann et al. 2022, table A4: layers, d_model, heads, and appendix F's FLOPs over 6 N D.
 TABLE_A4 = (
-    (10, 640, 10, "1.03"), (20, 1024, 16, "1.10"), (24, 1280, 10, "1.08"), (26, 1792, 14, "1.04"), (28, 2048, 16, "1.03"),
-    (40, 3584, 28, "0.99"),
+    (10, 640, 10, "1.03"), (20, 1024, 16, "1.10"), (24, 1280, 10, "1.08"), (26, 1792, 14, "1.04"),
+    (28, 2048, 16, "1.03"), (40, 3584, 28, "0.99"),
 )  # fmt: skip
 # Korthikanti et al. 2022, table 5 (Megatron-LM's README): layers, d_model, heads, sequences, GPUs, seconds a step, MFU.
 TABLE_5 = (
@@ -59,7 +59,7 @@ def _unverified(which: str) -> str:
 
 
 def judge_unverified(ours: float, published: float, tolerance: float, interval: Interval | None = None) -> Verdict:
-    """unverified within the tolerance, else mismatch: agreement with a figure that may be misremembered proves little."""
+    """unverified within the tolerance, else mismatch: agreement with a misremembered figure would prove nothing."""
     return "unverified" if judge_agreement(ours, published, tolerance) == "match" else "mismatch"
 
 
@@ -71,8 +71,8 @@ def _zero_rows() -> Iterator[ComparisonRow]:
                 # The paper rounds some figures and cuts others off: a unit of the last digit.
                 yield make_comparison_row(
                     f"{parameters / 1e9:g}B, stage {stage}, {devices} devices", ours, text,
-                    f"plan/published/zero.py: (2 + 2 + 12) bytes a parameter, split by stage; {MEMORY}", judge_unverified,
-                    2 * rounding_tolerance(text),
+                    f"plan/published/zero.py: (2 + 2 + 12) bytes a parameter, split by stage; {MEMORY}",
+                    judge_unverified, 2 * rounding_tolerance(text),
                 )  # fmt: skip
 
 
@@ -154,9 +154,11 @@ def _peak(name: str) -> float:
 
 SLIPS = (
     "The book's v5p has 96 GB, ours the documented 95 GiB: 6 % more.",
-    "Part 3, question 2, the sum over Z: 11.7 us; the book has 5.8 (a gather's time), its first edition 190, which forgets that "
+    "Part 3, question 2, the sum over Z: 11.7 us; the book has 5.8 (a gather's time), its first edition 190, which "
+    "forgets that "
     "the array is already split sixteen-fold.",
-    "Part 6 counts 20.9 TB of checkpoints (225 chips of 96 GB) in its first edition and goes on with 171, which 15.8 TB give.",
+    "Part 6 counts 20.9 TB of checkpoints (225 chips of 96 GB) in its first edition and goes on with 171, which 15.8 "
+    "TB give.",
 )
 
 
@@ -170,14 +172,16 @@ def _book_rows() -> Iterator[ComparisonRow]:
     fsdp = roofline.fsdp_range(48_000, 64, 32_768, alpha)
     node = links.bytes_per_s(Layout(tensor=8), h100, "tensor")
     for part, name, ours, printed, share in (
-        (1, "v5e: tokens that make a bf16 product bound by FLOPs", roofline.critical_tokens(1.97e14, 8.1e11), "240", 0.02),
+        (1, "v5e: tokens that make a bf16 product bound by FLOPs",
+         roofline.critical_tokens(1.97e14, 8.1e11), "240", 0.02),
         (1, "the same, weights and activations in int8", roofline.critical_tokens(3.94e14, 8.1e11, 1, 1), "243", 0.01),
         (1, "the same, weights alone in int8", roofline.critical_tokens(1.97e14, 8.1e11, 1), "120", 0.02),
         (2, "200B in bf16 on 32 v4: ms a token", 1e3 * roofline.load_s(400e9, v4, 32), "10", 0.03),
         (2, "v6e: tokens with weights in the host's memory", roofline.critical_tokens(9.2e14, 1.5e10), "61000", 0.01),
         (3, "v4 4x4x4: bf16[1024, 4096] / 4 gathered over Y, us",
          1e6 * roofline.limit_s("all-gather", gathered / 4, cube, v4, "tensor"), "23", 0.02),
-        (3, "v4 4x4x4: the whole over X and Y, us", 1e6 * roofline.limit_s("all-gather", gathered, plane, v4, "fsdp"), "46", 0.02),
+        (3, "v4 4x4x4: the whole over X and Y, us",
+         1e6 * roofline.limit_s("all-gather", gathered, plane, v4, "fsdp"), "46", 0.02),
         (3, "v5e 8x4: bf16[2048, 8192] over an open axis of 4, us",
          1e6 * links.ring_s("all-gather", 2 * 2048 * 8192, 4, v5e.chip.link_bytes_per_s), "560", 0.01),
         (5, "v5p: parameters that fit unsplit", roofline.most_parameters(v5p), "9.6e9", 0.07),
@@ -188,8 +192,10 @@ def _book_rows() -> Iterator[ComparisonRow]:
         (6, "Llama 3 70B: parameters", llama3, "70.4e9", 0.005),
         (6, "6.3e24 FLOPs on 8,960 v5p at 40 %: days",
          roofline.training_days(6.3e24, 8960, roofline.unit_peak_flops(v5p), 0.4), "44", 0.01),
-        (6, "4 Mi tokens on 8,960 chips: least is sent with FSDP over", roofline.best_fsdp(4 * 2**20, 8960, 28_672), "1618", 0.002),
-        (12, "8 H100: bf16[1024, 16384] gathered, us", 1e6 * links.ring_s("all-gather", 2 * 1024 * 16_384, 8, node), "65", 0.01),
+        (6, "4 Mi tokens on 8,960 chips: least is sent with FSDP over",
+         roofline.best_fsdp(4 * 2**20, 8960, 28_672), "1618", 0.002),
+        (12, "8 H100: bf16[1024, 16384] gathered, us",
+         1e6 * links.ring_s("all-gather", 2 * 1024 * 16_384, 8, node), "65", 0.01),
     ):  # fmt: skip
         recipe = f"part {part} of the book; plan/published/roofline.py, plan/step/links.py"
         yield make_comparison_row(name, ours, printed, recipe, tolerance=share * float(printed))

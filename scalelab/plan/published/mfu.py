@@ -1,7 +1,7 @@
 """Utilisation and training FLOPs as papers publish them: one run has as many of each as there are conventions.
 
-Model FLOPs utilisation (Chowdhery et al. 2022, appendix B) counts what the model's arithmetic needs, hardware FLOPs utilisation
-what is computed again as well. Each function takes the FLOPs of a convention that `step/flops.py` names.
+Model FLOPs utilisation (Chowdhery et al. 2022, appendix B) counts what the model's arithmetic needs, hardware FLOPs
+utilisation what is computed again as well. Each function takes the FLOPs of a convention that `step/flops.py` names.
 """
 
 import math
@@ -24,8 +24,8 @@ def run_utilisation(total_flops: float, device_hours: float, peak_flops: float) 
 def training_flops(static: Static, tokens: float) -> dict[str, float]:
     """FLOPs of a training on `tokens` by convention: those of `step/flops.py`, and two more that papers use.
 
-    `blocks`: Hoffmann et al. 2022, appendix F without its first and last term: what their Table A4 divides by 6 N D. With
-    "+ remat" what full recomputation of it takes, four thirds: Rae et al. 2021, table A26, count so for Gopher.
+    `blocks`: Hoffmann et al. 2022, appendix F without its first and last term: what their Table A4 divides by 6 N D.
+    With "+ remat" what full recomputation of it takes, four thirds: Rae et al. 2021, table A26, count so for Gopher.
     """
     known, terms = count_flops(static), count.appendix_f_flops(static.model)
     blocks = 3.0 * (sum(terms.values()) - terms["embedding"] - terms["final_logits"]) / static.model.seq_len
@@ -34,7 +34,7 @@ def training_flops(static: Static, tokens: float) -> dict[str, float]:
 
 
 def matching_conventions(figures: dict[str, float], published: float, digits: int = 3) -> list[str]:
-    """The conventions whose figure is the published one to `digits` significant digits; none where the paper counts otherwise."""
+    """The conventions whose figure is the published one to `digits` significant digits; [] if there is none."""
 
     def rounded(value: float) -> float:
         return round(value, digits - 1 - math.floor(math.log10(value)))

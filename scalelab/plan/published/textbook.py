@@ -165,22 +165,28 @@ def _findings(rows: dict[str, ComparisonRow]) -> tuple[str, ...]:
     moments, weights = state_gb("70B", "adamw"), weights_gb("70B")
     return (
         f"WRONG as stated: {'; '.join(wrong)}.",
-        f"70B: {moments:.0f} GB of moments; {moments + weights:.0f} GB, which is over 800, counts the fp32 weights too.",
-        "7B: 21 GB for 8-bit Adam and 35 GB for Lion are one byte a parameter more than their moments; Adafactor without a "
+        f"70B: {moments:.0f} GB of moments; {moments + weights:.0f} GB, which is over 800, counts the fp32 weights "
+        "too.",
+        "7B: 21 GB for 8-bit Adam and 35 GB for Lion are one byte a parameter more than their moments; Adafactor "
+        "without a "
         "first moment keeps rows and columns only.",
-        "The cosine's 1.65e-4 is that of a cosine over all 100,000 steps, which the texts write down beside the one with warm-up; "
+        "The cosine's 1.65e-4 is that of a cosine over all 100,000 steps, which the texts write down beside the one "
+        "with warm-up; "
         "after 2,000 steps of warm-up it is reached at step 51,000.",
-        f"20 tokens a parameter is Chinchilla's ratio at its own budget by approach 1; approach 3's law has {approach_3():.1f} there, "
+        "20 tokens a parameter is Chinchilla's ratio at its own budget by approach 1; approach 3's law has "
+        f"{approach_3():.1f} there, "
         f"and {approach_3(printed=True):.1f} by its printed digits.",
-        f"fp32 on an H100 is {rows['H100: bf16 over fp32 products in TF32 (tensor cores)'].ours:.2g} times slower where products "
-        f"may be TF32 and {rows['H100: bf16 over fp32 in 32 bits'].ours:.2g} times where they may not; 4 compares a sparse rate with a "
+        f"fp32 on an H100 is {rows['H100: bf16 over fp32 products in TF32 (tensor cores)'].ours:.2g} times slower "
+        "where products "
+        f"may be TF32 and {rows['H100: bf16 over fp32 in 32 bits'].ours:.2g} times where they may not; 4 compares a "
+        "sparse rate with a "
         "dense one.",
         *claims.FINDINGS,
     )
 
 
 def approach_3(printed: bool = False) -> float:
-    """Tokens a parameter at Chinchilla's budget by approach 3: its unrounded coefficients, or those printed (eq. 10)."""
+    """Tokens a parameter at Chinchilla's budget by approach 3, with unrounded or printed (eq. 10) coefficients."""
     if not printed:
         return allocate_budget(flops=CHINCHILLA_FLOPS, law="chinchilla_3").tokens_per_parameter
     best = chinchilla_optimum.optimal_allocation(PRINTED, CHINCHILLA_FLOPS)

@@ -1,8 +1,8 @@
 """The matrix products of a block, derived from its declarations and its traced program; nothing here knows their names.
 
-A declared matrix gives one product: its in axes times activations. The program says which value each product multiplies, what
-was computed between products, and which of them a recomputing backward needs. A parameter, or a product, that fits none of
-this is refused by name, for a plan that leaves it out would be wrong without a word.
+A declared matrix gives one product: its in axes times activations. The program says which value each product
+multiplies, what was computed between products, and which of them a recomputing backward needs. A parameter, or a
+product, that fits none of this is refused by name, for a plan that leaves it out would be wrong without a word.
 """
 
 import collections
@@ -30,11 +30,11 @@ OUTSIDE = ((("vocab",), STREAM), (("seq",), STREAM), (STREAM, ("vocab",)))  # em
 class Product:
     """Activations times one declared matrix (`ins` to `outs`: (axis, size) each), once a block and a token.
 
-    `of_constant`: it multiplies a constant instead (encodings of distances), once a micro-batch and without a gradient of it.
-    `input_id`: products with the same one multiply the same value. `sources`: the products of declared matrices and of
-    activations from which its input is computed elementwise; 0 if the input is such a result as it is. `upstream`: names of
-    the products that its input depends on within the block, up to the residual stream. `recomputed`: a backward that keeps
-    only the block's input needs its result.
+    `of_constant`: it multiplies a constant instead (encodings of distances), once a micro-batch and without a gradient
+    of it. `input_id`: products with the same one multiply the same value. `sources`: the products of declared matrices
+    and of activations from which its input is computed elementwise; 0 if the input is such a result as it is.
+    `upstream`: names of the products that its input depends on within the block, up to the residual stream.
+    `recomputed`: a backward that keeps only the block's input needs its result.
     """
 
     name: str
@@ -84,7 +84,7 @@ def _part_size(axes: tuple[tuple[str, int], ...], tensor: int) -> float:
 
 
 def block_products(shape: ModelShape) -> tuple[Product, ...]:
-    """Every product of a block with a declared matrix, in the order of the program. BadInput names what can't be derived."""
+    """Every product of a block with a declared matrix, in program order. BadInput names what can't be derived."""
     return _derived(shape.plain)
 
 
@@ -145,7 +145,7 @@ def _short_names(declared: dict[str, Declaration]) -> dict[str, str]:
 
 @functools.cache
 def _block_dots(shape: ModelShape, backward: bool) -> tuple[Dot, ...]:
-    """The products of one block's program on one sequence; `backward`: with those of its gradients, everything recomputed."""
+    """The products of one block's program on one sequence; `backward`: with its gradients, everything recomputed."""
     weights = jax.tree.map(lambda d: jax.ShapeDtypeStruct(d.shape[1:], jnp.float32), _declared_blocks(shape))
     x_BSD = jax.ShapeDtypeStruct((1, shape.seq_len, shape.d_model), jnp.float32)
     first = layer_flags.select_layers(layer_flags.all_layer_flags(shape), 0)
@@ -199,8 +199,8 @@ def _dots_by_weight(declared: dict[str, Declaration], dots: tuple[Dot, ...]) -> 
 
 def _refuse(name: str, why: str) -> None:
     raise BadInput(
-        f"the plan can't derive the work of the parameter blocks.{name}: {why}; it knows matrices that are multiplied once, by "
-        "their in axes, with activations (scalelab/plan/step/block_products.py)"
+        f"the plan can't derive the work of the parameter blocks.{name}: {why}; it knows matrices that are "
+        "multiplied once, by their in axes, with activations (scalelab/plan/step/block_products.py)"
     )
 
 
@@ -225,13 +225,13 @@ def _refuse_outside(shape: ModelShape) -> None:
     for name, d in named_leaves(transformer.parameter_declarations(shape)).items():
         if not name.startswith("blocks.") and d.ins and (d.ins, d.outs) not in OUTSIDE:
             raise BadInput(
-                f"the plan can't derive the work of the parameter {name} ({' '.join(d.ins)} -> {' '.join(d.outs)}): outside of "
-                "the blocks it knows the embedding, learned positions and the head"
+                f"the plan can't derive the work of the parameter {name} ({' '.join(d.ins)} -> {' '.join(d.outs)}): "
+                "outside of the blocks it knows the embedding, learned positions and the head"
             )
 
 
 def _refuse_unknown_products(shape: ModelShape, dots: tuple[Dot, ...], of_weight: dict[str, Dot]) -> None:
-    """Refuse products of activations beside those of attention, and FLOPs of the whole program that nothing planned holds."""
+    """Refuse products of activations beside attention's, and FLOPs of the program that no planned product holds."""
     weighted = {dot.id for dot in of_weight.values()}
     others = [dot for dot in dots if dot.id not in weighted]
     each = 2.0 * shape.seq_len**2 * shape.n_heads * shape.d_head
@@ -239,16 +239,17 @@ def _refuse_unknown_products(shape: ModelShape, dots: tuple[Dot, ...], of_weight
     if sum(dot.flops for dot in others) != known:
         listed = ", ".join(f"{dot.flops:.3g} FLOPs at {dot.scope}" for dot in others)
         raise BadInput(
-            f"the plan can't derive a block's products of activations with each other ({listed}): it knows those of attention, "
-            f"of queries with keys and of weights with values, {each:.3g} FLOPs a sequence each"
+            f"the plan can't derive a block's products of activations with each other ({listed}): it knows "
+            f"those of attention, of queries with keys and of weights with values, {each:.3g} FLOPs a sequence each"
         )
     head = 2.0 * shape.seq_len * shape.d_model * shape.vocab_size
     trained = sum(dot.flops * (3 if _depends(dot) else 2) for dot in dots) * shape.n_layers + 3 * head
     walked = count.walked_flops(shape, "none")
     if not math.isclose(trained, walked, rel_tol=1e-9):
         raise BadInput(
-            f"the plan can't derive all of the model's work: its program multiplies {walked:.6g} FLOPs a sequence, blocks and "
-            f"head {trained:.6g}; what else multiplies stands outside of the blocks (scalelab/model/transformer.py)"
+            f"the plan can't derive all of the model's work: its program multiplies {walked:.6g} FLOPs a sequence, "
+            f"blocks and head {trained:.6g}; what else multiplies stands outside of the blocks "
+            "(scalelab/model/transformer.py)"
         )
 
 

@@ -19,8 +19,8 @@ class Bubble:
 def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
     """Of a pipeline of `layout.stage` stages; without one everything is zero.
 
-    (p - 1) / (v m) of the ideal time (Narayanan et al. 2021, section 2.2) for p stages, m micro-batches and v rounds; GPipe and
-    1F1B have v = 1 and the same bubble. `zb_h1` and its like, which fill it with gradients of weights, the trainer hasn't.
+    (p - 1) / (v m) of the ideal time (Narayanan et al. 2021, section 2.2) for p stages, m micro-batches and v rounds;
+    GPipe and 1F1B have v = 1 and the same bubble. The trainer has no `zb_h1`, which fills it with gradients of weights.
     """
     stages, rounds = layout.stage, layout.rounds
     of_total = predicted_bubble(stages, layout.microbatches, rounds)
@@ -29,10 +29,10 @@ def pipeline_bubble(layout: Layout, n_layers: int) -> Bubble:
 
 
 def lockstep_bubble(layout: Layout, ratio: float) -> float:
-    """Idle over busy time where every tick is as long as the longest operation in it; a backward takes `ratio` forwards.
+    """Idle over busy time if each tick is as long as its longest operation; a backward takes `ratio` forwards.
 
-    `gpipe` and `circular` run all forwards, then all backwards, and lose nothing by it. Of `1f1b`'s 2 (m + p - 1) ticks the
-    first p are forwards only, in all others some stage runs a backward.
+    `gpipe` and `circular` run all forwards, then all backwards, and lose nothing by it. Of `1f1b`'s 2 (m + p - 1) ticks
+    the first p are forwards only, in all others some stage runs a backward.
     """
     stages, many = layout.stage, layout.microbatches
     if layout.schedule != "1f1b" or stages == 1:
@@ -44,8 +44,8 @@ def lockstep_bubble(layout: Layout, ratio: float) -> float:
 def stage_layers(n_layers: int, stages: int, rounds: int = 1) -> tuple[int, int]:
     """(layers of the fullest stage, of the last one): what doesn't divide is missing at both ends, as Llama 3 has it.
 
-    Dubey et al. 2024, section 3.3.2: 126 layers over 16 stages are 8 each, and 7 on the first and the last, which hold embedding
-    and head.
+    Dubey et al. 2024, section 3.3.2: 126 layers over 16 stages are 8 each, and 7 on the first and the last, which hold
+    embedding and head.
     """
     if stages == 1:  # `rounds` means nothing then
         return n_layers, n_layers

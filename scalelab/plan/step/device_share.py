@@ -13,9 +13,9 @@ from scalelab.sharding import SPLIT_BY_TENSOR
 
 @dataclasses.dataclass(frozen=True)
 class DeviceShare:
-    """Of the device that has most: its layers, its micro-batches a step, and of one of these its tokens.
+    """Work of the device that has most: its layers, its micro-batches a step, the tokens of one micro-batch.
 
-    `parameters`: what it multiplies with once gathered, before fsdp splits them. `last_layers`: of the stage with the head.
+    `parameters`: those it multiplies once they are gathered over fsdp. `last_layers`: of the stage with the head.
     `ends`: 1 where the stage with most layers holds embedding and head too, without a pipeline, else 0.
     """
 
@@ -66,7 +66,7 @@ def fullest_device_share(static: Static) -> DeviceShare:
 
 
 def params_at_rest(static: Static, zero: int) -> float:
-    """Parameters (or what is kept of each) on a device where ZeRO's stage `zero` and those above it split them by fsdp."""
+    """Parameters (or the state of each) on a device; ZeRO stages from `zero` on split them by fsdp."""
     layout: Layout = static.layout
     return fullest_device_share(static).parameters / (layout.fsdp if layout.zero >= zero else 1)
 

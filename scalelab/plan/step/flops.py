@@ -9,7 +9,7 @@ from scalelab.model.layer_flags import count_local_layers
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-    """FLOPs of forward and backward, a token. The optimizer's own products (Muon, Shampoo) are in none of the conventions.
+    """FLOPs of forward and backward, a token. No convention counts the optimizer's products (Muon, Shampoo).
 
     `per_token` is what the arithmetic needs (model FLOPs: MFU); `remat_per_token` adds what is computed again (hardware
     FLOPs: HFU). By convention, attention in full unless said:
@@ -30,9 +30,9 @@ def count_flops(static: Static) -> Flops:
     """FLOPs and parameters of a resolved config. Two traces at most, whatever the size; both are kept.
 
     In the closed formulas `full` computes the whole forward again, a third more (the "x4 rule"), and `dots` the forward
-    of attention. `exact` is walked: the last product of a block and the head are not computed again, whatever the rule says.
-    A pipeline computes each stage's blocks again whatever `model.remat` says; of a stage's end it computes one block twice
-    over, which is not counted.
+    of attention. `exact` is walked: the last product of a block and the head are not computed again, whatever the rule
+    says. A pipeline computes each stage's blocks again whatever `model.remat` says; of a stage's end it computes one
+    block twice over, which is not counted.
     """
     shape = static.model
     remat = "full" if static.layout.stage > 1 else shape.remat

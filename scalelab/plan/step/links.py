@@ -1,8 +1,8 @@
 """Which links an axis of the mesh runs along, and what collectives cost on them.
 
-Devices are numbered with `tensor` innermost and `stage` outermost (parallel/mesh.py): an axis's neighbours are as far apart as
-the axes inside it are large. Within a node all links are the fast ones; an axis that leaves it takes the network, and as
-many of the node's network ports as the axis has devices there.
+Devices are numbered with `tensor` innermost and `stage` outermost (parallel/mesh.py): an axis's neighbours are as far
+apart as the axes inside it are large. Within a node all links are the fast ones; an axis that leaves it takes the
+network, and as many of the node's network ports as the axis has devices there.
 """
 
 import math
@@ -47,9 +47,9 @@ def torus_dimensions(layout: Layout, machine: Machine, axis: str) -> int:
 def bytes_per_s(layout: Layout, machine: Machine, axis: str, size: int | None = None, kind: str = "") -> float:
     """What a device sends a second in a collective of this `kind` along `axis`: peak, no efficiency in it.
 
-    A torus sends both ways where a dimension closes to a ring: from 4 chips on with 6 links (optical switches), 16 with 4
-    (Scaling Book, parts 2 and 3). A "send" to the neighbour goes one way over one link, or over the device's own port of the
-    network: only collectives are spread over all ports of a node.
+    A torus sends both ways where a dimension closes to a ring: from 4 chips on with 6 links (optical switches), 16 with
+    4 (Scaling Book, parts 2 and 3). A "send" to the neighbour goes one way over one link, or over the device's own port
+    of the network: only collectives are spread over all ports of a node.
     """
     chip, size = machine.chip, size or devices_within_node(layout, machine, axis)
     if kind == "send":
@@ -74,10 +74,10 @@ SENDS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
 
 
 def ring_s(kind: str, whole_bytes: float, size: int, rate: float, hop_s: float = HOP_S) -> float:
-    """Seconds of a collective over `size` devices at `rate`: of an array of `whole_bytes` once gathered, or before it is scattered.
+    """Seconds of a collective over `size` devices at `rate`; `whole_bytes`: the gathered, or not yet scattered, array.
 
-    "send" passes `whole_bytes` on to the neighbour. V (n - 1) / n over the bandwidth, twice that for an all-reduce (Thakur et al.
-    2005; Patarasuk & Yuan 2009), and no less than its hops take.
+    "send" passes `whole_bytes` on to the neighbour. V (n - 1) / n over the bandwidth, twice that for an all-reduce
+    (Thakur et al. 2005; Patarasuk & Yuan 2009), and no less than its hops take.
     """
     if size == 1:
         return 0.0

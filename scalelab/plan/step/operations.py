@@ -1,7 +1,7 @@
-"""What one device computes in a step: its operations, each with FLOPs, bytes of memory it reads and writes, and the unit it runs on.
+"""The operations of one device in a step, each with FLOPs, bytes of memory read and written, and the unit it runs on.
 
-Every product counts what it reads and writes once (tiles fit on the chip); what is elementwise is fused into passes over
-memory as XLA and hand-written kernels fuse it, and costs bytes only.
+Every product counts what it reads and writes once (tiles fit on the chip); elementwise work is fused into passes over
+memory, as XLA and hand-written kernels do, and costs bytes only.
 
 Symbols: T tokens of a micro-batch on the device, a bytes of an activation, K inputs and N outputs of a product.
 """
@@ -22,11 +22,11 @@ from scalelab.plan.step.traffic import recompute_policy
 from scalelab.precision.policy import POLICIES, Policy, array_dtype
 
 FUSED = ("cudnn", "splash")  # kinds of attention whose logits never leave the chip
-SPARING = (*FUSED, "blockwise")  # kinds that leave out blocks of logits that are hidden whole
+SPARING = (*FUSED, "blockwise")  # kinds that leave out fully masked blocks of logits
 
 
 def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR_TRAITS) -> tuple[Operation, ...]:
-    """All of a step on the device that has most."""
+    """All operations of a step on the device that has most."""
     of = fullest_device_share(static)
     block = [
         *_block_products(static, traits),
@@ -39,7 +39,7 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
 
 
 def attention_kind(static: Static, machine: Machine) -> str:
-    """How attention is computed there, as the trainer would choose; a sequence that is split goes round a ring of blocks."""
+    """The kind of attention that the trainer would choose there; a split sequence goes round a ring of blocks."""
     how = step_kernel(static, machine_platform(machine))
     return "blockwise" if how == "ring" else how
 
@@ -99,7 +99,7 @@ def _distance_operations(static: Static, traits: SystemTraits) -> list[Operation
 
 
 def keys_per_query(static: Static, machine: Machine, traits: SystemTraits) -> float:
-    """Keys that a query's logits are computed for, the mean over layers: half of all where blocks that are hidden are left out."""
+    """Keys a query's logits are computed for, mean over layers: half of all if fully masked blocks are left out."""
     shape, context = static.model, static.layout.context
     length = shape.seq_len
     if attention_kind(static, machine) not in SPARING:
@@ -113,7 +113,7 @@ def keys_per_query(static: Static, machine: Machine, traits: SystemTraits) -> fl
 
 
 def _attention_operations(static: Static, machine: Machine, traits: SystemTraits) -> list[Operation]:
-    """Logits and values: two products forward; backward four, and five where logits are computed again from what was kept."""
+    """Logits and values: two products forward; four backward, or five if logits are recomputed from their sums."""
     shape, of, policy = static.model, fullest_device_share(static), POLICIES[static.precision]
     again, kind = recompute_policy(static, traits), attention_kind(static, machine)
     fused = kind in FUSED or (traits.fused_ring and static.layout.context > 1)
@@ -134,7 +134,7 @@ def _attention_operations(static: Static, machine: Machine, traits: SystemTraits
 
 
 def _elementwise_operations(static: Static, traits: SystemTraits) -> list[Operation]:
-    """Norms with residual sums, rotations and the activation, in passes over memory; backward what derivatives read besides."""
+    """Norms with residual sums, rotations and activations, in passes over memory; backward with derivatives."""
     shape, layout, of, policy = static.model, static.layout, fullest_device_share(static), POLICIES[static.precision]
     a, r, again = (
         array_dtype(policy.compute).itemsize,
@@ -145,13 +145,13 @@ def _elementwise_operations(static: Static, traits: SystemTraits) -> list[Operat
     streams = of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)
     branches = sum(product.into_stream for product in products)
     turned = of.tokens * (of.heads + of.key_heads) * shape.d_head if shape.position == "rope" else 0.0
-    # Activations and gates: each source of a product's input is read and the input written; backward the sources and the
-    # input's gradient are read and the sources' gradients written.
+    # Activations and gates: each source of a product's input is read and the input written; backward the sources and
+    # the input's gradient are read and the sources' gradients written.
     inner = [p for p in products if p.sources and not p.from_stream]
     written = sum((p.sources + 1) * (of.tokens * p.device_size(layout)[0]) for p in inner)
     derived = sum((2 * p.sources + 1) * (of.tokens * p.device_size(layout)[0]) for p in inner)
-    # A sum with its norm reads two streams and writes two, once a branch; backward it reads three and writes two. Half of
-    # them are the residual stream, half what layers take and give.
+    # A sum with its norm reads two streams and writes two, once a branch; backward it reads three and writes two. Half
+    # of them are the residual stream, half what layers take and give.
     forward = a * (2 * branches * streams + 2 * turned + written) + r * 2 * branches * streams
     backward = a * (2.5 * branches * streams + 2 * turned + derived) + r * 2.5 * branches * streams
     passes = 1 + (again != "none")

@@ -24,7 +24,7 @@ TRAIT_DESCRIPTIONS = {
 def cost_of_traits(
     static: Static, machine: Machine, efficiency: Efficiency | None = None, least: float = 0.01
 ) -> dict[str, float]:
-    """{in words: seconds of the expected step that it alone would save}, the most first; those below `least` of the step left out."""
+    """Seconds of the expected step that each trait alone would save, largest first; shares below `least` left out."""
     own = step_time(static, machine, efficiency).total_s
 
     def saved(habit: str) -> float:

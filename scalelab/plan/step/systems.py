@@ -1,7 +1,7 @@
-"""How a system arranges what any of them must do: the choices beside config and mesh that decide what is moved and recomputed.
+"""Traits of a training system: choices beside config and mesh that decide what is moved and recomputed.
 
-A plan is for this trainer. The published systems whose measured times the tests hold the planner against have other
-habits, and comparing the two says what ours cost.
+A plan is for this trainer. The published systems whose measured times test the planner have other traits; the
+difference is the cost of ours.
 """
 
 import dataclasses
@@ -13,17 +13,17 @@ from scalelab.model.loss import CHUNK_LOGITS
 class SystemTraits:
     """Ours by default; each with the place that makes it so."""
 
-    # parallel/pipeline.py keeps of a stage's blocks their inputs alone: their forward is run again, whatever model.remat says
+    # parallel/pipeline.py keeps only the inputs of a stage's blocks and recomputes their forward, whatever model.remat
     pipeline_recomputes: bool = True
     # model/product.py: parts of a product that devices of `tensor` add up are fp32
     summed_bytes: int = 4
-    # model/attention/attention.py, layers.py: products of one input (q, k, v; up, gate) each send the gradient of that input
+    # model/attention/attention.py, layers.py: products of one input (q, k, v) each send its gradient
     joined: bool = False
     # train/step/step.py: gradients are summed over devices after each micro-batch
     reduced_each: bool = True
     # model/loss.py: logits a device holds at once; 0: all
     logits_at_once: int = CHUNK_LOGITS
-    # model/attention/ring.py: device i holds the i-th part of a sequence, and the last one has work in every turn of the ring
+    # model/attention/ring.py: device i holds the i-th part of a sequence; the last one works in every turn of the ring
     balanced_ring: bool = False
     # model/attention/ring.py: blocks are XLA's own products, whose logits pass through memory, not a kernel's
     fused_ring: bool = False
@@ -34,10 +34,11 @@ class SystemTraits:
 
 
 OUR_TRAITS = SystemTraits()
-# Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.2 (head and tail of a sequence together).
+# Narayanan et al. 2021; Korthikanti et al. 2022; Dubey et al. 2024, section 3.3.2 (head and tail of a sequence
+# together).
 MEGATRON_TRAITS = SystemTraits(
-    pipeline_recomputes=False, summed_bytes=2, joined=True, reduced_each=False, logits_at_once=0, balanced_ring=True, fused_ring=True,
-    lockstep=False, casts=False,
+    pipeline_recomputes=False, summed_bytes=2, joined=True, reduced_each=False, logits_at_once=0, balanced_ring=True,
+    fused_ring=True, lockstep=False, casts=False,
 )  # fmt: skip
 # MaxText: as we do, but logits are held whole or in the compiler's own pieces, and sums are in bf16.
 MAXTEXT_TRAITS = dataclasses.replace(MEGATRON_TRAITS, casts=True, reduced_each=True)

@@ -1,7 +1,7 @@
 """How long a step takes: a roofline of its operations, its collectives, its pipeline.
 
-An operation takes the longer of its FLOPs and its bytes, each at the share of the datasheet that `efficiency.py` states; a
-collective what a ring takes. Of the traffic that nothing waits for, a stated share goes on behind computing.
+An operation takes the longer of its FLOPs and its bytes, each at the share of the datasheet that `efficiency.py`
+states; a collective what a ring takes. Of the traffic that nothing waits for, a stated share goes on behind computing.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ Bound = tuple[float, float]  # seconds bound by FLOPs, by memory
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step on the device that has most to do, at the efficiencies' expected values; `low_s` and `high_s` at their ends.
+    """Seconds of a step on the busiest device at the expected efficiencies; `low_s` and `high_s` at their ends.
 
-    total_s = compute_s + hbm_s + sum(exposed) + bubble_s. `compute_s`: operations bound by FLOPs, `hbm_s`: by memory. `axes`:
-    collectives by mesh axis as if nothing else went on; `exposed`: what of it computing doesn't hide. `bubble_s`: idle ends of
-    the pipeline. `mfu`: FLOPs of the model's products (`flops_per_token`, attention in full, nothing recomputed) over the
-    peak of the unit that the precision policy multiplies with.
+    total_s = compute_s + hbm_s + sum(exposed) + bubble_s. `compute_s`: operations bound by FLOPs, `hbm_s`: by memory.
+    `axes`: collectives by mesh axis as if nothing else went on; `exposed`: what of it computing doesn't hide.
+    `bubble_s`: idle ends of the pipeline. `mfu`: FLOPs of the model's products (`flops_per_token`, attention in full,
+    nothing recomputed) over the peak of the unit that the precision policy multiplies with.
     """
 
     compute_s: float
@@ -57,7 +57,7 @@ class StepTime:
 def step_time(
     static: Static, machine: Machine, efficiency: Efficiency | None = None, habits: SystemTraits = OUR_TRAITS
 ) -> StepTime:
-    """One optimizer step of a config whose layout is resolved. BadInput where the chip has no unit for the precision."""
+    """One optimizer step of a config whose layout is resolved. BadInput if the chip lacks a unit for the precision."""
     efficiency = efficiency or default_efficiency(machine)
     ops, moves, lost = (
         operations.step_operations(static, machine, habits),
@@ -93,7 +93,7 @@ def expected_s(static: Static, machine: Machine, efficiency: Efficiency, habits:
 
 
 def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
-    """(peak FLOP/s of the unit, what it is) that multiplies `unit` numbers; fp8 is rounded and multiplied wider where there is none of its own.
+    """(peak FLOP/s of the unit that multiplies `unit` numbers, its name); without an fp8 unit fp8 is multiplied wider.
 
     A CPU multiplies everything as fp32. BadInput where the chip has no unit for it.
     """
@@ -124,7 +124,7 @@ def _step_end(
 
 
 def idle_share(static: Static, habits: SystemTraits) -> float:
-    """Idle ends of the pipeline over its busy time. A backward takes two forwards, three where it runs the forward again."""
+    """Idle ends of the pipeline over its busy time. A backward takes two forwards, or three with recomputation."""
     if not habits.lockstep:
         return pipeline_bubble(static.layout, static.model.n_layers).over_ideal
     return lockstep_bubble(static.layout, 3.0 if recompute_policy(static, habits) == "full" else 2.0)
@@ -190,7 +190,8 @@ def describe_assumptions(
         "efficiencies: " + ", ".join(said(name, getattr(efficiency, name)) for name in (*RATES, "overlap")),
         *efficiency.sources,
         f"peak: {peak_of_unit(machine, policy.unit)[1]}",
-        f"attention: {operations.attention_kind(static, machine)}; recomputed in the backward: {recompute_policy(static, habits)}",
+        f"attention: {operations.attention_kind(static, machine)}; recomputed in the backward: "
+        f"{recompute_policy(static, habits)}",
     ]
     split = [axis for axis in MESH_AXES if getattr(layout, axis) > 1]
     for axis in split:
@@ -204,12 +205,15 @@ def describe_assumptions(
         )
     if layout.stage > 1:
         lines.append(
-            f"pipeline: {layout.schedule}, {fullest_device_share(static).layers} of {static.model.n_layers} layers on the fullest of "
+            f"pipeline: {layout.schedule}, {fullest_device_share(static).layers} of {static.model.n_layers} layers "
+            "on the "
+            f"fullest of "
             f"{layout.stage} stages; idle {idle_share(static, habits):.1%} of the busy time"
         )
         if habits.lockstep and layout.schedule == "1f1b":
             lines.append(
-                "1f1b: stages wait for each other after every tick, so most ticks take a backward's time; circular's don't"
+                "1f1b: stages wait for each other after every tick, so most ticks take a backward's time; circular's "
+                "don't"
             )
     if static.batch_ramp:
         lines.append("a step with the full batch")

@@ -32,7 +32,7 @@ class Transfer:
 
 
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
-    """All of a step, of the device that has most; axes of one device have none."""
+    """All transfers of a step of the device that has most; axes of one device have none."""
     found = [
         *_tensor_transfers(static, traits),
         *_weight_transfers(static, traits),
@@ -108,7 +108,7 @@ def _ring_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
 
 
 def _stage_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
-    """Each micro-batch's activations to the next stage and gradients back, once a round; in lockstep both after every tick."""
+    """Activations of each micro-batch to the next stage and gradients back, once a round or (lockstep) a tick."""
     shape, layout, of = static.model, static.layout, fullest_device_share(static)
     width = array_dtype(POLICIES[static.precision].residual).itemsize
     sent = width * of.tokens * shape.d_model / (layout.tensor if shape.sequence_parallel else 1)

@@ -18,10 +18,10 @@ from scalelab.train.step.step import compute_updates
 
 
 def update_operations(static: Static) -> list[Operation]:
-    """Once a step: parameters and what is kept of each are read and written, gradients are read twice, once for their norm.
+    """Once a step: parameters and their state are read and written; gradients are read twice, once for their norm.
 
-    Products of matrix optimizers count as if the mesh split them as it splits the parameters; what that moves between devices
-    is the compiler's choice and not counted.
+    Products of matrix optimizers count as if the mesh split them as it splits the parameters; what that moves between
+    devices is the compiler's choice and not counted.
     """
     mine, alone = params_at_rest(static, 1), _update_key(static)
     total = count.count_parameters(static.model)["total"]
