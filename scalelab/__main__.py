@@ -1,8 +1,8 @@
-"""`scalelab COMMAND …`: find the command, run it, turn mistakes into one line and an exit code.
+"""`scalelab COMMAND …`: finds the command, runs it, turns mistakes into one line and an exit code.
 
-Nothing heavy is imported here: a command's module (and jax behind it) is loaded only when that command is asked for.
-Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after saving, 130 interrupted (ctrl-C) with nothing
-to save.
+Nothing heavy is imported here: a command's module (and jax behind it) is loaded only for that command.
+Exit codes: 0 done, 1 the work failed, 2 bad input, 75 stopped by a signal after saving, 130 interrupted (ctrl-C) with
+nothing to save.
 """
 
 import errno
@@ -45,7 +45,8 @@ COMMANDS = {
 def usage() -> str:
     """The text of `scalelab --help`."""
     rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
-    return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n`scalelab COMMAND --help` lists its options; `scalelab --version` prints the version."
+    tail = "`scalelab COMMAND --help` lists its options; `scalelab --version` prints the version."
+    return f"usage: scalelab COMMAND [options]\n\n{rows}\n\n{tail}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
-    """The exit code of `work(argv)`, a command or a study: what goes wrong becomes one line that begins with `name`."""
+    """Run `work(argv)`, a command or a study, and return its exit code; an error becomes one line after `name`."""
     _streams()
     try:
         code = work(argv)
@@ -72,16 +73,16 @@ def guarded(name: str, work: Callable[[Sequence[str]], int], argv: Sequence[str]
     except BrokenPipeError:  # the reader of a pipe (head, less) went away: nothing is lost
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's own last flush would complain
         return 0
-    except OSError as trouble:  # a disk that is full, a folder that is read-only: it names the file
+    except OSError as trouble:  # a full disk, a read-only folder: the message names the file
         print(f"{name}: {trouble}", file=sys.stderr)
         return 2 if trouble.errno == errno.ENAMETOOLONG else 1
 
 
 def _streams() -> None:
-    """A standard stream that was closed leads nowhere, and a letter that standard output can't write stands as its number."""
+    """Open closed standard streams on /dev/null, and let standard output escape letters that it can't write."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -101,7 +102,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def installed_first() -> None:
-    """Search the current folder after everything installed: `python -m` puts it first, where a `json.py` in it would be ours."""
+    """Search the current folder last: `python -m` puts it first, where a `json.py` in it would hide the library's."""
     if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.getcwd()):
         sys.path.append(sys.path.pop(0))
 

@@ -1,4 +1,4 @@
-"""The two exceptions that reach a user as one line: the input cannot be right (exit 2), or the work failed (exit 1)."""
+"""The two exceptions that users see as one line: bad input (exit 2) and failed work (exit 1)."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ class BadInput(ValueError):
 
 
 class WorkFailed(RuntimeError):
-    """The input was right and the work could not be done (a damaged checkpoint, a full disk): what, and what to do."""
+    """Failed work on good input (a damaged checkpoint, a full disk): the message says what failed and what to do."""
 
 
 def nearest_hint(word: str, known: Iterable[str]) -> str:
-    """The known word closest to `word`, as the tail of a message: `; did you mean 'x'?`, or the whole choice."""
+    """The tail of a message about an unknown word: `; did you mean 'x'?`, or all known words if few; else ""."""
     known = [str(k) for k in known]
     close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)
     if close:

@@ -1,6 +1,6 @@
-"""The state of the git repositories that a run's code comes from: commit, whether anything differs from it, a hash of what does.
+"""The state of the git repositories of a run's code: commit, whether files differ from it, a hash of the difference.
 
-Only what is on this disk is asked, for some seconds at most, and nothing is written there. Where git can't tell, a note says why.
+Only this disk is read, for some seconds at most, and nothing is written to it. If git can't tell, a note says why.
 """
 
 import functools
@@ -15,19 +15,20 @@ from collections.abc import Mapping, Sequence
 
 RepoState = dict[str, str | bool | None]  # folder, commit, dirty, diff_sha256; or folder and note
 
-GIT_TIMEOUT_S = 10.0  # for all questions about one folder
+GIT_TIMEOUT_S = 10.0  # for all git commands about one folder
 PACKAGE_FOLDER = pathlib.Path(__file__).resolve().parent
-# Every other GIT_* variable is dropped: in a hook, GIT_DIR and GIT_INDEX_FILE name the repository that the hook runs for.
+# Every other GIT_* variable is dropped: in a hook, GIT_DIR and GIT_INDEX_FILE name the repository that the hook runs
+# for.
 INHERITED_VARIABLES = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_CEILING_DIRECTORIES")
 FORCED_VARIABLES = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_TERMINAL_PROMPT": "0",
-    "GIT_NO_LAZY_FETCH": "1",  # a partial clone would ask its server for what it lacks
+    "GIT_NO_LAZY_FETCH": "1",  # a partial clone would fetch missing objects from its server
     "GIT_ALLOW_PROTOCOL": "none",
     "LC_ALL": "C",
 }
 NO_PROGRAMS_OPTIONS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-# The text of a difference, whatever the user's settings of `git diff` are: its hash must not depend on them.
+# The text of a difference is hashed, so that it must not depend on the user's settings of `git diff`.
 DIFF_COMMAND = (
     *("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "--full-index", "--no-renames"),
     *("--no-relative", "--diff-algorithm=myers", "--unified=3", "--src-prefix=a/", "--dst-prefix=b/"),
@@ -40,16 +41,16 @@ class _GitUnknown(Exception):
 
 
 def code_state(file: str | os.PathLike[str] | None = None) -> dict[str, RepoState]:
-    """`{"user": …, "scalelab": …}`: the repository of the config `file` (None: of the current folder), and scalelab's own.
+    """Read `{"user": …, "scalelab": …}`: states of the config file's repository (None: the current folder's) and ours.
 
-    Untracked Python files beside the config count as its repository's: the config may import them.
+    Untracked Python files beside the config belong to its state: the config may import them.
     """
     path = pathlib.Path(file).resolve() if file else None
     return {"user": _repo_state(path.parent if path else pathlib.Path.cwd(), path), "scalelab": _package_state()}
 
 
 def describe_changes(old: Mapping[str, RepoState], new: Mapping[str, RepoState]) -> str:
-    """What differs between two `code_state`s but where the folders are: `user: commit 1f… -> commit 2a…`; "" where nothing does."""
+    """Describe changes between two `code_state`s, folders aside: `user: commit 1f… -> commit 2a…`; "" without any."""
     parts = {part: (_describe_state(old[part]), _describe_state(new[part])) for part in new if part in old}
     return "; ".join(f"{part}: {before} -> {now}" for part, (before, now) in parts.items() if before != now)
 
@@ -62,7 +63,7 @@ def _describe_state(state: RepoState) -> str:
 
 @functools.cache
 def _package_state() -> RepoState:
-    """Of scalelab's own folder. Installed into a user's repository (a virtual environment, say) it is not a part of that."""
+    """State of scalelab's own folder; in a user's repository (in a virtual environment, say) it is not a checkout."""
     try:
         _run_git(PACKAGE_FOLDER, time.monotonic() + GIT_TIMEOUT_S, "ls-files", "--error-unmatch", "__init__.py")
     except _GitUnknown:
@@ -91,14 +92,14 @@ def _repo_state(folder: pathlib.Path, file: pathlib.Path | None) -> RepoState:
 
 
 def _read_diff(folder: pathlib.Path, index: bytes, end: float) -> bytes:
-    """What `git diff` prints, from a copy of the index: it would refresh the index itself, and lock out a commit meanwhile."""
+    """Run `git diff` on a copy of the index: on the index itself it would refresh that, and lock out a commit."""
     with tempfile.TemporaryDirectory() as place:
         copy = shutil.copyfile(folder / os.fsdecode(index), pathlib.Path(place) / "index")
         return _run_git(folder, end, *DIFF_COMMAND, index=copy)
 
 
 def _untracked_files(folder: pathlib.Path, file: pathlib.Path | None, end: float) -> list[pathlib.Path]:
-    """The config file if it is not tracked, ignored or not, and its untracked neighbours that Python could import."""
+    """The config file if untracked (even if ignored), and its untracked neighbours that Python could import."""
     if file is None:
         return []
     names = _run_git(folder, end, "ls-files", "-z", "--others", "--exclude-standard", "--", ":(glob)*.py").split(b"\0")
@@ -109,7 +110,7 @@ def _untracked_files(folder: pathlib.Path, file: pathlib.Path | None, end: float
 
 
 def _run_git(folder: pathlib.Path, end: float, *arguments: str, index: pathlib.Path | None = None) -> bytes:
-    """What `git arguments` prints in `folder`, with another file as its index where one is given."""
+    """The output of `git arguments` in `folder`, with `index` as its index file if given; _GitUnknown if git fails."""
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith("GIT_") or key in INHERITED_VARIABLES
     }

@@ -1,6 +1,6 @@
-"""A run's identity: 16 hex digits over what is computed, the same on any hardware and whatever is logged or kept.
+"""A run's identity: a hash (16 hex digits) of all settings that change the computation, but not of hardware or logging.
 
-It is read off the values of config.json alone, so that whoever opens a run's folder can hold its record to its config.
+It follows from config.json alone, so that any reader of a run's folder can check its record against its config.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any
 
 from scalelab.errors import BadInput
 
-# Keys that earlier versions counted, newest first: records of those versions hold identities with them.
+# Keys that earlier versions counted, newest first: identities in records of those versions include them.
 FORMER_IDENTITY_KEYS = (
     ("model.attention",),
     ("train.branch_from",),
@@ -23,16 +23,16 @@ FORMER_IDENTITY_KEYS = (
 
 
 def is_identity_key(key: str) -> bool:
-    """Whether a config value (`group.key`) is part of the identity, as its record in `configs/base.py` says.
+    """Whether a config value (`group.key`) is part of the identity, by its record in `configs/base.py`.
 
-    A key that only other versions know is, unless it belongs to a group in which nothing is.
+    A key that only other versions know is part of it, unless no key of its group is.
     """
     return key not in _keys_aside() and key.split(".")[0] not in _keys_aside()
 
 
 @functools.cache
 def _keys_aside() -> frozenset[str]:
-    """Keys that are not part of the identity, and groups none of whose keys are.
+    """Keys that are not part of the identity, and groups without any key that is.
 
     They can still change rounding: mesh and order of sums move the last bits, as the record's `determinism` says.
     """
@@ -44,15 +44,15 @@ def _keys_aside() -> frozenset[str]:
 
 
 def identity(values: Mapping[str, Any], counted: Collection[str] = ()) -> str:
-    """The identity of a resolved config's values by `group.key`; `counted`: what is not part of it now and is to be."""
-    kept = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    """The identity of a resolved config's values by `group.key`; `counted`: further keys and groups to include."""
+    hashed = {k: v for k, v in values.items() if is_identity_key(k) or k in counted or k.split(".")[0] in counted}
+    return hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_config_matches_record(path: pathlib.Path, values: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """BadInput where the values in the config.json at `path` are not those that the record beside it was written for.
+    """BadInput if the config.json at `path` has other values than the config of the record beside it.
 
-    Earlier versions counted more values; a run that was killed while it took over another config has two identities.
+    Earlier versions counted more values; a run that was killed while its config was replaced has two identities.
     """
     recorded = {record["identity"], record.get("next_identity")}
     counted: list[str] = []

@@ -1,4 +1,4 @@
-"""Walk a jaxpr: the equations whose results are used, and the FLOPs of its matrix products."""
+"""Walks jaxprs: the equations whose results are used, and the FLOPs of matrix products."""
 
 import dataclasses
 import itertools
@@ -11,9 +11,9 @@ import jax.extend
 
 
 def matmul_flops(jaxpr: Any) -> float:
-    """FLOPs of all `dot_general`s of a jaxpr, bodies of scans times their length.
+    """FLOPs of all `dot_general`s of a jaxpr; bodies of scans count times their length.
 
-    XLA's own analysis counts a scan's body once, so it isn't used. A loop of unknown length raises ValueError.
+    XLA's own analysis isn't used: it counts a scan's body once. ValueError for a loop of unknown length.
     """
     total = 0.0
     for equation in live_equations(jaxpr):
@@ -30,17 +30,17 @@ def matmul_flops(jaxpr: Any) -> float:
 
 
 def live_equations(jaxpr: Any) -> list[Any]:
-    """The equations of a jaxpr whose results reach the outputs: a compiler drops the others (the gradient of a constant, say)."""
-    needed, kept = {id(v) for v in jaxpr.outvars}, []
+    """Equations whose results reach the outputs of a jaxpr; compilers drop the others (a constant's gradient, say)."""
+    needed, live = {id(v) for v in jaxpr.outvars}, []
     for equation in reversed(jaxpr.eqns):
         if equation.effects or any(id(v) in needed for v in equation.outvars):
-            kept.append(equation)
+            live.append(equation)
             needed |= {id(v) for v in equation.invars}
-    return kept[::-1]
+    return live[::-1]
 
 
 def dot_flops(equation: Any) -> float:
-    """FLOPs of one `dot_general`: two a multiplication."""
+    """FLOPs of one `dot_general`: two per multiplication."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     left, out = equation.invars[0].aval, equation.outvars[0].aval
     return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)
@@ -48,11 +48,11 @@ def dot_flops(equation: Any) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """Where a value of a program comes from.
+    """The origin of a value in a program.
 
-    `id`: equal for values that differ by shape and dtype alone. `input`: the name of the program's input that it is, up to
-    these; None if it is computed. `inputs`: names of all inputs that it depends on. `dots`: ids of the products from which it
-    is computed without another product in between.
+    `id`: equal for values that differ only in shape and dtype. `input`: the name of the program's input, if the value
+    is one up to shape and dtype; None if it is computed. `inputs`: names of all inputs on which it depends. `dots`: ids
+    of the products from which it is computed without another product in between.
     """
 
     id: int
@@ -65,7 +65,7 @@ class Value:
 class Dot:
     """One `dot_general` of a program: `contracted` entries are summed; `result` is the id of its `Value`.
 
-    `repeated`: it stands in a loop, whose length `flops` counts. `scope`: the modules it stands in, as flax names them.
+    `repeated`: whether it is in a loop, whose length `flops` includes. `scope`: its modules, as flax names them.
     """
 
     id: int
@@ -77,7 +77,7 @@ class Dot:
     scope: str
 
 
-# What changes no number of a value, but its shape, dtype or place.
+# Primitives that change only shape, dtype or place of a value.
 STRUCTURAL = (
     *("reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type", "reduce_precision"),
     *("copy", "copy_p", "name", "reshard", "sharding_constraint", "optimization_barrier", "pvary"),
@@ -85,10 +85,10 @@ STRUCTURAL = (
 
 
 def trace_dots(jaxpr: Any, names: Sequence[str]) -> tuple[Dot, ...]:
-    """Every `dot_general` of a jaxpr whose result is used, with the origin of both operands; `names` are those of its inputs.
+    """Trace each `dot_general` of a jaxpr whose result is used, with the origins of its operands; `names`: the inputs'.
 
-    Bodies of loops are followed once, and their products counted as often as a scan runs; ValueError for a product in a loop
-    of unknown length.
+    Bodies of loops are walked once, and their products count as often as a scan runs. ValueError for a product in a
+    loop of unknown length.
     """
     walk = _Walk()
     walk.run(jaxpr, [Value(walk.fresh(), name, frozenset([name]), frozenset()) for name in names], 1, "")
@@ -104,12 +104,12 @@ class _Walk:
         return next(self.ids)
 
     def join(self, values: Sequence[Value]) -> Value:
-        """A value computed from these."""
+        """Make the value computed from these."""
         inputs = frozenset[str]().union(*(value.inputs for value in values))
         return Value(self.fresh(), None, inputs, frozenset[int]().union(*(value.dots for value in values)))
 
     def run(self, jaxpr: Any, given: Sequence[Value], times: int, scope: str) -> list[Value]:
-        """The values that a jaxpr with these inputs returns."""
+        """Walk a jaxpr with these inputs; returns its outputs."""
         known: dict[Any, Value] = dict(zip(jaxpr.invars, given, strict=True))
         known |= {var: self.join([]) for var in jaxpr.constvars}
 
@@ -123,13 +123,13 @@ class _Walk:
         return [value(atom) for atom in jaxpr.outvars]
 
     def apply(self, equation: Any, given: list[Value], times: int, scope: str) -> list[Value]:
-        """The values that an equation returns."""
+        """Walk an equation with these inputs; returns its outputs."""
         name, inner = equation.primitive.name, list(jax.extend.core.jaxprs_in_params(equation.params))
         if name == "dot_general":
             return [self.multiply(equation, given, times, scope)]
         if name in STRUCTURAL:
             return [given[0]]
-        if len(inner) == 1 and len(inner[0].invars) == len(given):  # a call, or a scan, whose arguments are its body's
+        if len(inner) == 1 and len(inner[0].invars) == len(given):  # a call or a scan: its arguments are its body's
             repeats = equation.params["length"] if name == "scan" else 1
             return self.run(inner[0], given, times * repeats, scope)
         before = len(self.dots)

@@ -1,7 +1,7 @@
 """JSON and JSON-lines files of a run: replaced atomically, appended to safely, checked when read.
 
-An append is one write. One that fails is taken back where possible; a line that a crash tore is ended before the next one is
-written, so that it costs itself and no other. A network file system's passing EIO or ESTALE is tried again.
+An append is one write; a failed one is undone if possible. A line torn by a crash is ended before the next is written,
+so that no other line is lost. Passing EIO or ESTALE errors of network file systems are retried.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from scalelab.errors import BadInput, WorkFailed
 
 Folder = str | os.PathLike[str]
 T = TypeVar("T")
-TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE)  # what a network file system may say once and not again
+TRANSIENT_ERRNOS = (errno.EIO, errno.ESTALE)  # errors of network file systems that may pass
 RETRY_WAITS_S = (0.1, 0.5, 2.5)
 
 WHOLE, NUMBER, TEXT = "a whole number", "a number", "text"
@@ -32,7 +32,7 @@ Schema = Mapping[str, Any]  # key -> kind, (kind, None) or a Schema; "key?" may 
 
 
 def retry_transient(action: Callable[[], T]) -> T:
-    """What `action()` returns; EIO and ESTALE are tried again after WAITS_S. Raises the last OSError, with the number of tries."""
+    """Return `action()`, retried after RETRY_WAITS_S on EIO and ESTALE. Raises the last OSError, with the tries."""
     for wait in RETRY_WAITS_S:
         try:
             return action()
@@ -49,7 +49,7 @@ def retry_transient(action: Callable[[], T]) -> T:
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, is one that `retry_transient` tries again; libraries may tell it as text alone."""
+    """Whether an error, or one of its causes, is one that `retry_transient` retries; some libraries give it as text."""
     while error is not None:
         texts = [os.strerror(number) for number in TRANSIENT_ERRNOS]
         if getattr(error, "errno", None) in TRANSIENT_ERRNOS or any(text in str(error) for text in texts):
@@ -59,7 +59,7 @@ def is_transient(error: BaseException | None) -> bool:
 
 
 def write_json(path: Folder, content: Any) -> None:
-    """Replace `path` by `content` as JSON, atomically: a reader sees the old file or the new one."""
+    """Replace the file at `path` by `content` as JSON, atomically: readers see the old file or the new one."""
     path = pathlib.Path(path)
     text = json.dumps(content, indent=1, default=float) + "\n"
 
@@ -76,14 +76,14 @@ def write_json(path: Folder, content: Any) -> None:
 
 
 def read_json(path: Folder, schema: Schema | None = None) -> Any:
-    """The JSON in `path`; BadInput where it is absent, damaged, or not as `schema` says."""
+    """Read the JSON in `path`; BadInput if it is absent, damaged, or does not match `schema`."""
     try:
         content = json.loads(retry_transient(pathlib.Path(path).read_bytes))
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"no file {str(path)!r}: is this a finished run's folder?") from None
-    except OSError as error:  # a folder, or not ours to read
+    except OSError as error:  # a folder, or no permission
         raise BadInput(f"{path} can't be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # also what is not UTF-8, and a number of 5,000 digits
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8, and a number of 5,000 digits
         place = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else error
         raise BadInput(f"{path} is not JSON ({place}): was it edited or cut?") from None
     if schema is not None and (wrong := describe_mismatch(content, schema)):
@@ -92,7 +92,7 @@ def read_json(path: Folder, schema: Schema | None = None) -> Any:
 
 
 def describe_mismatch(content: Any, schema: Any, name: str = "") -> str:
-    """What in `content` is not as `schema` says, as text: `steps is 'ten', not a whole number`; "" where all is."""
+    """Describe the first mismatch of `content` and `schema`: `steps is 'ten', not a whole number`; "" without any."""
     if isinstance(schema, tuple):
         return "" if content is None else describe_mismatch(content, schema[0], name)
     if isinstance(schema, str):
@@ -121,16 +121,16 @@ def _short(value: Any) -> str:
 
 
 def append_json_lines(path: Folder, lines: list[dict]) -> str:
-    """Append objects to a JSON-lines file with one write. WorkFailed where the disk takes no more.
+    """Append objects to a JSON-lines file with one write. WorkFailed if the disk is full or fails.
 
-    Returns what to warn of: a last line that had been torn, and was ended; "" otherwise.
+    Returns a warning if the last line was torn and had to be ended; "" otherwise.
     """
     if not lines:
         return ""
     data = "".join(json.dumps(line, default=float) + "\n" for line in lines).encode()
     try:
         torn = retry_transient(lambda: _append_bytes(path, data))
-    except OSError as error:  # of a full disk Python doesn't say which file
+    except OSError as error:  # on a full disk Python's message doesn't name the file
         raise WorkFailed(f"{path} could not be written ({error.strerror})") from error
     if not torn or _is_json(torn):  # whole but for its newline
         return ""
@@ -138,7 +138,7 @@ def append_json_lines(path: Folder, lines: list[dict]) -> str:
 
 
 def _append_bytes(path: Folder, data: bytes) -> bytes:
-    """Write `data` at the end; returns the torn line that stood there, b"" where none did."""
+    """Write `data` at the end; returns the torn line before it, or b""."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         before = os.fstat(descriptor).st_size
@@ -149,7 +149,7 @@ def _append_bytes(path: Folder, data: bytes) -> bytes:
             while written < len(data):
                 written += os.write(descriptor, data[written:])
         except OSError:
-            with contextlib.suppress(OSError):  # taken back, unless another process has written since
+            with contextlib.suppress(OSError):  # undone, unless another process has written since
                 if os.fstat(descriptor).st_size == before + written:
                     os.ftruncate(descriptor, before)
             raise
@@ -166,14 +166,14 @@ def _torn_line(descriptor: int, size: int) -> bytes:
 
 
 def sync_to_disk(path: Folder) -> None:
-    """Put a file and its folder's entry on disk: until then a power cut may take what was written. Absent: nothing."""
+    """Flush a file and its folder's entry to disk, safe from a power cut; does nothing if the file is absent."""
     path = pathlib.Path(path)
     for place in (path, path.parent) if path.exists() else ():
         fsync(place)
 
 
 def fsync(place: Folder) -> None:
-    """Put a file's content, or a folder's entries (a rename in it, say), on disk."""
+    """Flush a file's content, or a folder's entries (a rename in it, say), to disk."""
 
     def sync() -> None:
         descriptor = os.open(place, os.O_RDONLY)
@@ -186,9 +186,9 @@ def fsync(place: Folder) -> None:
 
 
 def read_json_lines(path: Folder, schema: Schema | None = None, damaged: list[str] | None = None) -> list[dict]:
-    """All whole lines of a JSON-lines file ([] where it is absent), objects as `schema` says.
+    """Read all whole lines of a JSON-lines file ([] if absent), objects that match `schema`.
 
-    A torn last line is left out. Any other damaged line is BadInput, or a text in the list `damaged` where one is given.
+    A torn last line is left out. Any other damaged line is BadInput, or a text appended to the list `damaged` if given.
     """
     rows = []
     for number, text, row in numbered_lines(path, schema or {}):
@@ -203,9 +203,9 @@ def read_json_lines(path: Folder, schema: Schema | None = None, damaged: list[st
 
 
 def keep_json_lines(path: Folder, schema: Schema, wanted: Callable[[dict], bool]) -> list[str]:
-    """Replace a JSON-lines file by its lines for which `wanted` holds, atomically; those keep their bytes.
+    """Replace a JSON-lines file by its lines for which `wanted` is true, atomically; those keep their bytes.
 
-    Returns what to warn of: its damaged lines, which are dropped; the file as it was is then kept beside it.
+    Returns warnings about damaged lines, which are dropped too; the old file is then kept beside the new one.
     """
     path = pathlib.Path(path)
     lines = numbered_lines(path, schema)
@@ -225,9 +225,9 @@ def keep_json_lines(path: Folder, schema: Schema, wanted: Callable[[dict], bool]
 
 
 def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
-    """The last whole object of a JSON-lines file for which `wanted` holds, None without one; damaged lines are passed over.
+    """The last whole object of a JSON-lines file for which `wanted` is true, or None; damaged lines are passed over.
 
-    Only as much of the file's end is read as it takes.
+    Reads only as much of the file's end as needed.
     """
 
     def read(size: int) -> tuple[list[bytes], bool]:
@@ -255,7 +255,7 @@ def last_line(path: Folder, wanted: Callable[[dict], bool]) -> dict | None:
 
 
 def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict | None]]:
-    """(number, bytes, object) of every line but empty ones and a torn last one; the object is None where it is damaged."""
+    """(number, bytes, object) of every line but empty ones and a torn last one; the object is None if damaged."""
     try:
         texts = retry_transient(pathlib.Path(path).read_bytes).split(b"\n")
     except FileNotFoundError:
@@ -269,7 +269,7 @@ def numbered_lines(path: Folder, schema: Schema) -> list[tuple[int, bytes, dict 
         try:
             row = json.loads(text)
         except (ValueError, RecursionError):
-            if number == len(texts):  # no newline follows: it was not written whole
+            if number == len(texts):  # without a newline: not written whole
                 continue
             row = None
         lines.append((number, text, row if row is not None and not describe_mismatch(row, schema) else None))

@@ -1,9 +1,9 @@
-"""Who holds a folder: one living process, on whatever host.
+"""Locks of folders: one living process holds a folder, on any host.
 
-The kernel's lock (flock) on `.lock` falls with its owner; the file's text says who that is, and its time is a heartbeat, read by
-the file server's clock. Of another host the kernel may know nothing (locks local to a client) or too much (NFS 3 keeps those of
-a node that died): there decide whether it is the same Slurm job's former life, the age of the heartbeat, and `--take-over`.
-Where there is no flock, the file's exclusive creation takes its place.
+The kernel's lock (flock) on `.lock` ends with its owner; the file's text names the owner, and its time is a heartbeat
+by the file server's clock. For another host the kernel may know nothing (locks local to a client) or too much (NFS 3
+keeps locks of dead nodes). Then an earlier start of this Slurm job, the heartbeat's age, or `--take-over` decides.
+Without flock, the file's exclusive creation is the lock.
 """
 
 import contextlib
@@ -21,16 +21,17 @@ from collections.abc import Iterator
 from scalelab.errors import BadInput
 
 HEARTBEAT_S = 10.0
-LEASE_S = (
-    120.0  # an owner on another host that was silent for so long is gone; NFS may show a file's time a minute late
-)
+LEASE_S = 120.0  # an owner on another host that is silent for longer is gone; NFS may show a file's time a minute late
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 Folder = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True)
 class LockOwner:
-    """Who holds a folder. `job` and `restart` are Slurm's job and how often it was requeued; `beats`: it renews the file's time."""
+    """The process that holds a folder.
+
+    `job` and `restart`: Slurm's job and how often it was requeued; `beats`: whether the process renews the file's time.
+    """
 
     host: str
     process: int
@@ -44,9 +45,7 @@ class LockOwner:
         return f"host {self.host}, process {self.process}, started {self.started}{job}{', beating' * self.beats}"
 
 
-HELD_LOCKS: dict[
-    pathlib.Path, tuple[LockOwner, bool]
-] = {}  # by this process; and whether the file's existence is the lock
+HELD_LOCKS: dict[pathlib.Path, tuple[LockOwner, bool]] = {}  # path -> (this process, is the file's existence the lock)
 
 
 def _this_process() -> LockOwner:
@@ -56,7 +55,7 @@ def _this_process() -> LockOwner:
 
 
 def _parse_owner(text: str) -> LockOwner | None:
-    """The owner that a lock's text names; None for an empty or damaged one."""
+    """Parse the owner in a lock's text; None for an empty or damaged text."""
     parts = dict(part.strip().partition(" ")[::2] for part in text.split(","))
     job, _, restart = parts.get("job", "").partition(" restart ")
     try:
@@ -68,10 +67,10 @@ def _parse_owner(text: str) -> LockOwner | None:
 
 @contextlib.contextmanager
 def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = False) -> Iterator[str | None]:
-    """Hold a folder (the value of a command's `option`) for this process. Yields a warning where a lock was taken over.
+    """Hold a folder (the value of a command's `option`) for this process. Yields a warning if a lock was taken over.
 
-    BadInput where another process holds it, or may; `take_over` says that one on another host doesn't. A process whose lock
-    was taken over all the same (it was suspended, say) ends as soon as it sees that.
+    BadInput if another process holds it, or may hold it; `take_over` asserts that an owner on another host is gone. A
+    process whose lock is taken over nevertheless (it was suspended, say) ends as soon as it notices.
     """
     path = pathlib.Path(folder).absolute() / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,14 +82,14 @@ def hold_folder(folder: Folder, option: str = "--workdir", take_over: bool = Fal
     threading.Thread(target=_renew_heartbeat, args=(path, owner, left), daemon=True, name="lock").start()
     try:
         yield warning
-    finally:  # not reached by a SIGKILL: then the owner's name stays for the next one to read
+    finally:  # not reached after a SIGKILL: then the owner's name stays for the next process to read
         left.set()
         release_lock(path)
         os.close(descriptor)
 
 
 def release_lock(path: pathlib.Path) -> None:
-    """Take this process's name off a lock that it holds. Another's name stays."""
+    """Release a lock: remove this process's name from it. Another owner's name stays."""
     owner, exclusive = HELD_LOCKS.pop(path, (None, False))
     with contextlib.suppress(OSError):
         if owner and _parse_owner(path.read_text()) == owner:
@@ -98,13 +97,13 @@ def release_lock(path: pathlib.Path) -> None:
 
 
 def release_all_locks() -> None:
-    """Release what this process holds: for who ends without leaving `hold_folder`."""
+    """Release all locks of this process: for callers that end it inside `hold_folder`."""
     for path in list(HELD_LOCKS):
         release_lock(path)
 
 
 def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool) -> tuple[int, bool, str | None]:
-    """(the open file, whether its existence is the lock, a warning where another's was taken over)."""
+    """Acquire the lock: (the open file, whether its existence is the lock, a warning if it was taken over)."""
     warning = None
     for _ in range(5):  # others may come and go meanwhile
         descriptor, ours, exclusive = _open_lock(path)
@@ -124,7 +123,7 @@ def _acquire_lock(path: pathlib.Path, folder: str, option: str, take_over: bool)
 
 
 def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
-    """(the open file, whether the lock is now this process's, whether the file's existence is the lock)."""
+    """Open the lock: (the file, whether this process now has the lock, whether the file's existence is the lock)."""
     try:
         descriptor, created = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644), True
     except FileExistsError:
@@ -144,8 +143,8 @@ def _open_lock(path: pathlib.Path) -> tuple[int, bool, bool]:
 def _judge_lock(
     descriptor: int, folder: pathlib.Path, owner: LockOwner | None, ours: bool, exclusive: bool, take_over: bool
 ) -> tuple[str, str]:
-    """(why the lock can't be had, what became of its owner); "" for what doesn't apply."""
-    if owner is None:  # free, or just taken by who has not written his name yet
+    """(the reason to refuse the lock, what became of its owner); "" for what doesn't apply."""
+    if owner is None:  # free, or just taken by a process that has not written its name yet
         fresh = not ours and (not exclusive or _seconds_since_heartbeat(descriptor, folder) < HEARTBEAT_S)
         return "is held by another process: stop it, or use another {option}" if fresh else "", ""
     if owner.host == socket.gethostname():
@@ -160,20 +159,19 @@ def _judge_lock(
     silent_s = _seconds_since_heartbeat(descriptor, folder)
     if owner.beats and silent_s > LEASE_S:
         return "", f"gave no sign of life for {silent_s:.0f} s"
-    silence = (
-        f" and gave a sign of life {silent_s:.0f} s ago (gone is who gives none for {LEASE_S:.0f} s)" * owner.beats
-    )
+    silence = f" and gave a sign of life {silent_s:.0f} s ago (gone is who gives none for {LEASE_S:.0f} s)"
+    silence *= owner.beats
     return f"was not released by {owner}{silence}; if that process is gone, pass --take-over", ""
 
 
 def _seconds_since_heartbeat(descriptor: int, folder: pathlib.Path) -> float:
-    """Seconds since the heartbeat, by the file server's clock."""
+    """Seconds since the lock's heartbeat, by the file server's clock."""
     with tempfile.TemporaryFile(dir=folder) as now:
         return os.fstat(now.fileno()).st_mtime - os.fstat(descriptor).st_mtime
 
 
 def _is_owner_alive(owner: LockOwner, descriptor: int, folder: pathlib.Path) -> bool:
-    """Whether an owner on this host does; a number alone may be another's by now (in a container started again: this one's)."""
+    """Whether an owner on this host lives. Its number may be another's now (in a restarted container, ours)."""
     if owner.process == os.getpid():
         return folder / ".lock" in HELD_LOCKS
     try:
@@ -186,14 +184,14 @@ def _is_owner_alive(owner: LockOwner, descriptor: int, folder: pathlib.Path) -> 
 
 
 def _is_at(path: pathlib.Path, descriptor: int) -> bool:
-    """Whether an open file is still the one that stands at this path."""
+    """Whether an open file is still the one at this path."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     return False
 
 
 def _move_aside(path: pathlib.Path, descriptor: int) -> None:
-    """Remove the file that was judged; one that somebody else has put there since is put back."""
+    """Remove the file that was judged; if another process has replaced it since, put that one back."""
     aside = path.with_name(f".lock.{socket.gethostname()}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)
@@ -204,9 +202,9 @@ def _move_aside(path: pathlib.Path, descriptor: int) -> None:
 
 
 def _renew_heartbeat(path: pathlib.Path, owner: LockOwner, left: threading.Event) -> None:
-    """Renew the lock's time until its holder leaves; end the process where another has taken the lock over."""
+    """Renew the lock's time until its holder leaves; end the process if another has taken the lock over."""
     while not left.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):  # a server that doesn't answer now, a file that was deleted by hand
+        with contextlib.suppress(OSError):  # a server that doesn't answer now, a file deleted by hand
             other = _parse_owner(path.read_text())
             if other in (owner, None):
                 os.utime(path)
@@ -217,7 +215,7 @@ def _renew_heartbeat(path: pathlib.Path, owner: LockOwner, left: threading.Event
 
 @contextlib.contextmanager
 def hold_file(path: Folder) -> Iterator[None]:
-    """Hold a file for a moment, once all others have left it; where there is no flock, a file beside it."""
+    """Hold a file for a moment, after all others have left it; without flock, by a file beside it."""
     beside = pathlib.Path(f"{path}.held")
     with open(path, "w") as file:
         try:
@@ -233,7 +231,7 @@ def hold_file(path: Folder) -> Iterator[None]:
 
 
 def _create_exclusively(path: pathlib.Path) -> None:
-    """Create a file that nobody else has, waiting for whoever has it; one of LEASE_S ago was left by the dead."""
+    """Create a file that doesn't exist, waiting until it is gone; one older than LEASE_S was left by a dead process."""
     while True:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))

@@ -1,6 +1,6 @@
-"""Who set the values of `optim` and `schedule`: noted in `log.set_by` of the config itself, so that it goes wherever that goes.
+"""Who set the values of `optim` and `schedule`: notes in `log.set_by` of the config itself, which go wherever it goes.
 
-A note holds the value that it is about. Where a program has changed this since, the note is void and the program set it.
+A note holds the value that was set. If a program has changed the value since, the note is void and the program set it.
 """
 
 import json
@@ -9,8 +9,8 @@ from typing import Any
 
 COMMAND_LINE, CONFIG_FILE, SWEEP = "the command line", "the config file", "the sweep's grid"
 DEFAULT = "default"  # of the optimizer, or of warm-up and decay
-DERIVED = "derived"  # steps that tokens or a share came to
-STORED_CONFIG = "a stored config"  # of a version that took no notes
+DERIVED = "derived"  # steps computed from tokens or a share
+STORED_CONFIG = "a stored config"  # of a version without notes
 PROGRAM = "a program"
 USER_ORIGINS = (COMMAND_LINE, CONFIG_FILE, SWEEP)
 NOTES_KEY = "log.set_by"
@@ -18,12 +18,12 @@ TRACKED_GROUPS = ("optim.", "schedule.")
 
 
 def is_tracked_key(key: str) -> bool:
-    """Whether who set this value is noted."""
+    """Whether the origin of this value is noted."""
     return key.startswith(TRACKED_GROUPS)
 
 
 def parse_origin_notes(text: str) -> dict[str, tuple[str, Any]]:
-    """`{key: (who, value)}` of `log.set_by`; {} where it isn't what `format_origin_notes` writes."""
+    """Parse `log.set_by` into `{key: (who, value)}`; {} for a text that `format_origin_notes` didn't write."""
     try:
         notes = json.loads(text or "{}")
         return {str(key): (str(who), value) for key, (who, value) in notes.items()}
@@ -32,14 +32,14 @@ def parse_origin_notes(text: str) -> dict[str, tuple[str, Any]]:
 
 
 def format_origin_notes(notes: Mapping[str, tuple[str, Any]]) -> str:
-    """The text of `log.set_by`."""
+    """Format notes as the text of `log.set_by`."""
     return json.dumps(notes, sort_keys=True)
 
 
 def value_origins(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
-    """`{key: who set it}` of a config's values by `group.key`, and of the default tree's; what nobody set is left out.
+    """`{key: who set it}` for a config's `values` by `group.key`; values that nobody set are left out.
 
-    A value without a note that is not the default tree's was set by the config file.
+    A value without a note that differs from the default tree's (`defaults`) was set by the config file.
     """
     notes, who = parse_origin_notes(values[NOTES_KEY]), {}
     for key, value in values.items():
@@ -53,7 +53,7 @@ def value_origins(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
 
 
 def describe_origins(who: Mapping[str, str], values: Mapping[str, Any]) -> str:
-    """What of `optim` was set, and by whom, as one line; "" where nothing was."""
+    """Describe in one line which values of `optim` were set, and by whom; "" without any."""
     by: dict[str, list[str]] = {}
     for key, author in who.items():
         if key.startswith("optim.") and key != "optim.name" and author != DEFAULT:

@@ -1,7 +1,7 @@
-"""Signals that ask for an end, as a flag: what has begun is finished or put away first.
+"""Stop signals as a flag, so that a program can finish or save its work before it ends.
 
-SIGTERM and SIGINT, and what batch systems send ahead of them: SIGUSR1 and SIGUSR2 (Slurm's --signal, SGE's -notify, LSF),
-SIGXCPU (a limit on CPU time) and SIGHUP (the terminal has gone).
+SIGTERM and SIGINT, and the earlier warnings of batch systems: SIGUSR1 and SIGUSR2 (Slurm's --signal, SGE's -notify,
+LSF), SIGXCPU (a limit on CPU time) and SIGHUP (the terminal has gone).
 """
 
 import contextlib
@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU)
-URGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # the others are warnings, which kernels, shells and schedulers repeat
+URGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # the others are warnings, repeated by kernels, shells and schedulers
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Turn the first of STOPS into a flag; a second SIGTERM or SIGINT acts as if nobody listened.
+    """Turn the first of STOP_SIGNALS into a flag; a second SIGTERM or SIGINT acts as without a handler.
 
-    A SIGHUP that was ignored before (nohup) stays ignored. What came while the signals were blocked is noticed at once.
+    A SIGHUP that was ignored before (nohup) stays ignored. Signals that came while blocked are noticed at once.
     """
     seen: list[int] = []
     terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
@@ -43,7 +43,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def block_stop_signals() -> Iterator[None]:
-    """Keep STOPS waiting: processes that are started meanwhile are deaf to them until they listen with `stop_on_signals`."""
+    """Block STOP_SIGNALS: processes started meanwhile don't receive them until they enter `stop_on_signals`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -52,7 +52,7 @@ def block_stop_signals() -> Iterator[None]:
 
 
 def _redirect_to_null(descriptor: int) -> None:
-    """Let it lead to /dev/null: writing to a terminal that has gone is an error, and a save comes first."""
+    """Redirect a descriptor to /dev/null: writing to a closed terminal is an error, and would prevent a save."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -1,7 +1,8 @@
 """The one loader of users' code: functions and records named `pkg.mod:fn`, and the modules beside a config file.
 
-Only code that the user names is run. A name counts as the user's if a config, a command line or a program of the user gives
-it (`trust_names`); a name that only a stored file gives (a checkpoint's manifest, a run's config.json, a fitted law) is refused.
+Only code that the user names is run. A name counts as the user's if a config, a command line or a program of the user
+gives it (`trust_names`); a name that only a stored file gives (a checkpoint's manifest, a run's config.json, a fitted
+law) is refused.
 """
 
 import contextlib
@@ -17,15 +18,12 @@ from typing import Any
 
 from scalelab.errors import BadInput, nearest_hint
 
-OUR_PACKAGES = (
-    "configs",
-    "experiments",
-)  # packages of this project that a config file may import; a checkout is where they lie
+OUR_PACKAGES = ("configs", "experiments")  # packages of a checkout of this project that a config file may import
 
 _trusted: set[str] = set()  # `pkg.mod:fn`, as the user named them in this process
-_config_folders: list[str] = []  # of the config files that were read, the last one first
-_searched: list[str] = []  # folders that `allow_imports_from` is looking in right now
-_loaded: dict[str, dict[str, ModuleType]] = {}  # folder -> modules that were imported from it, by their names
+_config_folders: list[str] = []  # folders of the config files that were read, the last one first
+_searched: list[str] = []  # folders that `allow_imports_from` searches right now
+_loaded: dict[str, dict[str, ModuleType]] = {}  # folder -> modules imported from it, by name
 _objects: dict[tuple[str, ...], Any] = {}  # (`pkg.mod:fn`, the folders searched) -> the object
 
 
@@ -40,36 +38,39 @@ def is_trusted(name: str) -> bool:
 
 
 def export_permissions() -> dict[str, list[str]]:
-    """What was trusted and where it is looked for, as plain JSON: for `apply_permissions` in a child process."""
+    """The trusted names and the folders searched, as plain JSON: for `apply_permissions` in a child process."""
     return {"names": sorted(_trusted), "folders": list(_config_folders)}
 
 
 def apply_permissions(given: Mapping[str, Sequence[str]]) -> None:
-    """Take over the `export_permissions` of the process that started this one."""
+    """Apply the `export_permissions` of the parent process."""
     trust_names(*given["names"])
     for folder in reversed(given["folders"]):
         _remember_folder(folder)
 
 
 def user_function(text: str, what: str, expected: str, *records: type) -> Any:
-    """`load_user_object`, which has to be a function or one of `records`; `expected` says so. BadInput, with it, for anything else."""
-    thing = load_user_object(text, what)
-    if not callable(thing) and not isinstance(thing, records):
-        raise BadInput(f"{what}={text!r} is {repr(thing)[:60]}, not {expected}")
-    return thing
+    """Load a user's function, or an instance of one of the types `records` (see `load_user_object`).
+
+    BadInput for anything else; `expected` describes in the message what was expected.
+    """
+    user_object = load_user_object(text, what)
+    if not callable(user_object) and not isinstance(user_object, records):
+        raise BadInput(f"{what}={text!r} is {repr(user_object)[:60]}, not {expected}")
+    return user_object
 
 
 def load_user_object(text: str, what: str) -> Any:
-    """The `fn` of the module `pkg.mod` that `text` = "pkg.mod:fn" names; `what` is the key it was given for.
+    """Load the object `fn` of module `pkg.mod`, named by `text` = "pkg.mod:fn"; `what` is the key that holds the name.
 
-    The module may be installed, or lie beside the config file that was read or in the current directory; a local file never
-    takes the place of an installed module. BadInput, in one line, if the user hasn't named it, if there is no such module or
-    name, or if importing it fails.
+    The module may be installed, or lie beside the config file or in the current directory; a local file never hides an
+    installed module. BadInput, in one line, if the user hasn't named it, if the module or the name doesn't exist, or if
+    importing it fails.
     """
     if text not in _trusted:
         raise BadInput(
-            f"{what}={text!r} is code that a stored file names, and your config and command line do not, so it is not run; "
-            f"if you trust it: --trust={text}"
+            f"{what}={text!r} is code that a stored file names, and your config and command line do not, so it is not "
+            f"run; if you trust it: --trust={text}"
         )
     folders = list(dict.fromkeys([*_config_folders, os.getcwd()]))
     key = (text, *folders)
@@ -99,7 +100,7 @@ def _import_object(text: str, what: str, folders: Sequence[str]) -> Any:
 
 
 def _nearest_module(name: str, folders: Sequence[str]) -> str:
-    """`; did you mean 'x'?`, of the modules beside the one that was not found: in its package, in `folders`, installed."""
+    """`; did you mean 'x'?`, a module near the missing one: in its package, else in `folders` or installed; or ""."""
     package, _, last = name.rpartition(".")
     parent = sys.modules.get(package)
     places = list(getattr(parent, "__path__", [])) if package else [*folders, *sys.path]
@@ -132,12 +133,12 @@ def _remember_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
-    """Let modules be imported from `folders` (the first one wins), after everything installed: a folder can't hide that.
+    """Let modules be imported from `folders` (the first wins), after everything installed: a folder can't hide that.
 
-    Modules of a folder are put aside afterwards, and are back when the folder is searched again: two folders may hold modules
-    of the same name. A folder that Python searches anyway (`python -m` has the current directory) keeps its modules.
+    Afterwards the folders' modules are put aside until their folder is searched again, as two folders may hold modules
+    of one name. A folder that Python searches anyway (`python -m` has the current directory) keeps its modules.
     """
-    for package in OUR_PACKAGES:  # imported while the path is as it was: below, the current directory comes last
+    for package in OUR_PACKAGES:  # imported with the original path: below, the current directory comes last
         with contextlib.suppress(ImportError):
             importlib.import_module(package)
     folders = list(dict.fromkeys(map(os.path.realpath, folders)))
@@ -163,7 +164,7 @@ def allow_imports_from(folders: Sequence[str]) -> Iterator[None]:
 
 
 def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleType]:
-    """Remove from sys.modules what hides a module of `folders` and comes from another user folder; returns it."""
+    """Remove modules that hide a module of `folders` and come from another user folder; returns them."""
     hiding = set()
     for name in {name.partition(".")[0] for name in sys.modules} - {"scalelab", *OUR_PACKAGES}:
         origin = _folder_of(sys.modules.get(name))
@@ -174,7 +175,7 @@ def _hide_modules(folders: Sequence[str], users: set[str]) -> dict[str, ModuleTy
 
 
 def _store_modules(folders: set[str], before: set[str]) -> None:
-    """Move what was imported from `folders` since `before` out of sys.modules, for `allow_imports_from` to put back."""
+    """Move modules imported from `folders` since `before` out of sys.modules, for `allow_imports_from` to put back."""
     for name in [name for name in sys.modules if name.partition(".")[0] not in before]:
         origin = _folder_of(sys.modules.get(name.partition(".")[0]))
         if origin in folders:
@@ -186,7 +187,7 @@ def _store_modules(folders: set[str], before: set[str]) -> None:
 
 
 def _folder_of(module: ModuleType | None) -> str:
-    """The folder that a top-level module or package lies in; "" where it has no file."""
+    """The folder of a top-level module or package; "" if it has no file."""
     if places := list(getattr(module, "__path__", None) or []):
         return os.path.dirname(os.path.abspath(places[0]))
     file = getattr(module, "__file__", None)

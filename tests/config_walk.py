@@ -12,12 +12,13 @@ import tempfile
 import threading
 from typing import Any
 
-DEFINITION = """**The walk of `config`.** One run of two steps is traced. A handover is a pair (function of one room, function
-of another room that it calls, directly or through a library) where the whole `ConfigDict`, or the `TrainSpec` that holds it, is
-among the arguments, itself or in a list; repeated calls count once. A room is a folder of `scalelab/` or a file on its ground floor. A handover comes back if its
-room has had the config before. The last two rows count calls by other rooms of the rooms that read configs (`config`; before the
-move `config.py`, `tree.py`, `validate.py`, `lengths.py`, `ramp.py`, `shares.py` and `defaults.py`): each derives again something
-that follows from the config alone. The last row has those that split or identify it."""
+DEFINITION = """**The walk of `config`.** One run of two steps is traced. A handover is a pair (function of one room,
+function of another room that it calls, directly or through a library) where the whole `ConfigDict`, or the
+`TrainSpec` that holds it, is among the arguments, itself or in a list; repeated calls count once. A room is a folder
+of `scalelab/` or a file on its ground floor. A handover comes back if its room has had the config before. The last
+two rows count calls by other rooms of the rooms that read configs (`config`; before the move `config.py`, `tree.py`,
+`validate.py`, `lengths.py`, `ramp.py`, `shares.py` and `defaults.py`): each derives again something that follows
+from the config alone. The last row has those that split or identify it."""
 READERS = ("config", "tree", "validate", "lengths", "ramp", "shares", "defaults")
 RUN = [
     "train", "--config=configs/tiny.py", "--config.data.source=synthetic", "--config.data.n_tokens=20000",
@@ -27,7 +28,7 @@ RUN = [
 
 
 def measure(root: pathlib.Path) -> dict[str, int]:
-    """Rooms that the config enters, handovers, those that come back, and what is asked of the rooms that read configs."""
+    """Measure rooms that the config enters, handovers, those that come back, calls of the rooms that read configs."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu", "SCALELAB_CACHE": folder}
         command = [sys.executable, __file__, *RUN, f"--workdir={folder}/run", "--json=" + f"{folder}/answer.json"]
@@ -51,7 +52,7 @@ def measure(root: pathlib.Path) -> dict[str, int]:
 
 
 class Walk:
-    """The profiler: `handovers` maps (room, function, room, function) to the number of calls, in the order of the first."""
+    """The profiler: `handovers` maps (room, function, room, function) to the number of calls, in order of the first."""
 
     def __init__(self, root: pathlib.Path) -> None:
         self.package = str(root / "scalelab") + os.sep

@@ -1,4 +1,4 @@
-"""What every test runs under, set before jax is imported and inherited by xdist's workers and by commands that tests start."""
+"""The environment of all tests, set before jax is imported; xdist's workers and started commands inherit it."""
 
 import gc
 import os
@@ -11,10 +11,10 @@ if "SCALELAB_TEST_FOLDER" not in os.environ:  # the first process of the session
     folder = os.environ["SCALELAB_TEST_FOLDER"] = tempfile.mkdtemp(prefix="scalelab-tests-")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"  # [B, S] + [S] must say so
-    # bf16 results are rounded where the program says so, not where XLA finds it convenient. And most of the time here is the
-    # compiler's: models are too small for what its later passes gain (tests/train/step/test_step.py: 37 s of CPU instead of 58),
-    # and its older generator of loops writes code that is no worse here, sooner (tests/train/resume/test_branch.py: 52 s instead of 73).
-    # XLA_FLAGS of your own come after and win.
+    # Round bf16 results where the program says so, not where XLA finds it convenient. The other flags save compilation,
+    # which takes most of the time of tests: small models gain nothing from later passes (tests/train/step/test_step.py:
+    # 37 s of CPU instead of 58) or from the newer loop generator (tests/train/resume/test_branch.py: 52 s instead of
+    # 73). Your own XLA_FLAGS come after these and win.
     flags = "--xla_allow_excess_precision=false --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}"
     # Workers and commands share what was compiled and the token shards, for this session only.

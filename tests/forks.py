@@ -1,4 +1,4 @@
-"""Forks of the model, made in a test: one edit of a file's text, in the place of the module that everything else imports."""
+"""Forks of the model made in a test: an edited file's text replaces the module that everything else imports."""
 
 import contextlib
 import functools
@@ -9,7 +9,8 @@ import types
 from scalelab.model import transformer
 from scalelab.model.attention import attention
 
-# A gate on attention's output, as declared and applied by who forks `model/attention/attention.py` (Qiu et al. 2025, G1).
+# A gate on attention's output, declared and applied as in a fork of `model/attention/attention.py` (Qiu et al. 2025,
+# G1).
 RETURN = "        return out(y_BSNH)\n"
 GATE = """        gate_BSNH = Einsum(embed, queries, False, self.policy, by_head, std=init.std, name="attn_gate")(x_BSD)
         y_BSNH = (jax.nn.sigmoid(gate_BSNH.astype(jnp.float32)) * y_BSNH).astype(y_BSNH.dtype)

@@ -1,8 +1,8 @@
-"""What the house looks like from the street, as numbers: `python -m tests.house [ROOT] [--before=ROOT] [--json] [--out=PATH]`.
+"""The house seen from the street, in numbers: `python -m tests.house [ROOT] [--before=ROOT] [--json] [--out=PATH]`.
 
-Files and entries a folder, one-word public functions, circles of files, imports that go upward, lines over 120 columns, lengths
-of functions, words of the README, and how often `config` crosses from room to room on its way through `scalelab train`. Any
-checkout can be measured, older ones too. The committed table is written by
+Files and entries a folder, one-word public functions, circles of files, imports that go upward, lines over 120 columns,
+lengths of functions, words of the README, and how often `config` crosses from room to room on its way through `scalelab
+train`. Any checkout can be measured, older ones too. The committed table is written by
 
     python -m tests.house --before=OLD_CHECKOUT --out=experiments/results/house
 """
@@ -26,13 +26,13 @@ COLUMNS = 120
 PAGE = """# The house in numbers
 
 Written by `python -m tests.house --before=OLD_CHECKOUT --out=experiments/results/house`: `scalelab`, `configs` and
-`experiments`, with `tests` where the row says so. Rooms that are lists by design (`commands`, `optim`) are left out of the two
-rows of entries.
+`experiments`, with `tests` where the row says so. Rooms that are lists by design (`commands`, `optim`) are left out of
+the two rows of entries.
 """
 
 
 def entries(folder: pathlib.Path) -> list[str]:
-    """Files and rooms in a folder, `__init__.py` aside; of `scalelab` itself only the files, for its rooms are the tree."""
+    """Files and rooms in a folder, `__init__.py` aside; of `scalelab` itself only files, as its rooms are the tree."""
     inside = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__")]
     return sorted(p.name for p in inside if folder.name != "scalelab" or p.is_file())
 
@@ -89,7 +89,7 @@ def python_files(root: pathlib.Path, folders: Iterable[str] = CODE) -> list[path
 
 
 def one_word_share(paths: Iterable[pathlib.Path]) -> float:
-    """Share of public module-level functions whose name is one word; `main` is left out, for Python's habit names it."""
+    """Share of public module-level functions whose name is one word; `main`, a custom of Python, is left out."""
     trees = [ast.parse(path.read_text()).body for path in paths]
     names = [node.name for tree in trees for node in tree if isinstance(node, ast.FunctionDef)]
     public = [name for name in names if not name.startswith("_") and name != "main"]

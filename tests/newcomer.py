@@ -1,7 +1,7 @@
 """What the edits of docs/fork.md take on a fresh clone, by following the page: `python -m tests.newcomer`.
 
-Clones this checkout, and for each edit applies the diff, runs the page's command, and runs what `make check` runs, with this
-Python and no installation. Prints a Markdown table of CPU seconds (user and system, all processes).
+Clones this checkout, and for each edit applies the diff, runs the page's command, and runs what `make check` runs, with
+this Python and no installation. Prints a Markdown table of CPU seconds (user and system, all processes).
 """
 
 import os
@@ -41,9 +41,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         clone, start = pathlib.Path(folder) / "scalelab", cpu_seconds()
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
-        print(
-            f"clone: {cpu_seconds() - start:.1f} s\n\n| edit | files | new or changed lines | command, s | check, s | check |"
-        )
+        print(f"clone: {cpu_seconds() - start:.1f} s\n")
+        print("| edit | files | new or changed lines | command, s | check, s | check |")
         print("|---|---:|---:|---:|---:|---|")
         for name, command in COMMANDS.items():
             diff = PAGE.split(f"```diff {name}\n")[1].split("```")[0].splitlines()

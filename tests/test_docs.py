@@ -1,4 +1,4 @@
-"""README and docs/: links that lead somewhere, commands with options that exist, and functions of one's own that work."""
+"""README and docs/: links that lead somewhere, commands with options that exist, and users' functions that work."""
 
 import pathlib
 import re

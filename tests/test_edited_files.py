@@ -1,5 +1,7 @@
-"""Files of a run edited by hand: a wrong type or a missing key is one line and exit code 2, never a traceback; in a sweep it is
-one row that says damaged, and the others go on."""
+"""Files of a run edited by hand: a wrong type or a missing key gives one line and exit code 2, never a traceback.
+
+In a sweep it gives one row with status damaged, and the others go on.
+"""
 
 import json
 import shutil
@@ -14,18 +16,23 @@ from scalelab.sweep import status
 from scalelab.train.resume import extend, start
 from tests.report import synthetic
 
-RECORD = ("status", "steps", "tokens", "val_loss", "bpb", "identity", "params", "flops", "flops_per_token", "data", "versions",
-          "params.total", "flops.exact", "data.fingerprint", "mesh", "pack")  # fmt: skip
+RECORD = ("status", "steps", "tokens", "val_loss", "bpb", "identity", "params", "flops", "flops_per_token", "data",
+          "versions", "params.total", "flops.exact", "data.fingerprint", "mesh", "pack")  # fmt: skip
 CONFIG = ("log", "optim", "model", "log.role", "optim.peak_lr", "train.steps", "model.d_model", "schedule.name")
 METRICS = ("step", "train_loss", "val_loss", "tokens", "time", "lr")
 EVENTS = ("time", "step", "kind", "text")
 VALUES = ("ten", [1], {"a": [1]}, True, None, "absent")
 EDITS = [
     (file, key, value)
-    for file, keys in (("record.json", RECORD), ("config.json", CONFIG), ("metrics.jsonl", METRICS), ("events.jsonl", EVENTS))
+    for file, keys in (
+        ("record.json", RECORD),
+        ("config.json", CONFIG),
+        ("metrics.jsonl", METRICS),
+        ("events.jsonl", EVENTS),
+    )
     for key in keys
     for value in VALUES
-]  # fmt: skip
+]
 
 
 def edited(text: str, key: str, value: object) -> str:

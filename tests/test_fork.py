@@ -1,4 +1,4 @@
-"""The edits of docs/fork.md: each diff is applied to a copy of the package by the page's own line, and its command is run there."""
+"""The edits of docs/fork.md: each diff is applied to a copy of the package by the page's line; its command runs."""
 
 import json
 import os

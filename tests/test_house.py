@@ -15,7 +15,8 @@ FILES = {
     "scalelab/high/b.py": "from scalelab.low import a\nfrom scalelab import errors\n\n\ndef main():\n    pass\n",
     "scalelab/high/c.py": f"X = {'1' * 130}\n",
     "tests/__init__.py": "",
-    "tests/test_walls.py": "MAY_IMPORT = {'errors': [], 'low': [], 'high': []}\n\n\ndef test_a():\n    assert 1\n    assert 2\n",
+    "tests/test_walls.py": "MAY_IMPORT = {'errors': [], 'low': [], 'high': []}\n\n\n"
+    "def test_a():\n    assert 1\n    assert 2\n",
     "README.md": "four words stand here\n",
 }
 

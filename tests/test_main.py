@@ -139,7 +139,9 @@ def test_json_without_a_value_does_not_swallow_the_folder_after_it(tmp_path, cap
 
 
 MISTAKES = {
-    "train --config=README.md --workdir=new": "README.md is no config file: it must be Python, with a name that ends in .py",
+    "train --config=README.md --workdir=new": (
+        "README.md is no config file: it must be Python, with a name that ends in .py"
+    ),
     "train --config=configs/tiny.py --workdir=README.md": "README.md is a file; name a folder",
     "train --config=configs/tiny.py --workdir=README.md/mine": "README.md is a file; name a folder",
     "train --config=configs/tiny.py --workdir=new --optim.name=lion": "written --config.optim.name=VALUE",
@@ -153,10 +155,16 @@ MISTAKES = {
     "recipe llama3_8b --steps=10": "--steps is for --shrink",
     "prepare --source=README.md --tokenizer=byte --out=new": "did you mean 'bytes'?",
     "prepare --source=README.md --tokenizer=bytes --out=README.md/mine": "README.md is a file; name a folder",
-    "prepare --source=README.md --tokenizer=~nosuchuser/t.json --out=new": "--tokenizer=~nosuchuser/t.json: no such file",
+    "prepare --source=README.md --tokenizer=~nosuchuser/t.json --out=new": (
+        "--tokenizer=~nosuchuser/t.json: no such file"
+    ),
     "prepare --source=README.md --tokenizer=bpe:300 --separator=5 --out=new": "bpe:300 always uses 0",
-    "schedule --config=configs/tiny.py --config.model.seq_len=1e300": "seq_len=1e+300 is more than can be counted; nearest: 2147",
-    "schedule --config=configs/tiny.py --config.data.mixture=a=1e400": "'a=1e400' is not a name and a number from 0 to 2^63",
+    "schedule --config=configs/tiny.py --config.model.seq_len=1e300": (
+        "seq_len=1e+300 is more than can be counted; nearest: 2147"
+    ),
+    "schedule --config=configs/tiny.py --config.data.mixture=a=1e400": (
+        "'a=1e400' is not a name and a number from 0 to 2^63"
+    ),
     "schedule --config=configs/tiny.py --config.data.mixture=a=1;1__0:b=1,a=1": "sum to 2, not 1",
     "plan --config=configs/tiny.py --hardware=h100 --batch=1e20": "is no whole number up to 1000000000000000",
     "train --config=configs/tiny.py --workdir=": "'' names no folder; the one you are in is .",

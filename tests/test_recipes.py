@@ -41,7 +41,7 @@ def test_parameters_are_those_published(name, convention):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if recipes.find_recipe(n).published])
 def test_tokens_are_those_published(name):
-    """Within 2 %; a recipe of a first stage, or of what carries over, says by its missing parts which tokens it lacks."""
+    """Within 2 %; a recipe of a first stage, or of the parts that carry over, names the tokens it lacks."""
     recipe = recipes.find_recipe(name)
     tokens = schedule_steps.tokens_before(recipe.config, recipe.config.train.steps)
     ratio = tokens / recipe.published["tokens"]
@@ -52,7 +52,7 @@ def test_tokens_are_those_published(name):
 
 
 def test_published_flops():
-    """GPT-3's Table D.1 and Llama 3's section 3.2.1 are 6 N D; Gopher's is the authors' own count, an eighth above that."""
+    """GPT-3's Table D.1 and Llama 3's section 3.2.1 are 6 N D; Gopher's is the authors' own count, an eighth above."""
     for name, low, high in (("gpt3_175b", 0.99, 1.01), ("llama3_405b", 0.99, 1.01), ("gopher_280b", 0.85, 0.9)):
         recipe = recipes.find_recipe(name)
         tokens = schedule_steps.tokens_before(recipe.config, recipe.config.train.steps)
@@ -91,8 +91,9 @@ def test_what_a_preset_brings_is_the_presets_word():
     assert said["model.d_model"] == "Table 1" and said["model.bias"].startswith("base.gpt2: Radford et al. 2019")
 
 
-KEPT = {"position", "norm", "mlp", "block", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias", "nope_every",
-        "logit_scale", "init_std", "projection_std", "depth_scaled_init", "rope_theta", "remat"}  # fmt: skip
+KEPT = {"position", "norm", "mlp", "block", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias",
+        "nope_every", "logit_scale", "init_std", "projection_std", "depth_scaled_init", "rope_theta",
+        "remat"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,7 +113,7 @@ def test_a_small_one_has_the_recipes_choices(name):
     assert first == pytest.approx(full, abs=1 / 16)  # as small a part of the batch to begin with
 
 
-# What others don't have: parallel blocks, one key head, scaled logits, Adafactor, a batch that jumps. The others: make test-slow.
+# It has what others don't: parallel blocks, one key head, scaled logits, Adafactor, a batch that jumps. Others: slow.
 QUICK = ("palm_540b",)
 
 

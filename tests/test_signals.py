@@ -28,7 +28,7 @@ def test_each_becomes_a_flag_and_leaves_the_handlers_as_they_were(name):
 
 @pytest.mark.parametrize("name", NAMES[2:])
 def test_a_warning_that_is_repeated_does_not_end_the_save(name):
-    """The kernel repeats SIGXCPU each second, a shell SIGHUP, a scheduler what it likes: the default would be the end."""
+    """The kernel repeats SIGXCPU each second, a shell SIGHUP, a scheduler any: the default would end the process."""
     with stop_on_signals() as stop:
         for _ in range(3):
             os.kill(os.getpid(), getattr(signal, name))

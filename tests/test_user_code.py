@@ -1,4 +1,4 @@
-"""The user's own code: where it is looked for, what it can't hide, whose neighbour it is, and that it was named by the user."""
+"""Users' own code: where it is searched, what it can't hide, whose neighbour it is, and that the user named it."""
 
 import importlib
 import os
@@ -71,7 +71,7 @@ HIJACK = "raise SystemError('a file of the current folder was imported in place 
 
 
 def test_python_m_takes_no_file_of_the_current_folder_for_a_library(tmp_path):
-    """`fit --law --plot` beside a matplotlib.py and a json.py: both libraries are the installed ones, the law is the user's."""
+    """`fit --law --plot` beside a matplotlib.py and a json.py: both libraries are installed ones, the law is users'."""
     for name in ("matplotlib", "json"):
         (tmp_path / f"{name}.py").write_text(HIJACK)
     (tmp_path / "tints.py").write_text(

@@ -10,7 +10,8 @@ import pytest
 from tests import house
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Each room, and the rooms and ground-floor files that it may import; below the first comment a room may also import GROUND.
+# Each room, and the rooms and ground-floor files that it may import; after the first comment a room may also import
+# GROUND.
 GROUND = (
     "errors",
     "set_by",
@@ -198,7 +199,7 @@ def test_only_commands_speak_to_the_terminal(path):
 
 
 def can_fail(function, helpers):
-    """Whether a test, or a helper of its module that it calls, asserts, expects an exception or calls an assert_… function."""
+    """Whether a test, or a helper in its module, asserts, expects an exception or calls an assert_… function."""
     if any(isinstance(node, ast.Assert) for node in ast.walk(function)):
         return True
     called = calls(function)

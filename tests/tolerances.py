@@ -1,10 +1,10 @@
-"""A pytest plugin that writes down, of every comparison that holds, which part of its tolerance was used.
+"""A pytest plugin that records, for every comparison that holds, which share of its tolerance was used.
 
     SCALELAB_TOLERANCES=FOLDER python -m pytest -p tests.tolerances -o enable_assertion_pass_hook=true
 
-Each process writes FOLDER/PID.jsonl: {"test", "line" (file:number), "kind", "used"}, used = seen / allowed, the largest of a line.
-It sees numpy.testing.assert_allclose, numpy.allclose, pytest.approx, and asserts of the form number < number. `experiments.machines`
-reads it.
+Each process writes FOLDER/PID.jsonl: {"test", "line" (file:number), "kind", "used"}, used = seen / allowed, the largest
+of a line. It sees numpy.testing.assert_allclose, numpy.allclose, pytest.approx, and asserts of the form number <
+number. `experiments.machines` reads it.
 """
 
 import ast
