@@ -1,6 +1,6 @@
 """python -m experiments.step_times [--data=DIR] [--json[=PATH]]
 
-Published times of a training step against what the planner predicts for the same config, mesh and machine, with the habits of
+Published times of a training step against what the planner predicts for the same config, mesh and machine, with the traits of
 the system that ran it (scalelab/plan/step/systems.py). The GPUs' expected share in products was set on the A100 rows of Narayanan and
 Korthikanti, a TPU's on MaxText's rows of DIR; all others are held out. --data: also the tables in DIR (llm_foundry.csv,
 others.csv), by chip, with the share that would fit each row and the error with the share of other systems alone; a minute and a
@@ -67,7 +67,7 @@ def _main(argv: list[str]) -> int:
 
 def compare_step_time(name: str, kind: str, measured: Any) -> dict[str, Any]:
     """One published time beside the planner's."""
-    found = step_time(measured.static, measured.machine, habits=measured.habits)
+    found = step_time(measured.static, measured.machine, traits=measured.traits)
     return {
         "name": name, "kind": kind, "chip": measured.machine.chip.name, "devices": measured.static.layout.devices,
         "published_s": measured.seconds, "predicted_s": found.total_s, "low_s": found.low_s, "high_s": found.high_s,

@@ -19,7 +19,7 @@ from scalelab.plan.step.systems import MAXTEXT_TRAITS, MEGATRON_TRAITS, SystemTr
 class PublishedStep(NamedTuple):
     static: Static
     machine: Machine
-    habits: SystemTraits
+    traits: SystemTraits
     seconds: float
 
 

@@ -77,13 +77,13 @@ def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
         *shape, rows, int(line["seq_len"]), int(line["vocab_size"]), many, line["precision"],
         model=model | {"remat": line["remat"]}, **layout,
     )  # fmt: skip
-    habits = (
+    traits = (
         MAXTEXT_TRAITS
         if line["source"].endswith(JAX_SYSTEMS) or line["source"].startswith(JAX_SYSTEMS)
         else MEGATRON_TRAITS
     )
     name = f"{line['source']} {line['model']}, {line['seq_len']} tokens, {line['devices']} {chip} {line['precision']}"
-    return name, PublishedStep(of, load_machine(CHIP_ALIASES.get(chip, chip)), habits, float(line["seconds"]))
+    return name, PublishedStep(of, load_machine(CHIP_ALIASES.get(chip, chip)), traits, float(line["seconds"]))
 
 
 def _number(pattern: str, text: str, otherwise: int) -> int:
@@ -121,7 +121,7 @@ def share_that_fits(row: PublishedStep) -> float | None:
 
 
 def _seconds(row: PublishedStep, share: float) -> float:
-    return expected_s(row.static, row.machine, with_share(default_efficiency(row.machine), share), row.habits)
+    return expected_s(row.static, row.machine, with_share(default_efficiency(row.machine), share), row.traits)
 
 
 def with_share(of: Efficiency, share: float) -> Efficiency:
@@ -136,7 +136,7 @@ def compare_rows(rows: dict[str, PublishedStep]) -> list[dict[str, Any]]:
     """
     found = []
     for name, row in rows.items():
-        planned = step_time(row.static, row.machine, habits=row.habits)
+        planned = step_time(row.static, row.machine, traits=row.traits)
         found.append({
             "name": name, "system": name.split()[0], "chip": row.machine.chip.name, "precision": row.static.precision,
             "published_s": row.seconds, "predicted_s": planned.total_s, "error": planned.total_s / row.seconds - 1,

@@ -53,16 +53,16 @@ def read_json_object(path: pathlib.Path) -> dict[str, Any]:
 
 def read_headers(folder: pathlib.Path) -> dict[str, TensorHeader]:
     """Every tensor of the folder, by name."""
-    found: dict[str, TensorHeader] = {}
+    tensors: dict[str, TensorHeader] = {}
     index = _index(folder)
     for name in dict.fromkeys(index.values()) if index else [WEIGHTS_FILE]:
         for header in _headers_of(folder / name):
             if index and index.get(header.name) != name:
                 raise BadInput(f"{folder / name} holds {header.name!r}, which {INDEX_FILE} doesn't place there")
-            found[header.name] = header
-    if missing := [name for name in index if name not in found]:
+            tensors[header.name] = header
+    if missing := [name for name in index if name not in tensors]:
         raise BadInput(f"{folder / INDEX_FILE} places {missing[0]!r} in {index[missing[0]]}, which lacks it")
-    return found
+    return tensors
 
 
 def _index(folder: pathlib.Path) -> dict[str, str]:

@@ -49,11 +49,11 @@ def rope_constraints(shape: ModelShape) -> dict[str, Any]:
 
 def rope_from_hf(content: Mapping[str, Any], seq_len: Any) -> dict[str, Any]:
     """config.model's values. BadInput, by config.json's name, for whatever would be another function."""
-    said = {name: _group(name, content[name]) for name in HF_ROPE_GROUPS if content.get(name) is not None}
-    kinds = {name: group["rope_type"] for name, group in said.items()}
+    groups = {name: _group(name, content[name]) for name in HF_ROPE_GROUPS if content.get(name) is not None}
+    kinds = {name: group["rope_type"] for name, group in groups.items()}
     if len(set(kinds.values())) > 1:
         raise BadInput(f"{' and '.join(f'{name} is {kind!r}' for name, kind in kinds.items())}: they must agree")
-    scaled = {name: _values(name, group, seq_len) for name, group in said.items()}
+    scaled = {name: _values(name, group, seq_len) for name, group in groups.items()}
     if len({repr(values) for values in scaled.values()}) > 1:
         raise BadInput(f"{' and '.join(f'{name}={values}' for name, values in scaled.items())}: they must agree")
     return next(iter(scaled.values()), {"rope_scaling": "none"})

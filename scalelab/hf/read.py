@@ -63,17 +63,17 @@ def examine_folder(folder: pathlib.Path) -> ExaminedFolder:
     path = folder / CONFIG_FILE
     content = files.read_json_object(path)
     form = _format(path, content)
-    found = _named(form, files.read_headers(folder))
+    headers = _named(form, files.read_headers(folder))
     try:
         values = from_hf_config(form, content)
-        _refuse_absurd(form, values, found)
+        _refuse_absurd(form, values, headers)
         config = _config(values)
     except BadInput as mistake:
         raise BadInput(f"{path}: {mistake}") from None
     expected = tensor_places(form, config_lib.static(config).model)
-    tied_copy = found.pop(HEAD_TENSOR) if HEAD_TENSOR in found and HEAD_TENSOR not in expected else None
-    _refuse_others(folder, expected, found)
-    return ExaminedFolder(folder, form, config, expected, found, tied_copy)
+    tied_copy = headers.pop(HEAD_TENSOR) if HEAD_TENSOR in headers and HEAD_TENSOR not in expected else None
+    _refuse_others(folder, expected, headers)
+    return ExaminedFolder(folder, form, config, expected, headers, tied_copy)
 
 
 def _format(path: pathlib.Path, content: dict[str, Any]) -> Format:
@@ -88,23 +88,25 @@ def _format(path: pathlib.Path, content: dict[str, Any]) -> Format:
     return FORMATS[kind]
 
 
-def _named(form: Format, found: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+def _named(form: Format, headers: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """The weights by their full names: without constants, and with the prefix that files of the bare model lack."""
-    weights = {name: header for name, header in found.items() if not name.endswith(form.buffers)}
+    weights = {name: header for name, header in headers.items() if not name.endswith(form.buffers)}
     bare = not any(name.startswith(form.prefix) for name in weights)
     return {(form.prefix + n if bare and n != HEAD_TENSOR else n): header for n, header in weights.items()}
 
 
-def _refuse_absurd(form: Format, values: Mapping[str, Any], found: Mapping[str, TensorHeader]) -> None:
+def _refuse_absurd(form: Format, values: Mapping[str, Any], headers: Mapping[str, TensorHeader]) -> None:
     """No size can exceed the count of numbers in the files, which are really there: nothing larger is ever built."""
-    held, most = sum(int(np.prod(header.shape, dtype=object)) for header in found.values()), 2**31 - 1
+    held, most = sum(int(np.prod(header.shape, dtype=object)) for header in headers.values()), 2**31 - 1
     fp32 = float(np.finfo(np.float32).max)
     # of seq_len no tensor need show anything (rope)
-    limits = {"n_layers": len(found), "seq_len": most, "norm_eps": fp32, "rope_theta": fp32}
+    limits = {"n_layers": len(headers), "seq_len": most, "norm_eps": fp32, "rope_theta": fp32}
     for ours, names in form.keys.items():
         value, limit = values[ours], limits.get(ours, min(held, most))
         if isinstance(value, int | float) and value > limit:
-            raise BadInput(f"{names[0]}={value} is beyond {limit:g}; there are {len(found)} tensors of {held} numbers")
+            raise BadInput(
+                f"{names[0]}={value} is beyond {limit:g}; there are {len(headers)} tensors of {held} numbers"
+            )
 
 
 def _config(values: Mapping[str, Any]) -> ConfigDict:
@@ -116,17 +118,17 @@ def _config(values: Mapping[str, Any]) -> ConfigDict:
 
 
 def _refuse_others(
-    folder: pathlib.Path, expected: Mapping[str, TensorPlace], found: Mapping[str, TensorHeader]
+    folder: pathlib.Path, expected: Mapping[str, TensorPlace], headers: Mapping[str, TensorHeader]
 ) -> None:
     for name, place in expected.items():
-        if name not in found:
+        if name not in headers:
             raise BadInput(f"{folder} lacks the tensor {name!r} that its {CONFIG_FILE} asks for")
-        header = found[name]
+        header = headers[name]
         if header.dtype not in DTYPES:
             raise BadInput(f"{header.file}: {name} is {header.dtype}; read are {', '.join(DTYPES)}")
         if header.shape != place.shape:
             raise BadInput(f"{header.file}: {name} is {list(header.shape)}, its {CONFIG_FILE} says {list(place.shape)}")
-    if extra := [name for name in found if name not in expected]:
+    if extra := [name for name in headers if name not in expected]:
         more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
         raise BadInput(f"{folder} holds a tensor {extra[0]!r}{more} that no part of the model takes")
 

@@ -38,7 +38,7 @@ class Plan:
     memory: Memory
     inference: Inference
     time: StepTime
-    savings: dict[str, float]  # what this trainer's habits cost a step, in words: s
+    savings: dict[str, float]  # what this trainer's traits cost a step, in words: s
     training: Training
     batch: BatchPlan
     checkpoint: Checkpointing

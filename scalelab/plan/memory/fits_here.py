@@ -31,8 +31,8 @@ def memory_if_too_large(static: Static, trials: int = 1) -> Memory | None:
     if not capacity or _rough_bytes(static, trials) < SMALL * capacity:
         return None
     rules.check_layout(static, static.layout)
-    found = memory_on_backend(static, jax.default_backend(), capacity, trials)
-    return found if found.least > capacity else None
+    needed = memory_on_backend(static, jax.default_backend(), capacity, trials)
+    return needed if needed.least > capacity else None
 
 
 def suggest_fitting_change(static: Static) -> "Advice | None":

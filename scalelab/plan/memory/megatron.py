@@ -68,9 +68,9 @@ def layers_in_flight(n_layers: float, stages: int, microbatches: int, schedule: 
     """
     if stages == 1:
         return n_layers
-    own = n_layers / stages
+    per_stage = n_layers / stages
     if schedule == "gpipe":
-        return own * microbatches
+        return per_stage * microbatches
     if rounds > 1:
-        return min(n_layers * (1 + (stages - 1) / (stages * rounds)), own * microbatches)
-    return own * min(stages, microbatches)
+        return min(n_layers * (1 + (stages - 1) / (stages * rounds)), per_stage * microbatches)
+    return per_stage * min(stages, microbatches)

@@ -94,8 +94,8 @@ def _with_backend_attention(static: Static, backend: str) -> tuple[Static, tuple
         return static, ()
     traced = "blockwise" if how in ("cudnn", "splash") else how
     static = dataclasses.replace(static, model=dataclasses.replace(static.model, attention=traced))
-    said = f"attention by {how} is counted as blockwise, which keeps its output in fp32"
-    return static, (said,) if traced != how else ()
+    note = f"attention by {how} is counted as blockwise, which keeps its output in fp32"
+    return static, (note,) if traced != how else ()
 
 
 def _rows_split(layout: Layout) -> int:
@@ -114,10 +114,10 @@ def _state_bytes(static: Static) -> dict[str, int]:
     sizes = [_tree_bytes(part, spec, static.layout) for part, spec in zip(like, specs, strict=True)]
     by_part = dict(zip(like._fields, sizes, strict=True))
     small = by_part["step"] + by_part["skipped"] + by_part["streak"] + by_part["precision"]
-    found = {"parameters": by_part["params"], "optimizer": by_part["opt_state"] + small}
+    parts = {"parameters": by_part["params"], "optimizer": by_part["opt_state"] + small}
     if POLICIES[static.precision].parameters != "float32":  # the step widens them before it uses them
-        found["master"] = _parameter_bytes(static, rules.parameter_specs)
-    return found | ({"average": by_part["ema"]} if static.ema else {})
+        parts["master"] = _parameter_bytes(static, rules.parameter_specs)
+    return parts | ({"average": by_part["ema"]} if static.ema else {})
 
 
 def _tree_bytes(tree: Any, specs: Any, layout: Layout) -> int:
@@ -221,7 +221,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     block = saved_activations.count_block_activations(static).bytes(rows) + weight * (multiplied + 4)
     table = 4 * shape.d_model * _vocabulary_rows(static)
     head = (table if gathered else 0) + (table * width // 4 if width < 4 else 0)
-    kept = table if backend == "gpu" else 0
+    zeros = table if backend == "gpu" else 0
     if layout.stage > 1:
         chunk = _parameter_bytes(static, rules.parameter_specs, blocks=True) // layout.rounds
         return max(block, head) + chunk + _blocks_per_chunk(static) * rows * _stream_bytes(static)
@@ -231,7 +231,7 @@ def _temporary_bytes(static: Static, backend: str) -> int:
     ):  # the blocks' gradients aren't there yet; a GPU has filled them with zeros
         head -= min(head, _parameter_bytes(static, rules.parameter_specs, blocks=True))
     copies = _parameter_bytes(static, rules.parameter_specs) if layout.zero in (1, 2) and layout.fsdp > 1 else 0
-    return kept + copies + max(block, head)
+    return zeros + copies + max(block, head)
 
 
 def _formula_bytes(static: Static) -> int:
@@ -250,15 +250,15 @@ def _formula_bytes(static: Static) -> int:
 
 
 def _memory_notes(static: Static) -> list[str]:
-    layout, shape, said = static.layout, static.model, []
+    layout, shape, notes = static.layout, static.model, []
     chunks = layout.stage * layout.rounds
     if layout.stage > 1 and shape.n_layers % chunks:
         most = layout.rounds * math.ceil(shape.n_layers / chunks)
-        said += [
+        notes += [
             f"{shape.n_layers} layers over {chunks}: {most} on the fullest stage; the trainer refuses uneven stages"
         ]
     if layout.stage > 1 and layout.context > 1:
-        said += ["the trainer refuses parallel.stage together with parallel.context"]
+        notes += ["the trainer refuses parallel.stage together with parallel.context"]
     if layout.zero == 2 and layout.fsdp > 1 and static.accumulate == 1:
-        said += ["ZeRO 2 without accumulation holds gradients whole while they are made: as ZeRO 1"]
-    return said
+        notes += ["ZeRO 2 without accumulation holds gradients whole while they are made: as ZeRO 1"]
+    return notes

@@ -87,8 +87,8 @@ def estimate_saved_activations(static: Static) -> SavedActivations:
     if shape.remat == "none":
         # A block's own count leaves out its input, an argument; a root mean square keeps that, where it needn't widen
         # it.
-        kept = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4
-        layer["none"] = count_block_activations(static).row_bytes + kept * width * stream
+        keeps_input = shape.norm == "rmsnorm" and shape.norm_place == "before" and width == 4
+        layer["none"] = count_block_activations(static).row_bytes + keeps_input * width * stream
     grown = shape.n_layers * layer[shape.remat] + bytes_outside_blocks(static)
     return SavedActivations(grown, 4 * shape.d_model * shape.vocab_size // tensor)
 
@@ -144,18 +144,18 @@ def _traced_activations(static: Static, whole: bool) -> SavedActivations:
             sum(map(_device_bytes, vjp_residuals(dataclasses.replace(static, global_batch=n), whole))) for n in (1, 2)
         )
         return SavedActivations(two - one, 2 * one - two)
-    found = vjp_residuals(static, whole)
-    by_row = sum(_device_bytes(x) for x in found if _grows_with_rows(x))
-    return SavedActivations(by_row // ROWS, sum(map(_device_bytes, found)) - by_row)
+    residuals = vjp_residuals(static, whole)
+    by_row = sum(_device_bytes(x) for x in residuals if _grows_with_rows(x))
+    return SavedActivations(by_row // ROWS, sum(map(_device_bytes, residuals)) - by_row)
 
 
 @functools.cache
 def _block_parts(static: Static) -> tuple[tuple[bool, int, tuple[str, ...]], ...]:
     """(whether it grows with the rows, a device's bytes, the axes that split it) of what a block keeps."""
-    found = vjp_residuals(static, whole=False)
+    residuals = vjp_residuals(static, whole=False)
     return tuple(
         (_grows_with_rows(x), _device_bytes(x), tuple(axis for axes in _axes_by_dimension(x) for axis in axes))
-        for x in found
+        for x in residuals
     )
 
 
@@ -215,8 +215,8 @@ def _objective(static: Static, like: Callable) -> tuple[Callable, tuple]:
     scales: Any = ()
     if policy.scaling == "delayed":
         declared = transformer.parameter_declarations(static.model)["blocks"]
-        kept = jax.eval_shape(lambda: delayed.delayed_scales(delayed.init_amax_history(declared), policy))
-        scales = jax.tree.map(lambda x: like(x.shape, x.dtype, number), kept)
+        shapes = jax.eval_shape(lambda: delayed.delayed_scales(delayed.init_amax_history(declared), policy))
+        scales = jax.tree.map(lambda x: like(x.shape, x.dtype, number), shapes)
     tokens = like((static.global_batch, static.model.seq_len + 1), jnp.int32, PartitionSpec(BATCH_AXES, None))
     ends = _ends(static, like)
 

@@ -39,8 +39,8 @@ def _largest_fit(static: Static, machine: Machine, weights: str, per_layer: bool
     static = dataclasses.replace(static, model=model, layout=Layout(), accumulate=1, batch_ramp=())
 
     def of(rows: int) -> Memory:
-        found = step_memory(dataclasses.replace(static, global_batch=rows), machine)
-        return lean_memory(static, found, per_layer) if weights == "bfloat16" else found
+        ours = step_memory(dataclasses.replace(static, global_batch=rows), machine)
+        return lean_memory(static, ours, per_layer) if weights == "bfloat16" else ours
 
     rows = 0
     while rows < MOST_ROWS and of(max(1, 2 * rows)).fits:

@@ -104,10 +104,10 @@ def _accumulation() -> list[ComparisonRow]:
     adamw = adam.scale_by_adam(jnp.float32(0.9), jnp.float32(0.95), jnp.float32(1e-8))
     recipe = f"{STEPS} steps on gradients {MICRO_BATCHES} times as large, how far parameters move"
     rules = {"SGD": optax.identity(), "AdamW (optim/adam.py)": adamw}
-    found = []
+    rows = []
     for name, rule in rules.items():
         ratio = np.median(parameter_movement(rule, MICRO_BATCHES * gradients) / parameter_movement(rule, gradients))
-        found.append(
+        rows.append(
             make_comparison_row(
                 f"1/K forgotten, K = 8, {name}: the effective LR is so many times too large",
                 ratio,
@@ -124,7 +124,7 @@ def _accumulation() -> list[ComparisonRow]:
         "issues 34191, 35203)"
     )
     return [
-        *found,
+        *rows,
         make_comparison_row(
             "accumulation is numerically identical: a token's weight over the big batch's",
             weight,
@@ -205,8 +205,8 @@ def _adafactor() -> list[ComparisonRow]:
     def state(**optim: object) -> float:
         values = shape | {f"optim.{key}": value for key, value in optim.items()} | {"optim.peak_lr": 1e-4}
         config = config_lib.resolve(config_lib.override(config_lib.default_tree(), values))
-        found = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
-        return sum(each.state_bytes for each in found) / sum(each.parameters for each in found)
+        groups = table.optimizer_rows(config_lib.static(config), config_lib.hparams(config))
+        return sum(each.state_bytes for each in groups) / sum(each.parameters for each in groups)
 
     palm = state(name="adafactor", factored=False, averaged=True, beta1=0.9) / state(name="adamw")
     recipe = "bytes of state (`scalelab optim`): unfactored, with a first moment (Chowdhery et al. 2022, section 5)"
@@ -219,7 +219,7 @@ def _adafactor() -> list[ComparisonRow]:
 
 def _tokens() -> list[ComparisonRow]:
     recipe = "2 T tokens over the parameters of Touvron et al. 2023, table 1 (model/count.py)"
-    found = []
+    rows = []
     for name, shape in LLAMA2.items():
         named = {f"model.{key}": value for key, value in shape.items()} | {
             "model.vocab_size": 32_000,
@@ -227,7 +227,7 @@ def _tokens() -> list[ComparisonRow]:
         }
         static = config_lib.static(config_lib.resolve(config_lib.override(config_lib.default_tree(), named)))
         ratio = TOKENS / count.count_parameters(static.model)["total"]
-        found.append(
+        rows.append(
             make_comparison_row(
                 f"Llama 2 {name}, shaped by 20 tokens a parameter: tokens a parameter",
                 ratio,
@@ -237,7 +237,7 @@ def _tokens() -> list[ComparisonRow]:
                 2.0,
             )
         )
-    return found
+    return rows
 
 
 def singular_values() -> tuple[float, float]:

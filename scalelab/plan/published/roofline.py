@@ -28,9 +28,9 @@ def critical_tokens(
 
 def unit_peak_flops(machine: Machine, unit: str = "bfloat16") -> float:
     """FLOP/s of one device."""
-    found = unit_flops(machine.chip, unit)
-    assert found, f"{machine.chip.name} has no unit for {unit}"
-    return found[0]
+    unit_rate = unit_flops(machine.chip, unit)
+    assert unit_rate, f"{machine.chip.name} has no unit for {unit}"
+    return unit_rate[0]
 
 
 def load_s(held_bytes: float, machine: Machine, devices: int) -> float:

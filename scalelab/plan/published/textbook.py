@@ -86,13 +86,15 @@ def weights_gb(size: str) -> float:
 
 
 def _memory() -> list[ComparisonRow]:
-    kept = "bytes that the optimizer's state has for Llama 2's matrices (`scalelab optim`), a parameter, times the size"
+    recipe = (
+        "bytes that the optimizer's state has for Llama 2's matrices (`scalelab optim`), a parameter, times the size"
+    )
     whole = 2 * weights_gb("7B") + state_gb("7B", "adamw")
     return [
-        _row("7B in fp32 with AdamW: weights, gradients, moments, GB", whole, "112", f"4 + 4 bytes; {kept}"),
-        _row("the same in a comment of its code (12 bytes a parameter), GB", whole, "84", f"4 + 4 bytes; {kept}"),
-        _row("70B, moments of AdamW, GB (stated: over 800)", state_gb("70B", "adamw"), "800", kept),
-        *[_row(f"7B, state of {name}, GB", state_gb("7B", name), text, kept) for name, text in STATES.items()],
+        _row("7B in fp32 with AdamW: weights, gradients, moments, GB", whole, "112", f"4 + 4 bytes; {recipe}"),
+        _row("the same in a comment of its code (12 bytes a parameter), GB", whole, "84", f"4 + 4 bytes; {recipe}"),
+        _row("70B, moments of AdamW, GB (stated: over 800)", state_gb("70B", "adamw"), "800", recipe),
+        *[_row(f"7B, state of {name}, GB", state_gb("7B", name), text, recipe) for name, text in STATES.items()],
     ]
 
 
@@ -137,11 +139,11 @@ def _arithmetic() -> list[ComparisonRow]:
 def _tokens_per_parameter() -> list[ComparisonRow]:
     rows = []
     for law in ("chinchilla_1", "chinchilla_2", "besiroglu"):  # nobody says so of approach 3: `_findings`
-        found = allocate_budget(flops=CHINCHILLA_FLOPS, law=law)
-        low, high = found.intervals["tokens_per_parameter"] or (None, None)
+        budget = allocate_budget(flops=CHINCHILLA_FLOPS, law=law)
+        low, high = budget.intervals["tokens_per_parameter"] or (None, None)
         interval = None if low is None or high is None else (low, high)
         recipe = f"plan/budget/allocate.py at {CHINCHILLA_FLOPS:g} FLOPs, 20 within {ABOUT:g}; interval: the law's"
-        rows.append(_row(f"tokens a parameter, {law}", found.tokens_per_parameter, "20", recipe, ABOUT, interval))
+        rows.append(_row(f"tokens a parameter, {law}", budget.tokens_per_parameter, "20", recipe, ABOUT, interval))
     return rows
 
 
@@ -149,8 +151,11 @@ def _speeds() -> list[ComparisonRow]:
     assert H100
     recipe = f"hardware.py, {H100.name}, dense ({H100.source}): bfloat16 {H100.flops['bfloat16'] / 1e12:g} TFLOP/s"
     dense = [
-        _row(f"H100: bf16 over {said}", H100.flops["bfloat16"] / H100.flops[unit], "4", recipe)
-        for said, unit in (("fp32 products in TF32 (tensor cores)", "tensorfloat32"), ("fp32 in 32 bits", "float32"))
+        _row(f"H100: bf16 over {unit_name}", H100.flops["bfloat16"] / H100.flops[unit], "4", recipe)
+        for unit_name, unit in (
+            ("fp32 products in TF32 (tensor cores)", "tensorfloat32"),
+            ("fp32 in 32 bits", "float32"),
+        )
     ]
     sparse = SPARSE * H100.flops["bfloat16"] / H100.flops["tensorfloat32"]
     return [*dense, _row("H100: sparse bf16 over dense TF32", sparse, "4", f"{recipe}; sparse: {SPARSE} times it")]

@@ -183,18 +183,18 @@ def _dots_by_weight(declared: dict[str, Declaration], dots: tuple[Dot, ...]) -> 
             elif value.inputs and value.inputs <= set(declared) and not value.dots:
                 _refuse(sorted(value.inputs)[0], f"what is multiplied at {dot.scope} is computed from it")
     for name, declaration in declared.items():
-        found = uses.get(name, [])
+        of_parameter = uses.get(name, [])
         if not declaration.ins:
-            if found:
-                _refuse(name, f"it has no in axes and takes part in a product at {found[0].scope}")
-        elif len(found) != 1:
-            _refuse(name, f"the block's program has {len(found) or 'no'} products of it")
-        elif len(_weights(found[0], declared)) > 1:
-            _refuse(name, f"it is multiplied with another parameter at {found[0].scope}")
-        elif found[0].repeated or found[0].contracted != declaration.fan_in:
-            why = "within a loop" if found[0].repeated else f"over {found[0].contracted} entries"
+            if of_parameter:
+                _refuse(name, f"it has no in axes and takes part in a product at {of_parameter[0].scope}")
+        elif len(of_parameter) != 1:
+            _refuse(name, f"the block's program has {len(of_parameter) or 'no'} products of it")
+        elif len(_weights(of_parameter[0], declared)) > 1:
+            _refuse(name, f"it is multiplied with another parameter at {of_parameter[0].scope}")
+        elif of_parameter[0].repeated or of_parameter[0].contracted != declaration.fan_in:
+            why = "within a loop" if of_parameter[0].repeated else f"over {of_parameter[0].contracted} entries"
             _refuse(name, f"its in axes have {declaration.fan_in} entries, and it is multiplied {why}")
-    return dict(sorted(((name, found[0]) for name, found in uses.items()), key=lambda item: item[1].id))
+    return dict(sorted(((name, of_parameter[0]) for name, of_parameter in uses.items()), key=lambda item: item[1].id))
 
 
 def _refuse(name: str, why: str) -> None:

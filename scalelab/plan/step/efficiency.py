@@ -73,12 +73,12 @@ CPU_EFFICIENCY = Efficiency(
 
 def default_efficiency(machine: Machine) -> Efficiency:
     """The ranges for this kind of chip before anything is measured on it."""
-    found = {"tpu": TPU_EFFICIENCY, "gpu": GPU_EFFICIENCY, "cpu": CPU_EFFICIENCY}[machine_platform(machine)]
-    expected = MATMUL_BY_CHIP.get(machine.chip.name, found.matmul.expected)
+    default = {"tpu": TPU_EFFICIENCY, "gpu": GPU_EFFICIENCY, "cpu": CPU_EFFICIENCY}[machine_platform(machine)]
+    expected = MATMUL_BY_CHIP.get(machine.chip.name, default.matmul.expected)
     return (
-        dataclasses.replace(found, matmul=Range(expected - LOWER_END_MARGIN, expected, found.matmul.high))
-        if found is TPU_EFFICIENCY
-        else found
+        dataclasses.replace(default, matmul=Range(expected - LOWER_END_MARGIN, expected, default.matmul.high))
+        if default is TPU_EFFICIENCY
+        else default
     )
 
 

@@ -34,8 +34,8 @@ def step_operations(static: Static, machine: Machine, traits: SystemTraits = OUR
         *_elementwise_operations(static, traits),
     ]
     runs = of.layers * of.microbatches
-    found = [dataclasses.replace(op, times=op.times * runs) for op in block]
-    return (*found, *_head_operations(static, traits), *update.update_operations(static))
+    operations = [dataclasses.replace(op, times=op.times * runs) for op in block]
+    return (*operations, *_head_operations(static, traits), *update.update_operations(static))
 
 
 def attention_kind(static: Static, machine: Machine) -> str:
@@ -47,10 +47,10 @@ def attention_kind(static: Static, machine: Machine) -> str:
 def _block_products(static: Static, traits: SystemTraits) -> list[Operation]:
     """A block's products: forward, once more if recomputed, and two backward, of inputs and of weights."""
     products = block_products(static.model)
-    found = [
+    operations = [
         op for product in products if not product.of_constant for op in _product_operations(static, traits, product)
     ]
-    return found + (_distance_operations(static, traits) if static.model.position == "relative" else [])
+    return operations + (_distance_operations(static, traits) if static.model.position == "relative" else [])
 
 
 def _product_operations(static: Static, traits: SystemTraits, product: Product) -> list[Operation]:

@@ -1,4 +1,4 @@
-"""What this trainer's habits cost a step: the time that each would save if it were done as other systems do."""
+"""What this trainer's traits cost a step: the time that each would save if it were done as other systems do."""
 
 import dataclasses
 
@@ -25,11 +25,11 @@ def cost_of_traits(
     static: Static, machine: Machine, efficiency: Efficiency | None = None, least: float = 0.01
 ) -> dict[str, float]:
     """Seconds of the expected step that each trait alone would save, largest first; shares below `least` left out."""
-    own = step_time(static, machine, efficiency).total_s
+    planned_s = step_time(static, machine, efficiency).total_s
 
-    def saved(habit: str) -> float:
-        other = dataclasses.replace(OUR_TRAITS, **{habit: getattr(MEGATRON_TRAITS, habit)})
-        return own - step_time(static, machine, efficiency, other).total_s
+    def saved_s(trait: str) -> float:
+        other = dataclasses.replace(OUR_TRAITS, **{trait: getattr(MEGATRON_TRAITS, trait)})
+        return planned_s - step_time(static, machine, efficiency, other).total_s
 
-    found = {words: saved(habit) for habit, words in TRAIT_DESCRIPTIONS.items()}
-    return {words: s for words, s in sorted(found.items(), key=lambda item: -item[1]) if s > least * own}
+    savings = {words: saved_s(trait) for trait, words in TRAIT_DESCRIPTIONS.items()}
+    return {words: s for words, s in sorted(savings.items(), key=lambda item: -item[1]) if s > least * planned_s}

@@ -55,14 +55,14 @@ class StepTime:
 
 
 def step_time(
-    static: Static, machine: Machine, efficiency: Efficiency | None = None, habits: SystemTraits = OUR_TRAITS
+    static: Static, machine: Machine, efficiency: Efficiency | None = None, traits: SystemTraits = OUR_TRAITS
 ) -> StepTime:
     """One optimizer step of a config whose layout is resolved. BadInput if the chip lacks a unit for the precision."""
     efficiency = efficiency or default_efficiency(machine)
     ops, moves, lost = (
-        operations.step_operations(static, machine, habits),
-        step_transfers(static, habits),
-        idle_share(static, habits),
+        operations.step_operations(static, machine, traits),
+        step_transfers(static, traits),
+        idle_share(static, traits),
     )
     expected = _step_parts(static, machine, _shares_at(efficiency), ops, moves, lost)
     low_s, high_s = (
@@ -78,16 +78,16 @@ def step_time(
     return StepTime(
         **expected, low_s=low_s, high_s=high_s, mfu=mfu(expected["total_s"]), mfu_low=mfu(high_s), mfu_high=mfu(low_s),
         tokens_per_s=tokens / expected["total_s"],
-        flops_per_token=flops, peak_flops=peak, assumptions=describe_assumptions(static, machine, efficiency, habits),
+        flops_per_token=flops, peak_flops=peak, assumptions=describe_assumptions(static, machine, efficiency, traits),
     )  # fmt: skip
 
 
-def expected_s(static: Static, machine: Machine, efficiency: Efficiency, habits: SystemTraits = OUR_TRAITS) -> float:
+def expected_s(static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits = OUR_TRAITS) -> float:
     """`step_time`'s total alone, for who compares many: a tenth of its cost."""
     ops, moves, lost = (
-        operations.step_operations(static, machine, habits),
-        step_transfers(static, habits),
-        idle_share(static, habits),
+        operations.step_operations(static, machine, traits),
+        step_transfers(static, traits),
+        idle_share(static, traits),
     )
     return _step_parts(static, machine, _shares_at(efficiency), ops, moves, lost)["total_s"]
 
@@ -98,11 +98,11 @@ def peak_of_unit(machine: Machine, unit: str) -> tuple[float, str]:
     A CPU multiplies everything as fp32. BadInput where the chip has no unit for it.
     """
     wider = ("float32",) if machine_platform(machine) == "cpu" else ("bfloat16",) if unit.startswith("float8") else ()
-    found = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
-    if found is None:
+    peak = next(filter(None, (unit_flops(machine.chip, form) for form in (unit, *wider))), None)
+    if peak is None:
         known = ", ".join(machine.chip.flops)
         raise BadInput(f"precision: {machine.chip.name} has no unit for {unit} products; it multiplies {known}")
-    return found
+    return peak
 
 
 def _shares_at(efficiency: Efficiency, **ends: str) -> dict[str, float]:
@@ -123,11 +123,11 @@ def _step_end(
     return expected_s + (moved if end == "low" else -moved)
 
 
-def idle_share(static: Static, habits: SystemTraits) -> float:
+def idle_share(static: Static, traits: SystemTraits) -> float:
     """Idle ends of the pipeline over its busy time. A backward takes two forwards, or three with recomputation."""
-    if not habits.lockstep:
+    if not traits.lockstep:
         return pipeline_bubble(static.layout, static.model.n_layers).over_ideal
-    return lockstep_bubble(static.layout, 3.0 if recompute_policy(static, habits) == "full" else 2.0)
+    return lockstep_bubble(static.layout, 3.0 if recompute_policy(static, traits) == "full" else 2.0)
 
 
 def _step_parts(
@@ -163,35 +163,35 @@ def _compute_seconds(
     static: Static, machine: Machine, ops: tuple[Operation, ...], at: dict[str, float]
 ) -> tuple[Bound, Bound]:
     """(seconds bound by FLOPs, by memory) of blocks and head on the stage that takes longest, and of the update."""
-    found = {part: [0.0, 0.0] for part in ("block", "head", "update")}
+    seconds = {part: [0.0, 0.0] for part in ("block", "head", "update")}
     peak = {unit: peak_of_unit(machine, unit)[0] for unit in {op.unit for op in ops if op.flops}}
     for op in ops:
         share_of_peak = at["attention" if op.name.startswith("attention") else "matmul"]
         flops_s = op.flops / (peak[op.unit] * share_of_peak) if op.flops else 0.0
         bytes_s = op.bytes / (machine.chip.hbm_bytes_per_s * at["hbm"])
         if flops_s or bytes_s:
-            found[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s, LEAST_S)
+            seconds[op.part][flops_s < bytes_s] += op.times * max(flops_s, bytes_s, LEAST_S)
     of = fullest_device_share(static)
-    last = [found["block"][i] * of.last_layers / of.layers + found["head"][i] for i in (0, 1)]
-    slowest = max(found["block"], last, key=sum)
-    return (slowest[0], slowest[1]), (found["update"][0], found["update"][1])
+    last = [seconds["block"][i] * of.last_layers / of.layers + seconds["head"][i] for i in (0, 1)]
+    slowest = max(seconds["block"], last, key=sum)
+    return (slowest[0], slowest[1]), (seconds["update"][0], seconds["update"][1])
 
 
 def describe_assumptions(
-    static: Static, machine: Machine, efficiency: Efficiency, habits: SystemTraits
+    static: Static, machine: Machine, efficiency: Efficiency, traits: SystemTraits
 ) -> tuple[str, ...]:
     """What the figures rest on, in words: one line each."""
     layout, policy = static.layout, POLICIES[static.precision]
 
-    def said(name: str, of: Range) -> str:
+    def described(name: str, of: Range) -> str:
         return f"{name} {of.expected:.0%} ({of.low:.0%} to {of.high:.0%})"
 
     lines = [
-        "efficiencies: " + ", ".join(said(name, getattr(efficiency, name)) for name in (*RATES, "overlap")),
+        "efficiencies: " + ", ".join(described(name, getattr(efficiency, name)) for name in (*RATES, "overlap")),
         *efficiency.sources,
         f"peak: {peak_of_unit(machine, policy.unit)[1]}",
         f"attention: {operations.attention_kind(static, machine)}; recomputed in the backward: "
-        f"{recompute_policy(static, habits)}",
+        f"{recompute_policy(static, traits)}",
     ]
     split = [axis for axis in MESH_AXES if getattr(layout, axis) > 1]
     for axis in split:
@@ -208,9 +208,9 @@ def describe_assumptions(
             f"pipeline: {layout.schedule}, {fullest_device_share(static).layers} of {static.model.n_layers} layers "
             "on the "
             f"fullest of "
-            f"{layout.stage} stages; idle {idle_share(static, habits):.1%} of the busy time"
+            f"{layout.stage} stages; idle {idle_share(static, traits):.1%} of the busy time"
         )
-        if habits.lockstep and layout.schedule == "1f1b":
+        if traits.lockstep and layout.schedule == "1f1b":
             lines.append(
                 "1f1b: stages wait for each other after every tick, so most ticks take a backward's time; circular's "
                 "don't"

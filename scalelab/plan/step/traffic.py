@@ -33,13 +33,13 @@ class Transfer:
 
 def step_transfers(static: Static, traits: SystemTraits = OUR_TRAITS) -> tuple[Transfer, ...]:
     """All transfers of a step of the device that has most; axes of one device have none."""
-    found = [
+    transfers = [
         *_tensor_transfers(static, traits),
         *_weight_transfers(static, traits),
         *_ring_transfers(static, traits),
         *_stage_transfers(static, traits),
     ]
-    return tuple(t for t in found if t.times and getattr(static.layout, t.axis) > 1)
+    return tuple(t for t in transfers if t.times and getattr(static.layout, t.axis) > 1)
 
 
 def _tensor_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
@@ -76,22 +76,24 @@ def _weight_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:
     layout, of = static.layout, fullest_device_share(static)
     zero, width = layout.zero, array_dtype(POLICIES[static.precision].forward).itemsize
     each = of.microbatches if traits.reduced_each else 1
-    mine, kept = of.parameters, of.parameters * 4.0
-    found = []
+    parameters, updated = of.parameters, of.parameters * 4.0
+    transfers = []
     if zero >= 3:
-        gathered = "all-gather", width * mine
-        found += [Transfer("fsdp", *gathered, 2 * of.microbatches, True, "parameters, forward and backward")]
-        found += [Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * mine, of.microbatches, True, "gradients")]
+        gathered = "all-gather", width * parameters
+        transfers += [Transfer("fsdp", *gathered, 2 * of.microbatches, True, "parameters, forward and backward")]
+        transfers += [
+            Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * parameters, of.microbatches, True, "gradients")
+        ]
     elif zero >= 1:
         scatters = of.microbatches if zero == 2 else each
-        found += [Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * mine, scatters, True, "gradients")]
-        found += [Transfer("fsdp", "all-gather", kept, 1, False, "updated parameters")]
+        transfers += [Transfer("fsdp", "reduce-scatter", GRADIENT_BYTES * parameters, scatters, True, "gradients")]
+        transfers += [Transfer("fsdp", "all-gather", updated, 1, False, "updated parameters")]
     else:
-        found += [Transfer("fsdp", "all-reduce", GRADIENT_BYTES * mine, each, True, "gradients")]
-    scattered = mine / (layout.fsdp if zero >= 2 else 1)
+        transfers += [Transfer("fsdp", "all-reduce", GRADIENT_BYTES * parameters, each, True, "gradients")]
+    scattered = parameters / (layout.fsdp if zero >= 2 else 1)
     for axis in ("data", "context"):
-        found += [Transfer(axis, "all-reduce", GRADIENT_BYTES * scattered, each, True, "gradients")]
-    return found
+        transfers += [Transfer(axis, "all-reduce", GRADIENT_BYTES * scattered, each, True, "gradients")]
+    return transfers
 
 
 def _ring_transfers(static: Static, traits: SystemTraits) -> list[Transfer]:

@@ -23,9 +23,9 @@ def update_operations(static: Static) -> list[Operation]:
     Products of matrix optimizers count as if the mesh split them as it splits the parameters; what that moves between
     devices is the compiler's choice and not counted.
     """
-    mine, alone = params_at_rest(static, 1), _update_key(static)
+    parameters, alone = params_at_rest(static, 1), _update_key(static)
     total = count.count_parameters(static.model)["total"]
-    moved = mine * (2 * (4 + state_bytes(alone)) + 2 * 4)
+    moved = parameters * (2 * (4 + state_bytes(alone)) + 2 * 4)
     unit = "bfloat16" if static.optim.newton_schulz == "bf16" else "float32"
     split = static.layout.fsdp if static.layout.zero >= 1 else 1
     products = product_flops(alone) * fullest_device_share(static).parameters / total / split
@@ -47,8 +47,8 @@ def _update_key(static: Static) -> Static:
 def state_bytes(static: Static) -> float:
     """Bytes the optimizer keeps a parameter, all of them counted, by the real optimizer's own shapes."""
     state = state_lib.state_shapes(static)
-    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.opt_state))
-    return kept / sum(x.size for x in jax.tree.leaves(state.params))
+    state_size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.opt_state))
+    return state_size / sum(x.size for x in jax.tree.leaves(state.params))
 
 
 @functools.cache

@@ -39,14 +39,14 @@ def small(**changes):
 @pytest.mark.parametrize("name", ROWS)
 def test_published_times_lie_in_the_predicted_range(name):
     row = ROWS[name]()
-    found = step_time(row.static, row.machine, habits=row.habits)
+    found = step_time(row.static, row.machine, traits=row.traits)
     assert found.low_s < row.seconds < found.high_s
     assert found.high_s < 2 * found.low_s  # a range that holds everything says nothing
 
 
 def errors(rows):
     return [
-        step_time(row.static, row.machine, habits=row.habits).total_s / row.seconds - 1
+        step_time(row.static, row.machine, traits=row.traits).total_s / row.seconds - 1
         for row in (make() for make in rows.values())
     ]
 
@@ -60,7 +60,7 @@ def test_expected_times_are_near_the_published_ones():
     assert max(map(abs, held_out)) < 0.17
     palm = published.HELD_OUT_ROWS["PaLM 540B"]()
     assert (
-        abs(step_time(palm.static, palm.machine, habits=palm.habits).total_s / palm.seconds - 1) < 0.05
+        abs(step_time(palm.static, palm.machine, traits=palm.traits).total_s / palm.seconds - 1) < 0.05
     )  # at one share for all: .14
 
 
@@ -68,7 +68,7 @@ def test_expected_times_are_near_the_published_ones():
 def test_chips_below_their_datasheet_fall_outside(name):
     """So that they come in again where somebody states their peak: slower than predicted, by less than half."""
     row = published.MISSED_ROWS[name]()
-    found = step_time(row.static, row.machine, habits=row.habits)
+    found = step_time(row.static, row.machine, traits=row.traits)
     assert found.high_s < row.seconds < 1.5 * found.total_s
 
 
@@ -213,10 +213,10 @@ def test_rings_take_as_long_as_passing_chunks_on(kind, n):
     assert links.ring_s(kind, 1e9, 1, 1e10) == 0
 
 
-@pytest.mark.parametrize("habits", [OUR_TRAITS, MEGATRON_TRAITS], ids=["ours", "megatron"])
-def test_the_parts_add_up(habits):
+@pytest.mark.parametrize("traits", [OUR_TRAITS, MEGATRON_TRAITS], ids=["ours", "megatron"])
+def test_the_parts_add_up(traits):
     found = step_time(
-        small(stage=2, microbatches=4, data=2, tensor=2, sequence=True), load_machine("h100"), habits=habits
+        small(stage=2, microbatches=4, data=2, tensor=2, sequence=True), load_machine("h100"), traits=traits
     )
     parts = found.compute_s + found.hbm_s + sum(found.exposed.values()) + found.bubble_s
     assert found.total_s == pytest.approx(parts)
@@ -299,7 +299,7 @@ def test_savings_are_the_habits_that_cost_most():
     """Llama 3 405B on 16,384 GPUs: sixteen micro-batches' gradients over the network, and a forward more of every block."""
     row = ROWS["Llama 3 405B, 16384 x 8192"]()
     ours, theirs = (
-        step_time(row.static, row.machine, habits=habits).total_s for habits in (OUR_TRAITS, MEGATRON_TRAITS)
+        step_time(row.static, row.machine, traits=traits).total_s for traits in (OUR_TRAITS, MEGATRON_TRAITS)
     )
     found = cost_of_traits(row.static, row.machine)
     assert next(iter(found)) == TRAIT_DESCRIPTIONS["reduced_each"]
