@@ -2,6 +2,9 @@
 
 import dataclasses
 import functools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ from scalelab.train.step import state as state_lib
 from scalelab.train.step.gradients import loss_sums
 from scalelab.train.step.layers import LAYERS, OFF
 from scalelab.train.step.step import many_steps, train_step
+from tests.train.runs import ROOT
 from tests.train.step.test_step import BATCH, SEQ_LEN, assert_same, batches, setting
 
 EVERY = 2
@@ -175,3 +179,49 @@ def test_each_packed_trial_has_its_own():
         for key, value in alone.items():
             np.testing.assert_allclose(layers[key][i], value, rtol=1e-5, err_msg=key)
     assert layers["dead_units"].shape == (2, 3) and tokens[0, :, 1:].size == BATCH * SEQ_LEN
+
+
+MESH = """
+import dataclasses, sys
+import jax, numpy as np
+from scalelab.config import Layout
+from scalelab.train.step.layers import LAYERS
+from scalelab.train.step.program import PACKINGS
+from tests.train.step.test_step import setting
+
+shape = {"model.n_layers": 4, "model.n_heads": 4, "model.n_kv_heads": 2, "model.d_head": 4, "model.seq_len": 32}
+static, h = setting(**shape, **{"log.layers_every": 2})
+h = {key: float(value) for key, value in h.items()}
+tokens = np.cumsum(np.random.default_rng(0).integers(1, 3, (2, 8, 33)), axis=-1) % 32
+start = PACKINGS["turn"](static, [h]).init()
+
+def layers(layout):
+    program = PACKINGS["turn"](dataclasses.replace(static, layout=layout), [h])
+    _, (log,) = program.advance(program.join(jax.device_get(start)), [tokens[:, program.rows]], 2)
+    return {key: value[1] for key, value in jax.device_get(log[LAYERS]).items()}
+
+expected = layers(Layout())
+got = layers(Layout(**eval(sys.argv[1])))
+for key, value in expected.items():
+    np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
+print(len(expected))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"context": 2, "fsdp": 2, "tensor": 2, "sequence": True},
+        {"stage": 2, "fsdp": 2, "tensor": 2, "microbatches": 4},
+        {"stage": 2, "fsdp": 2, "tensor": 2, "microbatches": 2, "schedule": "circular", "rounds": 2},
+    ],
+    ids=str,
+)
+def test_a_mesh_measures_what_one_device_does(layout):
+    env = os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "-c", MESH, repr(layout)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) == 17

@@ -1,0 +1,84 @@
+"""layers.jsonl of a run: written, relied on by checkpoints, cut by a resume, and drawn."""
+
+import csv
+import json
+import math
+import shutil
+
+import pytest
+
+from scalelab import records
+from scalelab.__main__ import main
+from scalelab.train.checkpoints import logs
+from tests.train.run.test_forked_step import texts_of
+from tests.train.runs import SMALL
+
+SHORT = [
+    f"--config.{key}"
+    for key in ("train.steps=6", "train.steps_per_dispatch=3", "checkpoint.every_steps=4", "eval.every_steps=6")
+]
+COMMAND = [
+    "train",
+    "--config=configs/tiny.py",
+    *SMALL,
+    *SHORT,
+    "--config.log.layers_every=2",
+    "--config.log.every_steps=3",
+]
+LISTS = {"grad_norm", "update_norm", "weight_norm", "residual_rms", "attention_logit_max", "dead_units"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layers") / "run"
+    assert main([*COMMAND, f"--workdir={folder}"]) == 0
+    return folder
+
+
+def test_a_line_every_so_many_steps_has_a_value_a_layer(run):
+    lines = records.read_layers(run)
+    assert [line["step"] for line in lines] == [2, 4, 6]
+    for line in lines:
+        assert {key for key, value in line.items() if isinstance(value, list)} == LISTS
+        assert all(len(line[key]) == 2 and all(map(math.isfinite, line[key])) for key in LISTS)
+        assert {key.partition("/")[0] for key in line if "/" in key} == {"embed", "head", "final_norm", "logits"}
+    assert [line["step"] for line in records.read_metrics(run) if "train_loss" in line] == [3, 6]
+    assert not any(LISTS & line.keys() - {"grad_norm", "update_norm"} for line in records.read_metrics(run))
+
+
+def test_a_resumed_run_cuts_the_file_and_writes_it_again(run, tmp_path):
+    """As after a crash between the checkpoint of step 4 and the end: lines of steps that will be taken again are there."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    manifest = json.loads((copy / "checkpoints" / "4" / "manifest.json").read_text())
+    kept = b"".join((run / "layers.jsonl").read_bytes().splitlines(keepends=True)[:2])
+    assert manifest["logs"]["../layers.jsonl"]["bytes"] == len(kept)
+    shutil.rmtree(copy / "checkpoints" / "6")
+    record = json.loads((copy / "record.json").read_text())
+    (copy / "record.json").write_text(json.dumps(record | {"status": "running", "steps": 4}))
+    with open(copy / "layers.jsonl", "a") as file:
+        file.write('{"step": 8, "grad_no')  # torn
+    assert main([*COMMAND, f"--workdir={copy}"]) == 0
+    assert (copy / "layers.jsonl").read_bytes() == (run / "layers.jsonl").read_bytes()
+
+
+def test_a_line_that_was_lost_is_noticed(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "layers.jsonl").write_text("")
+    manifest = json.loads((copy / "checkpoints" / "6" / "manifest.json").read_text())
+    ((path, text),) = logs.find_lost_logs(copy / "checkpoints", manifest)
+    assert path == copy / "layers.jsonl" and "layers.jsonl was cut to 0 bytes" in text
+
+
+def test_the_report_draws_maps_of_layer_and_step(run, capsys):
+    assert main(["report", str(run)]) == 0
+    words = texts_of(run / "report.html", "layers")
+    titles = ("gradient norm", "update norm", "weight norm", "largest attention logit", "share of dead MLP units")
+    assert [words.count(title) for title in titles] == [1] * 5 and words.count("embed") == 3
+    rows = list(csv.DictReader((run / "figures" / "layers.csv").read_text().splitlines()))
+    lines = records.read_layers(run)
+    by_layer = [float(row["grad_norm"]) for row in rows if row["layer"] in "01"]
+    assert by_layer == [value for line in lines for value in line["grad_norm"]]
+    assert [float(row["weight_norm"]) for row in rows if row["layer"] == "head"] == [
+        line["head/weight_norm"] for line in lines
+    ]
+    assert "rms" in texts_of(run / "report.html", "logits") and not capsys.readouterr().err
