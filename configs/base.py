@@ -119,7 +119,7 @@ OPTIM = {
     "clip_norm": number(1.0, "global gradient norm above which gradients are scaled down", range=above(0, 1e9),
         source="GPT-3, App. B"),
     "nesterov": key(derived(bool), "momentum, muon: whether to look ahead"),
-    "averaged": key(derived(bool), "momentum: m = beta1 m + (1 - beta1) g, larger LR; adafactor: mean updates"),
+    "averaged": key(derived(bool), "momentum: m = beta1 m + (1 - beta1) g; adafactor: mean updates"),
     "factored": key(derived(bool), "adafactor: rows and columns of second moments only; false: whole",
         source="PaLM: false"),
     "bias_correction": key(derived(bool), "whether Adam's moments are bias-corrected; false to study its absence"),
@@ -256,7 +256,7 @@ CHECKPOINT = {
 
 LOG = {
     "every_steps": setting(10, "interval between lines of metrics.jsonl", unit="steps", range=COUNT),
-    "layers_every": setting(0, "interval between lines of layers.jsonl: norms, activations and dead units a layer; 0: none",
+    "layers_every": setting(0, "interval of layers.jsonl: norms, activations, dead units a layer; 0: none",
         unit="steps", range=(0, 1e12)),
     # Mirrors of metrics.jsonl, one a trial, each with its config; a resumed run goes on in its own.
     "tensorboard": setting(False, "whether TensorBoard events are also written into the run folder (tensorboardX)"),

@@ -140,7 +140,7 @@ def test_json_without_a_value_does_not_swallow_the_folder_after_it(tmp_path, cap
 
 MISTAKES = {
     "train --config=README.md --workdir=new": (
-        "README.md is no config file: it must be Python, with a name that ends in .py"
+        "README.md is not a config file: it must be Python, with a name that ends in .py"
     ),
     "train --config=configs/tiny.py --workdir=README.md": "README.md is a file; name a folder",
     "train --config=configs/tiny.py --workdir=README.md/mine": "README.md is a file; name a folder",

@@ -1,7 +1,10 @@
 """Configs: read files and overrides, resolve them, and split them into what is compiled and what is traced.
 
 Read in this order: `files` (the tree), `keys` (one record a key), `resolve` (derived values, checks), `static` (the two
-halves); `validate` and `combinations` refuse what no run can have; `optimizer_defaults`, `schedule_steps`, `batch_ramp` and `mixture_text` each read one group of keys.
+halves). `validate` checks single values, `combinations` checks values against each other; `optimizer_defaults`,
+`schedule_steps`, `batch_ramp` and `mixture_text` each read one group of keys; `changes` compares with the defaults.
+
+Loading this room needs neither numpy nor ml_collections, so that commands that only read configs start fast.
 """
 
 from scalelab.config.files import (

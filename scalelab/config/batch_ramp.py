@@ -1,10 +1,12 @@
 """Batch-size warm-up in whole micro-batches: how many a step takes, and what was read before it. Exact integers only.
 
-The batch grows linearly in the tokens seen (Brown et al. 2020, section 2.3 and Table D.1: 32k to the full batch over 4 to 12
-billion tokens; in whole steps of samples as Megatron-LM's --rampup-batch-size): with n micro-batches to gain over T tokens,
-a step before which D tokens were seen takes floor(D n / T) more than the first did, at most n more. Or it jumps at given
-steps (PaLM: Chowdhery et al. 2022, section 5). A ramp is the tuple of the n steps from which on one micro-batch more is taken,
-a step that takes several more as often; () is no warm-up. Both the training step and the data ask it.
+The batch grows linearly in the tokens seen (Brown et al. 2020, section 2.3 and Table D.1: from 32k to the full batch
+over 4 to 12 billion tokens; in whole steps of samples as Megatron-LM's --rampup-batch-size). With n micro-batches to
+gain over T tokens, a step before which D tokens were seen takes floor(D n / T) more than the first step, at most n
+more. Or the batch jumps at given steps (PaLM: Chowdhery et al. 2022, section 5).
+
+A ramp is the tuple of the n steps from which on one more micro-batch is taken; a step that adds several stands there as
+often. () means no warm-up. Both the training step and the data read it.
 """
 
 import bisect
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def batch_ramp_steps(config: "ConfigDict") -> tuple[int, ...]:
-    """The ramp of a config that `check_batch_ramp` let pass."""
+    """The ramp of a config that `check_batch_ramp` accepts."""
     schedule, train = config.schedule, config.train
     micro = train.global_batch // train.accumulate
     if schedule.batch_stages:
@@ -34,13 +36,13 @@ def batch_ramp_steps(config: "ConfigDict") -> tuple[int, ...]:
 
 def parse_batch_stages(text: str) -> list[tuple[int, int]]:
     """`"512; 50000: 1024"` -> [(0, 512), (50000, 1024)]: from each step on, sequences. BadInput for anything else."""
-    found: list[tuple[int, int]] = []
+    stages: list[tuple[int, int]] = []
     for part in text.split(";"):
         step, sign, batch = part.rpartition(":")
-        if not batch.strip().isdecimal() or (not step.strip().isdecimal() if sign else found):
+        if not batch.strip().isdecimal() or (not step.strip().isdecimal() if sign else stages):
             raise BadInput(f"schedule.batch_stages: {part.strip()!r} is not `step: sequences`, e.g. '512; 50000: 1024'")
-        found.append((int(step or 0), int(batch)))
-    return found
+        stages.append((int(step or 0), int(batch)))
+    return stages
 
 
 def _jumps(stages: list[tuple[int, int]], micro: int) -> tuple[int, ...]:
@@ -51,47 +53,53 @@ def _jumps(stages: list[tuple[int, int]], micro: int) -> tuple[int, ...]:
 
 def _check_stages(config: "ConfigDict") -> None:
     schedule, train = config.schedule, config.train
-    found, micro = parse_batch_stages(schedule.batch_stages), train.global_batch // train.accumulate
-    asked = f"schedule.batch_stages={schedule.batch_stages!r}"
+    stages, micro = parse_batch_stages(schedule.batch_stages), train.global_batch // train.accumulate
+    setting = f"schedule.batch_stages={schedule.batch_stages!r}"
     if schedule.batch_start is not None:
-        raise BadInput(f"{asked} with schedule.batch_start={schedule.batch_start}: give one of them, the other none")
-    for batch in (batch for _, batch in found if batch % micro or not batch):
+        raise BadInput(f"{setting} with schedule.batch_start={schedule.batch_start}: give one of them, the other none")
+    for batch in (batch for _, batch in stages if batch % micro or not batch):
         nearest = max(1, round(batch / micro)) * micro
         raise BadInput(
-            f"{asked}: {batch} is not a multiple of train.global_batch / train.accumulate = {micro}; nearest: {nearest}"
+            f"{setting}: {batch} is not a multiple of train.global_batch / train.accumulate = {micro}; "
+            f"nearest: {nearest}"
         )
-    for (step, batch), (after, more) in itertools.pairwise(found):
+    for (step, batch), (after, more) in itertools.pairwise(stages):
         if after <= step or more <= batch:
-            raise BadInput(f"{asked}: steps and batches must grow, and `{after}: {more}` comes after `{step}: {batch}`")
-    if found[-1][1] != train.global_batch:
-        raise BadInput(f"{asked} ends with {found[-1][1]} sequences; nearest: train.global_batch={train.global_batch}")
-    if found[-1][0] >= train.steps:
+            raise BadInput(
+                f"{setting}: steps and batches must grow, and `{after}: {more}` comes after `{step}: {batch}`"
+            )
+    if stages[-1][1] != train.global_batch:
         raise BadInput(
-            f"{asked}: the batch is not full before step {found[-1][0]} of train.steps={train.steps}; nearest: {train.steps - 1}"
+            f"{setting} ends with {stages[-1][1]} sequences; nearest: train.global_batch={train.global_batch}"
+        )
+    if stages[-1][0] >= train.steps:
+        raise BadInput(
+            f"{setting}: the batch is not full before step {stages[-1][0]} of train.steps={train.steps}; "
+            f"nearest: {train.steps - 1}"
         )
 
 
 @functools.cache
 def _starts(first: int, last: int, micro_tokens: int, tokens: int) -> tuple[int, ...]:
     """Steps from which first + 1, first + 2, …, last micro-batches are taken."""
-    found, step, seen, n = [], 0, 0, last - first
+    starts, step, seen, n = [], 0, 0, last - first
     for i in range(n):
         batch = (first + i) * micro_tokens
         wait = max(0, -(-((i + 1) * tokens - n * seen) // (n * batch)))  # steps until n seen >= (i + 1) tokens
         step, seen = step + wait, seen + wait * batch
-        found.append(step)
-    return tuple(found)
+        starts.append(step)
+    return tuple(starts)
 
 
 def micro_batches_per_step(ramp: tuple[int, ...], accumulate: int, steps: "np.ndarray") -> "np.ndarray":
-    """How many micro-batches each of `steps` takes, int64 like them."""
+    """Number of micro-batches in each of `steps`, int64 like them."""
     import numpy as np  # here and in the functions below: a config that is only read needs no arrays
 
     return accumulate - len(ramp) + np.searchsorted(np.asarray(ramp, np.int64), steps, side="right")
 
 
 def micro_batches_before(ramp: tuple[int, ...], accumulate: int, steps: "np.ndarray") -> "np.ndarray":
-    """How many micro-batches the steps before each of `steps` took, int64 like them."""
+    """Number of micro-batches in all steps before each of `steps`, int64 like them."""
     import numpy as np
 
     more = sum((np.maximum(0, steps - start) for start in ramp), start=np.zeros_like(steps))
@@ -99,7 +107,7 @@ def micro_batches_before(ramp: tuple[int, ...], accumulate: int, steps: "np.ndar
 
 
 def check_batch_ramp(config: "ConfigDict") -> None:
-    """BadInput for a batch that can't be cut into `train.accumulate` parts, or for a warm-up of it that can't be had."""
+    """Raise BadInput for a batch that `train.accumulate` does not divide, or a warm-up that the run has no room for."""
     schedule, train = config.schedule, config.train
     batch, accumulate = train.global_batch, train.accumulate
     if batch % accumulate:
@@ -115,22 +123,23 @@ def check_batch_ramp(config: "ConfigDict") -> None:
         raise BadInput(f"schedule.{given}={schedule[given]} needs schedule.{lacks}: set both, or {given}=none")
     if start is None:
         return
-    micro, asked = batch // accumulate, f"schedule.batch_start={start}"
+    micro, setting = batch // accumulate, f"schedule.batch_start={start}"
     if accumulate == 1:
         raise BadInput(
-            f"{asked}: the batch grows in whole micro-batches, and train.accumulate=1 makes one of it; nearest: "
+            f"{setting}: the batch grows in whole micro-batches, and train.accumulate=1 makes one of it; nearest: "
             f"train.accumulate={next((k for k in range(2, batch) if batch % k == 0), batch)}"
         )
     if start % micro or not start < batch:
         good = min(max(micro, round(start / micro) * micro), batch - micro)
         raise BadInput(
-            f"{asked} is not a multiple of train.global_batch / train.accumulate = {micro} below {batch}; nearest: {good}"
+            f"{setting} is not a multiple of train.global_batch / train.accumulate = {micro} below {batch}; "
+            f"nearest: {good}"
         )
     if batch_ramp_steps(config)[-1] < train.steps:
         return
     sizes = start // micro, accumulate, micro * config.model.seq_len
     most = bisect.bisect_left(range(tokens), True, key=lambda t: _starts(*sizes, t)[-1] >= train.steps) - 1
     raise BadInput(
-        f"schedule.batch_warmup_tokens={tokens}: the batch is not full before step {batch_ramp_steps(config)[-1]} of train.steps={train.steps}; "
-        f"nearest: {most}"
+        f"schedule.batch_warmup_tokens={tokens}: the batch is not full before step {batch_ramp_steps(config)[-1]} "
+        f"of train.steps={train.steps}; nearest: {most}"
     )

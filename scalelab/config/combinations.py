@@ -1,4 +1,4 @@
-"""Values of a resolved config that contradict each other or have no effect: one line each, with the nearest good value."""
+"""Checks of a resolved config: values that contradict each other or have no effect, each with a good value."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from scalelab.errors import BadInput
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-DECAYING = ("wsd", "wsd_s", "power")  # schedules that end in a decay of decay_steps, of decay_shape
+DECAYING = ("wsd", "wsd_s", "power")  # schedules that end in a decay of decay_steps and decay_shape
 
 
 def check_combinations(config: "ConfigDict") -> None:
@@ -24,7 +24,8 @@ def check_combinations(config: "ConfigDict") -> None:
         name = "d_head" if model.position == "rope" else "d_model"
         value = model[name]
         raise BadInput(
-            f"model.position={model.position!r} turns pairs, so model.{name}={value} must be even; nearest: {value + 1}"
+            f"model.position={model.position!r} rotates pairs of dimensions, so model.{name}={value} must be even; "
+            f"nearest: {value + 1}"
         )
     if model.position == "relative" and model.n_kv_heads != model.n_heads:
         raise BadInput(
@@ -38,7 +39,8 @@ def check_combinations(config: "ConfigDict") -> None:
     for stage in mixture_text.parse_mixture(config.data.mixture)[1:]:
         if stage.step >= train.steps:
             raise BadInput(
-                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; nearest: {train.steps - 1}"
+                f"data.mixture changes at step {stage.step}, and the run ends with step {train.steps - 1}; "
+                f"nearest: {train.steps - 1}"
             )
     if config.data.source == "prepared" and not config.data.path:
         raise BadInput("data.source='prepared' needs data.path: a folder that `scalelab prepare --out=` made")
@@ -47,7 +49,7 @@ def check_combinations(config: "ConfigDict") -> None:
 
 
 def _check_schedule(config: "ConfigDict") -> None:
-    """What changes over the run, against its length and its optimizer."""
+    """Check what changes over the run against its length and its optimizer."""
     train = config.train
     if config.schedule.warmup_steps > train.steps:
         raise BadInput(
@@ -62,21 +64,23 @@ def _check_schedule(config: "ConfigDict") -> None:
     schedule = config.schedule
     if schedule.name in DECAYING and schedule.decay_shape in ("exponential", "inverse") and not schedule.final_share:
         raise BadInput(
-            f"schedule.final_share=0 with schedule.decay_shape={schedule.decay_shape!r}, which never gets to 0; nearest: "
-            "schedule.final_share=0.01"
+            f"schedule.final_share=0 with schedule.decay_shape={schedule.decay_shape!r}, which never gets to 0; "
+            "nearest: schedule.final_share=0.01"
         )
     if schedule.name == "wsd_s" and (schedule.cycles < 2 or schedule.cycle_growth <= 1):
         raise BadInput(
             f"schedule.name='wsd_s' decays at least twice, each at a later step: schedule.cycles={schedule.cycles}, "
-            f"schedule.cycle_growth={schedule.cycle_growth:g}; nearest: cycles={max(2, schedule.cycles)}, cycle_growth=2 (or wsd)"
+            f"schedule.cycle_growth={schedule.cycle_growth:g}; "
+            f"nearest: cycles={max(2, schedule.cycles)}, cycle_growth=2 (or wsd)"
         )
     if config.schedule.fall_share != 1 and config.schedule.name not in ("linear", "cosine"):
         raise BadInput(
-            f"schedule.fall_share={config.schedule.fall_share:g} is for linear and cosine, not {config.schedule.name!r}; nearest: 1"
+            f"schedule.fall_share={schedule.fall_share:g} is for linear and cosine, not {schedule.name!r}; nearest: 1"
         )
     if config.schedule.beta1_steps and config.optim.beta1 is None:
         raise BadInput(
-            f"schedule.beta1_steps={config.schedule.beta1_steps}: optim.name={config.optim.name!r} has no beta1 to change; nearest: 0"
+            f"schedule.beta1_steps={schedule.beta1_steps}: optim.name={config.optim.name!r} has no beta1 to change; "
+            "nearest: 0"
         )
     if config.optim.name == "schedule_free_adamw":
         if train.ema:
@@ -94,7 +98,7 @@ def _check_schedule(config: "ConfigDict") -> None:
 
 
 def _check_layers(model: "ConfigDict") -> None:
-    """Options of attention that have nothing to work on, or contradict each other."""
+    """Check for options of attention that have no effect or contradict each other."""
     for key, off in (("rope_scaling", "none"), ("nope_every", 0), ("rope_local_theta", 0)):
         if model[key] != off and model.position != "rope":
             raise BadInput(
@@ -102,13 +106,13 @@ def _check_layers(model: "ConfigDict") -> None:
             )
     if (model.rope_scaling == "none") != (model.rope_factor == 1):
         raise BadInput(
-            f"model.rope_factor={model.rope_factor:g} with model.rope_scaling={model.rope_scaling!r}: a factor other than 1 and a "
-            "way to scale go together; nearest: rope_factor=1, rope_scaling=none"
+            f"model.rope_factor={model.rope_factor:g} with model.rope_scaling={model.rope_scaling!r}: "
+            "a factor other than 1 and a way to scale go together; nearest: rope_factor=1, rope_scaling=none"
         )
     if model.rope_scaling == "ntk" and model.d_head < 4:
         raise BadInput(
-            f"model.rope_scaling='ntk' slows the slowest pair and keeps the fastest, and model.d_head={model.d_head} has "
-            "one pair; nearest: model.d_head=4"
+            f"model.rope_scaling='ntk' slows the slowest pair and keeps the fastest, and model.d_head={model.d_head} "
+            "has one pair; nearest: model.d_head=4"
         )
     if model.rope_scaling == "yarn" and model.rope_theta <= 1:
         raise BadInput(
@@ -117,22 +121,22 @@ def _check_layers(model: "ConfigDict") -> None:
         )
     if model.global_every and not model.window:
         raise BadInput(
-            f"model.global_every={model.global_every} without model.window: all layers see everything; nearest: 0"
+            f"model.global_every={model.global_every} without model.window: all layers use full attention; nearest: 0"
         )
     for key, instead in (("global_every", "model.window=0"), ("nope_every", "model.position=none")):
         if model[key] == 1:
             raise BadInput(f"model.{key}=1 is every layer; nearest: {instead} and model.{key}=0, or 2")
     if model.rope_local_theta and not model.global_every:
         raise BadInput(
-            f"model.rope_local_theta={model.rope_local_theta:g} without model.global_every: all layers are alike; nearest: "
-            "model.rope_local_theta=0, and that number as model.rope_theta"
+            f"model.rope_local_theta={model.rope_local_theta:g} without model.global_every: all layers are alike; "
+            "nearest: model.rope_local_theta=0, and that number as model.rope_theta"
         )
     if model.block == "parallel" and model.norm_place == "after":
         raise BadInput("model.block='parallel' has one norm, before both; nearest: model.norm_place='before'")
 
 
 def _check_parts(model: "ConfigDict") -> None:
-    """Options of the projections and norms that have nothing to work on."""
+    """Check for options of projections and norms that have no effect."""
     if model.qk_norm_over != "head" and not model.qk_norm:
         raise BadInput(
             f"model.qk_norm_over={model.qk_norm_over!r} without model.qk_norm: nothing is normed; nearest: 'head'"
@@ -146,7 +150,7 @@ def _check_parts(model: "ConfigDict") -> None:
 
 
 def _check_groups(text: str, model: "ConfigDict") -> None:
-    """LR multipliers of groups that this model has no parameter in."""
+    """Check for LR multipliers of groups in which this model has no parameter."""
     for name in parse_group_multipliers(text):
         if name == "head" and model.tied_head:
             raise BadInput(
@@ -154,7 +158,8 @@ def _check_groups(text: str, model: "ConfigDict") -> None:
             )
         if name == "position" and model.position != "learned":
             raise BadInput(
-                f"optim.groups={text!r}: model.position={model.position!r} has no table of positions; leave position out"
+                f"optim.groups={text!r}: model.position={model.position!r} has no table of positions; "
+                "leave position out"
             )
 
 

@@ -1,6 +1,6 @@
 """The tree of a config: read from a file, overridden from the command line, checked against the default tree.
 
-Its keys and their meaning stand in `configs/base.py`. A config file is Python that defines `get_config()`.
+`configs/base.py` declares its keys. A config file is Python that defines `get_config()`.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from scalelab.errors import BadInput, nearest_hint
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-USER_OPTIM_PREFIX = "optim.own."  # what begins the keys of numbers that only a user's own optimizer knows
+USER_OPTIM_PREFIX = "optim.own."  # prefix of numbers that only a user's own optimizer reads
 MISSPELT_OVERRIDE = re.compile(
     r"-{0,2}(config\.)?(?P<key>[a-z_]+\.[a-z0-9_]+)=.*", re.DOTALL
 )  # `--optim.name=lion`, `config.optim.name=lion`
@@ -36,7 +36,7 @@ def _is_group(value: Any) -> bool:
 
 
 def leaves(config: "ConfigDict | Mapping[str, Any]") -> dict[str, Any]:
-    """`{"group.key": value}` for every value of the tree; `{"optim.own.NAME": value}` for what an own optimizer brings."""
+    """`{"group.key": value}` of the whole tree; numbers of a user's own optimizer are `optim.own.NAME`."""
     flat: dict[str, Any] = {}
     for group, part in config.items():
         for key, value in part.items():
@@ -46,7 +46,7 @@ def leaves(config: "ConfigDict | Mapping[str, Any]") -> dict[str, Any]:
 
 
 def load_config_module(path: str | pathlib.Path) -> ModuleType:
-    """Run a config file. Errors in it become one line with its line number."""
+    """Run a config file. Errors in it become one line with the line number."""
     module = run_user_file(path)
     if not hasattr(module, "get_config"):
         raise BadInput(f"{path} defines no get_config(): a config file returns its tree from it (see configs/tiny.py)")
@@ -54,14 +54,14 @@ def load_config_module(path: str | pathlib.Path) -> ModuleType:
 
 
 def run_user_file(path: str | pathlib.Path) -> ModuleType:
-    """Run a file of the user's, whatever it defines; errors as in `load_config_module`."""
+    """Run a Python file of the user, whatever it defines; errors become one line, as in `load_config_module`."""
     path = pathlib.Path(path)
     if not path.is_file():
-        there = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise BadInput(f"no config file {str(path)!r}{nearest_hint(str(path), there)}")
+        neighbours = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise BadInput(f"no config file {str(path)!r}{nearest_hint(str(path), neighbours)}")
     spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise BadInput(f"{path} is no config file: it must be Python, with a name that ends in .py")
+        raise BadInput(f"{path} is not a config file: it must be Python, with a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
         with user_code.allow_neighbour_imports(path):
@@ -72,7 +72,7 @@ def run_user_file(path: str | pathlib.Path) -> ModuleType:
 
 
 def list_not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
-    """What of the original a config file, or the one it is a fork of, says it does not reproduce (`configs/recipes`); else ()."""
+    """List what a recipe, or the recipe that a config file forks, does not reproduce; () if it names nothing."""
     module = load_config_module(path)
     if base := getattr(module, "BASE", None):
         return list_not_reproduced(base)
@@ -80,12 +80,12 @@ def list_not_reproduced(path: str | pathlib.Path) -> tuple[str, ...]:
 
 
 def read_config_file(path: str | pathlib.Path) -> "ConfigDict":
-    """The tree that a config file gives, not resolved yet. Raises BadInput."""
+    """Read the tree that a config file returns, not resolved yet. Raises BadInput."""
     return config_from_module(path, load_config_module(path))
 
 
 def config_from_module(path: str | pathlib.Path, module: ModuleType) -> "ConfigDict":
-    """The tree that the config file at `path`, loaded as `module`, gives. Raises BadInput."""
+    """Call `get_config` of the config file at `path`, loaded as `module`. Raises BadInput."""
     from ml_collections import ConfigDict
 
     config = call_user_function(path, module.get_config)
@@ -95,12 +95,12 @@ def config_from_module(path: str | pathlib.Path, module: ModuleType) -> "ConfigD
         )
     if isinstance(config.get("log"), ConfigDict) and config.log.get("set_by"):
         config = config.copy_and_resolve_references()
-        config.log.set_by = ""  # whatever functions the file called, it is the file that sets
+        config.log.set_by = ""  # whatever functions the file called, the file set the values
     return config
 
 
 def call_user_function(path: str | pathlib.Path, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of the user's file at `path` returns; errors in it become one line with its line number."""
+    """Call a function of the user's file at `path`; errors in it become one line with the line number."""
     try:
         with user_code.allow_neighbour_imports(pathlib.Path(path)):
             return function(*arguments)
@@ -120,9 +120,9 @@ def _format_user_error(path: pathlib.Path, error: BaseException) -> str:
 
 
 def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.PROGRAM) -> "ConfigDict":
-    """A copy of `config` with dotted keys set, each from a value or its text, parsed by the type its default has.
+    """Copy `config` with dotted keys set, each from a value or its text, parsed by the type in the key's record.
 
-    `by` is who sets them (`set_by`); values that bring notes of their own are another config's, and keep those.
+    `by` says who sets them (`set_by`). Values of another config bring notes of their own, and keep them.
     """
     if set_by.NOTES_KEY in values and by == set_by.COMMAND_LINE:
         raise BadInput(f"{set_by.NOTES_KEY} is filled in by scalelab and can't be set")
@@ -153,7 +153,7 @@ def override(config: "ConfigDict", values: Mapping[str, Any], by: str = set_by.P
 
 
 def _note(config: "ConfigDict", keys: list[str], by: str) -> None:
-    """Note who set these values; what is None now is left to its default."""
+    """Note who set these values; None leaves a value to its default."""
     if not keys or not _is_group(config.get("log")):
         return
     notes = {
@@ -166,7 +166,7 @@ def _note(config: "ConfigDict", keys: list[str], by: str) -> None:
 
 
 def _set_user_number(config: "ConfigDict", key: str, text: str) -> None:
-    """Set a number of an own optimizer; `none` unsets it."""
+    """Set a number of a user's own optimizer; `none` unsets it."""
     name, value = key.removeprefix(USER_OPTIM_PREFIX), _parse(key, text, float, None)
     with config.unlocked(), config.ignore_type():
         if value is not None:
@@ -176,7 +176,7 @@ def _set_user_number(config: "ConfigDict", key: str, text: str) -> None:
 
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Take every `--config.group.key=value` out of `argv`: (overrides, what is left)."""
+    """Take every `--config.group.key=value` out of `argv`: (overrides, other arguments)."""
     values, rest = {}, []
     for argument in argv:
         if argument.startswith("--config."):
@@ -184,8 +184,8 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
             if not sign:
                 raise BadInput(f"{argument!r} has no value: write {argument}=VALUE")
             values[key] = value
-        elif (said := MISSPELT_OVERRIDE.fullmatch(argument)) and said["key"] in default_values():
-            raise BadInput(f"{argument!r}: a config value is written --config.{said['key']}=VALUE")
+        elif (match := MISSPELT_OVERRIDE.fullmatch(argument)) and match["key"] in default_values():
+            raise BadInput(f"{argument!r}: a config value is written --config.{match['key']}=VALUE")
         else:
             rest.append(argument)
     return values, rest
@@ -211,7 +211,7 @@ def _parse(key: str, text: str, kind: type, default: Any) -> Any:
 
 
 def check_tree(config: "ConfigDict") -> None:
-    """The same keys and types as the default tree: a config file can misspell a key as well as a command line can."""
+    """Check that `config` has the keys and types of the default tree, as a config file can misspell a key too."""
     known = default_values()
     for group, part in config.items():
         if not _is_group(part):
@@ -238,7 +238,7 @@ def check_tree(config: "ConfigDict") -> None:
 
 
 def _check_user_number(config: "ConfigDict", key: str, value: Any) -> None:
-    """A name that Python could have, and a finite number."""
+    """Check that a number of a user's own optimizer has a Python name and is finite."""
     name = key.removeprefix(USER_OPTIM_PREFIX)
     if not name.isidentifier():
         raise BadInput(f"{key!r}: a number of your own optimizer has one word for a name, as {USER_OPTIM_PREFIX}gamma")

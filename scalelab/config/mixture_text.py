@@ -1,4 +1,4 @@
-"""What a config says by name, NAME=NUMBER,…: `data.mixture`, `data.unique_tokens`. Exact numbers, no data needed."""
+"""Parse config values of the form NAME=NUMBER,…: `data.mixture`, `data.unique_tokens`; numbers are exact."""
 
 from fractions import Fraction
 from typing import NamedTuple
@@ -7,16 +7,17 @@ from scalelab.errors import BadInput
 
 
 class MixtureStage(NamedTuple):
-    """From step `step` on, the share of the training sequences that each source has; a source not named has none."""
+    """Shares of the training sequences by source, from step `step` on; a source that is not named has none."""
 
     step: int
     shares: dict[str, Fraction]
 
 
 def parse_mixture(text: str) -> tuple[MixtureStage, ...]:
-    """`"web=0.7,code=0.3; 8000: web=1/5,code=4/5"` -> stages; `""` -> (): as much of each as there is.
+    """`"web=0.7,code=0.3; 8000: web=1/5,code=4/5"` -> stages; `""` -> (): sources by their sizes.
 
-    BadInput for what is no NAME=SHARE or no STEP:, a name twice, shares that don't sum to 1, steps that don't rise.
+    BadInput for a part not of the form NAME=SHARE or STEP:, a name twice, shares that don't sum to 1, or steps that
+    don't rise.
     """
     stages: list[MixtureStage] = []
     for part in text.split(";") if text.strip() else []:
@@ -24,20 +25,22 @@ def parse_mixture(text: str) -> tuple[MixtureStage, ...]:
         step = _parse_step(start.strip()) if colon else 0
         if stages and not colon:
             raise BadInput(
-                f"data.mixture: {part.strip()!r} says no step; write it as STEP: {part.strip()}, e.g. 8000: {part.strip()}"
+                f"data.mixture: {part.strip()!r} has no step; write it as STEP: {part.strip()}, "
+                f"e.g. 8000: {part.strip()}"
             )
         if stages and step <= stages[-1].step:
             raise BadInput(
-                f"data.mixture: step {step} comes after step {stages[-1].step}: steps have to rise; nearest: {stages[-1].step + 1}"
+                f"data.mixture: step {step} comes after step {stages[-1].step}: steps have to rise; "
+                f"nearest: {stages[-1].step + 1}"
             )
         if not stages and step:
-            raise BadInput(f"data.mixture begins at step {step}, and nothing is said of the steps before; nearest: 0")
+            raise BadInput(f"data.mixture begins at step {step}, and the steps before have no shares; nearest: 0")
         stages.append(MixtureStage(step, _parse_shares(shares)))
     return tuple(stages)
 
 
 def same_mixture_before(old: str, new: str, step: int) -> bool:
-    """Whether two `data.mixture` are the same in the steps before `step`."""
+    """Whether two values of `data.mixture` agree in the steps before `step`."""
     parts = [
         [(stage.step, {name: share for name, share in stage.shares.items() if share}) for stage in parse_mixture(text)]
         for text in (old, new)
@@ -70,17 +73,17 @@ def parse_unique_tokens(text: str) -> dict[str, int]:
     if not text.strip():
         return {}
     text = text if "=" in text else f"={text}"
-    found = parse_named_numbers("data.unique_tokens", text, "1e6, or web=1e6,code=2e6")
-    for name, number in found.items():
+    tokens = parse_named_numbers("data.unique_tokens", text, "1e6, or web=1e6,code=2e6")
+    for name, number in tokens.items():
         if number.denominator != 1 or not number:
             part = f"{name}={float(number):g}".lstrip("=")
-            raise BadInput(f"data.unique_tokens: {part} is no number of tokens; nearest: {max(1, round(number))}")
-    return {name: int(number) for name, number in found.items()}
+            raise BadInput(f"data.unique_tokens: {part} is not a number of tokens; nearest: {max(1, round(number))}")
+    return {name: int(number) for name, number in tokens.items()}
 
 
 def parse_named_numbers(key: str, text: str, example: str) -> dict[str, Fraction]:
-    """`"a=0.1,b=1/3"` -> {name: number}, exact. BadInput, of the config value `key`: no NAME=NUMBER, below 0, named twice."""
-    found: dict[str, Fraction] = {}
+    """`"a=0.1,b=1/3"` -> {name: number}, exact. BadInput naming `key`: not NAME=NUMBER, below 0, a name twice."""
+    numbers: dict[str, Fraction] = {}
     for part in text.split(","):
         name, sign, value = (piece.strip() for piece in part.partition("="))
         try:
@@ -89,7 +92,7 @@ def parse_named_numbers(key: str, text: str, example: str) -> dict[str, Fraction
             number = Fraction(-1)
         if not sign or not 0 <= number < 2**63:
             raise BadInput(f"{key}: {part.strip()!r} is not a name and a number from 0 to 2^63; e.g. {example}")
-        if name in found:
+        if name in numbers:
             raise BadInput(f"{key}: {name!r} is named twice in {text.strip()!r}")
-        found[name] = number
-    return found
+        numbers[name] = number
+    return numbers

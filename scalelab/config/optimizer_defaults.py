@@ -1,4 +1,4 @@
-"""Each optimizer's own values with their source: which keys of `optim` it has, and what they are where a config says None."""
+"""The keys of `optim` that each optimizer has, and their values with sources where a config leaves them None."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,9 @@ FAR_FACTOR = (
 COMMON_KEYS = ("name", "weight_decay", "clip_norm", "decay_embeddings", "decay_vectors", "own", "groups")
 _GPT3 = "Brown et al. 2020, App. B"
 _ADAMW: OptimDefaults = {
-    "peak_lr": (3e-3, "between Brown et al. 2020, Table 2.1 (6e-4) and Wen et al. 2025 (8e-3), both for some 130 M parameters"),
+    "peak_lr": (
+        3e-3, "between Brown et al. 2020, Table 2.1 (6e-4) and Wen et al. 2025 (8e-3), both for some 130 M parameters"
+    ),
     "beta1": (0.9, _GPT3),
     "beta2": (0.95, _GPT3),
     "eps": (1e-8, _GPT3),
@@ -167,10 +169,9 @@ OPTIM_DEFAULTS: dict[str, OptimDefaults] = {
 
 
 def default_optim_values(name: str, scale: str | None = None) -> OptimDefaults:
-    """The values of optimizer `name`, with `optim.scale` as it is set (None: not).
+    """The values of the optimizer `name`, given `optim.scale` (None: not set).
 
-    A user's own (`pkg.mod:fn`) may use every key and has adamw's values, but no LR; so has the AdamW beside one that takes
-    hidden matrices only.
+    A user's own (`pkg.mod:fn`) can use every key, and has adamw's values except for the LR.
     """
     if name == "muon" and scale == "rms":
         return OPTIM_DEFAULTS[name] | {
@@ -183,7 +184,10 @@ def default_optim_values(name: str, scale: str | None = None) -> OptimDefaults:
 
 
 def describe_optim_defaults(optim: Mapping[str, Any], who: Mapping[str, str]) -> str:
-    """What of `optim` (resolved) is the optimizer's own default, by `who` set it (`config.origins`), each with its source, as one line."""
+    """One line that lists the values of `optim` (resolved) left at the optimizer's defaults, with their sources.
+
+    `who` is `config_value_origins` of the config.
+    """
     name, by_source = optim["name"], dict[str, list[str]]()
     for key, (_, source) in default_optim_values(name, optim["scale"]).items():
         if who.get(f"optim.{key}") == DEFAULT:
@@ -198,7 +202,7 @@ def describe_optim_defaults(optim: Mapping[str, Any], who: Mapping[str, str]) ->
 
 
 def lr_warnings(optim: Mapping[str, Any], who: Mapping[str, str]) -> list[str]:
-    """What of `optim` (resolved) its user may not have meant: an LR, of the config file perhaps, far from the optimizer's own."""
+    """Warn of a peak LR, perhaps from the config file, that is far from the optimizer's own."""
     name, lr = optim["name"], optim["peak_lr"]
     if name not in OPTIM_DEFAULTS or not lr:
         return []

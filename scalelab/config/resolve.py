@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def load(path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None) -> "ConfigDict":
-    """A config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
+    """Load a config file plus overrides (`{"optim.peak_lr": "3e-4"}`), resolved and checked. Raises BadInput."""
     return resolve(override(read_config_file(path), overrides or {}, set_by.COMMAND_LINE))
 
 
 def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
     """Check `config` against the default tree, fill in the derived values, check the combinations. Raises BadInput.
 
-    Code that it names (`pkg.mod:fn`) is from now on trusted as the user's own; not where a file of a run gave it (`stored`).
+    Code that it names (`pkg.mod:fn`) is trusted from now on as the user's, unless a run's file names it (`stored`).
     """
     config = config.copy_and_resolve_references()
     check_tree(config)
@@ -60,13 +60,17 @@ def resolve(config: "ConfigDict", stored: bool = False) -> "ConfigDict":
 
 
 def config_value_origins(config: "ConfigDict") -> dict[str, str]:
-    """Who set each value of `optim` and `schedule` (`set_by`); those that nobody set are left out."""
+    """`{key: who set it}` for `optim` and `schedule` (`set_by`); values that nobody set are left out."""
     return set_by.value_origins(leaves(config), default_values())
 
 
 def _note_defaults(config: "ConfigDict", who: dict[str, str]) -> None:
-    """Note who set what in a resolved config; `who` says it of what was set before, and a default counts if it is one still."""
-    values, own = leaves(config), optimizer_defaults.default_optim_values(config.optim.name, config.optim.scale)
+    """Note who set each value of a resolved config; `who` knows it for what was set before.
+
+    What counts there as an optimizer's default, and is none of this optimizer, was set by a program.
+    """
+    values = leaves(config)
+    defaults = optimizer_defaults.default_optim_values(config.optim.name, config.optim.scale)
     derived = {
         f"schedule.{what}_steps"
         for what in schedule_steps.SCHEDULE_DEFAULTS
@@ -78,19 +82,19 @@ def _note_defaults(config: "ConfigDict", who: dict[str, str]) -> None:
         if key not in who and value != default_values()[key]:
             who[key] = set_by.DERIVED if key in derived else set_by.DEFAULT
         group, _, name = key.partition(".")
-        if who.get(key) == set_by.DEFAULT and group == "optim" and own.get(name, (None,))[0] != value:
+        if who.get(key) == set_by.DEFAULT and group == "optim" and defaults.get(name, (None,))[0] != value:
             who[key] = set_by.PROGRAM
     config.log.set_by = set_by.format_origin_notes({key: (author, values[key]) for key, author in who.items()})
 
 
 def _optimizer_values(optim: "ConfigDict") -> None:
-    """Fill in the optimizer's own values; BadInput for a value set that it has no use for, or one that it needs and lacks."""
+    """Fill in the optimizer's own values. BadInput for a value that it does not have, or for a missing LR."""
     values = optimizer_defaults.default_optim_values(optim.name, optim.scale)
     for name in optim.own:
         if ":" not in optim.name:
             raise BadInput(
-                f"optim.own.{name}={optim.own[name]:g}: {optim.name} has none; optim.own is for an optimizer of your own, "
-                "optim.name=pkg.mod:fn"
+                f"optim.own.{name}={optim.own[name]:g}: {optim.name} has none; optim.own is for an optimizer of your "
+                "own, optim.name=pkg.mod:fn"
             )
         if name in {key.split(".")[1] for key in (*traced_keys(), "data.log_every", "data.separator")}:
             raise BadInput(
@@ -108,5 +112,5 @@ def _optimizer_values(optim: "ConfigDict") -> None:
 
 
 def identity(config: "ConfigDict") -> str:
-    """16 hex digits over what is computed: the same on any hardware, and whatever is logged or kept."""
+    """16 hex digits over what is computed: independent of hardware and of what is logged or kept."""
     return identity_lib.identity(leaves(config))

@@ -1,7 +1,7 @@
-"""How long warm-up and decay are: said in steps, in tokens or as a share of the run, kept in steps.
+"""Lengths of warm-up and decay: given in steps, in tokens or as a share of the run, resolved into steps.
 
-Under a batch-size warm-up warmup_tokens are the tokens that are seen then, a share is one of the steps, and decay_tokens are
-of full batches: a decay that reaches into the batch's warm-up has to be said in steps.
+Under a batch-size warm-up, warmup_tokens counts the tokens really seen, a share counts steps, and decay_tokens counts
+full batches. So a decay that reaches into the batch's warm-up must be given in steps.
 """
 
 import bisect
@@ -15,7 +15,7 @@ from scalelab.errors import BadInput
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-# Steps of a run that says nothing: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
+# Steps where a config gives none: warm-up 5 %, at most the 2000 of Llama; decay 20 % (Hägele et al. 2024, section 4).
 SCHEDULE_DEFAULTS = {
     "warmup": lambda steps: min(2000, max(1, round(0.05 * steps))),
     "decay": lambda steps: round(0.2 * steps),
@@ -23,25 +23,26 @@ SCHEDULE_DEFAULTS = {
 
 
 def resolve_schedule_steps(config: "ConfigDict") -> None:
-    """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways of saying one disagree."""
+    """Fill in schedule.warmup_steps and schedule.decay_steps. BadInput where two ways to give a length disagree."""
     for what in SCHEDULE_DEFAULTS:
-        schedule, found = config.schedule, requested_steps(config, what)
+        schedule, requested = config.schedule, requested_steps(config, what)
         if (steps := schedule[f"{what}_steps"]) is not None:
-            found[f"{what}_steps"] = steps
-        if len(set(found.values())) > 1:
-            text = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in found.items())
+            requested[f"{what}_steps"] = steps
+        if len(set(requested.values())) > 1:
+            text = " and ".join(f"schedule.{key}={schedule[key]} ({steps} steps)" for key, steps in requested.items())
             raise BadInput(f"{text} are given at once and disagree: keep one, set the others to none")
-        schedule[f"{what}_steps"] = next(iter(found.values()), SCHEDULE_DEFAULTS[what](config.train.steps))
+        schedule[f"{what}_steps"] = next(iter(requested.values()), SCHEDULE_DEFAULTS[what](config.train.steps))
     first, full = config.train.steps - schedule.decay_steps, full_batch_step(config)
     if schedule.decay_tokens is not None and 0 <= first < full:
         raise BadInput(
-            f"schedule.decay_tokens={schedule.decay_tokens} would begin at step {first}, and the batch is full from step {full} on; "
-            f"nearest: {(config.train.steps - full) * tokens_per_step(config)} (or say schedule.decay_steps)"
+            f"schedule.decay_tokens={schedule.decay_tokens} would begin at step {first}, and the batch is full "
+            f"from step {full} on; nearest: {(config.train.steps - full) * tokens_per_step(config)} "
+            "(or set schedule.decay_steps)"
         )
 
 
 def check_seq_warmup(config: "ConfigDict") -> None:
-    """BadInput for a warm-up of the sequence length that can't be had."""
+    """Raise BadInput for a warm-up of the sequence length that the run has no room for."""
     schedule, full = config.schedule, config.model.seq_len
     start, tokens = schedule.seq_start, schedule.seq_warmup_tokens
     if (start is None) != (tokens is None):
@@ -53,25 +54,29 @@ def check_seq_warmup(config: "ConfigDict") -> None:
         raise BadInput(f"schedule.seq_start={start} is not below model.seq_len={full}; nearest: {max(1, full - 1)}")
     if tokens > (most := tokens_before(config, config.train.steps - 1)):
         raise BadInput(
-            f"schedule.seq_warmup_tokens={tokens}: sequences are not full before the run's last step, {most} tokens in; nearest: {most}"
+            f"schedule.seq_warmup_tokens={tokens}: sequences are not full before the run's last step, "
+            f"{most} tokens in; nearest: {most}"
         )
 
 
 def forget_derived_steps(config: "ConfigDict") -> None:
-    """Unset the steps that tokens, a share or the default came to, not those that a user set to as many: before a config gets another length or batch."""
+    """Unset steps that were derived from tokens, a share or the default, before a config gets another length or batch.
+
+    Steps that a user set stay, even if they equal the derived number.
+    """
     who = set_by.parse_origin_notes(config.log.set_by)
     for what in SCHEDULE_DEFAULTS:
         key = f"{what}_steps"
-        found = requested_steps(config, what) or {"": SCHEDULE_DEFAULTS[what](config.train.steps)}
-        chosen = "" in found and who.get(f"schedule.{key}") in [
+        derived = requested_steps(config, what) or {"": SCHEDULE_DEFAULTS[what](config.train.steps)}
+        chosen = "" in derived and who.get(f"schedule.{key}") in [
             (user, config.schedule[key]) for user in set_by.USER_ORIGINS
         ]
-        if config.schedule[key] in found.values() and not chosen:
+        if config.schedule[key] in derived.values() and not chosen:
             config.schedule[key] = None
 
 
 def describe_schedule(config: "ConfigDict") -> str:
-    """A resolved config's schedule in one line, with what was derived said as such."""
+    """Describe a resolved config's schedule in one line that marks what was derived."""
     schedule, steps = config.schedule, config.train.steps
     text = f"{schedule.name} over {steps:,} steps of {_batch(config)}: {_phrase(config, 'warmup', 'warm-up')}"
     if schedule.name in DECAYING:
@@ -101,7 +106,8 @@ def _batch(config: "ConfigDict") -> str:
     text, steps = f"{tokens_per_step(config):,} tokens", full_batch_step(config)
     if not steps:
         return text
-    return f"{text} ({tokens_before(config, 1):,} at first, all from step {steps:,} on, {tokens_before(config, steps):,} tokens in)"
+    first, before = tokens_before(config, 1), tokens_before(config, steps)
+    return f"{text} ({first:,} at first, all from step {steps:,} on, {before:,} tokens in)"
 
 
 def _phrase(config: "ConfigDict", what: str, name: str) -> str:
@@ -116,7 +122,7 @@ def _phrase(config: "ConfigDict", what: str, name: str) -> str:
 
 
 def schedule_warnings(config: "ConfigDict") -> list[str]:
-    """What of the schedule its user may not have meant."""
+    """Warn of schedules that an optimizer's authors advise against."""
     name = config.schedule.name
     if config.optim.name == "schedule_free_adamw" and name != "constant":
         return [
@@ -127,7 +133,7 @@ def schedule_warnings(config: "ConfigDict") -> list[str]:
 
 
 def landmark_steps(config: "ConfigDict") -> list[int]:
-    """The steps worth looking at: the first, the warm-ups' last, every tenth of the run, the decay's first, the last."""
+    """Steps at which the schedule bends, and every tenth of the run: the rows of `scalelab schedule`."""
     steps, schedule = config.train.steps, config.schedule
     bends = (
         [schedule.warmup_steps - 1, steps - schedule.decay_steps, *_earlier_decays(config)]
@@ -184,11 +190,11 @@ def _steps_of(config: "ConfigDict", tokens: int) -> int:
 
 
 def requested_steps(config: "ConfigDict", what: str) -> dict[str, int]:
-    """The steps that tokens and share come to, by key. A share of the warm-up is at least one step."""
-    schedule, found = config.schedule, {}
+    """`{key: steps}` of the lengths given in tokens or as a share. A share of the warm-up is at least one step."""
+    schedule, requested = config.schedule, {}
     if (tokens := schedule[f"{what}_tokens"]) is not None:
         steps = _steps_of(config, tokens) if what == "warmup" else round(tokens / tokens_per_step(config))
-        found[f"{what}_tokens"] = max(steps, int(tokens > 0))
+        requested[f"{what}_tokens"] = max(steps, int(tokens > 0))
     if (share := schedule[f"{what}_share"]) is not None:
-        found[f"{what}_share"] = max(round(share * config.train.steps), int(what == "warmup"))
-    return found
+        requested[f"{what}_share"] = max(round(share * config.train.steps), int(what == "warmup"))
+    return requested

@@ -1,4 +1,4 @@
-"""The two halves of a resolved config: what decides the compiled program (static), and scalars that are traced (hparams)."""
+"""The two halves of a resolved config: `static` decides the compiled program, `hparams` are traced scalars."""
 
 import dataclasses
 import functools
@@ -58,7 +58,7 @@ class ModelShape:
 
     @functools.cached_property
     def plain(self) -> "ModelShape":
-        """The shape with all that changes neither its parameters nor its FLOPs at the default: fewer shapes to trace."""
+        """The shape, with options that change neither parameters nor FLOPs at their defaults: fewer shapes to trace."""
         return dataclasses.replace(self, remat="none", attention="plain", sequence_parallel=False)
 
     @property
@@ -142,7 +142,7 @@ def static(config: "ConfigDict") -> Static:
         sequence_parallel=config.parallel.sequence and config.parallel.tensor != 1,
     )
     train, schedule = config.train, config.schedule
-    # A trunk runs the very program of the run planned with its end: that the bits are the same is not the compiler's luck.
+    # A trunk runs the program of the run that is planned with its end: so equal bits do not depend on the compiler.
     shape_of_lr = "wsd" if schedule.name == "constant" else schedule.name
     options = {
         field.name: config.optim[field.name] for field in dataclasses.fields(Optim) if field.name in config.optim
@@ -150,19 +150,20 @@ def static(config: "ConfigDict") -> Static:
     optim = Optim(**options | {"own": tuple(sorted(config.optim.own)), "unset": unset_numbers(config)})
     return Static(
         shape, optim, shape_of_lr, schedule.decay_shape, schedule.wd_shape, config.precision.name,
-        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0, batch_ramp.batch_ramp_steps(config),
-        config.data.documents, schedule.seq_start is not None, config.log.layers_every > 0,
+        train.global_batch, train.accumulate, Layout(**config.parallel.to_dict()), train.ema > 0,
+        batch_ramp.batch_ramp_steps(config), config.data.documents,
+        schedule.seq_start is not None, config.log.layers_every > 0,
     )  # fmt: skip
 
 
 def unset_numbers(config: "ConfigDict") -> tuple[str, ...]:
-    """The optimizer's numbers that the config of a user's own (`pkg.mod:fn`) leaves open; () of those that are known."""
+    """Numbers that the config of a user's own optimizer (`pkg.mod:fn`) leaves open; () for scalelab's optimizers."""
     keys = [key.removeprefix("optim.") for key in traced_keys() if key.startswith("optim.")]
     return tuple(key for key in keys if config.optim[key] is None) if ":" in config.optim.name else ()
 
 
 def traced_names(o: Optim) -> list[str]:
-    """Names of all numbers that a program under the optimizer `o` is given (`log_every` and what data need aside)."""
+    """Names of the traced numbers that a program under the optimizer `o` gets, besides those of logging and data."""
     return [key.split(".")[1] for key in traced_keys()] + list(o.own)
 
 

@@ -53,9 +53,9 @@ def check_range(name: str, value: Any) -> None:
 
 
 def parse_group_multipliers(text: str) -> dict[str, float]:
-    """`"embed=0.1,head=0.5"` -> {group: multiplier}. BadInput for what is no group or no number."""
-    found = mixture_text.parse_named_numbers("optim.groups", text, "embed=0.1,head=0.5") if text else {}
-    for name in found:
+    """`"embed=0.1,head=0.5"` -> {group: multiplier}. BadInput for an unknown group, or a text that is not a number."""
+    multipliers = mixture_text.parse_named_numbers("optim.groups", text, "embed=0.1,head=0.5") if text else {}
+    for name in multipliers:
         if name not in PARAMETER_GROUPS:
-            raise BadInput(f"optim.groups: {name!r} is no group of parameters{nearest_hint(name, PARAMETER_GROUPS)}")
-    return {name: float(multiplier) for name, multiplier in found.items()}
+            raise BadInput(f"optim.groups: {name!r} is not a group of parameters{nearest_hint(name, PARAMETER_GROUPS)}")
+    return {name: float(multiplier) for name, multiplier in multipliers.items()}

@@ -40,7 +40,7 @@ def test_whatever_sums_to_one_is_taken_as_said(parts):
         ("web=-1,code=2", "'web=-1' is not a name and a number"),
         ("web=1/0", "'web=1/0' is not a name and a number"),
         ("web=nan", "'web=nan' is not a name and a number"),
-        ("web=1; code=1", "'code=1' says no step; write it as STEP: code=1"),
+        ("web=1; code=1", "'code=1' has no step; write it as STEP: code=1"),
         ("web=1; 5: code=1; 5: web=1", "step 5 comes after step 5: steps have to rise; nearest: 6"),
         ("5: web=1", "begins at step 5"),
         ("web=1; soon: code=1", "'soon' is not a step"),
@@ -57,8 +57,8 @@ def test_a_mixture_that_cannot_be_is_one_line(text, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("0", "0 is no number of tokens; nearest: 1"),
-        ("1.5", "1.5 is no number of tokens; nearest: 2"),
+        ("0", "0 is not a number of tokens; nearest: 1"),
+        ("1.5", "1.5 is not a number of tokens; nearest: 2"),
         ("web=many", "'web=many' is not a name and a number"),
         ("web=1e6,web=1e5", "named twice"),
     ],

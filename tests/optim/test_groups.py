@@ -49,7 +49,7 @@ def test_vectors_and_tables_decay_if_asked():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("embd=2", "'embd' is no group of parameters; did you mean 'embed'?"),
+        ("embd=2", "'embd' is not a group of parameters; did you mean 'embed'?"),
         ("embed", "'embed' is not a name and a number"),
         ("head=-1", "'head=-1' is not a name and a number"),
     ],
