@@ -1,4 +1,4 @@
-"""What the edits of docs/fork.md take on a fresh clone, by following the page: `python -m tests.newcomer`.
+"""What the edits of docs/fork.md take on a fresh clone, by following the page: `python -m tests.newcomer [EDIT …]`.
 
 Clones this checkout, and for each edit applies the diff, runs the page's command, and runs what `make check` runs, with
 this Python and no installation. Prints a Markdown table of CPU seconds (user and system, all processes).
@@ -36,7 +36,7 @@ def run(folder: pathlib.Path, *words: str) -> bool:
     return done.returncode == 0
 
 
-def main() -> int:
+def main(names: list[str]) -> int:
     """Print the table; exit code 1 if an edit could not be made or its command failed."""
     with tempfile.TemporaryDirectory() as folder:
         clone, start = pathlib.Path(folder) / "scalelab", cpu_seconds()
@@ -44,13 +44,13 @@ def main() -> int:
         print(f"clone: {cpu_seconds() - start:.1f} s\n")
         print("| edit | files | new or changed lines | command, s | check, s | check |")
         print("|---|---:|---:|---:|---:|---|")
-        for name, command in COMMANDS.items():
+        for name in names or COMMANDS:
             diff = PAGE.split(f"```diff {name}\n")[1].split("```")[0].splitlines()
             files = sum(line.startswith("+++ ") for line in diff)
             lines = sum(line.startswith("+") for line in diff) - files
             apply_diff(clone, name)
             times = [cpu_seconds()]
-            if not run(clone, "-m", "scalelab", *command):
+            if not run(clone, "-m", "scalelab", *COMMANDS[name]):
                 return 1
             times.append(cpu_seconds())
             passes = [run(clone, *words) for words in CHECK]
@@ -65,4 +65,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
