@@ -1,1 +1,1 @@
-"""One file, one experiment: each defines `get_config()` and states its command, cost and expected result."""
+"""Configs, one experiment per file: each defines `get_config()` and states its command, cost and expected result."""

@@ -1,6 +1,7 @@
-"""A Llama of 1.1 G parameters on bytes.
+r"""A Llama of 1.1 G parameters on bytes.
 
-    scalelab train --config=configs/large.py --workdir=runs/large --config.data.source=text --config.data.path='corpus/*.txt'
+    scalelab train --config=configs/large.py --workdir=runs/large \
+        --config.data.source=text --config.data.path='corpus/*.txt'
 
 2.5e10 tokens, 23 a parameter, 2.0e20 FLOPs (exact): 18 A100 days at 40 % of the bf16 peak. Not run by us.
 """

@@ -1,9 +1,10 @@
-"""LR checks of one's own, for a ladder's rule: `experiments.isoflop --rule=fitted:runs/lr_checks`.
+"""LR checks for a ladder rule fitted to your own runs: `experiments.isoflop --rule=fitted:runs/lr_checks`.
 
     scalelab sweep --config=configs/lr_checks.py --workdir=runs/lr_checks
 
-Five learning rates at two widths and two lengths of the quickstart's family: 20 runs, two minutes or so on 2 CPU cores. The
-best LR of each cell is fitted by c steps^a d_model^b; a cell whose best is the first or the last one tried is refused.
+Five learning rates at two widths and two lengths of the quickstart's family: 20 runs, two minutes or so on 2 CPU cores.
+The rule c steps^a d_model^b is fitted to the best LR of each cell; a cell whose best LR is the first or last one tried
+is refused.
 """
 
 from ml_collections import ConfigDict

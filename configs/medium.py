@@ -1,6 +1,7 @@
-"""A Llama of 302 M parameters on bytes.
+r"""A Llama of 302 M parameters on bytes.
 
-    scalelab train --config=configs/medium.py --workdir=runs/medium --config.data.source=text --config.data.path='corpus/*.txt'
+    scalelab train --config=configs/medium.py --workdir=runs/medium \
+        --config.data.source=text --config.data.path='corpus/*.txt'
 
 9.1e9 tokens, 2.2e19 FLOPs (exact): two days on one A100 at 40 % of its bf16 peak. Not run by us.
 """

@@ -1,8 +1,8 @@
-"""The family of models in which learning rates are carried over from width to width: one block, bytes, sequences of 32.
+"""The models of the study of learning-rate transfer over widths: one block, bytes, sequences of 32.
 
     python -m experiments.mup_transfer --quick --workdir=runs/mup_transfer
 
-The study changes width, parametrization, learning rate and seed; everything else stands here.
+The study changes width, parametrization, learning rate and seed; all other values are set here.
 """
 
 from ml_collections import ConfigDict

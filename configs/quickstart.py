@@ -1,8 +1,8 @@
-"""The family of models behind `make quickstart`: two layers, four heads, bytes, sequences of 64.
+"""The models of `make quickstart`: two layers, four heads, bytes, sequences of 64.
 
     python -m experiments.isoflop --quick --workdir=runs/quickstart
 
-The study changes width, steps, learning rate and warm-up by the ladder's rule; everything else stands here.
+The study changes width, steps, learning rate and warm-up by the ladder's rule; all other values are set here.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,7 @@
-"""GPT-2 small on bytes: 86 M parameters with a vocabulary of 256.
+r"""GPT-2 small on bytes: 86 M parameters with a vocabulary of 256.
 
-    scalelab train --config=configs/small.py --workdir=runs/small --config.data.source=text --config.data.path='corpus/*.txt'
+    scalelab train --config=configs/small.py --workdir=runs/small \
+        --config.data.source=text --config.data.path='corpus/*.txt'
 
 2.6e9 tokens, 1.6e18 FLOPs (exact): four hours on one A100 at 40 % of its bf16 peak. Not run by us.
 """

@@ -1,10 +1,10 @@
 """python -m experiments.attention [--quick] [--only="KIND; KIND"] [--rounds=N] [--json[=PATH]]
 
-What attention holds and takes on this machine, by kind and length: temporaries of the compiled program, forward and forward
-with backward (XLA's `memory_analysis`), at one sequence of four heads of width 64 in bf16; seconds of CPU of forward with
-backward in fp32 (the least of N rounds, 4096 tokens each); the largest difference from float64 in fp32, relative. Memory depends on no
-clock. "by distance" scores distances beside keys (model.position=relative). Three minutes on two CPU cores, seconds with
---quick (lengths up to 1k); --only measures some kinds alone.
+Measure memory, time and error of attention on this machine, by kind and length. Memory: temporaries of the compiled
+program (XLA's `memory_analysis`), forward and forward with backward, for one sequence of four heads of width 64 in
+bf16. Time: CPU seconds of forward with backward in fp32 (the least of N rounds, 4096 tokens each). Error: the largest
+relative difference of fp32 from float64. "by distance" scores distances beside keys (model.position=relative). Three
+minutes on two CPU cores, seconds with --quick (lengths up to 1k); --only measures some kinds alone.
 """
 
 import sys
@@ -55,53 +55,53 @@ ATTENTION_KINDS: dict[str, Callable] = {
 
 
 def make_gradient(of: Callable, arguments: int) -> Callable:
-    """Forward and backward of a sum over what comes out."""
+    """The gradient of a sum over the output: forward and backward in one function."""
     return jax.grad(lambda *x: jnp.sum(jnp.sin(of(*x).astype(jnp.float32))), argnums=tuple(range(arguments)))
 
 
 def input_shapes(name: str, length: int, batch: int) -> list[tuple[int, ...]]:
-    """Of q, k, v; by distance also of the queries that score distances, and of the distances."""
-    each = (batch, length, HEADS, WIDTH)
-    return [each] * 4 + [each[1:]] if "distance" in name else [each] * 3
+    """Shapes of q, k, v; "by distance" also of the queries that score distances, and of the distances."""
+    shape = (batch, length, HEADS, WIDTH)
+    return [shape] * 4 + [shape[1:]] if "distance" in name else [shape] * 3
 
 
 def measure_temporaries(name: str, length: int) -> list[int]:
-    """Bytes beyond arguments and results: forward, forward and backward."""
-    given = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in input_shapes(name, length, 1)]
-    both = ATTENTION_KINDS[name], make_gradient(ATTENTION_KINDS[name], len(given))
-    return [jax.jit(f).lower(*given).compile().memory_analysis().temp_size_in_bytes for f in both]
+    """Bytes of temporaries, beyond arguments and results: [forward, forward with backward]."""
+    structs = [jax.ShapeDtypeStruct(size, jnp.bfloat16) for size in input_shapes(name, length, 1)]
+    functions = ATTENTION_KINDS[name], make_gradient(ATTENTION_KINDS[name], len(structs))
+    return [jax.jit(f).lower(*structs).compile().memory_analysis().temp_size_in_bytes for f in functions]
 
 
 def draw_arrays(name: str, length: int, batch: int) -> list[np.ndarray]:
-    """Random arguments."""
+    """Random inputs of the kind `name`."""
     random = np.random.default_rng(length)
     return [random.normal(size=size) for size in input_shapes(name, length, batch)]
 
 
 def measure_seconds(name: str, length: int, rounds: int) -> float:
-    """Of CPU, forward and backward, for 4096 tokens."""
-    given = [jnp.asarray(x, jnp.float32) for x in draw_arrays(name, length, max(1, TOKENS // length))]
-    run, spent = jax.jit(make_gradient(ATTENTION_KINDS[name], len(given))), []
+    """CPU seconds of forward and backward for 4096 tokens."""
+    inputs = [jnp.asarray(x, jnp.float32) for x in draw_arrays(name, length, max(1, TOKENS // length))]
+    run, spent = jax.jit(make_gradient(ATTENTION_KINDS[name], len(inputs))), []
     for _ in range(rounds + 1):
         start = time.process_time()
-        jax.block_until_ready(run(*given))
+        jax.block_until_ready(run(*inputs))
         spent.append(time.process_time() - start)
     return min(spent[1:])
 
 
 def max_relative_difference(name: str, length: int) -> float:
-    """The largest of output and gradients in fp32 from plain attention in float64, over the largest entry of each."""
-    given = draw_arrays(name, length, 1)
+    """The largest difference of output and gradients in fp32 from float64, relative to the largest entry of each."""
+    inputs = draw_arrays(name, length, 1)
 
-    def all_of(of: Callable, form: Any) -> list[np.ndarray]:
-        x = [jnp.asarray(a, form) for a in given]
+    def outputs_and_gradients(of: Callable, form: Any) -> list[np.ndarray]:
+        x = [jnp.asarray(a, form) for a in inputs]
         return [np.asarray(a, np.float64) for a in (of(*x), *make_gradient(of, len(x))(*x))]
 
     with jax.enable_x64(True):
-        exact = all_of(_exact, jnp.float64)
+        exact = outputs_and_gradients(_exact, jnp.float64)
     return max(
         float(np.abs(a - b).max() / np.abs(a).max())
-        for a, b in zip(exact, all_of(ATTENTION_KINDS[name], jnp.float32), strict=True)
+        for a, b in zip(exact, outputs_and_gradients(ATTENTION_KINDS[name], jnp.float32), strict=True)
     )
 
 
@@ -117,7 +117,7 @@ def _exact(q: jax.Array, k: jax.Array, v: jax.Array, *far: jax.Array) -> jax.Arr
 
 
 def measure_kernels(kinds: list[str], lengths: list[int], rounds: int) -> list[dict[str, Any]]:
-    """A row for each kind and length."""
+    """Measure one row for each kind and length."""
     rows = []
     for length in lengths:
         for name in kinds:
@@ -132,7 +132,7 @@ def measure_kernels(kinds: list[str], lengths: list[int], rounds: int) -> list[d
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0, 2 for bad input."""
+    """Measure and print; exit code 0, 2 for bad input."""
     return guarded("attention", _main, argv)
 
 
@@ -159,7 +159,7 @@ def _main(argv: list[str]) -> int:
 
 
 def print_kernel_table(rows: list[dict[str, Any]]) -> None:
-    """The table."""
+    """Print the rows as a table."""
     table = Table("tokens", "kind", "forward MB", "with backward MB", "CPU ms", "off float64 by")
     for row in rows:
         spent, off = row["cpu_s"], row["difference"]

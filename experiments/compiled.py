@@ -1,8 +1,8 @@
 """python -m experiments.compiled [--quick] [--only="NAME; NAME"] [--json[=PATH]]
 
-The memory that `scalelab plan` predicts for published recipes, beside what XLA gives the same step when it is compiled for
-TPUs and GPUs that nobody here owns. Needs the extras plan-tpu and plan-cuda (rows without their compiler are left out, and
-said); ten minutes on two CPU cores. Writes results/compiled.json and .md beside this file where every row was compiled.
+Compare the memory that `scalelab plan` predicts for published recipes with XLA's, compiled for TPUs and GPUs that are
+not here. Needs the extras plan-tpu and plan-cuda (a row whose compiler is missing is left out, with a message); ten
+minutes on two CPU cores. Writes results/compiled.json and .md beside this file if every row was compiled.
 """
 
 import datetime
@@ -22,7 +22,7 @@ from scalelab.plan.machine.machine import Machine, load_machine
 from scalelab.plan.memory.memory import step_memory
 
 RECIPES = pathlib.Path(__file__).parent.parent / "configs" / "recipes"
-# Name -> (recipe, hardware, slices or 0, what differs from the recipe).
+# {name: (recipe, hardware, slices or 0, changes to the recipe)}
 CASES: dict[str, tuple[str, str, int, str]] = {
     "7B, FSDP": ("llama2_7b", "v5e", 0, "parallel.fsdp=16 train.global_batch=16"),
     "7B, FSDP, too little memory": ("llama2_7b", "v5e", 0, "parallel.fsdp=4 train.global_batch=16"),
@@ -30,10 +30,13 @@ CASES: dict[str, tuple[str, str, int, str]] = {
     "3B, FSDP": ("smollm3_3b", "v6e", 0, "parallel.fsdp=32 train.global_batch=32 model.remat=full"),
     "8B, FSDP x TP": ("qwen3_8b", "v4", 0, "parallel.fsdp=32 parallel.tensor=2 train.global_batch=64 model.remat=full"),
     "8B, FSDP": ("llama3_8b", "v5p", 0, "parallel.fsdp=64 train.global_batch=64 model.remat=full"),
-    "70B, FSDP x TP": ("llama3_70b", "v5p", 0, "parallel.fsdp=128 parallel.tensor=8 train.global_batch=128 model.remat=full"),
-    "405B, FSDP x TP": ("llama3_405b", "v5p", 0, "parallel.fsdp=128 parallel.tensor=8 train.global_batch=128 model.remat=full schedule.batch_stages="),
+    "70B, FSDP x TP": ("llama3_70b", "v5p", 0,
+        "parallel.fsdp=128 parallel.tensor=8 train.global_batch=128 model.remat=full"),
+    "405B, FSDP x TP": ("llama3_405b", "v5p", 0,
+        "parallel.fsdp=128 parallel.tensor=8 train.global_batch=128 model.remat=full schedule.batch_stages="),
     "8B, FSDP x TP x SP": (
-        "llama3_8b", "h100", 0, "parallel.fsdp=8 parallel.tensor=8 parallel.sequence=true train.global_batch=16 model.remat=dots",
+        "llama3_8b", "h100", 0,
+        "parallel.fsdp=8 parallel.tensor=8 parallel.sequence=true train.global_batch=16 model.remat=dots",
     ),
     "7B, FSDP, H200": ("qwen2_5_7b", "h200", 0, "parallel.fsdp=8 train.global_batch=8 model.remat=full"),
     "70B, pipeline, TPU": (
@@ -48,7 +51,7 @@ CASES: dict[str, tuple[str, str, int, str]] = {
 
 
 def load_case(name: str) -> tuple[Static, Machine]:
-    """What a row compiles, and for which machine."""
+    """The static config that a row compiles, and the machine it compiles for."""
     recipe, hardware, _, changes = CASES[name]
     overrides = dict(change.split("=", 1) for change in changes.split())
     overrides |= {} if "accumulate" in changes else {"train.accumulate": 1}
@@ -56,28 +59,33 @@ def load_case(name: str) -> tuple[Static, Machine]:
 
 
 def compare_memory(name: str) -> dict[str, Any]:
-    """One row: predicted and compiled bytes of a device. BadInput where its compiler isn't installed."""
-    (static, on), (recipe, _, slices, changes) = load_case(name), CASES[name]
-    predicted, found = step_memory(static, on), compile_step(static, on, slices)
-    rows = {row.component: row for row in compare_components(predicted, found)}
+    """Make one row: predicted and compiled bytes of a device. BadInput if its compiler isn't installed."""
+    (static, machine), (recipe, _, slices, changes) = load_case(name), CASES[name]
+    predicted, compiled = step_memory(static, machine), compile_step(static, machine, slices)
+    rows = {row.component: row for row in compare_components(predicted, compiled)}
     return {
-        "name": name, "recipe": recipe, "devices": static.layout.devices, "platform": found.platform, "changes": changes,
-        "argument_bytes": [rows["arguments"].exact_bytes, found.argument_bytes], "temp_bytes": found.temp_bytes,
-        "peak_bytes": [predicted.total, found.peak_bytes], "fits": [predicted.fits, found.oom is None],
-        "seconds": found.seconds, "oom": found.oom, "note": found.note,
+        "name": name, "recipe": recipe, "devices": static.layout.devices, "platform": compiled.platform,
+        "changes": changes,
+        "argument_bytes": [rows["arguments"].exact_bytes, compiled.argument_bytes], "temp_bytes": compiled.temp_bytes,
+        "peak_bytes": [predicted.total, compiled.peak_bytes], "fits": [predicted.fits, compiled.oom is None],
+        "seconds": compiled.seconds, "oom": compiled.oom, "note": compiled.note,
     }  # fmt: skip
 
 
 def format_table(rows: list[dict[str, Any]]) -> str:
-    """The rows in Markdown; GB, predicted and compiled."""
+    """Format the rows in Markdown: GB, predicted and compiled."""
     lines = [
         "| step | device | arguments GB | compiled | peak GB | compiled | off by | fits | compiled | s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        (given, given_found), (peak, found) = row["argument_bytes"], row["peak_bytes"]
-        sizes = [f"{given / 1e9:.3f}", f"{given_found / 1e9:.3f}" if found else "", f"{peak / 1e9:.2f}"]
-        sizes += [f"{found / 1e9:.2f}", f"{peak / found - 1:+.0%}"] if found else ["", ""]
+        (arguments, compiled_arguments), (peak, compiled_peak) = row["argument_bytes"], row["peak_bytes"]
+        sizes = [
+            f"{arguments / 1e9:.3f}",
+            f"{compiled_arguments / 1e9:.3f}" if compiled_peak else "",
+            f"{peak / 1e9:.2f}",
+        ]
+        sizes += [f"{compiled_peak / 1e9:.2f}", f"{peak / compiled_peak - 1:+.0%}"] if compiled_peak else ["", ""]
         fits = ["yes" if fits else "no" for fits in row["fits"]]
         cells = [f"{row['recipe']}: {row['name']}", row["platform"], *sizes, *fits, f"{row['seconds']:.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
@@ -85,18 +93,18 @@ def format_table(rows: list[dict[str, Any]]) -> str:
 
 
 def format_heading() -> str:
-    """What stands above the table."""
+    """The text above the table."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu", "jax-cuda12-pjrt"))
     return (
-        f"`python -m experiments.compiled`, {datetime.date.today()}, {versions}: a device's memory as `scalelab plan` predicts "
-        "it and as XLA compiles the step, on no device. Arguments are exact, and so is what the forward saves in the step's own "
-        "terms; the peak adds estimates of what comes and goes (scalelab/plan/memory/memory.py), read off the buffers that XLA "
-        "assigns."
+        f"`python -m experiments.compiled`, {datetime.date.today()}, {versions}: a device's memory as `scalelab plan` "
+        "predicts it and as XLA compiles the step, on no device. Arguments are exact, and so is what the forward "
+        "saves in the step's own terms; the peak adds estimates of what comes and goes "
+        "(scalelab/plan/memory/memory.py), read off the buffers that XLA assigns."
     )
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0, 2 for bad input."""
+    """Compile and compare; exit code 0, 2 for bad input."""
     return guarded("compiled", _main, argv)
 
 
@@ -111,8 +119,8 @@ def _main(argv: list[str]) -> int:
             raise BadInput(f"--only={name}: no such row{nearest_hint(name, CASES)}")
         try:
             rows.append(compare_memory(name))
-        except BadInput as without:
-            print(f"left out: {name}: {without}", file=sys.stderr)
+        except BadInput as reason:
+            print(f"left out: {name}: {reason}", file=sys.stderr)
             continue
         print(f"{name}: {rows[-1]['peak_bytes']}, {rows[-1]['oom'] or 'fits'}", file=sys.stderr, flush=True)
     if options.json != "-":

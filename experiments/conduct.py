@@ -23,9 +23,10 @@ HELD_OUT = "holdout"
 
 
 def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: phases.PhaseClock) -> dict[str, Any]:
-    """Run (or resume) the whole study in `folder`; returns what summary.json holds, {} where a signal stopped it.
+    """Run (or resume) the whole study in `folder`; returns the content of summary.json, or {} if a signal stopped it.
 
-    Says on standard error how far it is. The checks of LR and batch train beside the held-out run, which leaves a core idle.
+    Prints progress on standard error. The checks of LR and batch train beside the held-out run, which leaves a core
+    idle.
     """
     from scalelab.signals import stop_on_signals
     from scalelab.sweep import status
@@ -37,18 +38,19 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
     with clock.timed("data"):
         cache_compilations()
         grid, checks = ladder_runs.fit_runs(study), ladder_runs.check_runs(study)
-        ladder_runs.holdout_runs(study)  # what can't be run is refused before anything runs
+        ladder_runs.holdout_runs(study)  # refuses an impossible study before anything runs
         data = load_run_dataset(study.base)
     print_status(
-        f"{len(grid)} runs, then one of {study.holdout_flops:.3g} FLOPs beside {len(checks)} checks; {study.rule.text()}"
+        f"{len(grid)} runs, then one of {study.holdout_flops:.3g} FLOPs beside {len(checks)} checks; "
+        f"{study.rule.text()}"
     )
     with stop_on_signals() as stop, WorkerPool(folder, worker_count(study.base.sweep.workers)) as workers:
 
         def train(trials: Mapping[str, ConfigDict], phase: str) -> bool:
             with clock.timed(phase), PoolProgress(folder, {n: run.train.steps for n, run in trials.items()}) as board:
-                ended = run_sweep(folder, trials, watch=board.update, stop=stop, workers=workers)
+                verdicts = run_sweep(folder, trials, watch=board.update, stop=stop, workers=workers)
             if not stop():
-                status.refuse_crashed(folder, ended)
+                status.refuse_crashed(folder, verdicts)
             return not stop()
 
         if not train(grid, "grid"):
@@ -58,7 +60,8 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
             prediction = predict_once(folder, fitted, ladder_runs.predicted_best(study, fitted.loss))
         low, high = prediction["interval90"]
         print_status(
-            f"predicted for {study.holdout_flops:.3g} FLOPs: {prediction['predicted_loss']:.4f}, 90 % in {low:.4f} to {high:.4f}"
+            f"predicted for {study.holdout_flops:.3g} FLOPs: {prediction['predicted_loss']:.4f}, 90 % in {low:.4f} to "
+            f"{high:.4f}"
         )
         last = ladder.make_rung(study.base, prediction["d_model"], study.holdout_flops, study.rule, "holdout")
         if not train(grid | {HELD_OUT: last} | checks, "held-out run and checks"):
@@ -84,7 +87,7 @@ def run_study(study: LadderStudy, folder: pathlib.Path, command: str, clock: pha
 
 
 def collect_seconds(study: LadderStudy, folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of `phases.collect_phases` of a finished study."""
+    """The rows of `phases.collect_phases` for a finished study."""
     checks = [(name, kind) for name, _, kind, _ in ladder_runs.list_checks(study)]
     kinds = {"  grid, by workers": list(ladder_runs.fit_runs(study)), "  held-out run": [HELD_OUT]}
     kinds |= {f"  {kind} checks": [name for name, its in checks if its == kind] for kind in study.checked}
@@ -92,19 +95,23 @@ def collect_seconds(study: LadderStudy, folder: pathlib.Path) -> list[dict[str, 
 
 
 def predict_once(folder: pathlib.Path, fitted: Fitted, run: ConfigDict) -> dict[str, Any]:
-    """The prediction, written before the run exists. Where one is written already, it stands, whatever the fit says now."""
+    """The prediction, written before the run exists. A prediction that is already written is returned unchanged."""
     path = folder / "prediction.json"
     N, D = ladder_runs.size_and_tokens(run)
     if not path.exists():
-        at = fitted.predict(N, D)
-        numbers = {"predicted_loss": at.loss, "interval90": [at.low, at.high], "predicted_at": time.time()}
+        predicted = fitted.predict(N, D)
+        numbers = {
+            "predicted_loss": predicted.loss,
+            "interval90": [predicted.low, predicted.high],
+            "predicted_at": time.time(),
+        }
         facts = {"N": N, "D": D, "C": ladder_runs.training_flops(run), "d_model": run.model.d_model}
         records.write_json(path, numbers | facts)
     return records.read_json(path)
 
 
 def score_prediction(prediction: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """The prediction beside what was measured; `error` is predicted / measured - 1. WorkFailed where nothing was."""
+    """The prediction beside the measured loss; `error` is predicted / measured - 1. WorkFailed if not measured."""
     (low, high), measured = prediction["interval90"], row["val_loss"]
     if row["status"] != "done" or measured is None:
         raise WorkFailed(f"the held-out run {row['status']}: the prediction is unscored (see {row['folder']})")
@@ -118,22 +125,25 @@ def score_prediction(prediction: dict[str, Any], row: dict[str, Any]) -> dict[st
 
 
 def collect_checks(study: LadderStudy, rows: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Loss at the rule's own LR or batch and at multiples of it (`factor`; loss None: diverged), for each size checked."""
+    """Losses at the rule's LR or batch times each `factor`, for each size checked; loss None: diverged."""
     by_name = {row["name"]: row for row in rows}
-    chosen = []
+    losses = []
     for size in ladder_runs.check_sizes(study):
-        mine = [
-            (name, cell, f) for name, cell, its, f in ladder_runs.list_checks(study) if (its, cell[1]) == (kind, size)
+        checks = [
+            (name, cell, factor)
+            for name, cell, check_kind, factor in ladder_runs.list_checks(study)
+            if (check_kind, cell[1]) == (kind, size)
         ]
-        for name, factor in [(ladder_runs.checked_twin_name(mine[0][1]), 1.0), *((name, f) for name, _, f in mine)]:
+        twin = ladder_runs.checked_twin_name(checks[0][1])
+        for name, factor in [(twin, 1.0), *((name, factor) for name, _, factor in checks)]:
             row = by_name[name]
             facts = {"run": name, "size": row["N"], "d_model": size, "factor": factor}
-            chosen.append(facts | {"loss": row["val_loss"] if row["status"] == "done" else None})
-    return sorted(chosen, key=lambda row: (row["d_model"], row["factor"]))
+            losses.append(facts | {"loss": row["val_loss"] if row["status"] == "done" else None})
+    return sorted(losses, key=lambda row: (row["d_model"], row["factor"]))
 
 
 def fit_isoflop_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Approach 2 beside the law; {} with the reason where the finished runs don't hold two interior minima."""
+    """Fit approach 2 beside the law; {"why": reason} if the finished runs don't hold two interior minima."""
     grid = [row for row in rows if row["role"] == "fit" and row["status"] == "done"]
     try:
         return fit_isoflop(*[[row[key] for row in grid] for key in ("C", "N", "val_loss")]).to_json()
@@ -143,7 +153,7 @@ def fit_isoflop_summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def predicted_frontier(fitted: Fitted, low_flops: float, high_flops: float) -> dict[str, list[float]]:
-    """The 90 % band of one new run at the best allocation of each budget between the two."""
+    """The 90 % band of one new run at the best allocation of budgets from `low_flops` to `high_flops`."""
     budgets = [low_flops * (high_flops / low_flops) ** (i / 12) for i in range(13)]
     bands = [fitted.decide(budget).loss for budget in budgets]
     return {"C": budgets, "low": [band.low for band in bands], "high": [band.high for band in bands]}

@@ -1,11 +1,10 @@
-"""Does the quickstart's interval hold what it promises? The same frozen study on other seeds and other splits of the text.
+"""Confirm the quickstart's interval: repeat the frozen study on other seeds and other splits of the text.
 
     python -m experiments.confirm --workdir=runs/confirm [--quick]
 
-Three seeds on one split and two more splits of one seed, none of them used when the ladder's rule, the grid and the fit
-were chosen.
-Writes `results/quickstart.json` and `.md` beside this file. About a quarter of an hour on two CPU cores; --quick runs every
-study at a tenth of its size and writes beside the runs instead. Again to resume.
+Three seeds on one split and two more splits of one seed; none was used when the ladder's rule, the grid and the fit
+were chosen. Writes `results/quickstart.json` and `.md` beside this file. About a quarter of an hour on two CPU cores;
+--quick runs every study at a tenth of its size and writes beside the runs instead. Run it again to resume.
 """
 
 import dataclasses
@@ -30,20 +29,22 @@ STUDIES = ((4, 4), (5, 4), (6, 4), (4, 5), (4, 6))  # (seed, split): 0 to 3 were
 
 
 def _arguments(seed: int, split: int, scale: float) -> list[str]:
-    """Of the quickstart."""
+    """The quickstart's arguments."""
     return ["--quick", f"--scale={scale}", f"--config.train.seed={seed}", f"--config.data.split_seed={split}"]
 
 
 def run_quickstart(folder: pathlib.Path, seed: int, split: int, scale: float) -> dict[str, Any]:
-    """One quickstart; the row of the table."""
+    """Run one quickstart; return its row of the table."""
     place = folder / f"seed{seed}-split{split}"
     if not (place / "summary.json").exists():
         code = isoflop.main([*_arguments(seed, split, scale), f"--workdir={place}"])
-        if code and not (place / "summary.json").exists():  # a study that fails its checks has one: it counts
+        if (
+            code and not (place / "summary.json").exists()
+        ):  # a study that only fails its checks has a summary: it counts
             sys.exit(code)
     summary = records.read_json(place / "summary.json")
-    held = summary["held_out"]
-    row = {"seed": seed, "split": split} | {key: held[key] for key in RESULT_KEYS}
+    held_out = summary["held_out"]
+    row = {"seed": seed, "split": split} | {key: held_out[key] for key in RESULT_KEYS}
     return row | {
         "wall_s": summary["wall_s"],
         "failures": verdict.describe_failures(summary),
@@ -56,7 +57,7 @@ RESULT_KEYS = ("predicted_loss", "interval90", "measured_loss", "error", "inside
 
 
 def format_page(result: dict[str, Any]) -> str:
-    """The table as Markdown, with what it means."""
+    """Format the table as Markdown, with its meaning."""
     rows = result["studies"]
     lines = [
         "# The quickstart on fresh seeds and fresh splits",
@@ -71,18 +72,19 @@ def format_page(result: dict[str, Any]) -> str:
     for row in rows:
         low, high = row["interval90"]
         lines.append(
-            f"| {row['seed']} | {row['split']} | {row['predicted_loss']:.4f} | {low:.4f} to {high:.4f} | {row['width']:.1%} | "
-            f"{row['measured_loss']:.4f} | {row['error']:+.2%} | {'yes' if row['inside'] else 'NO'} | "
-            f"{'AT THE EDGE' if row['failures'] else 'bracketed'} | {row['wall_s']:.0f} |"
+            f"| {row['seed']} | {row['split']} | {row['predicted_loss']:.4f} | {low:.4f} to {high:.4f} | "
+            f"{row['width']:.1%} | {row['measured_loss']:.4f} | {row['error']:+.2%} | "
+            f"{'yes' if row['inside'] else 'NO'} | {'AT THE EDGE' if row['failures'] else 'bracketed'} | "
+            f"{row['wall_s']:.0f} |"
         )
     inside, mean = sum(row["inside"] for row in rows), sum(row["error"] for row in rows) / len(rows)
     lines += [
         "",
-        f"{inside} of {len(rows)} inside; mean error {mean:+.2%}. The rule and the fit were chosen on seed 0, split 0. "
-        "Five studies of 20 runs on seeds and splits 1 to 3 came first (errors -1.74 to -0.05 %, all inside, widths 4.6 to "
-        "8.3 %): the grid was then filled up to 26 runs, to narrow the widest, and frozen before any of these ran. "
-        f"{len(rows)} studies say little about a 90 % "
-        "coverage; that errors share a sign would say that the law bends beyond the data.",
+        f"{inside} of {len(rows)} inside; mean error {mean:+.2%}. The rule and the fit were chosen on seed 0, split "
+        "0. Five studies of 20 runs on seeds and splits 1 to 3 came first (errors -1.74 to -0.05 %, all inside, "
+        "widths 4.6 to 8.3 %): the grid was then filled up to 26 runs, to narrow the widest, and frozen before any "
+        f"of these ran. {len(rows)} studies say little about a 90 % coverage; that errors share a sign would say "
+        "that the law bends beyond the data.",
         "",
     ]
     return "\n".join(lines)
@@ -91,24 +93,24 @@ def format_page(result: dict[str, Any]) -> str:
 def _options(argv: Sequence[str]) -> Any:
     parser = command_line("confirm", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the studies go")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the size: does it work at all")
+    parser.add_argument("--quick", action="store_true", help="run at a tenth of the size, as a test")
     options = parser.parse_args(argv)
     options.scale = 0.1 if options.quick else 1.0
     return options
 
 
 def plan(arguments: Sequence[str]) -> PlannedStudy:
-    """What these studies would run, before any of it: `scalelab plan --sweep` asks."""
+    """The runs of these studies, before any of them runs (for `scalelab plan --sweep`)."""
     scale = _options(arguments).scale
     runs: dict[str, ConfigDict] = {}
     for seed, split in STUDIES:
-        of = isoflop.plan(_arguments(seed, split, scale))
-        runs |= {f"seed{seed}-split{split}/{name}": config for name, config in of.runs.items()}
-    return dataclasses.replace(of, runs=runs)
+        study = isoflop.plan(_arguments(seed, split, scale))
+        runs |= {f"seed{seed}-split{split}/{name}": config for name, config in study.runs.items()}
+    return dataclasses.replace(study, runs=runs)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0, or that of the study that did not end."""
+    """Run the studies; exit code 0, or that of the study that did not end."""
     return guarded("confirm", _main, argv)
 
 

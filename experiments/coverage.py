@@ -1,10 +1,10 @@
-"""Do 90 % intervals hold the truth in 90 % of studies? Simulated studies with a known law, every kind of interval.
+"""Check that 90 % intervals hold the truth in 90 % of simulated studies of a known law, for every kind of interval.
 
     python -m experiments.coverage [--workdir=runs/coverage] [--quick] [--json[=PATH]]
 
-200 studies of each design; every study is fitted as `scalelab fit` does (huber_log, delta 1e-3), its intervals taken as they
-come, and the truth looked for in them. Writes `results/coverage.json` and `.md` beside this file; --quick runs 40 studies
-and writes into the workdir instead. About twenty minutes on one core. Again to resume: each study is kept as it ends.
+200 studies of each design. Every study is fitted as by `scalelab fit` (huber_log, delta 1e-3), and each interval either
+holds the truth or not. Writes `results/coverage.json` and `.md` beside this file; --quick runs 40 studies and writes
+into the workdir instead. About twenty minutes on one core. Run it again to resume: each study is stored when it ends.
 """
 
 import dataclasses
@@ -36,15 +36,15 @@ CHINCHILLA_TRUTH = {
     "B": 350.0,
     "alpha": 0.6,
     "beta": 0.47,
-}  # as the quickstart's: bytes, N below 1e6
-TARGET_FACTOR = 4.0  # times the largest budget: where the decision and the new run are
+}  # like the quickstart's: bytes, N below 1e6
+TARGET_FACTOR = 4.0  # the decision and the new run are at this multiple of the largest budget
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyArm:
     """A design and its noise: relative standard deviation of a loss, Gaussian or Laplace (heavier tails).
 
-    `sizes` a budget; 0: `budgets` rows scattered over plausible values of the law's columns.
+    `sizes`: number of sizes per budget; 0: `budgets` rows scattered over plausible values of the law's columns.
     """
 
     name: str
@@ -74,7 +74,7 @@ TRUTHS = {
 def design_columns(arm: StudyArm) -> dict[str, np.ndarray]:
     """Columns of the design: sizes within a factor of three around each budget's best, budgets a factor of two apart.
 
-    A scattered design is a Sobol set over the ranges that the contract of laws uses.
+    A scattered design is a Sobol set over COLUMN_RANGES.
     """
     if not arm.sizes:
         columns = load_law(arm.law).columns
@@ -89,7 +89,7 @@ def design_columns(arm: StudyArm) -> dict[str, np.ndarray]:
 
 
 def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
-    """{interval: whether it holds the truth} of one simulated study."""
+    """Simulate one study: {interval: whether it holds the truth}."""
     law, truth = load_law(arm.law), TRUTHS[arm.law]
     columns = design_columns(arm)
     errors = getattr(np.random.default_rng(seed), {"gaussian": "standard_normal", "laplace": "laplace"}[arm.tails])
@@ -100,23 +100,23 @@ def simulate_study(arm: StudyArm, seed: int) -> dict[str, bool]:
     boot = uncertainty.bootstrap_fit(posed, best, RESAMPLES, seed)
     inside = {}
     profiles = profile.profile_params(posed, best, LEVEL)
-    for name, each in uncertainty.param_intervals(boot, best.params, LEVEL).items():
-        ends = {"percentile": each["percentile"], "bca": each["bca"], "profile": profiles[name].interval}
+    for name, intervals in uncertainty.param_intervals(boot, best.params, LEVEL).items():
+        ends = {"percentile": intervals["percentile"], "bca": intervals["bca"], "profile": profiles[name].interval}
         for method, (low, high) in ends.items():
             inside[f"{name} {method}"] = (low is None or low <= truth[name]) and (high is None or truth[name] <= high)
     run = {name: TARGET_FACTOR * values.max() for name, values in columns.items()}
     C = run.get("C", 0.0)
     if arm.law == "chinchilla":
-        chosen = decision.decide_allocation(posed, best, boot, C, level=LEVEL)
-        right = chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**truth), C)
-        inside["N* decision"] = chosen.N.low <= right.N <= chosen.N.high
-        inside["D* decision"] = chosen.D.low <= right.D <= chosen.D.high
-        run |= {"N": chosen.N.value, "D": chosen.D.value}
-    said = uncertainty.predict_run(posed, best, boot, run, LEVEL)
+        decided = decision.decide_allocation(posed, best, boot, C, level=LEVEL)
+        optimal = chinchilla_optimum.optimal_allocation(chinchilla_optimum.ChinchillaParams(**truth), C)
+        inside["N* decision"] = decided.N.low <= optimal.N <= decided.N.high
+        inside["D* decision"] = decided.D.low <= optimal.D <= decided.D.high
+        run |= {"N": decided.N.value, "D": decided.D.value}
+    prediction = uncertainty.predict_run(posed, best, boot, run, LEVEL)
     measured = float(law(run, truth) * np.exp(scale * errors()))
-    inside["loss of one new run"] = said.low <= measured <= said.high
-    inside["law at the new run"] = said.fit_low <= float(law(run, truth)) <= said.fit_high
-    return {name: bool(held) for name, held in inside.items()}
+    inside["loss of one new run"] = prediction.low <= measured <= prediction.high
+    inside["law at the new run"] = prediction.fit_low <= float(law(run, truth)) <= prediction.fit_high
+    return {name: bool(holds) for name, holds in inside.items()}
 
 
 def interval_coverage(arm: StudyArm, studies: int, folder: pathlib.Path) -> dict[str, float]:
@@ -134,18 +134,14 @@ def interval_coverage(arm: StudyArm, studies: int, folder: pathlib.Path) -> dict
 
 
 def describe_coverage(share: float) -> str:
-    """Inside the band, or on which side of it."""
-    return (
-        "covers"
-        if COVERAGE_BAND[0] <= share <= COVERAGE_BAND[1]
-        else "too narrow"
-        if share < COVERAGE_BAND[0]
-        else "wider than needed"
-    )
+    """Whether a share is inside COVERAGE_BAND, or on which side of it."""
+    if COVERAGE_BAND[0] <= share <= COVERAGE_BAND[1]:
+        return "covers"
+    return "too narrow" if share < COVERAGE_BAND[0] else "wider than needed"
 
 
 def format_page(result: dict[str, Any]) -> str:
-    """The table as Markdown."""
+    """Format the table as Markdown."""
     arms = list(result["coverage"])
     low, high = binom.interval(0.99, result["studies"], LEVEL)
     names = list(dict.fromkeys(name for arm in arms for name in result["coverage"][arm]))
@@ -154,10 +150,11 @@ def format_page(result: dict[str, Any]) -> str:
         "",
         f"`{result['command']}`, {result['date']}, {result['machine']}.",
         "",
-        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise {STUDY_ARMS[0].noise:.1%} of the loss. An "
-        f"interval covers where {COVERAGE_BAND[0]:.0%} to {COVERAGE_BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % "
-        f"interval lie between {low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). "
-        "`law at the new run` is the parameters' part alone: it is no interval for a run.",
+        f"{result['studies']} simulated studies a column, {RESAMPLES} resamples each, noise "
+        f"{STUDY_ARMS[0].noise:.1%} of the loss. An interval covers where {COVERAGE_BAND[0]:.0%} to "
+        f"{COVERAGE_BAND[1]:.0%} of studies have the truth inside; the counts of a true 90 % interval lie between "
+        f"{low / result['studies']:.1%} and {high / result['studies']:.1%} (99 % of the time). `law at the new run` "
+        "is the parameters' part alone: it is no interval for a run.",
         "",
         "| interval | " + " | ".join(f"{arm.name}, {arm.tails}" for arm in STUDY_ARMS) + " |",
         "|---" * (len(arms) + 1) + "|",
@@ -166,21 +163,21 @@ def format_page(result: dict[str, Any]) -> str:
         cells = []
         for arm in arms:
             share = result["coverage"][arm].get(name)
-            said = "" if share is None else describe_coverage(share)
-            cells.append("" if share is None else f"{share:.1%}" + ("" if said == "covers" else f" ({said})"))
+            coverage = "" if share is None else describe_coverage(share)
+            cells.append("" if share is None else f"{share:.1%}" + ("" if coverage == "covers" else f" ({coverage})"))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0, or 2 for bad input."""
+    """Run the study; exit code 0, or 2 for bad input."""
     return guarded("coverage", _main, argv)
 
 
 def _main(argv: Sequence[str]) -> int:
     parser = command_line("coverage", __doc__)
     parser.add_argument(
-        "--workdir", default="runs/coverage", type=folder_path, metavar="DIR", help="where finished studies are kept"
+        "--workdir", default="runs/coverage", type=folder_path, metavar="DIR", help="where finished studies are stored"
     )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STUDIES} studies a design")
     options = parser.parse_args(argv)

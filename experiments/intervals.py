@@ -1,6 +1,6 @@
-"""How sure a comparison of runs is: Student intervals of differences, the luck of tuning and seeds, and ranks with intervals.
+"""Uncertainty of comparisons: Student intervals of differences, the luck of tuning and seeds, ranks with intervals.
 
-Pure functions of losses (nats a token). A run that diverged has an infinite loss.
+Pure functions of losses (nats/token). A run that diverged has an infinite loss.
 """
 
 import math
@@ -15,7 +15,7 @@ LEVEL = 0.9
 
 
 class MeanDifference(NamedTuple):
-    """A mean difference, its standard error, and Student's interval with that many degrees of freedom."""
+    """A mean difference, its standard error, and Student's interval with `freedom` degrees of freedom."""
 
     mean: float
     error: float
@@ -26,16 +26,16 @@ class MeanDifference(NamedTuple):
 
     @property
     def sigmas(self) -> float:
-        """The difference in standard errors, with its sign; infinite where a difference has no spread at all."""
+        """The signed difference in standard errors; infinite if the difference has no spread at all."""
         return self.mean / self.error if self.error else math.copysign(math.inf, self.mean) if self.mean else 0.0
 
 
 def mean_difference(a: Mapping[int, float], b: Mapping[int, float], level: float = LEVEL) -> MeanDifference | None:
-    """Mean of `a` less that of `b`, losses by seed, with the interval at `level`; None where a loss is infinite.
+    """Mean of `a` minus mean of `b` (losses by seed), with the interval at `level`; None if a loss is infinite.
 
-    Paired where both have the same seeds, since one seed means the same first weights and batches; else Welch's, with
-    Satterthwaite's degrees of freedom. The interval is that of these two settings: how they were chosen is not in it.
-    ValueError where either has fewer than two seeds.
+    Paired if both have the same seeds, since one seed means the same first weights and batches; else Welch's, with
+    Satterthwaite's degrees of freedom. The interval is about these two settings; their choice adds uncertainty that is
+    not in it. ValueError if either side has fewer than two seeds.
     """
     if min(len(a), len(b)) < 2:
         raise ValueError(f"{len(a)} and {len(b)} seeds: a difference needs two on each side, or it has no spread")
@@ -43,23 +43,25 @@ def mean_difference(a: Mapping[int, float], b: Mapping[int, float], level: float
         return None
     paired = set(a) == set(b)
     if paired:
-        apart = np.array([a[seed] - b[seed] for seed in a])
-        mean, variance, freedom = apart.mean(), apart.var(ddof=1) / len(apart), len(apart) - 1.0
+        differences = np.array([a[seed] - b[seed] for seed in a])
+        mean, variance, freedom = differences.mean(), differences.var(ddof=1) / len(differences), len(differences) - 1.0
     else:
         sides = [np.array(list(side.values())) for side in (a, b)]
         parts = [side.var(ddof=1) / len(side) for side in sides]
         mean, variance = sides[0].mean() - sides[1].mean(), sum(parts)
         terms = [part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True)]
         freedom = variance**2 / sum(terms) if variance else len(a) + len(b) - 2.0
-    half = stats.t.ppf((1 + level) / 2, freedom) * math.sqrt(variance)
-    return MeanDifference(*map(float, (mean, math.sqrt(variance), mean - half, mean + half, freedom)), paired)
+    half_width = stats.t.ppf((1 + level) / 2, freedom) * math.sqrt(variance)
+    return MeanDifference(
+        *map(float, (mean, math.sqrt(variance), mean - half_width, mean + half_width, freedom)), paired
+    )
 
 
 class FinalsRecord(NamedTuple):
-    """What the final loss of one tuned method comes from.
+    """The losses behind the final loss of one tuned method.
 
-    `tuned` [T]: losses of its tuning trials. `finalists` [K]: which of these ran again, best first. `choosing` [K, S]: their
-    losses on the seeds that decide which is taken. `reported` [K, R]: on the seeds whose mean is its loss.
+    `tuned` [T]: losses of its tuning trials. `finalists` [K]: which of these ran again, best first. `choosing` [K, S]:
+    their losses on the seeds that decide which is taken. `reported` [K, R]: on the seeds whose mean is its loss.
     """
 
     tuned: Sequence[float]
@@ -69,37 +71,38 @@ class FinalsRecord(NamedTuple):
 
     @property
     def chosen(self) -> int:
-        """Which finalist has the least mean on the choosing seeds; the best tuned one where none is finite."""
+        """The finalist with the least mean on the choosing seeds; the best tuned one if no mean is finite."""
         means = np.mean(self.choosing, axis=1)
         return int(np.argmin(means))
 
     @property
     def loss(self) -> float:
-        """The chosen finalist's mean over seeds that had no say in the choice: free of the winner's curse."""
+        """The chosen finalist's mean over the reported seeds, which had no part in the choice (no winner's curse)."""
         return float(np.mean(self.reported[self.chosen]))
 
 
 def final_losses(methods: Sequence[FinalsRecord], draws: int = 2000, seed: int = 0, level: float = LEVEL) -> np.ndarray:
     """Final losses [draws, methods] under other luck: trials, choosing seeds and reported seeds drawn with replacement.
 
-    A draw repeats the whole procedure: of its trials the finalists among them are compared on its choosing seeds, and the winner's
-    mean is taken over its reported seeds. All methods share a draw's seeds, so differences stay paired. Where a draw holds no
-    finalist (about exp(-K)), its best trial counts at its tuned loss plus what the finalists' losses rose by on fresh seeds.
-    Few seeds spread too little under a bootstrap: deviations over reported seeds are widened by sqrt(n/(n-1)) t/z at
-    `level` (the expanded percentile interval of Hesterberg 2015, The American Statistician 69(4)).
+    A draw repeats the whole procedure: of its trials the finalists among them are compared on its choosing seeds, and
+    the winner's mean is taken over its reported seeds. All methods share a draw's seeds, so differences stay paired.
+    Where a draw holds no finalist (about exp(-K)), its best trial counts at its tuned loss plus what the finalists'
+    losses rose by on fresh seeds. Few seeds spread too little under a bootstrap: deviations over reported seeds are
+    widened by sqrt(n/(n-1)) t/z at `level` (the expanded percentile interval of Hesterberg 2015, The American
+    Statistician 69(4)).
     """
     random = np.random.default_rng(seed)
     n = len(methods[0].reported[0])
-    few = len(methods[0].choosing[0])
+    n_choosing = len(methods[0].choosing[0])
     widen = math.sqrt(n / (n - 1)) * stats.t.ppf((1 + level) / 2, n - 1) / stats.norm.ppf((1 + level) / 2)
-    choosing, reported = random.integers(few, size=(draws, few)), random.integers(n, size=(draws, n))
+    choosing, reported = random.integers(n_choosing, size=(draws, n_choosing)), random.integers(n, size=(draws, n))
     columns = []
     for method in methods:
         tuned, finalists = np.asarray(method.tuned), np.asarray(method.finalists)
         trials = random.integers(len(tuned), size=(draws, len(tuned)))
         present = (trials[:, :, None] == finalists).any(axis=1)  # [draws, K]
         deciding = np.asarray(method.choosing)[:, choosing].mean(axis=2).T  # [draws, K]
-        picked = np.where(present, deciding, np.inf).argmin(axis=1)
+        winners = np.where(present, deciding, np.inf).argmin(axis=1)
         means = np.asarray(method.reported).mean(axis=1)
         resampled = np.asarray(method.reported)[:, reported].mean(axis=2)  # [K, draws]
         with np.errstate(invalid="ignore"):  # a diverged seed: inf less inf
@@ -108,19 +111,19 @@ def final_losses(methods: Sequence[FinalsRecord], draws: int = 2000, seed: int =
             )
             rises = means - tuned[finalists]
         rise = float(np.mean(rises[np.isfinite(rises)])) if np.isfinite(rises).any() else math.inf
-        taken = np.take_along_axis(wide, picked[None], axis=0)[0]
-        columns.append(np.where(present.any(axis=1), taken, tuned[trials].min(axis=1) + rise))
+        winner_losses = np.take_along_axis(wide, winners[None], axis=0)[0]
+        columns.append(np.where(present.any(axis=1), winner_losses, tuned[trials].min(axis=1) + rise))
     return np.stack(columns, axis=1)
 
 
 def percentile_interval(value: float, draws: ArrayLike, level: float = LEVEL) -> tuple[float, float]:
-    """The middle `level` of the draws, stretched to hold `value` where it lies outside."""
+    """The middle `level` of the draws, extended to `value` if that lies outside."""
     low, high = np.quantile(draws, ((1 - level) / 2, (1 + level) / 2), method="nearest")
     return min(float(low), value), max(float(high), value)
 
 
 def rank_losses(losses: ArrayLike) -> list[int]:
-    """The rank of each, 1 for the least; equal ones in the order given, infinite ones last."""
+    """The rank of each loss, 1 for the least; equal losses in the given order, infinite ones last."""
     order = np.argsort(np.asarray(losses), kind="stable")
     places = np.empty(len(order), int)
     places[order] = np.arange(1, len(order) + 1)
@@ -130,23 +133,22 @@ def rank_losses(losses: ArrayLike) -> list[int]:
 def rank_intervals(losses: ArrayLike, draws: ArrayLike, level: float = LEVEL) -> list[tuple[int, int]]:
     """For each of [methods] losses its ranks at `level`, from draws [draws, methods] of them under other luck.
 
-    A rank is 1 plus the methods that are surely ahead, up to the number of methods less those surely behind, sure meaning that
-    the largest of the studentised differences to all others leaves room for it (Mogstad, Romano, Shaikh & Wilhelm 2024, "Inference
-    for Ranks", Review of Economic Studies 91, section 3). What is surely ahead has the lesser loss, so `rank_losses` is inside by
-    construction, whatever the draws.
+    A rank is 1 plus the methods that are surely ahead, up to the number of methods less those surely behind, sure
+    meaning that the largest of the studentised differences to all others leaves room for it (Mogstad, Romano, Shaikh &
+    Wilhelm 2024, "Inference for Ranks", Review of Economic Studies 91, section 3). What is surely ahead has the lesser
+    loss, so `rank_losses` is inside by construction, whatever the draws.
     """
     observed, drawn = np.asarray(losses, float), np.asarray(draws, float)
     finite = np.concatenate([observed[np.isfinite(observed)], drawn[np.isfinite(drawn)]])
-    worst = (
-        finite.max() + 1.0 if finite.size else 0.0
-    )  # nats: a diverged run is behind all that ended, by a step that is finite
+    # In nats: a diverged run ranks behind all finished ones, by a finite step.
+    worst = finite.max() + 1.0 if finite.size else 0.0
     observed, drawn = (np.where(np.isfinite(x), x, worst) for x in (observed, drawn))
     intervals = []
     for j in range(len(observed)):
-        apart = observed[j] - observed
-        moved = (drawn[:, [j]] - drawn) - apart
-        error = np.sqrt(np.mean(moved**2, axis=0))
-        largest = np.max(np.abs(moved) / np.where(error > 0, error, 1.0), axis=1)
+        gaps = observed[j] - observed
+        deviations = (drawn[:, [j]] - drawn) - gaps
+        error = np.sqrt(np.mean(deviations**2, axis=0))
+        largest = np.max(np.abs(deviations) / np.where(error > 0, error, 1.0), axis=1)
         reach = np.quantile(largest, level) * error
-        intervals.append((1 + int(np.sum(apart > reach)), len(observed) - int(np.sum(apart < -reach))))
+        intervals.append((1 + int(np.sum(gaps > reach)), len(observed) - int(np.sum(gaps < -reach))))
     return intervals

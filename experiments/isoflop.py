@@ -4,16 +4,18 @@
     python -m experiments.isoflop --config=configs/mine.py --budgets=1e15,4e15,1.6e16 --sizes=64,96,128,192,256 \\
         --holdout=6.4e16 --rule=mup --workdir=runs/mine
 
-    scalelab plan --sweep=experiments/isoflop.py     # all of it before it starts: FLOPs, memory, hours, expected intervals
+    scalelab plan --sweep=experiments/isoflop.py     # the plan of the study: FLOPs, memory, hours, expected intervals
 
-Every run's shape, steps, learning rate, batch, warm-up and beta2 follow from (size, budget) by a rule of the ladder, named in
-the report: `small-bytes` (the quickstart's; d_model 16 to 80), `mup` (the config's own LR at any width), `step_law` (Li et
-al. 2025; 0.2 to 1 billion parameters) or `fitted:DIR` (to LR checks of your own, e.g. a sweep like configs/lr_checks.py). At
-the cheapest budget of the smallest and of the largest size the LR and the batch are tried at half and twice the rule's: where
-the best of them is at the edge, by more than the runs scatter about the law, the report fails.
+Every run's shape, steps, learning rate, batch, warm-up and beta2 follow from (size, budget) by a rule of the ladder,
+named in the report: `small-bytes` (the quickstart's; d_model 16 to 80), `mup` (the config's own LR at any width),
+`step_law` (Li et al. 2025; 0.2 to 1 billion parameters) or `fitted:DIR` (fitted to your LR checks, e.g. a sweep like
+configs/lr_checks.py). At the smallest and the largest size (each at its cheapest budget) LR and batch are also tried at
+half and twice the rule's. If the best of them is at the edge, by more than the runs scatter about the law, the report
+fails.
 
-The prediction is written to disk, with its time, before the larger run starts, and never edited. Run the same command again
-to resume: what is finished is not run again. The fit alone: `scalelab fit WORKDIR`. At the end stands what each part took.
+The prediction is written to disk, with its time, before the larger run starts, and never edited. Run the command again
+to resume: finished runs are not repeated. To fit only: `scalelab fit WORKDIR`. At the end the time of each part is
+printed.
 """
 
 import argparse
@@ -53,10 +55,10 @@ EARLIER_NOISE = 0.0095  # of a run's loss, relative: with it the intervals to be
 
 
 def plan(arguments: Sequence[str]) -> PlannedStudy:
-    """What this study would run with these arguments (default: --quick), before any of it: `scalelab plan --sweep` asks.
+    """The runs of this study (default: --quick), before any of them runs (for `scalelab plan --sweep`).
 
-    The held-out run is the one that the law of an earlier study would choose; of another family than the quickstart's no law
-    is known, and it is left out.
+    The held-out run is the one that the law of an earlier study would choose; for families other than the quickstart's
+    no law is known, and it is left out.
     """
     study, options = parse_arguments(arguments or ["--quick"])
     runs = ladder_runs.fit_runs(study) | ladder_runs.check_runs(study)
@@ -68,7 +70,7 @@ def plan(arguments: Sequence[str]) -> PlannedStudy:
 
 
 def load_earlier_law() -> LawBook:
-    """The law of the middle one of the earlier studies, by its prediction."""
+    """The law of the earlier study with the median prediction."""
     studies = sorted(records.read_json(EARLIER_RESULTS)["studies"], key=lambda each: each["predicted_loss"])
     middle = studies[len(studies) // 2]
     return LawBook(
@@ -82,7 +84,7 @@ def load_earlier_law() -> LawBook:
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
-    """Arguments -> (study, options). BadInput for a mistake."""
+    """Parse arguments into (study, options). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = command_line("isoflop", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="the study's folder; again to resume")
@@ -111,13 +113,14 @@ def parse_arguments(argv: Sequence[str]) -> tuple[LadderStudy, Any]:
     holdout = options.holdout or HOLDOUT_FACTOR * max(grid)
     if holdout <= max(grid):
         raise BadInput(
-            f"--holdout={holdout:g} is not beyond the largest budget {max(grid):g}; usual: {HOLDOUT_FACTOR * max(grid):g}"
+            f"--holdout={holdout:g} is not beyond the largest budget {max(grid):g}; usual: "
+            f"{HOLDOUT_FACTOR * max(grid):g}"
         )
     return LadderStudy(base, grid, holdout, rules.find_rule(options.rule, base), _checked(options)), options
 
 
 def _checked(options: Any) -> tuple[str, ...]:
-    """Of the quickstart only the LR, for its five minutes: what its batch costs stands in its rule's source."""
+    """The quickstart checks only the LR, to stay at five minutes: its rule's source states what its batch costs."""
     if options.checks is None:
         return ("lr",) if options.quick else tuple(ladder_runs.CHECK_FACTORS)
     names = tuple(dict.fromkeys(options.checks.split(",")))
@@ -144,7 +147,7 @@ def _grid(options: Any) -> dict[float, tuple[int, ...]]:
         raise BadInput("a law of two variables needs at least 3 budgets and 3 sizes")
     for size in options.sizes:
         if size != int(size):
-            raise BadInput(f"--sizes: {size:g} is no whole number; nearest: {max(1, round(size))}")
+            raise BadInput(f"--sizes: {size:g} is not a whole number; nearest: {max(1, round(size))}")
     return {budget: tuple(int(size) for size in options.sizes) for budget in options.budgets}
 
 
@@ -166,7 +169,10 @@ def _number(text: str) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0 done, 1 a run failed or a check has its optimum at the edge, 2 bad input, 75 stopped after saving."""
+    """Run the study; exit code as below.
+
+    Exit code: 0 done, 1 a run failed or a check's optimum is at the edge, 2 bad input, 75 stopped after saving.
+    """
     return guarded("isoflop", _main, argv)
 
 
@@ -205,7 +211,7 @@ def _report(folder: pathlib.Path, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wall_s(folder: pathlib.Path) -> float:
-    """Seconds of the study so far, without those of an installation."""
+    """Seconds of the study so far, without the installation."""
     lines = records.read_json_lines(folder / phases.PHASES_FILE)
     return sum(line["wall_s"] for line in lines if line["phase"] != phases.INSTALLATION)
 

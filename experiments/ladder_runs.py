@@ -12,12 +12,12 @@ from scalelab.sweep.scaling import ladder
 from scalelab.sweep.scaling.rules import LadderRule
 
 CHECK_FACTORS = {"lr": (0.5, 2.0), "batch": (0.5, 2.0)}  # factors on the rule's own
-WIDTH_MULTIPLE = 8  # between the widths that the held-out run is chosen from
+WIDTH_MULTIPLE = 8  # step between the widths from which the held-out run is chosen
 
 
 @dataclasses.dataclass(frozen=True)
 class LadderStudy:
-    """What is to be run: `{budget: sizes}` in FLOPs and d_model, the held-out budget, the family, the ladder's rule, its checks."""
+    """A study to run: the family, `{budget: sizes}` in FLOPs and d_model, the held-out budget, the rule, its checks."""
 
     base: ConfigDict
     grid: dict[float, tuple[int, ...]]
@@ -27,22 +27,26 @@ class LadderStudy:
 
 
 def fit_runs(study: LadderStudy) -> dict[str, ConfigDict]:
-    """The grid, the dearest first."""
+    """The runs of the grid, most expensive first."""
     runs = {
         f"fit-{_cell(budget, size)}": ladder.make_rung(study.base, size, budget, study.rule)
         for budget, sizes in study.grid.items()
         for size in sizes
     }
-    return _dearest_first(runs)
+    return _most_expensive_first(runs)
 
 
 def check_runs(study: LadderStudy) -> dict[str, ConfigDict]:
-    """The checks of LR and batch, the dearest first."""
-    return _dearest_first({name: _check(study, cell, kind, factor) for name, cell, kind, factor in list_checks(study)})
+    """The checks of LR and batch, most expensive first."""
+    checks = {name: _check(study, cell, kind, factor) for name, cell, kind, factor in list_checks(study)}
+    return _most_expensive_first(checks)
 
 
 def list_checks(study: LadderStudy) -> Iterator[tuple[str, tuple[float, int], str, float]]:
-    """(name, (budget, size), "lr" or "batch", factor) of each check: at the cheapest budget of the smallest and largest size."""
+    """(name, (budget, size), "lr" or "batch", factor) of each check.
+
+    Checks are at the smallest and the largest size, each at its cheapest budget.
+    """
     for size in check_sizes(study):
         budget = min(budget for budget, sizes in study.grid.items() if size in sizes)
         for kind in study.checked:
@@ -51,7 +55,7 @@ def list_checks(study: LadderStudy) -> Iterator[tuple[str, tuple[float, int], st
 
 
 def checked_twin_name(cell: tuple[float, int]) -> str:
-    """The run of the grid whose LR and batch are checked there."""
+    """The name of the grid run whose LR and batch are checked in this cell."""
     return f"fit-{_cell(*cell)}"
 
 
@@ -62,9 +66,9 @@ def check_sizes(study: LadderStudy) -> tuple[int, int]:
 
 
 def holdout_runs(study: LadderStudy) -> list[ConfigDict]:
-    """The runs that the held-out one is chosen from: all widths in and around the grid that the rule has a word on.
+    """The runs from which the held-out one is chosen: all widths in and around the grid that the rule covers.
 
-    BadInput where there are none.
+    BadInput if there are none.
     """
     smallest, largest = check_sizes(study)
     runs, refusals = [], []
@@ -79,12 +83,12 @@ def holdout_runs(study: LadderStudy) -> list[ConfigDict]:
 
 
 def predicted_best(study: LadderStudy, loss: Callable[[int, int], float]) -> ConfigDict:
-    """Of `holdout_runs` the one with the least predicted loss."""
+    """The run of `holdout_runs` with the least predicted loss."""
     return min(holdout_runs(study), key=lambda run: loss(*size_and_tokens(run)))
 
 
 def size_and_tokens(run: ConfigDict) -> tuple[int, int]:
-    """(N total, D) of a run that isn't trained yet, as its record will say."""
+    """(N total, D) of a run that isn't trained yet, as in its future record."""
     N = count.count_parameters(config_lib.static(run).model)["total"]
     return N, run.train.steps * run.train.global_batch * run.model.seq_len
 
@@ -103,5 +107,5 @@ def _cell(budget: float, size: int) -> str:
     return f"{budget:.3g}-d{size}"
 
 
-def _dearest_first(runs: dict[str, ConfigDict]) -> dict[str, ConfigDict]:
+def _most_expensive_first(runs: dict[str, ConfigDict]) -> dict[str, ConfigDict]:
     return dict(sorted(runs.items(), key=lambda item: -training_flops(item[1])))

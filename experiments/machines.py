@@ -1,10 +1,12 @@
-"""The tests under several BLAS kernels and instruction sets, and which tolerances are close to what is seen.
+"""Run the tests under several BLAS kernels and instruction sets, and list tolerances that are nearly used up.
 
-    python -m experiments.machines [--runs=Haswell:AVX2,SkylakeX,Sandybridge] [--tests=tests/optim,tests/laws] [--jobs=2]
+    python -m experiments.machines [--runs=Haswell:AVX2,SkylakeX,Sandybridge] [--tests=tests/optim,tests/laws]
+    [--jobs=2]
 
-A run is CORE[:ISA]: OPENBLAS_CORETYPE (the kernels behind numpy's, scipy's and jax's LAPACK) and XLA's --xla_cpu_max_isa (the
-machine's own where left out). Writes `results/machines.json` and `.md` beside this file, or into --workdir: the runs, what failed,
-and each comparison that used over a third of its tolerance in any run. Three times as long as `make test`. Exit 1 where a test fails.
+A run is CORE[:ISA]: OPENBLAS_CORETYPE (the kernels behind numpy's, scipy's and jax's LAPACK) and XLA's
+--xla_cpu_max_isa (the machine's own where left out). Writes `results/machines.json` and `.md` beside this file, or into
+--workdir: the runs, what failed, and each comparison that used over a third of its tolerance in any run. Three times as
+long as `make test`. Exit 1 where a test fails.
 """
 
 import json
@@ -23,12 +25,12 @@ from scalelab.cli.parser import emit_json, folder_path
 from scalelab.errors import BadInput
 
 DEFAULT_RUNS = "Haswell:AVX2,SkylakeX,Sandybridge"  # OpenBLAS takes Haswell's kernels for Zen, too
-CLOSE_SHARE = 1 / 3  # a tolerance of which more is used is listed
-SAME_SPREAD = 1e-3  # what differs by less between runs doesn't depend on the machine
+CLOSE_SHARE = 1 / 3  # a tolerance is listed if a larger share of it is used
+SAME_SPREAD = 1e-3  # shares that differ by less between runs don't depend on the machine
 _ROOT = pathlib.Path(__file__).parents[1]
 _ARGUMENTS = pathlib.Path(__file__).parent / "tolerances.json"  # "file::test" -> why its tolerance is as it is
 
-# Which kernels OpenBLAS took, asked of the libraries that numpy and scipy brought; they don't refuse a name they don't know.
+# The kernels that OpenBLAS really uses, asked of numpy's and scipy's libraries: they don't refuse unknown names.
 _KERNELS = """
 import ctypes, re, numpy.linalg, scipy.linalg
 names = set()
@@ -44,7 +46,7 @@ print(" ".join(sorted(names)))
 
 
 def parse_runs(text: str) -> list[tuple[str, str]]:
-    """[(core, ISA or "")] of "CORE[:ISA],…"; BadInput where a core is missing."""
+    """Parse "CORE[:ISA],…" into [(core, ISA or "")]; BadInput if a core is missing."""
     runs = [(core, isa) for core, _, isa in (part.partition(":") for part in text.split(","))]
     if not all(core for core, _ in runs):
         raise BadInput(f"--runs={text!r}: each run is CORE or CORE:ISA, as in {DEFAULT_RUNS}")
@@ -52,14 +54,14 @@ def parse_runs(text: str) -> list[tuple[str, str]]:
 
 
 def run_environment(core: str, isa: str, folder: pathlib.Path) -> dict[str, str]:
-    """Variables of a run. Bytecode has a place of its own: asserts are rewritten otherwise than in `make test`."""
+    """The environment of a run. Bytecode goes to its own folder: asserts are rewritten differently from `make test`."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {f'--xla_cpu_max_isa={isa}' if isa else ''}".strip()
-    own = {"OPENBLAS_CORETYPE": core, "XLA_FLAGS": flags, "SCALELAB_TOLERANCES": str(folder)}
-    return {**os.environ, **own, "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "JAX_PLATFORMS": "cpu"}
+    settings = {"OPENBLAS_CORETYPE": core, "XLA_FLAGS": flags, "SCALELAB_TOLERANCES": str(folder)}
+    return {**os.environ, **settings, "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "JAX_PLATFORMS": "cpu"}
 
 
 def run_tests(core: str, isa: str, tests: Sequence[str], jobs: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Counts and failures of a run, and the comparisons it made."""
+    """Run the tests once: (counts and failures, the comparisons made)."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         env = run_environment(core, isa, folder)
@@ -96,7 +98,7 @@ def _counts(path: pathlib.Path) -> dict[str, Any]:
 
 
 def close_tolerances(comparisons: Sequence[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Of each comparison (a line of a test) the part of its tolerance used in each run, where that is over CLOSE in one."""
+    """Comparisons (lines of tests) with the share of tolerance used in each run, if one is over CLOSE_SHARE."""
     largest: dict[tuple[str, str, str], list[float | None]] = {}
     for i, rows in enumerate(comparisons):
         for row in rows:
@@ -116,7 +118,7 @@ def _varies(parts: Sequence[float | None]) -> bool:
 
 
 def format_page(result: Mapping[str, Any]) -> str:
-    """The result in Markdown."""
+    """Format the result in Markdown."""
     runs, rows = result["runs"], result["tolerances"]
     varying, fixed = [r for r in rows if r["varies"]], [r for r in rows if not r["varies"]]
     titles = [f"{run['core']}, {run['isa'] or 'own ISA'}" for run in runs]
@@ -133,7 +135,8 @@ def format_page(result: Mapping[str, Any]) -> str:
     lines += markdown_table(("comparison", "kind", *titles, "why it is enough"), map(_cells, varying))
     lines += ["", f"## Used more than a third, the same on every run: {len(fixed)}", ""]
     lines += [
-        "No kernel moves these: distances between fixed numbers (a value and its printed digits), or rounding outside BLAS.",
+        "No kernel moves these: distances between fixed numbers (a value and its printed digits), or rounding "
+        "outside BLAS.",
         "",
     ]
     lines += markdown_table(("comparison", "kind", *titles, "why it is enough"), map(_cells, fixed))
@@ -151,7 +154,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run, write, and say how many failed. Exit code: 0 all passed, 1 a test failed, 2 bad input."""
+    """Run the tests, write the result, print the counts. Exit code: 0 all passed, 1 a test failed, 2 bad input."""
     return guarded("machines", _main, argv)
 
 
@@ -161,20 +164,20 @@ def _main(argv: Sequence[str]) -> int:
     parser.add_argument("--tests", default="tests", help="files and folders, separated by commas (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="pytest's workers")
     parser.add_argument("--workdir", type=folder_path, default=RESULTS, help="where the two files are written")
-    arguments = parser.parse_args(argv)
-    results = [run_tests(*run, arguments.tests.split(","), arguments.jobs) for run in parse_runs(arguments.runs)]
+    options = parser.parse_args(argv)
+    results = [run_tests(*run, options.tests.split(","), options.jobs) for run in parse_runs(options.runs)]
     why = json.loads(_ARGUMENTS.read_text())
     rows = [row | {"why": why.get(row["test"], "")} for row in close_tolerances([rows for _, rows in results])]
     result = result_header("machines", argv) | {"runs": [run for run, _ in results], "tolerances": rows}
-    arguments.workdir.mkdir(parents=True, exist_ok=True)
-    write_result(arguments.workdir, "machines", result, format_page(result))
+    options.workdir.mkdir(parents=True, exist_ok=True)
+    write_result(options.workdir, "machines", result, format_page(result))
     failed = sum(run["failed"] for run, _ in results)
     unargued = sum(not row["why"] and row["varies"] for row in rows)
     counts = "; ".join(
         f"{run['core']}:{run['isa']} {run['passed']} passed, {run['failed']} failed" for run, _ in results
     )
     print(f"{counts}; {len(rows)} tolerances used by over a third, {unargued} that vary and are not argued")
-    emit_json(result, arguments.json)
+    emit_json(result, options.json)
     return 1 if failed else 0
 
 

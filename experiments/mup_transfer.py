@@ -1,12 +1,12 @@
-"""Does the best learning rate of one width serve another? A packed sweep over learning rate x width x seed, under two parametrizations.
+"""Test whether the best learning rate transfers over widths: a packed sweep over LR x width x seed, mup and standard.
 
     python -m experiments.mup_transfer --quick --workdir=runs/mup_transfer [--config=FILE] [--config.group.key=value …]
 
-Every (parametrization, width) is one program whose trials differ in learning rate and seed. At each width the best LR is the
-vertex of a parabola through the lowest losses of the mean over seeds, over log2 LR. Under mup it should stay where it is
-(at most 0.75 octaves over 8 times the width), under standard fall with the width (by more than 2): the grid of standard
-is placed lower at larger widths, so that its minimum lies inside. Writes results/mup_transfer.{json,md,png} beside this
-file with --quick and the default config, else into the workdir. Again to resume.
+Every (parametrization, width) is one program whose trials differ in learning rate and seed. At each width the best LR
+is the vertex of a parabola through the lowest mean losses over seeds, over log2 LR. Under mup it should not move (at
+most 0.75 octaves over 8 times the width); under standard it should fall with the width (by more than 2 octaves), so
+standard's grid is lower at larger widths, with its minimum inside. Writes results/mup_transfer.{json,md,png} beside
+this file with --quick and the default config, else into the workdir. Run it again to resume.
 """
 
 import pathlib
@@ -30,8 +30,8 @@ from scalelab.report.figures.lrplots import plot_lr_transfer, write_lr_figure
 from scalelab.sweep.best import find_best_lr
 
 ROOT = pathlib.Path(__file__).parent.parent
-GRID_FALL_OCTAVES = {"mup": 0.0, "standard": 0.8}  # octaves a doubling by which the grid is placed lower
-MOST_OCTAVES = {"mup": 0.75}  # octaves over 8 times the width, as is promised
+GRID_FALL_OCTAVES = {"mup": 0.0, "standard": 0.8}  # octaves by which the grid is lower per doubling of the width
+MOST_OCTAVES = {"mup": 0.75}  # octaves over 8 times the width: the goal
 LEAST_OCTAVES = {"standard": 2.0}
 SEEDS = (0, 1, 2)
 WIDTHS = (32, 64, 128, 256)
@@ -39,8 +39,8 @@ GRID_ENDS = (-10.0, -6.0)  # log2 of the LRs at the smallest width, first and la
 
 
 def transfer_trials(base: ConfigDict, widths: Sequence[int], step: float) -> dict[str, ConfigDict]:
-    """{name: config}, the largest width first: it takes longest."""
-    found = {}
+    """{name: config}, the largest width first, because it takes longest."""
+    trials = {}
     for width in sorted(widths, reverse=True):
         for parametrization in GRID_FALL_OCTAVES:
             config = resize_config(_under(base, parametrization), width)
@@ -48,8 +48,8 @@ def transfer_trials(base: ConfigDict, widths: Sequence[int], step: float) -> dic
                 for seed in SEEDS:
                     trial = config.copy_and_resolve_references()
                     trial.optim.peak_lr, trial.train.seed = float(2.0**log2_lr), seed
-                    found[run_name(parametrization, width, log2_lr, seed)] = config_lib.resolve(trial)
-    return found
+                    trials[run_name(parametrization, width, log2_lr, seed)] = config_lib.resolve(trial)
+    return trials
 
 
 def _under(base: ConfigDict, parametrization: str) -> ConfigDict:
@@ -65,29 +65,29 @@ def log2_lr_grid(parametrization: str, ratio: float, step: float) -> np.ndarray:
 
 
 def run_name(parametrization: str, width: int, log2_lr: float, seed: int) -> str:
-    """A run's folder."""
+    """The name of a run's folder."""
     return f"{parametrization}-d{width}-lr2^{log2_lr:+.2f}-seed{seed}"
 
 
 def read_transfer_rows(folder: pathlib.Path, widths: Sequence[int], step: float) -> list[dict[str, Any]]:
-    """A row a (parametrization, width): the curve of losses [seeds][LRs] and its best LR."""
+    """One row per (parametrization, width): the losses [seeds][LRs] and the best LR."""
     losses = {row["name"]: row["val_loss"] if row["status"] == "done" else None for row in records.read_runs(folder)}
     rows = []
     for parametrization in GRID_FALL_OCTAVES:
         for width in widths:
             lrs = log2_lr_grid(parametrization, width / min(widths), step)
             curve = [[losses[run_name(parametrization, width, lr, seed)] for lr in lrs] for seed in SEEDS]
-            found = find_best_lr(lrs, np.array(curve, float))  # None is NaN: diverged
-            facts = {"parametrization": parametrization, "d_model": width, "log2_lr": found.log2_lr}
-            facts |= {"interval90": [found.low, found.high], "loss": found.loss, "interior": found.interior}
+            best = find_best_lr(lrs, np.array(curve, float))  # None is NaN: diverged
+            facts = {"parametrization": parametrization, "d_model": width, "log2_lr": best.log2_lr}
+            facts |= {"interval90": [best.low, best.high], "loss": best.loss, "interior": best.interior}
             rows.append(facts | {"log2_lrs": lrs.tolist(), "losses": curve})
     return rows
 
 
 def lr_octaves_moved(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """{parametrization: octaves between the lowest and the highest best LR over widths}."""
-    found = {key: [row["log2_lr"] for row in rows if row["parametrization"] == key] for key in GRID_FALL_OCTAVES}
-    return {key: max(values) - min(values) for key, values in found.items()}
+    moved = {key: [row["log2_lr"] for row in rows if row["parametrization"] == key] for key in GRID_FALL_OCTAVES}
+    return {key: max(values) - min(values) for key, values in moved.items()}
 
 
 def span_s(folder: pathlib.Path) -> float:
@@ -97,7 +97,7 @@ def span_s(folder: pathlib.Path) -> float:
 
 
 def format_page(result: dict[str, Any]) -> str:
-    """The table as Markdown, with what it means."""
+    """Format the table as Markdown, with its meaning."""
     lines = [
         "# The best learning rate over widths, under mup and under standard",
         "",
@@ -119,14 +119,14 @@ def format_page(result: dict[str, Any]) -> str:
 
 
 def describe_transfer(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line a parametrization: how far its best LR moved, against what is promised."""
+    """One line per parametrization: how far its best LR moved, beside the goal."""
     lines = []
     for key, octaves in lr_octaves_moved(rows).items():
-        mine = [row for row in rows if row["parametrization"] == key]
+        rows_of = [row for row in rows if row["parametrization"] == key]
         goal = f"at most {MOST_OCTAVES[key]:g}" if key in MOST_OCTAVES else f"more than {LEAST_OCTAVES[key]:g}"
         met = octaves <= MOST_OCTAVES[key] if key in MOST_OCTAVES else octaves > LEAST_OCTAVES[key]
-        edge = "" if all(row["interior"] for row in mine) else "; a minimum lies at the edge of its grid"
-        ratio = max(row["d_model"] for row in mine) / min(row["d_model"] for row in mine)
+        edge = "" if all(row["interior"] for row in rows_of) else "; a minimum lies at the edge of its grid"
+        ratio = max(row["d_model"] for row in rows_of) / min(row["d_model"] for row in rows_of)
         lines.append(
             f"{key}: over {ratio:g} times the width the best LR moves by {octaves:.2f} octaves "
             f"({goal} expected: {'met' if met else 'NOT met'}{edge})."
@@ -135,7 +135,7 @@ def describe_transfer(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[ConfigDict, Sequence[int], float, Any, dict[str, str]]:
-    """Arguments -> (family, widths, octaves between LRs, options, overrides). BadInput for a mistake."""
+    """Parse arguments into (family, widths, octaves between LRs, options, overrides). BadInput for a mistake."""
     overrides, rest = config_lib.split_overrides(list(argv))
     parser = command_line("mup_transfer", __doc__)
     parser.add_argument("--workdir", type=folder_path, metavar="DIR", help="where the runs go; again to resume")
@@ -157,13 +157,13 @@ def _widths(text: str) -> list[int]:
 
 
 def plan(arguments: Sequence[str]) -> PlannedStudy:
-    """What this study would run with these arguments (default: --quick), before any of it: `scalelab plan --sweep` asks."""
+    """The runs of this study (default: --quick), before any of them runs (for `scalelab plan --sweep`)."""
     base, widths, step, *_ = parse_arguments(arguments or ["--quick"])
     return PlannedStudy(transfer_trials(base, widths, step))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0 measured (whatever came out), 1 a sweep failed, 2 bad input, 75 stopped by a signal after saving."""
+    """Run the study. Exit code: 0 measured (whatever the result), 1 a sweep failed, 2 bad input, 75 stopped."""
     return guarded("mup_transfer", _main, argv)
 
 
@@ -189,9 +189,10 @@ def _main(argv: Sequence[str]) -> int:
     status.refuse_crashed(folder, ended)
     rows = read_transfer_rows(folder, widths, step)
     result = result_header("mup_transfer", argv) | {
-        "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of {base.train.global_batch} x {base.model.seq_len} "
-        f"bytes, {base.schedule.name} LR, {base.optim.name}, mup's base width {base.parametrization.base_width}, seeds "
-        f"{', '.join(map(str, SEEDS))}; validation loss in nats/byte.",
+        "what": f"{base.model.n_layers} block(s), {base.train.steps} steps of "
+        f"{base.train.global_batch} x {base.model.seq_len} bytes, {base.schedule.name} LR, {base.optim.name}, "
+        f"mup's base width {base.parametrization.base_width}, seeds {', '.join(map(str, SEEDS))}; "
+        "validation loss in nats/byte.",
         "wall_s": span_s(folder),
         "config_identity": config_lib.identity(base),
         "rows": rows,

@@ -1,4 +1,4 @@
-"""Where a study's time goes: wall and CPU seconds of its phases, its own and its workers', interrupted calls included."""
+"""The time of a study: wall and CPU seconds of its phases and its workers, interrupted calls included."""
 
 import contextlib
 import pathlib
@@ -25,7 +25,7 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Count what happens inside as this phase, also where it ends by an exception; of bad input nothing is written."""
+        """Time the body as this phase, also if it ends by an exception; after BadInput nothing is written."""
         wall, cpu = time.monotonic(), time.process_time()
         try:
             yield
@@ -37,16 +37,16 @@ class PhaseClock:
         self.add(phase, time.monotonic() - wall, time.process_time() - cpu)
 
     def add(self, phase: str, wall_s: float, cpu_s: float | None) -> None:
-        """Count seconds that were measured elsewhere; CPU None where it is not known."""
+        """Add seconds that were measured elsewhere; `cpu_s` None: not known."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         records.append_json_lines(self.path, [{"phase": phase, "wall_s": wall_s, "cpu_s": cpu_s}])
 
 
 def collect_phases(folder: pathlib.Path, kinds: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """Rows `phase`, `wall_s`, `cpu_s`, `compile_s` (of the CPU seconds: starting, tracing, compiling); None: not known.
+    """Rows `phase`, `wall_s`, `cpu_s`, `compile_s` (the part of CPU seconds for starting, tracing, compiling).
 
-    First the study's own phases, in order of time, then what its workers did for `{kind: trials}`, whose wall time is
-    inside a phase's.
+    None: not known. First the study's own phases, in order of time, then the work of its workers on `{kind: trials}`;
+    its wall time is part of a phase's.
     """
     rows: dict[str, dict[str, Any]] = {}
     for line in records.read_json_lines(folder / PHASES_FILE, PHASE_SCHEMA):
@@ -56,9 +56,11 @@ def collect_phases(folder: pathlib.Path, kinds: Mapping[str, Sequence[str]]) -> 
             row["cpu_s"] = (row["cpu_s"] or 0.0) + line["cpu_s"]
     packs = records.read_json(folder / "sweep.json")["packs"]
     for kind, trials in kinds.items():
-        mine = [pack for pack, names in packs.items() if set(names) & set(trials)]
+        packs_of_kind = [pack for pack, names in packs.items() if set(names) & set(trials)]
         lines = [
-            line for pack in mine for line in records.read_json_lines(folder / "packs" / pack / SPENT_FILE, WORK_SCHEMA)
+            line
+            for pack in packs_of_kind
+            for line in records.read_json_lines(folder / "packs" / pack / SPENT_FILE, WORK_SCHEMA)
         ]
         if lines:
             compiling = sum(min(line["cpu_s"], line["start_s"] + _cpu_share(line)) for line in lines)
@@ -68,21 +70,21 @@ def collect_phases(folder: pathlib.Path, kinds: Mapping[str, Sequence[str]]) -> 
 
 
 def _cpu_share(line: Mapping[str, float]) -> float:
-    """CPU seconds of a pack's compilations, which jax tells in wall time: as much of either, for a worker has its own core."""
+    """CPU seconds of a pack's compilations. jax reports wall time; the shares are equal, as each worker has a core."""
     return line["compile_s"] * line["cpu_s"] / line["wall_s"]
 
 
 def total_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Wall seconds of the phases, CPU seconds of all."""
+    """The sums of wall seconds (phases only) and of CPU seconds (all rows)."""
     return {key: sum(row[key] or 0.0 for row in rows) for key in ("wall_s", "cpu_s")}
 
 
 def phase_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The cells of the table, its head and its sum included."""
+    """The cells of the table, with head and sum."""
     body = [[str(row["phase"]), *(_seconds(row.get(key)) for key in ("wall_s", "cpu_s", "compile_s"))] for row in rows]
-    every = total_seconds(rows)
+    total = total_seconds(rows)
     head = ["seconds", "wall", "CPU", "of it starting, tracing, compiling"]
-    return [head, *body, ["in all", _seconds(every["wall_s"]), _seconds(every["cpu_s"]), ""]]
+    return [head, *body, ["in all", _seconds(total["wall_s"]), _seconds(total["cpu_s"]), ""]]
 
 
 def _seconds(value: float | None) -> str:

@@ -1,13 +1,13 @@
-"""Every precision policy on one model: loss, speed and memory side by side; and where gradients, weights and updates lie.
+"""Compare precision policies on one model: loss, speed and memory, and the exponents of gradients, weights and updates.
 
     python -m experiments.precision [--quick] [--only=small] [--workdir=runs/precision] [--json[=PATH]]
 
-configs/tiny.py on the same seeds (same first weights, same batches) in three settings, five seeds each. `usual`: its own LR under
-each policy, 150 steps. `small`: an LR of 1e-4, where a weight kept in 8 bits loses updates, 120 steps. `batch`: 65,536 tokens a
-step, where a token's gradient is small for fp16, 20 steps of a smaller model. --quick takes two seeds and 80 steps at most. Runs in
-the workdir that have ended are not run again; a setting that --only leaves out is kept as it was measured. Writes precision.json,
-precision.md, precision.png, exponents.pdf and .csv into the workdir, and without --quick the first three into `results/` beside
-this file.
+Trains configs/tiny.py with equal seeds (equal first weights, equal batches) in three settings, five seeds each.
+`usual`: its own LR under each policy, 150 steps. `small`: an LR of 1e-4, where a weight kept in 8 bits loses updates,
+120 steps. `batch`: 65,536 tokens a step, where a token's gradient is small for fp16, 20 steps of a smaller model.
+--quick takes two seeds and at most 80 steps. Finished runs in the workdir are not run again; a setting that --only
+leaves out keeps its old result. Writes precision.json, precision.md, precision.png, exponents.pdf and .csv into the
+workdir, and without --quick the first three into `results/` beside this file.
 """
 
 import functools
@@ -47,7 +47,7 @@ TIMED_BATCHES = 4  # steps of a timed dispatch
 
 
 class PrecisionSetting(NamedTuple):
-    """What a setting changes of configs/tiny.py, its steps, and the policies that are held against fp32 there."""
+    """A setting: its changes to configs/tiny.py, its steps, and the policies compared with fp32 there."""
 
     title: str
     values: dict[str, float]
@@ -56,7 +56,8 @@ class PrecisionSetting(NamedTuple):
 
 
 PRECISION_SETTINGS = {
-    "small": PrecisionSetting("Small updates", {"optim.peak_lr": 1e-4}, 120, ["fp32", "bf16", "fp16_unscaled", "bf16_moments", "bf16_master"]),
+    "small": PrecisionSetting("Small updates", {"optim.peak_lr": 1e-4}, 120,
+        ["fp32", "bf16", "fp16_unscaled", "bf16_moments", "bf16_master"]),
     # 65,536 tokens: the gradient of one token is that much smaller than the batch's
     "batch": PrecisionSetting(
         "Large batch",
@@ -69,7 +70,7 @@ SEEDS = 5
 
 
 def policy_config(policy: str, seed: int, steps: int, setting: str = "usual") -> ConfigDict:
-    """The run of one policy and seed."""
+    """The config of one policy and seed."""
     sizes = {"train.steps": steps, "checkpoint.every_steps": steps, "eval.every_steps": steps, "log.every_steps": 1}
     return config_lib.resolve(
         config_lib.override(
@@ -80,14 +81,14 @@ def policy_config(policy: str, seed: int, steps: int, setting: str = "usual") ->
 
 
 def train_policy(folder: pathlib.Path, setting: str, policy: str, seed: int, steps: int) -> dict[str, Any]:
-    """The run's last validation loss, its curve, skipped steps and what its record says of formats."""
+    """Train one run: its last validation loss, its curve, skipped steps, and the formats in its record."""
     config = policy_config(policy, seed, steps, setting)
     place = folder / f"{setting}-{policy}-{steps}-{seed}"
     print(f"training {place.name}", file=sys.stderr, flush=True)
-    ended = single.train_single(config, place)
+    result = single.train_single(config, place)
     lines = [line for line in records.read_metrics(place) if "train_loss" in line]
     return {
-        "policy": policy, "seed": seed, "status": ended["status"], "val_loss": ended["val_loss"],
+        "policy": policy, "seed": seed, "status": result["status"], "val_loss": result["val_loss"],
         "skipped": lines[-1]["skipped"], "loss_scale": lines[-1].get("loss_scale"),
         "curve": [line["train_loss"] for line in lines], "dtypes": records.read_json(place / "record.json")["dtypes"],
     }  # fmt: skip
@@ -99,7 +100,7 @@ def static_and_hparams(config: ConfigDict) -> tuple[Any, dict[str, Any]]:
 
 
 def measure_bytes(config: ConfigDict) -> dict[str, int]:
-    """Bytes of weights and of the optimizer's state between steps, and of the largest temporaries of a step, by XLA."""
+    """Bytes of weights and optimizer state between steps, and of a step's temporaries (by XLA)."""
     static, h = static_and_hparams(config)
     state = state_lib.state_shapes(static)
     batch = jax.ShapeDtypeStruct((static.global_batch, static.model.seq_len + 1), jnp.int32)
@@ -110,55 +111,55 @@ def measure_bytes(config: ConfigDict) -> dict[str, int]:
 
 
 def measure_seconds(policies: Sequence[str], batches: np.ndarray, rounds: int) -> dict[str, list[float]]:
-    """Seconds a step of each policy, in turns."""
+    """Seconds per step of each policy, measured in turns."""
 
     def contender(policy: str) -> Any:
         config = policy_config(policy, 0, 300)
         run = program.PACKINGS["turn"](config_lib.static(config), [config_lib.hparams(config)])
-        held = [run.init()]
+        states = [run.init()]
 
         def steps() -> Any:
-            held[0], _ = run.advance(held[0], [batches], TIMED_BATCHES)
-            return held[0]
+            states[0], _ = run.advance(states[0], [batches], TIMED_BATCHES)
+            return states[0]
 
         return steps
 
-    found = time_interleaved({policy: contender(policy) for policy in policies}, rounds=rounds, warmup=1)
-    return {policy: [s / TIMED_BATCHES for s in each] for policy, each in found.items()}
+    timed = time_interleaved({policy: contender(policy) for policy in policies}, rounds=rounds, warmup=1)
+    return {policy: [s / TIMED_BATCHES for s in seconds] for policy, seconds in timed.items()}
 
 
 def measure_exponents(
     folder: pathlib.Path, steps: int, batches: np.ndarray
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Rows of exponents at the end of the fp32 run, and each layer's share of zero gradients there, with and without a scale."""
+    """At the end of the fp32 run: rows of exponents, and each layer's share of zero gradients by policy."""
     config = policy_config("fp32", 0, steps)
     static, h = static_and_hparams(config)
     checkpoints, name = start.find_last_checkpoint(folder / f"usual-fp32-{steps}-0")  # type: ignore[misc]
     state = checkpoints.load({name: state_lib.state_shapes(static)}).states[name]  # type: ignore[union-attr]
     tokens = jnp.asarray(batches[0])
     new, _ = jax.jit(functools.partial(train_step, static))(state, tokens, h)
-    found = {}
+    gradients = {}
     for policy in ("fp32", "fp16_unscaled", "fp16"):
-        of, _ = static_and_hparams(policy_config(policy, 0, steps))
-        each = jax.jit(functools.partial(compute_gradients, of))(
+        static_policy, _ = static_and_hparams(policy_config(policy, 0, steps))
+        outputs = jax.jit(functools.partial(compute_gradients, static_policy))(
             state.params, tokens, jnp.float32(0), jnp.float32(65536)
         )
-        found[policy] = jax.device_get(each[1])
+        gradients[policy] = jax.device_get(outputs[1])
     update = jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), *jax.device_get((new.params, state.params)))
-    trees = {"gradient": found["fp32"], "weight": jax.device_get(state.params), "update": update}
+    trees = {"gradient": gradients["fp32"], "weight": jax.device_get(state.params), "update": update}
     rows = [row for kind, tree in trees.items() for row in exponent_histograms.histogram_rows(kind, tree)]
-    return rows, {policy: exponent_histograms.zero_shares(tree) for policy, tree in found.items()}
+    return rows, {policy: exponent_histograms.zero_shares(tree) for policy, tree in gradients.items()}
 
 
 def run_setting(folder: pathlib.Path, setting: str, seeds: int, steps: int, rounds: int) -> dict[str, Any]:
-    """Everything that is measured in a setting."""
+    """Train and measure everything of one setting."""
     runs = [
         train_policy(folder, setting, p, seed, steps)
         for p in PRECISION_SETTINGS[setting].policies
         for seed in range(seeds)
     ]
     config = policy_config("fp32", 0, steps, setting)
-    facts_of = {
+    facts = {
         "title": PRECISION_SETTINGS[setting].title,
         "peak_lr": config.optim.peak_lr,
         "batch": config.train.global_batch * config.model.seq_len,
@@ -166,11 +167,11 @@ def run_setting(folder: pathlib.Path, setting: str, seeds: int, steps: int, roun
         "seeds": seeds,
         "runs": runs,
     }
-    return facts_of | (_sides(folder, config, runs, rounds) if setting == "usual" else {})
+    return facts | (_sides(folder, config, runs, rounds) if setting == "usual" else {})
 
 
 def _sides(folder: pathlib.Path, config: ConfigDict, runs: Sequence[dict[str, Any]], rounds: int) -> dict[str, Any]:
-    """Beside the losses: time and memory of each policy, exponents, zero gradients."""
+    """Measure time and memory of each policy, exponents, and zero gradients."""
     steps, shape = config.train.steps, config.model
     chunk = config.train.steps_per_dispatch
     batches = train_batches(single.load_run_dataset(config), shape.seq_len, config.train.global_batch, 7).chunk(
@@ -180,13 +181,13 @@ def _sides(folder: pathlib.Path, config: ConfigDict, runs: Sequence[dict[str, An
     rows, zeros = measure_exponents(folder, steps, batches)
     table = []
     for policy in POLICIES:
-        of_policy = [run for run in runs if run["policy"] == policy]
+        policy_runs = [run for run in runs if run["policy"] == policy]
         ratios = [a / b for a, b in zip(timed[policy], timed["fp32"], strict=True)]
         table.append({
-            "policy": policy, "val_loss": statistics.mean(run["val_loss"] for run in of_policy),
-            "skipped": sum(run["skipped"] for run in of_policy),
+            "policy": policy, "val_loss": statistics.mean(run["val_loss"] for run in policy_runs),
+            "skipped": sum(run["skipped"] for run in policy_runs),
             "ms_a_step": 1e3 * statistics.median(timed[policy]), "time_over_fp32": statistics.median(ratios),
-            "bytes": measure_bytes(policy_config(policy, 0, steps)), "dtypes": of_policy[0]["dtypes"],
+            "bytes": measure_bytes(policy_config(policy, 0, steps)), "dtypes": policy_runs[0]["dtypes"],
         })  # fmt: skip
     return {"table": table, "exponents": rows, "zero_gradients": zeros}
 
@@ -209,7 +210,7 @@ def _options(argv: Sequence[str]) -> Any:
 
 
 def plan(arguments: Sequence[str]) -> PlannedStudy:
-    """What this study would train with these arguments, before any of it: `scalelab plan --sweep` asks."""
+    """The runs of this study with these arguments, before any of them runs (for `scalelab plan --sweep`)."""
     options = _options(arguments)
     runs = {}
     for setting, steps in options.settings.items():
@@ -220,7 +221,7 @@ def plan(arguments: Sequence[str]) -> PlannedStudy:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0, or 2 for bad input."""
+    """Run the study; exit code 0, or 2 for bad input."""
     return guarded("precision", _main, argv)
 
 

@@ -1,4 +1,4 @@
-"""What the precision study measured as a page: losses beside fp32's with standard errors, and what may be called harm."""
+"""The page of the precision study: losses beside fp32's with standard errors, and which differences count as harm."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,29 +11,30 @@ SURE_SIGMAS = 3.0  # standard errors above fp32 from which a loss is called harm
 
 
 def differences_to_fp32(runs: Sequence[Mapping[str, Any]]) -> dict[str, MeanDifference | None]:
-    """{policy: its validation loss less fp32's, paired by seed}; None where a run diverged."""
+    """{policy: its validation loss minus fp32's, paired by seed}; None if a run diverged."""
     losses: dict[str, dict[int, float]] = {}
     for run in runs:
         losses.setdefault(run["policy"], {})[run["seed"]] = float("inf") if run["val_loss"] is None else run["val_loss"]
-    return {policy: mean_difference(of, losses["fp32"]) for policy, of in losses.items() if policy != "fp32"}
+    return {policy: mean_difference(by_seed, losses["fp32"]) for policy, by_seed in losses.items() if policy != "fp32"}
 
 
-def describe_harm(apart: MeanDifference | None) -> str:
-    """What a difference to fp32 shows."""
-    if apart is None:
+def describe_harm(difference: MeanDifference | None) -> str:
+    """Whether a difference to fp32 counts as harm."""
+    if difference is None:
         return "harm: diverged"
-    if apart.sigmas > SURE_SIGMAS:
-        return f"harm: {apart.sigmas:.1f} standard errors above fp32"
-    return f"no harm shown: {apart.sigmas:+.1f} standard errors"
+    if difference.sigmas > SURE_SIGMAS:
+        return f"harm: {difference.sigmas:.1f} standard errors above fp32"
+    return f"no harm shown: {difference.sigmas:+.1f} standard errors"
 
 
 def format_page(result: Mapping[str, Any]) -> str:
-    """Every setting that was measured, as Markdown."""
+    """Format every measured setting as Markdown."""
     lines = [
         "# Precision policies", "",
-        "configs/tiny.py under each policy, on the same seeds: the same first weights and batches for all, so differences are pairs, "
-        f"with their standard errors. Harm is what lies more than {SURE_SIGMAS:g} standard errors above fp32; what lies below that shows "
-        "nothing, neither harm nor its absence in longer runs. The order is that of the policies, not a ranking.",
+        "configs/tiny.py under each policy, on the same seeds: the same first weights and batches for all, so "
+        f"differences are pairs, with their standard errors. Harm is what lies more than {SURE_SIGMAS:g} standard "
+        "errors above fp32; what lies below that shows nothing, neither harm nor its absence in longer runs. The "
+        "order is that of the policies, not a ranking.",
     ]  # fmt: skip
     for part in result.values():
         lines += ["", *_losses(part)] if "table" not in part else ["", *_sides(part)]
@@ -41,30 +42,37 @@ def format_page(result: Mapping[str, Any]) -> str:
 
 
 def _head(part: Mapping[str, Any]) -> list[str]:
-    title = f"## {part['title']}: peak LR {part['peak_lr']:g}, {part['steps']} steps of {part['batch']:,} bytes, {part['seeds']} seeds"
-    return [title, "", f"`{part['command']}`, {part['date']}, {part['machine']}.", ""]
+    size = f"{part['steps']} steps of {part['batch']:,} bytes, {part['seeds']} seeds"
+    return [
+        f"## {part['title']}: peak LR {part['peak_lr']:g}, {size}",
+        "",
+        f"`{part['command']}`, {part['date']}, {part['machine']}.",
+        "",
+    ]
 
 
-def _shown(apart: MeanDifference | None) -> str:
-    return "diverged" if apart is None else f"{apart.mean:+.4f} ± {apart.error:.4f}"
+def _shown(difference: MeanDifference | None) -> str:
+    return "diverged" if difference is None else f"{difference.mean:+.4f} ± {difference.error:.4f}"
 
 
 def _losses(part: Mapping[str, Any]) -> list[str]:
-    apart = differences_to_fp32(part["runs"])
+    differences = differences_to_fp32(part["runs"])
     rows = []
     for policy in dict.fromkeys(run["policy"] for run in part["runs"]):
         losses = [run["val_loss"] for run in part["runs"] if run["policy"] == policy]
-        gap = ["–", ""] if policy == "fp32" else [_shown(apart[policy]), describe_harm(apart[policy])]
+        gap = ["–", ""] if policy == "fp32" else [_shown(differences[policy]), describe_harm(differences[policy])]
         rows.append([policy, f"{sum(losses) / len(losses):.4f}" if None not in losses else "diverged", *gap])
     return [*_head(part), *markdown_table(["policy", "val loss", "over fp32", "shows"], rows)]
 
 
 def _sides(part: Mapping[str, Any]) -> list[str]:
-    apart = differences_to_fp32(part["runs"])
+    differences = differences_to_fp32(part["runs"])
     lines = [
         *_head(part),
-        "A CPU has units for fp32 alone: time there is the cost of emulation, not what a chip with such units takes. Temporaries are "
-        "XLA's for one step; it widens narrow operands on a CPU." + (f" {part['remark']}" if "remark" in part else ""), "",
+        "A CPU has units for fp32 alone: time there is the cost of emulation, not what a chip with such units takes. "
+        "Temporaries are "
+        "XLA's for one step; it widens narrow operands on a CPU." + (f" {part['remark']}" if "remark" in part else ""),
+        "",
     ]  # fmt: skip
     columns = [
         "policy",
@@ -85,7 +93,7 @@ def _sides(part: Mapping[str, Any]) -> list[str]:
         gap = (
             ["–", ""]
             if row["policy"] == "fp32"
-            else [_shown(apart[row["policy"]]), describe_harm(apart[row["policy"]])]
+            else [_shown(differences[row["policy"]]), describe_harm(differences[row["policy"]])]
         )
         rows.append([
             row["policy"], f"{row['val_loss']:.4f}", *gap, str(row["skipped"]), f"{row['ms_a_step']:.0f}",
@@ -100,7 +108,8 @@ def _sides(part: Mapping[str, Any]) -> list[str]:
     )
     lines += [
         "",
-        "Share of non-zero numbers that a cast without a scale would lose (to zero, or by overflow), largest of all layers:",
+        "Share of non-zero numbers that a cast without a scale would lose (to zero, or by overflow), largest of all "
+        "layers:",
     ]
     worst = []
     for kind in ("gradient", "weight", "update"):

@@ -1,4 +1,4 @@
-"""What experiments share: their command line, the facts beside a result, its two files, and tables in Markdown."""
+"""Tools shared by experiments: the command line, the facts beside a result, its two files, and Markdown tables."""
 
 import datetime
 import os
@@ -15,38 +15,38 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def command_line(name: str, doc: str | None) -> Parser:
-    """Of `python -m experiments.NAME`."""
-    found = Parser("", doc)
-    found.prog = f"python -m experiments.{name}"
-    return found
+    """The parser of `python -m experiments.NAME`."""
+    parser = Parser("", doc)
+    parser.prog = f"python -m experiments.{name}"
+    return parser
 
 
 def result_header(name: str, argv: Sequence[str]) -> dict[str, Any]:
-    """What a result begins with: command, date and machine."""
+    """The first entries of a result: command, date and machine."""
     command = " ".join([f"python -m experiments.{name}", *argv])
     return {"command": command, "date": str(datetime.date.today()), "machine": describe_machine()}
 
 
 def write_result(folder: pathlib.Path, name: str, result: Any, page: str) -> None:
-    """Write a result as NAME.json, for people as NAME.md."""
+    """Write a result as NAME.json, and its page for people as NAME.md."""
     records.write_json(folder / f"{name}.json", result)
     (folder / f"{name}.md").write_text(page)
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table's lines."""
+    """The lines of a Markdown table."""
     return [" | ".join(("", *cells, "")).strip() for cells in (columns, ("---",) * len(columns), *rows)]
 
 
 def describe_machine() -> str:
-    """One line: processor, cores, load, and the versions that decide speed."""
+    """Describe this machine in one line: processor, cores, load, and the versions that decide speed."""
     versions = " ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "flax", "optax", "numpy"))
     load = os.getloadavg()[0]
     return f"{_processor()}, {_cores()} cores (load {load:.1f}), Python {platform.python_version()}, {versions}"
 
 
 def _processor() -> str:
-    """The name Linux gives the processor, else Python's."""
+    """The processor's name from Linux, else from Python."""
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -54,5 +54,5 @@ def _processor() -> str:
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

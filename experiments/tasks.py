@@ -1,11 +1,11 @@
-"""Small tasks for small models, made by rule: what a byte model learns of Python's own sources, and of the synthetic language.
+"""Small tasks for small models, made by rule: what a byte model learns from Python's sources or the synthetic language.
 
     python -m experiments.tasks [--items=150] [--out=experiments/tasks]
 
-writes brackets, keywords, indentation and spelling (Python) and bigrams (the synthetic language of vocabulary 256 and
-language_seed 0) in the format of docs/tasks.md. The same command writes the same bytes. In brackets, keywords and
-indentation the right choice is drawn like the wrong ones, so that whoever judges them without the context has an accuracy
-of `chance`, whatever choice is cheap. Every text is put together here from the words below.
+Write brackets, keywords, indentation and spelling (Python) and bigrams (the synthetic language of vocabulary 256 and
+language_seed 0) in the format of docs/tasks.md. The command always writes the same bytes. In brackets, keywords and
+indentation the right choice is drawn like the wrong ones: judged without the context, the accuracy is `chance`,
+whichever choice is likely by itself. Every text is made from the words below.
 """
 
 import functools
@@ -45,7 +45,10 @@ SPELLED_WORDS = [
 
 
 def brackets(chance: random.Random) -> dict:
-    """What closes the brackets that are open, innermost first. Any closing but one of a single kind is as often right as wrong."""
+    """Close the open brackets, innermost first.
+
+    Each choice except one of a single kind is right as often as wrong.
+    """
     depth = chance.choice([2, 2, 3])
     closings = ["".join(each) for each in itertools.product(")]}", repeat=depth) if len(set(each)) > 1]
     right, *wrong = chance.sample(closings, 4)
@@ -62,18 +65,19 @@ def brackets(chance: random.Random) -> dict:
 
 
 def keywords(chance: random.Random) -> dict:
-    """The rest of a keyword, among the rests of others."""
-    begun = chance.choice(list(KEYWORDS))
-    others = chance.sample([rest for rest in KEYWORDS.values() if rest != KEYWORDS[begun]], 3)
+    """Complete a keyword; the wrong choices complete others."""
+    beginning = chance.choice(list(KEYWORDS))
+    others = chance.sample([rest for rest in KEYWORDS.values() if rest != KEYWORDS[beginning]], 3)
     indent = "    " * chance.randint(1, 2)
-    context = f"{indent}{chance.choice(VARIABLE_NAMES)} = {chance.choice(BUILTIN_CALLS)}({chance.choice(VARIABLE_NAMES)})\n{indent}{begun}"
-    return _choice(chance, context, KEYWORDS[begun], others)
+    target, call, argument = (chance.choice(names) for names in (VARIABLE_NAMES, BUILTIN_CALLS, VARIABLE_NAMES))
+    context = f"{indent}{target} = {call}({argument})\n{indent}{beginning}"
+    return _choice(chance, context, KEYWORDS[beginning], others)
 
 
 def indentation(chance: random.Random) -> dict:
-    """A line after one that ends in a colon is indented once more: how many spaces are wanting yet? Any is as often right.
+    """Indent the line after a colon: how many more spaces are needed?
 
-    All choices have the same length.
+    Each choice is right as often as wrong, and all have one length.
     """
     depth, wanting = chance.randint(0, 2), chance.choice(MISSING_SPACES)
     a, b = chance.sample(VARIABLE_NAMES, 2)
@@ -98,9 +102,9 @@ def spelling(chance: random.Random) -> dict:
 
 
 def bigrams(chance: random.Random) -> dict:
-    """What the synthetic language says next: eight words drawn by its rules, or eight by their frequency alone.
+    """Continue the synthetic language: eight words drawn by its rules, or eight by their frequency alone.
 
-    Within a choice too: who knows which word follows which is better than chance without the context.
+    The context is not needed in full: knowing which word follows which within a choice is better than chance.
     """
     language, draws = _language(), np.random.RandomState(chance.getrandbits(32))
     words = [draws.choice(len(language.start), p=language.start)]
@@ -125,7 +129,7 @@ TASKS = {made.__name__: made for made in (brackets, keywords, indentation, spell
 
 
 def task_lines(name: str, items: int, seed: int = 0) -> str:
-    """A task's file: `items` different ones."""
+    """The lines of a task's file: `items` different ones."""
     chance = random.Random(f"{name} {seed}")
     rows: dict[str, None] = {}
     while len(rows) < items:
@@ -134,7 +138,7 @@ def task_lines(name: str, items: int, seed: int = 0) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write all of them. Exit code 0, 2 for bad input."""
+    """Write all task files; exit code 0, 2 for bad input."""
     return guarded("tasks", _main, argv)
 
 

@@ -65,8 +65,8 @@ def test_a_run_whose_config_was_edited_is_a_damaged_row_and_the_others_are_liste
     content["optim"]["peak_lr"] *= 5
     records.write_json(path, content)
     main(["runs", str(tmp_path)])
-    said = capsys.readouterr()
-    rows = {line.split()[0]: line for line in said.out.splitlines() if line[:1] in "ab" and line[1:2] == " "}
+    output = capsys.readouterr()
+    rows = {line.split()[0]: line for line in output.out.splitlines() if line[:1] in "ab" and line[1:2] == " "}
     assert "damaged" in rows["b"] and "damaged" not in rows["a"]
-    assert "runs/b/config.json is not the config" in said.err + said.out
+    assert "runs/b/config.json is not the config" in output.err + output.out
     assert main(["runs", str(path.parent)]) == 2

@@ -152,7 +152,7 @@ MISTAKES = {
     "sweep --workdir=configs --status": "'configs' holds no sweep",
     "coordcheck --config=configs/tiny.py --widths=64": "'64' is not two whole sizes or more",
     "coordcheck --config=configs/tiny.py --widths=64,wide": "'64,wide' is not two whole sizes or more",
-    "recipe llama3_8b --steps=10": "--steps is for --shrink",
+    "recipe llama3_8b --steps=10": "--steps goes with --shrink",
     "prepare --source=README.md --tokenizer=byte --out=new": "did you mean 'bytes'?",
     "prepare --source=README.md --tokenizer=bytes --out=README.md/mine": "README.md is a file; name a folder",
     "prepare --source=README.md --tokenizer=~nosuchuser/t.json --out=new": (
@@ -166,8 +166,8 @@ MISTAKES = {
         "'a=1e400' is not a name and a number from 0 to 2^63"
     ),
     "schedule --config=configs/tiny.py --config.data.mixture=a=1;1__0:b=1,a=1": "sum to 2, not 1",
-    "plan --config=configs/tiny.py --hardware=h100 --batch=1e20": "is no whole number up to 1000000000000000",
-    "train --config=configs/tiny.py --workdir=": "'' names no folder; the one you are in is .",
+    "plan --config=configs/tiny.py --hardware=h100 --batch=1e20": "is not a whole number up to 1000000000000000",
+    "train --config=configs/tiny.py --workdir=": "'' is not a folder; the current folder is .",
     "plan --params=1e-320 --tokens=1e9": "'1e-320' is not between 1e-60 and 1e+60",
     "fit README.md --law=os:path": "--law='os:path' is <module",
     "fit README.md --hold=E=inf": "E = inf can't be held",
@@ -181,9 +181,9 @@ MISTAKES = {
 def test_a_mistake_ends_in_one_line_before_any_work(line, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert main(line.split()) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert MISTAKES[line] in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert MISTAKES[line] in output.err
     assert not (ROOT / "new").exists()
 
 
@@ -204,7 +204,7 @@ def test_an_old_name_of_an_option_still_works_and_tells_the_new_one(line, monkey
     old, new = option.split("=")[0], RENAMED[line]
     assert main(line.split()) == 2
     notice, mistake = capsys.readouterr().err.splitlines()
-    assert notice == f"scalelab {command}: {old} is now called {new}; the old name goes with the next release"
+    assert notice == f"scalelab {command}: {old} is now called {new}; the next release drops the old name"
     assert main(line.replace(old, new).split()) == 2
     assert capsys.readouterr().err == f"{mistake}\n" and new in mistake
     with pytest.raises(SystemExit):
@@ -236,5 +236,5 @@ def test_a_study_takes_mistakes_as_commands_do(name, capsys):
     folder = (ROOT / "experiments" / name / "__main__.py").exists()
     study = importlib.import_module(f"experiments.{name}.__main__" if folder else f"experiments.{name}")
     assert study.main(["--qick"]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(f"{name}: ") and said.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.startswith(f"{name}: ") and output.err.count("\n") == 1

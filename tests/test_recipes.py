@@ -32,11 +32,11 @@ COUNTED = [(n, key) for n in NAMES for key in recipes.find_recipe(n).published i
 @pytest.mark.parametrize(("name", "convention"), COUNTED)
 def test_parameters_are_those_published(name, convention):
     """Whole numbers to the last parameter; rounded ones to half of what their last digit stands for."""
-    published, found = recipes.find_recipe(name).published[convention], parameters(name)[convention]
+    published, result = recipes.find_recipe(name).published[convention], parameters(name)[convention]
     if isinstance(published, int):
-        assert found == published
+        assert result == published
     else:
-        assert abs(found - published) <= 0.51 * last_digit(published)
+        assert abs(result - published) <= 0.51 * last_digit(published)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if recipes.find_recipe(n).published])
@@ -80,15 +80,15 @@ def test_the_batches_of_palm_and_llama_3():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_choice_says_where_it_is_from(name):
     """Each value that a file sets has a comment on its line, wherever a formatter has put it."""
-    found = recipes.list_choices(recipes.find_recipe(name))
-    assert len(found) > 15 and [choice.key for choice in found if not choice.why] == []
-    said = {choice.key: choice.why for choice in found}
-    assert said["train.global_batch"] != said["eval.batches"] == "how a long run is watched: ours"
+    result = recipes.list_choices(recipes.find_recipe(name))
+    assert len(result) > 15 and [choice.key for choice in result if not choice.why] == []
+    output = {choice.key: choice.why for choice in result}
+    assert output["train.global_batch"] != output["eval.batches"] == "how a long run is monitored: our choice"
 
 
 def test_what_a_preset_brings_is_the_presets_word():
-    said = {choice.key: choice.why for choice in recipes.list_choices(recipes.find_recipe("opt_175b"))}
-    assert said["model.d_model"] == "Table 1" and said["model.bias"].startswith("base.gpt2: Radford et al. 2019")
+    output = {choice.key: choice.why for choice in recipes.list_choices(recipes.find_recipe("opt_175b"))}
+    assert output["model.d_model"] == "Table 1" and output["model.bias"].startswith("base.gpt2: Radford et al. 2019")
 
 
 KEPT = {"position", "norm", "mlp", "block", "norm_place", "qk_norm", "qk_norm_over", "tied_head", "bias", "qkv_bias",

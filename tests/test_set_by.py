@@ -34,15 +34,15 @@ def file(tmp_path):
 
 
 def test_scalelab_optim_says_who_set_each_value_also_where_it_equals_the_default(file, capsys):
-    given = {"optim.weight_decay": 0.1, "optim.beta1": 0.8}  # the first is adamw's own too
-    command = ["optim", f"--config={file}", *(f"--config.{key}={value}" for key, value in given.items())]
+    overrides = {"optim.weight_decay": 0.1, "optim.beta1": 0.8}  # the first is adamw's own too
+    command = ["optim", f"--config={file}", *(f"--config.{key}={value}" for key, value in overrides.items())]
     assert main(command) == 0
-    said = capsys.readouterr().err
-    own = next(line for line in said.splitlines() if line.startswith("adamw's own values"))
+    output = capsys.readouterr().err
+    own = next(line for line in output.splitlines() if line.startswith("adamw's own values"))
     assert "peak_lr=0.003" in own and "eps=1e-08" in own and "bias_correction=True" in own
     assert not any(f"{key}=" in own for key in ("beta1", "beta2", "weight_decay"))
-    assert "set by the command line: optim.beta1=0.8, optim.weight_decay=0.1" in said
-    assert "set by the config file: optim.beta2=0.95, optim.clip_norm=0.5" in said
+    assert "set by the command line: optim.beta1=0.8, optim.weight_decay=0.1" in output
+    assert "set by the config file: optim.beta2=0.95, optim.clip_norm=0.5" in output
     assert main([*command, "--json"]) == 0
     authors = json.loads(capsys.readouterr().out)["set_by"]
     assert authors["beta2"] == "the config file" and authors["weight_decay"] == "the command line"
@@ -67,9 +67,9 @@ def test_a_schedule_is_called_default_where_nobody_set_it(file):
     assert "warm-up 25 steps (default)" not in schedule_steps.describe_schedule(config)
     by_tokens = load(file, {"schedule.warmup_steps": "none", "schedule.warmup_tokens": 51200})
     assert config_value_origins(by_tokens)["schedule.warmup_steps"] == set_by.DERIVED
-    for given, left in ((config, 25), (by_tokens, None)):  # before another length: what was chosen stays
-        schedule_steps.forget_derived_steps(given)
-        assert given.schedule.warmup_steps == left
+    for overrides, left in ((config, 25), (by_tokens, None)):  # before another length: what was chosen stays
+        schedule_steps.forget_derived_steps(overrides)
+        assert overrides.schedule.warmup_steps == left
 
 
 def test_a_sweep_its_grid_and_its_command_line_are_told_apart(file):

@@ -1,4 +1,4 @@
-"""Chinchilla 70B (Hoffmann et al. 2022, arXiv 2203.15556): Gopher's compute, a quarter of its size, four times its tokens.
+"""Chinchilla 70B (Hoffmann et al. 2022, arXiv 2203.15556): Gopher's compute, a quarter of its size, 4 times its tokens.
 
     scalelab train --config=configs/recipes/chinchilla_70b.py --workdir=runs/chinchilla_70b
 

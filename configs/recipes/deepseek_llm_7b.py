@@ -1,4 +1,4 @@
-"""DeepSeek LLM 7B (DeepSeek-AI 2024, arXiv 2401.02954): Llama's block, a small init, LR and batch from their own scaling laws, in steps.
+"""DeepSeek LLM 7B (DeepSeek-AI 2024, arXiv 2401.02954): Llama's block, a small init, LR and batch by own scaling laws.
 
     scalelab train --config=configs/recipes/deepseek_llm_7b.py --workdir=runs/deepseek_llm_7b
 

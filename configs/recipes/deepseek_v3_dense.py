@@ -1,9 +1,10 @@
-"""DeepSeek-V3's dense settings (DeepSeek-AI 2024, arXiv 2412.19437) on a dense model of its width and depth: not the model itself.
+"""DeepSeek-V3's dense settings (DeepSeek-AI 2024, arXiv 2412.19437) on a dense model of its width and depth.
 
     scalelab train --config=configs/recipes/deepseek_v3_dense.py --workdir=runs/deepseek_v3_dense
 
-1.43e13 tokens; 54.7e9 parameters that V3 never had (it has 671e9, 37e9 of them active). What carries over is how it was trained:
-section 4.2's schedule, batch warm-up, small init and tiles of fp8. Looked up: section 4.2's text; the rest from memory.
+1.43e13 tokens; 54.7e9 parameters that V3 never had (it has 671e9, 37e9 of them active). What carries over is how it was
+trained: section 4.2's schedule, batch warm-up, small init and tiles of fp8. Looked up: section 4.2's text; the rest
+from memory.
 """
 
 from ml_collections import ConfigDict
@@ -13,11 +14,13 @@ from configs.recipes import keep_watch
 
 PUBLISHED = {"tokens": 14.8e12}
 NOT_REPRODUCED: tuple[str, ...] = (
-    "mixture of experts after the third layer, routing without an auxiliary loss (section 2.1): all layers dense, as its first three are",
+    "mixture of experts after the third layer, routing without an auxiliary loss (section 2.1): all layers dense, "
+    "as its first three are",
     "multi-head latent attention (section 2.1): full keys and values for all 128 heads",
     "multi-token prediction (section 2.2)",
     "the last 500 B tokens at constant LR, 2.2e-5 and 7.3e-6 (section 4.2): the run ends with the cosine",
-    "embedding, head, norms and attention in higher precision than fp8 (section 3.3): all projections of the blocks take tiles of fp8",
+    "embedding, head, norms and attention in higher precision than fp8 (section 3.3): all projections of the blocks "
+    "take tiles of fp8",
     "bf16 moments of AdamW (section 3.3.3): fp32",
 )
 

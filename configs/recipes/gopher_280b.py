@@ -1,8 +1,9 @@
-"""Gopher 280B (Rae et al. 2021, arXiv 2112.11446): RMSNorm and relative positions at scale, undertrained as all of its time.
+"""Gopher 280B (Rae et al. 2021, arXiv 2112.11446): RMSNorm and relative positions at scale, undertrained.
 
     scalelab train --config=configs/recipes/gopher_280b.py --workdir=runs/gopher_280b
 
-3.0e11 tokens. Looked up: section 3.1 and 3.2 through excerpts. Betas, weight decay and initialisation are not published.
+3.0e11 tokens. Looked up: section 3.1 and 3.2 through excerpts. Betas, weight decay and initialisation are not
+published.
 """
 
 from ml_collections import ConfigDict

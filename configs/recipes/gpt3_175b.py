@@ -1,8 +1,9 @@
-"""GPT-3 175B (Brown et al. 2020, arXiv 2005.14165): the first recipe that all later ones are set against.
+"""GPT-3 175B (Brown et al. 2020, arXiv 2005.14165): the first recipe, with which all later ones are compared.
 
     scalelab train --config=configs/recipes/gpt3_175b.py --workdir=runs/gpt3_175b
 
-3.0e11 tokens. Looked up: Appendix B's paragraph of hyperparameters and Table D.1. The rest of the sizes are Table 2.1's.
+3.0e11 tokens. Looked up: Appendix B's paragraph of hyperparameters and Table D.1. The rest of the sizes are Table
+2.1's.
 """
 
 from ml_collections import ConfigDict
@@ -12,7 +13,8 @@ from configs.recipes import keep_watch
 
 PUBLISHED = {"total": 174.6e9, "tokens": 300e9, "flops": 3.14e23}
 NOT_REPRODUCED: tuple[str, ...] = (
-    "locally banded sparse attention in every other layer (section 2.1; the band's width isn't published): all layers are dense",
+    "locally banded sparse attention in every other layer (section 2.1; the band's width isn't published): all "
+    "layers are dense",
     "data drawn without replacement up to each source's epochs (Table 2.2): give data.mixture",
 )
 

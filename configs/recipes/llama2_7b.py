@@ -1,9 +1,9 @@
-"""Llama 2 7B (Touvron et al. 2023b, arXiv 2307.09288): the recipe most open models of its time took over.
+"""Llama 2 7B (Touvron et al. 2023b, arXiv 2307.09288): the recipe that most open models of its time adopted.
 
     scalelab train --config=configs/recipes/llama2_7b.py --workdir=runs/llama2_7b
 
-2.0e12 tokens. Looked up: section 2.2 through excerpts; parameters from the Hub's safetensors totals, which count rope's 64
-constants a layer too.
+2.0e12 tokens. Looked up: section 2.2 through excerpts; parameters from the Hub's safetensors totals, which count rope's
+64 constants a layer too.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
     scalelab train --config=configs/recipes/llama3_70b.py --workdir=runs/llama3_70b
 
-Looked up: section 3.4.1 and Table 3 of the text; parameters from the Hub's safetensors totals. AdamW's betas and eps are
-not published: ours, as Llama 2's but for eps.
+Looked up: section 3.4.1 and Table 3 of the text; parameters from the Hub's safetensors totals. AdamW's betas and eps
+are not published: ours, as Llama 2's but for eps.
 """
 
 from ml_collections import ConfigDict
@@ -14,7 +14,8 @@ from configs.recipes import keep_watch
 PUBLISHED = {"total": 70_553_706_496, "tokens": 15e12}
 NOT_REPRODUCED: tuple[str, ...] = (
     "long-context stages up to 128k tokens, 800 B tokens in all, with rope's base or scaling changed (section 3.4.2)",
-    "annealing of the last 40 M tokens to 0 on better data, and the average of its checkpoints (section 3.4.3): branch off for it",
+    "annealing of the last 40 M tokens to 0 on better data, and the average of its checkpoints (section 3.4.3): "
+    "branch off for it",
     "data mixture changed during training (section 3.4.1): give data.mixture",
 )
 

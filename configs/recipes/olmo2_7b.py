@@ -1,8 +1,9 @@
-"""OLMo 2 7B, stage 1 (OLMo team 2024, arXiv 2501.00656): norms after, QK-norm over the projection, z-loss; every value public.
+"""OLMo 2 7B, stage 1 (OLMo team 2024, arXiv 2501.00656): norms after, QK-norm over the projection, z-loss; all public.
 
     scalelab train --config=configs/recipes/olmo2_7b.py --workdir=runs/olmo2_7b
 
-3.9e12 tokens of a cosine planned for 5e12. Looked up: configs/official-1124/OLMo2-7B-stage1.yaml in allenai/OLMo ("yaml" below).
+3.9e12 tokens of a cosine planned for 5e12. Looked up: configs/official-1124/OLMo2-7B-stage1.yaml in allenai/OLMo
+("yaml" below).
 """
 
 from ml_collections import ConfigDict

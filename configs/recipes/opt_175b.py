@@ -2,7 +2,8 @@
 
     scalelab train --config=configs/recipes/opt_175b.py --workdir=runs/opt_175b
 
-3.0e11 tokens, on 1.8e11 of data. Looked up: section 2.1 and 2.2 through excerpts, the chronicles in facebookresearch/metaseq.
+3.0e11 tokens, on 1.8e11 of data. Looked up: section 2.1 and 2.2 through excerpts, the chronicles in
+facebookresearch/metaseq.
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +14,8 @@ from configs.recipes import keep_watch
 PUBLISHED = {"total": 175e9, "tokens": 300e9}
 NOT_REPRODUCED: tuple[str, ...] = (
     "dropout of 0.1, none on embeddings (section 2.2)",
-    "learning rate lowered by hand after divergences (section 2.5 and the logbook), clipping lowered from 1.0 to 0.3 early on",
+    "learning rate lowered by hand after divergences (section 2.5 and the logbook), clipping lowered from 1.0 to "
+    "0.3 early on",
     "two more rows of learned positions, which its code adds (2 x 12,288 parameters)",
 )
 

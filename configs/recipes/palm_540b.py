@@ -1,8 +1,9 @@
-"""PaLM 540B (Chowdhery et al. 2022, arXiv 2204.02311): parallel blocks, one key head, a tied embedding of std 1, Adafactor unfactored.
+"""PaLM 540B (Chowdhery et al. 2022, arXiv 2204.02311): parallel blocks, one key head, Adafactor unfactored.
 
     scalelab train --config=configs/recipes/palm_540b.py --workdir=runs/palm_540b
 
-7.8e11 tokens. Table 1's 540.35e9 leaves the norms' gains out, as the `chinchilla` count does. Looked up: section 5 of the paper's text; sizes in Table 1.
+7.8e11 tokens. Table 1's 540.35e9 leaves the norms' gains out, as the `chinchilla` count does. Looked up: section 5 of
+the paper's text; sizes in Table 1.
 """
 
 from ml_collections import ConfigDict
@@ -12,7 +13,8 @@ from configs.recipes import keep_watch
 
 PUBLISHED = {"chinchilla": 540.35e9, "tokens": 780e9}
 NOT_REPRODUCED: tuple[str, ...] = (
-    "batches skipped after a spike, from a checkpoint 100 steps before (section 5.1): the guard here skips single steps",
+    "batches skipped after a spike, from a checkpoint 100 steps before (section 5.1): the guard here skips single "
+    "steps",
 )
 
 

@@ -1,8 +1,9 @@
-"""Qwen 2.5 7B (Qwen team 2024, arXiv 2412.15115): biases on queries, keys and values, a wide MLP. Its training is mostly unpublished.
+"""Qwen 2.5 7B (Qwen team 2024, arXiv 2412.15115): biases on q, k and v, a wide MLP; training mostly unpublished.
 
     scalelab train --config=configs/recipes/qwen2_5_7b.py --workdir=runs/qwen2_5_7b
 
-1.8e13 tokens. Looked up: parameters through the Hub's totals; the shape in excerpts of config.json. LR, batch, schedule and precision are ours.
+1.8e13 tokens. Looked up: parameters through the Hub's totals; the shape in excerpts of config.json. LR, batch, schedule
+and precision are ours.
 """
 
 from ml_collections import ConfigDict

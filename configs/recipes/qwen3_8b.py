@@ -1,4 +1,4 @@
-"""Qwen 3 8B (Qwen team 2025, arXiv 2505.09388): QK-norm in place of Qwen 2.5's biases. Its training is mostly unpublished.
+"""Qwen 3 8B (Qwen team 2025, arXiv 2505.09388): QK-norm replaces Qwen 2.5's biases; training mostly unpublished.
 
     scalelab train --config=configs/recipes/qwen3_8b.py --workdir=runs/qwen3_8b
 
@@ -12,7 +12,8 @@ from configs.recipes import keep_watch
 
 PUBLISHED = {"total": 8_190_735_360, "tokens": 36e12}
 NOT_REPRODUCED: tuple[str, ...] = (
-    "stage 2, 5 T tokens of better data with a faster decay, and the long-context stage with rope's base at 1e6 (section 3.2)",
+    "stage 2, 5 T tokens of better data with a faster decay, and the long-context stage with rope's base at 1e6 "
+    "(section 3.2)",
     "learning rate and batch by their own scaling laws of hyperparameters (section 3.2), which give no numbers",
 )
 

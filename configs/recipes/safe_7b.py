@@ -1,9 +1,9 @@
-"""The standard safe recipe of a 7B pretrain: what most published runs of that size agree on, and nothing daring.
+"""A safe recipe for pretraining a 7B: the choices that most published runs of this size share.
 
     scalelab train --config=configs/recipes/safe_7b.py --workdir=runs/safe_7b
 
-6.7e9 parameters, 2.0e12 tokens, 8e22 FLOPs (6ND): about 60,000 H100 hours at 38 % of the bf16 peak. Not run by us; it is
-here to be read, planned with and forked. Expect it to be stable; where a value is ours, the comment says so.
+6.7e9 parameters, 2.0e12 tokens, 8e22 FLOPs (6ND): about 60,000 H100 hours at 38 % of the bf16 peak. Not run by us; it
+is here to be read, planned with and forked. Expect it to be stable; where a value is ours, the comment says so.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,9 @@
-"""SmolLM3 3B (Hugging Face 2025, huggingface.co/blog/smollm3): WSD, no positions in every fourth layer, a 3B for 11 trillion tokens.
+"""SmolLM3 3B (Hugging Face 2025, huggingface.co/blog/smollm3): WSD, no positions in every fourth layer, 11 T tokens.
 
     scalelab train --config=configs/recipes/smollm3_3b.py --workdir=runs/smollm3_3b
 
-1.11e13 tokens. Looked up: text/pretraining/README.md and smollm3/stage3_9T_11T.yaml in huggingface/smollm ("yaml" below).
+1.11e13 tokens. Looked up: text/pretraining/README.md and smollm3/stage3_9T_11T.yaml in huggingface/smollm ("yaml"
+below).
 """
 
 from ml_collections import ConfigDict

@@ -1,1 +1,1 @@
-"""Speed, always as ratios of things timed side by side in one run."""
+"""Benchmarks of speed, always as ratios of contenders timed side by side in one run."""

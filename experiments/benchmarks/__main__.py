@@ -1,11 +1,14 @@
-"""python -m experiments.benchmarks [--only=step|optimizers|packing|startup|laws|checkpoints|compile|data] [--rounds=N] [--keep] [--json[=PATH]]
+"""python -m experiments.benchmarks [--only=PART] [--rounds=N] [--keep] [--json[=PATH]]
 
-How fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX step that
-does the same arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a warm start
-over a cold one, compilation under FSDP x tensor parallelism over that on one device, a checkpoint over the raw disk; fits and
-their resamples over scipy's, in CPU seconds of one core; batches read over a bare memmap, and `scalelab prepare` on all cores
-over one. About a quarter of an hour on two CPU cores; leave the machine alone meanwhile. --keep puts what was measured into
-experiments/results/benchmarks.json, each part with its machine and date; parts that were not measured stay there as they were.
+PART: step, optimizers, packing, startup, laws, checkpoints, compile or data.
+
+Measure how fast scalelab is, as ratios within one run, medians after a warm-up: its training step over a bare pure-JAX
+step with equal arithmetic, a step under every optimizer over one under AdamW, eight packed trials over a bare loop, a
+warm start over a cold one, compilation under FSDP x tensor parallelism over that on one device, a checkpoint over the
+raw disk; fits and their resamples over scipy's, in CPU seconds of one core; batches read over a bare memmap, and
+`scalelab prepare` on all cores over one. About a quarter of an hour on two CPU cores; leave the machine alone
+meanwhile. --keep stores the results in experiments/results/benchmarks.json, each part with its machine and date; parts
+that were not measured keep their old results.
 """
 
 import datetime
@@ -50,7 +53,7 @@ def _main(argv: list[str]) -> int:
     from experiments.benchmarks import checkpoints, compiling, data, laws, optimizers, packing, startup, step
 
     result: dict[str, Any] = {"machine": describe_machine(), "date": str(datetime.date.today())}
-    few = max(1, options.rounds // 2)  # of what takes half a minute a round
+    few = max(1, options.rounds // 2)  # rounds of parts that take half a minute each
     parts = {
         "step": lambda: step.measure_step_rows(options.rounds),
         "optimizers": lambda: optimizers.measure_optimizers(few),
@@ -73,15 +76,15 @@ def _main(argv: list[str]) -> int:
 
 
 def store_part(name: str, result: dict[str, Any], rounds: int) -> None:
-    """Put one part into RESULTS, and beside all parts on what machine and when it was measured."""
-    kept = records.read_json(RESULTS)
+    """Store one part in RESULTS, with the machine and date of its measurement."""
+    stored = records.read_json(RESULTS)
     measured = {"machine": result["machine"], "date": result["date"], "rounds": rounds}
-    kept["measured"] = kept.get("measured", {}) | {name: measured}
-    records.write_json(RESULTS, kept | {name: result[name]})
+    stored["measured"] = stored.get("measured", {}) | {name: measured}
+    records.write_json(RESULTS, stored | {name: result[name]})
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The table."""
+    """Print all parts as one table."""
     columns = ("what", "scalelab", "against", "ratio (lowest to highest)", "goal")
     table = Table(*columns, title=result["machine"], caption=result["date"])
     for name, rows in PART_ROWS.items():
@@ -91,18 +94,19 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def _step_rows(rows: list[dict[str, Any]]) -> list[Cells]:
-    found = []
+    measured = []
     for row in rows:
         ours, bare = (f"{row[f'{whose}_tokens_per_s']:,.0f} tokens/s" for whose in ("scalelab", "bare"))
         against = f"bare step: {bare}, {row['bare_share_of_peak']:.0%} of {row['peak_gflops']:.0f} GFLOP/s"
         value = _ratio(row) if row["ratio"] is not None else "none: the bare step is under a quarter of the peak"
-        found.append((f"step, vocab {row['vocab']:,}", ours, against, value, "at least 0.97"))
-    return found
+        measured.append((f"step, vocab {row['vocab']:,}", ours, against, value, "at least 0.97"))
+    return measured
 
 
 def _optimizer_rows(rows: list[dict[str, Any]]) -> list[Cells]:
     return [
-        (f"step under {row['optimizer']}", f"{row['ms_a_step']:.0f} ms", f"adamw; by added FLOPs {row['predicted']:.2f}",
+        (f"step under {row['optimizer']}", f"{row['ms_a_step']:.0f} ms",
+            f"adamw; by added FLOPs {row['predicted']:.2f}",
          f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})", f"at most {row['goal']}" if row["goal"] else "")
         for row in rows
     ]  # fmt: skip
@@ -128,17 +132,19 @@ def _compile_rows(row: dict[str, Any]) -> list[Cells]:
 
 
 def _laws_rows(row: dict[str, Any]) -> list[Cells]:
-    """CPU seconds; the references are samples, extrapolated."""
+    """Rows of fits in CPU seconds; the references' times are extrapolated from samples."""
     grown, starts, draws = row["growth"], row["sampled_starts"], row["sampled_resamples"]
     above = row["scipy_median_excess"]
     return [
-        ("exact fit, 240 points", f"{row['fit_s'] * 1e3:.0f} ms", f"scipy, 4,500 starts ({starts} run): {row['grid_s']:.0f} s",
+        ("exact fit, 240 points", f"{row['fit_s'] * 1e3:.0f} ms",
+            f"scipy, 4,500 starts ({starts} run): {row['grid_s']:.0f} s",
          f"{row['fit_ratio']:,.0f}", "at least 1,000"),
         ("4,000 resamples", f"{row['bootstrap_s']:.1f} s",
          f"scipy, one start ({draws} run), {above:.1%} too high: {row['scipy_bootstrap_s']:.1f} s",
          f"{row['scipy_ratio']:.1f}", "at least 10"),
         ("", "", f"the same, converged: {row['tight_bootstrap_s']:.0f} s", f"{row['tight_ratio']:.0f}", "at least 10"),
-        ("10 x the resamples, the rows", "", "", f"{grown['resamples_10x']:.1f}, {grown['rows_10x']:.1f}", "about 10, no more"),
+        ("10 x the resamples, the rows", "", "", f"{grown['resamples_10x']:.1f}, {grown['rows_10x']:.1f}",
+            "about 10, no more"),
         ("first fit of a new process", f"{row['fresh_s']:.1f} s", "", "", "under 5 s"),
     ]  # fmt: skip
 

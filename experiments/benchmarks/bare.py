@@ -1,10 +1,11 @@
-"""The reference that scalelab's speed is a ratio to: the same arithmetic in pure JAX, and nothing else around it.
+"""The reference of scalelab's speed: equal arithmetic in pure JAX, and nothing else around it.
 
 Plain dicts, no flax, no optax, no metrics. Three choices make it fast on CPU (measured there; none changes a number):
 every projection is a product of two matrices, tokens flattened (1.5x: with [batch, seq, width] left as it is, XLA:CPU
-takes the weight's gradient from a transposed copy with the activation's backward fused into it); attention is one batch of
-matrices a (sequence, head) (1.1x of `jax.nn.dot_product_attention`); and the loss takes its gradient chunk by chunk while
-the logits exist (1.4x at vocabulary 32,768). Layers are a Python list: scanned, with a loop on the device, they cost 1.2x.
+takes the weight's gradient from a transposed copy with the activation's backward fused into it); attention is one batch
+of matrices a (sequence, head) (1.1x of `jax.nn.dot_product_attention`); and the loss takes its gradient chunk by chunk
+while the logits exist (1.4x at vocabulary 32,768). Layers are a Python list: scanned, with a loop on the device, they
+cost 1.2x.
 
 Shapes: B batch, S sequence, T = B S tokens, D d_model, N heads, H head_dim, F d_ff, V vocab.
 """
@@ -39,7 +40,7 @@ class BareShape:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    weight_decay: float = 0.1  # of all but the gains
+    weight_decay: float = 0.1  # for all parameters except the gains
     clip_norm: float = 1.0
 
 
@@ -49,7 +50,7 @@ TRIAL_SHAPE = BareShape(d_model=64, n_layers=2, d_ff=176, seq_len=128, batch=16)
 
 
 def make_step(shape: BareShape) -> tuple[Callable, Callable]:
-    """`init(key) -> state` and `step(state, tokens [B, S + 1], lr) -> (state, loss)`, jitted; the old state is donated."""
+    """`init(key) -> state` and `step(state, tokens [B, S + 1], lr) -> (state, loss)`, jitted; state is donated."""
     init = jax.jit(lambda key: init_state(init_params(shape, key)))
     return init, jax.jit(functools.partial(train_step, shape), donate_argnums=0)
 
@@ -79,7 +80,7 @@ def step_flops(shape: BareShape) -> float:
 
 
 def init_params(shape: BareShape, key: jax.Array) -> Tree:
-    """{"embed", "head", "norm", "blocks": [one dict a layer]}; projections ~ N(0, 1/fan_in), embedding and head 0.02."""
+    """{"embed", "head", "norm", "blocks": [a dict per layer]}; projections ~ N(0, 1/fan_in), the rest std 0.02."""
     s, d = shape, shape.d_model
     sizes = {"q": (d, d), "k": (d, d), "v": (d, d), "o": (d, d), "up": (d, s.d_ff), "down": (s.d_ff, d)}
     if s.mlp == "swiglu":
@@ -103,7 +104,7 @@ def init_state(params: Tree) -> State:
 
 
 def train_step(shape: BareShape, state: State, tokens_BS: jax.Array, lr: jax.Array) -> tuple[State, jax.Array]:
-    """One AdamW step (Loshchilov & Hutter 2019, Alg. 2, decay x lr); returns the loss before it, in nats a token."""
+    """One AdamW step (Loshchilov & Hutter 2019, Alg. 2, decay x lr); returns the loss before it, in nats/token."""
     params, mean, square, t = state
     loss, grads = jax.value_and_grad(functools.partial(mean_loss, shape))(params, tokens_BS)
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))

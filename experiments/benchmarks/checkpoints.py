@@ -1,10 +1,10 @@
 """Saving and restoring a state of 100 M fp32 numbers, hashing included, as a share of what the disk does by itself.
 
-Raw write: the same bytes, random, in pieces of 4 MiB, then fsync. Raw read: the file again, after the kernel was told to
-forget it; so is the checkpoint before each restore. Within a round raw disk and checkpoint alternate, and the ratio is
-the round's. A synchronous save ends when the checkpoint is committed; what an asynchronous one holds up the step for is
-what `save` takes to return. A restore hashes
-while Orbax reads, so its shares, each measured alone, may add up to more than one.
+Raw write: the same bytes, random, in pieces of 4 MiB, then fsync. Raw read: the file again, after the kernel was told
+to forget it; so is the checkpoint before each restore. Within a round raw disk and checkpoint alternate, and the ratio
+is the round's. A synchronous save ends when the checkpoint is committed; what an asynchronous one holds up the step for
+is what `save` takes to return. A restore hashes while Orbax reads, so its shares, each measured alone, may add up to
+more than one.
 """
 
 import os
@@ -27,28 +27,31 @@ PIECE_BYTES = 1 << 22
 
 
 def measure_checkpoints(rounds: int, folder: str | None = None) -> dict[str, Any]:
-    """Medians over `rounds`, in a new folder below `folder` (default: the current one, so that it is a disk you use)."""
+    """Medians over `rounds`, in a new folder below `folder` (default: the current one, on a disk you use)."""
     place = pathlib.Path(tempfile.mkdtemp(dir=folder or ".", prefix=".checkpoints-"))
     try:
         state = {f"w{i}": jax.random.normal(jax.random.key(i), SHAPE) for i in range(ARRAYS)}
         jax.block_until_ready(state)
-        _round(place, state, 0)  # what is done only once: imports, thread pools, the folder itself
-        found = [_round(place, state, i) for i in range(1, rounds + 1)]
+        _round(place, state, 0)  # untimed, for one-time work: imports, thread pools, the folder itself
+        results = [_round(place, state, i) for i in range(1, rounds + 1)]
     finally:
         shutil.rmtree(place)
-    return {"bytes": ARRAYS * SHAPE[0] * SHAPE[1] * 4, "rounds": rounds} | {
-        key: statistics.median(row[key] for row in found) for key in found[0]
-    } | {f"{key}_range": [min(r[key] for r in found), max(r[key] for r in found)] for key in ("save_ratio", "restore_ratio")}  # fmt: skip
+    medians = {key: statistics.median(row[key] for row in results) for key in results[0]}
+    ranges = {
+        f"{key}_range": [min(row[key] for row in results), max(row[key] for row in results)]
+        for key in ("save_ratio", "restore_ratio")
+    }
+    return {"bytes": ARRAYS * SHAPE[0] * SHAPE[1] * 4, "rounds": rounds} | medians | ranges
 
 
 def _round(place: pathlib.Path, state: dict[str, jax.Array], step: int) -> dict[str, float]:
     raw_write_s = _timed(lambda: _write(place / "raw", state))
     checkpoints = Checkpoints(place / "checkpoints", keep_last=1)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     checkpoints.save(step, {"run": state})
-    blocked_s = time.perf_counter() - begun
+    blocked_s = time.perf_counter() - start
     checkpoints.wait()
-    save_s = time.perf_counter() - begun
+    save_s = time.perf_counter() - start
     committed = place / "checkpoints" / str(step)
     shares = checkpoints.shares
     _forget(place / "raw")
@@ -71,9 +74,9 @@ def _round(place: pathlib.Path, state: dict[str, jax.Array], step: int) -> dict[
 
 
 def _timed(work: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def _write(path: pathlib.Path, state: dict[str, jax.Array]) -> None:
@@ -93,7 +96,7 @@ def _read(path: pathlib.Path) -> None:
 
 
 def _forget(path: pathlib.Path) -> None:
-    """Drop a file that is on disk from the page cache."""
+    """Drop a file from the page cache (it is on disk)."""
     if path.is_file():
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

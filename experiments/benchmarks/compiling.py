@@ -20,7 +20,7 @@ STEPS_A_DISPATCH = 4
 
 
 def measure_compilation(rounds: int) -> dict[str, Any]:
-    """Medians, in a process of its own, since the number of devices is fixed when jax starts."""
+    """Medians, measured in a new process, since the number of devices is fixed when jax starts."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, "-m", "experiments.benchmarks.compiling", str(rounds)]
@@ -31,7 +31,7 @@ def measure_compilation(rounds: int) -> dict[str, Any]:
 
 
 def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
-    """Seconds of tracing and lowering, and of XLA."""
+    """Seconds of tracing and lowering, and seconds of XLA."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -58,11 +58,11 @@ def _compile_s(layout: dict[str, Any]) -> tuple[float, float]:
         like, batches = state.state_shapes(fixed), jax.ShapeDtypeStruct(size, jnp.int32)
     step = jax.jit(functools.partial(many_steps, fixed), donate_argnums=0)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
-        begun = time.perf_counter()
+        start = time.perf_counter()
         lowered = step.lower(like, batches, jnp.int32(1), scalars)
         traced = time.perf_counter()
         lowered.compile()
-    return traced - begun, time.perf_counter() - traced
+    return traced - start, time.perf_counter() - traced
 
 
 def _alternate(rounds: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Data, two ways: how fast batches are read beside a bare memmap, and what a second worker adds to `scalelab prepare`.
+"""Speed of data: batches read, beside a bare memmap; and the gain of a second worker in `scalelab prepare`.
 
-Reading: sequences of 256 from 64 M uint16 tokens, shuffled, in one process; and at its dearest, in batches of 16 from a mixture
-of four sources, each capped at 4 M tokens. The ceiling gathers the same number of windows by
-numpy from the same mapped file, in an order drawn beforehand, without Grain, epochs or sources.
-Preparing: this Python's own library as JSON lines with a BPE of 4,096 ids that is there already, one worker and all cores.
+Reading: sequences of 256 from 64 M uint16 tokens, shuffled, in one process; and at its dearest, in batches of 16 from a
+mixture of four sources, each capped at 4 M tokens. The ceiling gathers the same number of windows by numpy from the
+same mapped file, in an order drawn beforehand, without Grain, epochs or sources. Preparing: this Python's own library
+as JSON lines with a BPE of 4,096 ids that is there already, one worker and all cores.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from scalelab.data.sources.sources import DataConfig, open_source
 from scalelab.data.tokenizers import hf_json
 
 SEQ_LEN, BATCH, STEPS = 256, 256, 32
-SMALL_SEQ_LEN = 16  # of the mixture
+SMALL_SEQ_LEN = 16  # sequence length of the mixture
 TOKENS, VOCAB = 2**26, 50_257
-COPIES = 4  # of the library: 43 MB, so that starting the workers is a small part
+COPIES = 4  # copies of the library: 43 MB, so that starting the workers is a small part
 
 
 def measure_data(rounds: int) -> dict[str, Any]:
-    """Medians: tokens/s of reading and of its ceiling, bytes/s of preparing with one worker and with a worker a core."""
+    """Medians: tokens/s of reading and of its ceiling, bytes/s of preparing with one worker and with one per core."""
     with tempfile.TemporaryDirectory() as folder:
         return _reading(pathlib.Path(folder), rounds) | _preparing(pathlib.Path(folder), max(1, rounds // 3))
 

@@ -1,7 +1,8 @@
-"""Fits and their resamples beside scipy's, on one core, in CPU seconds: the recipe that everyone uses, in the same run.
+"""Fits and their resamples beside scipy's, on one core, in CPU seconds: the usual recipe, timed in the same run.
 
-The reference is Hoffmann's (arXiv 2203.15556, sec. D.3) as Besiroglu et al. 2024 run it: L-BFGS-B with finite differences on
-the summed Huber loss of log-sum-exp, from a grid of 4,500 starts; each bootstrap resample from one start, the optimum.
+The reference is Hoffmann's (arXiv 2203.15556, sec. D.3) as Besiroglu et al. 2024 run it: L-BFGS-B with finite
+differences on the summed Huber loss of log-sum-exp, from a grid of 4,500 starts; each bootstrap resample from one
+start, the optimum.
 """
 
 import csv
@@ -52,13 +53,13 @@ print(time.process_time())
 
 
 def load_points() -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """(N, D, loss, source) of Besiroglu's 240 points; where they are not at hand, of as many from their law."""
+    """(N, D, loss, source) of Besiroglu's 240 points; without their file, of as many points from their law."""
     if POINTS.exists():
         with POINTS.open() as file:
             rows = list(csv.DictReader(file))
         N, C, loss = (np.array([float(row[key]) for row in rows]) for key in ("Model Size", "Training FLOP", "loss"))
-        kept = np.argsort(loss)[:-5]
-        return N[kept], C[kept] / (6 * N[kept]), loss[kept], "the 240 points of Besiroglu et al. 2024"
+        usable = np.argsort(loss)[:-5]
+        return N[usable], C[usable] / (6 * N[usable]), loss[usable], "the 240 points of Besiroglu et al. 2024"
     random = np.random.default_rng(0)
     N, D = np.exp(random.uniform(np.log([5e7, 1e9]), np.log([1.6e10, 3e11]), (240, 2))).T
     law = load_law("chinchilla")
@@ -92,37 +93,40 @@ def median_cpu_s(work: Callable[[], Any], rounds: int) -> float:
 
 
 def pose_fit(N: np.ndarray, D: np.ndarray, loss: np.ndarray) -> Problem:
-    """The same fit as scalelab sees it."""
+    """The same problem as scalelab poses it."""
     return pose_problem(load_law("chinchilla"), {"N": N, "D": D}, loss, huber_log(DELTA))
 
 
 def grid_reference(logs: tuple[np.ndarray, ...]) -> tuple[float, float]:
-    """(CPU seconds of all 4,500 starts, from a sample; the lowest objective that the sample found)."""
+    """(CPU seconds of all 4,500 starts, from a sample; the lowest objective of the sample)."""
     starts = np.array(list(itertools.product(*GRID.values())), float)
     assert len(starts) == ALL_STARTS
     sample = starts[np.random.default_rng(0).choice(ALL_STARTS, STARTS, replace=False)]
     ones = np.ones(len(logs[0]))
-    seconds, found = time_cpu(
+    seconds, results = time_cpu(
         lambda: [minimize(huber_sum, s, args=(*logs, ones), method="L-BFGS-B").fun for s in sample]
     )
-    return seconds * ALL_STARTS / STARTS, min(found)
+    return seconds * ALL_STARTS / STARTS, min(results)
 
 
 def resample_reference(
     logs: tuple[np.ndarray, ...], warm: np.ndarray, draws: np.ndarray, **options: float
 ) -> tuple[float, np.ndarray]:
-    """(CPU seconds of 4,000 resamples, from a sample; each sampled one's objective): one L-BFGS-B from the optimum."""
-    seconds, found = time_cpu(
+    """One L-BFGS-B from the optimum per resample.
+
+    Returns (CPU seconds of 4,000 resamples, from a sample; the objective of each sampled one).
+    """
+    seconds, results = time_cpu(
         lambda: [minimize(huber_sum, warm, (*logs, draw), "L-BFGS-B", options=options).fun for draw in draws]
     )
-    return seconds * ALL_RESAMPLES / len(draws), np.array(found)
+    return seconds * ALL_RESAMPLES / len(draws), np.array(results)
 
 
 def measure_laws(rounds: int) -> dict[str, Any]:
-    """Every figure of the table, from a process of one core and one thread.
+    """Every figure of the table, measured in a process of one core and one thread.
 
-    Threads are counted where numpy is first imported, so it takes a new process; one core with more BLAS threads than one
-    would slow scipy's small matrices twenty times.
+    Threads are counted when numpy is first imported, so it takes a new process; with more BLAS threads than cores,
+    scipy's small matrices would be twenty times slower.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, "-m", "experiments.benchmarks.laws", str(rounds)]
@@ -145,40 +149,42 @@ def _measure(rounds: int) -> dict[str, Any]:
     boot_s, boot = time_cpu(lambda: uncertainty.refit_weighted(fit, draws, best.x))
     result = {
         "source": source, "sampled_starts": STARTS, "sampled_resamples": RESAMPLES,
-        "fit_s": fit_s, "grid_s": grid_s, "fit_ratio": grid_s / fit_s, "objective": best.value, "grid_objective": grid_best,
-        "bootstrap_s": boot_s, "resamples_converged": int(boot.converged.sum()), "spread_alpha": float(np.std(boot.x[:, 3])),
+        "fit_s": fit_s, "grid_s": grid_s, "fit_ratio": grid_s / fit_s, "objective": best.value,
+        "grid_objective": grid_best,
+        "bootstrap_s": boot_s, "resamples_converged": int(boot.converged.sum()),
+        "spread_alpha": float(np.std(boot.x[:, 3])),
     }  # fmt: skip
     for name, options in {"scipy": {}, "tight": TIGHT_OPTIONS}.items():
-        seconds, found = resample_reference(logs, theta, draws[:RESAMPLES], **options)
-        excess = boot.objective[:RESAMPLES] / found - 1
+        seconds, reference = resample_reference(logs, theta, draws[:RESAMPLES], **options)
+        excess = boot.objective[:RESAMPLES] / reference - 1
         result |= {
             f"{name}_bootstrap_s": seconds,
             f"{name}_ratio": seconds / boot_s,
             f"{name}_highest": float(excess.max()),  # of ours over theirs: at most 1e-8
-            f"{name}_median_excess": float(np.median(found / boot.objective[:RESAMPLES]) - 1),
+            f"{name}_median_excess": float(np.median(reference / boot.objective[:RESAMPLES]) - 1),
         }
     return result | {"growth": measure_growth(N, D, loss, draws), "fresh_s": measure_first_fit()}
 
 
 def measure_growth(N: np.ndarray, D: np.ndarray, loss: np.ndarray, draws: np.ndarray) -> dict[str, float]:
-    """CPU seconds of 400 resamples, of ten times the resamples and of ten times the rows, as multiples of the first."""
+    """CPU seconds of 400 resamples, and of ten times the resamples or the rows as multiples of that."""
     random = np.random.default_rng(1)
-    many = [np.tile(column, 10) for column in (N, D)]
+    tiled = [np.tile(column, 10) for column in (N, D)]
     noisy = np.tile(loss, 10) * np.exp(0.002 * random.standard_normal(10 * len(N)))
     long = random.multinomial(10 * len(N), np.full(10 * len(N), 1 / (10 * len(N))), 400).astype(float)
-    plain, wide = pose_fit(N, D, loss), pose_fit(*many, noisy)
+    plain, wide = pose_fit(N, D, loss), pose_fit(*tiled, noisy)
     x, wide_x = optimum.minimise_objective(plain).x, optimum.minimise_objective(wide).x
-    one = median_cpu_s(lambda: uncertainty.refit_weighted(plain, draws[:400], x), 3)
+    baseline = median_cpu_s(lambda: uncertainty.refit_weighted(plain, draws[:400], x), 3)
     return {
-        "resamples_10x": median_cpu_s(lambda: uncertainty.refit_weighted(plain, draws, x), 1) / one,
-        "rows_10x": median_cpu_s(lambda: uncertainty.refit_weighted(wide, long, wide_x), 1) / one,
+        "resamples_10x": median_cpu_s(lambda: uncertainty.refit_weighted(plain, draws, x), 1) / baseline,
+        "rows_10x": median_cpu_s(lambda: uncertainty.refit_weighted(wide, long, wide_x), 1) / baseline,
         "fit_rows_10x": median_cpu_s(lambda: optimum.minimise_objective(wide), 3)
         / median_cpu_s(lambda: optimum.minimise_objective(plain), 5),
     }
 
 
 def measure_first_fit() -> float:
-    """CPU seconds of a first fit of 240 points in a new process: the interpreter, imports and compilation included."""
+    """CPU seconds of a first fit of 240 points in a new process, with interpreter, imports and compilation."""
     done = subprocess.run([sys.executable, "-c", FIRST_FIT_CODE], capture_output=True, text=True, check=True)
     return float(done.stdout)
 

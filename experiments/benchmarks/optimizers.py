@@ -1,4 +1,4 @@
-"""A training step under every optimizer over one under AdamW, in one run; and what the added FLOPs alone would make of it."""
+"""A training step under every optimizer over one under AdamW, beside the ratio predicted from added FLOPs."""
 
 import statistics
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from scalelab.train.step import program
 
 SHAPE = bare.BareShape(d_model=256, n_layers=4, n_heads=4, vocab_size=256, seq_len=128, batch=32)
 STEPS = 10  # a dispatch: one refresh of what is refreshed every 10 steps
-# At most this many AdamW steps; what has no goal is only measured.
+# Goals: at most this many AdamW steps. Optimizers without a goal are only measured.
 RATIO_GOALS = {
     "lion": 1.05,
     "sgd": 1.05,
@@ -31,11 +31,12 @@ RATIO_GOALS = {
 
 
 def added_flops(name: str, m: int, n: int) -> float:
-    """FLOPs a step of an optimizer on an m x n matrix, m <= n, beyond elementwise work; a refresh every 10 steps counts a tenth.
+    """FLOPs per step of an optimizer on an m x n matrix, m <= n, beyond elementwise work.
 
-    muon: 5 Newton-Schulz iterations. A product with a square factor on both sides takes 2 m^2 n + 2 m n^2. shampoo: statistics
-    and preconditioning, and eigendecompositions (9 k^3). soap: statistics, gradient and moment into the basis, the step back
-    out, and a product and a QR (2 k^3 + 10/3 k^3) a refresh.
+    A refresh every 10 steps counts a tenth. muon: 5 Newton-Schulz iterations. A product with a square factor on both
+    sides takes 2 m^2 n + 2 m n^2. shampoo: statistics and preconditioning, and eigendecompositions (9 k^3). soap:
+    statistics, gradient and moment into the basis, the step back out, and a product and a QR (2 k^3 + 10/3 k^3) per
+    refresh.
     """
     both = 2 * m * m * n + 2 * m * n * n
     cubes = m**3 + n**3
@@ -61,17 +62,20 @@ def make_contender(name: str, batches: np.ndarray) -> tuple[Callable[[], Any], A
         SHAPE, **{"optim.name": name, "train.steps": 10_000, "train.steps_per_dispatch": STEPS}, **matrices
     )
     run = program.PACKINGS["turn"](config_lib.static(config), [config_lib.hparams(config)])
-    held = [run.init()]
+    carry = [run.init()]
 
     def steps() -> Any:
-        held[0], _ = run.advance(held[0], [batches], STEPS)
-        return held[0]
+        carry[0], _ = run.advance(carry[0], [batches], STEPS)
+        return carry[0]
 
     return steps, config
 
 
 def measure_optimizers(rounds: int) -> list[dict[str, Any]]:
-    """A row an optimizer: ms a step, time over AdamW's (median, lowest, highest of neighbours in time), prediction, goal."""
+    """One row per optimizer: ms per step, time over AdamW's, prediction, goal.
+
+    Time over AdamW's is (median, lowest, highest) of neighbours in time.
+    """
     batches = ours.random_batches(SHAPE, STEPS)
     made = {name: make_contender(name, batches) for name in OPTIM_DEFAULTS}
     seconds = time_interleaved({name: steps for name, (steps, _) in made.items()}, rounds=rounds, warmup=1)

@@ -1,4 +1,4 @@
-"""scalelab's side of the benchmarks, and the bridge to the reference: the same parameters, batches and learning rates."""
+"""scalelab's side of the benchmarks, and the bridge to the reference: equal parameters, batches and learning rates."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def learning_rates(run: ConfigDict) -> jax.Array:
 
 
 def to_bare_state(shape: bare.BareShape, state: TrainState) -> bare.State:
-    """A fresh state of ours as the reference keeps it: a list of layers, projections as matrices."""
+    """A fresh state of ours in the reference's form: a list of layers, projections as matrices."""
     params, blocks = state.params, state.params["blocks"]
     d = shape.d_model
     flat = {name: blocks["attention"][name]["w"].reshape(-1, d, d) for name in "qkvo"}
@@ -42,6 +42,6 @@ def to_bare_state(shape: bare.BareShape, state: TrainState) -> bare.State:
 
 
 def random_batches(shape: bare.BareShape, k: int) -> np.ndarray:
-    """int32 [k, batch, seq_len + 1]."""
+    """Random batches, int32 [k, batch, seq_len + 1]."""
     size = (k, shape.batch, shape.seq_len + 1)
     return np.random.default_rng(0).integers(0, shape.vocab_size, size).astype(np.int32)

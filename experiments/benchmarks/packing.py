@@ -1,4 +1,4 @@
-"""Eight trials, four learning rates and two seeds: packed, beside a bare loop over the same eight, and eight processes."""
+"""Eight trials (four learning rates, two seeds): packed, beside a bare loop over them, and eight processes."""
 
 import os
 import pathlib
@@ -59,7 +59,7 @@ def measure_packing(rounds: int) -> dict[str, Any]:
 
 
 def _bare_loop(trials: dict[str, ConfigDict]) -> Any:
-    """A function that trains all eight from their own initialisation; returns their last losses."""
+    """A function that trains all eight, each from its own initialisation; returns their last losses."""
     first = next(iter(trials.values()))
     data, k = load_run_dataset(first), first.train.steps_per_dispatch
     _, run = bare.make_run(bare.TRIAL_SHAPE)
@@ -68,10 +68,10 @@ def _bare_loop(trials: dict[str, ConfigDict]) -> Any:
     def loop() -> np.ndarray:
         losses = []
         for config, state in zip(trials.values(), states, strict=True):
-            mine, rates = ours.to_bare_state(bare.TRIAL_SHAPE, state), ours.learning_rates(config)
+            carry, rates = ours.to_bare_state(bare.TRIAL_SHAPE, state), ours.learning_rates(config)
             batches = train_batches(data, bare.TRIAL_SHAPE.seq_len, bare.TRIAL_SHAPE.batch, config.train.seed)
             for start in range(0, STEPS, k):
-                mine, loss = run(mine, batches.chunk(start, k), rates[start : start + k])
+                carry, loss = run(carry, batches.chunk(start, k), rates[start : start + k])
             losses.append(loss[-1])
         return np.array(jax.device_get(losses))
 
@@ -79,7 +79,7 @@ def _bare_loop(trials: dict[str, ConfigDict]) -> Any:
 
 
 def _processes() -> float:
-    """Seconds of the eight as `scalelab train` processes, one after the other, with a warm compilation cache."""
+    """Seconds of the eight as `scalelab train` processes in sequence, with a warm compilation cache."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}
         overrides = [f"--config.{key}={value}" for key, value in SETTINGS.items()]

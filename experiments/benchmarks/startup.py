@@ -1,4 +1,4 @@
-"""From the start of a process to its first finished step of configs/tiny.py: cold, and with a warm compilation cache."""
+"""Time from the start of a process to its first finished step of configs/tiny.py, with a cold and a warm cache."""
 
 import os
 import pathlib
@@ -11,7 +11,10 @@ from typing import Any
 
 
 def measure_startup(rounds: int) -> dict[str, Any]:
-    """Median seconds of each, alternating: every cold start has an empty cache, the warm one after it that cache filled."""
+    """Median seconds of each, alternating.
+
+    Every cold start has an empty compilation cache; the warm start after it has that cache filled.
+    """
     cold, warm = [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -40,5 +43,5 @@ def _first_step_s(folder: str, name: str) -> float:
             raise RuntimeError(f"the run ended before its first step: {process.communicate()[1].decode()[-500:]}")
         time.sleep(0.005)
     seconds = time.perf_counter() - start
-    process.wait()  # so that the cache is whole before the next start
+    process.wait()  # the cache is complete before the next start
     return seconds

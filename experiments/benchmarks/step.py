@@ -1,4 +1,4 @@
-"""The training step beside the bare one: same parameters, same batches, same losses, then tokens a second of each."""
+"""The training step beside the bare one: equal parameters, batches and losses, then tokens/s of each."""
 
 import statistics
 from typing import Any
@@ -11,11 +11,11 @@ from scalelab.config import hparams, static
 from scalelab.train.step.program import sequential_program
 
 STEPS_A_DISPATCH = 4
-SLOW_RATIO = 0.25  # a reference below this share of the matmul peak is no reference
+SLOW_RATIO = 0.25  # a reference below this share of the matmul peak doesn't count
 
 
 def measure_step(shape: bare.BareShape, rounds: int) -> dict[str, Any]:
-    """One row of the table. `ratio` is scalelab's tokens a second over the bare step's, None where the bare is too slow."""
+    """One row of the table. `ratio`: scalelab's tokens/s over the bare step's, None if the bare step is too slow."""
     run = ours.config_for_shape(shape, **{"train.steps": 1000})
     program, batches = sequential_program(static(run), [hparams(run)]), ours.random_batches(shape, STEPS_A_DISPATCH)
     _, bare_run = bare.make_run(shape)
@@ -54,9 +54,9 @@ def measure_step(shape: bare.BareShape, rounds: int) -> dict[str, Any]:
 
 
 def measure_step_rows(rounds: int) -> list[dict[str, Any]]:
-    """Vocabulary 256 and 32,768."""
-    found = []
+    """The rows for vocabularies of 256 and 32,768."""
+    rows = []
     for shape in (bare.STEP_256, bare.STEP_32768):
-        found.append(measure_step(shape, rounds))
+        rows.append(measure_step(shape, rounds))
         jax.clear_caches()
-    return found
+    return rows

@@ -1,1 +1,1 @@
-"""What is measured first where there is a GPU: one part a file, each kept as soon as it is done."""
+"""First measurements on a GPU: one part per file; each result is stored as soon as its part is done."""

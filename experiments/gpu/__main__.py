@@ -1,13 +1,14 @@
 """python -m experiments.gpu [--workdir=DIR] [--only=A,B] [--tiny] [--compile[=CHIP]] [--json[=PATH]]
 
-What to measure first on one GPU, at most ten minutes on an H200: doctor; the tests that make sense there; MFU of a 124M and a 1B
-model in bf16 against the plan written before; attention by kernel with and without document masks; a kill and resume under
-train.deterministic; 16 trials packed by vmap against one after another; the quickstart. Each part is a process of its own and
-is kept as soon as it is done, in DIR (runs/gpu) and in experiments/results/gpu.*: a second call does what is missing.
+Measure first on one GPU, in at most ten minutes on an H200: doctor; the tests that make sense there; MFU of a 124M and
+a 1B model in bf16 against a plan written before; attention by kernel with and without document masks; a kill and resume
+under train.deterministic; 16 trials packed by vmap against one after another; the quickstart. Each part runs in a new
+process. Its result is stored as soon as it is done, in DIR (runs/gpu) and in experiments/results/gpu.*: a second call
+does missing parts.
 
---tiny tries every part with tiny models on whatever device is here and writes to DIR alone. --compile lowers and compiles the
-programs for a chip that isn't here (h100; needs the extra plan-cuda). Exit code: 0 all parts done, 1 some failed or are still to
-do, 2 no GPU here (or bad input), 75 stopped by a signal: what is done is kept.
+--tiny runs every part with tiny models on the device that is here and writes to DIR only. --compile lowers and compiles
+the programs for an absent chip (h100; needs the extra plan-cuda). Exit code: 0 all parts done, 1 some failed or are
+missing, 2 no GPU here (or bad input), 75 stopped by a signal: finished parts are stored.
 """
 
 import datetime
@@ -32,17 +33,19 @@ from scalelab.hardware import device_memory
 from scalelab.train.resume.facts import package_versions
 
 Part = Callable[[settings.Settings, pathlib.Path], dict[str, Any]]
-# In this order: what decides whether the rest means anything, then what nobody has measured; (function, seconds at most).
+# {part: (function, seconds at most)}, in order: first what the other parts depend on, then what is not measured yet.
 PARTS: dict[str, tuple[Part, float]] = {
-    "doctor": (commands.run_doctor, 60), "mfu": (utilisation.measure_mfu, 180), "attention": (attention.measure_attention, 60), "packing": (packing.measure_packing, 60),
-    "resume": (resume.compare_resumed_run, 120), "tests": (commands.run_tests, 100), "quickstart": (commands.run_quickstart, 240),
+    "doctor": (commands.run_doctor, 60), "mfu": (utilisation.measure_mfu, 180),
+    "attention": (attention.measure_attention, 60), "packing": (packing.measure_packing, 60),
+    "resume": (resume.compare_resumed_run, 120), "tests": (commands.run_tests, 100),
+    "quickstart": (commands.run_quickstart, 240),
 }  # fmt: skip
 TOTAL_S = 600.0
-TINY_TIME_FACTOR = 5  # times as long with --tiny, whose seconds are of busy cores
+TINY_TIME_FACTOR = 5  # --tiny may take this many times as long: it runs on busy cores
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code as the module says."""
+    """Run the parts; exit codes in the module's docstring."""
     return guarded("gpu", _main, argv)
 
 
@@ -67,7 +70,8 @@ def _main(argv: Sequence[str]) -> int:
         raise BadInput(f"--only={unknown[0]}: no such part{nearest_hint(unknown[0], PARTS)}")
     if options.compile:
         rows = compiled.compile_for_chip(size, options.compile)
-        head = f"`python -m experiments.gpu --compile={options.compile}`, {datetime.date.today()}, jax {package_versions()['jax']}; run on none."
+        command, version = f"python -m experiments.gpu --compile={options.compile}", package_versions()["jax"]
+        head = f"`{command}`, {datetime.date.today()}, jax {version}; run on none."
         text = "\n".join([head, "", *page.format_compiled(rows)])
         if not options.tiny:
             write_result(RESULTS, "gpu_compiled", rows, f"{text}\n")
@@ -80,25 +84,28 @@ def _main(argv: Sequence[str]) -> int:
     if options.part:
         run_part(options.part, size, folder)
         return 0
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # the part under way ends too
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # the running part ends too
     try:
-        found = all_parts(names, folder, options.tiny)
+        results = all_parts(names, folder, options.tiny)
     finally:
         signal.signal(signal.SIGTERM, before)
     if not options.tiny:
-        write_result(RESULTS, "gpu", found, page.format_page(found))
+        write_result(RESULTS, "gpu", results, page.format_page(results))
     if options.json != "-":
-        print(page.format_page(found))
-    emit_json(found, options.json)
-    return 0 if all(part["status"] == "done" for part in found["parts"].values()) else 1
+        print(page.format_page(results))
+    emit_json(results, options.json)
+    return 0 if all(part["status"] == "done" for part in results["parts"].values()) else 1
 
 
 def refuse_without_gpu() -> None:
-    """BadInput where jax sees no GPU: asked in a process that ends before the parts begin, which need its memory."""
+    """BadInput if jax sees no GPU.
+
+    Asked in a process that ends before the parts start: they need its memory.
+    """
     why = "this jax has no build for one (`make setup ACCEL=cuda12` installs it)"
     if hardware.expects_accelerator():
-        asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
-        done = subprocess.run(asked, capture_output=True, text=True)
+        command = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.stdout.strip() == "gpu":
             return
         why = f"jax sees {done.stdout.strip() or (done.stderr.strip().splitlines() or ['nothing'])[-1]}"
@@ -106,27 +113,27 @@ def refuse_without_gpu() -> None:
 
 
 def run_part(name: str, size: settings.Settings, folder: pathlib.Path) -> None:
-    """One part in this process; its file says what it found, on what and when."""
-    begun = time.monotonic()
+    """Run one part in this process; its file holds the result, the chip and the date."""
+    start = time.monotonic()
     try:
-        found: dict[str, Any] = {"status": "done", "result": PARTS[name][0](size, folder / name)}
+        result: dict[str, Any] = {"status": "done", "result": PARTS[name][0](size, folder / name)}
     except RuntimeError as failure:
-        found = {"status": "failed", "why": str(failure)}
-    found |= {"seconds": time.monotonic() - begun, "date": str(datetime.date.today())}
-    records.write_json(part_path(folder, name), found)
+        result = {"status": "failed", "why": str(failure)}
+    result |= {"seconds": time.monotonic() - start, "date": str(datetime.date.today())}
+    records.write_json(part_path(folder, name), result)
 
 
 def part_path(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """Where a part's result is kept."""
+    """The path of a part's result."""
     return folder / f"{name}.json"
 
 
 def all_parts(names: list[str], folder: pathlib.Path, tiny: bool) -> dict[str, Any]:
-    """Every part that isn't done yet, each in a process of its own, within ten minutes; all that is known then."""
-    begun = time.monotonic()
+    """Run every part that isn't done yet, each in a new process, within ten minutes; returns all results so far."""
+    start = time.monotonic()
     for name in names:
         patience = TINY_TIME_FACTOR if tiny else 1
-        left = patience * TOTAL_S - (time.monotonic() - begun)
+        left = patience * TOTAL_S - (time.monotonic() - start)
         if is_finished(folder, name) or left < 1:
             continue
         print(f"{name} …", file=sys.stderr, flush=True)
@@ -136,24 +143,25 @@ def all_parts(names: list[str], folder: pathlib.Path, tiny: bool) -> dict[str, A
     doctor = parts.get("doctor", {}).get("result") or {}
     chips = [device["kind"] for device in doctor.get("devices", [])]
     return {
-        "command": "make gpu", "date": str(datetime.date.today()), "machine": describe_machine(), "chip": chips[0] if chips else None,
+        "command": "make gpu", "date": str(datetime.date.today()), "machine": describe_machine(),
+        "chip": chips[0] if chips else None,
         "devices": len(chips), "versions": package_versions(), "parts": parts | missing,
     }  # fmt: skip
 
 
 def is_finished(folder: pathlib.Path, name: str) -> bool:
-    """Whether the part was done before; what failed or ran out of time is tried again."""
+    """Whether the part was done before; parts that failed or ran out of time are tried again."""
     return part_path(folder, name).exists() and json.loads(part_path(folder, name).read_text())["status"] == "done"
 
 
 def _started(name: str, folder: pathlib.Path, tiny: bool, most_s: float) -> None:
-    """Run one part as a process, its words in NAME.log; where it ends without a result of its own, say how."""
+    """Run one part as a process with its output in NAME.log; if it ends without a result, write how it ended."""
     before = part_path(folder, name).stat().st_mtime_ns if part_path(folder, name).exists() else 0
     argv = [sys.executable, "-m", "experiments.gpu", f"--part={name}", f"--workdir={folder}", *["--tiny"] * tiny]
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{name}.log"
-    with log.open("w") as told:
-        running = subprocess.Popen(argv, stdout=told, stderr=told, start_new_session=True)
+    with log.open("w") as reason:
+        running = subprocess.Popen(argv, stdout=reason, stderr=reason, start_new_session=True)
     try:
         running.wait(timeout=most_s)
         why = f"exit {running.returncode}: {(log.read_text().strip().splitlines() or [''])[-1]}"
@@ -168,7 +176,7 @@ def _started(name: str, folder: pathlib.Path, tiny: bool, most_s: float) -> None
 
 
 def kill_part(running: subprocess.Popen) -> None:
-    """The part and whatever it started."""
+    """Kill the part and all processes that it started."""
     try:
         os.killpg(running.pid, 9)
     except ProcessLookupError:

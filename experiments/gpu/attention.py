@@ -15,34 +15,35 @@ from scalelab.model.attention import kernels
 from scalelab.model.attention.mask import NO_MASK, MaskInfo
 
 KERNEL_KINDS = ("cudnn", "blockwise", "xla")
-DOCUMENT_SHARE = 0.23  # of a sequence: where documents end, about every so much of it
+DOCUMENT_SHARE = 0.23  # documents end at about every such share of a sequence
 MEASURED_S = 1.0
 
 
 def measure_attention(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """A row for each kernel that this device has, with documents that see each other and that don't."""
+    """One row for each kernel of this device, with and without document masks."""
     batch, length, heads, width = settings.attention
     peak, source = measured.peak_flops(jax.local_devices()[0], "bfloat16")
     rows = []
     for kind in available_kinds():
         for masked in (False, True):
             seconds = median_seconds(kind, masked, (batch, length, heads, width))
-            # Causal: half of the pairs, two products forward and five backward; what a mask hides counts as done.
+            # Causal: half of the pairs, two products forward and five backward; masked pairs count as computed.
             flops = 3.5 * 4 * batch * heads * width * length * (length + 1) / 2
             rows.append({
-                "kind": kind, "documents": "mask" if masked else "cross", "seconds": seconds, "share_of_peak": flops / seconds / peak,
+                "kind": kind, "documents": "mask" if masked else "cross", "seconds": seconds,
+                "share_of_peak": flops / seconds / peak,
                 "off_float32": max_relative_difference(kind, masked, (1, settings.exact_tokens, heads, width)),
             })  # fmt: skip
     return {"shape": settings.attention, "peak": source, "rows": rows}
 
 
 def available_kinds() -> list[str]:
-    """The kernels that are computed on this backend."""
+    """The kernels that run on this backend."""
     return [kind for kind in KERNEL_KINDS if kind != "cudnn" or jax.default_backend() == "gpu"]
 
 
 def make_gradients(kind: str, masked: bool) -> Callable:
-    """q, k, v [B, S, N, H] -> their gradients of a sum over what attention gives; documents end every `DOCUMENT_SHARE` of a sequence."""
+    """q, k, v [B, S, N, H] -> gradients of a sum over attention's output; documents end every DOCUMENT_SHARE."""
 
     def scalar(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         batch, length, _, width = q.shape
@@ -55,27 +56,27 @@ def make_gradients(kind: str, masked: bool) -> Callable:
 
 
 def draw_arrays(size: tuple[int, ...]) -> list[np.ndarray]:
-    """Three of normal numbers, rounded to bf16 so that every kernel is given the same."""
+    """Three arrays of normal numbers, rounded to bf16 so that every kernel gets equal inputs."""
     random = np.random.default_rng(0)
     return [np.asarray(jnp.asarray(random.normal(size=size), jnp.bfloat16), np.float32) for _ in range(3)]
 
 
 def median_seconds(kind: str, masked: bool, size: tuple[int, ...]) -> float:
     """Median seconds of forward with backward in bf16."""
-    given = [jnp.asarray(x, jnp.bfloat16) for x in draw_arrays(size)]
+    inputs = [jnp.asarray(x, jnp.bfloat16) for x in draw_arrays(size)]
     program, seconds = jax.jit(make_gradients(kind, masked)), []
     while len(seconds) < 4 or (sum(seconds[1:]) < MEASURED_S and len(seconds) < 200):
         start = time.perf_counter()
-        jax.block_until_ready(program(*given))
+        jax.block_until_ready(program(*inputs))
         seconds.append(time.perf_counter() - start)
     return float(np.median(seconds[1:]))
 
 
 def max_relative_difference(kind: str, masked: bool, size: tuple[int, ...]) -> float:
-    """The largest of the gradients in bf16 from plain attention in float32, over the largest entry of each."""
-    given = draw_arrays(size)
+    """The largest difference of bf16 gradients from plain attention in float32, over the largest entry."""
+    inputs = draw_arrays(size)
     with jax.default_matmul_precision("highest"):
-        exact = jax.jit(make_gradients("plain", masked))(*map(jnp.asarray, given))
-    ours = jax.jit(make_gradients(kind, masked))(*(jnp.asarray(x, jnp.bfloat16) for x in given))
+        exact = jax.jit(make_gradients("plain", masked))(*map(jnp.asarray, inputs))
+    ours = jax.jit(make_gradients(kind, masked))(*(jnp.asarray(x, jnp.bfloat16) for x in inputs))
     pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in zip(exact, ours, strict=True)]
     return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in pairs)

@@ -12,7 +12,7 @@ from typing import Any
 from experiments.gpu.settings import TINY_SETTINGS, Settings
 from scalelab.hardware import chips, device_memory
 
-# Kernels against attention written out, formats of products, the update rules in float64, and what a device says of itself.
+# Kernels against plain attention, formats of products, update rules in float64, and the facts of a device.
 TESTS = (
     "tests/hardware/test_chips.py",
     "tests/model/attention/test_kernels.py",
@@ -22,14 +22,14 @@ TESTS = (
 
 
 def run_doctor(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """`scalelab doctor`'s own report."""
+    """The report of `scalelab doctor`."""
     return _json(["-m", "scalelab", "doctor"], folder / "doctor.json")
 
 
 def run_tests(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """How many pass there, and which do not."""
+    """Run the tests for GPUs: how many pass, and which fail."""
     wanted, report = TESTS[: 1 if settings == TINY_SETTINGS else None], folder / "tests.xml"
-    # The device is what is tested; XLA's own effort; room for what tests start beside them.
+    # Test on the GPU, with XLA's default optimization level, and leave memory for processes that tests start.
     env = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
     env |= {"JAX_PLATFORMS": "cuda" if chips.expects_accelerator() else "cpu", device_memory.SHARE_VARIABLE: "0.5"}
     env["XLA_FLAGS"] = "--xla_backend_optimization_level=3"
@@ -42,7 +42,7 @@ def run_tests(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def count_junit(junit: str) -> dict[str, Any]:
-    """{passed, failed, skipped, failures} of a JUnit report."""
+    """Counts {passed, failed, skipped, failures} of a JUnit report."""
     cases = list(ET.fromstring(junit).iter("testcase"))
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -51,11 +51,11 @@ def count_junit(junit: str) -> dict[str, Any]:
 
 
 def run_quickstart(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """The study's exit code and seconds; stopped, it goes on where it was at the next call."""
-    begun = time.monotonic()
+    """Run the quickstart: its exit code and seconds. After a stop, the next call resumes it."""
+    start = time.monotonic()
     argv = ["-m", "experiments.isoflop", "--quick", f"--workdir={folder / 'study'}"]
     report = _json(argv, folder / "quickstart.json")
-    return {"seconds": time.monotonic() - begun, "report": report}
+    return {"seconds": time.monotonic() - start, "report": report}
 
 
 def _json(argv: list[str], path: pathlib.Path) -> dict[str, Any]:

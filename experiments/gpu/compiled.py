@@ -1,4 +1,4 @@
-"""The programs of `make gpu` lowered and compiled for a chip that isn't here, by the planner's own path (`plan --compile`)."""
+"""The programs of `make gpu`, lowered and compiled for an absent chip by the planner's own path (`plan --compile`)."""
 
 import contextlib
 import json
@@ -25,7 +25,10 @@ CHILD_CODE = "import sys; from experiments.gpu import compiled; compiled.child(s
 
 
 def compile_for_chip(settings: Settings, chip: str) -> list[dict[str, Any]]:
-    """A row a program: each model's step at the plan's own rows, the packed trials', attention's. BadInput without the compiler."""
+    """One row per program: each model's step at its planned rows, packed trials, attention.
+
+    BadInput if the compiler is not installed.
+    """
     on = load_machine(chip)
     absent_devices.check_installed(on)
     steps = [_step(settings, name, on) for name in settings.models]
@@ -41,45 +44,49 @@ def _step(settings: Settings, name: str, on: Machine) -> dict[str, Any]:
     """A model's train step as part `mfu` runs it."""
     way = utilisation.choose_plan(settings.models[name], on, settings.rows)
     tree = build_config(settings.models[name], model__remat=way["remat"], train__global_batch=way["rows"])
-    found = compile_step(config_lib.static(tree), on)
+    compiled = compile_step(config_lib.static(tree), on)
     return {
-        "program": f"{name}, {way['rows']} rows, remat {way['remat']}", "platform": found.platform, "seconds": found.seconds,
-        "planned_bytes": way["memory_bytes"], "peak_bytes": found.peak_bytes, "note": found.oom or found.note,
+        "program": f"{name}, {way['rows']} rows, remat {way['remat']}", "platform": compiled.platform,
+        "seconds": compiled.seconds,
+        "planned_bytes": way["memory_bytes"], "peak_bytes": compiled.peak_bytes, "note": compiled.oom or compiled.note,
     }  # fmt: skip
 
 
 def child(chip: str, size: str) -> None:
-    """What has no config of its own, compiled in this process: prints the rows as JSON."""
-    settings, on = TINY_SETTINGS if size == "tiny" else FULL_SETTINGS, load_machine(chip)
-    (device, *_), where = absent_devices.make_absent_devices(on, 1, 1)
+    """Compile the programs that have no config in this process; print the rows as JSON."""
+    settings, machine = TINY_SETTINGS if size == "tiny" else FULL_SETTINGS, load_machine(chip)
+    (device, *_), where = absent_devices.make_absent_devices(machine, 1, 1)
     alone = jax.sharding.SingleDeviceSharding(device)
-    found = []
+    rows = []
     for name, function, arguments in list_programs(settings):
         placed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone), arguments)
-        begun = time.perf_counter()
-        with trace_for_platform(absent_devices.compiler_platform(on)):
+        start = time.perf_counter()
+        with trace_for_platform(absent_devices.compiler_platform(machine)):
             memory = jax.jit(function).lower(*placed).compile().memory_analysis()
-        found.append({
-            "program": name, "platform": where, "seconds": time.perf_counter() - begun, "planned_bytes": 0,
+        rows.append({
+            "program": name, "platform": where, "seconds": time.perf_counter() - start, "planned_bytes": 0,
             "peak_bytes": memory.peak_memory_in_bytes, "note": "",
         })  # fmt: skip
-    print(json.dumps(found))
+    print(json.dumps(rows))
 
 
 def list_programs(settings: Settings) -> Iterator[tuple[str, Callable, tuple[Any, ...]]]:
-    """(name, function, shapes of its arguments) of the packed trials and of attention; cuDNN's is a library's, not compiled here."""
+    """(name, function, shapes of its arguments) of the packed trials and of attention.
+
+    cuDNN's attention is a library call and is not compiled here.
+    """
     static, h, state = packing.stacked_shapes(settings)
     batches = (settings.trials, settings.steps, settings.trial_rows, settings.trial["seq_len"] + 1)
     arguments = state, jax.ShapeDtypeStruct(batches, jnp.int32), jax.ShapeDtypeStruct((), jnp.int32), h
     yield f"{settings.trials} trials under vmap", packing.vmap_steps(static), arguments
-    given = (jax.ShapeDtypeStruct(settings.attention, jnp.bfloat16),) * 3
+    inputs = (jax.ShapeDtypeStruct(settings.attention, jnp.bfloat16),) * 3
     for kind in ("blockwise", "xla"):
         for masked in (False, True):
-            yield f"{kind} attention{', documents masked' * masked}", attention.make_gradients(kind, masked), given
+            yield f"{kind} attention{', documents masked' * masked}", attention.make_gradients(kind, masked), inputs
 
 
 def lower_programs(settings: Settings, platform: str = "cuda") -> dict[str, str]:
-    """Each program's StableHLO for `platform`, without a compiler for it: shapes and formats, as a test can see them anywhere."""
+    """Each program's StableHLO for `platform`, without its compiler: tests check shapes and formats anywhere."""
     with trace_for_platform({"cuda": "gpu"}.get(platform, platform)), _no_cache():
         texts = {
             name: jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
@@ -90,7 +97,7 @@ def lower_programs(settings: Settings, platform: str = "cuda") -> dict[str, str]
 
 @contextlib.contextmanager
 def _no_cache() -> Iterator[None]:
-    """What was traced for another platform isn't used again."""
+    """Clear programs that were traced for another platform."""
     jax.clear_caches()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Trials that differ in learning rate and seed: all at once under vmap, against one after the other, in the same program."""
+"""Trials that differ in learning rate and seed: all at once under vmap, against one after the other in one program."""
 
 import dataclasses
 import functools
@@ -30,13 +30,13 @@ def trial_configs(settings: Settings) -> list[Any]:
 
 
 def make_program(settings: Settings, how: str) -> Program:
-    """Their program, packed so."""
+    """The trials' program with this packing."""
     configs = trial_configs(settings)
     return PACKINGS[how](config_lib.static(configs[0]), [config_lib.hparams(c) | {"separator": -1} for c in configs])
 
 
 def measure_packing(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """Seconds of a step of all trials each way, and whether their losses agree."""
+    """Seconds per step of all trials each way, and whether their losses agree."""
     ways = {how: _timed(make_program(settings, how), settings) for how in PACKINGS}
     losses = np.array([ways[how].pop("losses") for how in PACKINGS])
     return {
@@ -52,9 +52,9 @@ def vmap_steps(static: config_lib.Static) -> Callable:
 
 
 def stacked_shapes(settings: Settings) -> tuple[config_lib.Static, Any, Any]:
-    """(the trials' compiled half, shapes of their hparams and of their states), each with the trials in front.
+    """(static config, shapes of the trials' hparams, shapes of their states), with the trials' axis in front.
 
-    Attention in blocks: cuDNN's is a library's, which can't be asked without a device.
+    Attention runs in blocks: cuDNN's is a library call that can't be lowered without a device.
     """
     configs = trial_configs(settings)
     static, n = config_lib.static(configs[0]), len(configs)

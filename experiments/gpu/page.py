@@ -1,4 +1,4 @@
-"""The parts' results as a page: a table each, with chip and date."""
+"""The page of all parts: one table per part, with chip and date."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +9,14 @@ GB = 1e9
 Lines = list[str]
 
 
-def format_page(found: dict[str, Any]) -> str:
-    """The whole page."""
-    chip = f"{found['devices']} x {found['chip']}" if found["chip"] else "no device was seen"
-    lines = [f"`{found['command']}`, {found['date']}, {chip}; {found['machine']}.", ""]
+def format_page(results: dict[str, Any]) -> str:
+    """Format the whole page."""
+    chip = f"{results['devices']} x {results['chip']}" if results["chip"] else "no device was seen"
+    lines = [f"`{results['command']}`, {results['date']}, {chip}; {results['machine']}.", ""]
     lines += markdown_table(
-        ("part", "status", "seconds", "when"), [_summary(name, part) for name, part in found["parts"].items()]
+        ("part", "status", "seconds", "when"), [_summary(name, part) for name, part in results["parts"].items()]
     )
-    for name, part in found["parts"].items():
+    for name, part in results["parts"].items():
         if part["status"] == "done" and name in PART_TABLES:
             lines += ["", *PART_TABLES[name](part["result"])]
     return "\n".join(lines) + "\n"
@@ -80,15 +80,17 @@ def _attention(result: dict[str, Any]) -> Lines:
 def _packing(result: dict[str, Any]) -> Lines:
     seconds = {how: way["seconds"] for how, way in result["ways"].items()}
     return [
-        f"{result['trials']} trials of {result['steps']} steps: {seconds['vmap']:.3g} s by vmap, {seconds['turn']:.3g} s one after "
-        f"another ({result['turn_over_vmap']:.2f} times); losses differ by at most {result['largest_loss_difference']:.1e}."
+        f"{result['trials']} trials of {result['steps']} steps: {seconds['vmap']:.3g} s by vmap, "
+        f"{seconds['turn']:.3g} s one after another ({result['turn_over_vmap']:.2f} times); losses differ by at most "
+        f"{result['largest_loss_difference']:.1e}."
     ]
 
 
 def _resume(result: dict[str, Any]) -> Lines:
     same = "the same bits" if result["same_parameters"] and result["same_losses"] else "OTHER BITS"
     return [
-        f"Killed after step {result['killed_after_checkpoint']} of {result['steps']}, resumed from {result['resumed_from']}: {same}."
+        f"Killed after step {result['killed_after_checkpoint']} of {result['steps']}, resumed from "
+        f"{result['resumed_from']}: {same}."
     ]
 
 
@@ -108,9 +110,10 @@ PART_TABLES: dict[str, Callable[[dict[str, Any]], Lines]] = {
 
 
 def format_compiled(rows: list[dict[str, Any]]) -> Lines:
-    """What was compiled for a chip that isn't here."""
+    """Format the programs that were compiled for an absent chip."""
     cells = [
-        (r["program"], r["platform"], f"{r['planned_bytes'] / GB:.2f}" if r["planned_bytes"] else "", f"{r['peak_bytes'] / GB:.2f}",
+        (r["program"], r["platform"], f"{r['planned_bytes'] / GB:.2f}" if r["planned_bytes"] else "",
+            f"{r['peak_bytes'] / GB:.2f}",
          f"{r['seconds']:.0f}", r["note"])
         for r in rows
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""A run under `train.deterministic`: killed and resumed, it has to give the bits of the run that nobody killed."""
+"""A run under `train.deterministic`: killed and resumed, it must give the bits of an uninterrupted run."""
 
 import json
 import pathlib
@@ -21,7 +21,8 @@ def train_command(settings: Settings, workdir: pathlib.Path) -> list[str]:
     every = max(1, settings.run_steps // 10)
     values = {f"model.{key}": value for key, value in model.items()} | {
         "train.steps": settings.run_steps, "checkpoint.every_steps": every, "eval.every_steps": settings.run_steps,
-        "train.steps_per_dispatch": every, "train.deterministic": "true", "precision.name": "bf16", "data.source": "synthetic",
+        "train.steps_per_dispatch": every, "train.deterministic": "true", "precision.name": "bf16",
+        "data.source": "synthetic",
         "train.global_batch": settings.trial_rows, "optim.peak_lr": 1e-3,
     }  # fmt: skip
     overrides = [f"--config.{key}={value}" for key, value in values.items()]
@@ -29,7 +30,7 @@ def train_command(settings: Settings, workdir: pathlib.Path) -> list[str]:
 
 
 def compare_resumed_run(settings: Settings, folder: pathlib.Path) -> dict[str, Any]:
-    """Whether both runs end with the same parameters and metrics, and where the second was killed."""
+    """Whether both runs end with equal parameters and metrics, and where the second was killed."""
     whole, killed = folder / "whole", folder / "killed"
     for old in (whole, killed):  # a part that was stopped begins anew
         shutil.rmtree(old, ignore_errors=True)
@@ -49,7 +50,7 @@ def compare_resumed_run(settings: Settings, folder: pathlib.Path) -> dict[str, A
 
 
 def _finish(settings: Settings, workdir: pathlib.Path) -> dict[str, Any]:
-    """Train to the end; the command's JSON."""
+    """Train to the end; returns the command's JSON."""
     done = subprocess.run([*train_command(settings, workdir), "--json=-"], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"scalelab train: exit {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
@@ -57,11 +58,11 @@ def _finish(settings: Settings, workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _kill(settings: Settings, workdir: pathlib.Path) -> int | None:
-    """SIGKILL as soon as a checkpoint is there; its step, None where the run ended before."""
+    """Send SIGKILL as soon as there is a checkpoint; returns its step, None if the run ended before."""
     running = subprocess.Popen(train_command(settings, workdir), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
-        while running.poll() is None and time.monotonic() - begun < MOST_WAIT_S:
+        while running.poll() is None and time.monotonic() - start < MOST_WAIT_S:
             steps = manifest.list_steps(workdir / "checkpoints")
             if steps:
                 return steps[-1]
@@ -73,6 +74,6 @@ def _kill(settings: Settings, workdir: pathlib.Path) -> int | None:
 
 
 def _losses(workdir: pathlib.Path) -> list[tuple[int, float]]:
-    """(step, training loss) of every line."""
+    """(step, training loss) of every line of metrics."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return [(line["step"], line["train_loss"]) for line in lines if "train_loss" in line]

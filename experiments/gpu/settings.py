@@ -1,4 +1,4 @@
-"""Sizes of every part: what a GPU is measured with, and the tiny ones that try the same code on any device."""
+"""Sizes of every part: those for a GPU, and tiny ones that test the code on any device."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,10 @@ LEAST_MODEL = {"preset": "llama", "d_model": 16, "n_layers": 1, "n_heads": 2, "v
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """`models`: those whose MFU is measured; `rows`: sequences a step that the plan may choose among; the rest by part."""
+    """Sizes of all parts.
+
+    `models`: those whose MFU is measured; `rows`: sequences per step that the plan may choose from.
+    """
 
     models: dict[str, dict[str, Any]]
     rows: tuple[int, ...]
@@ -33,17 +36,19 @@ class Settings:
 
 
 FULL_SETTINGS = Settings(
-    models={"124M": GPT2_124M, "1B": LLAMA_1B}, rows=(1, 2, 4, 8, 16, 32, 64), attention=(4, 4096, 16, 128), exact_tokens=512,
+    models={"124M": GPT2_124M, "1B": LLAMA_1B}, rows=(1, 2, 4, 8, 16, 32, 64), attention=(4, 4096, 16, 128),
+    exact_tokens=512,
     trial=SMALL_MODEL, trials=16, trial_rows=16, steps=60, run_steps=400, budget_s=60.0,
 )  # fmt: skip
 TINY_SETTINGS = Settings(
-    models={"least": LEAST_MODEL}, rows=(1, 2), attention=(1, 32, 2, 8), exact_tokens=32, trial=LEAST_MODEL, trials=3, trial_rows=2,
+    models={"least": LEAST_MODEL}, rows=(1, 2), attention=(1, 32, 2, 8), exact_tokens=32, trial=LEAST_MODEL, trials=3,
+    trial_rows=2,
     steps=3, run_steps=60, budget_s=1.0,
 )  # fmt: skip
 
 
 def build_config(model: dict[str, Any], **changes: Any) -> ConfigDict:
-    """A resolved config of one of these models; `changes`: keys with "__" for the point. Precision bf16."""
+    """The resolved config of a model in bf16; `changes`: keys with "__" for the point."""
     tree = base.get_config()
     tree.model = getattr(base, model["preset"])(model["d_model"], model["n_layers"], model["n_heads"])
     values = {"model.vocab_size": model["vocab_size"], "model.seq_len": model["seq_len"], "precision.name": "bf16"}

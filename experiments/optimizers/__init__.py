@@ -1,1 +1,1 @@
-"""Optimizers compared, each at its own tuned values: design (`race.py`), what is made of it (`ranking.py`), the command."""
+"""Optimizers compared, each at its own tuned values: runs (`race.py`), their ranking (`ranking.py`), the command."""

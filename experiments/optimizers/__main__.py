@@ -1,13 +1,15 @@
 """Every optimizer on one model, each at its own tuned values: ranks, losses and differences with intervals, curves.
 
     python -m experiments.optimizers --quick --workdir=runs/optimizers
-    python -m experiments.optimizers --config=configs/mine.py --trials=32 --seeds=5 --target-loss=2.4 --workdir=runs/mine
+    python -m experiments.optimizers --config=configs/mine.py --trials=32 --seeds=5 --target-loss=2.4
+    --workdir=runs/mine
 
-Tuning is the same for all: a scan of the LR places the box, then as many trials, at the same points of the unit cube (scrambled
-Halton; Sobol for powers of two), over peak LR, weight decay, warm-up, beta1 and beta2; the second half in a box around the best of the first. The three
-best points run on seeds that tuning did not see: the first --choosing say which is taken, the next --seeds what its loss is.
---target-loss adds the steps and tokens to a validation loss. Run the same command again to resume. --quick: 8 trials and
-3 seeds; without it 48 and 6 (some 1,600 runs of .6 CPU seconds, and compilation), and the tables go to experiments/results/ too.
+Tuning is equal for all. A scan of the LR places a box over peak LR, weight decay, warm-up, beta1 and beta2. Equally
+many trials run at equal points of the unit cube (scrambled Halton; Sobol for powers of two), the second half of them in
+a box around the best of the first. The three best points run on seeds that tuning did not see: the first --choosing
+seeds select one point, the next --seeds give its loss. --target-loss adds the steps and tokens to a validation loss.
+Run the command again to resume. --quick: 8 trials and 3 seeds; without it 48 and 6 (some 1,600 runs of .6 CPU seconds,
+and compilation), and the tables go to experiments/results/ too.
 """
 
 import pathlib
@@ -36,11 +38,11 @@ SMALL_STUDY = {
 
 
 class _Stopped(Exception):
-    """A signal: what ran is saved."""
+    """Stopped by a signal; the runs so far are saved."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit code 0 measured (whatever came out), 1 a sweep failed, 2 bad input, 75 stopped by a signal after saving."""
+    """Run the race. Exit code: 0 measured (whatever the result), 1 a sweep failed, 2 bad input, 75 stopped."""
     return guarded("optimizers", _main, argv)
 
 
@@ -77,9 +79,9 @@ def _options(argv: Sequence[str]) -> tuple[Any, ConfigDict, list[str]]:
 
 
 def plan(arguments: Sequence[str]) -> PlannedStudy:
-    """What this study would run (default: --quick), before any of it: `scalelab plan --sweep` asks.
+    """The runs of this study (default: --quick), before any of them runs (for `scalelab plan --sweep`).
 
-    Where its boxes will lie isn't known yet, nor its best points: all are listed around the sources' values, and cost as much.
+    Its boxes and best points aren't known yet: all runs are listed around the sources' values, which cost equally much.
     """
     options, base, names = _options(arguments or ["--quick"])
     boxes = {name: search.first_box(OPTIM_DEFAULTS[name]["peak_lr"][0]) for name in names}
@@ -122,7 +124,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _trainer(folder: pathlib.Path, stop: Any) -> race.TrainStage:
-    """Trains a stage's runs in `folder/STAGE` and reads them; a stage that has ended is only read."""
+    """A function that trains a stage's runs in `folder/STAGE` and reads them; a finished stage is only read."""
     from scalelab.sweep import status
     from scalelab.sweep.run import run_sweep
 
@@ -151,8 +153,9 @@ def _result(argv: Sequence[str], options: Any, base: ConfigDict, tuned: Any, end
     size = count.count_parameters(config_lib.static(config).model)["total"]
     table_rows = ranking.ranking_rows(tuned, ended, state_bytes, options.target_loss, tokens)
     return result_header("optimizers", argv) | {
-        "what": f"{size:,} parameters, {base.train.steps} steps of {tokens:,} bytes, {base.schedule.name} LR; {options.trials} "
-        f"tuning trials of each after the scan, {options.choosing} + {options.seeds} fresh seeds of three points",
+        "what": f"{size:,} parameters, {base.train.steps} steps of {tokens:,} bytes, {base.schedule.name} LR; "
+        f"{options.trials} tuning trials of each after the scan, "
+        f"{options.choosing} + {options.seeds} fresh seeds of three points",
         "target_loss": options.target_loss, "choosing": options.choosing, "seeds": options.seeds,
         "reference": next((row["name"] for row in table_rows if row["explained"] == "the reference"), ""),
         "sides": sum(len(row["widened"]) for row in table_rows),

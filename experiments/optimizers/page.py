@@ -1,4 +1,4 @@
-"""The race as a page: its table, the differences to the reference, and what it cannot tell."""
+"""The page of the race: its table, the differences to the reference, and its limits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,23 +8,25 @@ from experiments.shared import markdown_table
 
 
 def format_page(result: Mapping[str, Any]) -> str:
-    """Markdown of what `python -m experiments.optimizers` measured."""
+    """Format the result of `python -m experiments.optimizers` as Markdown."""
     rows, target = result["rows"], result["target_loss"]
     rise = result["rise"]
     lines = [
         "# Optimizers, each at its own tuned values", "",
         f"`{result['command']}`, {result['date']}, {result['machine']}.", "",
         f"{result['what']}. Losses in nats a byte on held-out text.", "",
-        f"Search, the same for all: a scan of the LR by octaves places a box {2 * search.HALF_WIDTH:g} octaves wide; over LR, decay, "
-        "warm-up, beta1 and beta2 half of the trials lie in it, the other half in a box half as wide around the best of these, "
-        f"beyond an edge where that lies near it ({result['sides']} sides in all, after {result['rescanned']} scans that went on "
-        "because an end was the best). The three best points run on fresh seeds: "
-        f"the first {result['choosing']} say which is taken, the {result['seeds']} after them are the loss, so nothing below was "
-        "chosen for the luck of the seeds that it is shown on. Tuned losses were: on fresh seeds the points that won are "
+        f"Search, the same for all: a scan of the LR by octaves places a box {2 * search.HALF_WIDTH:g} octaves wide; "
+        "over LR, decay, warm-up, beta1 and beta2 half of the trials lie in it, the other half in a box half as wide "
+        f"around the best of these, beyond an edge where that lies near it ({result['sides']} sides in all, after "
+        f"{result['rescanned']} scans that went on because an end was the best). The three best points run on fresh "
+        f"seeds: the first {result['choosing']} say which is taken, the {result['seeds']} after them are the loss, so "
+        "nothing below was chosen for the luck of the seeds that it is shown on. Tuned losses were: on fresh seeds "
+        "the points that won are "
         f"{rise['mean']:+.3f} from them on average ({rise['least']:+.3f} to {rise['most']:+.3f}).", "",
-        "Brackets hold 90 %. Those of losses and ranks are over trials and seeds, both drawn anew (bootstrap; trials as if they were "
-        "drawn independently, which the second box is not); a rank's are 1 plus those surely ahead, up to all but those surely "
-        "behind. Those of differences are Student's over pairs of one seed, for the points that were chosen: another search's luck "
+        "Brackets hold 90 %. Those of losses and ranks are over trials and seeds, both drawn anew (bootstrap; trials "
+        "as if they were drawn independently, which the second box is not); a rank's are 1 plus those surely ahead, "
+        "up to all but those surely behind. Those of differences are Student's over pairs of one seed, for the "
+        "points that were chosen: another search's luck "
         f"is not in them, and of {len(rows) - 1} such intervals about {0.1 * (len(rows) - 1):.0f} miss the truth.", "",
     ]  # fmt: skip
     columns = [

@@ -1,4 +1,4 @@
-"""The runs: a scan of LRs, rounds of tuning trials, then each optimizer's best points on fresh seeds; each stage is a sweep."""
+"""The runs, one sweep per stage: a scan of LRs, rounds of tuning trials, then each one's best points on fresh seeds."""
 
 import math
 import pathlib
@@ -15,13 +15,13 @@ from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 
 ROUNDS = 2
 FINALISTS = 3
-SCHEDULES = {"schedule_free_adamw": "constant"}  # what it is made for; all others take the base's
+SCHEDULES = {"schedule_free_adamw": "constant"}  # the schedule it is designed for; all others take the base's
 
 TrainStage = Callable[[str, Mapping[str, ConfigDict]], list[dict[str, Any]]]  # (stage, runs) -> results, in their order
 
 
 def trial_config(base: ConfigDict, name: str, values: Mapping[str, Any], seed: int) -> ConfigDict:
-    """One run of optimizer `name`; what `base` sets of `optim` is only kept where it isn't an optimizer's own."""
+    """One run of optimizer `name`; `optim` values of `base` apply where the optimizer has no default."""
     unset = dict.fromkeys((f"optim.{key}" for defaults in OPTIM_DEFAULTS.values() for key in defaults), "none")
     warmup = dict.fromkeys(("schedule.warmup_steps", "schedule.warmup_tokens"), "none")
     schedule = {"schedule.name": SCHEDULES.get(name, base.schedule.name)}
@@ -31,7 +31,7 @@ def trial_config(base: ConfigDict, name: str, values: Mapping[str, Any], seed: i
 
 
 def scan_trials(base: ConfigDict, octaves: Mapping[str, Sequence[int]]) -> dict[str, ConfigDict]:
-    """{run: config} of the scan: LRs by octaves from each one's own, all else as its source has it."""
+    """{run: config} of the scan: LRs by octaves from each optimizer's own; all other values as in its source."""
     made = {}
     for name, each in octaves.items():
         for octave in each:
@@ -57,7 +57,7 @@ def tuning_trials(
 def final_trials(
     base: ConfigDict, best: Mapping[str, Sequence[Mapping[str, Any]]], seeds: int
 ) -> dict[str, ConfigDict]:
-    """{run: config}: each optimizer's best values on `seeds` seeds that tuning didn't see, the same for all."""
+    """{run: config}: each optimizer's best values on `seeds` seeds that tuning didn't see, equal for all."""
     return {
         f"{name}-best{place + 1}-seed{seed:02d}": trial_config(base, name, values, seed)
         for name, points in best.items()
@@ -69,9 +69,10 @@ def final_trials(
 def tune_optimizers(
     base: ConfigDict, names: Sequence[str], trials: int, train: TrainStage
 ) -> dict[str, dict[str, Any]]:
-    """Scan and rounds of every optimizer: {name: {scan, points, runs, boxes, widened, edge}}; `trials` each, the scan's aside.
+    """Scan and rounds of every optimizer: {name: {scan, points, runs, boxes, widened, edge}}.
 
-    Nothing but `train` runs anything: on what it returns all that follows depends, so stages that have ended are gone through again.
+    `trials`: number of tuning trials of each, without the scan. Only `train` runs anything, and each stage depends on
+    the results before it; on a resume, finished stages are read again in order.
     """
     tuned: dict[str, dict[str, Any]] = {name: {"scan": {}, "points": [], "runs": [], "boxes": []} for name in names}
     ahead: dict[str, Sequence[int]] = dict.fromkeys(names, search.FIRST_OCTAVES)
@@ -110,17 +111,17 @@ def tune_optimizers(
 
 
 def order_by_loss(runs: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Indices of the runs, least loss first; those that diverged last."""
+    """Indices of the runs, least loss first, diverged runs last."""
     return sorted(range(len(runs)), key=lambda i: runs[i]["loss"])
 
 
 def run_finals(
     base: ConfigDict, tuned: Mapping[str, Mapping[str, Any]], choosing: int, seeds: int, train: TrainStage
 ) -> dict[str, dict[str, Any]]:
-    """Each one's best points on fresh seeds: {name: {finals, values, runs}}, `runs` those of the chosen point that are reported.
+    """Each optimizer's best points on fresh seeds: {name: {finals, values, runs}}.
 
-    The first `choosing` seeds say which point is taken, the `seeds` after them what its loss is: what was chosen for being low
-    on some seeds is low by luck there too.
+    The first `choosing` seeds select a point, and the `seeds` after them give its loss: a point selected for its low
+    loss on some seeds is low there partly by luck. `runs`: the reported runs of the selected point.
     """
     places = {name: order_by_loss(each["runs"])[:FINALISTS] for name, each in tuned.items()}
     best = {
@@ -131,7 +132,7 @@ def run_finals(
         train("finals", final_trials(base, best, choosing + seeds)),
         {n: range(len(best[n]) * (choosing + seeds)) for n in best},
     )
-    ended = {}
+    results = {}
     for name, runs in by_name.items():
         each = [runs[i : i + choosing + seeds] for i in range(0, len(runs), choosing + seeds)]
         losses = [[run["loss"] for run in point] for point in each]
@@ -139,12 +140,12 @@ def run_finals(
             [run["loss"] for run in tuned[name]["runs"]], places[name],
             [point[:choosing] for point in losses], [point[choosing:] for point in losses],
         )  # fmt: skip
-        ended[name] = {"finals": final, "values": best[name][final.chosen], "runs": each[final.chosen][choosing:]}
-    return ended
+        results[name] = {"finals": final, "values": best[name][final.chosen], "runs": each[final.chosen][choosing:]}
+    return results
 
 
 def _by_name(results: Sequence[dict[str, Any]], counts: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Results in the order of `counts`, cut into each name's."""
+    """Split results, in the order of `counts`, by name."""
     rest = iter(results)
     return {name: [next(rest) for _ in each] for name, each in counts.items()}
 

@@ -1,4 +1,4 @@
-"""What is made of the runs: losses, ranks and differences with their intervals, what a target costs, what may explain it."""
+"""Results of the race: losses, ranks and differences with intervals, the cost to a target, and possible reasons."""
 
 import itertools
 import math
@@ -10,9 +10,10 @@ from experiments import intervals
 from experiments.optimizers import race
 from scalelab.config.optimizer_defaults import OPTIM_DEFAULTS
 
-# Why an optimizer may stand where it does, by the side of the reference that it is on; said as a guess beside what was measured.
+# Possible reasons for a place above or below the reference; printed as a guess beside the measurement.
 REASONS_BEHIND = {
-    "sgd": "embedding, norms and matrices have gradients of very different size, and share one LR (Zhao et al. 2024, section 4)",
+    "sgd": "embedding, norms and matrices have gradients of very different size, and share one LR "
+    "(Zhao et al. 2024, section 4)",
     "momentum": "it averages gradients, and doesn't make their sizes alike (sgd neither)",
     "lion": "signs want large batches (Chen et al. 2023, section 4.6)",
     "adam": "decay in the gradient is divided by the second moment as the gradient is (Loshchilov & Hutter 2019)",
@@ -21,7 +22,8 @@ REASONS_BEHIND = {
     "apollo_mini": "a matrix has one scale: SGD's memory with a norm that is followed",
     "sophia_h": "its Hessian is fresh every few steps only; short runs see few of them",
     "sophia_g": "its Hessian is fresh every few steps only; short runs see few of them",
-    "shampoo": "its statistics are sums, so a matrix's step falls as 1/sqrt(t) beside the schedule (Gupta et al. 2018, Alg. 1)",
+    "shampoo": "its statistics are sums, so a matrix's step falls as 1/sqrt(t) beside the schedule "
+    "(Gupta et al. 2018, Alg. 1)",
 }
 REASONS_AHEAD = {
     "adafactor": "its step is a share of a parameter's own size, and its second moment has rank one",
@@ -32,9 +34,9 @@ REASONS_AHEAD = {
 
 
 def cost_to_target(runs: Sequence[dict[str, Any]], target: float, tokens_per_step: int) -> dict[str, float] | None:
-    """Median over seeds of steps, tokens and seconds until a validation loss of `target`; None where one never gets there.
+    """Median over seeds of steps, tokens and seconds to a validation loss of `target`; None if a seed misses it.
 
-    Between two evaluations the loss is taken for a straight line; seconds at the median rate of the run.
+    Between two evaluations the loss is interpolated linearly; seconds are at the run's median rate.
     """
     steps = []
     for run in runs:
@@ -50,14 +52,14 @@ def cost_to_target(runs: Sequence[dict[str, Any]], target: float, tokens_per_ste
     return {"steps": statistics.median(steps), "tokens": tokens, "seconds": tokens / rate}
 
 
-def describe_difference(apart: intervals.MeanDifference | None, name: str) -> str:
-    """A difference to the reference in words: what its interval shows, and why that may be."""
-    if apart is None:
+def describe_difference(difference: intervals.MeanDifference | None, name: str) -> str:
+    """Describe a difference to the reference: what its interval shows, and a possible reason."""
+    if difference is None:
         return "diverged on a fresh seed, so there is no mean difference"
-    interval = f"{apart.mean:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}]"
-    if apart.low <= 0 <= apart.high:
+    interval = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    if difference.low <= 0 <= difference.high:
         return f"{interval}: the interval holds 0, so which is better is open"
-    side = "behind" if apart.low > 0 else "ahead"
+    side = "behind" if difference.low > 0 else "ahead"
     why = (REASONS_BEHIND if side == "behind" else REASONS_AHEAD).get(name)
     return f"{interval}: {side}" + (f"; perhaps because {why}" if why else "")
 
@@ -66,9 +68,10 @@ def ranking_rows(
     tuned: Mapping[str, Mapping[str, Any]], ended: Mapping[str, Mapping[str, Any]], state_bytes: Mapping[str, float],
     target: float | None, tokens_per_step: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A row an optimizer, best first: tuned loss, loss on fresh seeds, rank, each with its interval, values, bytes, target.
+    """One row per optimizer, best first: tuned loss, fresh loss, rank (with intervals), values, bytes, target.
 
-    `tuned` and `ended` as from `race.tune_optimizers` and `race.run_finals`. The reference is adamw, without it the first.
+    `tuned` and `ended` as from `race.tune_optimizers` and `race.run_finals`. The reference is adamw, or the first if
+    there is none.
     """
     names = list(ended)
     finals = [ended[name]["finals"] for name in names]
@@ -104,15 +107,15 @@ def ranking_rows(
 
 
 def _octaves(name: str, values: Mapping[str, Any]) -> float:
-    """How far the LR is from the optimizer's own default."""
+    """Octaves from the optimizer's default LR."""
     return math.log2(values["optim.peak_lr"] / OPTIM_DEFAULTS[name]["peak_lr"][0])
 
 
 def loss_rise(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Loss on fresh seeds less the tuned loss, over all rows that ended: how much of a tuned loss was luck."""
-    apart = [row["loss"] - row["tuned_loss"] for row in rows if math.isfinite(row["loss"])]
+    """Loss on fresh seeds minus the tuned loss, over all finished rows: how much of a tuned loss was luck."""
+    rises = [row["loss"] - row["tuned_loss"] for row in rows if math.isfinite(row["loss"])]
     return (
-        {"mean": statistics.mean(apart), "least": min(apart), "most": max(apart)}
-        if apart
+        {"mean": statistics.mean(rises), "least": min(rises), "most": max(rises)}
+        if rises
         else dict.fromkeys(("mean", "least", "most"), math.inf)
     )

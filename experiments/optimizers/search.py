@@ -1,7 +1,8 @@
-"""Where values are searched: a scan of the LR places a box, the best of its trials the next, half as wide; alike for every optimizer.
+"""The search space: a scan of the LR places a box; its best trial places the next box, half as wide. Equal for all.
 
-A box is {dimension: (low, high)}, all in logs. Its dimensions mean the same for all: the peak LR is centred by the scan, on no
-source; decay is the share of a weight that decays over the run at the peak LR; the others are absolute.
+A box is {dimension: (low, high)}, all in logs. Its dimensions have one meaning for all optimizers: the peak LR is
+centred by the scan, not by a source; decay is the share of a weight that decays over the run at the peak LR; the others
+are absolute.
 """
 
 import math
@@ -13,9 +14,9 @@ from scalelab.sweep import grid
 
 Box = dict[str, tuple[float, float]]
 
-FIRST_OCTAVES = range(-1, 8)  # octaves of LR from its source's: tiny models want more than their sources' large ones
-SCAN_EXTENSION = 3  # octaves that a scan goes on by where its end is the best, up to
-MOST_SCANS = 5  # times
+FIRST_OCTAVES = range(-1, 8)  # octaves above the source's LR: tiny models need larger LRs than the sources' models
+SCAN_EXTENSION = 3  # octaves added to a scan if its end is the best …
+MOST_SCANS = 5  # … at most so many times
 HALF_WIDTH = 2.5  # octaves of LR to each side of the scan's best
 # decay: peak LR x weight_decay x steps; adamw's 0.1 at 1e-2 over 100 steps is 0.1
 DIMENSIONS: Box = {"decay": (1e-3, 3.0), "warmup": (0.02, 0.3), "1-beta1": (0.02, 0.5), "1-beta2": (0.003, 0.3)}
@@ -26,9 +27,9 @@ IDLE_KEYS = {"adafactor": ("optim.beta1",), "shampoo": ("optim.beta2",)}  # read
 
 
 def next_octaves(octaves: Sequence[int], losses: Sequence[float]) -> list[int]:
-    """Octaves to scan next: further where an end is the best, none where the best has neighbours on both sides.
+    """Octaves to scan next: beyond an end if that is the best, none if the best has neighbours on both sides.
 
-    Where all diverged the way is down.
+    If all runs diverged, the next octaves are lower.
     """
     best = octaves[losses.index(min(losses))] if any(map(math.isfinite, losses)) else min(octaves)
     if best == min(octaves):
@@ -39,12 +40,15 @@ def next_octaves(octaves: Sequence[int], losses: Sequence[float]) -> list[int]:
 
 
 def first_box(peak_lr: float) -> Box:
-    """Around the scan's best LR, and as wide for all."""
+    """The box around the scan's best LR, equally wide for all."""
     return {"lr": (peak_lr * 2**-HALF_WIDTH, peak_lr * 2**HALF_WIDTH)} | DIMENSIONS
 
 
 def next_box(box: Box, best: Mapping[str, float]) -> Box:
-    """Half as wide in logs, centred on the best point: beyond an edge where that lies within a quarter of the width of it."""
+    """The next box: half as wide in logs, centred on the best point.
+
+    It leaves the old box where the best point lies within a quarter of the width of an edge.
+    """
     after = {}
     for key, (low, high) in box.items():
         half = (high / low) ** 0.25
@@ -54,13 +58,13 @@ def next_box(box: Box, best: Mapping[str, float]) -> Box:
 
 
 def widened_sides(before: Box, after: Box) -> list[str]:
-    """Sides by which a box leaves the one before it, e.g. `lr up`."""
+    """Sides on which a box leaves the one before it, e.g. `lr up`."""
     ups = [f"{key} up" for key, (_, high) in after.items() if high > before[key][1] * (1 + 1e-9)]
     return ups + [f"{key} down" for key, (low, _) in after.items() if low < before[key][0] * (1 - 1e-9)]
 
 
 def at_edge(boxes: Sequence[Box], best: Mapping[str, float], share: float = 0.1) -> list[str]:
-    """Sides where the best point lies within `share` of the width of all that was searched: it may have ended too early there.
+    """Sides where the best point lies within `share` of the searched width, so that the search may have ended early.
 
     A limit is not such a side.
     """
@@ -75,13 +79,13 @@ def at_edge(boxes: Sequence[Box], best: Mapping[str, float], share: float = 0.1)
 
 
 def sample_box(box: Box, count: int, seed: int) -> list[dict[str, float]]:
-    """`count` points of the box: scrambled Sobol where that is a power of two, else Halton. One seed, one set of the unit cube."""
+    """`count` points of the box: scrambled Sobol if `count` is a power of two, else Halton; fixed by the seed."""
     method = "halton" if count & (count - 1) else "sobol"
     return grid.sample({key: (*ends, "log") for key, ends in box.items()}, count, method, seed)
 
 
 def config_values(name: str, point: Mapping[str, float], steps: int) -> dict[str, Any]:
-    """A point as config values of optimizer `name`; what it does not have is left out."""
+    """A point as config values of optimizer `name`; values that it doesn't have are left out."""
     defaults = OPTIM_DEFAULTS[name]
     config = {
         "optim.peak_lr": point["lr"],
@@ -95,6 +99,6 @@ def config_values(name: str, point: Mapping[str, float], steps: int) -> dict[str
 
 
 def rest_lr(name: str, peak_lr: float) -> dict[str, float]:
-    """The LR of the AdamW beside an optimizer for hidden matrices, in its source's ratio; {} where there is none."""
+    """The LR of the AdamW beside an optimizer for hidden matrices, in its source's ratio; {} if there is none."""
     defaults = OPTIM_DEFAULTS[name]
     return {"optim.rest_lr": defaults["rest_lr"][0] * peak_lr / defaults["peak_lr"][0]} if "rest_lr" in defaults else {}

@@ -1,1 +1,1 @@
-"""Each optimizer of ours beside somebody else's, on the same gradients; `make test-oracles`."""
+"""Oracles: each of our optimizers beside an independent implementation, on equal gradients; `make test-oracles`."""

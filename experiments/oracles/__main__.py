@@ -2,10 +2,10 @@
 
     make test-oracles        or, in its environment: python -m experiments.oracles [--only=adamw,mup] [--json[=PATH]]
 
-Ours goes through the whole chain in fp32, with all parameters of a small model; theirs updates the same parameters in float64
-where it can. The difference is that of the total update, relative, of the parameter where it is largest. Beside the optimizers:
-muP's multipliers against the package of its authors, the loss scale against torch's. The whole is written to
-experiments/results/oracles.*. The papers' recurrences in numpy are another test: `make test`.
+Ours goes through the whole chain in fp32, with all parameters of a small model; theirs updates the same parameters in
+float64 where it can. The difference is that of the total update, relative, of the parameter where it is largest. Beside
+the optimizers: muP's multipliers against the package of its authors, the loss scale against torch's. The whole is
+written to experiments/results/oracles.*. The papers' recurrences in numpy are another test: `make test`.
 """
 
 import datetime
@@ -34,7 +34,7 @@ COLUMNS = ("what", "setting", "against", "difference", "tolerance", "note")
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 where every difference is within its tolerance, 1 where one isn't, 2 for bad input."""
+    """Run the oracles; exit code 0 if every difference is within its tolerance, 1 if one isn't, 2 for bad input."""
     return guarded("oracles", _main, argv)
 
 
@@ -68,12 +68,12 @@ def _main(argv: list[str]) -> int:
 
 
 def compare_case(case: OracleCase) -> dict[str, Any]:
-    """One comparison."""
+    """Run one comparison; return its row."""
     print(f"{case.optimizer} {case.changes}", file=sys.stderr, flush=True)
     both = problem.make_problem(case.optimizer, case.changes, case.dtype, case.transposed)
-    found = problem.relative_difference(problem.our_updates(both), problem.oracle_updates(both, case.oracle))
+    difference = problem.relative_difference(problem.our_updates(both), problem.oracle_updates(both, case.oracle))
     setting = ", ".join(f"{key.removeprefix('optim.')}={value}" for key, value in case.changes.items())
-    facts = {"what": case.optimizer, "setting": setting, "oracle": case.says, "difference": found}
+    facts = {"what": case.optimizer, "setting": setting, "oracle": case.says, "difference": difference}
     return facts | {"tolerance": case.tolerance, "note": case.note}
 
 
@@ -86,18 +86,19 @@ def installed_versions() -> dict[str, str]:
 
 
 def table_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The rows of the table for people."""
-    found = []
+    """The cells of the table for people."""
+    cells = []
     for r in rows:
         tolerance = "other formula" if r["tolerance"] is None else f"{r['tolerance']:.0e}"
-        found.append((r["what"], r["setting"], r["oracle"], f"{r['difference']:.1e}", tolerance, r["note"]))
-    return found
+        cells.append((r["what"], r["setting"], r["oracle"], f"{r['difference']:.1e}", tolerance, r["note"]))
+    return cells
 
 
 def write_oracles(result: dict[str, Any]) -> None:
     """Write results/oracles.json and .md."""
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    lines = ["# Oracles", "", __doc__.partition("    make")[0].strip(), "", f"`make test-oracles` on {result['date']} ({packages}):", ""]  # fmt: skip
+    lines = ["# Oracles", "", __doc__.partition("    make")[0].strip(), "",
+        f"`make test-oracles` on {result['date']} ({packages}):", ""]  # fmt: skip
     write_result(
         RESULTS, "oracles", result, "\n".join([*lines, *markdown_table(COLUMNS, table_cells(result["rows"]))]) + "\n"
     )

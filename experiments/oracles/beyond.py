@@ -1,4 +1,4 @@
-"""Two things that aren't optimizers: muP's multipliers against its authors' package, the loss scale against torch's."""
+"""Oracles of two things that aren't optimizers: muP's multipliers (its authors' package) and the loss scale (torch)."""
 
 from typing import Any
 
@@ -20,10 +20,11 @@ BASE, WIDTH = 64, 256
 
 
 def compare_beyond() -> list[dict[str, Any]]:
-    """As those of the optimizers; here everything has to be equal."""
+    """Rows like those of the optimizers; here everything must be equal."""
     optimizers = {"adam": mup.MuAdamW, "sgd": mup.MuSGD}
     table = [
-        _row("mup", f"{like}: LR and decay by parameter, width {BASE} to {WIDTH}", f"mup.{theirs.__name__}", group_difference(like, theirs))
+        _row("mup", f"{like}: LR and decay by parameter, width {BASE} to {WIDTH}", f"mup.{theirs.__name__}",
+            group_difference(like, theirs))
         for like, theirs in optimizers.items()
     ]  # fmt: skip
     table.append(_row("mup", f"the head's factor, width {BASE} to {WIDTH}", "mup.MuReadout", head_difference()))
@@ -49,7 +50,7 @@ def _shape(width: int) -> Any:
 
 
 def _module(width: int) -> torch.nn.ParameterDict:
-    """Every parameter of ours as torch would have it: (out, in), heads folded, the first of a stack; names without dots."""
+    """Each of our parameters in torch's form: (out, in), heads folded, the first of a stack; names without dots."""
     tensors = {}
     for name, d in named_leaves(parameter_declarations(_shape(width))).items():
         _, ins, outs = groups.matrix_shape(d) if d.ins else (1, 1, d.shape[-1])
@@ -62,24 +63,26 @@ def group_difference(like: parametrization.UpdateFamily, theirs: Any) -> float:
     model = _module(WIDTH)
     mup.set_base_shapes(model, _module(BASE), delta=_module(2 * BASE), rescale_params=False)
     optimizer = theirs(model.parameters(), lr=1.0, weight_decay=1.0)
-    found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    by_parameter = {
+        id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]
+    }
     ours = named_leaves(parametrization.parameter_scales(_shape(WIDTH), like))
     return max(
         max(abs(s.lr / lr - 1.0), abs(s.decay / decay - 1.0))
         for name, s in ours.items()
-        for lr, decay in [found[id(model[name.replace(".", "-")])]]
+        for lr, decay in [by_parameter[id(model[name.replace(".", "-")])]]
     )
 
 
 def head_difference() -> float:
-    """Of what the logits are multiplied by."""
+    """The relative difference of the logits' multiplier."""
     heads = [mup.MuReadout(width, 8) for width in (WIDTH, BASE, 2 * BASE)]
     mup.set_base_shapes(heads[0], heads[1], delta=heads[2])
     return abs(head_multiplier(_shape(WIDTH)) * heads[0].width_mult() - 1.0)
 
 
 def finite_traces() -> dict[str, tuple[float, np.ndarray]]:
-    """{setting: (first scale, which steps were finite)}."""
+    """{setting: (first scale, whether each step was finite)}."""
     random = np.random.default_rng(0)
     rare = random.random(9000) > 1 / 1500
     often = random.random(200) > 0.5

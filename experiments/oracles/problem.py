@@ -1,4 +1,4 @@
-"""The same parameters and gradients for both sides: ours through the whole chain, theirs tensor by tensor."""
+"""Equal parameters and gradients for both sides: ours through the whole chain, theirs tensor by tensor."""
 
 import dataclasses
 import functools
@@ -44,21 +44,21 @@ class UpdateProblem:
 
     @functools.cached_property
     def own(self) -> list[str]:
-        """The parameters that the optimizer takes itself."""
+        """The parameters that the optimizer updates itself."""
         member = registry.find_optimizer(self.o.name)
         return [name for name, d in self.declared.items() if member.claims(d)]
 
     def groups(self, names: list[str] | None = None) -> list[dict[str, Any]]:
-        """torch's parameter groups of the optimizer's own (or of `names`): those that decay, and those that don't."""
+        """torch's parameter groups of the optimizer's own parameters (or of `names`): with decay, and without."""
         decays = named_leaves(
             groups.decay_mask(config_lib.static(self.config).model, config_lib.static(self.config).optim)
         )
         chosen = self.own if names is None else names
-        found = []
+        all_groups = []
         for decay in (True, False):
             some = [t for name in chosen if decays[name] == decay for t in self.tensors[name]]
-            found.append({"params": some, "weight_decay": self.o.weight_decay if decay else 0.0})
-        return [group for group in found if group["params"]]
+            all_groups.append({"params": some, "weight_decay": self.o.weight_decay if decay else 0.0})
+        return [group for group in all_groups if group["params"]]
 
     def follow(
         self,
@@ -66,7 +66,7 @@ class UpdateProblem:
         rate: Callable[[float, int], float] = lambda lr, t: lr,
         extra: Callable[[int], dict[str, Any]] = lambda t: {},
     ) -> None:
-        """STEPS steps of `optimizer`, at the learning rates that `rate` makes of ours; `extra` are arguments of step t = 1, …"""
+        """Run STEPS steps of `optimizer` at the learning rates `rate(ours)`; `extra`: arguments of steps t = 1, …"""
         for t, (gradient, lr) in enumerate(zip(self.gradients, self.rates, strict=True), start=1):
             for name, tensors in self.tensors.items():
                 each = to_torch(self.declared[name], gradient[name], tensors[0].dtype, self.transposed)
@@ -78,9 +78,9 @@ class UpdateProblem:
 
 
 def make_problem(optimizer: str, changes: dict[str, Any], dtype: torch.dtype, transposed: bool) -> UpdateProblem:
-    """Random parameters and gradients in float64, the gradients of another size for every parameter; no clipping.
+    """Random parameters and gradients in float64, each parameter's gradients of another size; no clipping.
 
-    Parameters are small, for they are rounded at every step; learning rates rise.
+    Parameters are small, because they are rounded at every step; learning rates rise.
     """
     config = tiny.get_config()
     config.optim.peak_lr = None
@@ -99,14 +99,17 @@ def make_problem(optimizer: str, changes: dict[str, Any], dtype: torch.dtype, tr
 
 
 def to_torch(d: Declaration, x: np.ndarray, dtype: torch.dtype, transposed: bool) -> list[torch.Tensor]:
-    """A parameter [stack…, ins…, outs…] as tensors (out, in) or (in, out), (n,) where it has no ins: one of the stack for itself."""
+    """Convert a parameter [stack…, ins…, outs…] to a list of tensors, one for each of the stack.
+
+    Shapes: (out, in) or (in, out); (n,) if it has no ins.
+    """
     stacked = x.reshape(groups.matrix_shape(d)) if d.ins else x.reshape(groups.matrix_shape(d)[0], -1)
     stacked = stacked.swapaxes(1, 2) if d.ins and transposed else stacked
     return [torch.tensor(np.ascontiguousarray(one), dtype=dtype) for one in stacked]
 
 
 def our_updates(problem: UpdateProblem) -> Arrays:
-    """What the chain makes of each parameter's gradients (the point to evaluate, where it is another), less where it began."""
+    """The total update of each parameter by our chain (of its evaluation point, if that differs)."""
     config = problem.config
     static = config_lib.static(config)
     h = {key: np.float32(value) for key, value in config_lib.hparams(config).items()}
@@ -148,7 +151,7 @@ def nest_arrays(flat: Arrays) -> dict[str, Any]:
 
 
 def oracle_updates(problem: UpdateProblem, oracle: Callable[[UpdateProblem], None]) -> Arrays:
-    """How far `oracle` moves each parameter; what the optimizer leaves to AdamW is moved by torch's."""
+    """The total update of each parameter by `oracle`; parameters left to AdamW are updated by torch's."""
     before = {k: [t.detach().double().clone() for t in ts] for k, ts in problem.tensors.items()}
     oracle(problem)
     rest, o = [name for name in problem.declared if name not in problem.own], problem.o
@@ -163,6 +166,6 @@ def oracle_updates(problem: UpdateProblem, oracle: Callable[[UpdateProblem], Non
     return moved
 
 
-def relative_difference(found: Arrays, wanted: Arrays) -> float:
-    """Of total updates, relative, of the parameter where that is largest."""
-    return max(float(np.linalg.norm(found[k] - wanted[k]) / np.linalg.norm(wanted[k])) for k in wanted)
+def relative_difference(ours_or_theirs: Arrays, wanted: Arrays) -> float:
+    """The relative difference of total updates, of the parameter where it is largest."""
+    return max(float(np.linalg.norm(ours_or_theirs[k] - wanted[k]) / np.linalg.norm(wanted[k])) for k in wanted)

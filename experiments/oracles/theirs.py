@@ -1,4 +1,4 @@
-"""Other people's optimizers with the values of ours: each function takes the tensors of a `Problem` through its steps."""
+"""Other implementations of optimizers with our values: each function runs the steps of an `UpdateProblem`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,24 +19,24 @@ from scalelab.optim import matrices
 
 
 def run_sgd(p: UpdateProblem) -> None:
-    """Momentum in the form of an average is heavy ball at (1 - beta1) times the LR."""
+    """torch's momentum; ours is an average, so theirs runs at (1 - beta1) times the LR."""
     factor = 1.0 - p.o.beta1 if p.o.averaged else 1.0
     optimizer = torch.optim.SGD(p.groups(), momentum=p.o.beta1 or 0.0, nesterov=bool(p.o.nesterov))
     p.follow(optimizer, lambda lr, t: factor * lr)
 
 
 def run_adam(p: UpdateProblem) -> None:
-    """With coupled L2."""
+    """torch's Adam with coupled L2."""
     p.follow(torch.optim.Adam(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps))
 
 
 def run_adamw(p: UpdateProblem) -> None:
-    """torch's."""
+    """torch's AdamW."""
     p.follow(torch.optim.AdamW(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps))
 
 
 def run_adamw_uncorrected(p: UpdateProblem) -> None:
-    """The AdamW in galore_torch, which is that of transformers; without a rank it projects nothing."""
+    """The AdamW of galore_torch, which is that of transformers; without a rank it projects nothing."""
     betas = (p.o.beta1, p.o.beta2)
     p.follow(galore_torch.GaLoreAdamW(p.groups(), betas=betas, eps=p.o.eps, correct_bias=False, **_quiet))
 
@@ -45,72 +45,75 @@ _quiet = {"no_deprecation_warning": True}
 
 
 def run_rmsprop(p: UpdateProblem) -> None:
-    """torch's."""
+    """torch's RMSprop."""
     p.follow(torch.optim.RMSprop(p.groups(), alpha=p.o.beta2, eps=p.o.eps))
 
 
 def run_nadamw(p: UpdateProblem) -> None:
-    """torch's momentum is beta1 (1 - 0.96^(t momentum_decay) / 2): beta1 from the first step where that decay is huge."""
+    """torch's NAdamW.
+
+    Its momentum is beta1 (1 - 0.96^(t momentum_decay) / 2): beta1 from the first step on if that decay is huge.
+    """
     betas = (p.o.beta1, p.o.beta2)
     options = {"momentum_decay": 1e6, "decoupled_weight_decay": True}
     p.follow(torch.optim.NAdam(p.groups(), betas=betas, eps=p.o.eps, **options))
 
 
 def run_lion(p: UpdateProblem) -> None:
-    """pytorch_optimizer's, with decoupled decay."""
+    """Lion of pytorch_optimizer, with decoupled decay."""
     p.follow(pytorch_optimizer.Lion(p.groups(), betas=(p.o.beta1, p.o.beta2), weight_decouple=True))
 
 
 def run_ademamix(p: UpdateProblem) -> None:
-    """pytorch_optimizer's; alpha and beta3 grow over `train.steps`."""
+    """AdEMAMix of pytorch_optimizer; alpha and beta3 grow over `train.steps`."""
     betas = (p.o.beta1, p.o.beta2, p.o.beta3)
     more = {"alpha": p.o.alpha, "t_alpha_beta3": float(p.config.train.steps), "eps": p.o.eps, "weight_decouple": True}
     p.follow(pytorch_optimizer.AdEMAMix(p.groups(), betas=betas, **more))
 
 
 def run_adalayer(p: UpdateProblem) -> None:
-    """Adam-mini treats tensors that it doesn't know by name as Adalayer does all: one second moment each."""
+    """Adam-mini, which treats tensors with unknown names as Adalayer does: one second moment each."""
     unnamed = torch.nn.ParameterList([t for group in p.groups() for t in group["params"]])
     p.follow(pytorch_optimizer.AdamMini(unnamed, betas=(p.o.beta1, p.o.beta2), weight_decay=0.0, eps=p.o.eps))
 
 
 def run_muon(p: UpdateProblem) -> None:
-    """torch's, its Newton-Schulz in bf16 as it comes."""
+    """torch's Muon, with its Newton-Schulz in bf16."""
     adjusted = {"spectral": "original", "rms": "match_rms_adamw"}[p.o.scale]
     optimizer = torch.optim.Muon(p.groups(), momentum=p.o.beta1, nesterov=p.o.nesterov, adjust_lr_fn=adjusted)
     p.follow(optimizer)
 
 
 def run_muon_float64(p: UpdateProblem) -> None:
-    """The same, but that its cast to bf16 is made to keep float64."""
+    """torch's Muon, with its cast to bf16 replaced by float64."""
     with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
         run_muon(p)
 
 
 def run_adafactor(p: UpdateProblem) -> None:
-    """torch's: factored wherever there are two axes, and scaled by the parameter's size."""
+    """torch's Adafactor: factored for two or more axes, and scaled by the parameter's size."""
     p.follow(torch.optim.Adafactor(p.groups(), eps=(p.o.eps, 1e-3), foreach=False))
 
 
 def run_adam8bit(p: UpdateProblem) -> None:
-    """bitsandbytes' CPU kernels, in fp32."""
+    """The CPU kernels of bitsandbytes, in fp32."""
     optimizer = bitsandbytes.optim.AdamW8bit(p.groups(), betas=(p.o.beta1, p.o.beta2), eps=p.o.eps, min_8bit_size=4096)
     p.follow(optimizer)
 
 
 def run_soap(p: UpdateProblem) -> None:
-    """pytorch_optimizer's, which follows the authors' code."""
+    """SOAP of pytorch_optimizer, which follows the authors' code."""
     betas = (p.o.beta1, p.o.beta2)
     p.follow(pytorch_optimizer.SOAP(p.groups(), betas=betas, precondition_frequency=p.o.every, eps=p.o.eps))
 
 
 def run_shampoo(p: UpdateProblem) -> None:
-    """pytorch_optimizer's without momentum; with `every` above 1 it would stand still until the first roots."""
+    """Shampoo of pytorch_optimizer without momentum; with `every` above 1 it would not move before the first roots."""
     p.follow(pytorch_optimizer.Shampoo(p.groups(), momentum=0.0, preconditioning_compute_steps=1, matrix_eps=p.o.eps))
 
 
 def run_galore(p: UpdateProblem) -> None:
-    """The authors', with singular vectors of the sign that ours have: the paper leaves it open, and old moments see it."""
+    """The authors' GaLore, with our signs of singular vectors: the paper leaves them open, old moments use them."""
     low = {"rank": p.o.rank, "update_proj_gap": p.o.every, "scale": p.o.low_rank_scale, "proj_type": "std"}
     whole = galore_torch.galore_projector.GaLoreProjector.get_orthogonal_matrix
 
@@ -125,7 +128,7 @@ def run_galore(p: UpdateProblem) -> None:
 
 
 def run_apollo(p: UpdateProblem) -> None:
-    """The authors', given our random projections."""
+    """The authors' APOLLO, with our random projections."""
     kind = "tensor" if p.o.name == "apollo_mini" else "channel"
     low = {"rank": p.o.rank, "update_proj_gap": p.o.every, "scale": p.o.low_rank_scale**2, "proj_type": "std"}
     groups = [group | low | {"proj": "random", "scale_type": kind} for group in p.groups()]
@@ -137,14 +140,14 @@ def run_apollo(p: UpdateProblem) -> None:
 
 
 class _Projector:
-    """In the place of apollo_torch's own, which draws other numbers."""
+    """Replaces apollo_torch's projector, which draws other random numbers."""
 
     def __init__(self, p: UpdateProblem, index: int, name: str) -> None:
         self.p, self.index = p, index
         _, self.small, _ = matrices.folded_shape(p.declared[name])
 
     def project(self, g: torch.Tensor, step: int) -> torch.Tensor:
-        """`g` (out, in) -> the smaller side projected, the larger kept where it is."""
+        """Project the smaller side of `g` (out, in), and keep the larger."""
         shape = (min(self.p.o.rank, self.small), self.small)
         drawn = our_apollo.random_projection(self.p.config.train.seed, self.index, step // self.p.o.every, shape)
         projection = torch.tensor(np.array(drawn), dtype=g.dtype)
@@ -152,7 +155,7 @@ class _Projector:
 
 
 def run_sophia(p: UpdateProblem) -> None:
-    """pytorch_optimizer's, given the same estimates. It clips m / h to rho, where ours clips m / (rho h) to 1."""
+    """Sophia of pytorch_optimizer, with our estimates. It clips m / h to rho; ours clips m / (rho h) to 1."""
     rho, groups = p.o.rho, p.groups()
     for group in groups:
         group["weight_decay"] *= rho
@@ -171,12 +174,12 @@ def run_sophia(p: UpdateProblem) -> None:
 
 
 def run_schedule_free(p: UpdateProblem) -> None:
-    """The authors' released form: a step weighs in the average by the square of the largest LR so far."""
+    """The authors' released form: a step's weight in the average is the square of the largest LR so far."""
     _averaged(p, schedulefree.AdamWScheduleFree)
 
 
 def run_schedule_free_paper(p: UpdateProblem) -> None:
-    """The authors' for their published experiments (Alg. 1): sqrt(1 - beta2^t) is a factor of the LR."""
+    """The authors' form for their published experiments (Alg. 1): sqrt(1 - beta2^t) is a factor of the LR."""
     _averaged(p, schedulefree.AdamWScheduleFreePaper)
 
 

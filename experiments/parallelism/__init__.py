@@ -1,1 +1,1 @@
-"""Every layout of a mesh against one device."""
+"""Every layout of a mesh compared with one device."""

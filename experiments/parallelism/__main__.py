@@ -1,12 +1,12 @@
-"""The same model under every layout of a mesh: are loss and gradients those of one device, and what does each layout cost?
+"""Compare one model under every layout of a mesh with one device: loss, gradients, and the cost of each layout.
 
     python -m experiments.parallelism [--quick] [--only=fsdp,tensor] [--options=window,distances] [--json[=PATH]]
 
-At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss and every gradient with those of a single
-device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and puts the formulas beside
-them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU devices; --quick takes each layout
-with one variant of the model instead of two, --options with models that have these options of the block and of attention; then
-nothing is counted. The whole (`make test-parallel`) is written to experiments/results/parallelism.*.
+At fixed parameters, in fp32 and again in bf16, it compares the token-mean loss and every gradient with those of a
+single device, counts the bytes that each device holds and moves and a pipeline's idle ticks, and puts the formulas
+beside them. Also: the temporaries of a pipeline by its number of micro-batches. Eight fake CPU devices; --quick takes
+each layout with one variant of the model instead of two, --options with models that have these options of the block and
+of attention; then nothing is counted. The whole (`make test-parallel`) is written to experiments/results/parallelism.*.
 """
 
 import datetime
@@ -36,7 +36,7 @@ COLUMNS += ("by formula", "KiB moved a step")
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 where every layout agrees, 1 where one doesn't, 2 for bad input."""
+    """Compare all layouts; exit code 0 if every layout agrees, 1 if one doesn't, 2 for bad input."""
     return guarded("parallelism", _main, argv)
 
 
@@ -84,35 +84,38 @@ def _names(option: str, text: str, known: Mapping[str, Any]) -> list[str]:
 
 
 def is_within_tolerance(result: dict[str, list]) -> bool:
-    """fp32: loss to 2e-6 and gradients to 3e-6; bf16: both within 1e-2 (its unit roundoff is 4e-3)."""
+    """Whether a row is within tolerance.
+
+    fp32: loss to 2e-6 and gradients to 3e-6; bf16: both within 1e-2 (its unit roundoff is 4e-3).
+    """
     exact = all(r["loss_rel_diff"] <= 2e-6 and r["grad_rel_diff"] <= 3e-6 for r in result["rows"])
     return exact and all(max(r["loss_rel_diff"], r["grad_rel_diff"]) <= 1e-2 for r in result["rows_bf16"])
 
 
 def table_cells(result: dict[str, list]) -> list[tuple[str, ...]]:
-    """The rows of the table for people."""
+    """The cells of the table for people."""
     rounded = {r["layout"]: r["grad_rel_diff"] for r in result["rows_bf16"]}
-    found = []
+    cells = []
     for r in result["rows"]:
         moved = ", ".join(f"{axes}: {b / 1024:.0f}" for axes, b in r["collective_bytes"].items())
-        held = [f"{r[key] / 1024:.1f}" for key in ("argument_bytes", "argument_bytes_formula")]
+        bytes_held = [f"{r[key] / 1024:.1f}" for key in ("argument_bytes", "argument_bytes_formula")]
         differences = [f"{d:.1e}" for d in (r["loss_rel_diff"], r["grad_rel_diff"], rounded[r["layout"]])]
         bubble = [f"{r[f'bubble_{kind}']:.3f}" if r["schedule"] else "" for kind in ("measured", "predicted")]
-        found.append((r["layout"], *differences, *bubble, *held, moved))
-    return found
+        cells.append((r["layout"], *differences, *bubble, *bytes_held, moved))
+    return cells
 
 
 def temporaries_lines(result: dict[str, list]) -> list[str]:
-    """One line a schedule."""
+    """One line per schedule."""
     lines = []
-    for kept in result["temporaries"]:
-        sizes = ", ".join(f"{size / 1024:.0f} KiB with {m}" for m, size in kept["bytes_by_microbatches"].items())
-        lines.append(f"Temporaries of {kept['schedule']}, 2 stages, by number of micro-batches: {sizes}.")
+    for row in result["temporaries"]:
+        sizes = ", ".join(f"{size / 1024:.0f} KiB with {m}" for m, size in row["bytes_by_microbatches"].items())
+        lines.append(f"Temporaries of {row['schedule']}, 2 stages, by number of micro-batches: {sizes}.")
     return lines
 
 
 def print_tables(result: dict[str, list]) -> None:
-    """The table, and the lines under it."""
+    """Print the table and the lines under it."""
     table = Table(*COLUMNS)
     for line in table_cells(result):
         table.add_row(*line)

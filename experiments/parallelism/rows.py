@@ -1,8 +1,8 @@
-"""The layouts that are compared, and what is measured of each: differences from one device, bytes held and moved, bubble.
+"""The layouts that are compared, and their measurements: differences from one device, bytes held and moved, bubble.
 
-At fixed parameters the token-mean loss and every gradient are set beside those of one device. Each layout comes with two
-variants of the model that differ in everything (heads, head, remat, accumulation, positions), so that the list covers
-all pairs of levels.
+At fixed parameters the token-mean loss and every gradient are compared with those of one device. Each layout comes with
+two variants of the model that differ in everything (heads, head, remat, accumulation, positions), so that the list
+covers all pairs of levels.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ MODEL_FACTORS: dict[str, tuple[Any, Any]] = {
     "train.accumulate": (1, 2),
     "data.documents": ("cross", "mask"),
 }
-# Models with what recipes ask of a block or of attention, each against one device like the variants (--options).
+# Models with options of blocks and attention that recipes use, compared with one device like the variants (--options).
 FOUR_LAYERS = {"model.n_layers": 4}
 MODEL_OPTIONS: dict[str, dict[str, Any]] = {
     "parallel block": {"model.block": "parallel"},
@@ -85,7 +85,7 @@ SEQ_LEN, VOCAB, BATCH_SIZE = 32, 64, 128  # as many tokens as bf16 needs for its
 
 
 def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Two variants of the model for the layout of this index: opposite in every factor."""
+    """Two variants of the model for the layout of this index, which differ in every factor."""
     levels = [index >> bit & 1 for bit in range(4)]
     levels += [levels[0] ^ levels[1] ^ levels[2] ^ levels[3], levels[0] ^ levels[1] ^ levels[2]]
     first = {name: MODEL_FACTORS[name][level] for name, level in zip(MODEL_FACTORS, levels, strict=True)}
@@ -95,7 +95,7 @@ def model_variants(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
 def build_static(
     variant: dict[str, Any], layout: Layout, precision: str, batch: int = BATCH_SIZE
 ) -> tuple[Static, dict[str, float]]:
-    """The compiled half of the config and its hparams."""
+    """The static config and its hparams."""
     tree, values = base.get_config(), {"family": "llama", **variant}
     tree.model = getattr(base, values.pop("family"))(64, layout.stage * layout.rounds if layout.stage > 1 else 2, 8)
     sizes = {"model.vocab_size": VOCAB, "model.seq_len": SEQ_LEN, "train.global_batch": batch}
@@ -106,11 +106,15 @@ def build_static(
 
 
 def draw_tokens() -> np.ndarray:
-    """One batch, int32 [B, S + 1], of Zipf's frequencies as text has them, some targets ignored, unevenly over its rows."""
-    often = 1 / np.arange(1, VOCAB + 1)
-    found = np.random.default_rng(1).choice(VOCAB, (BATCH_SIZE, SEQ_LEN + 1), p=often / often.sum()).astype(np.int32)
-    found[0, 5:9], found[3, 2:] = -1, -1
-    return found
+    """One batch, int32 [B, S + 1], with Zipf's frequencies; ignored targets are spread unevenly over its rows."""
+    frequencies = 1 / np.arange(1, VOCAB + 1)
+    tokens = (
+        np.random.default_rng(1)
+        .choice(VOCAB, (BATCH_SIZE, SEQ_LEN + 1), p=frequencies / frequencies.sum())
+        .astype(np.int32)
+    )
+    tokens[0, 5:9], tokens[3, 2:] = -1, -1
+    return tokens
 
 
 def loss_and_gradients(static: Static, params: Any, batch: Any, h: dict[str, float]) -> tuple[jax.Array, Any]:
@@ -137,29 +141,29 @@ UNUSED_HPARAMS = [
 def compare_layout(
     name: str, layout: Layout, variant: dict[str, Any], precision: str, costly: bool = True
 ) -> dict[str, Any]:
-    """One line of the table; of one in fp32 that is `costly` also bytes are counted."""
+    """One row of the table; for a `costly` row in fp32 bytes are counted too."""
     static, h = build_static(variant, layout, precision)
     model = dataclasses.replace(static.model, sequence_parallel=False, attention="plain")
-    one = dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
-    params, loss, grads = single_device_reference(one, tuple(h.items()))
+    reference = dataclasses.replace(static, layout=Layout(), accumulate=1, model=model)
+    params, loss, grads = single_device_reference(reference, tuple(h.items()))
     mesh = mesh_lib.make_mesh(layout)
     specs = state_lib.state_specs(static)
     with jax.set_mesh(mesh):
-        held = pipeline.reorder_layers(params, specs.params, layout)
-        placed = jax.device_put(held, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
+        reordered = pipeline.reorder_layers(params, specs.params, layout)
+        placed = jax.device_put(reordered, jax.tree.map(lambda s: NamedSharding(mesh, s), specs.params))
         batch = jax.device_put(draw_tokens(), NamedSharding(mesh, PartitionSpec(BATCH_AXES, None)))
-        found_loss, found = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h)
+        layout_loss, layout_grads = jax.jit(functools.partial(loss_and_gradients, static))(placed, batch, h)
         cost = measure_costs(static, h, specs, mesh) if precision == "fp32" and costly else {}
-    found = pipeline.reorder_layers(jax.device_get(found), specs.params, layout, back=True)
-    worst = worst_leaf(grads, found, ZERO_SHARE[precision])
+    layout_grads = pipeline.reorder_layers(jax.device_get(layout_grads), specs.params, layout, back=True)
+    worst = worst_leaf(grads, layout_grads, ZERO_SHARE[precision])
     return {
         "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.MESH_AXES},
-        **describe_pipeline(layout), "loss_rel_diff": abs(float(found_loss) / loss - 1), "grad_rel_diff": worst, **cost,
+        **describe_pipeline(layout), "loss_rel_diff": abs(float(layout_loss) / loss - 1), "grad_rel_diff": worst, **cost,
     }  # fmt: skip
 
 
 def describe_pipeline(layout: Layout) -> dict[str, Any]:
-    """Schedule and bubble: the idle ticks of the table that is run, and the formula."""
+    """Schedule and bubble: the idle ticks of the schedule that is run, and the formula."""
     if layout.stage == 1:
         return {"schedule": None, "bubble_measured": None, "bubble_predicted": None}
     done = ticks.make_tick_table(layout.schedule, layout.stage, layout.microbatches, layout.rounds)
@@ -167,13 +171,13 @@ def describe_pipeline(layout: Layout) -> dict[str, Any]:
     return {"schedule": layout.schedule, "bubble_measured": done.bubble, "bubble_predicted": predicted}
 
 
-def worst_leaf(expected: Any, found: Any, zero: float) -> float:
+def worst_leaf(expected: Any, actual: Any, zero: float) -> float:
     """The largest difference of a gradient leaf, over its largest entry or 1e-3 of the largest of all.
 
-    A leaf below `zero` of the largest is zero in exact arithmetic (a key bias without RoPE): what both sides hold is rounding,
-    and its difference is taken over the largest entry of all.
+    A leaf below `zero` of the largest is zero in exact arithmetic (a key bias without RoPE). Both sides hold rounding
+    errors there, and the difference is taken over the largest entry of all.
     """
-    leaves = list(zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True))
+    leaves = list(zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True))
     top = max(np.abs(a).max() for a, _ in leaves)
 
     def over(leaf: np.ndarray) -> float:
@@ -183,7 +187,7 @@ def worst_leaf(expected: Any, found: Any, zero: float) -> float:
 
 
 def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) -> dict[str, Any]:
-    """Bytes of a training step: what a device holds, by XLA and by formula, and what moves along which axes."""
+    """Bytes of a training step: held per device, by XLA and by formula, and moved along each axis."""
     like = jax.tree.map(
         lambda s, spec: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, spec)),
         state_lib.state_shapes(static), specs,
@@ -205,10 +209,10 @@ def measure_costs(static: Static, h: dict[str, float], specs: Any, mesh: Any) ->
 
 
 def adam_state_bytes(static: Static) -> float:
-    """Bytes of the fp32 Adam state a device holds: 4 of parameters and 8 of moments, each split as the stage says.
+    """Bytes per device of the fp32 Adam state: 4 for parameters and 8 for moments, split as the ZeRO stage says.
 
-    Without tensor parallelism: 12, (4 + 8/n), 12/n bytes a parameter at ZeRO 0, 1 and 2, 3 (Rajbhandari et al. 2020, fig. 1,
-    in fp32); leaves without an `embed` axis stay whole.
+    Without tensor parallelism: 12, (4 + 8/n), 12/n bytes a parameter at ZeRO 0, 1 and 2, 3 (Rajbhandari et al. 2020,
+    fig. 1, in fp32); leaves without an `embed` axis are not split.
     """
     layout = static.layout
 

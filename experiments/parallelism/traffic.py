@@ -1,4 +1,4 @@
-"""What compiled text says about moving data: bytes of collectives, by the mesh axes that they run along."""
+"""Data movement read from compiled text: bytes of collectives, by the mesh axes that they run along."""
 
 import itertools
 import re
@@ -26,33 +26,38 @@ def collective_bytes(text: str, mesh: Any) -> dict[str, int]:
         for shapes, kind, listed in COLLECTIVE_PATTERN.findall(computation):
             joined = _pairs(listed) if kind == "source_target_pairs" else _listed(listed)
             if max(map(len, joined)) > 1:
-                name = " x ".join(next((axes for axes, found in groups.items() if found == joined), ("other",)))
+                name = " x ".join(
+                    next((axes for axes, rings_or_groups in groups.items() if rings_or_groups == joined), ("other",))
+                )
                 moved[name] = moved.get(name, 0) + times * _bytes(shapes)
     return moved
 
 
 def _turns(text: str) -> list[tuple[str, int]]:
-    """(text, how often it runs) of every computation that the entry reaches."""
-    found = re.findall(r"^(ENTRY )?%?([\w.\-]+) \(.*?\{$(.*?)^\}", text, re.MULTILINE | re.DOTALL)
-    bodies, entry = {name: body for _, name, body in found}, next(name for first, name, _ in found if first)
+    """(text, number of executions) of every computation that the entry reaches."""
+    computations = re.findall(r"^(ENTRY )?%?([\w.\-]+) \(.*?\{$(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    bodies, entry = (
+        {name: body for _, name, body in computations},
+        next(name for first, name, _ in computations if first),
+    )
     times: dict[str, int] = {}
 
     def visit(name: str, turns: int) -> None:
         times[name] = times.get(name, 0) + turns
         for line in bodies[name].splitlines():
-            known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
-            called = re.findall(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line)
+            trip_count = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+            callees = re.findall(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line)
             for branches in re.findall(r"branch_computations=\{(.*?)\}", line):
-                called += [branch.strip().lstrip("%") for branch in branches.split(",")]
-            for callee in called:
-                visit(callee, turns * (int(known[1]) if known else 1))
+                callees += [branch.strip().lstrip("%") for branch in branches.split(",")]
+            for callee in callees:
+                visit(callee, turns * (int(trip_count[1]) if trip_count else 1))
 
     visit(entry, 1)
     return [(bodies[name], turns) for name, turns in times.items()]
 
 
 def _pairs(text: str) -> frozenset:
-    """The rings that {{from,to},…} make."""
+    """The rings that {{from,to},…} form."""
     rings: dict[int, set[int]] = {}
     for pair in re.findall(r"\{(\d+),(\d+)\}", text):
         ring = set().union(*[rings.get(int(i), {int(i)}) for i in pair])
@@ -61,7 +66,7 @@ def _pairs(text: str) -> frozenset:
 
 
 def _groups(mesh: Any, axes: tuple[str, ...]) -> frozenset:
-    """The device groups that a collective along `axes` joins; axes of size one join nothing new."""
+    """The device groups that a collective along `axes` joins; axes of size one add nothing."""
     ids = np.vectorize(lambda d: d.id)(mesh.devices)
     last = [mesh.axis_names.index(a) for a in axes]
     moved = np.moveaxis(ids, last, range(-len(last), 0)).reshape(-1, int(np.prod([ids.shape[i] for i in last])))
@@ -69,7 +74,7 @@ def _groups(mesh: Any, axes: tuple[str, ...]) -> frozenset:
 
 
 def _listed(text: str) -> frozenset:
-    """XLA's three notations of replica groups: {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4], ids {'b'}."""
+    """Parse XLA's notations of replica groups: {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4], ids {'b'}."""
     if text.startswith("{"):
         return frozenset(frozenset(int(i) for i in g.split(",")) for g in re.findall(r"\{([\d,]+)\}", text))
     if text.startswith("["):

@@ -1,1 +1,1 @@
-"""The planner's step times against published ones."""
+"""The planner's step times compared with published ones."""

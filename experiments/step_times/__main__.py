@@ -1,10 +1,10 @@
 """python -m experiments.step_times [--data=DIR] [--json[=PATH]]
 
-Published times of a training step against what the planner predicts for the same config, mesh and machine, with the traits of
-the system that ran it (scalelab/plan/step/systems.py). The GPUs' expected share in products was set on the A100 rows of Narayanan and
-Korthikanti, a TPU's on MaxText's rows of DIR; all others are held out. --data: also the tables in DIR (llm_foundry.csv,
-others.csv), by chip, with the share that would fit each row and the error with the share of other systems alone; a minute and a
-half of CPU. Writes experiments/results/step_times.*. Ten seconds.
+Compare published times of a training step with the planner's for equal config, mesh and machine, and with the traits of
+the system that ran it (scalelab/plan/step/systems.py). The GPUs' expected share in products was set on the A100 rows of
+Narayanan and Korthikanti, a TPU's on MaxText's rows of DIR; all other rows are held out. Ten seconds. --data adds the
+tables in DIR (llm_foundry.csv, others.csv), by chip, with the share that would fit each row and the error with the
+share of other systems alone; a minute and a half of CPU. Writes experiments/results/step_times.*.
 """
 
 import datetime
@@ -38,7 +38,7 @@ COLUMNS = ("run", "devices", "published s", "predicted s", "range s", "off by", 
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 where every row that isn't known to be missed lies in its range, else 1."""
+    """Compare all rows; exit code 0 if every row that isn't known to be missed is in its range, else 1."""
     return guarded("step_times", _main, argv)
 
 
@@ -67,24 +67,26 @@ def _main(argv: list[str]) -> int:
 
 def compare_step_time(name: str, kind: str, measured: Any) -> dict[str, Any]:
     """One published time beside the planner's."""
-    found = step_time(measured.static, measured.machine, traits=measured.traits)
+    predicted = step_time(measured.static, measured.machine, traits=measured.traits)
     return {
         "name": name, "kind": kind, "chip": measured.machine.chip.name, "devices": measured.static.layout.devices,
-        "published_s": measured.seconds, "predicted_s": found.total_s, "low_s": found.low_s, "high_s": found.high_s,
-        "error": found.total_s / measured.seconds - 1, "in_range": found.low_s <= measured.seconds <= found.high_s,
-        "mfu": found.mfu,
+        "published_s": measured.seconds, "predicted_s": predicted.total_s,
+        "low_s": predicted.low_s, "high_s": predicted.high_s,
+        "error": predicted.total_s / measured.seconds - 1,
+        "in_range": predicted.low_s <= measured.seconds <= predicted.high_s,
+        "mfu": predicted.mfu,
     }  # fmt: skip
 
 
 def summarize_errors(rows: list[dict[str, Any]], kind: str) -> dict[str, float]:
-    """Of the expected times: median, mean of the absolute, largest."""
-    found = [r["error"] for r in rows if r["kind"] == kind]
-    sizes = [abs(e) for e in found]
-    return {"median": statistics.median(found), "mean_absolute": statistics.mean(sizes), "largest": max(sizes)}
+    """Errors of the expected times: median, mean of absolute values, largest."""
+    errors = [r["error"] for r in rows if r["kind"] == kind]
+    sizes = [abs(e) for e in errors]
+    return {"median": statistics.median(errors), "mean_absolute": statistics.mean(sizes), "largest": max(sizes)}
 
 
 def table_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The table for people."""
+    """The cells of the table for people."""
     return [
         (
             r["name"], f"{r['devices']:,} {r['chip']}", f"{r['published_s']:.2f}", f"{r['predicted_s']:.2f}",
@@ -95,15 +97,17 @@ def table_cells(rows: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def chip_cells(chips: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """The tables' rows by chip, for people."""
+    """The cells of the table by chip, for people."""
 
     def percent(value: float | None) -> str:
         return "" if value is None else f"{value:+.0%}"
 
     return [
         (
-            c["chip"], str(c["rows"]), ", ".join(c["systems"]), percent(c["median_error"]), f"{c['mean_absolute_error']:.0%}",
-            str(c["in_range"]), f"{c['share']:.2f} ({c['shares'][0]:.2f} to {c['shares'][1]:.2f})" if c["share"] else "",
+            c["chip"], str(c["rows"]), ", ".join(c["systems"]), percent(c["median_error"]),
+            f"{c['mean_absolute_error']:.0%}",
+            str(c["in_range"]),
+            f"{c['share']:.2f} ({c['shares'][0]:.2f} to {c['shares'][1]:.2f})" if c["share"] else "",
             percent(c["left_out_error"]),
         )
         for c in chips
@@ -111,7 +115,7 @@ def chip_cells(chips: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def print_table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
-    """A table, to a terminal."""
+    """Print a table to a terminal."""
     table = Table(*columns)
     for line in lines:
         table.add_row(*line)
@@ -120,16 +124,17 @@ def print_table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> None:
 
 def write_step_times(result: dict[str, Any]) -> None:
     """Write results/step_times.json and .md."""
-    said = ", ".join(
+    summary = ", ".join(
         f"{kind}: median {e['median']:+.1%}, mean of absolute {e['mean_absolute']:.1%}, largest {e['largest']:.0%}"
         for kind, e in result["error"].items()
     )
-    lines = [f"`{result['command']}`, {result['date']}. Expected over published, less one. {said}.", ""]
+    lines = [f"`{result['command']}`, {result['date']}. Expected over published, less one. {summary}.", ""]
     lines += markdown_table(COLUMNS, table_cells(result["rows"]))
     if "chips" in result:
         lines += [
             "",
-            f"{len(result['tables'])} rows of other tables (--data), by chip and unit. Share: of the peak in large products.",
+            f"{len(result['tables'])} rows of other tables (--data), by chip and unit. Share: of the peak in large "
+            "products.",
             "",
         ]
         lines += markdown_table(CHIP_COLUMNS, chip_cells(result["chips"]))

@@ -27,7 +27,7 @@ def build_config(
     preset: str, n_layers: int, d_model: int, n_heads: int, global_batch: int, seq_len: int, vocab_size: int,
     accumulate: int = 1, precision: str = "bf16", optimizer: str = "adamw", model: dict | None = None, **layout,
 ) -> ConfigDict:  # fmt: skip
-    """A resolved config; `layout` are keys of `parallel`."""
+    """A resolved config; `layout`: keys of `parallel`."""
     tree = base.get_config()
     tree.model = getattr(base, preset)(d_model, n_layers, n_heads)
     values = {f"model.{key}": value for key, value in (model or {}).items()}
@@ -38,7 +38,7 @@ def build_config(
 
 
 def build_static(*sizes, **more) -> Static:
-    """The compiled half of such a config."""
+    """The static part of such a config."""
     return config_lib.static(build_config(*sizes, **more))
 
 
@@ -46,24 +46,25 @@ def megatron_static(
     layers: int, width: int, heads: int, tensor: int, stages: int, gpus: int, batch: int, micro: int, rounds: int,
     selective: bool = False,
 ) -> Static:  # fmt: skip
-    """GPT of Narayanan et al. 2021 and Korthikanti et al. 2022: vocabulary 51,200, 2,048 tokens, fp16, attention not yet fused.
+    """GPT of Narayanan et al. 2021 and Korthikanti et al. 2022.
 
-    `selective`: sequence parallelism, and attention's core alone recomputed, which `remat` has no word for: none is nearest.
+    Vocabulary 51,200, 2,048 tokens, fp16, attention not yet fused. `selective`: sequence parallelism, and recomputation
+    of attention's core only; `remat` has no such policy, and none is nearest.
     """
     data = gpus // tensor // stages
-    many = batch // data // micro
+    n_microbatches = batch // data // micro
     layout: dict = {"data": data, "tensor": tensor, "zero": 0, "sequence": selective}
     if stages > 1:
         schedule = "circular" if rounds > 1 else "1f1b"
-        layout |= {"stage": stages, "microbatches": many, "rounds": rounds, "schedule": schedule}
+        layout |= {"stage": stages, "microbatches": n_microbatches, "rounds": rounds, "schedule": schedule}
     model = {"attention": "plain", "remat": "none" if selective else "full"}
-    accumulate = 1 if stages > 1 else many
+    accumulate = 1 if stages > 1 else n_microbatches
     return build_static("gpt2", layers, width, heads, batch, 2048, 51_200, accumulate, "fp16", model=model, **layout)
 
 
 A100_ROWS = {
-    # layers, width, heads, tensor, stages, GPUs, sequences, of a micro-batch, rounds: TFLOP/s a GPU. Narayanan et al. 2021, table 1;
-    # micro-batches and rounds: examples/sc21/run_table_1.sh of Megatron-LM.
+    # layers, width, heads, tensor, stages, GPUs, sequences, of a micro-batch, rounds: TFLOP/s a GPU. Narayanan et al.
+    # 2021, table 1; micro-batches and rounds: examples/sc21/run_table_1.sh of Megatron-LM.
     (24, 2304, 24, 1, 1, 32, 512, 16, 1): 137,
     (30, 3072, 32, 2, 1, 64, 512, 16, 1): 138,
     (36, 4096, 32, 4, 1, 128, 512, 16, 1): 142,
@@ -76,7 +77,8 @@ A100_ROWS = {
     (128, 25600, 160, 8, 64, 3072, 3072, 1, 1): 163,
 }
 KORTHIKANTI_ROWS = {
-    # the same: seconds with full recomputation, and with sequence parallelism and selective recomputation. Table 5.
+    # columns as above: seconds with full recomputation, and with sequence parallelism and selective recomputation.
+    # Table 5.
     (48, 6144, 64, 8, 1, 8, 4, 4, 1): (1.42, 1.10),
     (96, 12288, 96, 8, 8, 64, 64, 1, 3): (18.13, 13.75),
     (105, 20480, 128, 8, 35, 280, 280, 1, 3): (49.05, 37.83),
@@ -89,7 +91,8 @@ LLAMA3_ROWS = (
     (16384, 128, 131_072, {"data": 8, "context": 16, "microbatches": 16}, 380),
 )
 GROUPED_QUERIES = {"n_kv_heads": 8, "remat": "full"}
-# AI-Hypercomputer/tpu-recipes, training/trillium: pure FSDP on one slice of v6e; blocks recomputed but for what is offloaded.
+# AI-Hypercomputer/tpu-recipes, training/trillium: pure FSDP on one slice of v6e; blocks recomputed but for what is
+# offloaded.
 MAXTEXT_ROWS = (
     ("Llama 3.1 8B", ("llama", 32, 4096, 32, 1024, 8192, 128_256), GROUPED_QUERIES | {"d_ff": 14_336}, 256, 4.546),
     ("Llama 3.1 70B", ("llama", 80, 8192, 64, 1280, 8192, 128_256), GROUPED_QUERIES | {"d_ff": 28_672}, 256, 42.656),
@@ -102,17 +105,18 @@ MT_NLG_ROWS = {2240: 60.1, 2800: 50.2}  # seconds an iteration of 1,920 sequence
 
 
 def narayanan_row(shape: tuple, tflops: float) -> PublishedStep:
-    """TFLOP/s as seconds of the paper's own FLOPs (equation 3)."""
+    """TFLOP/s converted to seconds by the paper's own FLOPs (equation 3)."""
     layers, width, heads, _, _, gpus, batch, _, _ = shape
     spent = recomputed_flops(GptShape(layers, width, heads, 51_200, 2048), batch)
     return PublishedStep(megatron_static(*shape), load_machine("a100"), MEGATRON_TRAITS, spent / (gpus * tflops * 1e12))
 
 
 def llama3_row(gpus: int, batch: int, length: int, layout: dict, tflops: float) -> PublishedStep:
-    """405B on H100s: 16 stages of 8 layers, each layer a round of its own.
+    """405B on H100s: 16 stages of 8 layers, each layer a round.
 
-    The paper says neither the rounds (8 reproduces the ratio of its rows, and 126 = 128 - 2) nor how it counts attention: halved
-    for causality here. Counted in full the row of 131,072 tokens would be 15.3 s, beyond the planner's range.
+    The paper states neither the rounds (8 reproduces the ratio of its rows, and 126 = 128 - 2) nor how it counts
+    attention: halved for causality here. Counted in full, the row of 131,072 tokens would be 15.3 s, beyond the
+    planner's range.
     """
     model, pipeline = {"n_kv_heads": 8, "d_ff": 53_248}, {"stage": 16, "rounds": 8, "schedule": "circular", "zero": 1}
     layout = layout | pipeline | {"tensor": 8, "sequence": True}
@@ -143,7 +147,7 @@ def mt_nlg_row(gpus: int, seconds: float) -> PublishedStep:
 
 
 def torchtitan_row(gpus: int, tokens_per_s: float) -> PublishedStep:
-    """FSDP, torch.compile, selective recomputation, two sequences of 8,192 tokens a GPU."""
+    """FSDP, torch.compile, selective recomputation, two sequences of 8,192 tokens per GPU."""
     model = {"n_kv_heads": 8, "d_ff": 14_336, "remat": "dots"}
     of = build_static("llama", 32, 4096, 32, 2 * gpus, 8192, 128_256, model=model, fsdp=gpus)
     h100 = load_machine("h100")
@@ -156,11 +160,12 @@ def korthikanti_row(shape: tuple, seconds: float, selective: bool) -> PublishedS
     return PublishedStep(megatron_static(*shape, selective=selective), load_machine("a100"), MEGATRON_TRAITS, seconds)
 
 
-# Each by its name, made when asked for. On these the expected efficiency of products was set, and on no other.
+# {name: function that makes the row}. The expected efficiency of products was set on these rows and no others.
 CALIBRATED_ROWS: dict[str, Callable[[], PublishedStep]] = {
     f"Narayanan {shape[0]} x {shape[1]}": partial(narayanan_row, shape, tflops) for shape, tflops in A100_ROWS.items()
 } | {
-    f"Korthikanti {shape[0]} x {shape[1]} {kind}": partial(korthikanti_row, shape, seconds[kind == "selective"], kind == "selective")
+    f"Korthikanti {shape[0]} x {shape[1]} {kind}": partial(korthikanti_row, shape, seconds[kind == "selective"],
+        kind == "selective")
     for shape, seconds in KORTHIKANTI_ROWS.items()
     for kind in ("full", "selective")
 }  # fmt: skip

@@ -1,6 +1,7 @@
-"""Tables of step times that others published, as rows to plan: DIR/llm_foundry.csv and DIR/others.csv, one run a line.
+"""Published tables of step times as rows to plan: DIR/llm_foundry.csv and DIR/others.csv, one run per line.
 
-Columns: data/README.md of who keeps the tables; shapes that a table leaves out follow MaxText's scale rule (`global_parameter_scale`).
+Columns: see the data/README.md beside the tables; missing shapes follow MaxText's scale rule
+(`global_parameter_scale`).
 """
 
 import csv
@@ -21,13 +22,13 @@ from scalelab.plan.step.time import expected_s, step_time
 
 TABLE_FILES = ("llm_foundry.csv", "others.csv")
 CHIP_ALIASES = {"a100-80gb": "a100", "h100_80gb": "h100", "a100_80gb": "a100", "a100_40gb": "a100-40gb"}
-JAX_SYSTEMS = ("MaxText", "JAX-Toolbox", "tpu-recipes", "PaLM")  # systems that do as MaxText does
+JAX_SYSTEMS = ("MaxText", "JAX-Toolbox", "tpu-recipes", "PaLM")  # systems with MaxText's traits
 DEVICES_A_CHIP = {"v7": 2}
-MOST_SHARE = 1.5  # a share of the datasheet beyond which no row is looked for
+MOST_SHARE = 1.5  # the largest share of the datasheet's peak that is tried
 
 
 def read_tables(folder: pathlib.Path) -> dict[str, PublishedStep]:
-    """Every row of both files by a name that begins with its system. BadInput where a file isn't there."""
+    """Every row of both files by a name that begins with its system. BadInput if a file is missing."""
     rows: dict[str, PublishedStep] = {}
     for name, make in zip(TABLE_FILES, (_foundry, _other), strict=True):
         path = folder / name
@@ -39,7 +40,7 @@ def read_tables(folder: pathlib.Path) -> dict[str, PublishedStep]:
 
 
 def _foundry(line: dict[str, str]) -> tuple[str, PublishedStep]:
-    """One of mosaicml/llm-foundry's: a GPT under FSDP over all devices."""
+    """One row of mosaicml/llm-foundry: a GPT under FSDP over all devices."""
     sizes = {key: int(line[key]) for key in ("n_layers", "d_model", "n_heads", "seq_len", "devices")}
     micro, accumulate = int(line["micro_batch"]), int(line["accumulate"])
     remat = "full" if line["activation_checkpointing"] == "True" else "none"
@@ -55,26 +56,26 @@ def _foundry(line: dict[str, str]) -> tuple[str, PublishedStep]:
 
 
 def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
-    """One of another system: `layout` names axes, rounds, ZeRO's stage and micro-batches."""
+    """One row of another system: `layout` names axes, rounds, ZeRO's stage and micro-batches."""
     chip, text, gpu = line["chip"], line["layout"], int(line["devices"])
-    each = DEVICES_A_CHIP.get(chip, 1)
+    cores = DEVICES_A_CHIP.get(chip, 1)
     axes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(\d+)", text)}
     axes["fsdp" if "fsdp" in axes else "data"] = (
-        axes.get("fsdp", axes.get("data", gpu // math.prod(axes.values()))) * each
+        axes.get("fsdp", axes.get("data", gpu // math.prod(axes.values()))) * cores
     )
     layout: dict[str, Any] = axes | {"zero": _number(r"ZeRO-(\d)", text, 3 if "fsdp" in axes else 1)}
     rows = int(line["sequences_a_step"])
     replicas = axes.get("data", 1) * axes.get("fsdp", 1)
     micro = _number(r"micro-batch (\d+)", text, 1 if "stage" in axes else rows // replicas)
-    many = _number(r"(\d+) micro-batches", text, max(1, rows // (replicas * micro)))
+    n_microbatches = _number(r"(\d+) micro-batches", text, max(1, rows // (replicas * micro)))
     rounds = _number(r"(\d+) rounds", text, 1)
     if "stage" in axes:
-        layout |= {"microbatches": many, "rounds": rounds, "schedule": "circular" if rounds > 1 else "1f1b"}
+        layout |= {"microbatches": n_microbatches, "rounds": rounds, "schedule": "circular" if rounds > 1 else "1f1b"}
         layout["sequence"] = axes.get("tensor", 1) > 1
-        many = 1
+        n_microbatches = 1
     shape, model = _shape(line)
-    of = build_static(
-        *shape, rows, int(line["seq_len"]), int(line["vocab_size"]), many, line["precision"],
+    setup = build_static(
+        *shape, rows, int(line["seq_len"]), int(line["vocab_size"]), n_microbatches, line["precision"],
         model=model | {"remat": line["remat"]}, **layout,
     )  # fmt: skip
     traits = (
@@ -83,7 +84,7 @@ def _other(line: dict[str, str]) -> tuple[str, PublishedStep]:
         else MEGATRON_TRAITS
     )
     name = f"{line['source']} {line['model']}, {line['seq_len']} tokens, {line['devices']} {chip} {line['precision']}"
-    return name, PublishedStep(of, load_machine(CHIP_ALIASES.get(chip, chip)), traits, float(line["seconds"]))
+    return name, PublishedStep(setup, load_machine(CHIP_ALIASES.get(chip, chip)), traits, float(line["seconds"]))
 
 
 def _number(pattern: str, text: str, otherwise: int) -> int:
@@ -92,7 +93,7 @@ def _number(pattern: str, text: str, otherwise: int) -> int:
 
 
 def _shape(line: dict[str, str]) -> tuple[tuple[str, int, int, int], dict[str, Any]]:
-    """(preset, layers, width, heads) and the rest of the model; an MLP that is not 4 d wide is taken to be gated."""
+    """(preset, layers, width, heads) and the rest of the model; an MLP that is not 4 d wide is assumed to be gated."""
     if not line["n_layers"]:
         return maxtext_shape(int(line["model"].removesuffix("B")))
     layers, width, heads, kv, inner = (int(line[k]) for k in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff"))
@@ -102,7 +103,10 @@ def _shape(line: dict[str, str]) -> tuple[tuple[str, int, int, int], dict[str, A
 
 
 def maxtext_shape(billions: int) -> tuple[tuple[str, int, int, int], dict[str, Any]]:
-    """MaxText's model of `global_parameter_scale` 2^n: what is left of n after thirds goes to heads and MLP, then to width."""
+    """MaxText's model of `global_parameter_scale` 2^n.
+
+    The exponent is split in thirds; the remainder goes to heads and MLP, then to width.
+    """
     third, rest = divmod(int(math.log2(billions)), 3)
     wide, embed = third + (rest > 0), third + (rest > 1)
     heads, width, layers = 16 * 2**wide, 2048 * 2**embed, 16 * 2**third
@@ -110,7 +114,7 @@ def maxtext_shape(billions: int) -> tuple[tuple[str, int, int, int], dict[str, A
 
 
 def share_that_fits(row: PublishedStep) -> float | None:
-    """The share of the peak in large products at which the expected time is the published one; None where none is."""
+    """The share of the peak in products at which the expected time is the published one; None if there is none."""
     low, high = 0.05, MOST_SHARE
     if not _seconds(row, high) < row.seconds < _seconds(row, low):
         return None
@@ -125,28 +129,29 @@ def _seconds(row: PublishedStep, share: float) -> float:
 
 
 def with_share(of: Efficiency, share: float) -> Efficiency:
-    """`of` with this expected share in products."""
+    """The system with this expected share in products."""
     return dataclasses.replace(of, matmul=Range(min(of.matmul.low, share), share, max(of.matmul.high, share)))
 
 
 def compare_rows(rows: dict[str, PublishedStep]) -> list[dict[str, Any]]:
-    """Each row as planned, the share that fits it, and its error with the median share of the other systems on its chip.
+    """Each row as planned, the share that fits it, and its error with the other systems' median share on its chip.
 
-    The one part of the table that no row of the same system had a hand in: `left_out_error`, None where nobody else ran on the chip.
+    `left_out_error` is the only column that no row of the row's own system influenced; None if no other system ran on
+    the chip.
     """
-    found = []
+    lines = []
     for name, row in rows.items():
         planned = step_time(row.static, row.machine, traits=row.traits)
-        found.append({
+        lines.append({
             "name": name, "system": name.split()[0], "chip": row.machine.chip.name, "precision": row.static.precision,
             "published_s": row.seconds, "predicted_s": planned.total_s, "error": planned.total_s / row.seconds - 1,
             "in_range": planned.low_s <= row.seconds <= planned.high_s, "share": share_that_fits(row),
         })  # fmt: skip
-    for line, row in zip(found, rows.values(), strict=True):
-        others = [r["share"] for r in found if r["share"] and _alike(line, r) and r["system"] != line["system"]]
+    for line, row in zip(lines, rows.values(), strict=True):
+        others = [r["share"] for r in lines if r["share"] and _alike(line, r) and r["system"] != line["system"]]
         share = statistics.median(others) if others else None
         line["left_out_error"] = None if share is None else _seconds(row, share) / row.seconds - 1
-    return found
+    return lines
 
 
 def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
@@ -155,7 +160,7 @@ def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 def summarize_by_chip(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line a chip and unit: how far its rows are off, and the share of the peak that would fit them."""
+    """One row per chip and unit: the errors, and the share of the peak that would fit its rows."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         groups.setdefault(line["chip"] + (", fp8" if "fp8" in line["precision"] else ""), []).append(line)
@@ -166,7 +171,8 @@ def _summary(group: list[dict[str, Any]]) -> dict[str, Any]:
     errors, shares = [line["error"] for line in group], sorted(line["share"] for line in group if line["share"])
     left_out = [line["left_out_error"] for line in group if line["left_out_error"] is not None]
     return {
-        "rows": len(group), "systems": sorted({line["system"] for line in group}), "median_error": statistics.median(errors),
+        "rows": len(group), "systems": sorted({line["system"] for line in group}),
+        "median_error": statistics.median(errors),
         "mean_absolute_error": statistics.mean(map(abs, errors)), "in_range": sum(line["in_range"] for line in group),
         "share": statistics.median(shares) if shares else None, "shares": [shares[0], shares[-1]] if shares else None,
         "left_out_error": statistics.median(left_out) if left_out else None,

@@ -1,4 +1,4 @@
-"""What a run would need, as a table on standard error, and the refusal of one that this device can't hold."""
+"""The check that a run fits the device's memory: one that can't is refused, with a table on standard error."""
 
 import multiprocessing
 import pathlib
@@ -20,54 +20,54 @@ GIB = 2**30
 
 
 def check_memory_fits(config: Any, place: pathlib.Path, trials: int = 1) -> None:
-    """BadInput, after a table of what it would need, for a resolved config whose step can't fit the devices that are here.
+    """Refuse a resolved config whose step can't fit this machine's devices: BadInput, after a table of its memory.
 
-    `place`: where the run (or a pack of so many trials) keeps what makes it deterministic.
+    `place`: the folder where the run (or the pack of `trials`) stores its determinism settings.
     """
     from scalelab.train.resume import determinism
 
     determinism.set_deterministic_flags(config, place)  # before jax is asked for its devices
-    _refuse(config.to_dict(), trials)
+    _refuse_if_too_large(config.to_dict(), trials)
 
 
 def check_packs_fit(packs: Mapping[str, list[ConfigDict]]) -> None:
-    """The same for each of a sweep's packs (the trials that share a program), whose processes are still to come.
+    """Refuse a sweep if any of its packs (the trials that share a program) can't fit the devices: BadInput.
 
-    Where there may be an accelerator it is asked from a process that ends before them: this one leaves the devices to them.
+    Called before the packs' processes start. If there may be an accelerator, a short-lived process looks at it: this
+    one must leave the devices to the packs.
     """
-    asked = [(trials[0].to_dict(), len(trials)) for trials in packs.values()]
+    requests = [(trials[0].to_dict(), len(trials)) for trials in packs.values()]
     if not expects_accelerator():
-        for config, many in asked:
-            _refuse(config, many)
+        for config, n_trials in requests:
+            _refuse_if_too_large(config, n_trials)
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         1, spawn, initializer=user_code.apply_permissions, initargs=(user_code.export_permissions(),)
-    ) as apart:
-        for answer in [apart.submit(_refuse, config, many) for config, many in asked]:
-            answer.result()
+    ) as executor:
+        for future in [executor.submit(_refuse_if_too_large, config, n_trials) for config, n_trials in requests]:
+            future.result()
 
 
-def _refuse(config: dict[str, Any], trials: int) -> None:
+def _refuse_if_too_large(config: dict[str, Any], trials: int) -> None:
     from scalelab.plan.memory.fits_here import memory_if_too_large, suggest_fitting_change
 
     static = config_lib.static(ConfigDict(config))
-    found = memory_if_too_large(static, trials)
-    if found is None:
+    memory = memory_if_too_large(static, trials)
+    if memory is None:
         return
     table = Table("a device's memory", "GiB")
-    for name, size in found.components.items():
+    for name, size in memory.components.items():
         table.add_row(name, f"{size / GIB:,.2f}")
-    table.add_row("total", f"{found.total / GIB:,.2f}")
-    table.add_row("there is", f"{found.capacity / GIB:,.2f}")
+    table.add_row("total", f"{memory.total / GIB:,.2f}")
+    table.add_row("capacity", f"{memory.capacity / GIB:,.2f}")
     Console(stderr=True).print(table)
-    for note in found.notes:
+    for note in memory.notes:
         print(note, file=sys.stderr)
-    way = suggest_fitting_change(static) if trials == 1 else None
-    nearest = (
-        "nearest that fits: " + " ".join(f"--config.{key}={value}" for key, value in way.changes.items()) if way else ""
-    )
+    change = suggest_fitting_change(static) if trials == 1 else None
+    nearest = "nearest that fits: " + " ".join(f"--config.{k}={v}" for k, v in change.changes.items()) if change else ""
     raise BadInput(
-        f"a step needs at least {found.least / GIB:,.2f} GiB a device and there are {found.capacity / GIB:,.2f}, "
-        f"{(found.least - found.capacity) / GIB:,.2f} too few; {nearest + '; ' * bool(way)}--force starts it all the same"
+        f"a step needs at least {memory.least / GIB:,.2f} GiB a device and there are {memory.capacity / GIB:,.2f}, "
+        f"{(memory.least - memory.capacity) / GIB:,.2f} too few; "
+        f"{nearest + '; ' * bool(change)}--force starts it anyway"
     )

@@ -1,4 +1,4 @@
-"""What commands share: a parser whose mistakes are one line, and one way to print JSON, a table and a remark."""
+"""Tools that all commands share: a parser with one-line errors, shared options, and the printing of JSON and tables."""
 
 import argparse
 import json
@@ -13,9 +13,9 @@ from scalelab.errors import BadInput, nearest_hint
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with `--json[=PATH]`, no abbreviations, and mistakes raised as BadInput (exit 2, one line).
+    """argparse with `--json[=PATH]`, without abbreviations, and with errors raised as BadInput (exit 2, one line).
 
-    `renamed`: {old option: new option}. The old name works for one more release and prints one line on standard error.
+    `renamed`: {old option: new option}. An old name works for one more release and prints one line on standard error.
     """
 
     def __init__(self, command: str, doc: str | None, renamed: Mapping[str, str] | None = None) -> None:
@@ -32,8 +32,8 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message} (`{self.prog} --help` lists the options)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """The parsed options; BadInput for an argument nobody knows, with the nearest one."""
-        # `--json DIR` would take the positional DIR for its path: a value is given with `=` or not at all.
+        """Parse the options; BadInput for an unknown argument, with the nearest known one."""
+        # Else `--json DIR` would take the positional DIR as its path: these values are given with `=` or not at all.
         bare = {
             o: f"{o}={action.const}" for action in self._actions if action.nargs == "?" for o in action.option_strings
         }
@@ -42,21 +42,21 @@ class Parser(argparse.ArgumentParser):
             options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             raise BadInput(f"unknown argument {unknown[0]!r}{nearest_hint(unknown[0].split('=')[0], options)}")
         user_code.trust_names(*getattr(parsed, "trust", None) or ())
-        if parsed.json not in (None, "-"):  # before the work, not after it
+        if parsed.json not in (None, "-"):  # fails before the work, not after it
             file_path("--json", parsed.json)
         return parsed
 
     def _new_name(self, argument: str) -> str:
-        """An argument with the present name of its option."""
+        """The argument with its option's present name."""
         old, equal, value = argument.partition("=")
         if old not in self.renamed:
             return argument
-        print_status(f"{self.prog}: {old} is now called {self.renamed[old]}; the old name goes with the next release")
+        print_status(f"{self.prog}: {old} is now called {self.renamed[old]}; the next release drops the old name")
         return self.renamed[old] + equal + value
 
 
 def file_path(option: str, destination: str) -> pathlib.Path:
-    """The path of a file to write. BadInput where it is a folder, or in none."""
+    """The path of a file to write. BadInput if it is a folder, or if its folder doesn't exist."""
     path = pathlib.Path(destination)
     if path.is_dir():
         raise BadInput(f"{option}={destination} is a folder; name a file in it")
@@ -66,11 +66,11 @@ def file_path(option: str, destination: str) -> pathlib.Path:
 
 
 def folder_path(text: str) -> pathlib.Path:
-    """argparse's type of a folder to make or go on with: refused where it, or what it would lie in, is a file."""
-    if not text:  # of a shell's variable that is not set, say
-        raise argparse.ArgumentTypeError("'' names no folder; the one you are in is .")
+    """argparse type for a folder to make or to resume: refused if the path, or one of its parents, is a file."""
+    if not text:  # from an unset shell variable, for example
+        raise argparse.ArgumentTypeError("'' is not a folder; the current folder is .")
     path = pathlib.Path(os.path.expanduser(text))
-    if files := [each for each in (path, *path.parents) if each.exists() and not each.is_dir()]:
+    if files := [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]:
         raise argparse.ArgumentTypeError(f"{files[0]} is a file; name a folder")
     return path
 
@@ -78,7 +78,7 @@ def folder_path(text: str) -> pathlib.Path:
 def emit_json(result: Any, destination: str | None) -> None:
     """Write `result` as one line of JSON to stdout (`-`) or to a file; do nothing without `--json`.
 
-    What is not finite is null: JSON (RFC 8259) has no NaN, and most readers but Python's refuse it.
+    Non-finite numbers become null: JSON (RFC 8259) has no NaN, and most readers other than Python's refuse it.
     """
     if destination is None:
         return
@@ -90,22 +90,22 @@ def emit_json(result: Any, destination: str | None) -> None:
 
 
 def align_columns(rows: Sequence[Sequence[str]], to: str = "left") -> list[str]:
-    """Rows of cells as lines whose columns stand below each other, cells to the left or right."""
+    """Format rows of cells as lines with aligned columns; `to`: left or right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     fill = str.ljust if to == "left" else str.rjust
     return ["  ".join(map(fill, row, widths)).rstrip() for row in rows]
 
 
 def print_status(text: str) -> None:
-    """A line on standard error: standard output is the result's."""
+    """Print a line on standard error; standard output is for the result only."""
     print(text, file=sys.stderr, flush=True)
 
 
 def add_trust_option(parser: Parser) -> None:
-    """--trust: for commands that read what a run's, a checkpoint's or a law's file names."""
+    """Add --trust, for commands that read code names from the file of a run, a checkpoint or a law."""
     parser.add_argument(
         "--trust", action="append", type=_code, metavar="PKG.MOD:FN",
-        help="run this code of a user's own though only a stored file names it",
+        help="run this user code although only a stored file names it",
     )  # fmt: skip
 
 
@@ -116,30 +116,32 @@ def _code(text: str) -> str:
 
 
 def add_take_over_option(parser: Parser) -> None:
-    """--take-over."""
+    """Add --take-over, for commands that hold a folder's lock."""
     parser.add_argument(
-        "--take-over", action="store_true", help="the process on another host that holds the folder is gone: go on"
+        "--take-over", action="store_true", help="the process on another host that locked the folder is gone: go on"
     )
 
 
 def add_weights_options(parser: Parser) -> None:
-    """Which weights: RUN[@STEP], --ema, --average; --trust."""
+    """Add the choice of weights: RUN[@STEP], --ema, --average; and --trust."""
     add_trust_option(parser)
-    parser.add_argument("run", metavar="RUN[@STEP]", help="a run's folder, and a step other than its last")
-    parser.add_argument("--ema", action="store_true", help="the average that the run keeps of its weights (train.ema)")
-    parser.add_argument("--average", type=int, default=1, metavar="K", help="the mean of its last K checkpoints kept")
+    parser.add_argument("run", metavar="RUN[@STEP]", help="a run's folder; STEP if not its last step")
+    parser.add_argument("--ema", action="store_true", help="use the run's moving average of its weights (train.ema)")
+    parser.add_argument(
+        "--average", type=int, default=1, metavar="K", help="use the mean of the run's last K saved checkpoints"
+    )
 
 
 def describe_weights(origin: dict) -> str:
-    """Which weights these are."""
-    what = {"trained": "", "ema": ", the average of its weights"}.get(
+    """Name weights by their origin: run, step, and the kind of average if they are one."""
+    average = {"trained": "", "ema": ", the average of its weights"}.get(
         origin["weights"], f", the mean of steps {', '.join(map(str, origin.get('steps', [])))}"
     )
-    return f"{origin['run']} at step {origin['step']}{what}"
+    return f"{origin['run']} at step {origin['step']}{average}"
 
 
 def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """A rich table on a terminal; aligned plain text otherwise, of any width, so that it can be cut, sorted and compared."""
+    """Print a rich table on a terminal; elsewhere aligned plain text of any width, to be cut, sorted and compared."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -147,9 +149,9 @@ def print_table(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
         table = Table()
         for column in columns:
-            table.add_column(column, overflow="fold")  # names that begin alike are told apart by their ends
+            table.add_column(column, overflow="fold")  # long names often differ only at their ends
         for line in cells:
-            table.add_row(*map(Text, line))  # Text: a name in brackets is a name, not markup
+            table.add_row(*map(Text, line))  # Text: a name in brackets is not markup
         Console().print(table)
         return
     print("\n".join(align_columns([columns, *cells])))

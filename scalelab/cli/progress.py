@@ -1,4 +1,4 @@
-"""How long work shows itself: a rich bar on a terminal, a plain line now and then elsewhere. Both on standard error."""
+"""Progress of long work, on standard error: a rich bar on a terminal, a plain line every 10 s elsewhere."""
 
 import pathlib
 import sys
@@ -24,7 +24,7 @@ class RunProgress:
         self.facts: dict[str, Any] = {}
         self.console = Console(stderr=True)
         self.rich = self.console.is_terminal
-        self.spoken = time.monotonic()
+        self.last_print = time.monotonic()
 
     def __enter__(self) -> "RunProgress":
         if self.rich:
@@ -44,7 +44,7 @@ class RunProgress:
             self.bar.stop()
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Take what the loop reports: step, train_loss, val_loss, tokens_per_s; or a warning; or a note of what was chosen."""
+        """Show one report of the loop: step, train_loss, val_loss, tokens_per_s; or a `warning`; or a `note`."""
         if "note" in facts:
             print(facts["note"], file=sys.stderr)
             return
@@ -55,8 +55,8 @@ class RunProgress:
         text = self._text()
         if self.rich:
             self.bar.update(self.task, completed=self.facts["step"], facts=text)
-        elif time.monotonic() - self.spoken > PLAIN_EVERY_S:
-            self.spoken = time.monotonic()
+        elif time.monotonic() - self.last_print > PLAIN_EVERY_S:
+            self.last_print = time.monotonic()
             print(f"{self.title}: step {self.facts['step']}/{self.steps}  {text}", file=sys.stderr, flush=True)
 
     def _text(self) -> str:
@@ -71,12 +71,12 @@ class RunProgress:
 
 
 class PoolProgress:
-    """Progress of many runs in a pool: how many are done, and of those that run the step, loss and tokens/s."""
+    """Progress of many runs in a pool: how many are done, and the step, loss and tokens/s of those that run."""
 
     def __init__(self, folder: pathlib.Path, steps: Mapping[str, int]) -> None:
         self.folder, self.steps = folder, steps
         self.console = Console(stderr=True)
-        self.started = self.spoken = time.monotonic()
+        self.started = self.last_print = time.monotonic()
         self.at_start: float | None = None
         self.live = Live(console=self.console, transient=True, auto_refresh=False)
 
@@ -90,11 +90,11 @@ class PoolProgress:
             self.live.stop()
 
     def update(self, running: Sequence[str]) -> None:
-        """Read the files of the trials that run and show them; at most once a second."""
+        """Show the trials named in `running`, read from their files; at most once a second."""
         every = 1.0 if self.console.is_terminal else PLAIN_EVERY_S
-        if time.monotonic() - self.spoken < every:
+        if time.monotonic() - self.last_print < every:
             return
-        self.spoken = time.monotonic()
+        self.last_print = time.monotonic()
         rows = [read_trial_row(self.folder / "runs" / name, self.steps[name]) for name in self.steps]
         text = "\n".join([self._headline(rows), *[_line(row) for row in rows if row["name"] in running]])
         if self.console.is_terminal:
@@ -119,7 +119,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 class WorkProgress:
-    """Progress of pieces of work that come one after the other, each by its name: a bar each on a terminal, else nothing."""
+    """Progress of several named pieces of work in sequence: one bar each on a terminal, nothing elsewhere."""
 
     def __enter__(self) -> "WorkProgress":
         self.bar = Progress(
@@ -131,11 +131,11 @@ class WorkProgress:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if not self.bar.disable:  # rich ends a disabled one with an empty line
+        if not self.bar.disable:  # rich ends a disabled bar with an empty line
             self.bar.stop()
 
     def update(self, name: str, done: int, of: int) -> None:
-        """`done` of `of` pieces of the work `name` are done."""
+        """Show that `done` of `of` pieces of the work `name` are done."""
         if name not in self.tasks:
             self.tasks[name] = self.bar.add_task(name, total=of)
         self.bar.update(self.tasks[name], completed=done)

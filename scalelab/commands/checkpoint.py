@@ -1,9 +1,9 @@
 """scalelab checkpoint verify|list|show DIR [--step=N]
 
-verify  every byte of every checkpoint against its manifest, and the metrics that were logged before it; exit code 1 where
-        anything is damaged, and the file is named
-list    the steps, their sizes and trials; looks at sizes, reads no data
-show    what one checkpoint (the last, or --step) says of itself: trials, config, data, versions, arrays
+verify  compare every byte of every checkpoint with its manifest, and check the metrics logged before it; exit code 1
+        if anything is damaged, and the file is named
+list    list the steps, their sizes and trials; checks file sizes only, reads no data
+show    print the manifest of one checkpoint (the last, or --step): trials, config, data, versions, arrays
 
 DIR is the folder of a run, a sweep or a study, or a checkpoints folder.
 """
@@ -20,45 +20,45 @@ from scalelab.train.checkpoints import logs, manifest
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0, 1 where verify finds damage, 2 for bad input."""
+    """Run one action; exit code 0, 1 if verify finds damage, 2 for bad input."""
     parser = Parser("checkpoint", __doc__)
     parser.add_argument("action", choices=list(ACTIONS), help="what to do")
-    parser.add_argument("folder", metavar="DIR", help="a run, sweep or study, or a checkpoints folder")
+    parser.add_argument("folder", metavar="DIR", help="the folder of a run, sweep or study, or a checkpoints folder")
     parser.add_argument("--step", type=int, help="only this step")
     options = parser.parse_args(argv)
-    found = [
+    checkpoints = [
         (folder, step)
         for folder in manifest.find_checkpoint_folders(pathlib.Path(options.folder))
         for step in manifest.list_steps(folder)
         if options.step in (None, step)
     ]
-    if not found:
+    if not checkpoints:
         raise BadInput(f"{options.folder} holds no checkpoint" + ("" if options.step is None else f" {options.step}"))
-    for folder in dict.fromkeys(folder for folder, _ in found):
+    for folder in dict.fromkeys(folder for folder, _ in checkpoints):
         for stray in manifest.list_strays(folder):
             print(f"scalelab: ignoring {folder / stray}: not a checkpoint", file=sys.stderr)
-    result = ACTIONS[options.action](found, options.json != "-")
+    result = ACTIONS[options.action](checkpoints, options.json != "-")
     emit_json(result, options.json)
     return int(options.action == "verify" and result["damaged"] > 0)
 
 
-def _verify(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any]:
+def _verify(checkpoints: list[tuple[pathlib.Path, int]], verbose: bool) -> dict[str, Any]:
     rows = []
-    for folder, step in found:
+    for folder, step in checkpoints:
         lines = manifest.find_step_problems(folder / str(step))
         if not lines:
             lines = [text for _, text in logs.find_lost_logs(folder, manifest.read_manifest(folder / str(step)))]
         rows.append({"folder": str(folder), "step": step, "ok": not lines, "problems": lines})
-        if speak:
+        if verbose:
             print(
                 "\n".join([f"{folder / str(step)}: {'damaged' if lines else 'ok'}", *(f"  {line}" for line in lines)])
             )
     return {"checkpoints": rows, "damaged": sum(not row["ok"] for row in rows)}
 
 
-def _list(found: list[tuple[pathlib.Path, int]], speak: bool) -> list[dict[str, Any]]:
+def _list(checkpoints: list[tuple[pathlib.Path, int]], verbose: bool) -> list[dict[str, Any]]:
     rows = []
-    for folder, step in found:
+    for folder, step in checkpoints:
         lines = manifest.find_step_problems(folder / str(step), contents=False)
         row: dict[str, Any] = {"folder": str(folder), "step": step, "looks_ok": not lines}
         if not lines:
@@ -67,7 +67,7 @@ def _list(found: list[tuple[pathlib.Path, int]], speak: bool) -> list[dict[str, 
             row |= {"bytes": size, "time": content["time"], "trials": sorted(content["facts"])}
             row |= {"health": content.get("health", {})}
         rows.append(row)
-        if speak:
+        if verbose:
             print(f"{folder / str(step)}  {_row(row) if not lines else lines[0]}")
     return rows
 
@@ -78,15 +78,14 @@ def _row(row: dict[str, Any]) -> str:
     return f"{row['bytes'] / 1e6:.1f} MB  {saved}  {' '.join(row['trials'])}{doubts}"
 
 
-def _show(found: list[tuple[pathlib.Path, int]], speak: bool) -> dict[str, Any]:
-    folder, step = max(found, key=lambda place: place[1])
+def _show(checkpoints: list[tuple[pathlib.Path, int]], verbose: bool) -> dict[str, Any]:
+    folder, step = max(checkpoints, key=lambda place: place[1])
     content = manifest.read_manifest(folder / str(step))
-    if speak:
+    if verbose:
         print(f"{folder / str(step)}")
         for trial, facts in content["facts"].items():
-            print(
-                f"  {trial}: identity {facts['identity']}, data {facts['data']['fingerprint']} ({facts['data']['tokenizer']})"
-            )
+            data = facts["data"]
+            print(f"  {trial}: identity {facts['identity']}, data {data['fingerprint']} ({data['tokenizer']})")
             print("    " + ", ".join(f"{name} {version}" for name, version in facts["versions"].items()))
         print("\n".join(f"  {kind:<24} {name}" for name, kind in content["tree"].items()))
     return content

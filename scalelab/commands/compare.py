@@ -1,13 +1,14 @@
 """scalelab compare A B
 
-What tells two runs apart: config, data and environment; the first step whose metrics differ, and by how much; and how far
-their validation losses are apart beside the noise floor, which is what another seed alone does. A and B are runs, or folders
-(a sweep) whose runs differ in train.seed only: then their mean losses are compared.
+Show how two runs differ: config, data and environment; the first step whose metrics differ, and by how much; and the
+gap between their validation losses beside the noise floor (the change that another seed alone makes). A and B are runs,
+or folders (a sweep) whose runs differ in train.seed only: then their mean losses are compared.
 
-The noise is measured on runs that equal A, or B, in all but train.seed: those in the folder given, or those beside the run.
-Where there are none, it says how to get some. Two runs with the same metrics and weights are said to be the same bits.
+The noise is measured on runs equal to A, or to B, in all but train.seed: those in the given folder, or those beside the
+run. If there are none, the commands to train some are printed. Two runs with equal metrics and weights have "the same
+bits".
 
-Exit code: 0 done (whether or not they differ), 2 bad input.
+Exit code: 0 done (whether or not the runs differ), 2 bad input.
 """
 
 from typing import Any
@@ -18,87 +19,106 @@ MOST_LINES = 12  # lines of one kind
 
 
 def main(argv: list[str]) -> int:
-    """Compare and print; the exit code is as the module says."""
+    """Compare and print; exit codes in the module's docstring."""
     parser = Parser("compare", __doc__)
-    parser.add_argument("a", metavar="A", help="a run's folder, or one with runs/*/ that differ in their seeds only")
-    parser.add_argument("b", metavar="B", help="the other")
+    parser.add_argument(
+        "a", metavar="A", help="a run's folder, or a folder with runs/*/ that differ in train.seed only"
+    )
+    parser.add_argument("b", metavar="B", help="the run or folder to compare with A")
     add_trust_option(parser)
     options = parser.parse_args(argv)
 
     from scalelab.evaluate.compare import compare_runs
 
-    found = compare_runs(options.a, options.b)
+    comparison = compare_runs(options.a, options.b)
     if options.json != "-":
-        print("\n".join([f"A = {found['a']}", f"B = {found['b']}", *_sections(found), *_metrics(found), *_gap(found)]))
-    emit_json(found, options.json)
+        print(
+            "\n".join(
+                [
+                    f"A = {comparison['a']}",
+                    f"B = {comparison['b']}",
+                    *_sections(comparison),
+                    *_metrics(comparison),
+                    *_gap(comparison),
+                ]
+            )
+        )
+    emit_json(comparison, options.json)
     return 0
 
 
-def _sections(found: dict[str, Any]) -> list[str]:
+def _sections(comparison: dict[str, Any]) -> list[str]:
     config = {
-        key + ("" if c["computes"] else "  (of no effect on what is computed)"): [c["a"], c["b"]]
-        for key, c in found["config"].items()
+        key + ("" if c["computes"] else "  (no effect on the computation)"): [c["a"], c["b"]]
+        for key, c in comparison["config"].items()
     }
     lines = []
-    for name, apart in (("config", config), ("data", found["data"]), ("environment", found["environment"])):
-        lines.append(f"{name}: {'the same' if not apart else f'{len(apart)} differ'}")
-        shown = [f"  {key}: {a!r} | {b!r}" for key, (a, b) in list(apart.items())[:MOST_LINES]]
-        lines += [*shown, *([f"  and {len(apart) - MOST_LINES} more (--json)"] if len(apart) > MOST_LINES else [])]
+    for name, differences in (
+        ("config", config),
+        ("data", comparison["data"]),
+        ("environment", comparison["environment"]),
+    ):
+        lines.append(f"{name}: {'the same' if not differences else f'{len(differences)} differ'}")
+        shown = [f"  {key}: {a!r} | {b!r}" for key, (a, b) in list(differences.items())[:MOST_LINES]]
+        lines += [
+            *shown,
+            *([f"  and {len(differences) - MOST_LINES} more (--json)"] if len(differences) > MOST_LINES else []),
+        ]
     return lines
 
 
-def _metrics(found: dict[str, Any]) -> list[str]:
-    m, weights = found["metrics"], found["weights"]
-    only = f"; {m['only']} lines only one of them has" if m["only"] else ""
-    if not m["lines"]:
+def _metrics(comparison: dict[str, Any]) -> list[str]:
+    metrics, weights = comparison["metrics"], comparison["weights"]
+    only = f"; {metrics['only']} lines that only one run has" if metrics["only"] else ""
+    if not metrics["lines"]:
         return ["metrics: no step that both logged"]
-    if found["same_bits"]:
-        return [f"metrics: the same bits, in all {m['lines']} lines and in the weights of step {weights['step']}"]
-    if m["first"] is None:
+    if comparison["same_bits"]:
+        return [f"metrics: the same bits, in all {metrics['lines']} lines and in the weights of step {weights['step']}"]
+    if metrics["first"] is None:
         if weights is None:
-            kept = "no step kept by both to compare weights"
+            weights_text = "no step that both saved, to compare weights"
         elif weights["same"]:
-            kept = f"so have the weights of step {weights['step']}"
+            weights_text = f"so are the weights of step {weights['step']}"
         else:
-            kept = f"but the weights of step {weights['step']} differ" + (
-                f" ({weights['why']})" if "why" in weights else ""
-            )
-        return [f"metrics: the {m['lines']} lines that both have are the same bits{only}; {kept}"]
+            reason = f" ({weights['why']})" if "why" in weights else ""
+            weights_text = f"but the weights of step {weights['step']} differ{reason}"
+        return [f"metrics: the {metrics['lines']} lines that both have are the same bits{only}; {weights_text}"]
     lines = [
-        f"metrics: first differ at step {m['first']['step']}{only}; largest in train_loss: {m['largest']:.2g} of it"
+        f"metrics: first differ at step {metrics['first']['step']}{only}; "
+        f"largest difference of train_loss: {metrics['largest']:.2g} of it"
     ]
-    for key, d in list(m["first"]["differ"].items())[:MOST_LINES]:
-        lines.append(f"  {key}: {d['a']!r} | {d['b']!r}  ({d['relative']:.2g} of it)")
+    for key, difference in list(metrics["first"]["differ"].items())[:MOST_LINES]:
+        lines.append(f"  {key}: {difference['a']!r} | {difference['b']!r}  ({difference['relative']:.2g} of it)")
     return lines
 
 
-def _gap(found: dict[str, Any]) -> list[str]:
-    gap = found["gap"]
+def _gap(comparison: dict[str, Any]) -> list[str]:
+    gap = comparison["gap"]
     if gap is None:
         return ["loss: no step at which both were evaluated"]
-    counts = [len(runs) for runs in found["runs"]]
+    counts = [len(runs) for runs in comparison["runs"]]
     means = f" (means of {counts[0]} and {counts[1]} runs)" if max(counts) > 1 else ""
     lines = [
         f"loss: at step {gap['step']}{means} A {gap['a']:.6f}, B {gap['b']:.6f}: B - A = {gap['gap']:+.6f} nats/token"
     ]
     floor = gap["floor"]
     if floor is None:
-        return [*lines, *_no_floor(found)]
+        return [*lines, *_no_floor(comparison)]
     lines.append(
         f"  noise floor: sd {floor['sd']:.6f} over seeds (95 % interval {floor['low']:.6f} to {floor['high']:.6f}; "
         f"{len(floor['runs'])} runs, {floor['freedom']} degrees of freedom)"
     )
     beyond = abs(gap["gap"]) > gap["half_width"]
     lines.append(
-        f"  seeds alone would keep it within ±{gap['half_width']:.6f} in 95 % of such pairs: "
-        f"{'more than noise' if beyond else 'not told from noise'}"
+        f"  with other seeds alone it would stay within ±{gap['half_width']:.6f} in 95 % of such pairs: "
+        f"{'more than noise' if beyond else 'not distinguishable from noise'}"
     )
     return lines
 
 
-def _no_floor(found: dict[str, Any]) -> list[str]:
-    beside = found["a"].rstrip("/")
+def _no_floor(comparison: dict[str, Any]) -> list[str]:
+    folder = comparison["a"].rstrip("/")
     return [
-        "  noise floor: unknown, as no run here equals one of them in all but train.seed. Train some beside A, by the command",
-        f"  that trained it with another seed and folder: --config.train.seed=1 --workdir={beside}-seed1, then 2 and 3",
+        "  noise floor: unknown, as no run here equals A or B in all but train.seed. Train some beside A: repeat",
+        f"  its command with --config.train.seed=1 --workdir={folder}-seed1, then with seeds 2 and 3",
     ]

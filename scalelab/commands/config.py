@@ -48,15 +48,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _select_keys(asked: Sequence[str]) -> list[str]:
+def _select_keys(selected: Sequence[str]) -> list[str]:
     """The keys that are asked for, in the order of `configs/base.py`; all if nothing is. Raises BadInput."""
-    known = list(key_records())
-    groups = list(dict.fromkeys(name.split(".")[0] for name in known))
-    words = {USER_OPTIM_PREFIX[:-1] if word.startswith(USER_OPTIM_PREFIX) else word for word in asked}
-    for word in asked:
-        if word not in (*known, *groups) and not word.startswith(USER_OPTIM_PREFIX):
-            raise BadInput(f"unknown config key {word!r}{nearest_hint(word, [*known, *groups])}")
-    return [name for name in known if not asked or words & {name, name.split(".")[0]}]
+    names = list(key_records())
+    groups = list(dict.fromkeys(name.split(".")[0] for name in names))
+    selection = {USER_OPTIM_PREFIX[:-1] if name.startswith(USER_OPTIM_PREFIX) else name for name in selected}
+    for name in selected:
+        if name not in (*names, *groups) and not name.startswith(USER_OPTIM_PREFIX):
+            raise BadInput(f"unknown config key {name!r}{nearest_hint(name, [*names, *groups])}")
+    return [name for name in names if not selected or selection & {name, name.split(".")[0]}]
 
 
 def _facts(name: str, record: Key) -> dict[str, Any]:
@@ -126,16 +126,16 @@ def _format_range(allowed: Range) -> str:
     return low if allowed.high == math.inf else f"{low} to {allowed.high:.10g}"
 
 
-def _show_config(path: str, overrides: Mapping[str, str], asked: list[str] | None, destination: str | None) -> int:
+def _show_config(path: str, overrides: Mapping[str, str], selected: list[str] | None, destination: str | None) -> int:
     """What the config at `path` with `overrides` changes; of the keys `asked`, also what it leaves alone."""
     from scalelab.config.changes import load_with_origins
     from scalelab.config.resolve import identity
 
     config, values = load_with_origins(path, overrides)
-    if asked is None:
+    if selected is None:
         shown = [value for value in values if value.value != value.default]
     else:
-        shown = [value for value in values if {value.key, value.key.rpartition(".")[0]} & {*asked}]
+        shown = [value for value in values if {value.key, value.key.rpartition(".")[0]} & {*selected}]
     if destination != "-":
         rows = [
             [each.key, _format_value(each.value), _default_of(each.key), _author(each.set_by, each.source)]

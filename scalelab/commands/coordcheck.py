@@ -1,16 +1,17 @@
-"""scalelab coordcheck --config=F [--widths=64,128,…] [--depths=2,4,…] [--check] [--plot=FILE] [--config.group.key=value …]
+"""scalelab coordcheck --config=F [--widths=64,128,…] [--depths=2,4,…] [--check] [--plot=FILE] [--config.KEY=VALUE …]
 
-Coordinate check: train a few steps at several widths (or depths) and see what grows with them. d_head stays and heads
-multiply, d_ff stays the same multiple of d_model; everything else, optimizer and learning rate included, is the config's,
-at its peak learning rate from the first step on. For every activation: its RMS after the last step and that of its change
-since the initialisation, with their log-log slope over sizes, ± standard error over seeds. A slope above 0.25 is growing.
+Coordinate check: train a few steps at several widths (or depths) and show which activations grow with the size. d_head
+is fixed while n_heads grows, and d_ff stays the same multiple of d_model; everything else is the config's, optimizer
+included, at its peak learning rate from the first step on. For every activation: its RMS after the last step, the RMS
+of its change since initialisation, and the log-log slopes of both over sizes, ± standard error over seeds. A slope
+above 0.25 is "growing".
 
-Under mup nothing grows with width, under completep with depth either; under standard it does, so the learning rate of one
-size is not that of another. Activations: the residual stream after the embedding and after the last block (`stream`), each
-block's attention logits (RMS, and the largest magnitude as `max`), attention and MLP, the final norm, the logits.
+Under mup nothing grows with width; under completep nothing grows with width or depth. Under standard activations grow,
+so the learning rate of one size does not suit another. Activations: the residual stream after the embedding and after
+the last block (`stream`), each block's attention logits (RMS, and the largest magnitude as `max`), attention and MLP,
+the final norm, the logits.
 
-Exit code: 0 done (without --check whatever the verdict), 1 a step was not finite or --check found growth,
-2 bad input.
+Exit code: 0 done (without --check: whatever the verdict), 1 a step was not finite or --check found growth, 2 bad input.
 """
 
 import argparse
@@ -29,7 +30,7 @@ AXIS_KEYS = {"widths": "d_model", "depths": "n_layers"}
 
 
 def main(argv: list[str]) -> int:
-    """Check, print a table for each axis, draw it."""
+    """Run the check, print a table for each axis, draw it; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("coordcheck", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
@@ -42,8 +43,8 @@ def main(argv: list[str]) -> int:
         "--seeds", type=int, default=2, metavar="N", help="initialisations to average over (default: 2)"
     )
     parser.add_argument("--batch", type=int, default=4, metavar="N", help="sequences a step (default: 4)")
-    parser.add_argument("--plot", metavar="FILE", help="draw it, as .png or .pdf")
-    parser.add_argument("--check", action="store_true", help="exit 1 where anything is growing, for scripts")
+    parser.add_argument("--plot", metavar="FILE", help="draw the RMS over sizes, as .png or .pdf")
+    parser.add_argument("--check", action="store_true", help="exit 1 if anything is growing, for scripts")
     options = parser.parse_args(rest)
     for name in ("steps", "seeds", "batch"):
         if getattr(options, name) < 1:
@@ -69,7 +70,7 @@ def _whole(text: str) -> list[int]:
 
 
 def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]:
-    """{axis: {size: config}} of what is asked for; without any wish the default widths, or the least that heads allow."""
+    """{axis: {size: config}} as asked for; by default DEFAULT_WIDTHS, or the smallest widths that the heads divide."""
     from scalelab.model.resize import resize_config, width_unit
 
     widths, depths = options.widths, options.depths
@@ -80,8 +81,8 @@ def _sizes(config: ConfigDict, options: Any) -> dict[str, dict[int, ConfigDict]]
             if not any(width % unit for width in DEFAULT_WIDTHS)
             else [unit * 2**i for i in range(len(DEFAULT_WIDTHS))]
         )
-    found = {"d_model": {d: resize_config(config, d) for d in widths}} if widths else {}
-    return found | ({"n_layers": {n: resize_config(config, n_layers=n) for n in depths}} if depths else {})
+    sizes = {"d_model": {d: resize_config(config, d) for d in widths}} if widths else {}
+    return sizes | ({"n_layers": {n: resize_config(config, n_layers=n) for n in depths}} if depths else {})
 
 
 def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options: Any) -> dict[str, Any]:
@@ -93,9 +94,9 @@ def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options
     data, seeds = load_run_dataset(config), range(config.train.seed, config.train.seed + options.seeds)
     checks = []
     for axis, configs in sizes.items():
-        name = f"{axis} {', '.join(map(str, configs))}"
+        batch = f"{options.batch} x {config.model.seq_len} tokens"
         print_status(
-            f"{name}: {options.steps} steps of {options.batch} x {config.model.seq_len} tokens, {len(seeds)} seed(s) each"
+            f"{axis} {', '.join(map(str, configs))}: {options.steps} steps of {batch}, {len(seeds)} seed(s) each"
         )
         with RunProgress(f"coordcheck over {axis}", len(configs) * len(seeds)) as bar:
             rows = coordcheck.run_coordinate_check(
@@ -114,7 +115,7 @@ def _checks(config: ConfigDict, sizes: dict[str, dict[int, ConfigDict]], options
 
 
 def _row(row: Any) -> dict[str, Any]:
-    """Means over seeds, after each step: [steps + 1][sizes]."""
+    """A check's row as JSON; `rms` and `change` are means over seeds after each step, [steps + 1][sizes]."""
     return {
         "activation": row.activation,
         "verdict": row.verdict,
@@ -142,9 +143,8 @@ def _print(result: dict[str, Any]) -> None:
             for row in check["rows"]
         ]
         print("\n".join(align_columns([head, *rows])))
-        print(
-            f"{result['name']}, {result['optimizer']} at {result['peak_lr']:g}, over {check['axis']}: {check['verdict']}\n"
-        )
+        optimizer = f"{result['optimizer']} at {result['peak_lr']:g}"
+        print(f"{result['name']}, {optimizer}, over {check['axis']}: {check['verdict']}\n")
 
 
 def _draw(result: dict[str, Any], path: str) -> None:

@@ -1,7 +1,7 @@
 """scalelab demo [--out=DIR]
 
-A scaling law in seconds, nothing trained: fit the runs of a small study that comes with the package, predict its larger run,
-which was trained afterwards, and score the prediction. Writes the figure (PNG, PDF and the CSV behind it) into DIR.
+Fit a scaling law in seconds, without training: fit the small study that comes with the package, predict its larger run
+(trained after the others), and score the prediction. Writes the figure (PNG, PDF and the CSV behind it) into DIR.
 
 Exit code: 0 done, 2 bad input.
 """
@@ -32,13 +32,14 @@ def main(argv: list[str]) -> int:
     rows = examples.read_quickstart()
     (held,) = (row for row in rows if row["role"] == "holdout")
     fitted = fit_study([row for row in rows if row["role"] == "fit"])
-    at = fitted.predict(held["N"], held["D"])
+    predicted = fitted.predict(held["N"], held["D"])
     budgets = sorted({float(f"{row['C']:.1g}") for row in rows})
     bands = [fitted.decide(budget).loss for budget in budgets]
     scored = {
-        "C": held["C"], "N": held["N"], "D": held["D"], "predicted_loss": at.loss, "interval90": [at.low, at.high],
-        "measured_loss": held["val_loss"], "error": at.loss / held["val_loss"] - 1,
-        "inside": at.low <= held["val_loss"] <= at.high,
+        "C": held["C"], "N": held["N"], "D": held["D"],
+        "predicted_loss": predicted.loss, "interval90": [predicted.low, predicted.high],
+        "measured_loss": held["val_loss"], "error": predicted.loss / held["val_loss"] - 1,
+        "inside": predicted.low <= held["val_loss"] <= predicted.high,
     }  # fmt: skip
     points = [row | {"loss": row["val_loss"]} for row in rows if row["role"] != "check"]
     band = {"C": budgets, "low": [each.low for each in bands], "high": [each.high for each in bands]}
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def _lines(result: dict) -> list[str]:
-    """What is printed: the law with its intervals, the prediction and its score, the files, and what to do next."""
+    """Text for a person: the law with its intervals, the prediction and its score, the files, and what to do next."""
     fit, held = result["fit"], result["held_out"]
     low, high = held["interval90"]
     values = fit["params"] | fit["exponents"]
@@ -69,8 +70,9 @@ def _lines(result: dict) -> list[str]:
         f"fitted: {fit['equation']} (loss in nats per token, N parameters, D tokens)",
         *align_columns([["", "value", "90 % low", "high"], *cells]),
         "",
-        f"predicted {held['predicted_loss']:.4f} (90 %: {low:.4f} to {high:.4f}) for a run of {held['C']:.3g} FLOPs, which then "
-        f"reached {held['measured_loss']:.4f}: error {held['error']:+.2%}, {'inside' if held['inside'] else 'OUTSIDE'}",
+        f"predicted {held['predicted_loss']:.4f} (90 %: {low:.4f} to {high:.4f}) for a run of {held['C']:.3g} FLOPs, "
+        f"which then reached {held['measured_loss']:.4f}: error {held['error']:+.2%}, "
+        f"{'inside' if held['inside'] else 'OUTSIDE'}",
         *(f"wrote {path}" for path in result["files"]),
         "",
         "next: your own runs          scalelab fit points.csv --columns='N=params,D=tokens,loss=val_loss'",

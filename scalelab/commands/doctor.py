@@ -1,7 +1,10 @@
 """scalelab doctor [--expect=cpu|gpu|tpu]
 
-Is this machine ready? Versions, driver and devices, and one jitted product: checked against numpy, and timed. Exit code 2
-where an accelerator was asked for (by --expect, by JAX_PLATFORMS, or by installing its build of jax) and none is seen.
+Check whether this machine is ready: print versions, driver and devices; check one jitted product against numpy and time
+it.
+
+Exit code: 0 ready, 1 the product is wrong, 2 an accelerator was asked for (by --expect, by JAX_PLATFORMS, or by
+installing its build of jax) and jax sees none.
 """
 
 import sys
@@ -12,9 +15,9 @@ from scalelab.errors import BadInput
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 ready, 1 the product is wrong, 2 no such device."""
+    """Examine and print; exit codes in the module's docstring."""
     parser = Parser("doctor", __doc__)
-    parser.add_argument("--expect", choices=["cpu", "gpu", "tpu"], help="the platform that jax must see")
+    parser.add_argument("--expect", choices=["cpu", "gpu", "tpu"], help="exit 2 unless jax sees this platform")
     options = parser.parse_args(argv)
 
     from scalelab.hardware.doctor import examine_installation
@@ -31,7 +34,7 @@ def main(argv: list[str]) -> int:
 
 
 def describe_environment(report: dict[str, Any]) -> list[str]:
-    """The report as aligned text."""
+    """Format the doctor's report as aligned text."""
     rows = list((report["versions"] | report["builds"]).items())
     rows += [("driver", line) for line in report["driver"]]
     rows += [("device", _device(report["platform"], device)) for device in report["devices"]]

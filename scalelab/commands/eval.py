@@ -1,14 +1,14 @@
 """scalelab eval RUN[@STEP] [--data=DIR] [--tasks=A.jsonl,B.jsonl] [--ema | --average=K]
 
-Score a run's weights: the loss on its own validation split, or on that of any prepared folder (--data) or other data
-(--config.data.KEY=VALUE), of each source where there are several, with standard errors over sequences; and tasks, in the
-format of docs/tasks.md: multiple choice and cloze, by likelihood. The headline `acc` compares choices by nats a byte.
+Score a run's weights: the loss on its own validation split, on the split of a prepared folder (--data), or on other
+data (--config.data.KEY=VALUE), for each source, with standard errors over sequences; and tasks in the format of
+docs/tasks.md: multiple choice and cloze, by likelihood. The headline `acc` compares choices by nats per byte.
 
-What is scored is kept in RUN/evaluations.jsonl, one line for each (step, weights, set): the same command again replaces its
-own. At a run's last step they are columns of `scalelab runs`, named SET_METRIC (with ema_ or meanK_ before it for other
-weights), and `scalelab fit RUNS --law=downstream --columns=error=SET_error` fits a law to them.
+Scores are written to RUN/evaluations.jsonl, one line for each (step, weights, set); running the command again replaces
+its lines. Scores of a run's last step are columns of `scalelab runs`, named SET_METRIC (with the prefix ema_ or meanK_
+for other weights), and `scalelab fit RUNS --law=downstream --columns=error=SET_error` fits a law to them.
 
-On one device, in the precision of the run. Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
+Runs on one device, in the run's precision. Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 """
 
 from scalelab import records
@@ -19,14 +19,14 @@ from scalelab.errors import BadInput
 
 
 def main(argv: list[str]) -> int:
-    """Score, keep and print; the exit code is as the module says."""
+    """Score, store and print; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("eval", __doc__)
     add_weights_options(parser)
-    parser.add_argument("--data", metavar="DIR", help="a prepared folder in place of the run's own data")
+    parser.add_argument("--data", metavar="DIR", help="a prepared folder to use instead of the run's own data")
     parser.add_argument("--tasks", metavar="FILES", default="", help="task files (JSON lines), separated by commas")
     parser.add_argument(
-        "--sequences", type=int, default=1000, metavar="N", help="at most so many of each source; 0: all (default 1000)"
+        "--sequences", type=int, default=1000, metavar="N", help="at most N of each source; 0: all (default 1000)"
     )
     options = parser.parse_args(rest)
     if options.sequences < 0:
@@ -38,36 +38,39 @@ def main(argv: list[str]) -> int:
     from scalelab.train.step.program import cache_compilations
 
     cache_compilations()
-    asked = [tasks.read_task(path) for path in filter(None, options.tasks.split(","))]
-    of = subject.load_evaluated_model(options.run, options.ema, options.average)
-    config = evaluations.override_data(of.config, overrides)
+    requested_tasks = [tasks.read_task(path) for path in filter(None, options.tasks.split(","))]
+    model = subject.load_evaluated_model(options.run, options.ema, options.average)
+    config = evaluations.override_data(model.config, overrides)
     with WorkProgress() as bars:
-        rows = evaluations.evaluate_tasks(of, asked, bars.update)
-        rows = [*evaluations.evaluate_data(of, config, options.sequences, bars.update), *rows]
-    replaced = records.write_evaluations(of.origin["run"], rows)
+        rows = evaluations.evaluate_tasks(model, requested_tasks, bars.update)
+        rows = [*evaluations.evaluate_data(model, config, options.sequences, bars.update), *rows]
+    replaced = records.write_evaluations(model.origin["run"], rows)
     if options.json != "-":
-        print("\n".join([describe_weights(of.origin), *map(format_evaluation, rows)]))
+        print("\n".join([describe_weights(model.origin), *map(format_evaluation, rows)]))
         for name in replaced:
-            print(f"  {name}: what was kept under this name was of other content, and is replaced")
-    emit_json({"origin": of.origin, "evaluations": rows, "replaced": replaced}, options.json)
+            print(f"  {name}: replaced the scores of a set that had this name and other content")
+    emit_json({"origin": model.origin, "evaluations": rows, "replaced": replaced}, options.json)
     return 0
 
 
 def format_evaluation(row: dict) -> str:
-    """One row of evaluations.jsonl as text."""
-    m = row["metrics"]
+    """Format one row of evaluations.jsonl as text."""
+    metrics = row["metrics"]
     if row["kind"] == "data":
         return (
-            f"  {row['set']}: {m['loss']:.4f}{_se(m['loss_se'], 4)} nats/token, {m['bpb']:.4f}{_se(m['bpb_se'], 4)} bits/byte; "
-            f"{m['sequences']:,} of {m['available']:,} sequences, {m['tokens']:,} tokens"
+            f"  {row['set']}: {metrics['loss']:.4f}{_se(metrics['loss_se'], 4)} nats/token, "
+            f"{metrics['bpb']:.4f}{_se(metrics['bpb_se'], 4)} bits/byte; "
+            f"{metrics['sequences']:,} of {metrics['available']:,} sequences, {metrics['tokens']:,} tokens"
         )
-    others = (
-        f" (a token {m['acc_token']:.3f}, raw {m['acc_raw']:.3f}; chance {m['chance']:.3f})" if "chance" in m else ""
-    )
-    cut = f"; {m['cut']} lost the beginning of their context" if m["cut"] else ""
+    accuracies = ""
+    if "chance" in metrics:
+        token, raw = metrics["acc_token"], metrics["acc_raw"]
+        accuracies = f" (per token {token:.3f}, raw {raw:.3f}; chance {metrics['chance']:.3f})"
+    truncated = f"; {metrics['cut']} lost the beginning of their context" if metrics["cut"] else ""
     return (
-        f"  {row['set']}: {'accuracy' if others else 'completed'} {m['acc']:.3f}{_se(m['acc_se'], 3)}{others}, "
-        f"p_correct {m['p_correct']:.3f}, {m['bpb']:.3f} bits/byte of the right text; {m['items']} items{cut}"
+        f"  {row['set']}: {'accuracy' if accuracies else 'completed'} "
+        f"{metrics['acc']:.3f}{_se(metrics['acc_se'], 3)}{accuracies}, p_correct {metrics['p_correct']:.3f}, "
+        f"{metrics['bpb']:.3f} bits/byte of the right text; {metrics['items']} items{truncated}"
     )
 
 

@@ -1,9 +1,12 @@
 """scalelab export hf RUN[@STEP] --out=DIR [--dtype=float32|bfloat16] [--ema | --average=K]
 
-Write a run's weights (of its last step, or of STEP; or an average of them) as a folder that Hugging Face's `transformers` loads with equal logits:
-config.json, model.safetensors (in parts above 5 GB), the tokenizer of its data (tokenizer.json, tokenizer_config.json,
-generation_config.json; not for bare ids) and scalelab.json, which says where they come from. A Llama becomes
-LlamaForCausalLM (MistralForCausalLM with a window), a GPT-2 GPT2LMHeadModel; a model that none can express is refused. RUN may hold imported weights.
+Write a run's weights (of its last step or of STEP, or an average) as a folder that Hugging Face's `transformers` loads
+with equal logits: config.json, model.safetensors (in parts above 5 GB), the tokenizer of its data (tokenizer.json,
+tokenizer_config.json, generation_config.json; not for bare ids) and scalelab.json, which records the weights' origin. A
+Llama becomes LlamaForCausalLM (with a window: MistralForCausalLM), a GPT-2 becomes GPT2LMHeadModel; a model that none
+of these can express is refused. RUN may hold imported weights.
+
+Exit code: 0 done, 1 the checkpoint is damaged, 2 bad input.
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ from scalelab.errors import BadInput
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0, 1 where the checkpoint is damaged, 2 for bad input."""
+    """Export and print; exit codes in the module's docstring."""
     parser = Parser("export", __doc__)
     parser.add_argument("format", choices=["hf"], help="hf: the files of Hugging Face's transformers")
     add_weights_options(parser)
@@ -56,7 +59,7 @@ def _tokenizer(weights: Any) -> tuple[Any, str]:
 
 
 def describe_export(written, origin: dict, why: str = "") -> list[str]:
-    """What was written, and what became of it on the way; `why` no tokenizer was."""
+    """Describe what was written and how it was converted; `why`: the reason why no tokenizer was written."""
     weights = sum(name.endswith(".safetensors") for name in written.files)
     text = [
         f"{describe_weights(origin)} -> {written.folder}: {written.format}, {written.tensors} tensors of "
@@ -71,7 +74,7 @@ def describe_export(written, origin: dict, why: str = "") -> list[str]:
     ends = "which id ends a document is not known" if end is None else f"id {end} begins and ends a document"
     if why:
         text.append(
-            f"  no tokenizer is written ({why}); the ids are those of {name or 'the model that was imported'}, {ends}"
+            f"  no tokenizer was written ({why}); the ids are those of {name or 'the model that was imported'}, {ends}"
         )
     else:
         text.append(f"  with its tokenizer {name}; {ends}")

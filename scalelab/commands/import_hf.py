@@ -1,10 +1,12 @@
 """scalelab import hf DIR [--out=FOLDER]
 
-Read a Llama, Mistral or GPT-2 in the files of Hugging Face's `transformers` (safetensors in fp32, bf16 or fp16, whole or in parts)
-and print the config that a run on these weights needs. Nothing is unpickled, no code of the folder runs, no network.
-With --out the weights are kept, in fp32, as a folder that --init-from=FOLDER and `scalelab export` can name; with DIR's
-tokenizer.json, if that fits, so that `scalelab eval --tasks` and `scalelab sample` can read text.
-`scalelab train --init-from=hf:DIR` reads DIR directly.
+Read a Llama, Mistral or GPT-2 from the files of Hugging Face's `transformers` (safetensors in fp32, bf16 or fp16, whole
+or in parts) and print the config that a run on these weights needs. Nothing is unpickled, no code of the folder runs,
+and no network is used. With --out the weights are written in fp32 to a folder for --init-from=FOLDER and `scalelab
+export`; DIR's tokenizer.json goes with them if it fits, so that `scalelab eval --tasks` and `scalelab sample` can read
+text. `scalelab train --init-from=hf:DIR` reads DIR directly.
+
+Exit code: 0 done, 2 bad input.
 """
 
 import pathlib
@@ -13,14 +15,14 @@ from scalelab.cli.parser import Parser, emit_json, folder_path
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0, 2 for bad input."""
+    """Import and print; exit codes in the module's docstring."""
     parser = Parser("import", __doc__)
     parser.add_argument("format", choices=["hf"], help="hf: the files of Hugging Face's transformers")
     parser.add_argument(
-        "folder", metavar="DIR", help="holds config.json and model.safetensors (or an index of its parts)"
+        "folder", metavar="DIR", help="a folder with config.json and model.safetensors (or an index of its parts)"
     )
     parser.add_argument(
-        "--out", type=folder_path, metavar="FOLDER", help="where to keep the weights; must not exist, or be empty"
+        "--out", type=folder_path, metavar="FOLDER", help="where to write the weights; must not exist, or be empty"
     )
     options = parser.parse_args(argv)
 
@@ -42,10 +44,13 @@ def main(argv: list[str]) -> int:
 
 
 def describe_import(values: dict, origin: dict, out: str | None) -> list[str]:
-    """Where the weights come from, how they were converted, and the config that fits them."""
+    """Describe where the weights come from, how they were converted, and the config that fits them."""
     kinds = ", ".join(f"{count} of {dtype}" for dtype, count in origin["dtypes"].items())
-    done = "already in float32" if set(origin["dtypes"]) == {"float32"} else "converted to float32, exactly"
-    text = [f"{origin['hf']}: {origin['format']}; tensors: {kinds}, {done}", f"  params_digest {origin['digest']}"]
+    conversion = "already in float32" if set(origin["dtypes"]) == {"float32"} else "converted to float32, exactly"
+    text = [
+        f"{origin['hf']}: {origin['format']}; tensors: {kinds}, {conversion}",
+        f"  params_digest {origin['digest']}",
+    ]
     text += ["the config of a run that starts on them:", *(f"  config.model.{k} = {v!r}" for k, v in values.items())]
     start = out or f"hf:{origin['hf']}"
     return [*text, f"  config.train.init_from = {start!r}"]

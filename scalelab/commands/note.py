@@ -18,17 +18,17 @@ def main(argv: list[str]) -> int:
     parser = Parser("note", __doc__)
     parser.add_argument("run", metavar="RUN", help="the run's folder")
     parser.add_argument("text", metavar="TEXT", help="what to remember (quote it)")
-    arguments = parser.parse_args(argv)
-    folder = pathlib.Path(arguments.run)
+    options = parser.parse_args(argv)
+    folder = pathlib.Path(options.run)
     if not (folder / "config.json").exists():
-        raise BadInput(f"{str(folder)!r} is not a run's folder: it has no config.json")
-    text = arguments.text.strip()
+        raise BadInput(f"{str(folder)!r} is not a run folder: it has no config.json")
+    text = options.text.strip()
     if not text:
         raise BadInput('the note is empty: write `scalelab note RUN "what happened"`')
     lines = records.read_metrics(folder)
     step = lines[-1]["step"] if lines else 0
     records.write_event(folder, "note", step, text)
-    if arguments.json != "-":
+    if options.json != "-":
         print(f"noted at step {step} of {folder.name}")
-    emit_json({"run": str(folder), "step": step, "text": text}, arguments.json)
+    emit_json({"run": str(folder), "step": step, "text": text}, options.json)
     return 0

@@ -1,12 +1,15 @@
 """scalelab optim --config=F [--config.group.key=value …]
 
-What each group of parameters gets: its optimizer, its factor of the learning rate (parametrization, optim.groups and
-optim.rest_lr multiplied), its weight decay (multiplied by the scheduled LR, without the factor beside it) and the bytes of
-optimizer state. Groups follow from declared axes: embed (vocab -> …), head (… -> vocab), position (from a sequence axis),
-hidden (matrices between hidden units; heads are folded, layers are a batch), vector (gains and biases: they decay with optim.decay_vectors).
+Print what each group of parameters gets: its optimizer, its learning-rate factor (parametrization, optim.groups and
+optim.rest_lr multiplied), its weight decay (multiplied by the scheduled LR, without that factor) and the bytes of
+optimizer state. Groups follow from declared axes: embed (vocab -> …), head (… -> vocab), position (from a sequence
+axis), hidden (matrices between hidden units; heads are folded, layers are a batch), vector (gains and biases: they
+decay with optim.decay_vectors).
 
-optim.name is one of those below, with their own peak LR and its source, or your own as pkg.mod:fn; then
-`scalelab.testing.check_optimizer(fn, peak_lr=…)` puts it through the contract that all of these keep.
+optim.name is one of the names below (with default peak LR and its source), or your own function as pkg.mod:fn. Check
+your own with `scalelab.testing.check_optimizer(fn, peak_lr=…)`: the contract that all built-in optimizers meet.
+
+Exit code: 0 done, 2 bad input.
 
 """
 
@@ -27,13 +30,13 @@ def _known() -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 done, 2 bad input."""
+    """Print the table of groups; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("optim", (__doc__ or "") + _known())
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
     options = parser.parse_args(rest)
     config = load(options.config, overrides)
-    who = config_value_origins(config)
+    origins = config_value_origins(config)
 
     from scalelab.optim import chain, table
 
@@ -41,24 +44,28 @@ def main(argv: list[str]) -> int:
     rows = table.optimizer_rows(static(config), hparams(config))
     if options.json != "-":
         print(
-            f"{'group':<10} {'optimizer':<20} {'parameters':>14} {'x LR':>9} {'decay':>9} {'state bytes':>15} {'a parameter':>12}"
+            f"{'group':<10} {'optimizer':<20} {'parameters':>14} {'x LR':>9} {'decay':>9} "
+            f"{'state bytes':>15} {'a parameter':>12}"
         )
         for row in rows:
             print(
                 f"{row.group:<10} {row.optimizer:<20} {row.parameters:>14,} {row.lr:>9.4g} {row.weight_decay:>9.4g} "
                 f"{row.state_bytes:>15,.0f} {row.bytes_per_parameter:>12.3f}"
             )
-        parameters, bytes_ = sum(row.parameters for row in rows), sum(row.state_bytes for row in rows)
-        print(f"{'all':<10} {'':<20} {parameters:>14,} {'':>9} {'':>9} {bytes_:>15,.0f} {bytes_ / parameters:>12.3f}")
+        parameters, state_bytes = sum(row.parameters for row in rows), sum(row.state_bytes for row in rows)
+        print(
+            f"{'all':<10} {'':<20} {parameters:>14,} {'':>9} {'':>9} "
+            f"{state_bytes:>15,.0f} {state_bytes / parameters:>12.3f}"
+        )
         numbers = "".join(f", {name} {value:g}" for name, value in config.optim.own.items())
         print(f"peak LR {config.optim.peak_lr:g}, clip {config.optim.clip_norm:g}{numbers}", file=sys.stderr)
-        authors = set_by.describe_origins(who, leaves(config))
+        authors = set_by.describe_origins(origins, leaves(config))
         for line in filter(
-            None, [describe_optim_defaults(config.optim, who), authors, *lr_warnings(config.optim, who)]
+            None, [describe_optim_defaults(config.optim, origins), authors, *lr_warnings(config.optim, origins)]
         ):
             print(line, file=sys.stderr)
     shown = [vars(row) | {"bytes_per_parameter": row.bytes_per_parameter} for row in rows]
-    set_values = {key.removeprefix("optim."): by for key, by in who.items() if key.startswith("optim.")}
+    set_values = {key.removeprefix("optim."): by for key, by in origins.items() if key.startswith("optim.")}
     facts: dict[str, Any] = {
         "set_by": set_values,
         "optimizer": config.optim.name,

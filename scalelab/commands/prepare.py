@@ -1,26 +1,27 @@
 """scalelab prepare --source=[NAME=]SPEC [--source=…] --tokenizer=T --out=DIR
 
-Turn documents into token shards that a config names: data.source="prepared", data.path=DIR. Run it again to go on after a
-kill or a signal; a folder that is finished is verified, every byte of it, and a damaged tokenizer put back. The result doesn't depend on --workers.
+Turn documents into token shards for a config's data.source="prepared", data.path=DIR. Run the command again to go on
+after a kill or a signal; for a finished folder it verifies every byte and restores a damaged tokenizer. The result
+doesn't depend on --workers.
 
-SPEC is files and globs, separated by commas, or a data set of TensorFlow Datasets. What a file is, its name says:
-  .txt, .md, …            text: a document a file; above 1 MiB it is cut at line ends into documents of about 1 MiB
+SPEC is files and globs, separated by commas, or a data set of TensorFlow Datasets. The name of a file tells its format:
+  .txt, .md, …            text, one document per file; above 1 MiB it is cut at line ends into documents of about 1 MiB
   .jsonl, .ndjson, .json  JSON lines: the text under --text-key of each
-  .csv, .tsv              with a line of names: the cells of column --text-key
-  …these also as .gz or .zst, and inside .tar (.gz, .zst, .tgz) and .zip
+  .csv, .tsv              with a header line: the cells of column --text-key
+  …all of these also as .gz or .zst, and inside .tar (.gz, .zst, .tgz) and .zip
   .parquet                the strings of column --text-key
   .bin                    ready-made tokens: nanoGPT's (uint16; uint32 where the vocabulary is larger) and llm.c's
   .bin with .idx          ready-made tokens: Megatron-LM's pairs
-  tfds:NAME[/CONFIG][:SPLIT][@DIR]   array_record files under DIR (else $TFDS_DATA_DIR, else ~/tensorflow_datasets), without
-                          TensorFlow; split train; feature --text-key; what isn't there is downloaded and prepared first
-Parts stand in the order of their names, files in that of their resolved paths, each once: listing order doesn't matter.
+  tfds:NAME[/CONFIG][:SPLIT][@DIR]   array_record files under DIR (else $TFDS_DATA_DIR, else ~/tensorflow_datasets),
+                          without TensorFlow; split train; feature --text-key; missing data are downloaded and prepared
+Parts are sorted by name and files by resolved path, each file once: the order in which you list them doesn't matter.
 
 T is  bytes      256 ids, no training; 0 ends a document
       bpe:V      byte-level BPE of V ids, trained on up to 32 MiB of training text from all over the corpus
-      FILE       a tokenizer.json (Hugging Face), or a tiktoken ranks file (GPT-2 to GPT-4o, Llama 3 and 4, Qwen; of others, GPT-4's
-                 split into words and an id after the last for the end of a document)
+      FILE       a tokenizer.json (Hugging Face), or a tiktoken ranks file (GPT-2 to GPT-4o, Llama 3 and 4, Qwen; any
+                 other file gets GPT-4's word split and, as the end of a document, an id after the last)
       ids:V      none, for ready-made tokens below V: bits per byte are then bits per token
-A document is held out where a hash of (--split-seed, its content) falls into --val-fraction of all hashes.
+A document is held out if a hash of (--split-seed, its content) falls into --val-fraction of all hashes.
 
 Exit code: 0 done, 1 failed, 2 bad input (file, place and value), 75 stopped by a signal; the same command goes on.
 """
@@ -39,16 +40,19 @@ from scalelab.cli.progress import PLAIN_EVERY_S
 
 
 def main(argv: list[str]) -> int:
-    """Prepare; the exit code is as the module says."""
+    """Prepare a corpus; exit codes in the module's docstring."""
     parser = Parser("prepare", __doc__)
     add = parser.add_argument
-    add("--source", action="append", required=True, metavar="[NAME=]SPEC", help="documents; again for another part")
+    add("--source", action="append", required=True, metavar="[NAME=]SPEC", help="documents; repeat it for more parts")
     add("--tokenizer", required=True, metavar="T", help="bytes, bpe:V, ids:V or a file")
     add("--out", required=True, type=folder_path, metavar="DIR", help="the folder to make, or to go on with")
     add("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="K", help="processes; default: the cores")
     add("--text-key", default="text", metavar="KEY", help="of JSON lines, parquet and tfds; default: text")
     add(
-        "--separator", default="", metavar="TOKEN|ID", help="ends a document, where FILE doesn't tell or ids:V is given"
+        "--separator",
+        default="",
+        metavar="TOKEN|ID",
+        help="what ends a document, if FILE doesn't tell it or ids:V is given",
     )
     add("--val-fraction", type=float, default=0.1, metavar="F", help="share of the documents held out; default: 0.1")
     add("--split-seed", type=int, default=0, metavar="N", help="which documents are held out; default: 0")
@@ -79,7 +83,7 @@ def main(argv: list[str]) -> int:
 
 
 class _Bar:
-    """Units and shards done, with the rate: a bar on a terminal, a line now and then elsewhere."""
+    """Progress in units and shards, with the rate: a bar on a terminal, a line every 10 s elsewhere."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -93,7 +97,7 @@ class _Bar:
         self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True)
         self.tasks: dict[str, Any] = {}
         self.started: dict[str, float] = {}
-        self.spoken = time.monotonic()
+        self.last_print = time.monotonic()
 
     def __enter__(self) -> "_Bar":
         if self.console.is_terminal:
@@ -101,11 +105,11 @@ class _Bar:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.console.is_terminal:  # rich ends one that never began with an empty line
+        if self.console.is_terminal:  # rich prints an empty line when a bar stops that never started
             self.bar.stop()
 
     def update(self, facts: dict[str, Any]) -> None:
-        """Take what `corpus.prepare_corpus` reports."""
+        """Show one report of `corpus.prepare_corpus`."""
         if "note" in facts:
             self.console.print(facts["note"], markup=False, highlight=False, soft_wrap=True)
             return
@@ -116,8 +120,8 @@ class _Bar:
             if phase not in self.tasks:
                 self.tasks[phase] = self.bar.add_task(phase, total=facts["of"], rate="")
             self.bar.update(self.tasks[phase], completed=facts["done"], rate=rate)
-        elif now - self.spoken > PLAIN_EVERY_S:
-            self.spoken = now
+        elif now - self.last_print > PLAIN_EVERY_S:
+            self.last_print = now
             print(f"{self.title}: {phase} {facts['done']}/{facts['of']}  {rate}", file=sys.stderr, flush=True)
 
 
@@ -134,12 +138,13 @@ def _show(result: dict[str, Any]) -> None:
         )
     Console().print(table)
     tokenizer = result["tokenizer"]
-    done = f"{result['seconds']:.1f} s"
+    status = f"{result['seconds']:.1f} s"
     if result.get("finished_before"):
-        mended = ", ".join(result["mended"])
-        done = f"finished before, {f'put back: {mended}; all else' if mended else 'every file'} as it was"
+        restored = ", ".join(result["mended"])
+        status = f"finished before, {f'restored: {restored}; all else' if restored else 'every file'} unchanged"
+    vocab_size = tokenizer["vocab_size"]
     print(
-        f"{result['folder']}: {done}; tokenizer {tokenizer['name']}, {tokenizer['vocab_size']} ids, {tokenizer['separator']} ends "
+        f"{result['folder']}: {status}; tokenizer {tokenizer['name']}, {vocab_size} ids, {tokenizer['separator']} ends "
         f"a document; fingerprint {result['fingerprint']}\n"
-        f'read it with data.source="prepared", data.path="{result["folder"]}", model.vocab_size={tokenizer["vocab_size"]}'
+        f'read it with data.source="prepared", data.path="{result["folder"]}", model.vocab_size={vocab_size}'
     )

@@ -1,13 +1,14 @@
 """scalelab proxy --config=F --flops=C --workdir=D [--out=FILE] [--seeds=3] [--lrs=A,B,…] [--config.group.key=value …]
 
-Find a large recipe's learning rate on a small twin of it. The twin has the recipe's choices, d_head and tokens a parameter,
-the same share of warm-up and decay, and is as wide as lets its sweep (learning rates x seeds, one packed program) cost C
-FLOPs in all. Under completep its depth shrinks with its width, under mup it keeps the depth; a recipe under standard, whose
-learning rates don't carry over, becomes a completep one with the twin as its base. The best learning rate is the vertex of
-a parabola through the lowest validation losses over log2 LR, with a 90 % interval over seeds.
+Find a large recipe's learning rate on a small twin. The twin has the recipe's choices, its d_head, its tokens per
+parameter and its shares of warm-up and decay; its width is the largest whose sweep (learning rates x seeds, one packed
+program) costs at most C FLOPs. Under completep the twin's depth shrinks with its width, under mup it keeps the depth.
+Under standard learning rates don't carry over, so such a recipe becomes a completep one with the twin as its base. The
+best learning rate is the vertex of a parabola through the lowest validation losses over log2 LR, with a 90 % interval
+over seeds.
 
-Writes D/twin.py and FILE (default D/target.py): config files that import F and set what is different, ready for
-`scalelab train --config=FILE`. The same command again goes on where it was.
+Writes D/twin.py and FILE (default D/target.py): config files that import F and set only what differs, ready for
+`scalelab train --config=FILE`. Running the command again resumes the sweep.
 
 Exit code: 0 done, 1 no learning rate inside the grid is best, or a trial failed, 2 bad input, 75 stopped after saving.
 """
@@ -23,20 +24,22 @@ from scalelab.errors import BadInput
 
 
 def main(argv: list[str]) -> int:
-    """Plan, sweep, fill in; the exit code is as the module says."""
+    """Plan the twin, sweep it, write the target; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("proxy", __doc__)
     parser.add_argument("--config", required=True, metavar="FILE", help="the recipe, a config file")
-    parser.add_argument("--flops", required=True, type=float, metavar="C", help="what the whole sweep may cost")
+    parser.add_argument("--flops", required=True, type=float, metavar="C", help="FLOPs that the whole sweep may cost")
     parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--out", metavar="FILE", help="the recipe with its learning rate (default: DIR/target.py)")
     parser.add_argument(
-        "--seeds", type=int, default=3, metavar="N", help="initialisations a learning rate (default: 3)"
+        "--seeds", type=int, default=3, metavar="N", help="initialisations per learning rate (default: 3)"
     )
-    parser.add_argument("--lrs", metavar="A,B,…", help="the twin's (default: 1/8 to 8 x the recipe's, an octave apart)")
+    parser.add_argument(
+        "--lrs", metavar="A,B,…", help="learning rates of the twin (default: 1/8 to 8 x the recipe's, by octaves)"
+    )
     options = parser.parse_args(rest)
     if options.seeds < 1 or not options.flops > 0:
-        raise BadInput(f"--seeds={options.seeds} and --flops={options.flops:g} must be above zero")
+        raise BadInput(f"--seeds={options.seeds} and --flops={options.flops:g}: both must be above zero")
     out = pathlib.Path(options.out or options.workdir / "target.py")
     if out.suffix != ".py" or out.resolve() == pathlib.Path(options.config).resolve():
         raise BadInput(f"--out={out} must be a new file that ends in .py")
@@ -63,19 +66,19 @@ def _run(config: Any, options: Any, out: pathlib.Path) -> int:
         verdicts = run_sweep(folder, runs, progress=bar.update, stop=stop, code=git.code_state(options.config))
     if status.exit_code(verdicts.values()) == 75:
         return 75
-    target, found = proxy.fill_target(plan, status.read_trial_rows(folder), lrs, seeds)
-    result = _result(plan, target, found, verdicts, lrs)
-    if not found.interior:
+    target, optimum = proxy.fill_target(plan, status.read_trial_rows(folder), lrs, seeds)
+    result = _result(plan, target, optimum, verdicts, lrs)
+    if not optimum.interior:
         print_status(
-            f"the best of the twin's learning rates tried, {2**found.log2_lr:.4g}, is the first or last: shift --lrs"
+            f"the best learning rate of the twin, {2**optimum.log2_lr:.4g}, is the first or last one tried: shift --lrs"
         )
     else:
         title = f"{options.config} with the learning rate of a twin of width {plan.twin.model.d_model} ({folder})."
         write_forks(out.parent, options.config, {out.stem: target}, {out.stem: title})
         low, high = result["peak_lr_interval90"]
         print_status(f"peak_lr {target.optim.peak_lr:.4g}, 90 % in {low:.4g} to {high:.4g}; written: {out}")
-    emit_json(result | {"out": str(out) if found.interior else None}, options.json)
-    return 0 if found.interior else 1
+    emit_json(result | {"out": str(out) if optimum.interior else None}, options.json)
+    return 0 if optimum.interior else 1
 
 
 def _lrs(text: str | None, centre: float) -> list[float]:
@@ -92,13 +95,13 @@ def _lrs(text: str | None, centre: float) -> list[float]:
     return values
 
 
-def _result(plan: Any, target: Any, found: Any, verdicts: dict[str, str], lrs: list[float]) -> dict[str, Any]:
-    """What `--json` prints."""
+def _result(plan: Any, target: Any, optimum: Any, verdicts: dict[str, str], lrs: list[float]) -> dict[str, Any]:
+    """The object that `--json` prints."""
     return {
         "peak_lr": target.optim.peak_lr,
-        "peak_lr_interval90": [2**end * plan.lr_factor for end in (found.low, found.high)],
-        "interior": found.interior,
-        "twin_loss": found.loss,
+        "peak_lr_interval90": [2**end * plan.lr_factor for end in (optimum.low, optimum.high)],
+        "interior": optimum.interior,
+        "twin_loss": optimum.loss,
         "twin": {key: plan.twin.model[key] for key in ("d_model", "n_layers", "n_heads", "d_head", "d_ff")}
         | {"steps": plan.twin.train.steps, "global_batch": plan.twin.train.global_batch},
         "parametrization": target.parametrization.to_dict(),

@@ -1,15 +1,16 @@
 """scalelab recipe                              all recipes
-scalelab recipe NAME                         what it chooses otherwise than the defaults, and why; parameters, tokens, FLOPs
+scalelab recipe NAME                         its choices that differ from the defaults, and why; parameters, FLOPs
 scalelab recipe NAME --shrink[=WIDTH] [--steps=N] [--out=FILE]
 
-A recipe is a config of a published run, configs/recipes/NAME.py, that `scalelab train`, `schedule`, `optim` and `proxy` take as
-it is. Each choice is shown with the comment on its line: the paper, table or file it is from, or that nobody published it.
-Parameters are counted by every convention beside what the source says, FLOPs are those of training all tokens. What this
-trainer does not reproduce is said.
+A recipe is a config of a published run, configs/recipes/NAME.py, for `scalelab train`, `schedule`, `optim` and `proxy`.
+Each choice is shown with the comment on its line: the paper, table or file it comes from, or that nobody published it.
+Parameters are counted by every convention beside the source's own numbers; FLOPs are those of training on all tokens.
+What this trainer does not reproduce is listed.
 
 --shrink gives its scaled-down twin: the same choices at width WIDTH (default: 64), two layers, on bytes, for N steps
-(default: 500), as a config file that imports the recipe and sets what is different. Printed, or written to --out. The learning
-rate grows as 1/width, up to 1e-2. To find a recipe's learning rate take `scalelab proxy`, whose twin keeps tokens a parameter.
+(default: 500), as a config file that imports the recipe and sets only what differs. It is printed, or written to --out.
+The learning rate grows as 1/width, up to 1e-2. To find a recipe's learning rate, use `scalelab proxy`, whose twin keeps
+the tokens per parameter.
 
 Exit code: 0 done, 2 bad input.
 """
@@ -26,13 +27,13 @@ TWIN_STEPS = 500
 
 
 def main(argv: list[str]) -> int:
-    """List, show or shrink."""
+    """List, show or shrink recipes; exit codes in the module's docstring."""
     parser = Parser("recipe", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help="a recipe, e.g. llama3_8b (default: list all)")
     parser.add_argument(
         "--shrink", nargs="?", const="64", metavar="WIDTH", help="its scaled-down twin as a config file"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help=f"of the twin (default: {TWIN_STEPS})")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"steps of the twin (default: {TWIN_STEPS})")
     parser.add_argument("--out", metavar="FILE", help="where to write the twin, a file that ends in .py")
     options = parser.parse_args(argv)
 
@@ -49,22 +50,22 @@ def main(argv: list[str]) -> int:
         return _shrink(recipe, options)
     if options.out or options.steps is not None:
         name = "out" if options.out else "steps"
-        raise BadInput(f"--{name} is for --shrink: a recipe is a file already, which can be copied and changed")
+        raise BadInput(f"--{name} goes with --shrink: a recipe is a file already, which can be copied and changed")
     return _show(recipe, options.json)
 
 
 def _list(destination: str | None) -> int:
     from scalelab.sweep.scaling import recipes
 
-    found = [recipes.find_recipe(name) for name in recipes.list_recipes()]
+    listed = [recipes.find_recipe(name) for name in recipes.list_recipes()]
     if destination != "-":
         print(f"{'':<18} {'published':>9} {'tokens':>9}")
-        for recipe in found:
+        for recipe in listed:
             total = max((n for key, n in recipe.published.items() if key not in ("tokens", "flops")), default=0)
             sizes = [f"{n:.3g}" if n else "" for n in (total, recipe.published.get("tokens", 0))]
             print(f"{recipe.name:<18} {sizes[0]:>9} {sizes[1]:>9}  {recipe.summary}")
     emit_json(
-        [{"name": r.name, "summary": r.summary, "path": str(r.path), "published": r.published} for r in found],
+        [{"name": r.name, "summary": r.summary, "path": str(r.path), "published": r.published} for r in listed],
         destination,
     )
     return 0
@@ -96,7 +97,7 @@ def _show(recipe: Any, destination: str | None) -> int:
     if destination != "-":
         print(f"{recipe.name}: {recipe.summary}\n")
         for choice in result["choices"]:
-            value, default = (_word(choice[key]) for key in ("value", "default"))
+            value, default = (_cell(choice[key]) for key in ("value", "default"))
             print(f"{choice['key']:<30} {f'{value} (default {default})':<34}  {choice['why']}")
         print("\n" + "\n".join(_sizes(result, recipe)))
         for text in recipe.not_reproduced:
@@ -107,7 +108,7 @@ def _show(recipe: Any, destination: str | None) -> int:
 
 
 def _facts(recipe: Any) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     from scalelab import config as config_lib
     from scalelab.config import schedule_steps
     from scalelab.model import count
@@ -130,25 +131,25 @@ def _facts(recipe: Any) -> dict[str, Any]:
 
 
 def _sizes(result: dict[str, Any], recipe: Any) -> list[str]:
-    """Parameters, tokens and FLOPs, each beside what was published of it."""
+    """Parameters, tokens and FLOPs, each beside its published value."""
 
-    def beside(key: str) -> str:
+    def published(key: str) -> str:
         value = recipe.published.get(key)
         exact = f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if value else ""
         return f" (published: {exact})" if exact else ""
 
-    parameters = [f"{name} {n:,}{beside(name)}" for name, n in result["parameters"].items()]
+    parameters = [f"{name} {n:,}{published(name)}" for name, n in result["parameters"].items()]
     flops = [f"{name} {each:.4g}" for name, each in result["flops"].items()]
     ratio = result["tokens"] / result["parameters"]["total"]
     return [
         "parameters: " + ", ".join(parameters),
-        f"tokens: {result['tokens']:.4g}{beside('tokens')}, {ratio:.3g} a parameter (total)",
-        "training FLOPs: " + ", ".join(flops) + beside("flops"),
+        f"tokens: {result['tokens']:.4g}{published('tokens')}, {ratio:.3g} a parameter (total)",
+        "training FLOPs: " + ", ".join(flops) + published("flops"),
         f"schedule: {result['schedule']}",
     ]
 
 
-def _word(value: Any) -> str:
+def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return {None: "derived", "": "none"}.get(value, f"{value:,}" if type(value) is int else str(value))

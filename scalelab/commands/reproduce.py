@@ -1,15 +1,18 @@
-"""`scalelab reproduce PAPER --data=DIR`: published scaling laws computed again: ours, published, interval, verdict.
+"""`scalelab reproduce PAPER --data=DIR`: compute published scaling laws again: ours, published, interval, verdict.
 
-Two need no data. `scalelab reproduce textbook`: numbers that teaching texts repeat, computed by this project: stated, ours,
-verdict. `scalelab reproduce closed_forms`: ZeRO's table, utilisation and training FLOPs of papers, the Scaling Book's examples.
+Two need no data. `scalelab reproduce textbook`: numbers that teaching texts repeat, computed by this project: stated,
+ours, verdict. `scalelab reproduce closed_forms`: ZeRO's table, utilisation and training FLOPs of papers, the Scaling
+Book's examples.
 
-PAPER is chinchilla, besiroglu, porian, gadre, muennighoff, gemstones, kaplan, or all (of these). DIR holds the run tables, which
-are the authors' own: `scalelab reproduce --download=DIR` fetches those that can be had as they are and names the source
-of the others.
+PAPER is chinchilla, besiroglu, porian, gadre, muennighoff, gemstones, kaplan, or all (of these). DIR holds the authors'
+run tables: `scalelab reproduce --download=DIR` fetches those that can be downloaded as they are and names the source of
+the others.
+
 Verdicts: match, within_interval (the published one), lower_objective (the same optimum, reached more exactly),
-published_not_global (a lower one lies elsewhere), table_error (printed numbers that contradict each other), mismatch;
-of textbook match, within_interval (of ours), wrong (what is stated is not so); of closed_forms unverified (agrees with a
-figure that was written down from memory of the paper).
+published_not_global (a lower optimum lies elsewhere), table_error (printed numbers that contradict each other),
+mismatch. Verdicts of textbook: match, within_interval (ours), wrong (the statement is false). Of closed_forms:
+unverified (agrees with a figure that was written down from memory of the paper).
+
 Exit codes: 0 no mismatch, 1 a mismatch or a table that could not be fetched, 2 bad input.
 """
 
@@ -25,36 +28,36 @@ from scalelab.errors import BadInput, nearest_hint
 if TYPE_CHECKING:
     from scalelab.laws.published.verdict import ComparisonRow, PaperReport
 
-SPEAK_EVERY_S = 2.0
+PRINT_EVERY_S = 2.0
 NAME_WIDTH = 84
 
 
 def main(argv: list[str]) -> int:
-    """Print the table (or its JSON); 1 where a number that should agree does not."""
-    arguments = _parser().parse_args(argv)
-    if arguments.download is not None:
-        return _download(pathlib.Path(arguments.download or arguments.data or "published-tables"))
+    """Print the table (or its JSON); exit code 1 if a number that should agree does not."""
+    options = _parser().parse_args(argv)
+    if options.download is not None:
+        return _download(pathlib.Path(options.download or options.data or "published-tables"))
     started, reports = time.monotonic(), []
-    for report in _reports(arguments):
+    for report in _reports(options):
         reports.append(report)
-        if arguments.json != "-":
+        if options.json != "-":
             print("\n".join(_lines(report)), flush=True)
     rows = [
         {"paper": report.paper} | row.to_json() | ({"stated": row.published} if report.stated else {})
         for report in reports
         for row in report.rows
     ]
-    if arguments.json != "-" and len(reports) > 1:
+    if options.json != "-" and len(reports) > 1:
         print(f"\nall: {_counts(row for report in reports for row in report.rows)}")
-    emit_json(_json(reports, rows, time.monotonic() - started), arguments.json)
+    emit_json(_json(reports, rows, time.monotonic() - started), options.json)
     return int(any(row["verdict"] == "mismatch" for row in rows))
 
 
-def _reports(arguments: Any) -> "Iterator[PaperReport]":
-    """One report a paper that was asked for. BadInput for one that nobody knows, or without its data."""
+def _reports(options: Any) -> "Iterator[PaperReport]":
+    """Yield the report of each requested paper. BadInput if a paper is unknown or its data are missing."""
     from scalelab.laws.published import PAPERS, reproduce_paper
 
-    paper = arguments.paper
+    paper = options.paper
     if paper == "textbook":
         from scalelab.plan.published import textbook
 
@@ -67,12 +70,12 @@ def _reports(arguments: Any) -> "Iterator[PaperReport]":
         return
     chosen = PAPERS if paper == "all" else (paper,)
     if paper is None or not set(chosen) <= set(PAPERS):
-        given = "no paper" if paper is None else f"paper {paper!r}: unknown"
-        raise BadInput(f"{given}{nearest_hint(paper or '', [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
-    data, tell = _data_folder(arguments.data), _speaker()
-    for one in chosen:
-        tell(f"{one}: reading tables and fitting")
-        yield reproduce_paper(one, data, tell)
+        problem = "no paper" if paper is None else f"paper {paper!r}: unknown"
+        raise BadInput(f"{problem}{nearest_hint(paper or '', [*PAPERS, 'all', 'textbook', 'closed_forms'])}")
+    data, print_progress = _data_folder(options.data), _progress_printer()
+    for name in chosen:
+        print_progress(f"{name}: reading tables and fitting")
+        yield reproduce_paper(name, data, print_progress)
 
 
 def _parser() -> Parser:
@@ -86,7 +89,7 @@ def _parser() -> Parser:
         nargs="?",
         const="",
         metavar="DIR",
-        help="fetch tables into DIR (default: that of --data) and stop",
+        help="fetch tables into DIR (default: the folder of --data) and stop",
     )
     return parser
 
@@ -99,17 +102,17 @@ def _data_folder(given: str | None) -> pathlib.Path:
     return pathlib.Path(given)
 
 
-def _speaker() -> Any:
-    """Progress on standard error: now and then a line."""
-    spoken = 0.0
+def _progress_printer() -> Any:
+    """A function that prints a line on standard error, at most one every PRINT_EVERY_S."""
+    last_print = 0.0
 
-    def tell(text: str) -> None:
-        nonlocal spoken
-        if time.monotonic() - spoken > SPEAK_EVERY_S:
-            spoken = time.monotonic()
+    def print_progress(text: str) -> None:
+        nonlocal last_print
+        if time.monotonic() - last_print > PRINT_EVERY_S:
+            last_print = time.monotonic()
             print(text, file=sys.stderr, flush=True)
 
-    return tell
+    return print_progress
 
 
 def _json(reports: "Iterable[PaperReport]", rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
@@ -130,7 +133,7 @@ def _counts(rows: "Iterable[ComparisonRow]") -> str:
 
 
 def _lines(report: "PaperReport") -> list[str]:
-    """The table of one paper, its recipes as numbered notes, and the findings."""
+    """Format the table of one paper, its recipes as numbered notes, and the findings."""
     recipes = list(dict.fromkeys(row.recipe for row in report.rows))
     width = min(NAME_WIDTH, max(len(row.name) for row in report.rows))
     theirs, interval_of = ("stated", "interval of ours") if report.stated else ("published", "published interval")
@@ -146,7 +149,7 @@ def _lines(report: "PaperReport") -> list[str]:
 
 
 def _download(folder: pathlib.Path) -> int:
-    """Fetch what can be fetched; 1 where something is still missing."""
+    """Fetch all tables that can be downloaded; 1 if any table is still missing."""
     from scalelab.laws.published import download
 
     missing = 0
@@ -155,7 +158,7 @@ def _download(folder: pathlib.Path) -> int:
             print(f"{name}: already there")
             continue
         try:
-            download.download_file(source, folder / name, _speaker())
+            download.download_file(source, folder / name, _progress_printer())
             print(f"{name}: fetched and verified")
         except download.DownloadError as failure:
             missing += 1
@@ -163,5 +166,5 @@ def _download(folder: pathlib.Path) -> int:
     for name, text in download.MANUAL_SOURCES.items():
         if not (folder / name).is_file():
             missing += 1
-            print(f"scalelab: {name} can't be fetched as it is; its source: {text}", file=sys.stderr)
+            print(f"scalelab: {name} can't be downloaded as it is; its source: {text}", file=sys.stderr)
     return int(missing > 0)

@@ -1,10 +1,12 @@
 """scalelab schedule --config=F [--steps=0,1000,…] [--plot=x.pdf] [--config.group.key=value …]
 
-What the optimizer takes at a step of the run: learning rate, momentum (beta1), weight decay (which is multiplied by that
-learning rate), the batch in tokens and how long its sequences are to attention. The numbers come from the function that the
-training step asks. Steps count from 0, so a run of N steps ends with step N - 1; `tokens` are those seen before the step.
-Without --steps: where the schedule bends, and every tenth of the run. --plot draws the whole run (.pdf with its CSV beside it,
-or .png) and marks the steps of the table.
+Print the scheduled values at steps of a run: learning rate, momentum (beta1), weight decay (which is multiplied by that
+learning rate), the batch in tokens, and the sequence length that attention sees. The numbers come from the function
+that the training step calls. Steps count from 0, so a run of N steps ends with step N - 1; `tokens` are those seen
+before the step. Without --steps: the steps where the schedule bends, and every tenth of the run. --plot draws the whole
+run (.pdf with its CSV beside it, or .png) and marks the steps of the table.
+
+Exit code: 0 done, 2 bad input.
 """
 
 import functools
@@ -20,7 +22,7 @@ CURVE_POINTS = 1000  # points of a curve
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 done, 2 bad input."""
+    """Print the table, draw the run; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("schedule", __doc__, renamed={"--at": "--steps"})
     parser.add_argument("--config", required=True, metavar="FILE", help="a config file, e.g. configs/tiny.py")
@@ -43,19 +45,21 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _steps(text: str, last: int) -> list[int]:
-    found = []
+def _steps(text: str, n_steps: int) -> list[int]:
+    steps = []
     for part in text.split(","):
         if not part.strip().isdecimal():
             raise BadInput(
-                f"--steps={text}: {part!r} is not a step; write whole numbers with commas, e.g. --steps=0,100,{last - 1}"
+                f"--steps={text}: {part!r} is not a step; write whole numbers with commas, "
+                f"e.g. --steps=0,100,{n_steps - 1}"
             )
-        if int(part) >= last:
+        if int(part) >= n_steps:
             raise BadInput(
-                f"--steps={text}: the run has {last} steps, so its last is {last - 1}, and {int(part)} is not one of them"
+                f"--steps={text}: the run has {n_steps} steps, so its last is {n_steps - 1}, "
+                f"and {int(part)} is not one of them"
             )
-        found.append(int(part))
-    return found
+        steps.append(int(part))
+    return steps
 
 
 def _rows(config: Any, steps: list[int]) -> list[dict[str, float]]:

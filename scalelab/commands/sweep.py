@@ -1,10 +1,11 @@
 """scalelab sweep --config=F --workdir=D [--status] [--allow-change=KEY] [--config.group.key=value …]
 
 Train the grid that the file's sweep(h) returns, each trial in D/runs/NAME. Trials that differ only in traced values
-(learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes. The
-same command again goes on where it was. --status prints the table, also while the sweep runs.
+(learning rate, decay, betas, seed, …) share one compiled program; the others run in a bounded pool of processes.
+Running the command again resumes the sweep. --status prints the table, also while the sweep runs.
 
-Exit code: 0 all ended, done or diverged (or --status), 1 some failed, 2 bad input, 75 stopped by a signal after saving.
+Exit code: 0 all trials ended (done or diverged; also --status), 1 some failed, 2 bad input, 75 stopped by a signal
+after saving.
 """
 
 import sys
@@ -26,18 +27,18 @@ from scalelab.hardware import device_memory
 
 
 def main(argv: list[str]) -> int:
-    """Exit code 0 all ended, 1 some failed, 2 bad input, 75 stopped by a signal after saving."""
+    """Run the sweep or print its table; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("sweep", __doc__)
     parser.add_argument("--config", metavar="FILE", help="a config file with get_config() and sweep(h)")
     parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the sweep's folder")
     parser.add_argument("--status", action="store_true", help="print the table of trials and do nothing else")
     parser.add_argument(
-        "--allow-change", action="append", default=[], metavar="KEY", help="go on though this key (or group) changed"
+        "--allow-change", action="append", default=[], metavar="KEY", help="resume although this key (or group) changed"
     )
     add_trust_option(parser)
     parser.add_argument(
-        "--force", action="store_true", help="start trials that are predicted not to fit this device's memory"
+        "--force", action="store_true", help="start trials even if they are predicted not to fit this device's memory"
     )
     add_take_over_option(parser)
     options = parser.parse_args(rest)

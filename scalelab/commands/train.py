@@ -1,21 +1,24 @@
 """scalelab train --config=F --workdir=D [--config.group.key=value …]
 
-Train one run. The same command again resumes it from its last checkpoint, exactly. Every key of the config, with its
-meaning and unit, stands in configs/base.py. SIGTERM, ctrl-C, SIGUSR1, SIGUSR2, SIGXCPU or SIGHUP (not under nohup): the step is
-finished and saved, and the exit code is 75.
+Train one run. Running the command again resumes it exactly from its last checkpoint. configs/base.py lists every key of
+the config with its meaning and unit. On SIGTERM, ctrl-C, SIGUSR1, SIGUSR2, SIGXCPU or SIGHUP (not under nohup) the step
+is finished and saved, and the exit code is 75.
 
   scalelab train --branch-from=RUN@STEP --config.schedule.decay_tokens=N --workdir=NEW
-starts a decay of N tokens from that checkpoint of a constant or wsd run: a run of its own with the bits of one that was
-planned with this end. Its config is the trunk's, or --config's; with --config.train.steps=M the stable part goes on first.
+starts a decay of N tokens from that checkpoint of a constant or wsd run. The branch is a separate run, bit for bit
+equal to a run planned with this end. Its config is the trunk's, or --config's; with --config.train.steps=M the stable
+part goes on first.
 
-Several processes, on one host or many, that share DIR: under Slurm `srun scalelab train …` as it is; elsewhere start each with
-  --coordinator=HOST:PORT --processes=N --process-id=I   HOST is process 0's; I is 0 to N-1
-and a mesh (--config.parallel.data=-1, …) over the devices of all. Process 0 writes and prints. A signal to one stops all,
-after the same step. Where one is killed the others end with exit code 1: at once, or 20 s after a host's last word; where
-one stands still (train.stall_s), with the stacks of all threads in DIR/stacks-I.txt. The same commands resume.
+Several processes, on one host or many, may train one run if they share DIR. Under Slurm use `srun scalelab train …`;
+elsewhere start each process with
+  --coordinator=HOST:PORT --processes=N --process-id=I   HOST is that of process 0; I is 0 to N-1
+and a mesh (--config.parallel.data=-1, …) over the devices of all. Process 0 writes and prints. A signal to one process
+stops all after the same step. If one is killed, the others end with exit code 1: at once, or 20 s after the last
+heartbeat of its host. If one hangs (train.stall_s), they end with the stacks of all threads in DIR/stacks-I.txt. The
+same commands resume.
 
-A run whose step can't fit the memory of the devices is refused before anything is compiled, with a table of what it would
-hold; --force starts it.
+A run whose step can't fit the memory of the devices is refused before compilation, with a table of its memory by
+component; --force starts it.
 
 Exit code: 0 done, 1 diverged or failed, 2 bad input, 75 stopped by a signal after saving.
 """
@@ -36,11 +39,11 @@ from scalelab.hardware import device_memory
 
 
 def main(argv: list[str]) -> int:
-    """Train; the exit code is as the module says."""
+    """Train one run; exit codes in the module's docstring."""
     overrides, rest = split_overrides(argv)
     parser = Parser("train", __doc__)
     parser.add_argument(
-        "--config", metavar="FILE", help="a config file, e.g. configs/tiny.py (of a branch: the trunk's)"
+        "--config", metavar="FILE", help="a config file, e.g. configs/tiny.py (default of a branch: the trunk's)"
     )
     parser.add_argument("--workdir", required=True, type=folder_path, metavar="DIR", help="the run's folder")
     parser.add_argument(
@@ -49,23 +52,25 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--branch-from",
         metavar="RUN[@STEP]",
-        help="a decay from that step of a constant or wsd run, as a run of its own",
+        help="start a decay from that step of a constant or wsd run, as a separate run",
     )
     parser.add_argument(
-        "--fallback", action="store_true", help="where the last checkpoint is damaged, go on from the one before"
+        "--fallback", action="store_true", help="if the last checkpoint is damaged, resume from the one before"
     )
     parser.add_argument(
-        "--allow-change", action="append", default=[], metavar="KEY", help="resume though this key (or group) changed"
+        "--allow-change", action="append", default=[], metavar="KEY", help="resume although this key (or group) changed"
     )
     add_trust_option(parser)
     parser.add_argument(
-        "--force", action="store_true", help="start a run that is predicted not to fit this device's memory"
+        "--force", action="store_true", help="start the run even if it is predicted not to fit this device's memory"
     )
     parser.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="where process 0 of several is met; a free port there"
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="the host of process 0 and a free port there, if there are several processes",
     )
     parser.add_argument("--processes", type=int, metavar="N", help="how many processes train this run together")
-    parser.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0 on")
+    parser.add_argument("--process-id", type=int, metavar="I", help="the index of this process, from 0 on")
     add_take_over_option(parser)
     options = parser.parse_args(rest)
     device_memory.reserve_gpu_memory()
@@ -78,7 +83,7 @@ def main(argv: list[str]) -> int:
     from scalelab.parallel import processes
 
     place = processes.find_process_place(options.coordinator, options.processes, options.process_id)
-    return _train(config, options) if place is None else _one_of(place, config, options)
+    return _train(config, options) if place is None else _train_as_process(place, config, options)
 
 
 def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
@@ -87,7 +92,7 @@ def _config(parser: Parser, options: Any, overrides: dict[str, str]) -> Any:
             parser.error("--config is needed (or --branch-from)")
         return load(options.config, overrides)
     if options.init_from:
-        raise BadInput("--branch-from takes all of a run's state, --init-from its weights alone: give one of them")
+        raise BadInput("--branch-from loads a run's whole state, --init-from only its weights: give one of them")
     from scalelab.train.resume.branch import plan_branch
 
     return plan_branch(options.branch_from, options.config, overrides, options.workdir)
@@ -128,57 +133,57 @@ def _report(result: dict[str, Any], destination: str | None) -> None:
     emit_json(result, destination)
 
 
-def _one_of(place: Any, config: Any, options: Any) -> int:
-    """The same as one of several processes. A failure ends it on the spot: jax would wait for the others to part too."""
+def _train_as_process(place: Any, config: Any, options: Any) -> int:
+    """Train as one of several processes. A failure ends this one at once: jax would wait for the others to leave."""
     from scalelab.parallel.processes import run_together
     from scalelab.parallel.pulse import Pulse, run_with_timeout
 
     folder, pulse = options.workdir, Pulse()
 
     def end(code: int, why: str) -> None:
-        _last_words(f"scalelab: {place.name()}: {why}\n")
+        _write_last_line(f"scalelab: {place.name()}: {why}\n")
         run_with_timeout(10.0, lock.release_all_locks)
         os._exit(code)
 
-    def lost(code: int, why: str) -> None:
-        end(code, why if code == 2 else f"{why}; stopped here too: {_resumes(folder)}")
+    def end_with_others(code: int, why: str) -> None:
+        end(code, why if code == 2 else f"{why}; stopped here too: {_resume_hint(folder)}")
 
     facts = {key: str(value) for key, value in leaves(config).items()}
     facts |= {"--workdir": str(folder.absolute()), "--allow-change": " ".join(sorted(options.allow_change))}
-    _native_output_aside()
+    _drop_native_output()
     try:
-        with run_together(place, facts, folder, lost, pulse):
+        with run_together(place, facts, folder, end_with_others, pulse):
             return _train(config, options, place.index == 0, pulse)
     except (BadInput, WorkFailed) as error:
         end(2 if isinstance(error, BadInput) else 1, str(error))
     except BaseException:
         end(1, traceback.format_exc())
-    raise AssertionError("it has ended")
+    raise AssertionError("end() does not return")
 
 
-def _resumes(folder: pathlib.Path) -> str:
+def _resume_hint(folder: pathlib.Path) -> str:
     from scalelab.train.checkpoints import manifest
 
     steps = manifest.list_steps(folder / "checkpoints")
     return f"the same commands resume from step {steps[-1]}" if steps else "nothing was saved yet"
 
 
-def _native_output_aside() -> None:
-    """Standard output is the result's: what gloo prints there, a line a device, is dropped."""
+def _drop_native_output() -> None:
+    """Keep standard output for the result: gloo's own lines there (one per device) are dropped."""
     sys.stdout = os.fdopen(_silence(1), "w")
 
 
-def _last_words(text: str) -> None:
-    """Standard error in one piece, and nothing after it: jax has a page of its own to say when the coordinator is gone."""
+def _write_last_line(text: str) -> None:
+    """Write to standard error and silence it afterwards: jax prints a whole page when the coordinator is gone."""
     os.write(_silence(2), text.encode())
 
 
 def _silence(descriptor: int) -> int:
-    """Drop what is written there from now on; returns a descriptor for what is not."""
-    kept = os.dup(descriptor)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), descriptor)
-    return kept
+    """Drop all later writes to `descriptor`; returns a copy of it that still writes."""
+    copy = os.dup(descriptor)
+    with open(os.devnull, "w") as null_device:
+        os.dup2(null_device.fileno(), descriptor)
+    return copy
 
 
 def _number(value: float | None) -> str:

@@ -1,1 +1,1 @@
-"""Sweeps: a grid of trials, those that share a program packed into one process, the rest in a bounded pool."""
+"""Sweeps: train a grid of trials. Trials that share a program form a pack; packs run in a bounded pool of processes."""

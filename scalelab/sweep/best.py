@@ -1,4 +1,4 @@
-"""The best learning rate of a packed sweep: a parabola through the lowest losses over log2 LR, and its spread over seeds."""
+"""The best learning rate of a packed sweep: a parabola through the lowest losses over log2 LR, with its spread."""
 
 import dataclasses
 
@@ -8,14 +8,14 @@ from scipy import stats
 from scalelab.laws.use.isoflop_minima import parabola
 
 INTERVAL_LEVEL = 0.9
-NEAR_OCTAVES = 1.0  # points as near as this to the lowest one are fitted, and its two neighbours
+NEAR_OCTAVES = 1.0  # the parabola is fitted to points within this distance of the lowest, and to its two neighbours
 
 
 @dataclasses.dataclass(frozen=True)
 class BestLr:
-    """`log2_lr` of the least loss of the mean over seeds, with a 90 % interval [low, high], and the loss there.
+    """`log2_lr` where the mean loss over seeds is least, its 90 % interval [low, high], and the loss there.
 
-    Not `interior`: the lowest of the values tried is the first or last one, so the best may lie beyond.
+    `interior`: False if the first or last value tried is the best, so that a better one may lie beyond.
     """
 
     log2_lr: float
@@ -26,29 +26,29 @@ class BestLr:
 
 
 def find_best_lr(log2_lrs: np.ndarray, losses: np.ndarray) -> BestLr:
-    """From losses [seeds, K] at K ascending log2_lrs; a loss that is not finite (a diverged run) counts as infinite.
+    """Find the best LR from losses [seeds, K] at K ascending log2_lrs; a non-finite loss (a diverged run) is infinite.
 
-    The interval is Student's over the seeds' own minima, which see the same initialisations at every LR. With one seed, or
-    where a neighbour of the lowest diverged, it is half a step of the grid each way or more.
+    The interval is Student's t over the minima of the single seeds (each seed has one initialisation for all LRs). With
+    one seed, or if a neighbour of the lowest point diverged, it is at least half a grid step each way.
     """
     x = np.asarray(log2_lrs, float)
     y = np.where(np.isfinite(losses), losses, np.inf)
-    at, loss, interior = _vertex(x, y.mean(0))
-    each = np.array([_vertex(x, row)[0] for row in y])
-    half = float(np.min(np.diff(x))) / 2 if len(each) == 1 or at in x else 0.0
-    if len(each) > 1:
-        error = each.std(ddof=1) / len(each) ** 0.5
-        half = max(half, float(stats.t.ppf((1 + INTERVAL_LEVEL) / 2, len(each) - 1) * error))
-    return BestLr(at, at - half, at + half, loss, interior)
+    best_x, loss, interior = _vertex(x, y.mean(0))
+    minima = np.array([_vertex(x, row)[0] for row in y])
+    half_width = float(np.min(np.diff(x))) / 2 if len(minima) == 1 or best_x in x else 0.0
+    if len(minima) > 1:
+        error = minima.std(ddof=1) / len(minima) ** 0.5
+        half_width = max(half_width, float(stats.t.ppf((1 + INTERVAL_LEVEL) / 2, len(minima) - 1) * error))
+    return BestLr(best_x, best_x - half_width, best_x + half_width, loss, interior)
 
 
 def _vertex(x: np.ndarray, y: np.ndarray) -> tuple[float, float, bool]:
-    """(place, value, inside?) of the least of one curve y [K]."""
+    """(x, value, interior) of the minimum of one curve y [K]."""
     lowest = int(np.argmin(y))
-    beside = np.abs(np.arange(len(x)) - lowest) <= 1
-    near = (beside | (np.abs(x - x[lowest]) <= NEAR_OCTAVES + 1e-9)) & np.isfinite(y)
-    inside = 0 < lowest < len(x) - 1
-    if not inside or near.sum() < 3:
-        return float(x[lowest]), float(y[lowest]), inside
-    found = parabola(x[near], y[near, None])
-    return float(found.at[0]), float(found.value[0]), bool(found.interior[0])
+    neighbours = np.abs(np.arange(len(x)) - lowest) <= 1
+    near = (neighbours | (np.abs(x - x[lowest]) <= NEAR_OCTAVES + 1e-9)) & np.isfinite(y)
+    interior = 0 < lowest < len(x) - 1
+    if not interior or near.sum() < 3:
+        return float(x[lowest]), float(y[lowest]), interior
+    minimum = parabola(x[near], y[near, None])
+    return float(minimum.at[0]), float(minimum.value[0]), bool(minimum.interior[0])

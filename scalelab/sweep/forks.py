@@ -1,4 +1,4 @@
-"""Trials as config files of their own: what a law's fit proposes to run next, ready for `scalelab train --config=`."""
+"""Write trials as config files for `scalelab train --config=`, e.g. the runs that a law's fit proposes."""
 
 import os
 import pathlib
@@ -35,9 +35,10 @@ def get_config():
 
 
 def candidate_columns(trials: Mapping[str, ConfigDict], n_convention: str = "total") -> dict[str, np.ndarray]:
-    """N (by the convention of `model.count`), D in tokens and C in exact training FLOPs of runs not trained yet, each [G].
+    """Columns of runs that are not trained yet, each [G] in the order of `trials`.
 
-    Also d_model and n_layers as `width` and `depth`, which some laws want. In the order of `trials`.
+    N (by a convention of `model.count`), D in tokens, C in exact training FLOPs, and `width` (d_model) and `depth`
+    (n_layers) for laws that use them. BadInput if the convention is unknown.
     """
     rows = []
     for config in trials.values():
@@ -55,10 +56,10 @@ def write_forks(
     folder: str | os.PathLike[str], base: str | os.PathLike[str], trials: Mapping[str, ConfigDict],
     titles: Mapping[str, str] | None = None,
 ) -> list[pathlib.Path]:  # fmt: skip
-    """One config file a trial in `folder`: the file `base` plus what the trial changes; returns the paths.
+    """Write one config file per trial into `folder`; each imports the file `base` and sets what differs.
 
-    `titles` gives each file's docstring its first line. A fork resolves to the trial exactly, but that the file sets what the trial sets, for as long as `base` stands
-    where it is.
+    Returns the paths. `titles`: the first docstring line of each file. A written file resolves exactly to its trial
+    (only the origin of values differs), as long as `base` is not moved.
     """
     folder, base = pathlib.Path(folder), pathlib.Path(base)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def write_forks(
 
 
 def fork_text(path: pathlib.Path, base: pathlib.Path, trial: ConfigDict, title: str | None = None) -> str:
-    """The text of a config file that is to stand at `path`: the file `base` plus what `trial` changes."""
+    """The text of a config file to be written at `path`: the file `base` plus what `trial` changes."""
     changed = _changes(base, trial)
     return FORK_TEMPLATE.format(
         title=title or f"{base.name} with another {', '.join(changed)}.",
@@ -83,12 +84,12 @@ def fork_text(path: pathlib.Path, base: pathlib.Path, trial: ConfigDict, title: 
 
 
 def _changes(base: pathlib.Path, trial: ConfigDict) -> dict[str, object]:
-    """What has to be set in `base` to get `trial`, also of what would be derived anew from what is set."""
+    """The values to set in `base` to get `trial`, with derived values that would otherwise be derived anew."""
     changed: dict[str, object] = {}
     while True:
-        found = config_lib.leaves(config_lib.load(base, changed))
-        wanted = {key: value for key, value in config_lib.leaves(trial).items() if key != set_by.NOTES_KEY}
-        more = {key: value for key, value in wanted.items() if value != found.get(key)}
-        if not more.keys() - changed.keys():
+        resolved = config_lib.leaves(config_lib.load(base, changed))
+        target = {key: value for key, value in config_lib.leaves(trial).items() if key != set_by.NOTES_KEY}
+        missing = {key: value for key, value in target.items() if value != resolved.get(key)}
+        if not missing.keys() - changed.keys():
             return changed
-        changed |= more
+        changed |= missing

@@ -1,4 +1,4 @@
-"""What a config file's `sweep(h)` is written with. A grid is a list of trials; a trial is `{"optim.peak_lr": 3e-3, …}`.
+"""The functions for a config file's `sweep(h)`. A grid is a list of trials; a trial is `{"optim.peak_lr": 3e-3, …}`.
 
 def sweep(h):
     return h.product([h.sweep("optim.peak_lr", [1e-3, 3e-3]), h.sweep("train.seed", range(3))])
@@ -18,17 +18,17 @@ Grid = list[Trial]
 
 
 def sweep(key: str, values: Iterable[Any]) -> Grid:
-    """One trial a value."""
+    """Make one trial for each value of `key`."""
     return [{key: value} for value in values]
 
 
 def product(grids: Iterable[Grid]) -> Grid:
-    """Every combination; the last grid varies fastest."""
+    """Combine every trial of each grid with every trial of the others; the last grid varies fastest."""
     return [_merge(parts) for parts in itertools.product(*grids)]
 
 
 def zip(grids: Iterable[Grid]) -> Grid:
-    """The i-th of each together. BadInput where they differ in length."""
+    """Combine the i-th trials of all grids. BadInput if the grids differ in length."""
     grids = [list(grid) for grid in grids]
     lengths = [len(grid) for grid in grids]
     if len(set(lengths)) > 1:
@@ -37,18 +37,23 @@ def zip(grids: Iterable[Grid]) -> Grid:
 
 
 def chain(grids: Iterable[Grid]) -> Grid:
-    """One after the other."""
+    """Concatenate grids."""
     return [dict(trial) for grid in grids for trial in grid]
 
 
 def sample(ranges: Mapping[str, tuple], count: int, method: str = "halton", seed: int = 0) -> Grid:
-    """`count` points of a low-discrepancy sequence (scrambled Halton or Sobol, scipy) over `{key: (low, high[, "log"])}`."""
+    """Draw `count` points of a low-discrepancy sequence over `{key: (low, high[, "log"])}`.
+
+    `method`: scrambled "halton" or "sobol" (scipy). BadInput if the method is unknown, a range is empty, or `count` is
+    not a power of two for Sobol.
+    """
     samplers = {"halton": qmc.Halton, "sobol": qmc.Sobol}
     if method not in samplers:
         raise BadInput(f"h.sample method {method!r} is not a choice{nearest_hint(method, samplers)}")
     if method == "sobol" and count & (count - 1):
         raise BadInput(
-            f"h.sample: Sobol points are balanced in powers of two only; nearest to {count}: {1 << count.bit_length() - 1}"
+            f"h.sample: Sobol points are balanced in powers of two only; "
+            f"nearest to {count}: {1 << count.bit_length() - 1}"
         )
     points = samplers[method](len(ranges), rng=seed).random(count)
     keys = list(ranges)

@@ -1,4 +1,4 @@
-"""One pack: trials that share a program, trained together in this process, with one checkpoint for all of them."""
+"""One pack: trials that share a program, trained together in this process, with shared checkpoints."""
 
 import pathlib
 from collections.abc import Callable, Collection, Mapping
@@ -35,9 +35,10 @@ def train_pack(
     take_over: bool = False,
     code: Mapping[str, git.RepoState] | None = None,
 ) -> dict[str, str]:
-    """Train (or resume) the trials in `folder/runs/NAME`; checkpoints go to `folder/packs/PACK`. Returns the verdicts.
+    """Train (or resume) the trials in `folder/runs/NAME`, with checkpoints in `folder/packs/PACK`.
 
-    `code` and BadInput as for `train_single`; BadInput also where the trials were not saved together.
+    Returns {trial: status}.
+    `code` and BadInput as for `train_single`; also BadInput if the trials were not saved together.
     """
     names, config = list(trials), next(iter(trials.values()))
     place = folder / "packs" / pack
@@ -47,14 +48,15 @@ def train_pack(
         if warning:
             progress({"warning": warning})
         for name in names:
-            _set_damaged_record_aside(folder / "runs" / name, progress)
-        saved = Checkpoints(place / "checkpoints").latest() is not None
-        saved = saved or any(find_last_checkpoint(folder / "runs" / name) for name in names)
-        goes_on = {name: continued_config(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
-        specs = {name: make_train_spec(trial, data.hparams) for name, (trial, _) in goes_on.items()}
-        # What they start from comes before the folders become these runs'.
-        trunks = [] if saved else [trunk for spec in specs.values() if (trunk := branch.load_trunk(spec, data))]
-        weights = None if saved or trunks else load_initial_weights(specs[names[0]])
+            _rename_damaged_record(folder / "runs" / name, progress)
+        has_checkpoint = Checkpoints(place / "checkpoints").latest() is not None
+        has_checkpoint = has_checkpoint or any(find_last_checkpoint(folder / "runs" / name) for name in names)
+        continued = {name: continued_config(folder / "runs" / name, trial, allow) for name, trial in trials.items()}
+        specs = {name: make_train_spec(trial, data.hparams) for name, (trial, _) in continued.items()}
+        # Load initial weights and trunks before the folders are written to.
+        loaded = [] if has_checkpoint else [branch.load_trunk(spec, data) for spec in specs.values()]
+        trunks = [trunk for trunk in loaded if trunk]
+        weights = None if has_checkpoint or trunks else load_initial_weights(specs[names[0]])
         facts = {"checkpoints": f"../../packs/{pack}/checkpoints", "packing": mode, "trials": len(names)}
         shared: dict[str, Any] = {"git": code or git.code_state()}
         shared |= {"mesh": {"trial": len(names), "devices": jax.local_device_count()}} if mode == "vmap" else {}
@@ -65,17 +67,17 @@ def train_pack(
         for fact in runs[0].words:
             progress(fact)
         for run in runs:
-            for word in goes_on[run.name][1]:
-                run.event("warning", None, word)
+            for warning_text in continued[run.name][1]:
+                run.event("warning", None, warning_text)
         if all(run.status != "running" for run in runs):
             return {run.name: run.status for run in runs}
         c, by_name = config.checkpoint, dict(zip(names, runs, strict=True))
-        known = {name: run.facts for name, run in by_name.items()}
+        facts_by_name = {name: run.facts for name, run in by_name.items()}
         logs = [path for run in runs for path in records.log_paths(run.folder)]
         warn = make_warner(runs, progress)
-        with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, known, logs, warn) as checkpoints:
+        with Checkpoints(place / "checkpoints", c.keep_last, c.keep_every, facts_by_name, logs, warn) as checkpoints:
             start = restore_runs(by_name, checkpoints, allow, progress, c.fallback, mode)
-            start = start or _resume_former(runs, allow, progress, mode)
+            start = start or _resume_from_other_pack(runs, allow, progress, mode)
             if trunks:
                 start = (
                     trunks[0].step,
@@ -86,30 +88,30 @@ def train_pack(
         return {run.name: run.status for run in runs}
 
 
-def _set_damaged_record_aside(folder: pathlib.Path, progress: loop.Progress) -> None:
-    """One trial's record that can't be read keeps the others of its pack from nothing: it follows from checkpoint and logs."""
+def _rename_damaged_record(folder: pathlib.Path, progress: loop.Progress) -> None:
+    """Rename an unreadable record.json: it is rebuilt from checkpoint and logs, so it need not stop the whole pack."""
     try:
         records.read_record(folder)
     except BadInput as error:
         path = folder / "record.json"
         path.replace(path.with_name("record.json.damaged"))
-        text = f"{error} It is made anew; as it was: record.json.damaged"
+        text = f"{error} It is written anew; the damaged file is now record.json.damaged"
         records.write_event(folder, "warning", None, text)
         progress({"warning": text})
 
 
-def _resume_former(
+def _resume_from_other_pack(
     runs: list[Run], allow: Collection[str], progress: loop.Progress, mode: str
 ) -> loop.StartStates | None:
-    """Where the trials stood under another pack's name: it changes with every shared value, as an allowed change does."""
-    found = [pair for pair in (find_last_checkpoint(run.folder) for run in runs) if pair]
-    if not found:
+    """Restore trials saved under another pack name, which changes with every shared value (as by --allow-change)."""
+    last = [pair for pair in (find_last_checkpoint(run.folder) for run in runs) if pair]
+    if not last:
         return None
-    places = {str(checkpoints.folder.resolve()) for checkpoints, _ in found}
-    if len(places) > 1 or len(found) < len(runs):
-        saved = ", ".join(sorted(places))
+    places = {str(checkpoints.folder.resolve()) for checkpoints, _ in last}
+    if len(places) > 1 or len(last) < len(runs):
         raise BadInput(
-            f"of the trials that now share a program not all were saved together ({saved}); use another --workdir"
+            f"not all trials that now share a program were saved together ({', '.join(sorted(places))}); "
+            "use another --workdir"
         )
-    by_name = {name: run for (_, name), run in zip(found, runs, strict=True)}
-    return restore_runs(by_name, found[0][0], allow, progress, runs[0].config.checkpoint.fallback, mode)
+    by_name = {name: run for (_, name), run in zip(last, runs, strict=True)}
+    return restore_runs(by_name, last[0][0], allow, progress, runs[0].config.checkpoint.fallback, mode)

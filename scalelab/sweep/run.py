@@ -1,4 +1,4 @@
-"""A whole sweep: write down what it is, train its packs here or in the pool, and say how each trial ended."""
+"""Run a whole sweep: record its trials, train its packs here or in the pool, and report how each trial ended."""
 
 import contextlib
 import pathlib
@@ -28,11 +28,12 @@ def run_sweep(
     workers: pool.WorkerPool | None = None,
     code: Mapping[str, git.RepoState] | None = None,
 ) -> dict[str, str]:
-    """Train (or go on with) all trials under `folder/runs`. Returns `{trial: verdict}`. `allow`, `take_over` and `code` as for `train_single`.
+    """Train (or resume) all trials under `folder/runs`. Returns `{trial: verdict}`.
 
-    A single pack is trained in this process and reports to `progress`; several go to the pool, in the order of their
-    first trials, and `watch` is called with the names of the trials that run. What is finished is not run again. A study
-    that sweeps more than once gives its `workers`: they go on living, and every pack goes to them.
+    A single pack is trained in this process and reports to `progress`. Several packs go to the pool, in the order of
+    their first trials, and `watch` is called with the names of the running trials. Finished trials are not run again. A
+    study that sweeps more than once passes its own `workers`: they get every pack, and stay alive. `allow`,
+    `take_over`, `code` and BadInput as for `train_single`.
     """
     compatibility.check_allowed_keys(allow)
     grouped, code = group_into_packs(trials), code or git.code_state()
@@ -53,13 +54,13 @@ def run_sweep(
             train_pack(folder, pack, {name: trials[name] for name in names}, progress, stop, allow, take_over, code)
         elif unfinished:
             jobs = {pack: {name: trials[name] for name in names} for pack, names in unfinished.items()}
-            wanted = pool.worker_count(next(iter(trials.values())).sweep.workers)
+            n_workers = pool.worker_count(next(iter(trials.values())).sweep.workers)
             with (
                 contextlib.nullcontext(workers)
                 if workers
-                else pool.WorkerPool(folder, wanted, allow, take_over) as crew
+                else pool.WorkerPool(folder, n_workers, allow, take_over) as workers_in_use
             ):
-                codes = crew.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
+                codes = workers_in_use.run(jobs, lambda live: watch([n for p in live for n in grouped[p]]), stop, code)
             for pack, exit_code in codes.items():
                 if exit_code not in (0, pool.STOPPED_EXIT_CODE):
                     pool.mark_failed(folder, pack, grouped[pack], exit_code)
@@ -67,7 +68,7 @@ def run_sweep(
 
 
 def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) -> bool:
-    """Done or diverged under this very config (log values aside); anything else is for the pack to judge."""
+    """Whether the trial is done or diverged with exactly this config (log values aside); else its pack decides."""
     place = folder / "runs" / name
     try:
         if records.read_record(place).get("status") not in ("done", "diverged"):
@@ -79,10 +80,10 @@ def _ended(folder: pathlib.Path, name: str, trials: Mapping[str, ConfigDict]) ->
 
 
 def _refuse_other_trial(place: pathlib.Path, config: ConfigDict, allow: Collection[str]) -> None:
-    """BadInput, before anything is written, where the trial's folder belongs to another config than a resume may have."""
+    """Refuse a folder whose run has a config that this trial may not resume: BadInput, before anything is written."""
     try:
         record, old = records.read_record(place), records.read_config(place)
-    except BadInput:  # nothing there yet, or damaged: for its pack to judge, and no other trial's affair
+    except BadInput:  # nothing there yet, or damaged: its pack decides, and other trials need not stop
         return
     before, now = ({"config": values, "data": {}} for values in (old, config.to_dict()))
     compatibility.check_continuation(str(place), before, now, allow, has_ended(record, config))

@@ -1,4 +1,4 @@
-"""Settings of a sweep: trials that differ in their seed only count together, by the mean of their losses."""
+"""Settings of a sweep: trials that differ in their seed only are one setting, with the mean of their losses."""
 
 import dataclasses
 import math
@@ -13,7 +13,10 @@ LOST_STATUSES = ("diverged", "failed", "damaged")  # these seeds will not have a
 
 @dataclasses.dataclass(frozen=True)
 class SweptSetting:
-    """Swept `values` without the seed; `seeds` and `losses` (nats a token) of finished trials, how many were lost, how many run."""
+    """Swept `values` without the seed; `seeds` and `losses` (nats/token) of finished trials.
+
+    `lost`: number of trials without a loss (diverged, failed, damaged); `pending`: number of trials not finished yet.
+    """
 
     values: dict[str, Any]
     seeds: tuple[Any, ...]
@@ -23,7 +26,7 @@ class SweptSetting:
 
     @property
     def mean(self) -> float:
-        """Mean loss over seeds; infinite where one was lost, nan before the first is finished."""
+        """Mean loss over seeds; infinite if a seed was lost, nan before the first seed is finished."""
         if self.lost:
             return math.inf
         return float(np.mean(self.losses)) if self.losses else math.nan
@@ -36,13 +39,13 @@ class SweptSetting:
 
 
 def is_final(row: Mapping[str, Any]) -> bool:
-    """Whether the row's `val_loss` is the result of a finished run: others hold the last value before they stopped."""
+    """Whether the row's `val_loss` is the result of a finished run (else it is the last value before a stop)."""
     loss = row.get("val_loss")
     return row["status"] == "done" and loss is not None and math.isfinite(loss)
 
 
 def group_by_setting(rows: Sequence[Mapping[str, Any]], swept: Sequence[str]) -> list[SweptSetting]:
-    """The settings of a sweep's rows, in the order of their first trial; `swept`: the keys in which trials differ."""
+    """Group a sweep's rows into settings, in the order of first trials; `swept`: the keys in which trials differ."""
     keys = [key for key in swept if key != SEED_KEY]
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -58,10 +61,11 @@ def _setting(values: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> Swept
 
 
 def find_best(settings: Sequence[SweptSetting]) -> SweptSetting | None:
-    """The setting of the least mean loss, of those whose seeds are all finished; while there are none, of all that have a loss.
+    """The setting with the least mean loss; None if no setting qualifies.
 
-    A setting that lost a seed is not the best: what the others reached is luck.
+    Settings with all seeds finished are preferred to those with some. A setting that lost a seed never qualifies: the
+    losses of its other seeds would be luck.
     """
     usable = [setting for setting in settings if setting.losses and not setting.lost]
-    whole = [setting for setting in usable if not setting.pending]
-    return min(whole or usable, key=lambda setting: setting.mean, default=None)
+    complete = [setting for setting in usable if not setting.pending]
+    return min(complete or usable, key=lambda setting: setting.mean, default=None)

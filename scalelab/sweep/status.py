@@ -1,4 +1,4 @@
-"""What a sweep's files say while it runs: one row a trial, whoever wrote them."""
+"""The state of a sweep, read from its files: one row per trial, also while other processes train."""
 
 import pathlib
 from collections import Counter
@@ -13,15 +13,18 @@ ENDED_STATUSES = ("done", "diverged")  # a trial that diverged is a result of it
 
 
 def read_trial_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """name, status (waiting, running, done, diverged, stopped, failed, damaged), step, steps, train_loss, val_loss, tokens_per_s."""
+    """Read one row per trial: name, status, step, steps, train_loss, val_loss, tokens_per_s.
+
+    status: waiting, running, done, diverged, stopped, failed or damaged. BadInput if the folder holds no sweep.
+    """
     if not (folder / "sweep.json").exists():
-        raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not begun there")
+        raise BadInput(f"{str(folder)!r} holds no sweep: `scalelab sweep --workdir={folder}` has not started there")
     manifest = records.read_json(folder / "sweep.json", {"trials": {"*": WHOLE}})
     return [read_trial_row(folder / "runs" / name, steps) for name, steps in manifest["trials"].items()]
 
 
 def read_trial_row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
-    """The row of one trial; of one whose files can't be read `damage` says why."""
+    """Read the row of one trial; if its files can't be read, `damage` holds the reason."""
     try:
         return _row(folder, steps)
     except BadInput as error:
@@ -40,19 +43,19 @@ def _row(folder: pathlib.Path, steps: int) -> dict[str, Any]:
 
 
 def exit_code(verdicts: Collection[str]) -> int:
-    """0: every trial ended, 75: some were stopped or not begun, 1: some crashed or are damaged."""
+    """0: every trial ended; 75: some were stopped or not started; 1: some crashed or are damaged."""
     unfinished = {"waiting", "starting", "running", "stopped"} & set(verdicts)
     return 75 if unfinished else 0 if set(verdicts) <= set(ENDED_STATUSES) else 1
 
 
 def describe_verdicts(verdicts: Collection[str]) -> str:
-    """`5 trials: 4 done, 1 diverged`."""
+    """Count the verdicts, e.g. `5 trials: 4 done, 1 diverged`."""
     counts = Counter(verdicts)
     return f"{counts.total()} trials: {', '.join(f'{number} {verdict}' for verdict, number in counts.most_common())}"
 
 
 def refuse_crashed(folder: pathlib.Path, verdicts: Mapping[str, str]) -> None:
-    """WorkFailed where trials of the sweep in `folder` crashed: a study needs all of them, or their divergence."""
+    """WorkFailed if trials of the sweep in `folder` crashed: a study needs every trial to end, done or diverged."""
     if failed := [name for name, verdict in verdicts.items() if exit_code([verdict]) == 1]:
         raise WorkFailed(
             f"{len(failed)} of {len(verdicts)} runs failed, {failed[0]} first: see {folder / 'packs'}; "

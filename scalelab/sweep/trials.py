@@ -1,4 +1,4 @@
-"""A config file's sweep as named, checked configs, and their grouping into packs that share one compiled program."""
+"""Turn a config file's sweep into named, checked configs, and group them into packs that share one compiled program."""
 
 import hashlib
 import json
@@ -15,18 +15,23 @@ from scalelab.config import files
 from scalelab.errors import BadInput
 from scalelab.sweep import grid
 
-MOST_TRIALS = 10_000  # more is a slip of the pen: nobody reads such a table, and no file system likes such a folder
+MOST_TRIALS = 10_000  # more is surely a mistake: such a table is unreadable, and such a folder slow
 
 
 def load_trials(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[str, ConfigDict]:
-    """`{name: resolved config}` of the file's `sweep(h)` around its `get_config()` and the overrides."""
+    """`{name: resolved config}`: the file's `get_config()` with the overrides and each trial of its `sweep(h)`.
+
+    BadInput if the file has no sweep(h), or if sweep(h) returns anything but a grid of 1 to MOST_TRIALS trials.
+    """
     module = config_lib.load_config_module(path)
     if not hasattr(module, "sweep"):
         raise BadInput(f"{path} defines no sweep(h): it returns the grid, e.g. h.sweep('optim.peak_lr', [1e-3, 3e-3])")
     base = config_lib.override(files.config_from_module(path, module), overrides, set_by.COMMAND_LINE)
     points = files.call_user_function(path, module.sweep, grid)
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-        raise BadInput(f"{path}: sweep(h) returned {str(points)[:60]}; it must return what h.sweep and h.product make")
+        raise BadInput(
+            f"{path}: sweep(h) returned {str(points)[:60]}; it must return a grid, as made by h.sweep and h.product"
+        )
     if not 0 < len(points) <= MOST_TRIALS:
         raise BadInput(f"the sweep of {path} has {len(points)} trials; 1 to {MOST_TRIALS} make sense")
     return {
@@ -36,7 +41,7 @@ def load_trials(path: str | pathlib.Path, overrides: Mapping[str, Any]) -> dict[
 
 
 def trial_name(index: int, point: Mapping[str, Any]) -> str:
-    """A folder name that tells the trial: `003-peak_lr=0.003-seed=1`."""
+    """The folder name of a trial, e.g. `003-peak_lr=0.003-seed=1`."""
     parts = [
         f"{key.split('.')[-1]}={value:.4g}" if isinstance(value, float) else f"{key.split('.')[-1]}={value}"
         for key, value in point.items()
@@ -45,11 +50,11 @@ def trial_name(index: int, point: Mapping[str, Any]) -> str:
 
 
 def group_into_packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
-    """`{pack: [names]}`: trials of a pack differ only in traced values, and share `train.steps` and their role in a study.
+    """`{pack: [names]}`: trials of a pack differ only in traced values, and share `train.steps` and `log.role`.
 
-    Runs of another role begin at another time, so they can't have the same checkpoints.
+    Runs with different roles in a study start at different times, so they can't share checkpoints.
     """
-    found: dict[str, list[str]] = {}
+    packs: dict[str, list[str]] = {}
     for trial, config in trials.items():
         shared = {
             key: value
@@ -57,12 +62,11 @@ def group_into_packs(trials: Mapping[str, ConfigDict]) -> dict[str, list[str]]:
             if (key not in config_lib.traced_keys() or key == "train.steps")
             and not key.startswith(("log.", config_lib.USER_OPTIM_PREFIX))
         }
-        if (
-            ":" in config.optim.name
-        ):  # which of an own optimizer's numbers there are is compiled in, their values are not
+        # The names of a user optimizer's numbers are compiled in, their values are traced.
+        if ":" in config.optim.name:
             shared |= {"own": sorted(config.optim.own), "unset": config_lib.unset_numbers(config)}
         if config.log.role:
             shared["log.role"] = config.log.role
         key = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
-        found.setdefault(key, []).append(trial)
-    return found
+        packs.setdefault(key, []).append(trial)
+    return packs

@@ -1,4 +1,4 @@
-"""For tests of your own: the contracts that every law and every optimizer of this package keep, as one call each.
+"""Contracts to use in your own tests: every law and every optimizer of this package meets them; one call each.
 
 from scalelab.testing import check_law, check_optimizer
 

@@ -1,4 +1,4 @@
-"""The contract that every law keeps.
+"""The contract that every law meets.
 
 Legend: P points, K parameters, G candidates for the truth.
 """
@@ -19,7 +19,7 @@ from scalelab.laws.solve.optimum import FitError, minimise_objective, scale_to_r
 from scalelab.laws.solve.pose import pose_problem
 from scalelab.laws.solve.problem import Columns
 
-CHECK_ROWS = 48  # points that a law is checked on
+CHECK_ROWS = 48  # points on which a law is checked
 CANDIDATE_COUNT = 256  # parameter sets tried as the truth
 LINE_STEPS = 512  # steps along a parameter's range, to find jumps
 EXACT_TOLERANCE = 1e-6  # noise-free data must be met, and identified parameters recovered, to this relative error
@@ -28,17 +28,17 @@ COLUMN_RANGES = {
     "N": (1e6, 1e11), "D": (1e9, 1e12), "U": (1e9, 1e12), "C": (1e16, 1e24), "M": (2.0, 500.0),
     "width": (128.0, 8192.0), "depth": (4.0, 64.0), "loss": (1.8, 4.0),
 }  # fmt: skip
-SHARED_UNITS = {"U": "D"}  # counted alike: rescaled together
+SHARED_UNITS = {"U": "D"}  # columns with one unit: rescaled together
 UNIT_FACTORS = {"loss": 1 / np.log(2)}  # loss in bits; every other column a thousand times smaller
 LawParams = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class LawReport:
-    """What `check_law` saw of a law that keeps the contract. All errors are relative.
+    """The measurements of `check_law` on a law that meets the contract. All errors are relative.
 
     `truth` made the data; `recovered` is the error of each parameter, `unidentified` names those that the data don't
-    determine (another value predicts the same); `units` is the largest change of predictions by each rescaled column.
+    determine (another value predicts equally); `units` is the largest change of predictions by each rescaled column.
     """
 
     law: str
@@ -54,13 +54,15 @@ def check_law(
     function: str | Callable[..., Any] | Law, *, truth: LawParams | None = None,
     ranges: Mapping[str, tuple[float, float]] | None = None, fixed_units: Collection[str] = (),
 ) -> LawReport:  # fmt: skip
-    """Check that a law (a name, `pkg.mod:fn`, a function, a `Law`) can be fitted here; AssertionError says what is wrong.
+    """Check that a law (a name, `pkg.mod:fn`, a function, a `Law`) can be fitted here.
 
-    Its signature is readable; it is finite and positive over plausible columns; a row's value depends on no other row;
-    parameters [R, 1] broadcast against columns [P]; derivatives are right and no parameter makes it jump; it is linear in
-    each Coefficient; fitted to its own noise-free values it meets them to 1e-6, parameters too where they are identified;
-    and a column's unit changes no prediction. `ranges` (low, high) of columns are known for the usual names; `truth` is
-    found within the parameters' kinds unless given; `fixed_units` declares columns whose unit the law has built in.
+    AssertionError names what is wrong. The contract: the signature is readable; the law is finite and positive over
+    plausible columns; a row's value depends on no other row; parameters [R, 1] broadcast against columns [P];
+    derivatives are right and no parameter makes the law jump; it is linear in each Coefficient; a fit to its own
+    noise-free values meets them to 1e-6, and recovers identified parameters; and a column's unit changes no prediction.
+
+    `ranges` (low, high) of columns are known for the usual names; `truth` is searched within the parameters' kinds
+    unless given; `fixed_units` declares columns whose unit is built into the law.
     """
     law = _read(function)
     columns = _columns(law, ranges or {})
@@ -76,9 +78,9 @@ def check_law(
     return LawReport(law.name, dict(chosen), prediction_error, recovered, unidentified, gradient_error, units)
 
 
-def _require(law: Law, holds: Any, said: str) -> None:
+def _require(law: Law, holds: Any, problem: str) -> None:
     if not holds:
-        raise AssertionError(f"law {law.name!r}: {said}")
+        raise AssertionError(f"law {law.name!r}: {problem}")
 
 
 def _read(function: str | Callable[..., Any] | Law) -> Law:
@@ -92,19 +94,20 @@ def _read(function: str | Callable[..., Any] | Law) -> Law:
 
 def _columns(law: Law, ranges: Mapping[str, tuple[float, float]]) -> Columns:
     """Plausible columns [P]: a Sobol set, even in logs."""
-    known = COLUMN_RANGES | dict(ranges)
-    if missing := [name for name in law.columns if name not in known]:
+    ranges_by_name = COLUMN_RANGES | dict(ranges)
+    if missing := [name for name in law.columns if name not in ranges_by_name]:
         raise BadInput(
             f"law {law.name!r}: what is plausible for {missing[0]}? Pass ranges={{{missing[0]!r}: (low, high)}}"
         )
     unit = qmc.Sobol(len(law.columns), seed=1).random(64)[:CHECK_ROWS]
     return {
-        name: known[name][0] * (known[name][1] / known[name][0]) ** unit[:, i] for i, name in enumerate(law.columns)
+        name: ranges_by_name[name][0] * (ranges_by_name[name][1] / ranges_by_name[name][0]) ** unit[:, i]
+        for i, name in enumerate(law.columns)
     }
 
 
 def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dict[str, float]]:
-    """Up to five parameter sets at which the law makes sense, the one that the points determine best first."""
+    """Up to five parameter sets where the law makes sense; first the one that the points determine best."""
     if truth is not None:
         values = law(columns, truth)
         _require(law, values.shape == (CHECK_ROWS,), f"{CHECK_ROWS} rows give values of shape {values.shape}")
@@ -134,7 +137,7 @@ def _candidates(law: Law, columns: Columns, truth: LawParams | None) -> list[dic
 
 
 def _spread(kind: ParamKind, unit: np.ndarray) -> np.ndarray:
-    """[0, 1] -> coordinates of `problem`: a linear term is .3 to 1 at the centre, the others lie in their `starts`."""
+    """[0, 1] -> coordinates of `problem`: linear terms are .3 to 1 at the centre, others lie in their `starts`."""
     return 0.3 ** (1 - unit) if kind.how == "linear" else scale_to_range(kind, unit)
 
 
@@ -163,12 +166,12 @@ def _check_broadcast(law: Law, columns: Columns, candidates: list[dict[str, floa
 
 def _vector(law: Law, columns: Columns) -> Callable[[Any], Any]:
     """The law as a function of one vector of parameters [K]."""
-    given = [np.asarray(columns[name], float) for name in law.columns]
-    return lambda vector: law.function(*given, **dict(zip(law.params, vector, strict=True))) + np.zeros(CHECK_ROWS)
+    values = [np.asarray(columns[name], float) for name in law.columns]
+    return lambda vector: law.function(*values, **dict(zip(law.params, vector, strict=True))) + np.zeros(CHECK_ROWS)
 
 
 def _check_gradients(law: Law, columns: Columns, candidates: list[dict[str, float]]) -> float:
-    """The largest difference of autodiff and central differences, in units of a parameter's whole effect on the law."""
+    """The largest difference of autodiff and central differences, relative to a parameter's whole effect on the law."""
     worst = 0.0
     with jax.enable_x64(True):
         function = _vector(law, columns)
@@ -194,7 +197,7 @@ def _check_gradients(law: Law, columns: Columns, candidates: list[dict[str, floa
 
 
 def _check_jumps(law: Law, columns: Columns, params: LawParams) -> None:
-    """Along each searched parameter's range (terms kept in size), Simpson's integral of the derivative gives the law back."""
+    """Check that Simpson's integral of the derivative gives the law back, along each searched parameter's range."""
     posed, function = pose_problem(law, columns, np.ones(CHECK_ROWS), huber_log()), _vector(law, columns)
     along = jax.jit(jax.vmap(lambda at, direction: jax.jvp(function, (at,), (direction,)), in_axes=(0, None)))
     for i, (name, kind) in enumerate(law.params.items()):
@@ -221,7 +224,7 @@ def _jumps(
     values: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], left: np.ndarray, middle: np.ndarray,
     right: np.ndarray, width: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Whether the law leaves its own slope between left and right [J, K], however short the interval becomes: [J]."""
+    """Whether the law jumps between left and right [J, K]: its own slope misses it, however short the interval: [J]."""
     low, between, high = (values(at) for at in (left, middle, right))
     missing = np.abs(high[0] - low[0] - width * (low[1] + 4 * between[1] + high[1]) / 6)
     share = np.nan_to_num(missing / np.maximum(np.abs(low[0]), 1e-300))
@@ -244,7 +247,7 @@ def _jumps(
 
 
 def _check_linear(law: Law, columns: Columns, candidates: list[dict[str, float]]) -> None:
-    """The second derivatives by coefficients, in units of law / (coefficient x coefficient), are zero."""
+    """Check that second derivatives by coefficients are zero, in units of law / (coefficient x coefficient)."""
     if not law.linear:
         return
     function, names = _vector(law, columns), list(law.params)
@@ -275,13 +278,14 @@ def _refit(law: Law, columns: Columns, target: np.ndarray) -> dict[str, float]:
 def _check_recovery(law: Law, columns: Columns, truth: LawParams) -> tuple[float, dict[str, float], tuple[str, ...]]:
     """(prediction error, error of each parameter, names of those that the points don't determine)."""
     target = law(columns, truth)
-    found = _refit(law, columns, target)
-    error = float(np.abs(law(columns, found) / target - 1).max())
+    fitted = _refit(law, columns, target)
+    error = float(np.abs(law(columns, fitted) / target - 1).max())
     _require(
         law, error <= EXACT_TOLERANCE,
-        f"fitted to its own noise-free values at {dict(truth)} it misses them by {error:.1e}: other kinds or narrower starts?",
+        f"fitted to its own noise-free values at {dict(truth)} it misses them by {error:.1e}: other kinds or "
+        "narrower starts?",
     )  # fmt: skip
-    recovered = {name: abs(found[name] - truth[name]) / max(abs(truth[name]), 1e-9) for name in law.params}
+    recovered = {name: abs(fitted[name] - truth[name]) / max(abs(truth[name]), 1e-9) for name in law.params}
     posed = pose_problem(law, columns, target, Objective("mse_log", np.inf))
     x = posed.from_params(truth)[None]
     _, gram, _ = posed.derivatives(x, np.ones((1, CHECK_ROWS)))
@@ -290,20 +294,20 @@ def _check_recovery(law: Law, columns: Columns, truth: LawParams) -> tuple[float
     twin = max((recovered[name] for name in law.params if name not in flat), default=0.0) > EXACT_TOLERANCE
     unidentified = tuple(name for name in law.params if recovered[name] > EXACT_TOLERANCE)
     _require(
-        law, flat or not twin or _exchangeable(law, columns, truth, found),
-        f"the same values from {dict(truth)} and from {found}",
+        law, flat or not twin or _exchangeable(law, columns, truth, fitted),
+        f"the same values from {dict(truth)} and from {fitted}",
     )  # fmt: skip
     return error, recovered, unidentified
 
 
-def _exchangeable(law: Law, columns: Columns, truth: LawParams, found: LawParams) -> bool:
-    """Whether `found` predicts what `truth` does at other points too: then the law itself can't tell the two apart."""
+def _exchangeable(law: Law, columns: Columns, truth: LawParams, other: LawParams) -> bool:
+    """Whether `other` predicts as `truth` does at other points too: then the law itself can't tell them apart."""
     others = {name: values * np.linspace(0.5, 2.0, CHECK_ROWS) for name, values in columns.items()}
-    return bool(np.allclose(law(others, found), law(others, truth), rtol=1e-4))
+    return bool(np.allclose(law(others, other), law(others, truth), rtol=1e-4))
 
 
 def _check_units(law: Law, columns: Columns, truth: LawParams, fixed: Collection[str]) -> dict[str, float]:
-    """The change of noise-free predictions by each unit, as a relative error."""
+    """The relative change of noise-free predictions by each unit."""
     target, changes = law(columns, truth), {}
     for name in law.columns:
         if name in fixed or SHARED_UNITS.get(name) in law.columns:

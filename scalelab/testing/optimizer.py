@@ -1,4 +1,4 @@
-"""The contract that every optimizer keeps, on a one-layer model of width 16."""
+"""The contract that every optimizer meets, checked on a one-layer model of width 16."""
 
 import dataclasses
 import functools
@@ -33,20 +33,23 @@ from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import compute_updates, many_steps
 from scalelab.user_code import load_user_object
 
-SMALL_CONFIG = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24, "model.seq_len": 16,
-         "train.global_batch": 4, "train.accumulate": 2, "train.steps": 40, "schedule.warmup_steps": 2, "log.every_steps": 1}  # fmt: skip
-FIXED_STEPS = 6  # with fixed gradients; past the first refresh of whatever is refreshed, since `every` is 2 here
-GRADIENT_SIZES = tuple(map(np.float32, (1e12, 1e-20, 1e-30, 0.0, 1e6, 1.0)))  # of gradients, one after the other
-EQUAL_TOLERANCE = 1e-5  # relative difference of what is equal up to the order of sums
-VECTOR_TOLERANCES = {"galore": 5e-5}  # singular vectors make more of rounding: seen 1.0e-5
-# Statistics of a few gradients are singular: along their null space X^(-1/4) multiplies the rounding of a gradient by up to
-# rounding^(-1/2), so the update would be known to 3e-4 only (seen 2.8e-4 on an EPYC). Above rounding, eps bounds that.
+SMALL_CONFIG = {"model.d_model": 16, "model.n_layers": 1, "model.n_heads": 2, "model.vocab_size": 24,
+    "model.seq_len": 16,
+         "train.global_batch": 4, "train.accumulate": 2, "train.steps": 40, "schedule.warmup_steps": 2,
+         "log.every_steps": 1}  # fmt: skip
+FIXED_STEPS = 6  # steps with fixed gradients; enough for a first refresh, since `every` is 2 here
+GRADIENT_SIZES = tuple(map(np.float32, (1e12, 1e-20, 1e-30, 0.0, 1e6, 1.0)))  # factors on gradients, in this order
+EQUAL_TOLERANCE = 1e-5  # relative difference of results that are equal up to the order of sums
+VECTOR_TOLERANCES = {"galore": 5e-5}  # singular vectors amplify rounding: seen 1.0e-5
+# Statistics of a few gradients are singular: along their null space X^(-1/4) multiplies the rounding of a gradient by
+# up to rounding^(-1/2), so the update would be known to 3e-4 only (seen 2.8e-4 on an EPYC). Above rounding, eps bounds
+# that.
 ROOT_EPS = {"shampoo": 1e-2}
 Numbers = Mapping[str, Any]  # hparams
 MESH_LAYOUT = {"fsdp": 2, "tensor": 2}
-# On CPU most of the time here is the compiler's; what is checked doesn't depend on how well it does.
+# On CPU most of the time here goes to the compiler; the checks don't depend on its optimizations.
 _jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-# Leaves that a transformer may have and this model doesn't: a scalar, one of three axes, a row for each of many tokens.
+# Leaves that other transformers have and this model doesn't: a scalar, three axes, a large vocabulary.
 ODD_DECLARATIONS = {
     "scalar": Declaration((), (), ()),
     "one": Declaration((1,), (), ("embed",)),
@@ -58,7 +61,10 @@ ODD_DECLARATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerReport:
-    """What `check_optimizer` saw: bytes of state a parameter (scalars of the state aside), and the layout it was checked on."""
+    """The measurements of `check_optimizer`.
+
+    `state_bytes_per_parameter` leaves out the state's scalars; `layout`: the mesh that it was checked on, {} for none.
+    """
 
     optimizer: str
     state_bytes_per_parameter: float
@@ -66,14 +72,16 @@ class OptimizerReport:
 
 
 def check_optimizer(optimizer: str | Callable | Optimizer, **optim: Any) -> OptimizerReport:
-    """Check an optimizer (a name, `pkg.mod:fn`, any function, a `Member`) with options `optim`; AssertionError says what is wrong.
+    """Check an optimizer (a name, `pkg.mod:fn`, any function, an `Optimizer`) with options `optim`.
 
-    One compilation serves every value of its numbers; two trials packed are two trials alone; of steps of two micro-batches
-    one that is skipped, for a gradient that is not finite, changes no bit; zero gradients and odd leaves (scalars, three axes,
-    a large vocabulary) stay finite, and a gradient that stays is followed downhill; saved and restored it goes on with the same bits; its state is as large as it
-    says, and fp32 under bf16 arithmetic too; and where there are four devices or more, FSDP x tensor parallelism gives what
-    one device gives. A user's own has no default LR: pass `peak_lr`; its own numbers are `own={"gamma": 0.025}`, and one that
-    it reads and that isn't set is refused.
+    AssertionError names what is wrong. The contract: one compilation serves every value of its numbers; two packed
+    trials equal two single trials; a step that is skipped, for a gradient that is not finite, changes no bit; zero
+    gradients and odd leaves (scalars, three axes, a large vocabulary) stay finite; a constant gradient is followed
+    downhill; saved and restored it goes on with the same bits; its state is as large as it states, and fp32 under bf16
+    arithmetic too; and with four devices or more, FSDP x tensor parallelism gives the result of one device.
+
+    A user's optimizer has no default LR: pass `peak_lr`. Its own numbers are `own={"gamma": 0.025}`; a number that it
+    reads and that isn't set is refused.
     """
     name = _name(optimizer)
     try:
@@ -95,7 +103,7 @@ def check_optimizer(optimizer: str | Callable | Optimizer, **optim: Any) -> Opti
 
 
 def _name(optimizer: Any) -> str:
-    """As a config says it. What no module knows by its name (a function within a test, a lambda, a record) gets one here."""
+    """The optimizer's name for a config. Functions in a test, lambdas and records get one in this module."""
     if isinstance(optimizer, str):
         return optimizer
     module, name = getattr(optimizer, "__module__", None), getattr(optimizer, "__name__", "given")
@@ -110,13 +118,13 @@ _given = itertools.count()
 
 
 def _setting(name: str, optim: dict[str, Any], **changes: Any) -> tuple[Static, Numbers]:
-    given = {f"optim.{key}": value for key, value in optim.items() if key != "own"}
-    given |= {f"optim.own.{key}": value for key, value in optim.get("own", {}).items()}
-    values = SMALL_CONFIG | {"optim.name": name} | given | changes
-    known = optimizer_defaults.OPTIM_DEFAULTS.get(name, {})
+    user_values = {f"optim.{key}": value for key, value in optim.items() if key != "own"}
+    user_values |= {f"optim.own.{key}": value for key, value in optim.get("own", {}).items()}
+    values = SMALL_CONFIG | {"optim.name": name} | user_values | changes
+    defaults = optimizer_defaults.OPTIM_DEFAULTS.get(name, {})
     # So that a few steps see everything, and rounding is fp32's.
     small = {"every": 2, "rank": 4, "newton_schulz": "fp32"}
-    wanted = [key for key in small if key in known and known[key][0] != 1 and key not in optim]
+    wanted = [key for key in small if key in defaults and defaults[key][0] != 1 and key not in optim]
     values |= {f"optim.{key}": small[key] for key in wanted}
     if name in ROOT_EPS and "eps" not in optim:
         values["optim.eps"] = ROOT_EPS[name]
@@ -140,11 +148,11 @@ def _same(a: Any, b: Any) -> bool:
     )
 
 
-def _difference(found: Any, expected: Any) -> float:
-    """Of two trees, relative to the size of the second."""
-    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
-    apart = sum(np.sum(np.square(np.float64(a) - np.float64(b))) for a, b in pairs)
-    return float(np.sqrt(apart / max(sum(np.sum(np.square(np.float64(b))) for _, b in pairs), 1e-30)))
+def _difference(actual: Any, expected: Any) -> float:
+    """The difference of two trees, relative to the size of the second."""
+    pairs = list(zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True))
+    square = sum(np.sum(np.square(np.float64(a) - np.float64(b))) for a, b in pairs)
+    return float(np.sqrt(square / max(sum(np.sum(np.square(np.float64(b))) for _, b in pairs), 1e-30)))
 
 
 def _tokens(k: int, static: Static) -> np.ndarray:
@@ -154,7 +162,7 @@ def _tokens(k: int, static: Static) -> np.ndarray:
 
 
 def _check_trained(name: str, static: Static, h: Numbers) -> None:
-    """What needs the whole step; one compilation for all of it."""
+    """Check all that needs the whole step, with one compilation."""
     steps: Any = _jit(many_steps, static_argnums=0)
     start = jax.device_get(_jit(state_lib.init_state, static_argnums=0)(static, h))
     batches = _tokens(4, static)
@@ -170,9 +178,9 @@ def _check_trained(name: str, static: Static, h: Numbers) -> None:
     _fail_unless(name, _same(steps(static, restored, rest, np.int32(2), h)[0], whole), "resumed, it takes another way")
     for key, value in {"z_loss": np.inf, "peak_lr": np.nan}.items():
         skipped, _ = steps(static, half, rest, np.int32(1), {**h} | {key: np.float32(value)})
-        kept = _same((skipped.params, skipped.opt_state), (half.params, half.opt_state))
+        unchanged = _same((skipped.params, skipped.opt_state), (half.params, half.opt_state))
         what = "a gradient" if key == "z_loss" else "an LR"
-        _fail_unless(name, kept and skipped.skipped == 1, f"{what} that is not finite changed its state")
+        _fail_unless(name, unchanged and skipped.skipped == 1, f"{what} that is not finite changed its state")
     others = {key: np.float32(0.9) * value for key, value in h.items()} | {"log_every": h["log_every"]}
     compiled = steps._cache_size()
     other, _ = steps(static, half, rest, np.int32(1), others)
@@ -181,7 +189,7 @@ def _check_trained(name: str, static: Static, h: Numbers) -> None:
 
 @functools.cache
 def _gradients(static: Static) -> list[Any]:
-    """Fixed gradients of every parameter, well-conditioned and of another size each; the last are zero."""
+    """Fixed gradients of every parameter, well-conditioned, each of another size; the last are zero."""
     random, trees = np.random.default_rng(1), []
     sizes = {k: 10 ** random.uniform(-3, 0) for k in named_leaves(parameter_declarations(static.model))}
     for step in range(FIXED_STEPS):
@@ -230,11 +238,13 @@ def _check_packed(name: str, static: Static, member: Optimizer, h: Numbers) -> N
     together = jax.device_get(_jit(jax.vmap(run, in_axes=(0, None, None)))(stacked, params, _stacked(static)))
     second = jax.tree.map(lambda leaf: leaf[1], together)
     _fail_unless(name, _finite(together), "gradients of zero, or packing, make it not finite")
-    apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - b, p, params) for p in (second[0], alone[0][0])])
+    difference = _difference(
+        *[jax.tree.map(lambda a, b: np.asarray(a) - b, p, params) for p in (second[0], alone[0][0])]
+    )
     _fail_unless(
         name,
-        apart < VECTOR_TOLERANCES.get(name, EQUAL_TOLERANCE),
-        f"packed and alone, its updates differ by {apart:.1e}",
+        difference < VECTOR_TOLERANCES.get(name, EQUAL_TOLERANCE),
+        f"packed and alone, its updates differ by {difference:.1e}",
     )
 
 
@@ -257,20 +267,19 @@ def _check_odd_leaves(name: str, static: Static, member: Optimizer, h: Numbers) 
     _fail_unless(
         name,
         min(along.values()) >= 0 and max(along.values()) > 0,
-        f"of a gradient that stays it makes directions whose products with it are {along}: a step is minus LR times a direction, "
-        "so they must not be negative (optax.adamw(lr) has that in it, optax.scale_by_adam() has not)",
+        f"of a gradient that stays it makes directions whose products with it are {along}: a step is minus LR times "
+        "a direction, so they must not be negative (optax.adamw(lr) has that in it, optax.scale_by_adam() has not)",
     )
     moves, state = update(jax.tree.map(jnp.zeros_like, grads), state, h)
     _fail_unless(name, _finite((moves, state)), "scalars, narrow matrices or a large vocabulary make it not finite")
-    for (
-        size
-    ) in GRADIENT_SIZES:  # the step checks gradients and LR, and of the package's own optimizers not every update
+    # The training step checks gradients and LR, but not every update of the package's own optimizers.
+    for size in GRADIENT_SIZES:
         moves, state = update(jax.tree.map(lambda g, size=size: size * g, grads), state, h)
         _fail_unless(name, _finite((moves, state)), f"gradients that are {size:g} times as large make it not finite")
 
 
 def _check_state(name: str, static: Static, member: Optimizer) -> float:
-    """Its arrays are the stated bytes; under bf16 arithmetic they are no other."""
+    """Check that its arrays have the stated bytes, and that they are equal under bf16 arithmetic."""
     state = state_lib.state_shapes(static).opt_state
     half = state_lib.state_shapes(dataclasses.replace(static, precision="bf16"))
     same = jax.tree.map(lambda x: (x.shape, x.dtype), half.opt_state) == jax.tree.map(
@@ -280,20 +289,19 @@ def _check_state(name: str, static: Static, member: Optimizer) -> float:
     _fail_unless(name, same and fp32, "under bf16 it keeps other formats")
     declared = jax.tree.leaves(parameter_declarations(static.model))
     stated = sum(state_bytes(member, d, static.optim) for d in declared)
-    kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
+    actual = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim)
     scalars = sum(x.dtype.itemsize for x in jax.tree.leaves(state) if not x.ndim and x.dtype == jnp.float32)
-    if name in OPTIMIZERS or isinstance(
-        load_user_object(name, "optim.name"), Optimizer
-    ):  # a bare function states nothing
+    states_bytes = name in OPTIMIZERS or isinstance(load_user_object(name, "optim.name"), Optimizer)
+    if states_bytes:  # a bare function doesn't
         _fail_unless(
-            name, stated in (kept, kept + scalars), f"it states {stated:,.0f} bytes of state, and keeps {kept:,}"
+            name, stated in (actual, actual + scalars), f"it states {stated:,.0f} bytes of state, and keeps {actual:,}"
         )
     _fail_unless(
         name,
         jax.tree.leaves(optimizer_scales(static.model, static.optim, member)),
         "no parametrization knows its `like`",
     )
-    return kept / sum(d.size for d in declared)
+    return actual / sum(d.size for d in declared)
 
 
 def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Optimizer, h: Numbers) -> None:
@@ -314,11 +322,13 @@ def _check_mesh(name: str, optim: dict[str, Any], static: Static, member: Optimi
         for g in _gradients(static):
             moves, s = step(place(g, state_lib.rules.moment_specs(split.model, split.layout)), s, p)
             p = jax.tree.map(lambda a, b: a + b, p, moves)
-    apart = _difference(*[jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])])
+    difference = _difference(
+        *[jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), x, params) for x in (p, alone[0])]
+    )
     _fail_unless(
         name,
-        apart < VECTOR_TOLERANCES.get(name, EQUAL_TOLERANCE),
-        f"on {layout} its updates differ by {apart:.1e} from one device's",
+        difference < VECTOR_TOLERANCES.get(name, EQUAL_TOLERANCE),
+        f"on {layout} its updates differ by {difference:.1e} from one device's",
     )
     lies = jax.tree.map(lambda x, spec: x.sharding.spec == spec, s, specs.opt_state)
     _fail_unless(name, all(jax.tree.leaves(lies)), "its state does not lie on the mesh as it should")

@@ -45,11 +45,11 @@ def test_every_folder_that_holds_checkpoints_will_do(run, capsys):
     records.write_json(
         sweep / "runs" / "b" / "record.json", {"pack": {"checkpoints": "../../packs/p/checkpoints", "trial": "b"}}
     )
-    found = {}
+    result = {}
     for folder in (run, run / "checkpoints", sweep, sweep / "packs" / "p", sweep / "runs" / "b"):
         assert main(["checkpoint", "list", str(folder), "--json"]) == 0
-        found[folder] = [row["step"] for row in json.loads(capsys.readouterr().out)]
-    assert list(found.values()) == [[3, 10], [3, 10], [5, 3, 10], [5], [5]]
+        result[folder] = [row["step"] for row in json.loads(capsys.readouterr().out)]
+    assert list(result.values()) == [[3, 10], [3, 10], [5, 3, 10], [5], [5]]
 
 
 def test_list_and_show_say_what_a_checkpoint_holds(run, capsys):

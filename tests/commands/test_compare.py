@@ -24,9 +24,9 @@ def studies(tmp_path_factory):
 def asked(capsys, *arguments):
     """The JSON and the text of a comparison."""
     assert main(["compare", *map(str, arguments), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     assert main(["compare", *map(str, arguments)]) == 0
-    return found, capsys.readouterr().out
+    return result, capsys.readouterr().out
 
 
 def last_loss(folder):
@@ -35,17 +35,17 @@ def last_loss(folder):
 
 def test_a_run_and_its_repetition_are_the_same_bits(studies, tmp_path, capsys):
     run_sweep(tmp_path / "again", {"0": config(), "1": config(train__seed=1), "2": config(train__seed=2)})
-    found, text = asked(capsys, studies / "a/runs/0", tmp_path / "again/runs/0")
-    assert found["same_bits"] and found["gap"]["gap"] == 0 and found["weights"] == {"step": 4, "same": True}
+    result, text = asked(capsys, studies / "a/runs/0", tmp_path / "again/runs/0")
+    assert result["same_bits"] and result["gap"]["gap"] == 0 and result["weights"] == {"step": 4, "same": True}
     assert "metrics: the same bits, in all 5 lines and in the weights of step 4" in text
     assert "config: the same\ndata: the same\nenvironment: the same\n" in text
 
 
 def test_what_is_told_apart_and_from_which_step_on(studies, capsys):
-    found, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/0")
-    assert found["config"] == {"optim.peak_lr": {"a": config().optim.peak_lr, "b": 0.05, "computes": True}}
-    assert not found["same_bits"] and (found["data"], found["environment"]) == ({}, {})
-    first = found["metrics"]["first"]
+    result, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/0")
+    assert result["config"] == {"optim.peak_lr": {"a": config().optim.peak_lr, "b": 0.05, "computes": True}}
+    assert not result["same_bits"] and (result["data"], result["environment"]) == ({}, {})
+    first = result["metrics"]["first"]
     lines = [records.read_metrics(studies / name / "runs/0")[0] for name in "ab"]
     assert first["step"] == 1 and "train_loss" not in first["differ"]  # before the first update it is the same
     assert first["differ"]["lr"] == {
@@ -61,22 +61,22 @@ def test_one_number_in_one_line_is_found(studies, tmp_path, capsys):
     lines[2]["grad_norm"] *= 1 + 1e-3
     lines[3]["time"] = lines[1]["tokens_per_s"] = 7.0  # of the clock
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found, text = asked(capsys, studies / "a/runs/0", path.parent)
-    first = found["metrics"]["first"]
+    result, text = asked(capsys, studies / "a/runs/0", path.parent)
+    first = result["metrics"]["first"]
     assert (first["step"], list(first["differ"])) == (3, ["grad_norm"])
     assert first["differ"]["grad_norm"]["relative"] == pytest.approx(1e-3, rel=2e-3)
-    assert found["metrics"]["largest"] == 0 and "metrics: first differ at step 3" in text
+    assert result["metrics"]["largest"] == 0 and "metrics: first differ at step 3" in text
     path.write_text("".join(json.dumps(line) + "\n" for line in records.read_metrics(studies / "a/runs/0")[:3]))
-    found, text = asked(capsys, studies / "a/runs/0", path.parent)
-    assert found["metrics"]["only"] == 2 and not found["same_bits"] and found["gap"] is None
-    assert "the 3 lines that both have are the same bits; 2 lines only one of them has" in text
+    result, text = asked(capsys, studies / "a/runs/0", path.parent)
+    assert result["metrics"]["only"] == 2 and not result["same_bits"] and result["gap"] is None
+    assert "the 3 lines that both have are the same bits; 2 lines that only one run has" in text
 
 
 def test_the_gap_stands_beside_the_spread_of_seeds(studies, capsys):
-    found, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/1")
+    result, text = asked(capsys, studies / "a/runs/0", studies / "b/runs/1")
     groups = [np.array([last_loss(studies / f"{name}/runs/{s}") for s in range(n)]) for name, n in (("a", 3), ("b", 2))]
     sd = np.sqrt(sum(((g - g.mean()) ** 2).sum() for g in groups) / 3)
-    gap = found["gap"]
+    gap = result["gap"]
     assert gap["step"] == 4 and gap["gap"] == pytest.approx(groups[1][1] - groups[0][0])
     floor = gap["floor"]
     assert (floor["freedom"], len(floor["runs"])) == (3, 5) and floor["sd"] == pytest.approx(sd)
@@ -84,23 +84,23 @@ def test_the_gap_stands_beside_the_spread_of_seeds(studies, capsys):
     assert gap["half_width"] == pytest.approx(3.1824 * sd * np.sqrt(2), rel=1e-4)
     assert floor["low"] == pytest.approx(sd * np.sqrt(3 / 9.3484), rel=1e-4)
     assert floor["high"] == pytest.approx(sd * np.sqrt(3 / 0.2158), rel=1e-3)
-    told = "more than noise" if abs(gap["gap"]) > gap["half_width"] else "not told from noise"
-    assert told in text and "5 runs, 3 degrees of freedom" in text
+    verdict = "more than noise" if abs(gap["gap"]) > gap["half_width"] else "not distinguishable from noise"
+    assert verdict in text and "5 runs, 3 degrees of freedom" in text
 
 
 def test_folders_of_seeds_are_compared_by_their_means(studies, capsys):
-    found, text = asked(capsys, studies / "a", studies / "b")
+    result, text = asked(capsys, studies / "a", studies / "b")
     means = [np.mean([last_loss(studies / f"{name}/runs/{s}") for s in range(n)]) for name, n in (("a", 3), ("b", 2))]
-    gap = found["gap"]
+    gap = result["gap"]
     assert (gap["a"], gap["b"]) == (pytest.approx(means[0]), pytest.approx(means[1]))
     assert gap["half_width"] == pytest.approx(3.1824 * gap["floor"]["sd"] * np.sqrt(1 / 3 + 1 / 2), rel=1e-4)
     assert "(means of 3 and 2 runs)" in text
 
 
 def test_two_runs_of_one_group_have_its_spread_once(studies, capsys):
-    found, _ = asked(capsys, studies / "a/runs/0", studies / "a/runs/2")
-    assert found["config"] == {"train.seed": {"a": 0, "b": 2, "computes": True}}
-    assert found["gap"]["floor"]["freedom"] == 2
+    result, _ = asked(capsys, studies / "a/runs/0", studies / "a/runs/2")
+    assert result["config"] == {"train.seed": {"a": 0, "b": 2, "computes": True}}
+    assert result["gap"]["floor"]["freedom"] == 2
 
 
 def test_the_same_seed_twice_is_no_noise(studies, tmp_path, capsys, monkeypatch):
@@ -119,19 +119,19 @@ def test_without_seeds_it_says_how_to_have_some(studies, tmp_path, capsys):
     (tmp_path / "c/config.json").write_text('{"model": ')  # broken, and no affair of theirs
     (tmp_path / "d").mkdir()
     (tmp_path / "d/config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')  # what `scalelab export` wrote
-    found, text = asked(capsys, tmp_path / "a", tmp_path / "b")
-    assert found["gap"]["floor"] is None and found["gap"]["half_width"] is None
+    result, text = asked(capsys, tmp_path / "a", tmp_path / "b")
+    assert result["gap"]["floor"] is None and result["gap"]["half_width"] is None
     assert "noise floor: unknown" in text and f"--config.train.seed=1 --workdir={tmp_path}/a-seed1" in text
 
 
 def test_mistakes_end_in_one_line_and_2(studies, tmp_path, capsys):
     shutil.copytree(studies / "a", tmp_path / "mixed")
     shutil.copytree(studies / "b/runs/0", tmp_path / "mixed/runs/9")
-    for arguments, said in (
+    for arguments, output in (
         ([tmp_path / "mixed", studies / "a"], "holds runs that differ in optim.peak_lr: name one of them, e.g. "),
         ([studies / "nowhere", studies / "a"], "holds no run: no such folder"),
         ([studies / "a"], "required"),
     ):
         assert main(["compare", *map(str, arguments)]) == 2
         error = capsys.readouterr().err
-        assert said in error and error.startswith("scalelab: ") and error.count("\n") == 1
+        assert output in error and error.startswith("scalelab: ") and error.count("\n") == 1

@@ -116,12 +116,12 @@ def test_the_pins_are_those_of_requirements_txt():
 
 def test_what_jax_logs_becomes_the_reason_and_not_a_traceback(capsys):
     log = logging.getLogger("scalelab.test")
-    with doctor._capture_warnings("scalelab.test") as said:
+    with doctor._capture_warnings("scalelab.test") as output:
         try:
             raise RuntimeError("Unable to load CUDA.\nIs it installed?")
         except RuntimeError:
             log.exception("plugin failed")
         log.info("not heard")
-    assert said == ["Unable to load CUDA."]
+    assert output == ["Unable to load CUDA."]
     assert log.propagate and not log.handlers
     assert capsys.readouterr().err == ""

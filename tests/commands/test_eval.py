@@ -71,7 +71,7 @@ def test_a_changed_file_replaces_its_scores_and_says_so(run, tmp_path, capsys):
     for items in (ITEMS, ITEMS[:1]):
         path.write_text("".join(json.dumps(item) + "\n" for item in items))
         assert main(["eval", str(run), f"--tasks={path}", "--sequences=4"]) == 0
-    assert "ends: what was kept under this name was of other content, and is replaced" in capsys.readouterr().out
+    assert "ends: replaced the scores of a set that had this name and other content" in capsys.readouterr().out
     assert [row["metrics"].get("items") for row in records.read_evaluations(run)] == [None, 1]
 
 
@@ -92,14 +92,14 @@ def test_each_source_of_a_prepared_folder_has_its_loss_and_another_tokenizer_is_
         for i in range(12):
             (tmp_path / name / f"{i}.txt").write_text(f"{i} " + text * (20 + i))
     sources = [f"--source={name}={tmp_path}/{name}/*.txt" for name in ("code", "talk")]
-    asked = ["prepare", *sources, "--val-fraction=0.4", "--workers=1"]
-    assert main([*asked, "--tokenizer=bytes", f"--out={tmp_path}/Two parts"]) == 0
+    command = ["prepare", *sources, "--val-fraction=0.4", "--workers=1"]
+    assert main([*command, "--tokenizer=bytes", f"--out={tmp_path}/Two parts"]) == 0
     assert main(["eval", str(run), f"--data={tmp_path}/Two parts", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["evaluations"]
     assert [row["set"] for row in rows] == ["two_parts", "two_parts_code", "two_parts_talk"]
     assert rows[1]["metrics"]["loss"] != rows[2]["metrics"]["loss"] and len({row["fingerprint"] for row in rows}) == 1
     assert records.read_run(run)["two_parts_talk_bpb"] == rows[2]["metrics"]["bpb"]
-    assert main([*asked, "--tokenizer=bpe:300", f"--out={tmp_path}/large"]) == 0
+    assert main([*command, "--tokenizer=bpe:300", f"--out={tmp_path}/large"]) == 0
     capsys.readouterr()
     assert main(["eval", str(run), f"--data={tmp_path}/large"]) == 2
     assert "model.vocab_size=256 is too small" in capsys.readouterr().err
@@ -117,11 +117,11 @@ def test_a_downstream_law_is_fitted_to_own_runs(tmp_path, capsys):
         metrics = {"loss": loss, "error": 0.85 - 2.08 * 2.718281828 ** (-0.9 * loss)}
         row = {"step": records.read_json(folder / "record.json")["steps"], "weights": "trained", "set": "ends"}
         records.write_evaluations(folder, [row | {"fingerprint": "f", "kind": "choice", "metrics": metrics}])
-    asked = ["fit", str(tmp_path / "sweep"), "--law=downstream", "--bootstrap=0", "--json"]
-    assert main([*asked, "--columns=loss=ends_loss,error=ends_error"]) == 0
+    command = ["fit", str(tmp_path / "sweep"), "--law=downstream", "--bootstrap=0", "--json"]
+    assert main([*command, "--columns=loss=ends_loss,error=ends_error"]) == 0
     params = json.loads(capsys.readouterr().out)["params"]
     assert {k: round(v, 3) for k, v in params.items()} == {"epsilon": 0.85, "k": 2.08, "gamma": 0.9}
-    assert main([*asked, "--columns=error=ends_eror"]) == 2
+    assert main([*command, "--columns=error=ends_eror"]) == 2
     assert "no run of" in capsys.readouterr().err
 
 

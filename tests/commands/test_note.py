@@ -35,4 +35,4 @@ def test_an_empty_note_is_refused(tmp_path, capsys, text, said):
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     synthetic.write_run(tmp_path / "runs" / "a", lines=5)
     assert main(["note", str(tmp_path), "text"]) == 2
-    assert "not a run's folder" in capsys.readouterr().err
+    assert "not a run folder" in capsys.readouterr().err

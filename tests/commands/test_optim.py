@@ -23,26 +23,28 @@ def groups(capsys, *overrides):
 
 
 def test_muon_takes_hidden_matrices_and_adamw_the_rest(capsys):
-    found = groups(capsys, "--config.optim.name=muon", "--config.optim.peak_lr=0.02", "--config.optim.rest_lr=0.001")
+    result = groups(capsys, "--config.optim.name=muon", "--config.optim.peak_lr=0.02", "--config.optim.rest_lr=0.001")
     hidden = 3 * (4 * 32 * 32 + 3 * 32 * 88)  # q, k, v, o; up, gate, down
-    assert (found["hidden"]["optimizer"], found["hidden"]["parameters"], found["hidden"]["state_bytes"]) == (
+    assert (result["hidden"]["optimizer"], result["hidden"]["parameters"], result["hidden"]["state_bytes"]) == (
         "muon",
         hidden,
         4 * hidden,
     )
-    assert found["hidden"]["lr"] == 1 and found["embed"]["lr"] == found["vector"]["lr"] == pytest.approx(0.05)
+    assert result["hidden"]["lr"] == 1 and result["embed"]["lr"] == result["vector"]["lr"] == pytest.approx(0.05)
     for group, size in (("embed", 256 * 32), ("head", 256 * 32), ("vector", 32 * 7)):
-        row = found[group]
+        row = result[group]
         assert (row["optimizer"], row["parameters"], row["bytes_per_parameter"]) == ("adamw", size, 8)
-    assert found["vector"]["weight_decay"] == 0
-    assert found["embed"]["weight_decay"] == pytest.approx(0.05 * found["hidden"]["weight_decay"])  # by its own LR
+    assert result["vector"]["weight_decay"] == 0
+    assert result["embed"]["weight_decay"] == pytest.approx(0.05 * result["hidden"]["weight_decay"])  # by its own LR
 
 
 def test_multipliers_of_mup_and_of_groups_are_shown_multiplied(capsys):
     mup = ["--config.parametrization.name=mup", "--config.parametrization.base_width=8"]
-    found = groups(capsys, *mup, "--config.optim.groups=hidden=2,head=0.5")
-    assert [found[g]["lr"] for g in ("embed", "head", "hidden", "vector")] == [1, 0.5, 2 / 4, 1]
-    assert found["hidden"]["weight_decay"] == pytest.approx(2 * 0.1)  # of the scheduled LR: mup leaves LR x decay alone
+    result = groups(capsys, *mup, "--config.optim.groups=hidden=2,head=0.5")
+    assert [result[g]["lr"] for g in ("embed", "head", "hidden", "vector")] == [1, 0.5, 2 / 4, 1]
+    assert result["hidden"]["weight_decay"] == pytest.approx(
+        2 * 0.1
+    )  # of the scheduled LR: mup leaves LR x decay alone
 
 
 def factored(declared, o, h, lr):
@@ -55,9 +57,9 @@ def factored(declared, o, h, lr):
 
 
 def test_the_state_of_a_users_own_is_counted(capsys):
-    found = groups(capsys, f"--config.optim.name={__name__}:factored")
-    assert (found["embed"]["optimizer"], found["embed"]["state_bytes"]) == (f"{__name__}:factored", 4 * 256)
-    assert found["vector"]["state_bytes"] == 4 * (3 + 3 + 32)  # two gains a layer, stacked; the final norm's
+    result = groups(capsys, f"--config.optim.name={__name__}:factored")
+    assert (result["embed"]["optimizer"], result["embed"]["state_bytes"]) == (f"{__name__}:factored", 4 * 256)
+    assert result["vector"]["state_bytes"] == 4 * (3 + 3 + 32)  # two gains a layer, stacked; the final norm's
 
 
 def test_the_table_says_where_values_come_from(capsys):

@@ -1,4 +1,4 @@
-"""`scalelab prepare` as a user runs it: kills and signals at any moment, exit codes, and runs that train on what it made."""
+"""`scalelab prepare` as a user runs it: kills and signals at any moment, exit codes, and runs on its output."""
 
 import hashlib
 import json
@@ -56,7 +56,8 @@ def start(command, out, workers, *more):
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
-        [*line, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        [*line, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        start_new_session=True
     )  # fmt: skip
 
 
@@ -156,7 +157,7 @@ def test_the_result_as_json_and_as_a_table(tmp_path, capsys):
     assert part["train_documents"] + part["val_documents"] == 100 and part["n_bad"] == 0
     assert main(line) == 0
     out = capsys.readouterr().out
-    assert "web" in out and "finished before, every file as it was" in out and 'data.source="prepared"' in out
+    assert "web" in out and "finished before, every file unchanged" in out and 'data.source="prepared"' in out
 
 
 PEAK = """

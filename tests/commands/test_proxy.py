@@ -7,7 +7,8 @@ import pytest
 from scalelab.__main__ import main
 from scalelab.config import load
 
-TINY = ["--config=configs/tiny.py", "--config.data.source=synthetic", "--config.data.n_tokens=20000", "--config.model.seq_len=16",
+TINY = ["--config=configs/tiny.py", "--config.data.source=synthetic", "--config.data.n_tokens=20000",
+    "--config.model.seq_len=16",
         "--config.model.vocab_size=64", "--config.train.steps=200", "--config.eval.batches=4"]  # fmt: skip
 
 
@@ -16,10 +17,10 @@ def test_from_a_recipe_to_its_learning_rate(tmp_path, capsys):
     at = f"--json={tmp_path / 'proxy.json'}"
     arguments = ["--flops=1e10", f"--workdir={tmp_path / 'work'}", "--seeds=1", "--lrs=1,1e-2,1e-4", f"--out={out}", at]
     assert main(["proxy", *TINY, *arguments]) == 0
-    result, said = json.loads((tmp_path / "proxy.json").read_text()), capsys.readouterr().err
+    result, output = json.loads((tmp_path / "proxy.json").read_text()), capsys.readouterr().err
     low, high = result["peak_lr_interval90"]
     assert result["interior"] and 1e-4 < low < result["peak_lr"] < high < 1
-    assert result["sweep_flops"] <= 1e10 and result["twin"]["d_model"] < 64 and "twin: d_model" in said
+    assert result["sweep_flops"] <= 1e10 and result["twin"]["d_model"] < 64 and "twin: d_model" in output
     target, twin = load(out), load(tmp_path / "work" / "twin.py")
     assert target.optim.peak_lr == result["peak_lr"] and target.model.d_model == 64 and target.train.steps == 200
     assert target.parametrization == twin.parametrization and target.parametrization.name == "completep"

@@ -11,22 +11,22 @@ from scalelab.sweep.scaling import recipes
 
 def test_the_list_names_every_file(capsys):
     assert main(["recipe", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in found] == recipes.list_recipes() and len(found) > 15
-    assert all(row["summary"] and load(row["path"]) for row in found[:2])
+    result = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in result] == recipes.list_recipes() and len(result) > 15
+    assert all(row["summary"] and load(row["path"]) for row in result[:2])
 
 
 def test_a_recipe_is_explained(capsys):
     assert main(["recipe", "deepseek_llm_7b"]) == 0
-    said = capsys.readouterr().out
-    row = next(line for line in said.splitlines() if line.startswith("model.projection_std"))
+    output = capsys.readouterr().out
+    row = next(line for line in output.splitlines() if line.startswith("model.projection_std"))
     assert row.split()[1:4] == ["0.006", "(default", "0)"] and row.endswith("section 2.3")
-    assert "total 6,910,365,696 (published: 6,910,365,696)" in said and "tokens: 2e+12 (published: 2e+12)" in said
+    assert "total 6,910,365,696 (published: 6,910,365,696)" in output and "tokens: 2e+12 (published: 2e+12)" in output
     assert main(["recipe", "deepseek_v3_dense", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert any("mixture of experts" in text for text in found["not_reproduced"])
-    assert found["flops"]["6N"] == 6 * found["parameters"]["total"] * found["tokens"]
-    keys = [choice["key"] for choice in found["choices"]]
+    result = json.loads(capsys.readouterr().out)
+    assert any("mixture of experts" in text for text in result["not_reproduced"])
+    assert result["flops"]["6N"] == 6 * result["parameters"]["total"] * result["tokens"]
+    keys = [choice["key"] for choice in result["choices"]]
     assert "optim.peak_lr" in keys and "model.norm" not in keys  # the default
 
 
@@ -51,7 +51,7 @@ def test_a_twin_is_a_config_file(tmp_path, capsys):
         (["llama3_8b", "--shrink=8192"], "nearest: 4088"),
         (["llama3_8b", "--shrink=wide"], "a width and a number of steps"),
         (["llama3_8b", "--shrink", "--out=x.txt"], "ends in .py"),
-        (["llama3_8b", "--out=x.py"], "--out is for --shrink"),
+        (["llama3_8b", "--out=x.py"], "--out goes with --shrink"),
         (["--shrink"], "needs a recipe"),
     ],
 )

@@ -11,8 +11,8 @@ from tests.report import synthetic
 def test_a_page_is_written_and_named(tmp_path, capsys):
     synthetic.write_run(tmp_path / "r", lines=20)
     assert main(["report", str(tmp_path / "r")]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(str(tmp_path / "r" / "report.html")) and "(run; runs: 1, figures: 3)" in said
+    output = capsys.readouterr().out
+    assert output.startswith(str(tmp_path / "r" / "report.html")) and "(run; runs: 1, figures: 3)" in output
     assert (tmp_path / "r" / "report.html").exists() and (tmp_path / "r" / "figures" / "training_loss.pdf").exists()
 
 

@@ -58,7 +58,7 @@ def test_a_number_that_does_not_come_out_is_exit_1(tmp_path, capsys):
 def test_bad_input_is_one_line_and_exit_2(tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "EMPTY").mkdir()
-    monkeypatch.setattr("scalelab.commands.reproduce.SPEAK_EVERY_S", float("inf"))
+    monkeypatch.setattr("scalelab.commands.reproduce.PRINT_EVERY_S", float("inf"))
     assert main(["reproduce", *arguments]) == 2
     assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
 
@@ -109,11 +109,11 @@ def test_download_keeps_what_is_right_and_nothing_else(server, tmp_path, monkeyp
     }
     monkeypatch.setattr(download, "DOWNLOADABLE_FILES", files)
     assert main(["reproduce", f"--download={tmp_path / 'data'}"]) == 1
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert (tmp_path / "data" / "a" / "good.csv").read_bytes() == CONTENT
     assert [path.name for path in (tmp_path / "data" / "a").iterdir()] == ["good.csv"]  # no draft, no wrong file
-    assert "a/good.csv: fetched and verified" in said.out
-    failures = [line for line in said.err.splitlines() if line.startswith("scalelab: ")]
+    assert "a/good.csv: fetched and verified" in output.out
+    failures = [line for line in output.err.splitlines() if line.startswith("scalelab: ")]
     assert len(failures) == 3 and "has SHA-256" in failures[0] and "not found" in failures[2]
     monkeypatch.setattr(download, "DOWNLOADABLE_FILES", {"a/good.csv": Source("http://127.0.0.1:9/never", right)})
     assert main(["reproduce", "--download", f"--data={tmp_path / 'data'}"]) == 0
@@ -131,9 +131,9 @@ def test_a_wrong_file_does_not_replace_a_good_one(server, tmp_path):
 def test_what_cannot_be_fetched_is_named_with_its_source(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(download, "DOWNLOADABLE_FILES", {})
     assert main(["reproduce", f"--download={tmp_path}"]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == len(download.MANUAL_SOURCES) and all(line.startswith("scalelab: ") for line in said)
-    assert all(any(name in line and "its source" in line for line in said) for name in download.MANUAL_SOURCES)
+    output = capsys.readouterr().err.splitlines()
+    assert len(output) == len(download.MANUAL_SOURCES) and all(line.startswith("scalelab: ") for line in output)
+    assert all(any(name in line and "its source" in line for line in output) for name in download.MANUAL_SOURCES)
 
 
 def test_pinned_hashes_are_those_of_the_shared_tables():

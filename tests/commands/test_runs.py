@@ -49,7 +49,7 @@ def test_a_terminal_gets_a_drawn_table_with_names_as_they_are(sweep):
     environment = os.environ | {"COLUMNS": "150", "TERM": "xterm"}
     with subprocess.Popen(command, stdout=follower, env=environment) as process:
         os.close(follower)
-        said = b""
+        output = b""
         while True:
             try:
                 part = os.read(leader, 4096)
@@ -57,9 +57,9 @@ def test_a_terminal_gets_a_drawn_table_with_names_as_they_are(sweep):
                 break
             if not part:
                 break
-            said += part
+            output += part
     os.close(leader)
-    assert process.returncode == 0 and "│" in said.decode() and "[red]odd" in said.decode()
+    assert process.returncode == 0 and "│" in output.decode() and "[red]odd" in output.decode()
 
 
 def test_csv_is_every_column_of_every_run(sweep, tmp_path, capsys):
@@ -120,7 +120,8 @@ def test_json_is_a_list_of_rows(sweep, capsys):
 
 @pytest.mark.parametrize("arguments, said", [
     (["no/such"], "holds no run"), (["{sweep}", "--columns=nam"], "did you mean 'name'?"), ([], "required"),
-    (["{sweep}", "--csv=no/such/x.csv"], "no folder"), (["{sweep}", "--parquet=no/such/x"], "no folder"), (["{sweep}", "--cvs"], "did you mean '--csv'?"),
+    (["{sweep}", "--csv=no/such/x.csv"], "no folder"), (["{sweep}", "--parquet=no/such/x"], "no folder"),
+    (["{sweep}", "--cvs"], "did you mean '--csv'?"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_exit_2(sweep, capsys, arguments, said):
     assert main(["runs", *(a.format(sweep=sweep) for a in arguments)]) == 2

@@ -12,17 +12,17 @@ from tests.hf.oracle.make import HERE
 
 
 def test_text_and_json_say_the_same_and_say_it_again(capsys, tmp_path):
-    asked = ["sample", str(trained()), "--prompt=for ", "--tokens=8", "--n=2", "--seed=5", "--top-k=40"]
-    assert main([*asked, f"--json={tmp_path}/out.json"]) == 0
+    command = ["sample", str(trained()), "--prompt=for ", "--tokens=8", "--n=2", "--seed=5", "--top-k=40"]
+    assert main([*command, f"--json={tmp_path}/out.json"]) == 0
     out = capsys.readouterr().out
     answer = json.loads((tmp_path / "out.json").read_text())
     first, second = answer["samples"]
     assert out.startswith(f"{trained()} at step 4\n--- 1 of 2: 8 tokens, cut, ")
     assert f"nats\nfor {first['text']}\n--- 2 of 2: " in out and out.endswith(f"nats\nfor {second['text']}\n")
     assert bytes(first["ids"]).replace(b"\0", b"").decode(errors="replace") == first["text"]
-    assert main([*asked, "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == answer
-    assert main([*asked, "--ema", "--json"]) == 0
+    assert main([*command, "--ema", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] != answer["samples"]
 
 
@@ -40,11 +40,11 @@ def test_imported_weights_read_text_by_the_tokenizer_beside_them(tmp_path, capsy
     inner.decoder = tokenizers.decoders.Fuse()
     inner.save(str(tmp_path / "hf" / "tokenizer.json"))
     assert main(["import", "hf", f"{tmp_path}/hf", f"--out={tmp_path}/kept"]) == 0
-    said = capsys.readouterr().out
-    assert "\n  tokenizer: json-" in said and (tmp_path / "kept" / "tokenizer.json").exists()
+    output = capsys.readouterr().out
+    assert "\n  tokenizer: json-" in output and (tmp_path / "kept" / "tokenizer.json").exists()
     assert main(["sample", f"{tmp_path}/kept", "--prompt=abc", "--tokens=5", "--top-k=3", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["samples"]
-    assert found["text"] == "".join(chr(96 + i) for i in found["ids"] if 0 < i < 27)
+    (result,) = json.loads(capsys.readouterr().out)["samples"]
+    assert result["text"] == "".join(chr(96 + i) for i in result["ids"] if 0 < i < 27)
     inner.add_tokens([f"<{i}>" for i in range(40)])
     inner.save(str(tmp_path / "hf" / "tokenizer.json"))
     assert main(["import", "hf", f"{tmp_path}/hf", f"--out={tmp_path}/again"]) == 0
@@ -53,8 +53,11 @@ def test_imported_weights_read_text_by_the_tokenizer_beside_them(tmp_path, capsy
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["{run}@3"], "nearest: {run}@"), (["{run}", "--tokens=90"], "--tokens=31"), (["{run}", "--top-p=2"], "--top-p=2.0"),
-    (["{run}", "--prompt=" + "x" * 40], "tokens shorter"), (["{run}", "--prompt=\udcff"], "--prompt='\\udcff' can't be encoded"), ([], "required"), (["{run}", "--temprature=1"], "'--temperature'"),
+    (["{run}@3"], "nearest: {run}@"), (["{run}", "--tokens=90"], "--tokens=31"),
+    (["{run}", "--top-p=2"], "--top-p=2.0"),
+    (["{run}", "--prompt=" + "x" * 40], "tokens shorter"),
+    (["{run}", "--prompt=\udcff"], "--prompt='\\udcff' can't be encoded"), ([], "required"),
+    (["{run}", "--temprature=1"], "'--temperature'"),
 ])  # fmt: skip
 def test_mistakes_end_in_one_line_and_2(capsys, arguments, said):
     assert main(["sample", *(a.format(run=trained()) for a in arguments)]) == 2

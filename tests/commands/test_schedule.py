@@ -26,20 +26,21 @@ def asked(capsys, *more, code=0):
 
 
 def test_its_numbers_are_those_of_the_run(tmp_path, capsys):
-    said = json.loads(asked(capsys, "--json", f"--steps={','.join(map(str, range(12)))}").out)
+    output = json.loads(asked(capsys, "--json", f"--steps={','.join(map(str, range(12)))}").out)
     train_single(config(**{key.replace(".", "__"): value for key, value in CHANGES.items()}), tmp_path / "run")
     lines = [line for line in records.read_metrics(tmp_path / "run") if "lr" in line]
-    assert [line["step"] - 1 for line in lines] == [row["step"] for row in said["rows"]] == [*range(12)]
-    np.testing.assert_allclose([row["lr"] for row in said["rows"]], [line["lr"] for line in lines], rtol=1e-7)
-    assert (said["name"], said["warmup_steps"], said["decay_steps"], said["steps"]) == ("wsd", 2, 6, 12)
-    assert [row["tokens"] for row in said["rows"]] == [32 * step for step in range(12)]
-    assert {row["batch_tokens"] for row in said["rows"]} == {32}
+    assert [line["step"] - 1 for line in lines] == [row["step"] for row in output["rows"]] == [*range(12)]
+    np.testing.assert_allclose([row["lr"] for row in output["rows"]], [line["lr"] for line in lines], rtol=1e-7)
+    assert (output["name"], output["warmup_steps"], output["decay_steps"], output["steps"]) == ("wsd", 2, 6, 12)
+    assert [row["tokens"] for row in output["rows"]] == [32 * step for step in range(12)]
+    assert {row["batch_tokens"] for row in output["rows"]} == {32}
 
 
 def test_the_table_says_what_was_chosen_and_where_it_bends(capsys):
     first, head, *lines = asked(capsys).out.splitlines()
     assert first == (
-        "wsd over 12 steps of 32 tokens: warm-up 2 steps, sqrt decay 6 steps (tokens 192) from step 6 on, to 0.1 of the peak"
+        "wsd over 12 steps of 32 tokens: warm-up 2 steps, sqrt decay 6 steps (tokens 192) from step 6 on, to 0.1 of "
+        "the peak"
     )
     assert head.split() == ["step", "tokens", "lr", "beta1", "weight_decay", "batch_tokens", "seq_len"]
     steps = [int(line.split()[0]) for line in lines]
@@ -50,8 +51,8 @@ def test_the_table_says_what_was_chosen_and_where_it_bends(capsys):
 
 
 def test_the_figure_holds_the_curves_and_marks_the_steps_asked_for(tmp_path, capsys):
-    said = json.loads(asked(capsys, "--json", "--steps=3,7", f"--plot={tmp_path / 'new' / 'x.pdf'}").out)
-    assert said["figures"] == [str(tmp_path / "new" / "x.pdf"), str(tmp_path / "new" / "x.csv")]
+    output = json.loads(asked(capsys, "--json", "--steps=3,7", f"--plot={tmp_path / 'new' / 'x.pdf'}").out)
+    assert output["figures"] == [str(tmp_path / "new" / "x.pdf"), str(tmp_path / "new" / "x.csv")]
     assert (tmp_path / "new" / "x.pdf").read_bytes().startswith(b"%PDF")
     with open(tmp_path / "new" / "x.csv") as file:
         rows = list(csv.DictReader(file))
@@ -84,9 +85,9 @@ def test_mistakes_are_one_line(capsys, given, said):
 def test_a_growing_batch_in_tokens_and_what_was_seen(capsys, tmp_path):
     ramp = ["train.global_batch=8", "train.accumulate=4", "schedule.batch_start=2", "schedule.batch_warmup_tokens=288"]
     more = [f"--config.{key}" for key in ramp]
-    said = json.loads(asked(capsys, *more, "--json", f"--steps={','.join(map(str, range(12)))}").out)
-    assert [row["batch_tokens"] for row in said["rows"]] == [32, 32, 32, 64, 64, 96, *[128] * 6]
-    assert [row["tokens"] for row in said["rows"]] == [0, 32, 64, 96, 160, 224, *range(320, 1088, 128)]
+    output = json.loads(asked(capsys, *more, "--json", f"--steps={','.join(map(str, range(12)))}").out)
+    assert [row["batch_tokens"] for row in output["rows"]] == [32, 32, 32, 64, 64, 96, *[128] * 6]
+    assert [row["tokens"] for row in output["rows"]] == [0, 32, 64, 96, 160, 224, *range(320, 1088, 128)]
     first, _, *lines = asked(capsys, *more, f"--plot={tmp_path / 'x.png'}").out.splitlines()
     assert first.startswith(
         "wsd over 12 steps of 128 tokens (32 at first, all from step 6 on, 320 tokens in): warm-up 2"

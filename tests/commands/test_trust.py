@@ -36,7 +36,7 @@ def law(N, D, *, E: float):
 
 @pytest.fixture
 def stranger(tmp_path, monkeypatch, request):
-    """A run whose files name `evil…:fn`, which lies in the current directory; the name, and a file that says whether it ran."""
+    """A run whose files name `evil…:fn` in the current directory; the name, and a file that tells whether it ran."""
     name, ran = f"evil_{abs(hash(request.node.name))}", tmp_path / "RAN"
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"{name}.py").write_text(MODULE.format(ran=str(ran)))
@@ -59,10 +59,10 @@ def stranger(tmp_path, monkeypatch, request):
 
 def refused(line, capsys, name, ran):
     assert main(line) == 2
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert not ran.exists()
-    assert said.strip().splitlines()[-1].count(f"--trust={name}") == 1, said
-    return said
+    assert output.strip().splitlines()[-1].count(f"--trust={name}") == 1, output
+    return output
 
 
 def test_weights_of_a_run_are_not_read_by_its_own_code(stranger, capsys, tmp_path):

@@ -37,8 +37,9 @@ def _write(path: str, counts: dict[str, int]) -> None:
         numbers = "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in counts.items())
         installed = ", ".join(f"{name} {version}" for name, version in package_versions().items())
         file.write(
-            "# Crash suite\n\nReal training processes, killed at every file operation of theirs, at random times, during "
-            "restores and deletions, with damaged files and a full disk; each then resumed and compared bit for bit "
-            "(parameters, optimizer, counters, metrics file) with a run that nobody disturbed.\n\n"
-            f"`make test-crash` on {facts['date']} ({facts['platform']}; {installed}):\n\n| what | number |\n|---|---|\n{numbers}\n"
+            "# Crash suite\n\nReal training processes, killed at every file operation of theirs, at random times, "
+            "during restores and deletions, with damaged files and a full disk; each then resumed and compared bit "
+            "for bit (parameters, optimizer, counters, metrics file) with a run that nobody disturbed.\n\n`make "
+            f"test-crash` on {facts['date']} ({facts['platform']}; {installed}):\n\n| what | number "
+            f"|\n|---|---|\n{numbers}\n"
         )

@@ -1,4 +1,4 @@
-"""A disk in trouble, for real: full, read-only, permission lost, out of files, slow. An error no later than the next save,
+"""Real disk trouble: full, read-only, permission lost, out of files, slow. An error no later than the next save,
 the last good step kept, and once all is well again the run ends with the bits of one that had no trouble."""
 
 import functools
@@ -30,7 +30,7 @@ from tests.train.runs import ROOT
 
 
 def complaint(folder: pathlib.Path) -> str:
-    """The one line that a failed command says; libraries may add lines of their own, but none of a traceback through us."""
+    """The one line that a failed command prints; libraries may add lines, but no traceback of ours."""
     assert f'File "{ROOT}' not in said(folder), said(folder)
     (line,) = [line for line in said(folder).splitlines() if line.startswith("scalelab: ")]
     return line

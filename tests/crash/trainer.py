@@ -3,8 +3,8 @@
 A process is forked from a server that has imported everything but started nothing, so one costs about a second. It
 watches its own file operations through Python's audit events: the trainer itself holds no hook for tests. Those that
 change files are counted before they happen, and the process kills itself (SIGKILL) before the n-th: for n from 1 to
-one more than there are, that is before and after every one of them. What tensorstore writes below Python is met by kills
-at random times.
+one more than there are, that is before and after every one of them. What tensorstore writes below Python is met by
+kills at random times.
 """
 
 import collections
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 
 from scalelab import records
-from scalelab.sweep.executors.pool import PRELOADED_MODULES, _main_is_not_imported_again
+from scalelab.sweep.executors.pool import PRELOADED_MODULES, _without_main_import
 from scalelab.train.checkpoints import manifest
 from tests.train.runs import PATIENCE_S, untimed
 
@@ -43,8 +43,8 @@ class Cue:
     """When a process dies: before its `before`-th operation of a `kind` (write | read) that matches `part`.
 
     `part` is a regular expression on "EVENT PATH". `before=0`: never, and the operations are listed in `listing`.
-    With `delay_s` it dies that much later; with `act` it doesn't die, but does that instead, once or `always` from then on:
-    a limit that makes the disk full, a permission taken away, a sleep.
+    With `delay_s` it dies that much later; with `act` it doesn't die, but does that instead, once or `always` from then
+    on: a limit that makes the disk full, a permission taken away, a sleep.
     """
 
     part: str = "/checkpoints"
@@ -67,7 +67,7 @@ def start(folder: pathlib.Path, cue: Cue | None = None, *arguments: str, mortal:
     """
     argv = ["train", "--config=configs/tiny.py", f"--workdir={folder}", *overrides(**changes), *arguments]
     process = CONTEXT.Process(target=_live, args=(argv, f"{folder}.log", cue, mortal))
-    with _main_is_not_imported_again():
+    with _without_main_import():
         process.start()
     return process
 
@@ -87,7 +87,7 @@ def _live(argv: list[str], log: str, cue: Cue | None, mortal: bool) -> None:
 
 
 def _heed_permissions() -> None:
-    """Give up what lets root pass over permissions (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH); threads to come inherit it."""
+    """Drop root's right to ignore permissions (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH); later threads inherit it."""
     libc, header, sets = ctypes.CDLL(None), struct.pack("Ii", 0x20080522, 0), (ctypes.c_uint32 * 6)()
     assert libc.capget(header, sets) == 0
     for effective_or_permitted in (0, 1):
@@ -188,8 +188,8 @@ def state_digest(checkpoints: pathlib.Path) -> str:
     from scalelab.train.step import state
 
     config = load("configs/tiny.py", SETTINGS)
-    found = Checkpoints(checkpoints).load({"run": state.state_shapes(static(config))})
-    return state.params_digest(jax.device_get(found.states["run"]))
+    actual = Checkpoints(checkpoints).load({"run": state.state_shapes(static(config))})
+    return state.params_digest(jax.device_get(actual.states["run"]))
 
 
 def check_killed(process) -> None:
@@ -217,9 +217,9 @@ def check_resumed(folder: pathlib.Path, whole: dict, *arguments: str) -> None:
 
 
 def check_same(folder: pathlib.Path, whole: dict) -> None:
-    found = left(folder)
-    count("mismatches", int(found != whole))
-    assert found == whole
+    actual = left(folder)
+    count("mismatches", int(actual != whole))
+    assert actual == whole
 
 
 def check_refused(folder: pathlib.Path, code: int, *parts: str, arguments: tuple[str, ...] = ()) -> None:

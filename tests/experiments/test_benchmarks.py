@@ -11,7 +11,7 @@ def test_a_part_is_kept_with_its_machine_and_date_and_the_others_stay(tmp_path, 
     monkeypatch.setattr(benchmarks, "RESULTS", file)
     benchmarks.store_part("step", {"machine": "new", "date": "2026-02-02", "step": [3]}, rounds=7)
     benchmarks.store_part("optimizers", {"machine": "new", "date": "2026-02-02", "optimizers": [4]}, rounds=3)
-    found = json.loads(file.read_text())
-    assert (found["machine"], found["step"], found["laws"], found["optimizers"]) == ("old", [3], {"fit_s": 2}, [4])
+    result = json.loads(file.read_text())
+    assert (result["machine"], result["step"], result["laws"], result["optimizers"]) == ("old", [3], {"fit_s": 2}, [4])
     new = {"machine": "new", "date": "2026-02-02"}
-    assert found["measured"] == {"step": new | {"rounds": 7}, "optimizers": new | {"rounds": 3}}
+    assert result["measured"] == {"step": new | {"rounds": 7}, "optimizers": new | {"rounds": 3}}

@@ -1,4 +1,4 @@
-"""`make gpu` where there is no GPU: it says so, its programs lower for one, its parts work at tiny sizes and survive a stop."""
+"""`make gpu` without a GPU: a refusal; its programs lower for one; its parts work at tiny sizes and survive a stop."""
 
 import json
 
@@ -15,8 +15,8 @@ QUICK_PARTS = "doctor,mfu,attention,packing,resume"
 def test_without_a_gpu_it_says_so(tmp_path, capsys):
     before = sorted(RESULTS.iterdir())
     assert gpu.main([f"--workdir={tmp_path / 'gpu'}"]) == 2
-    told = capsys.readouterr().err.strip()
-    assert told.startswith("gpu: no GPU is here") and "\n" not in told and "--tiny" in told
+    message = capsys.readouterr().err.strip()
+    assert message.startswith("gpu: no GPU is here") and "\n" not in message and "--tiny" in message
     assert not (tmp_path / "gpu").exists() and sorted(RESULTS.iterdir()) == before
     assert gpu.main(["--only=mfus", "--tiny"]) == 2
     assert "did you mean 'mfu'" in capsys.readouterr().err
@@ -29,17 +29,17 @@ def test_a_part_is_kept_at_once_and_done_once(tmp_path):
     assert (
         stopped["status"] == "failed" and "stopped after" in stopped["why"] and not gpu.is_finished(tmp_path, "doctor")
     )
-    found = gpu.all_parts(["doctor"], tmp_path, True)
-    assert found["parts"]["doctor"]["status"] == "done" and found["chip"] == "cpu"
+    result = gpu.all_parts(["doctor"], tmp_path, True)
+    assert result["parts"]["doctor"]["status"] == "done" and result["chip"] == "cpu"
     written = gpu.part_path(tmp_path, "doctor").stat().st_mtime_ns
     again = gpu.all_parts(["doctor"], tmp_path, True)
-    assert gpu.part_path(tmp_path, "doctor").stat().st_mtime_ns == written and again["parts"] == found["parts"]
+    assert gpu.part_path(tmp_path, "doctor").stat().st_mtime_ns == written and again["parts"] == result["parts"]
     text = page.format_page(again | {"parts": again["parts"] | {"mfu": stopped}})
     assert "x cpu;" in text and again["date"] in text and "| mfu | failed: stopped after" in text and "TFLOP/s" in text
 
 
 def test_its_programs_lower_for_a_gpu():
-    """Shapes and formats of what will be compiled there: trials in front of every array, attention's products in bf16."""
+    """Shapes and formats of the programs compiled there: trials in front of every array, attention in bf16."""
     texts = compiled.lower_programs(settings.TINY_SETTINGS)
     s = settings.TINY_SETTINGS
     packed = texts[f"{s.trials} trials under vmap"]
@@ -59,7 +59,8 @@ def test_the_plan_that_is_written_before(monkeypatch):
 
 
 def test_what_a_test_report_says():
-    report = """<testsuites><testsuite><testcase classname="a" name="one"/><testcase classname="a" name="two"><failure/></testcase>
+    report = """<testsuites><testsuite><testcase classname="a" name="one"/>
+    <testcase classname="a" name="two"><failure/></testcase>
     <testcase classname="a" name="three"><skipped/></testcase></testsuite></testsuites>"""
     assert commands.count_junit(report) == {"passed": 1, "failed": 1, "skipped": 1, "failures": ["a::two"]}
 

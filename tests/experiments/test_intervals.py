@@ -44,7 +44,7 @@ def test_what_has_no_interval():
 
 
 def test_the_issues_own_five_seeds_of_sgd_show_a_difference():
-    """Sgd at +.122 was called "no difference shown" since it is within twice the seeds' spread; five seeds each say p = .011."""
+    """Sgd at +.122 was "no difference shown", as it is within twice the seeds' spread; five seeds each say p = .011."""
     adamw = [2.4941 + 0.0083 * z for z in standard(5)]
     sgd = [2.6156 + 0.0621 * z for z in standard(5)]
     shown = intervals.mean_difference(by_seed(sgd), by_seed(adamw, first=9))
@@ -94,7 +94,7 @@ def test_how_often_each_finalist_is_drawn_is_the_closed_form():
 
 
 def race_of(random, trials, spread=0.1, noise=0.05, choosing=3, reported=6):
-    """One search: trials of true losses 2.5 + |normal|, tuned on one noisy seed, three best again; with the chosen's truth."""
+    """One search: trials of true losses 2.5 + |normal|, tuned on one noisy seed, three best repeated; and its truth."""
     truth = 2.5 + np.abs(random.normal(0, spread, trials))
     tuned = truth + random.normal(0, noise, trials)
     best = np.argsort(tuned)[:3]

@@ -1,4 +1,4 @@
-"""The study end to end on a grid of toys: prediction before training, resumption, and `scalelab fit` on what it left."""
+"""The study end to end on a grid of toys: prediction before training, resumption, and `scalelab fit` on its runs."""
 
 import json
 import os
@@ -57,14 +57,14 @@ def test_the_summary_lists_every_run_and_the_report_stands_beside_it(study):
 
 
 def test_the_seconds_of_every_phase_are_told(study):
-    folder, _, summary, said = study
+    folder, _, summary, output = study
     rows = {row["phase"].strip(): row for row in summary["seconds"]}
     whole = ["data", "grid", "fit", "held-out run and checks", "score", "figures and page"]
     assert [name for name in rows if rows[name]["wall_s"] is not None] == whole
     assert summary["wall_s"] == pytest.approx(sum(rows[name]["wall_s"] for name in whole))
     for name in ("grid, by workers", "held-out run", "lr checks"):
         assert rows[name]["cpu_s"] > 0 and rows[name]["compile_s"] < rows[name]["cpu_s"] + 600
-    assert phases.INSTALLATION not in rows and "of it starting, tracing, compiling" in said
+    assert phases.INSTALLATION not in rows and "of it starting, tracing, compiling" in output
     # Workers live as long as the study: as many starts as workers, though it has thirteen packs or more.
     spent = [line for f in (folder / "packs").glob("*/spent.jsonl") for line in records.read_json_lines(f)]
     assert len(spent) >= 12 and sum(line["start_s"] > 0 for line in spent) <= len(os.sched_getaffinity(0))
@@ -121,7 +121,7 @@ def test_a_held_out_run_that_diverged_scores_nothing():
         ([*GRID[:2], "--holdout=1e10"], "not beyond the largest budget"),
         ([*GRID[:2], "--holdout=nan"], "'nan' is not numbers above zero"),
         ([*GRID[:2], "--holdout=1e11,2e11"], "more than one number"),
-        ([GRID[0], "--sizes=16,24.5,32"], "24.5 is no whole number; nearest: 24"),
+        ([GRID[0], "--sizes=16,24.5,32"], "24.5 is not a whole number; nearest: 24"),
         ([*GRID, "--rule=smal-bytes"], "did you mean 'small-bytes'"),
         (
             [*GRID, "--sizes=16,24,96"],
@@ -138,6 +138,6 @@ def test_a_held_out_run_that_diverged_scores_nothing():
 )
 def test_mistakes_end_with_one_line_and_exit_2(tmp_path, capsys, arguments, message):
     assert isoflop.main([*arguments, f"--workdir={tmp_path / 'w'}"]) == 2
-    said = capsys.readouterr().err
-    assert message in said and len(said.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert message in output and len(output.strip().splitlines()) == 1
     assert not (tmp_path / "w").exists()

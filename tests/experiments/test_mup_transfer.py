@@ -13,15 +13,17 @@ BASE = config_lib.load(mup_transfer.ROOT / "configs" / "mup_transfer.py")
 
 def rows(fall: dict[str, float]):
     """What `measured` returns, of parabolas whose minimum falls by so many octaves a doubling."""
-    found = []
+    result = []
     for key, octaves in fall.items():
         for i, width in enumerate(mup_transfer.WIDTHS):
             lrs = mup_transfer.log2_lr_grid(key, width / 32, 1.0)
             vertex = -8 - octaves * i
             losses = [(2 + 0.1 * (lrs - vertex) ** 2).tolist()] * 3
             facts = {"log2_lr": vertex, "interval90": [vertex - 0.1, vertex + 0.1], "loss": 2.0, "interior": True}
-            found.append(facts | {"parametrization": key, "d_model": width, "log2_lrs": lrs.tolist(), "losses": losses})
-    return found
+            result.append(
+                facts | {"parametrization": key, "d_model": width, "log2_lrs": lrs.tolist(), "losses": losses}
+            )
+    return result
 
 
 def test_a_program_for_each_width_and_parametrization():
@@ -40,17 +42,19 @@ def test_what_is_read_from_the_runs(tmp_path, monkeypatch):
              for lr, loss in zip(r["log2_lrs"], one, strict=True)}  # fmt: skip
     listed = [{"name": name, "status": "done", "val_loss": loss} for name, loss in truth.items()]
     monkeypatch.setattr(mup_transfer.records, "read_runs", lambda folder: listed)
-    found = mup_transfer.read_transfer_rows(tmp_path, mup_transfer.WIDTHS, 1.0)
-    assert mup_transfer.lr_octaves_moved(found) == {"mup": pytest.approx(0.3), "standard": pytest.approx(2.7)}
-    assert all(row["interior"] for row in found)
-    assert np.shape(found[0]["losses"]) == (3, 5)
+    result = mup_transfer.read_transfer_rows(tmp_path, mup_transfer.WIDTHS, 1.0)
+    assert mup_transfer.lr_octaves_moved(result) == {"mup": pytest.approx(0.3), "standard": pytest.approx(2.7)}
+    assert all(row["interior"] for row in result)
+    assert np.shape(result[0]["losses"]) == (3, 5)
 
 
 @pytest.mark.parametrize(
     ("fall", "verdicts"),
     [
-        ({"mup": 0.1, "standard": 0.9}, ("by 0.30 octaves (at most 0.75 expected: met)", "by 2.70 octaves (more than 2 expected: met)")),
-        ({"mup": 0.3, "standard": 0.5}, ("0.90 octaves (at most 0.75 expected: NOT met)", "1.50 octaves (more than 2 expected: NOT met)")),
+        ({"mup": 0.1, "standard": 0.9},
+            ("by 0.30 octaves (at most 0.75 expected: met)", "by 2.70 octaves (more than 2 expected: met)")),
+        ({"mup": 0.3, "standard": 0.5},
+            ("0.90 octaves (at most 0.75 expected: NOT met)", "1.50 octaves (more than 2 expected: NOT met)")),
     ],
 )  # fmt: skip
 def test_verdicts_page_and_figure(fall, verdicts):

@@ -1,4 +1,4 @@
-"""The comparison of optimizers: alike searches that follow the best beyond an edge, and what is made of results whose answer is known."""
+"""The comparison of optimizers: equal searches that follow the best beyond an edge, and results with known answers."""
 
 import json
 import math
@@ -60,7 +60,8 @@ class Bowl:
 
     def __call__(self, stage, made):
         self.stages[stage] = list(made)
-        return [{"name": name, "loss": self.loss(config), "curve": [(50, 3.0), (100, 2.0)], "tokens_per_s": 1e5} for name, config in made.items()]  # fmt: skip
+        return [{"name": name, "loss": self.loss(config), "curve": [(50, 3.0), (100, 2.0)],
+            "tokens_per_s": 1e5} for name, config in made.items()]  # fmt: skip
 
     def loss(self, config):
         lr, momentum, least = self.lowest[config.optim.name]
@@ -139,11 +140,11 @@ def test_the_table_its_page_and_its_figure(raced, tmp_path):
 def test_words_follow_from_the_interval_not_from_the_seeds_spread():
     close, far = {1: 2.5, 2: 2.6, 3: 2.7}, {1: 2.51, 2: 2.58, 3: 2.72}
     assert "the interval holds 0, so which is better is open" in ranking.describe_difference(
-        ranking.intervals.difference(far, close), "lion"
+        ranking.intervals.mean_difference(far, close), "lion"
     )
     # Seeds spread by .1, ten times the difference, but each pair says the same.
     paired = {seed: loss + 0.01 + 0.001 * seed for seed, loss in close.items()}
-    assert "behind" in ranking.describe_difference(ranking.intervals.difference(paired, close), "lion")
+    assert "behind" in ranking.describe_difference(ranking.intervals.mean_difference(paired, close), "lion")
     assert "diverged" in ranking.describe_difference(None, "sgd")
 
 

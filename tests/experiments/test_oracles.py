@@ -1,4 +1,4 @@
-"""The committed table of oracles: every optimizer stands in it, and every difference is within its tolerance. No torch needed."""
+"""The committed table of oracles: it has every optimizer, every difference within its tolerance. No torch needed."""
 
 import json
 import math

@@ -16,7 +16,8 @@ from scalelab.train.step.program import sequential_program, vmapped_program
 
 assert jax.local_device_count() == 4
 tree = c.override(tiny.get_config(), {"model.d_model": 16, "model.seq_len": 32, "train.global_batch": 4})
-runs = [c.resolve(c.override(tree, {"optim.peak_lr": lr, "train.seed": i})) for i, lr in enumerate([1e-3] * 3 + [3e-3] * 3)]
+lrs = [1e-3] * 3 + [3e-3] * 3
+runs = [c.resolve(c.override(tree, {"optim.peak_lr": lr, "train.seed": i})) for i, lr in enumerate(lrs)]
 static, h = c.static(runs[0]), [c.hparams(run) for run in runs]
 batches = [np.random.default_rng(i).integers(0, 256, (3, 4, 33)).astype(np.int32) for i in range(6)]
 losses = {}

@@ -14,7 +14,8 @@ def get_config():
     return tiny.get_config()
 
 def sweep(h):
-    return h.product([h.sweep("model.d_model", [32, 48]), h.sweep("train.steps", [200, 400]), h.sweep("optim.peak_lr", [1e-2])])
+    sizes = h.sweep("model.d_model", [32, 48]), h.sweep("train.steps", [200, 400])
+    return h.product([*sizes, h.sweep("optim.peak_lr", [1e-2])])
 """
 
 

@@ -12,7 +12,8 @@ LR = "optim.peak_lr"
 def rows(**losses):
     """Trials `lr1=[losses of seeds 0, 1, …]`; a string is a status without a loss."""
     return [
-        {LR: lr, SEED_KEY: seed, "status": loss if isinstance(loss, str) else "done", "val_loss": None if isinstance(loss, str) else loss}
+        {LR: lr, SEED_KEY: seed, "status": loss if isinstance(loss, str) else "done",
+            "val_loss": None if isinstance(loss, str) else loss}
         for lr, each in losses.items()
         for seed, loss in enumerate(each)
     ]  # fmt: skip

@@ -62,7 +62,7 @@ def wait_for(condition, process: subprocess.Popen) -> None:
 
 
 def free_port() -> int:
-    """A port to listen on, which nobody else is given while these tests run: it stays bound, and allows to be bound again."""
+    """A port to listen on that nobody else gets during these tests: it stays bound, and can be bound again."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("", 0))

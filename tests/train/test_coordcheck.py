@@ -1,4 +1,4 @@
-"""Coordinate checks: what is measured is what flows, and the trainer's own steps tell mup and completep from standard."""
+"""Coordinate checks: the measured activations are the model's, and mup and completep differ from standard."""
 
 import functools
 
@@ -24,13 +24,13 @@ from tests.model.shapes import distance, random_params, shape, tokens
 def test_activations_are_those_of_the_model(preset, name):
     of = shape(preset, name, base_width=8, base_layers=1, n_layers=3)
     params, batch = random_params(of), tokens(of)[:, :-1]
-    found = jax.jit(functools.partial(collect_activations, of))(params, batch)
-    assert distance(found["logits"], transformer.next_token_logits(of, params, batch)) < 3e-6
-    added = transformer.branch_multiplier(of) * (found["attention"] + found["mlp"]).sum(0)
-    assert distance(found["stream"], found["embedding"] + added) < 3e-6
+    result = jax.jit(functools.partial(collect_activations, of))(params, batch)
+    assert distance(result["logits"], transformer.next_token_logits(of, params, batch)) < 3e-6
+    added = transformer.branch_multiplier(of) * (result["attention"] + result["mlp"]).sum(0)
+    assert distance(result["stream"], result["embedding"] + added) < 3e-6
     head = params["embed"]["w"].T if of.tied_head else params["head"]["w"]
-    assert distance(found["logits"], found["final_norm"] @ head / of.width_ratio) < 3e-6
-    assert found["attention"].shape == found["mlp"].shape == (3, *found["stream"].shape)
+    assert distance(result["logits"], result["final_norm"] @ head / of.width_ratio) < 3e-6
+    assert result["attention"].shape == result["mlp"].shape == (3, *result["stream"].shape)
 
 
 def test_attention_logits_are_what_the_first_block_computes():
@@ -79,7 +79,7 @@ def config(name: str, **model):
 
 
 def rows(name: str, **sizes):
-    """{activation: row} over widths (d_model=) or depths (n_layers=); at the base all are standard, and compiled once."""
+    """{activation: row} over widths (d_model=) or depths (n_layers=); all are standard at the base, compiled once."""
     axis, (first, *others) = next(iter(sizes.items()))
     configs = {first: config("standard")} | {value: resize_config(config(name), **{axis: value}) for value in others}
     data = load_run_dataset(configs[first])
@@ -91,7 +91,8 @@ def rows(name: str, **sizes):
 def test_with_width_standard_grows_and_mup_does_not():
     mup, standard = (rows(name, d_model=(32, 192)) for name in ("mup", "standard"))
     assert list(mup) == [
-        "embedding", "attention logits last", "attention logits max last", "attention last", "mlp last", "stream", "final_norm", "logits"
+        "embedding", "attention logits last", "attention logits max last", "attention last", "mlp last", "stream",
+        "final_norm", "logits"
     ]  # fmt: skip
     assert {name: row.verdict for name, row in mup.items()} == dict.fromkeys(mup, "flat")
     assert {name for name, row in standard.items() if row.verdict == "growing"} == {

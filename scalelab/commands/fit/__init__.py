@@ -1,4 +1,4 @@
-"""`scalelab fit`: `fit` parses; `rows` reads runs, `law` and `approaches` fit, `next_runs` proposes, `text` prints."""
+"""`scalelab fit`: `fit` parses, `rows` reads runs, `law` and `approaches` fit, `next_runs` proposes, `text` prints."""
 
 from scalelab.commands.fit.fit import main
 

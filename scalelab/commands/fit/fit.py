@@ -1,11 +1,11 @@
-"""`scalelab fit SOURCE…`: fit a scaling law, and say how far to trust it.
+"""`scalelab fit SOURCE…`: fit a scaling law and report how far to trust it.
 
 A SOURCE is a folder of runs (a run, a sweep, a study) or a .csv, .jsonl or .parquet table:
   scalelab fit runs/quickstart --target-flops=4e12
   scalelab fit points.csv --columns='N=Model Size,C=Training FLOP,loss=loss' --drop-top-loss=5 --plot=figures
   scalelab fit runs.csv --law=data_constrained --columns=N=params,D=tokens,U=unique --where="unique > 1e8"
-Two of N, D and C suffice in a table: C = 6ND gives the third. Runs that diverged or didn't finish are never fitted.
-scalelab/laws/README.md tells how to read what is printed. Exit codes: 0 done, 1 no optimum to vouch for, 2 bad input.
+A table needs two of N, D and C: C = 6ND gives the third. Runs that diverged or didn't finish are never fitted.
+scalelab/laws/README.md explains the output. Exit codes: 0 done, 1 no trustworthy optimum was found, 2 bad input.
 """
 
 import argparse
@@ -24,20 +24,20 @@ IDLE_OPTIONS = {1: (*LAW_OPTIONS, "seed_noise", "plot"), 2: (*LAW_OPTIONS, "clus
 
 
 def main(argv: list[str]) -> int:
-    """Fit, print what was found (or its JSON), and return 0; 1 where the optimiser can't vouch for its optimum."""
-    arguments = _parser().parse_args(argv)
-    _refuse_idle(arguments)
+    """Fit and print the result (or its JSON); exit code 1 if the optimiser found no trustworthy optimum."""
+    options = _parser().parse_args(argv)
+    _refuse_idle(options)
     from scalelab.commands.fit import approaches, law
     from scalelab.laws.solve.optimum import FitError
 
     try:
-        lines, result = law.run_law_fit(arguments) if arguments.approach == 3 else approaches.run_approach(arguments)
+        lines, result = law.run_law_fit(options) if options.approach == 3 else approaches.run_approach(options)
     except FitError as failure:
         print(f"scalelab: {failure}", file=sys.stderr)
         return 1
-    if arguments.json != "-":
+    if options.json != "-":
         print("\n".join(lines))
-    emit_json(result, arguments.json)
+    emit_json(result, options.json)
     return 0
 
 
@@ -56,24 +56,28 @@ def _rows(add: Callable[..., Any]) -> None:
     add(
         "--columns",
         metavar="N=A,D=B,…",
-        help="which columns of a table (of runs: any but N) hold N, D, C, loss and what else the law needs",
+        help="which columns of a table hold N, D, C, loss and the law's other fields (of runs: any but N)",
     )
     add("--n", metavar="KIND", help="N of runs: total (default), non_embedding, kaplan, chinchilla")
     add(
-        "--where", action="append", default=[], metavar="EXPR", help="keep rows, as 'N > 1e8 and D/N < 100'; repeatable"
+        "--where",
+        action="append",
+        default=[],
+        metavar="EXPR",
+        help="keep rows where this holds, e.g. 'N > 1e8 and D/N < 100'; repeatable",
     )
     add("--drop-top-loss", type=int, default=0, metavar="K", help="leave out the K largest losses")
 
 
 def _fit(add: Callable[..., Any]) -> None:
     add("--law", metavar="NAME", help="the law (default: chinchilla)")
-    add("--hold", type=parse_pairs, metavar="E=X,…", help="parameters held at values; the others are fitted")
+    add("--hold", type=parse_pairs, metavar="E=X,…", help="hold these parameters at values and fit the others")
     add("--objective", metavar="NAME", help="huber_log (default), mse_log, mse, mle, asymmetric")
     add("--delta", type=float, metavar="X", help="Huber's threshold on residuals (default: 1e-3)")
     add("--bootstrap", type=int, default=1000, metavar="COUNT", help="resamples; 0: no intervals (default: 1000)")
-    add("--cluster", metavar="COLUMN", help="resample rows of one value together: a run's checkpoints, say")
-    add("--seed", type=int, default=0, help="of the resamples (default: 0)")
-    add("--level", type=float, metavar="X", help="of every interval (default: 0.9)")
+    add("--cluster", metavar="COLUMN", help="resample rows with one value together, e.g. a run's checkpoints")
+    add("--seed", type=int, default=0, help="seed of the resamples (default: 0)")
+    add("--level", type=float, metavar="X", help="level of every interval (default: 0.9)")
     add(
         "--approach",
         type=int,
@@ -85,7 +89,7 @@ def _fit(add: Callable[..., Any]) -> None:
     add(
         "--seed-noise",
         action="store_true",
-        help="approach 2: weigh budgets by the noise of seeds, and give an interval",
+        help="approach 2: weight budgets by the noise of seeds, and give an interval",
     )
 
 
@@ -95,16 +99,16 @@ def _uses(add: Callable[..., Any]) -> None:
         type=parse_numbers,
         default=(),
         metavar="C[,C…]",
-        help="best N and D, loss and waste at C FLOPs",
+        help="print the best N and D, the loss and the waste at C FLOPs",
     )
     add("--target-values", type=parse_pairs, metavar="U=X,…", help="values of the law's other columns at the target")
-    add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score")
-    add("--tournament", action="store_true", help="... by every law that has its columns (K: a fifth by default)")
+    add("--holdout", type=int, metavar="K", help="hold out the K largest rows, predict them and score the prediction")
+    add("--tournament", action="store_true", help="score every law that has its columns (K: a fifth by default)")
     add(
         "--plot",
         type=folder_path,
         metavar="DIR",
-        help="draw the fit, profiles and decision (approach 2: IsoFLOPs): PNG, PDF, CSV",
+        help="draw the fit, profiles and decision (approach 2: IsoFLOPs) as PNG, PDF and CSV",
     )
     add(
         "--next-runs",
@@ -117,19 +121,19 @@ def _uses(add: Callable[..., Any]) -> None:
         metavar="FILE",
         help="a config with sweep(h) (proposals become config files), or a table of candidates",
     )
-    add("--budget-flops", type=float, metavar="C", help="what all proposed runs may cost together")
+    add("--budget-flops", type=float, metavar="C", help="FLOPs that all proposed runs together may cost")
     add("--target", default="N", metavar="NAME", help="N (default) or loss at the first target budget, or a parameter")
     add(
         "--configs-out",
         type=folder_path,
         default="next",
         metavar="DIR",
-        help="where the config files of proposed runs are written (default: next)",
+        help="folder for the config files of proposed runs (default: next)",
     )
 
 
 def known_laws() -> str:
-    """Names and equations of the built-in laws, read off their source: importing them would import jax."""
+    """List names and equations of the built-in laws, read from the source file: importing it would import jax."""
     path = pathlib.Path(__file__).parents[2] / "laws" / "law" / "forms.py"
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     laws = [node for node in functions if node.args.kwonlyargs]
@@ -137,7 +141,7 @@ def known_laws() -> str:
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
-    """`1e21,1e24` as numbers."""
+    """Parse `1e21,1e24` as numbers."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -145,18 +149,18 @@ def parse_numbers(text: str) -> tuple[float, ...]:
 
 
 def parse_pairs(text: str) -> dict[str, float]:
-    """`U=25e9,depth=12` as numbers by name: --target-values, --hold."""
-    found = {}
+    """Parse `U=25e9,depth=12` as numbers by name (--target-values, --hold)."""
+    pairs = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not equals:
             raise argparse.ArgumentTypeError(f"{part!r} is not NAME=NUMBER, as in U=25e9")
-        (found[name],) = parse_numbers(value)
-    return found
+        (pairs[name],) = parse_numbers(value)
+    return pairs
 
 
-def _refuse_idle(arguments: Any) -> None:
-    """BadInput for an option that the chosen approach would ignore in silence."""
-    for name in IDLE_OPTIONS[arguments.approach]:
-        if getattr(arguments, name):
-            raise BadInput(f"--{name.replace('_', '-')} means nothing to --approach={arguments.approach}: leave it out")
+def _refuse_idle(options: Any) -> None:
+    """Refuse an option that the chosen approach would silently ignore: BadInput."""
+    for name in IDLE_OPTIONS[options.approach]:
+        if getattr(options, name):
+            raise BadInput(f"--{name.replace('_', '-')} has no effect with --approach={options.approach}: leave it out")

@@ -1,4 +1,4 @@
-"""Approach 3 of `scalelab fit`: a law fitted to all rows, and everything that was asked to follow from it."""
+"""Approach 3 of `scalelab fit`: fit a law to all rows, and compute what the options ask for from it."""
 
 import dataclasses
 from typing import Any
@@ -16,69 +16,70 @@ from scalelab.laws.trust.uncertainty import predict_run
 HOLDOUT_DIVISOR = 5  # a tournament without --holdout holds out a fifth of the rows
 
 
-def run_law_fit(arguments: Any) -> tuple[list[str], dict[str, Any]]:
-    """(lines for a person, the JSON object)."""
-    if arguments.target_flops and not arguments.bootstrap:
-        raise BadInput("--target-flops gives intervals, and --bootstrap=0 leaves none: ask for resamples")
-    if arguments.next_runs is not None and not (arguments.grid and arguments.budget_flops):
+def run_law_fit(options: Any) -> tuple[list[str], dict[str, Any]]:
+    """Fit a law and what follows from it: (lines for a person, the JSON object). BadInput if options contradict."""
+    if options.target_flops and not options.bootstrap:
+        raise BadInput("--target-flops prints intervals, and --bootstrap=0 gives none: ask for resamples")
+    if options.next_runs is not None and not (options.grid and options.budget_flops):
         raise BadInput("--next-runs needs --grid=FILE (what can be run) and --budget-flops=C (what it may cost)")
-    law = law_lib.hold_params(load_law(arguments.law or "chinchilla"), **(arguments.hold or {}))
-    columns = parse_columns(arguments.columns, known_fields(law))
-    table = read_sources(arguments.sources, law, columns, arguments.n, arguments.where)
+    law = law_lib.hold_params(load_law(options.law or "chinchilla"), **(options.hold or {}))
+    columns = parse_columns(options.columns, known_fields(law))
+    table = read_sources(options.sources, law, columns, options.n, options.where)
     fitted = fit_study(
-        table.rows, law, arguments.n or "total", arguments.drop_top_loss, arguments.cluster,
-        objective=arguments.objective or "huber_log", delta=arguments.delta, bootstrap=arguments.bootstrap,
-        seed=arguments.seed, target_flops=() if law.columns == ("C",) else arguments.target_flops, holdout=arguments.holdout or 0,
-        level=arguments.level or INTERVAL_LEVEL, held=arguments.target_values,
+        table.rows, law, options.n or "total", options.drop_top_loss, options.cluster,
+        objective=options.objective or "huber_log", delta=options.delta, bootstrap=options.bootstrap,
+        seed=options.seed, target_flops=() if law.columns == ("C",) else options.target_flops,
+        holdout=options.holdout or 0, level=options.level or INTERVAL_LEVEL, held=options.target_values,
     )  # fmt: skip
     fitted = dataclasses.replace(fitted, n_convention=table.n_convention)
-    lines = text.describe_fit(fitted, table, arguments.where)
-    read = {"sources": arguments.sources, "derived": table.derived, "left_out_by_where": table.left_out}
-    # What `rows` of design and holdout count in.
+    lines = text.describe_fit(fitted, table, options.where)
+    facts = {"sources": options.sources, "derived": table.derived, "left_out_by_where": table.left_out}
+    # The `rows` of design and holdout are indices into these names.
     names = {"row_names": [str(row.get("name", "")) for row in fitted.kept]}
-    result = read | fitted.to_json() | names
-    for part, (said, block) in _more(arguments, fitted, table).items():
-        lines += said
+    result = facts | fitted.to_json() | names
+    for part, (part_lines, block) in _more(options, fitted, table).items():
+        lines += part_lines
         result[part] = block
     return lines, result
 
 
-def _more(arguments: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[str], Any]]:
-    """What was asked for beyond the fit: {JSON key: (lines, block)}."""
+def _more(options: Any, fitted: Fitted, table: Table) -> dict[str, tuple[list[str], Any]]:
+    """Compute the parts asked for beyond the fit: {JSON key: (lines, block)}."""
     parts = {}
-    if arguments.target_flops and fitted.law.columns == ("C",):
-        parts["predictions"] = _predictions(arguments, fitted)
-    if arguments.tournament:
-        parts["tournament"] = _tournament(arguments, fitted)
-    if arguments.next_runs is not None:
-        parts["next"] = next_runs.propose_next_runs(arguments, fitted)
-    if arguments.plot:
+    if options.target_flops and fitted.law.columns == ("C",):
+        parts["predictions"] = _predictions(options, fitted)
+    if options.tournament:
+        parts["tournament"] = _tournament(options, fitted)
+    if options.next_runs is not None:
+        parts["next"] = next_runs.propose_next_runs(options, fitted)
+    if options.plot:
         from scalelab.report.figures.fitplots import write_fit_figures
 
-        paths = write_fit_figures(arguments.plot, fitted, arguments.target_values or {})
+        paths = write_fit_figures(options.plot, fitted, options.target_values or {})
         parts["figures"] = (["", *(f"wrote {path}" for path in paths)], paths)
     return parts
 
 
-def _predictions(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
-    """A law of C alone splits no budget, but it says what a run of that budget reaches."""
-    if not all(0 < C < float("inf") for C in arguments.target_flops):
-        raise BadInput(f"--target-flops={arguments.target_flops}: a budget is a positive number of FLOPs")
-    assert fitted.bootstrap  # run() has refused targets without resamples
-    found = {
+def _predictions(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
+    """Predict what a run of each budget reaches, by a law of C alone (which can't split a budget into N and D)."""
+    if not all(0 < C < float("inf") for C in options.target_flops):
+        raise BadInput(f"--target-flops={options.target_flops}: a budget is a positive number of FLOPs")
+    assert fitted.bootstrap  # run_law_fit has refused targets without resamples
+    predictions = {
         f"{C:g}": predict_run(fitted.problem, fitted.best, fitted.bootstrap, {"C": C}, fitted.level)
-        for C in arguments.target_flops
+        for C in options.target_flops
     }
-    return text.describe_predictions(found, fitted), {C: dataclasses.asdict(each) for C, each in found.items()}
+    block = {C: dataclasses.asdict(prediction) for C, prediction in predictions.items()}
+    return text.describe_predictions(predictions, fitted), block
 
 
-def _tournament(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
+def _tournament(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
     from scalelab.laws.trust.tournament import run_tournament
 
-    table = numeric_columns(fitted.kept, arguments.n or "total")
-    known = set(table) | ({"C", "M"} if {"N", "D"} <= set(table) else set())
-    laws = [law for law in LAWS.values() if law.target == fitted.law.target and set(law.columns) <= known]
+    table = numeric_columns(fitted.kept, options.n or "total")
+    columns = set(table) | ({"C", "M"} if {"N", "D"} <= set(table) else set())
+    laws = [law for law in LAWS.values() if law.target == fitted.law.target and set(law.columns) <= columns]
     laws += [fitted.law] if fitted.law not in laws else []
-    count = arguments.holdout or max(1, len(fitted.kept) // HOLDOUT_DIVISOR)
-    entries = run_tournament(table, laws, count, arguments.objective or "huber_log", arguments.delta)
+    count = options.holdout or max(1, len(fitted.kept) // HOLDOUT_DIVISOR)
+    entries = run_tournament(table, laws, count, options.objective or "huber_log", options.delta)
     return text.describe_tournament(entries, count), [entry.to_json() for entry in entries]

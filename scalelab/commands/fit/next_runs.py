@@ -1,4 +1,4 @@
-"""`scalelab fit … --next-runs=K`: which runs of a grid to do next, and their config files."""
+"""`scalelab fit … --next-runs=K`: propose which runs of a grid to do next, and write their config files."""
 
 import pathlib
 from typing import Any
@@ -15,27 +15,27 @@ from scalelab.sweep.forks import candidate_columns, write_forks
 from scalelab.sweep.trials import load_trials
 
 
-def propose_next_runs(arguments: Any, fitted: Fitted) -> tuple[list[str], Any]:
-    """(lines, JSON block); proposals from a config's sweep are written to --configs-out as config files."""
-    grid, held, convention = arguments.grid, arguments.target_values, arguments.n or "total"
+def propose_next_runs(options: Any, fitted: Fitted) -> tuple[list[str], Any]:
+    """Propose runs: (lines, JSON block). Runs of a config's sweep are written to --configs-out as config files."""
+    grid, held, convention = options.grid, options.target_values, options.n or "total"
     if not pathlib.Path(grid).is_file():
         raise BadInput(f"--grid={grid}: no such file; it is a config with sweep(h), or a table of candidates")
     trials = load_trials(grid, {}) if grid.endswith(".py") else {}
-    names, columns = (list(trials), candidate_columns(trials, convention)) if trials else _table(arguments, fitted)
-    plan = propose_runs(fitted, columns, arguments.next_runs, arguments.budget_flops, arguments.target, held=held)
+    names, columns = (list(trials), candidate_columns(trials, convention)) if trials else _table(options, fitted)
+    plan = propose_runs(fitted, columns, options.next_runs, options.budget_flops, options.target, held=held)
     chosen = [names[proposed.row] for proposed in plan.runs]
     titles = dict(zip(chosen, map(_title, plan.runs), strict=True))
-    files = write_forks(arguments.configs_out, grid, {name: trials[name] for name in chosen}, titles) if trials else []
+    files = write_forks(options.configs_out, grid, {name: trials[name] for name in chosen}, titles) if trials else []
     block = plan.to_json() | {"names": chosen, "forks": list(map(str, files))}
     return _lines(plan, chosen) + [f"wrote {path}" for path in files], block
 
 
-def _table(arguments: Any, fitted: Fitted) -> tuple[list[str], dict[str, np.ndarray]]:
-    """(names, columns [G]) of a table of candidates: N and D, and what else the law needs."""
-    named = parse_columns(arguments.columns, known_fields(fitted.law))
+def _table(options: Any, fitted: Fitted) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Read a table of candidates: (names, columns [G]) with N, D and the law's other fields."""
+    named = parse_columns(options.columns, known_fields(fitted.law))
     wanted = {field: column for field, column in named.items() if field != fitted.law.target}
-    table = read_sources([arguments.grid], fitted.law, wanted, arguments.n, with_target=False)
-    return [row["name"] for row in table.rows], numeric_columns(table.rows, arguments.n or "total")
+    table = read_sources([options.grid], fitted.law, wanted, options.n, with_target=False)
+    return [row["name"] for row in table.rows], numeric_columns(table.rows, options.n or "total")
 
 
 def _title(run: ProposedRun) -> str:

@@ -1,4 +1,4 @@
-"""The rows of `scalelab fit`, from folders of runs and tables, mixed as the user likes. (The laws know no run folders.)"""
+"""The rows of `scalelab fit`, from any mix of run folders and tables. (laws/ knows nothing about run folders.)"""
 
 import os
 import pathlib
@@ -19,11 +19,12 @@ def read_sources(
     sources: Sequence[str], law: Law, columns: Mapping[str, str] | None = None, n_convention: str | None = None,
     where: Sequence[str] = (), with_target: bool = True,
 ) -> Table:  # fmt: skip
-    """The rows of every folder and table in `sources` with the columns that `law` needs, ready for `study.fit_study`.
+    """Read the rows of every folder and table in `sources` with the columns that `law` needs, for `study.fit_study`.
 
-    `n_convention` says which N a run's folder gives (`study.N_COLUMNS`; total where None), `columns` which column of a
-    table, or of the runs, holds a field. A row of one of several tables is named after its file. Runs that are only planned
-    have no target yet.
+    `n_convention`: the N to read from run folders (`study.N_COLUMNS`; None: total). `columns`: {field: column} of a
+    table or of the runs. `with_target`: False for runs that are only planned and have no loss yet. With several
+    sources, a row's name starts with its file or folder. BadInput if a source, a column or the convention is unknown,
+    or if `where` leaves no row.
     """
     columns, needed = dict(columns or {}), (*law.columns, *([law.target] if with_target else []))
     if n_convention not in (None, *N_COLUMNS):
@@ -37,7 +38,7 @@ def read_sources(
         raise BadInput(f"--columns=N=… is for tables, and {sources[0]!r} is a folder: choose N by --n")
     if n_convention:
         columns["N"] = N_COLUMNS[n_convention]
-    # Beside a table they are its columns, if not the runs'.
+    # If there is a table too, a name that the runs lack may be one of its columns.
     if all(pathlib.Path(source).is_dir() for source in sources):
         known = sorted({key for source in sources for run in read_runs(source) for key in run})
         for name in (name for field, name in columns.items() if field != "N" and name not in known):
@@ -48,7 +49,7 @@ def read_sources(
         raise BadInput(f"--where={' and '.join(where)} leaves none of {rows} rows")
     if len(tables) > 1:
         for source, table in zip(sources, tables, strict=True):
-            if not any(row.get("role") == "fit" for row in table.rows):  # then all of this source is meant
+            if not any(row.get("role") == "fit" for row in table.rows):  # no roles given: fit the whole source
                 table.rows[:] = [{**row, "role": row.get("role") or "fit"} for row in table.rows]
             for row in table.rows:
                 row["name"] = f"{pathlib.Path(source).name}: {row['name']}"
@@ -63,24 +64,24 @@ def read_sources(
 def _read(
     source: str, needed: Sequence[str], columns: Mapping[str, str], n_convention: str, where: Sequence[str]
 ) -> Table:
-    """One source. Rows of a table have N in the convention's column too, so that both kinds can be fitted together."""
+    """Read one source. Table rows get N in the convention's column too, so that both kinds can be fitted together."""
     column = N_COLUMNS[n_convention]
     if not pathlib.Path(source).is_dir():
         table = read_table(source, columns, needed, where)
         return table._replace(rows=[row | {column: row["N"]} if "N" in row else row for row in table.rows])
-    runs = [_named(_run(run, column), columns) for run in read_runs(source)]
-    kept = filter_rows(runs, where)
-    return Table([{**run, "N": run["N_total"]} for run in kept], n_convention, "", len(runs) - len(kept))
+    runs = [_add_mapped_fields(_rename_columns(run, column), columns) for run in read_runs(source)]
+    filtered = filter_rows(runs, where)
+    return Table([{**run, "N": run["N_total"]} for run in filtered], n_convention, "", len(runs) - len(filtered))
 
 
-def _named(run: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A run's row with the fields that `columns` takes from others of its columns: those of `scalelab eval`, say."""
-    named = {field: run[name] for field, name in columns.items() if field != "N" and name in run}
-    return run | named | ({"val_loss": named["loss"]} if "loss" in named else {})
+def _add_mapped_fields(run: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Add the fields that `columns` maps to other columns of the run (e.g. scores of `scalelab eval`) to its row."""
+    fields = {field: run[name] for field, name in columns.items() if field != "N" and name in run}
+    return run | fields | ({"val_loss": fields["loss"]} if "loss" in fields else {})
 
 
-def _run(run: dict[str, Any], column: str) -> dict[str, Any]:
-    """A run's row under the names that expressions and laws know, N by the convention."""
+def _rename_columns(run: dict[str, Any], column: str) -> dict[str, Any]:
+    """A run's row with the column names of expressions and laws; N from `column`, the convention's."""
     N, D = run[column], run["D"]
     aliases = {
         field: next((run[n] for n in names if n in run), None) for field, names in ALIASES.items() if field not in run
@@ -89,7 +90,7 @@ def _run(run: dict[str, Any], column: str) -> dict[str, Any]:
 
 
 def numeric_columns(rows: Sequence[Mapping[str, Any]], n_convention: str = "total") -> dict[str, np.ndarray]:
-    """Every column [P] that is a positive number in all rows; N by the convention, `loss` from val_loss."""
+    """Columns [P] whose values are positive numbers in all rows; N by the convention, `loss` from val_loss."""
     rows = [{**row, "N": row.get(N_COLUMNS[n_convention]), "loss": row.get("val_loss")} for row in rows]
     names = [name for name in rows[0] if all(_positive(row.get(name)) for row in rows)]
     return {name: np.array([float(row[name]) for row in rows]) for name in names}

@@ -1,4 +1,4 @@
-"""A fitted law as lines for a person. No digit is printed that the data don't determine."""
+"""A fitted law as lines for a person. Only digits that the data determine are printed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,27 +25,29 @@ OBJECTIVE_LABELS = {
 
 
 def describe_fit(fitted: Fitted, table: Table, where: Sequence[str] = ()) -> list[str]:
-    """Everything a fit reports, the verdicts before the numbers that depend on them."""
+    """Format everything that a fit reports, verdicts before the numbers that depend on them."""
     block = fitted.to_json()
-    said = [*_heading(fitted, block, table), "", *_parameters(fitted, block), ""]
-    said += [_certificate(block["certificate"])]
+    lines = [*_heading(fitted, block, table), "", *_parameters(fitted, block), ""]
+    lines += [_certificate(block["certificate"])]
     if block["bootstrap"]:
-        said.append(_resamples(block["bootstrap"]))
+        lines.append(_resamples(block["bootstrap"]))
     if fitted.excluded:
-        said.append(describe_exclusions(fitted.excluded))
+        lines.append(describe_exclusions(fitted.excluded))
     if table.left_out:
-        said.append(f"left out by --where {' and '.join(map(repr, where))}: {table.left_out} rows")
-    said += [
-        f"design: {finding.text}{_who(finding, fitted)}" for finding in fitted.design if finding.kind != "excluded"
+        lines.append(f"left out by --where {' and '.join(map(repr, where))}: {table.left_out} rows")
+    lines += [
+        f"design: {finding.text}{_row_names(finding, fitted)}"
+        for finding in fitted.design
+        if finding.kind != "excluded"
     ]
-    said += [f"WARNING: {text}" for text in block["warnings"]]
+    lines += [f"WARNING: {text}" for text in block["warnings"]]
     for decision in fitted.decisions:
-        said += _decision(decision, fitted)
-    return said + (_holdout(fitted.holdout, fitted) if fitted.holdout else [])
+        lines += _decision(decision, fitted)
+    return lines + (_holdout(fitted.holdout, fitted) if fitted.holdout else [])
 
 
 def format_span(ends: Iterable[float | None] | None, digits: int = 4) -> str:
-    """`0.31 to 0.36`; an open end is said in words."""
+    """Format an interval as `0.31 to 0.36`; with an open end as `0.31 or more`, `0.36 or less` or `anything`."""
     if ends is None:
         return ""
     low, high = ends
@@ -57,19 +59,19 @@ def format_span(ends: Iterable[float | None] | None, digits: int = 4) -> str:
 
 
 def describe_exclusions(excluded: Sequence[Mapping[str, str]]) -> str:
-    """Which rows were not fitted, grouped by the reason."""
+    """List the rows that were not fitted, grouped by the reason."""
     names: dict[str, list[str]] = {}
     for entry in excluded:
         names.setdefault(entry["reason"], []).append(entry["name"])
     groups = []
-    for reason, who in names.items():
-        more = f", and {len(who) - MOST_NAMES_SHOWN} more" if len(who) > MOST_NAMES_SHOWN else ""
-        groups.append(f"{reason}: {', '.join(who[:MOST_NAMES_SHOWN])}{more}")
+    for reason, group in names.items():
+        more = f", and {len(group) - MOST_NAMES_SHOWN} more" if len(group) > MOST_NAMES_SHOWN else ""
+        groups.append(f"{reason}: {', '.join(group[:MOST_NAMES_SHOWN])}{more}")
     return f"not fitted, {len(excluded)} rows: {'; '.join(groups)}"
 
 
-def _who(finding: Finding, fitted: Fitted) -> str:
-    """Which rows a finding tells to look at, by the names that the table gives them."""
+def _row_names(finding: Finding, fitted: Fitted) -> str:
+    """The names of the rows that a finding is about."""
     if finding.kind not in ("outliers", "duplicates") or not fitted.kept:
         return ""
     names = [str(fitted.kept[row].get("name", row)) for row in finding.rows]
@@ -105,12 +107,12 @@ def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
     ]
     for name, value in fitted.params.items():
         profile = fitted.identifiability.get(name)
-        sure = profile is None or profile.verdict == "identified"
-        digits = 4 if sure else 1
+        identified = profile is None or profile.verdict == "identified"
+        digits = 4 if identified else 1
         rows.append(
             [
                 name,
-                f"{value:.{_digits(value, profile)}g}" if sure else "-",
+                f"{value:.{_digits(value, profile)}g}" if identified else "-",
                 format_span(block["intervals_percentile"].get(name), digits),
                 format_span(block["intervals"].get(name), digits),
                 _verdict(profile),
@@ -124,7 +126,7 @@ def _parameters(fitted: Fitted, block: Mapping[str, Any]) -> list[str]:
 
 
 def _digits(value: float, profile: ParamProfile | None) -> int:
-    """Two to five: as many as the width of the parameter's interval leaves any sense in."""
+    """Number of digits to print, two to five: as many as the width of the parameter's interval supports."""
     low, high = profile.interval if profile else (value, value)
     if low is None or high is None or not value:
         return 2
@@ -143,21 +145,22 @@ def _tighten(profile: ParamProfile | None) -> str:
     return f"N {run['N']:.2g}, D {run['D']:.2g}" if run else ""
 
 
-def _certificate(c: Mapping[str, Any]) -> str:
-    gap = c["next_basin_gap"]
+def _certificate(certificate: Mapping[str, Any]) -> str:
+    gap = certificate["next_basin_gap"]
     basin = "no other optimum seen" if gap is None else f"next optimum {gap:.2%} higher"
-    bounds = f", at bounds: {', '.join(c['at_bounds'])}" if c["at_bounds"] else ""
+    bounds = f", at bounds: {', '.join(certificate['at_bounds'])}" if certificate["at_bounds"] else ""
     return (
-        f"certificate: {c['agree']} of {c['starts']} starts agree ({c['starts_converged']} converged), {basin}, "
-        f"gradient {c['grad_norm']:.1e}, Hessian condition {c['condition']:.1e}{bounds}"
+        f"certificate: {certificate['agree']} of {certificate['starts']} starts agree "
+        f"({certificate['starts_converged']} converged), {basin}, "
+        f"gradient {certificate['grad_norm']:.1e}, Hessian condition {certificate['condition']:.1e}{bounds}"
     )
 
 
-def _resamples(b: Mapping[str, Any]) -> str:
-    failed = "".join(f"; {number} failed: {reason}" for reason, number in b["failed"].items())
+def _resamples(bootstrap: Mapping[str, Any]) -> str:
+    failed = "".join(f"; {number} failed: {reason}" for reason, number in bootstrap["failed"].items())
     return (
-        f"intervals: {b['used']} of {b['requested']} resamples (seed {b['seed']}){failed}; "
-        f"a row left out is missed by {b['noise_rms']:.2%} rms"
+        f"intervals: {bootstrap['used']} of {bootstrap['requested']} resamples (seed {bootstrap['seed']}){failed}; "
+        f"a row left out is missed by {bootstrap['noise_rms']:.2%} rms"
     )
 
 
@@ -179,33 +182,33 @@ def _decision(decision: Decision, fitted: Fitted) -> list[str]:
     return ["", f"best use of {decision.C:.4g} FLOPs where C = k N D, k = {source}:", *align_columns(rows)]
 
 
-def _holdout(held: Holdout, fitted: Fitted) -> list[str]:
-    names = [str(fitted.kept[row].get("name", f"row {row + 1}")) for row in held.rows] if fitted.kept else []
+def _holdout(holdout: Holdout, fitted: Fitted) -> list[str]:
+    names = [str(fitted.kept[row].get("name", f"row {row + 1}")) for row in holdout.rows] if fitted.kept else []
     rows = [["", "measured", "predicted", "error"]]
-    for i in range(min(len(held.rows), MOST_NAMES_SHOWN)):
-        name = names[i] if names else f"row {held.rows[i] + 1}"
-        rows.append([name, f"{held.measured[i]:.4f}", f"{held.predicted[i]:.4f}", f"{held.errors[i]:+.2%}"])
-    more = [f"and {len(held.rows) - MOST_NAMES_SHOWN} more"] if len(held.rows) > MOST_NAMES_SHOWN else []
+    for i in range(min(len(holdout.rows), MOST_NAMES_SHOWN)):
+        name = names[i] if names else f"row {holdout.rows[i] + 1}"
+        rows.append([name, f"{holdout.measured[i]:.4f}", f"{holdout.predicted[i]:.4f}", f"{holdout.errors[i]:+.2%}"])
+    rest = [f"and {len(holdout.rows) - MOST_NAMES_SHOWN} more"] if len(holdout.rows) > MOST_NAMES_SHOWN else []
     head = (
-        f"held out, the {len(held.rows)} largest rows: mean absolute error {held.mape:.2%} "
-        f"(of the fitted rows {held.in_sample_mape:.2%})"
+        f"held out, the {len(holdout.rows)} largest rows: mean absolute error {holdout.mape:.2%} "
+        f"(of the fitted rows {holdout.in_sample_mape:.2%})"
     )
-    return ["", head, *align_columns(rows), *more]
+    return ["", head, *align_columns(rows), *rest]
 
 
-def describe_predictions(found: Mapping[str, Prediction], fitted: Fitted) -> list[str]:
-    """What one run of each budget is predicted to reach."""
+def describe_predictions(predictions: Mapping[str, Prediction], fitted: Fitted) -> list[str]:
+    """Format what one run of each budget is predicted to reach."""
     rows = [["C", fitted.law.target, f"{fitted.level:.0%}, one run"]]
-    rows += [[C, f"{each.loss:.4g}", format_span((each.low, each.high))] for C, each in found.items()]
+    rows += [[C, f"{p.loss:.4g}", format_span((p.low, p.high))] for C, p in predictions.items()]
     return ["", *align_columns(rows)]
 
 
 def describe_tournament(entries: Sequence[TournamentEntry], count: int) -> list[str]:
-    """The laws in order of their error on the rows that none of them saw."""
+    """Format the laws in order of their error on the held-out rows."""
     rows = [["law", "parameters", "held-out error", "in-sample error", ""]]
     for entry in entries:
-        found = entry.result
-        errors = [f"{found.mape:.2%}", f"{found.in_sample_mape:.2%}"] if found else ["-", "-"]
+        holdout = entry.result
+        errors = [f"{holdout.mape:.2%}", f"{holdout.in_sample_mape:.2%}"] if holdout else ["-", "-"]
         rows.append([entry.law.name, str(len(entry.law.params)), *errors, entry.why])
     return [
         "",

@@ -1,22 +1,25 @@
-"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N] [--mesh=fsdp=8,tensor=8] [--config.group.key=value …]
+"""scalelab plan --config=F --hardware=NAME|FILE.json [--devices=N] [--mesh=fsdp=8,tensor=8] [--config.KEY=VALUE …]
 
-What a run takes before it is launched: parameters and FLOPs by every convention, memory by component, step time with its
-range, cost, batch, checkpoints and goodput, and the cheapest change that makes it fit. Every figure is of the config's real
-step; nothing is allocated, on any number of devices.
-  --compile           compile that step for the machine, which needn't be here: formula, exact and compiled side by side
-  --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and say how far they carry
+Plan a run before it is launched: parameters and FLOPs by every convention, memory by component, step time with its
+range, cost, batch, checkpoints and goodput, and the cheapest change that makes it fit. Every figure describes the
+config's real step; nothing is allocated, on any number of devices.
+  --compile           compile that step for the machine, which may be absent: formula, exact and compiled side by side
+  --calibrate=RUNS    take the efficiencies from measured runs on this hardware, and print how well they transfer
   --measure           run the step here with growing micro-batches: tokens/s beside the prediction, and the knee
-  --single-gpu        the largest micro-batch on one device under each remat policy, with weights as here and as in GaLore's code
+  --single-gpu        print the largest micro-batch on one device for each remat policy, with weights stored as here and
+                      as in GaLore's code
 
 scalelab plan --flops=C | --tokens=D | --params=N | --target-loss=L | --gpu-hours=H [--law=NAME|FIT.json]
-The best N and D by a law: published ones are kaplan, chinchilla_1, chinchilla_2, chinchilla_3, besiroglu, porian, muennighoff;
-FIT.json is what `scalelab fit --json=FIT.json` wrote. --serve-tokens=T also counts inference, --unique-tokens=U repeats data.
-With --params=N and --tokens=D together: what that run gives away against the best split of its own compute.
+Find the best N and D by a law. Published laws: kaplan, chinchilla_1, chinchilla_2, chinchilla_3, besiroglu, porian,
+muennighoff; FIT.json is a file that `scalelab fit --json=FIT.json` wrote. --serve-tokens=T also counts inference,
+--unique-tokens=U repeats data. With both --params=N and --tokens=D: what that run loses against the best split of its
+compute.
 
-scalelab plan --sweep=F [--hardware=NAME] [--devices=N] [--law=NAME|FIT.json] [--noise=X] [-- the study's own options]
-Every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost, packing, and the interval to expect of the law.
+scalelab plan --sweep=F [--hardware=NAME] [--devices=N] [--law=NAME|FIT.json] [--noise=X] [-- options of the study]
+Plan every run of a study or of a config's sweep(h): FLOPs, memory, hours, cost, packing, and the expected interval of
+the law.
 
-Exit code: 0 done (whether it fits or not), 1 a compiler or a measurement failed, 2 bad input.
+Exit code: 0 done (whether or not the run fits), 1 a compiler or a measurement failed, 2 bad input.
 """
 
 import argparse
@@ -44,9 +47,9 @@ RUN_OPTIONS = (
     "context",
 )
 BUDGET_OPTIONS = ("serve_tokens", "unique_tokens", "mfu")
-LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are floats yet
-LARGEST_COUNT = 10**15  # of whatever is counted: far above any plan, and exact as a float
-UNUSED_OPTIONS = {  # what says nothing about each of the three
+LARGEST_VALUE = 1e60  # products of several such numbers, and of their inverses, are still finite floats
+LARGEST_COUNT = 10**15  # for every count: far above any plan, and exact as a float
+UNUSED_OPTIONS = {  # options without effect in each of the three modes
     "--config": (*BUDGET_OPTIONS, "law", "noise"),
     "--sweep": (*RUN_OPTIONS, *BUDGET_OPTIONS),
     "a budget": (*RUN_OPTIONS, "calibrate", "noise", "devices", "price"),
@@ -54,29 +57,29 @@ UNUSED_OPTIONS = {  # what says nothing about each of the three
 
 
 def main(argv: list[str]) -> int:
-    """Plan a run, a budget or a sweep; the exit code is as the module says."""
-    cut = argv.index("--") if "--" in argv else len(argv)
-    overrides, rest = split_overrides(argv[:cut])
+    """Plan a run, a budget or a sweep; exit codes in the module's docstring."""
+    separator = argv.index("--") if "--" in argv else len(argv)
+    overrides, rest = split_overrides(argv[:separator])
     options = _parser().parse_args(rest)
     given = {name for name, value in vars(options).items() if value not in (None, False)}
     modes = [f"--{mode}" for mode in ("config", "sweep") if mode in given] + ["a budget"] * bool(
         given & set(BUDGET_INPUTS)
     )
     if len(modes) != 1:
-        what = f"{' and '.join(modes)} together" if modes else "nothing to plan"
+        problem = f"{' and '.join(modes)} together" if modes else "nothing to plan"
         raise BadInput(
-            f"{what}: give --config (a run), --flops and the like (a budget) or --sweep (`scalelab plan --help`)"
+            f"{problem}: give --config (a run), --flops and the like (a budget) or --sweep (`scalelab plan --help`)"
         )
     if foreign := sorted(set(UNUSED_OPTIONS[modes[0]]) & given):
         name = "--" + foreign[0].replace("_", "-")
-        raise BadInput(f"{name} has nothing to say about {modes[0]}; `scalelab plan --help` says what it goes with")
+        raise BadInput(f"{name} has no effect with {modes[0]}; `scalelab plan --help` shows what it goes with")
     if modes[0] == "a budget" and overrides:
         raise BadInput(f"--config.{next(iter(overrides))} changes a config, and a budget has none")
-    if modes[0] != "--sweep" and cut < len(argv):
-        raise BadInput(f"{' '.join(argv[cut:])}: options after -- are those of a study, and there is no --sweep")
-    options.study = [*(f"--config.{key}={value}" for key, value in overrides.items()), *argv[cut + 1 :]]
-    answer = {"--config": _run, "--sweep": _sweep, "a budget": _budget}[modes[0]]
-    emit_json(answer(options, overrides), options.json)
+    if modes[0] != "--sweep" and separator < len(argv):
+        raise BadInput(f"{' '.join(argv[separator:])}: options after -- belong to a study, and there is no --sweep")
+    options.study = [*(f"--config.{key}={value}" for key, value in overrides.items()), *argv[separator + 1 :]]
+    plan_mode = {"--config": _plan_run, "--sweep": _plan_sweep, "a budget": _plan_budget}[modes[0]]
+    emit_json(plan_mode(options, overrides), options.json)
     return 0
 
 
@@ -85,23 +88,29 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--config", metavar="FILE", help="a config file, e.g. configs/recipes/llama3_8b.py")
     add("--hardware", metavar="NAME", help="h100, a100, v5p, cpu, …, or FILE.json that describes your own")
-    add("--devices", type=_count, metavar="N", help="how many (default: as many as the mesh has)")
-    add("--mesh", metavar="AXIS=N,…", help="sizes and options of `parallel` instead of the config's")
-    add("--price", type=_positive, metavar="X", help="of a device-hour, in your money")
+    add("--devices", type=_count, metavar="N", help="number of devices (default: the size of the mesh)")
+    add("--mesh", metavar="AXIS=N,…", help="values of the config's `parallel` group to use instead")
+    add("--price", type=_positive, metavar="X", help="price of a device-hour, in any currency")
     add("--compile", action="store_true", help="also compile the real step for the machine")
     add("--calibrate", metavar="RUNS", help="a folder of measured runs")
     add("--measure", action="store_true", help="run the step on this machine's devices")
     add(
         "--single-gpu",
         action="store_true",
-        help="ways to hold the model on one device, and the largest micro-batch of each",
+        help="list the ways to hold the model on one device, with the largest micro-batch of each",
     )
     add("--batch", type=_count, default=None, metavar="B", help="sequences served at once (default: 1)")
-    add("--context", type=_count, default=None, metavar="T", help="tokens of each (default: model.seq_len)")
-    add("--critical-batch", type=_positive, metavar="TOKENS", help="if you have measured one")
-    add("--mtbf-hours", type=_positive, metavar="H", help="between failures of the whole job (default: Llama 3's rate)")
-    add("--restart-minutes", type=_positive, metavar="M", help="from a failure to the next step (default: 10)")
-    add("--write-gb-per-s", type=_positive, metavar="X", help="of the storage, over all nodes (default: 1 a node)")
+    add(
+        "--context",
+        type=_count,
+        default=None,
+        metavar="T",
+        help="tokens of each served sequence (default: model.seq_len)",
+    )
+    add("--critical-batch", type=_positive, metavar="TOKENS", help="a critical batch size that you measured")
+    add("--mtbf-hours", type=_positive, metavar="H", help="hours between failures of the job (default: Llama 3's rate)")
+    add("--restart-minutes", type=_positive, metavar="M", help="minutes from a failure to the next step (default: 10)")
+    add("--write-gb-per-s", type=_positive, metavar="X", help="storage bandwidth of all nodes (default: 1 per node)")
     add("--flops", type=_positive, metavar="C", help="training FLOPs to spend")
     add("--tokens", type=_positive, metavar="D", help="tokens to train on")
     add("--params", type=_positive, metavar="N", help="parameters")
@@ -110,7 +119,7 @@ def _parser() -> Parser:
     add("--mfu", type=_positive, metavar="X", help="share of the peak that the run reaches, with --gpu-hours; e.g. 0.4")
     add("--law", metavar="NAME", help="a published law or a fit's JSON (default: besiroglu)")
     add("--serve-tokens", type=_positive, metavar="T", help="tokens of inference over the model's life")
-    add("--unique-tokens", type=_positive, metavar="U", help="tokens there are; more are repeated")
+    add("--unique-tokens", type=_positive, metavar="U", help="tokens available; beyond them data are repeated")
     add("--sweep", metavar="FILE", help="a study of experiments/ or a config with sweep(h)")
     add(
         "--noise", type=_positive, metavar="X", help="relative scatter of a run's loss (default: the study's, or 0.005)"
@@ -125,7 +134,7 @@ def _positive(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above zero")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
     if not 1 / LARGEST_VALUE <= value <= LARGEST_VALUE:
         raise argparse.ArgumentTypeError(f"{text!r} is not between {1 / LARGEST_VALUE:g} and {LARGEST_VALUE:g}")
     return value
@@ -135,13 +144,13 @@ def _count(text: str) -> int:
     value = _positive(text)
     if value != int(value) or value > LARGEST_COUNT:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no whole number up to {LARGEST_COUNT}; nearest: {min(max(1, round(value)), LARGEST_COUNT)}"
+            f"{text!r} is not a whole number up to {LARGEST_COUNT}; nearest: {min(max(1, round(value)), LARGEST_COUNT)}"
         )
     return int(value)
 
 
-def _run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
-    """The plan of one config, as JSON; printed unless JSON goes to standard output."""
+def _plan_run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
+    """Plan one config, as JSON; printed unless JSON goes to standard output."""
     from scalelab.commands.plan import text as plantext
     from scalelab.plan.machine.machine import load_machine
     from scalelab.plan.whole import plan
@@ -149,110 +158,116 @@ def _run(options: Any, overrides: dict[str, str]) -> dict[str, Any]:
     config = load(options.config, overrides)
     if options.hardware is None:
         raise BadInput(
-            "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (one wrong name lists all)"
+            "--hardware is needed with --config: h100, a100, v5p, cpu, …, or FILE.json (an unknown name lists all)"
         )
-    on = load_machine(options.hardware)
-    efficiency, facts = _calibrated(options, on)
+    machine = load_machine(options.hardware)
+    efficiency, facts = _calibrate(options, machine)
     restart = {"restart_s": options.restart_minutes * 60} if options.restart_minutes else {}
-    made = plan(
-        config, on, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
+    run_plan = plan(
+        config, machine, options.devices, options.mesh, efficiency=efficiency, price_per_hour=options.price,
         critical_tokens=options.critical_batch, mtbf_s=options.mtbf_hours and options.mtbf_hours * 3600,
         write_bytes_per_s=options.write_gb_per_s and options.write_gb_per_s * 1e9, compile=options.compile,
         serve=(options.batch or 1, options.context or 0), **restart,
     )  # fmt: skip
     if options.json != "-":
-        print("\n".join(plantext.describe_plan(made)))
+        print("\n".join(plantext.describe_plan(run_plan)))
     if options.single_gpu:
         from scalelab.plan.memory.single_gpu import list_fits
 
-        ways = list_fits(config_lib.static(config), on)
-        facts["card"] = [dataclasses.asdict(way) for way in ways]
+        fits = list_fits(config_lib.static(config), machine)
+        facts["card"] = [dataclasses.asdict(fit) for fit in fits]
         if options.json != "-":
-            print("\n".join(["", *plantext.describe_single_gpu(ways)]))
+            print("\n".join(["", *plantext.describe_single_gpu(fits)]))
     if options.measure:
-        facts["measured"] = _measure(config, made, efficiency, options)
-    return made.to_json() | facts
+        facts["measured"] = _measure(config, run_plan, efficiency, options)
+    return run_plan.to_json() | facts
 
 
-def _calibrated(options: Any, on: Any) -> tuple[Any, dict[str, Any]]:
-    """(efficiencies of measured runs, what they were found from); the published ones without --calibrate."""
+def _calibrate(options: Any, machine: Any) -> tuple[Any, dict[str, Any]]:
+    """(efficiencies, the JSON facts they come from) of measured runs; (None, {}) without --calibrate."""
     if not options.calibrate:
         return None, {}
     from scalelab.commands.plan import text as plantext
     from scalelab.plan.calibrate import calibrate_efficiency
 
-    found = calibrate_efficiency(options.calibrate, on)
-    print("\n".join(plantext.describe_calibration(found)), file=sys.stderr)
-    return found.efficiency, {"calibration": dataclasses.asdict(found)}
+    calibration = calibrate_efficiency(options.calibrate, machine)
+    print("\n".join(plantext.describe_calibration(calibration)), file=sys.stderr)
+    return calibration.efficiency, {"calibration": dataclasses.asdict(calibration)}
 
 
-def _measure(config: Any, made: Any, efficiency: Any, options: Any) -> dict[str, Any]:
-    """The ramp, a line a size as it is measured."""
+def _measure(config: Any, run_plan: Any, efficiency: Any, options: Any) -> dict[str, Any]:
+    """Measure growing micro-batches; print a line for each as soon as it is measured."""
     from scalelab.commands.plan import text as plantext
     from scalelab.plan.measure import measure_throughput
 
-    loud = sys.stdout if options.json != "-" else sys.stderr
-    print(f"{'rows':>6} {'tokens/s':>12} {'predicted':>12} {'step':>10} {'compiling':>10}", file=loud)
-    sized = config.copy_and_resolve_references()
-    sized.parallel.update(dataclasses.asdict(made.layout))
-    found = measure_throughput(
-        sized,
-        made.machine,
+    stream = sys.stdout if options.json != "-" else sys.stderr
+    print(f"{'rows':>6} {'tokens/s':>12} {'predicted':>12} {'step':>10} {'compiling':>10}", file=stream)
+    run_config = config.copy_and_resolve_references()
+    run_config.parallel.update(dataclasses.asdict(run_plan.layout))
+    measured = measure_throughput(
+        run_config,
+        run_plan.machine,
         efficiency,
-        progress=lambda point: print(plantext.format_measurement(point), file=loud, flush=True),
+        progress=lambda point: print(plantext.format_measurement(point), file=stream, flush=True),
     )
-    print(plantext.describe_knee(found), file=loud)
-    return dataclasses.asdict(found)
+    print(plantext.describe_knee(measured), file=stream)
+    return dataclasses.asdict(measured)
 
 
-def _budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
-    """A split of a budget by a law; with a size and tokens both, what that run gives away."""
+def _plan_budget(options: Any, _: dict[str, str]) -> dict[str, Any]:
+    """Split a budget by a law; with both --params and --tokens, compare that run with the best split."""
     from scalelab.commands.plan import budget_text
     from scalelab.plan.budget.allocate import allocate_budget
     from scalelab.plan.budget.lawbook import DEFAULT_LAW
     from scalelab.plan.budget.overtraining import assess_overtraining
     from scalelab.plan.machine.machine import load_machine
 
-    asked = {name: getattr(options, name) for name in BUDGET_INPUTS if getattr(options, name) is not None}
-    if unused := [name for name in ("hardware", "mfu") if getattr(options, name) and "gpu_hours" not in asked]:
+    budget = {name: getattr(options, name) for name in BUDGET_INPUTS if getattr(options, name) is not None}
+    if unused := [name for name in ("hardware", "mfu") if getattr(options, name) and "gpu_hours" not in budget]:
         raise BadInput(
-            f"--{unused[0]} goes with --gpu-hours: FLOPs, tokens and parameters are split alike on any machine"
+            f"--{unused[0]} goes with --gpu-hours: the split of FLOPs, tokens or parameters is the same on any machine"
         )
     law = DEFAULT_LAW if options.law is None else options.law
-    if set(asked) == {"params", "tokens"}:
+    if set(budget) == {"params", "tokens"}:
         if options.serve_tokens or options.unique_tokens:
             raise BadInput(
-                "--params and --tokens together are a run as it is; --serve-tokens and --unique-tokens choose another"
+                "--params and --tokens together fix the run; --serve-tokens and --unique-tokens would change it"
             )
-        found: Any = assess_overtraining(options.params, options.tokens, law)
-        text = budget_text.describe_overtraining(found)
-    elif len(asked) > 1:
+        answer: Any = assess_overtraining(options.params, options.tokens, law)
+        text = budget_text.describe_overtraining(answer)
+    elif len(budget) > 1:
         raise BadInput(
-            f"--{' and --'.join(asked)} together: give one of them (or --params with --tokens)".replace("_", "-")
+            f"--{' and --'.join(budget)} together: give one of them (or --params with --tokens)".replace("_", "-")
         )
     else:
-        on = load_machine(options.hardware) if options.hardware else None
-        found = allocate_budget(
-            **asked, machine=on, mfu=options.mfu, law=law, serve_tokens=options.serve_tokens, unique_tokens=options.unique_tokens
-        )  # fmt: skip
-        text = budget_text.describe_budget(found)
+        machine = load_machine(options.hardware) if options.hardware else None
+        answer = allocate_budget(
+            **budget,
+            machine=machine,
+            mfu=options.mfu,
+            law=law,
+            serve_tokens=options.serve_tokens,
+            unique_tokens=options.unique_tokens,
+        )
+        text = budget_text.describe_budget(answer)
     if options.json != "-":
         print("\n".join(text))
-    return dataclasses.asdict(found)
+    return dataclasses.asdict(answer)
 
 
-def _sweep(options: Any, _: dict[str, str]) -> dict[str, Any]:
-    """Every run of a study or of a grid; on this machine unless --hardware names another."""
+def _plan_sweep(options: Any, _: dict[str, str]) -> dict[str, Any]:
+    """Plan every run of a study or of a grid; on this machine unless --hardware names another."""
     from scalelab.commands.plan import budget_text
     from scalelab.plan.machine.machine import load_machine
     from scalelab.plan.sweep.sweep import sweep_plan
 
-    on = load_machine(options.hardware or "cpu")
-    efficiency, facts = _calibrated(options, on)
-    found = sweep_plan(
-        options.sweep, on, options.study, options.devices or 1, efficiency, options.price, options.law, options.noise
+    machine = load_machine(options.hardware or "cpu")
+    efficiency, facts = _calibrate(options, machine)
+    devices = options.devices or 1
+    plan = sweep_plan(
+        options.sweep, machine, options.study, devices, efficiency, options.price, options.law, options.noise
     )
     if options.json != "-":
-        chosen = "" if options.hardware else "this machine's CPU, as --hardware names none"
-        print("\n".join([*filter(None, [chosen]), *budget_text.describe_sweep(found)]))
-    return dataclasses.asdict(found) | facts
+        default_note = "" if options.hardware else "without --hardware: on this machine's CPU"
+        print("\n".join([*filter(None, [default_note]), *budget_text.describe_sweep(plan)]))
+    return dataclasses.asdict(plan) | facts

@@ -1,9 +1,9 @@
-"""A bounded pool on this machine: workers that live as long as the study, each taking one pack at a time.
+"""A bounded pool on this machine: workers that live as long as the study, each with one pack at a time.
 
-Workers come from a fork server that has imported jax but not started it. A program that a worker has compiled serves its
-later packs too, so a pack goes to the worker that holds its program. A pack that fails ends its worker, and a fresh one
-takes the rest: a crash costs its own trials only. What workers tell is files (run folders, `packs/KEY/log.txt`,
-`packs/KEY/spent.jsonl`); the parent hands packs out, watches, and asks for a stop.
+Workers come from a fork server that has imported jax but not initialised it. A compiled program serves all later packs
+of its worker, so a pack goes to the worker that has compiled its program. A pack that fails ends its worker, and a new
+worker takes the rest: a crash loses its own trials only. Workers report by files (run folders, `packs/KEY/log.txt`,
+`packs/KEY/spent.jsonl`); the parent hands out packs, watches, and asks for a stop.
 """
 
 import contextlib
@@ -26,32 +26,32 @@ from scalelab.sweep.executors.worker import STOPPED_EXIT_CODE, run_worker
 
 POLL_S = 0.2
 PRELOADED_MODULES = ["scalelab.sweep.pack", "orbax.checkpoint", "grain"]
-MOST_PROGRAMS = 8  # a worker that has compiled so many is replaced: it would hold them all to its end, some 50 MB each
+MOST_PROGRAMS = 8  # a worker with so many compiled programs is replaced: it would hold them all, some 50 MB each
 PackJobs = Mapping[str, Mapping[str, ConfigDict]]  # {pack: {trial: config}}
 WatchTrials = Callable[[Sequence[str]], None]
 
 
-def worker_count(wanted: int) -> int:
-    """`sweep.workers`; 0: one a core on CPU, where tiny models don't fill two, and one in all on an accelerator."""
-    return wanted or (1 if expects_accelerator() else len(_cores()))
+def worker_count(requested: int) -> int:
+    """Number of workers: `sweep.workers`; for 0 one per CPU core (tiny models don't fill two), one on accelerators."""
+    return requested or (1 if expects_accelerator() else len(_cores()))
 
 
 @dataclasses.dataclass
 class _Worker:
-    """A process, this end of its pipe, its cores, what it trains now, and the programs that it has compiled."""
+    """A process, our end of its pipe, its cores, the pack it trains now, and the programs it has compiled."""
 
     process: Any
     pipe: connection.Connection
     cores: list[int]
     pack: str | None = None
     programs: set[Hashable] = dataclasses.field(default_factory=set)
-    asked: bool = False  # to stop
+    stop_sent: bool = False
 
 
 class WorkerPool:
-    """At most `workers` processes, started when there is work for them; on leaving the context they end.
+    """At most `workers` processes, started when there is work for them and ended when the context is left.
 
-    A worker whose parent died saves what it trains and ends.
+    A worker whose parent died saves its pack and ends.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WorkerPool:
     ) -> None:
         self.folder, self.options = folder, (tuple(allow), take_over)
         self.context = _context()
-        self.free = _shares(workers)  # the cores of workers that are not running
+        self.free = _split_cores(workers)  # core lists of workers that are not running
         self.workers: list[_Worker] = []
 
     def __enter__(self) -> "WorkerPool":
@@ -67,7 +67,7 @@ class WorkerPool:
 
     def __exit__(self, *_: Any) -> None:
         for worker in self.workers:
-            worker.pipe.close()  # a worker that waits ends; one that trains saves first
+            worker.pipe.close()  # a waiting worker ends; a training worker saves first
         for worker in self.workers:
             worker.process.join()
 
@@ -77,8 +77,8 @@ class WorkerPool:
     ) -> dict[str, int]:  # fmt: skip
         """Train `{pack: {trial: config}}`, roughly in this order. Returns each pack's exit code.
 
-        0 trained, 1 failed (its log says why; the others go on), 75 stopped. `watch` is called often, with the packs that
-        run. Packs that no worker has begun when `stop` turns true are not in the answer.
+        0 trained, 1 failed (its log holds the reason; other packs go on), 75 stopped. `watch` is called often, with the
+        running packs. Packs that were not started when `stop` turns true are left out of the result.
         """
         waiting = {pack: _program(configs) for pack, configs in jobs.items()}
         codes: dict[str, int] = {}
@@ -92,16 +92,16 @@ class WorkerPool:
             connection.wait(ends, POLL_S)
             codes |= {
                 pack: STOPPED_EXIT_CODE if stop() and -code in signals.STOP_SIGNALS else code
-                for pack, code in self._ended().items()
+                for pack, code in self._collect_ended().items()
             }
         return codes
 
     def _ask_to_stop(self) -> None:
-        """Once, and by the pipe: a signal to the whole group has reached the workers too, and a second one is urgent."""
+        """Ask busy workers to stop, once and by pipe: a signal to the group reached them; a second would be urgent."""
         for worker in self._busy():
-            if not worker.asked:
-                worker.asked = True
-                with contextlib.suppress(OSError):  # it has just died
+            if not worker.stop_sent:
+                worker.stop_sent = True
+                with contextlib.suppress(OSError):  # the worker has just died
                     worker.pipe.send(None)
 
     def _busy(self) -> list[_Worker]:
@@ -117,7 +117,7 @@ class WorkerPool:
                 continue
             worker.pack = pack
             worker.programs.add(waiting.pop(pack))
-            with contextlib.suppress(OSError):  # it has died while it waited: `_ended` sees it
+            with contextlib.suppress(OSError):  # the worker died while it waited: `_collect_ended` sees it
                 configs = {name: config.to_dict() for name, config in jobs[pack].items()}
                 worker.pipe.send((pack, configs, user_code.export_permissions(), code))
 
@@ -132,25 +132,25 @@ class WorkerPool:
         cores = self.free.pop()
         here, there = self.context.Pipe()
         process = self.context.Process(target=run_worker, args=(self.folder, there, cores, *self.options))
-        with _main_is_not_imported_again():
+        with _without_main_import():
             process.start()
         there.close()
         self.workers.append(_Worker(process, here, cores))
         return self.workers[-1]
 
-    def _ended(self) -> dict[str, int]:
-        """The exit codes of the packs that have ended since the last look; what can't go on is replaced."""
+    def _collect_ended(self) -> dict[str, int]:
+        """The exit codes of packs that ended since the last call; workers that can't go on are retired."""
         codes = {}
         for worker in self._busy():
             pack, alive = worker.pack, worker.process.is_alive()
-            trained = _answered(worker)  # after `alive`: it may answer and end in between
+            trained = _has_reported(worker)  # after `alive`: the worker may report and end in between
             if alive and not trained:
                 continue
             assert pack
             codes[pack], worker.pack = 0, None
             if not trained:
                 worker.process.join()
-                codes[pack] = worker.process.exitcode or STOPPED_EXIT_CODE  # it was told to go before it began
+                codes[pack] = worker.process.exitcode or STOPPED_EXIT_CODE  # 0: stopped before the pack started
             if not trained or len(worker.programs) >= MOST_PROGRAMS:
                 self._retire(worker)
         return codes
@@ -163,16 +163,16 @@ class WorkerPool:
 
 
 def choose_pack(waiting: Mapping[str, Hashable], compiled: Collection[Hashable], others: Collection[Hashable]) -> str:
-    """The pack that a worker takes of `{pack: its program}`: the first that it has compiled the program of, or nobody has.
+    """Choose a worker's next pack from `{pack: program}`: the first whose program it has compiled, or nobody has.
 
-    Else the first of all: to compile once more is better than to wait.
+    If there is none, the first pack: compiling a program again is better than waiting.
     """
-    mine = (pack for pack, program in waiting.items() if program in compiled or program not in others)
-    return next(mine, next(iter(waiting)))
+    preferred = (pack for pack, program in waiting.items() if program in compiled or program not in others)
+    return next(preferred, next(iter(waiting)))
 
 
 def _program(configs: Mapping[str, ConfigDict]) -> Hashable:
-    """What decides a pack's compiled programs. Where it can't be told, the pack shares none: it fails by itself."""
+    """A key of a pack's compiled programs. If it can't be computed, the key is unique: the pack will fail by itself."""
     config = next(iter(configs.values()))
     try:
         return config_lib.static(config), min(config.train.steps_per_dispatch, config.train.steps), len(configs)
@@ -181,12 +181,12 @@ def _program(configs: Mapping[str, ConfigDict]) -> Hashable:
 
 
 def _wants_fresh_process(configs: Mapping[str, ConfigDict]) -> bool:
-    """Whether XLA has to be told something for this pack before it starts (`determinism.deterministic_xla_flags`)."""
+    """Whether this pack needs XLA flags that are set before jax starts (`determinism.deterministic_xla_flags`)."""
     return bool(next(iter(configs.values())).train.deterministic)
 
 
-def _answered(worker: _Worker) -> bool:
-    """Whether the worker says that its pack is trained."""
+def _has_reported(worker: _Worker) -> bool:
+    """Whether the worker has reported that its pack is trained."""
     try:
         return worker.pipe.poll() and bool(worker.pipe.recv())
     except (EOFError, OSError):
@@ -194,14 +194,15 @@ def _answered(worker: _Worker) -> bool:
 
 
 def _context() -> Any:
-    """multiprocessing with a fork server (and a tracker of resources) that no signal to the process group ends.
+    """multiprocessing with a fork server (and a resource tracker) that survives signals to the process group.
 
-    It would take the workers' exit codes with it. Workers inherit the deafness until they listen, so none dies as it starts.
+    If the server died, the workers' exit codes would be lost. Workers inherit the blocked signals until they install
+    their own handlers, so none dies while it starts.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED_MODULES)
     with signals.block_stop_signals():
-        resource_tracker.ensure_running()  # which unblocks SIGTERM and SIGINT when it has started
+        resource_tracker.ensure_running()  # unblocks SIGTERM and SIGINT once it has started
         with signals.block_stop_signals():
             forkserver.ensure_running()
     return context
@@ -211,28 +212,28 @@ def _cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def _shares(workers: int) -> list[list[int]]:
-    """The cores of each worker; all of them where there are more workers than cores."""
+def _split_cores(workers: int) -> list[list[int]]:
+    """The cores of each worker; all cores for each if there are more workers than cores."""
     cores = _cores()
     return [cores[i::workers] for i in range(workers)] if workers <= len(cores) else [cores] * workers
 
 
 @contextlib.contextmanager
-def _main_is_not_imported_again():
-    """Children get all they need as arguments; running the caller's script again in each would only cost time."""
+def _without_main_import():
+    """Keep children from running the caller's script again: they get all they need as arguments."""
     main = sys.modules["__main__"]
-    kept = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
-    for attribute in kept:
+    originals = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    for attribute in originals:
         setattr(main, attribute, None)
     try:
         yield
     finally:
-        for attribute, value in kept.items():
+        for attribute, value in originals.items():
             setattr(main, attribute, value)
 
 
 def mark_failed(folder: pathlib.Path, pack: str, trials: Sequence[str], code: int) -> str:
-    """Note in the runs of a crashed pack that it crashed; returns the log's last line, which says why."""
+    """Write a `failed` event into each run of a crashed pack; returns the last line of the pack's log, the reason."""
     log = folder / "packs" / pack / "log.txt"
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     why = lines[-1] if lines else f"exit code {code}, nothing logged"

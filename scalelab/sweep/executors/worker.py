@@ -1,4 +1,4 @@
-"""A worker of the pool: a process that trains one pack after the other, and notes what each took."""
+"""A worker of the pool: a process that trains one pack after the other and records the time of each."""
 
 import contextlib
 import os
@@ -16,19 +16,21 @@ from scalelab import records, user_code
 POLL_S = 0.2
 STOPPED_EXIT_CODE = 75
 SPENT_FILE = "spent.jsonl"
-COMPILE_EVENTS = "/jax/core/compile/"  # what jax calls its own durations of tracing, lowering and compiling
+COMPILE_EVENTS = "/jax/core/compile/"  # prefix of jax's duration events of tracing, lowering and compiling
 
 
 def run_worker(
     folder: pathlib.Path, pipe: connection.Connection, cores: list[int], allow: Collection[str], take_over: bool
 ) -> None:
-    """Train the packs that come through the pipe, as (name, {trial: config}, `user_code.export_permissions`, `git.code_state`), until it closes; say True after each.
+    """Train the packs that arrive through the pipe until it closes; send True after each.
 
-    Anything else that comes, its end too, means stop: the pack is saved and the exit code is 75. So does a signal. An
-    exception ends the worker: whatever the pack had done to this process goes with it. Output goes to the pack's log.
+    A pack arrives as (name, {trial: config}, `user_code.export_permissions()`, `git.code_state()`). Anything else that
+    arrives while it trains, a closed pipe included, means stop, as a signal does: the pack is saved and the exit code
+    is 75. An exception ends the worker, and with it all that the pack changed in this process. Output goes to the
+    pack's log.
     """
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)  # before jax starts its threads: it makes one a core that it may use
+        os.sched_setaffinity(0, cores)  # before jax starts its threads, one per allowed core
     from scalelab.signals import stop_on_signals
     from scalelab.sweep.pack import train_pack
     from scalelab.train.step.program import cache_compilations
@@ -55,12 +57,12 @@ def run_worker(
             records.append_json_lines(place / SPENT_FILE, [clock.read()])
             if "stopped" in verdicts.values():
                 sys.exit(STOPPED_EXIT_CODE)
-            with contextlib.suppress(OSError):  # nobody listens any more: `_next` ends it
+            with contextlib.suppress(OSError):  # the parent has closed the pipe: `_next` will end the loop
                 pipe.send(True)
 
 
 def _next(pipe: connection.Connection, signalled: Callable[[], bool]) -> Any:
-    """The next job; None: it is time to go."""
+    """The next job; None: time to end."""
     while not pipe.poll(POLL_S):
         if signalled():
             return None
@@ -81,28 +83,29 @@ def _log_to(place: pathlib.Path) -> None:
 
 
 class PackClock:
-    """Seconds of this process for one pack: `wall_s`, `cpu_s`, `compile_s` (tracing, lowering, compiling; wall time).
+    """Seconds that this process spends on one pack: `wall_s`, `cpu_s`, `compile_s`.
 
-    The first pack's `cpu_s` holds the process's start too, which is also its `start_s`.
+    `compile_s` is the wall time of tracing, lowering and compiling. The first pack's `cpu_s` includes the start of the
+    process, which is also its `start_s`.
     """
 
     def __init__(self) -> None:
         from jax import monitoring
 
         self.before, self.compile_s = 0.0, 0.0
-        monitoring.register_event_duration_secs_listener(self._heard)
+        monitoring.register_event_duration_secs_listener(self._add_compile_time)
 
-    def _heard(self, event: str, duration_secs: float, **_: Any) -> None:
+    def _add_compile_time(self, event: str, duration_secs: float, **_: Any) -> None:
         if event.startswith(COMPILE_EVENTS):
             self.compile_s += duration_secs
 
     def start(self) -> None:
-        """Begin with the next pack."""
+        """Start the clock for the next pack."""
         self.start_s = 0.0 if self.before else time.process_time()
         self.compile_s, self.wall = 0.0, time.monotonic()
 
     def read(self) -> dict[str, float]:
-        """What the pack took, and when it ended."""
+        """The seconds spent on the pack, and the time of its end."""
         now = time.process_time()
         cpu_s, self.before = now - self.before, now
         wall_s = time.monotonic() - self.wall

@@ -1,5 +1,5 @@
 """Runs by size: from a recipe or a budget to configs.
 
-Read in this order: `ladder` (size and budget to a run), `rules` (learning rate and batch), `recipes` (published recipes), `shrink`
-and `proxy` (scaled-down twins).
+Read in this order: `ladder` (from size and budget to a run), `rules` (learning rate and batch), `recipes` (published
+recipes), `shrink` and `proxy` (scaled-down twins).
 """

@@ -1,4 +1,4 @@
-"""A scaled-down twin of a recipe, sized to what its learning-rate sweep may cost, and what the sweep says about the recipe.
+"""Find a recipe's learning rate on a scaled-down twin, whose size follows from what its learning-rate sweep may cost.
 
 Yang et al. 2022, Algorithm 1 (muTransfer): tune a small model in muP, copy the learning rate to the large one.
 """
@@ -18,15 +18,15 @@ from scalelab.model.resize import resize_config, width_unit
 from scalelab.sweep.best import BestLr, find_best_lr
 from scalelab.sweep.scaling.ladder import check_fixed_schedule, flops_per_step
 
-LEAST_STEPS = 100  # a shorter run is mostly warm-up; below, the twin takes smaller batches
+LEAST_STEPS = 100  # a shorter run is mostly warm-up: the twin takes smaller batches instead
 LR_OCTAVES = range(-3, 4)  # around the recipe's own learning rate
 
 
 @dataclasses.dataclass(frozen=True)
 class Proxy:
-    """`twin` is the scaled-down config, `target` the recipe that takes its learning rate from it.
+    """`twin`: the scaled-down config; `target`: the recipe that takes its learning rate from the twin.
 
-    `lr_factor`: the target's learning rate over the twin's (1 unless batches differ).
+    `lr_factor`: the target's learning rate over the twin's (1 unless batches differ). `sweep_flops`: FLOPs of all runs.
     """
 
     twin: ConfigDict
@@ -35,17 +35,18 @@ class Proxy:
     sweep_flops: float
 
     def lines(self) -> list[str]:
-        """What was chosen, for people."""
+        """Describe the twin beside the target, for a person."""
         twin, target = self.twin, self.target
         sizes = [count.count_parameters(config_lib.static(c).model)["total"] for c in (twin, target)]
         tokens = [c.train.steps * schedule_steps.tokens_per_step(c) for c in (twin, target)]
         p = target.parametrization
         bases = f"base_width {p.base_width}" + f", base_layers {p.base_layers}" * (p.name == "completep")
         return [
-            f"twin: d_model {twin.model.d_model} of {target.model.d_model}, {twin.model.n_layers} of {target.model.n_layers} "
-            f"layers, {sizes[0]:,} of {sizes[1]:,} parameters (total)",
-            f"horizon: {twin.train.steps:,} steps of {schedule_steps.tokens_per_step(twin):,} tokens, {tokens[0] / sizes[0]:.3g} tokens a "
-            f"parameter (target: {tokens[1] / sizes[1]:.3g}); warm-up {twin.schedule.warmup_steps} steps",
+            f"twin: d_model {twin.model.d_model} of {target.model.d_model}, "
+            f"{twin.model.n_layers} of {target.model.n_layers} layers, {sizes[0]:,} of {sizes[1]:,} parameters (total)",
+            f"horizon: {twin.train.steps:,} steps of {schedule_steps.tokens_per_step(twin):,} tokens, "
+            f"{tokens[0] / sizes[0]:.3g} tokens a parameter (target: {tokens[1] / sizes[1]:.3g}); "
+            f"warm-up {twin.schedule.warmup_steps} steps",
             f"parametrization: {p.name}, {bases}, d_head {twin.model.d_head}",
             f"batch: {twin.train.global_batch} of {target.train.global_batch} sequences"
             + f"; the target's LR is {self.lr_factor:.3g} x the twin's (square root of the batches)"
@@ -54,20 +55,21 @@ class Proxy:
 
 
 def plan_proxy(recipe: ConfigDict, budget_flops: float, runs: int) -> Proxy:
-    """The widest twin whose `runs` runs cost at most `budget_flops` (exact, training; validation is not counted).
+    """Plan the widest twin whose `runs` runs cost at most `budget_flops` (exact, training; validation is not counted).
 
-    d_head stays, heads and d_ff follow the width. Under completep depth follows the width too, under mup it stays, and
-    either keeps its bases; a standard recipe becomes a completep one with the twin as its base. BadInput where not even
-    the narrowest twin fits.
+    d_head is fixed; heads and d_ff scale with the width. Under completep depth scales with the width too, under mup it
+    is fixed, and both keep their bases; a standard recipe becomes a completep one with the twin as its base. BadInput
+    if even the narrowest twin costs too much.
     """
     check_fixed_schedule(recipe, "a twin")
     unit = width_unit(recipe)
     widths = range(unit, recipe.model.d_model, unit)
     if not widths:
         raise BadInput(
-            f"model.d_model={recipe.model.d_model} holds a single group of heads of {recipe.model.d_head}: no twin"
+            f"model.d_model={recipe.model.d_model} holds a single group of heads of {recipe.model.d_head}: "
+            "there is no narrower twin"
         )
-    low, high = 0, len(widths)  # all up to and without `low` fit, none from `high` on
+    low, high = 0, len(widths)  # widths[:low] fit, widths[high:] do not
     while low < high:
         middle = (low + high) // 2
         fits = runs * _flops(_twin(recipe, widths[middle])) <= budget_flops
@@ -75,7 +77,8 @@ def plan_proxy(recipe: ConfigDict, budget_flops: float, runs: int) -> Proxy:
     if not low:
         least = runs * _flops(_twin(recipe, unit))
         raise BadInput(
-            f"--flops={budget_flops:.3g}: {runs} runs of the narrowest twin (d_model {unit}) take {least:.3g}; nearest: {least:.3g}"
+            f"--flops={budget_flops:.3g}: {runs} runs of the narrowest twin (d_model {unit}) take {least:.3g}; "
+            f"nearest: {least:.3g}"
         )
     twin = _twin(recipe, widths[low - 1])
     target = recipe.copy_and_resolve_references()
@@ -96,7 +99,7 @@ def _flops(config: ConfigDict) -> float:
 
 
 def _twin(recipe: ConfigDict, width: int) -> ConfigDict:
-    """The recipe at another width, with as many tokens a parameter (total), in at least LEAST_STEPS steps."""
+    """The recipe at another width, with the same tokens per parameter (total), in at least LEAST_STEPS steps."""
     depth = recipe.model.n_layers
     if recipe.parametrization.name != "mup":
         depth = max(1, round(depth * width / recipe.model.d_model))
@@ -113,11 +116,11 @@ def _twin(recipe: ConfigDict, width: int) -> ConfigDict:
 
 
 def shorten_twin(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
-    """Give `twin` so many steps, the recipe's shares of them for what is said in steps, and an evaluation at its end."""
+    """Set `twin` to `steps` steps: scale the recipe's schedule keys given in steps, and evaluate at the end."""
     twin.train.steps = steps
-    for what in ("warmup", "decay"):
-        share = recipe.schedule[f"{what}_steps"] / recipe.train.steps
-        twin.schedule.update({f"{what}_tokens": None, f"{what}_share": None, f"{what}_steps": round(share * steps)})
+    for phase in ("warmup", "decay"):
+        share = recipe.schedule[f"{phase}_steps"] / recipe.train.steps
+        twin.schedule.update({f"{phase}_tokens": None, f"{phase}_share": None, f"{phase}_steps": round(share * steps)})
     for key in ("hold_steps", "beta1_steps"):
         twin.schedule[key] = round(recipe.schedule[key] * steps / recipe.train.steps)
     twin.eval.every_steps = twin.checkpoint.every_steps = steps
@@ -125,24 +128,27 @@ def shorten_twin(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
 
 
 def proxy_trials(proxy: Proxy, lrs: Sequence[float], seeds: Sequence[int]) -> dict[str, ConfigDict]:
-    """{name: config} of the twin at every learning rate (the twin's) and seed: one pack."""
-    found = {}
+    """{name: config} of the twin at every one of its learning rates and seeds: one pack."""
+    trials = {}
     for lr in lrs:
         for seed in seeds:
             config = proxy.twin.copy_and_resolve_references()
             config.optim.peak_lr, config.train.seed = float(lr), seed
-            found[f"peak_lr={lr:.4g}-seed={seed}"] = config_lib.resolve(config)
-    return found
+            trials[f"peak_lr={lr:.4g}-seed={seed}"] = config_lib.resolve(config)
+    return trials
 
 
 def fill_target(
     proxy: Proxy, rows: Sequence[dict[str, Any]], lrs: Sequence[float], seeds: Sequence[int]
 ) -> tuple[ConfigDict, BestLr]:
-    """(the target with the best learning rate filled in, the best in the twin's log2 LR). rows: as `sweep.status.rows`."""
+    """(the target with the best learning rate filled in, the best of the twin's log2 LRs).
+
+    `rows`: the trials' rows, as from `status.read_trial_rows`.
+    """
     by_name = {row["name"]: row for row in rows}
     names = [[f"peak_lr={lr:.4g}-seed={seed}" for lr in lrs] for seed in seeds]
     losses = [[by_name[n]["val_loss"] if by_name[n]["status"] == "done" else np.nan for n in row] for row in names]
-    found = find_best_lr(np.log2(lrs), np.array(losses, float))
+    best = find_best_lr(np.log2(lrs), np.array(losses, float))
     target = proxy.target.copy_and_resolve_references()
-    target.optim.peak_lr = float(f"{2**found.log2_lr * proxy.lr_factor:.4g}")
-    return config_lib.resolve(target), found
+    target.optim.peak_lr = float(f"{2**best.log2_lr * proxy.lr_factor:.4g}")
+    return config_lib.resolve(target), best

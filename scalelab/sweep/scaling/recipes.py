@@ -1,4 +1,4 @@
-"""The recipes in `configs/recipes/`, read as files: what each sets otherwise than the defaults, and why, by its own comments."""
+"""The recipes in `configs/recipes/`, read as files: which values differ from the defaults, and why (by comments)."""
 
 import ast
 import dataclasses
@@ -16,14 +16,17 @@ from scalelab.errors import BadInput, nearest_hint
 
 WATCH_COMMENTS = dict.fromkeys(
     ("train.steps_per_dispatch", "eval.every_steps", "eval.batches", "checkpoint.every_steps", "checkpoint.keep_every"),
-    "how a long run is watched: ours",
+    "how a long run is monitored: our choice",
 )
-SIZE_KEYS = ("model.d_model", "model.n_layers", "model.n_heads")  # what a preset of configs/base.py is called with
+SIZE_KEYS = ("model.d_model", "model.n_layers", "model.n_heads")  # the arguments of presets in configs/base.py
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """One file. `published`: what its source says of `total`, `tokens`, `flops`; an int is exact, a float rounded as printed."""
+    """One recipe file.
+
+    `published`: its source's numbers of `total`, `tokens`, `flops`; an int is exact, a float rounded as printed.
+    """
 
     name: str
     path: pathlib.Path
@@ -35,7 +38,7 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class RecipeChoice:
-    """One value that is not the default's, and the comment on the line that sets it ("" where there is none)."""
+    """One value that differs from the default, and the comment on the line that sets it ("" if there is none)."""
 
     key: str
     value: Any
@@ -44,20 +47,20 @@ class RecipeChoice:
 
 
 def recipes_folder() -> pathlib.Path:
-    """Where the recipes are."""
-    import configs.recipes  # here and not above: it is configuration, not part of the library
+    """The folder of the recipes."""
+    import configs.recipes  # imported here: it is configuration, not part of the library
 
     return pathlib.Path(configs.recipes.__file__).parent
 
 
 def list_recipes() -> list[str]:
-    """All recipes."""
+    """The names of all recipes, sorted."""
     return sorted(path.stem for path in recipes_folder().glob("*.py") if path.stem != "__init__")
 
 
 @functools.cache
 def find_recipe(name: str) -> Recipe:
-    """The recipe of this name; BadInput, with the nearest, where there is none."""
+    """Load the recipe of this name; BadInput, with the nearest name, if there is none."""
     if name not in list_recipes():
         raise BadInput(f"no recipe {name!r}{nearest_hint(name, list_recipes())}")
     path = recipes_folder() / f"{name}.py"
@@ -68,9 +71,9 @@ def find_recipe(name: str) -> Recipe:
 
 
 def list_choices(recipe: Recipe) -> list[RecipeChoice]:
-    """What the file sets otherwise than `configs/base.py` and its optimizer's own values; what is derived isn't listed."""
-    own_values = optimizer_defaults.default_optim_values(recipe.config.optim.name)
-    default = config_lib.default_values() | {f"optim.{key}": value for key, (value, _) in own_values.items()}
+    """List values that differ from `configs/base.py` and the optimizer's defaults; derived values are not listed."""
+    optim_values = optimizer_defaults.default_optim_values(recipe.config.optim.name)
+    default = config_lib.default_values() | {f"optim.{key}": value for key, (value, _) in optim_values.items()}
     why = WATCH_COMMENTS | _comments(recipe.path)
     return [
         RecipeChoice(key, value, default[key], why.get(key, why["preset"] if key.startswith("model.") else ""))
@@ -80,28 +83,30 @@ def list_choices(recipe: Recipe) -> list[RecipeChoice]:
 
 
 def _comments(path: pathlib.Path) -> dict[str, str]:
-    """`{"optim.peak_lr": comment}` of each `config.optim.peak_lr = …`; of `config.model = base.llama(…)` the comment for what
-    it is called with, and under "preset" what the preset says of itself.
+    """{key: comment} of each line `config.KEY = …`.
+
+    The comment of `config.model = base.llama(…)` is that of SIZE_KEYS; "preset" is the first docstring line of the
+    preset.
     """
     text = path.read_text()
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    said = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    found = {"preset": ""}
+    by_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    comments = {"preset": ""}
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Assign) and (key := ast.unparse(node.targets[0])).startswith("config."):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)  # a formatter may have put it in brackets
-            comment = " ".join(said[line] for line in lines if line in said)
-            found[key.removeprefix("config.")] = comment
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)  # a formatter may have split the line
+            comment = " ".join(by_line[line] for line in lines if line in by_line)
+            comments[key.removeprefix("config.")] = comment
             if key == "config.model":
-                called = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
-                found |= dict.fromkeys(SIZE_KEYS, comment) | {"preset": _preset(called)}
-    return found
+                callee = ast.unparse(node.value.func) if isinstance(node.value, ast.Call) else ""
+                comments |= dict.fromkeys(SIZE_KEYS, comment) | {"preset": _preset(callee)}
+    return comments
 
 
-def _preset(called: str) -> str:
-    """`base.gpt2` -> what its docstring says."""
+def _preset(callee: str) -> str:
+    """`base.gpt2: …`, with the first docstring line of that preset; "" if `callee` is not a preset."""
     from configs import base
 
-    module, _, name = called.rpartition(".")
+    module, _, name = callee.rpartition(".")
     function = getattr(base, name, None) if module == "base" else None
-    return f"{called}: {(function.__doc__ or '').splitlines()[0]}" if function else ""
+    return f"{callee}: {(function.__doc__ or '').splitlines()[0]}" if function else ""

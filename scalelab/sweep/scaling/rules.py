@@ -1,7 +1,7 @@
 """Rules of the ladder: how learning rate and batch follow from size and length, each with its source and its range.
 
-A fitted exponent is only as good as the rule that chose the learning rates along the way, so a rule has a name, a source
-and the range that it was measured in, is refused outside of it, and stands in the report.
+A fitted exponent is only as good as the rule that chose the learning rates of the runs. So a rule has a name, a source
+and the range in which it was measured, is refused outside this range, and is printed in the report.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.sweep.best import BestLr, find_best_lr
 
 FITTED_PREFIX = "fitted:"  # before a folder of LR checks
-LEAST_LRS = 3  # of a cell of LR checks: fewer can't bracket an optimum
+LEAST_LRS = 3  # learning rates per cell of LR checks: fewer can't bracket an optimum
 INPUT_LABELS = {"N": "N (non-embedding)", "D": "D (tokens)"}
 
 
@@ -26,12 +26,12 @@ INPUT_LABELS = {"N": "N (non-embedding)", "D": "D (tokens)"}
 class LadderRule:
     """How hyperparameters follow from size and length.
 
-    peak LR = `lr` x the product of (value / reference)^exponent over `powers` {value: (reference, exponent)}, values being
-    `steps`, `d_model`, `N` (non-embedding parameters) and `D` (tokens); the base config's parametrization acts on top of it
-    (under mup, hidden matrices take base_width / d_model of it). A batch is `global_batch` sequences or, where that is None,
-    `batch_tokens` = (c, e): c x D^e tokens. Warm-up is `warmup_share` of the steps, at least `warmup_least`; beta2 is for
-    that batch (None: the base config's). `ranges` {value: (low, high)} are what it was measured in, `needs` {config key:
-    values} what it was measured with.
+    peak LR = `lr` x the product of (value / reference)^exponent over `powers` {value: (reference, exponent)}. Values
+    are `steps`, `d_model`, `N` (non-embedding parameters) and `D` (tokens). The base config's parametrization acts on
+    top of the peak LR (under mup, hidden matrices get base_width / d_model of it). A batch is `global_batch` sequences
+    or, if that is None, c x D^e tokens with `batch_tokens` = (c, e). Warm-up is `warmup_share` of the steps, at least
+    `warmup_least`; `beta2` suits that batch (None: the base config's). The rule was measured within `ranges` {value:
+    (low, high)} and with `needs` {config key: values}.
     """
 
     name: str
@@ -47,11 +47,11 @@ class LadderRule:
     needs: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def peak_lr(self, **values: float) -> float:
-        """Peak learning rate of a run with these `steps`, `d_model`, `N` and `D`; those without a power may be left out."""
-        return self.lr * math.prod((values[key] / at) ** exponent for key, (at, exponent) in self.powers.items())
+        """Peak learning rate of a run with these `steps`, `d_model`, `N`, `D`; values without a power are optional."""
+        return self.lr * math.prod((values[key] / ref) ** exponent for key, (ref, exponent) in self.powers.items())
 
     def batch(self, tokens: float, seq_len: int) -> int:
-        """Sequences a step of a run of so many tokens, at least one."""
+        """Sequences per step of a run of `tokens` tokens, at least one."""
         if self.global_batch is not None:
             return self.global_batch
         assert self.batch_tokens
@@ -59,19 +59,19 @@ class LadderRule:
         return max(1, round(factor * tokens**exponent / seq_len))
 
     def refusal(self, **values: float) -> str:
-        """Why a run with these values is outside the range; "" where it is inside."""
+        """Why a run with these values is outside the rule's range; "" if it is inside."""
         for key, (low, high) in self.ranges.items():
             if not low <= values[key] <= high:
                 near = low if values[key] < low else high
                 return (
-                    f"the ladder rule {self.name!r} was measured for {INPUT_LABELS.get(key, key)} {low:g} to {high:g}, not "
-                    f"{values[key]:.4g}; nearest: {near:g}, or another rule: {other_rules(self.name)}"
+                    f"the ladder rule {self.name!r} was measured for {INPUT_LABELS.get(key, key)} {low:g} to {high:g}, "
+                    f"not {values[key]:.4g}; nearest: {near:g}, or another rule: {other_rules(self.name)}"
                 )
         return ""
 
     def text(self) -> str:
         """The rule in one line, for reports."""
-        powers = "".join(f" x ({key} / {at:g})^{exponent:g}" for key, (at, exponent) in self.powers.items())
+        powers = "".join(f" x ({key} / {ref:g})^{exponent:g}" for key, (ref, exponent) in self.powers.items())
         batch = f"{self.global_batch} sequences"
         if self.batch_tokens:
             batch = f"{self.batch_tokens[0]:g} x D^{self.batch_tokens[1]:g} tokens"
@@ -86,12 +86,13 @@ class LadderRule:
 
 
 def small_bytes_rule(base: ConfigDict) -> LadderRule:
-    """Of the quickstart's family."""
+    """The rule for the quickstart's family: small transformers on bytes."""
     return LadderRule(
         name="small-bytes",
-        source="30 runs on split 0, seed 0 of configs/quickstart.py: best of five LRs at six (d_model 16 to 80, 1.25e11 "
-        "and 5e11 FLOPs), smoothed by eye in steps and width; frozen before the confirming studies. Half the batch is better by "
-        "0.6 % at d_model 16, 1e11 FLOPs and by 2.8 % at 80, 4e11 (one seed): exponents are those at this batch",
+        source="30 runs on split 0, seed 0 of configs/quickstart.py: best of five LRs at six (d_model 16 to 80, "
+        "1.25e11 and 5e11 FLOPs), smoothed by eye in steps and width; frozen before the confirming studies. "
+        "Half the batch is better by 0.6 % at d_model 16, 1e11 FLOPs and by 2.8 % at 80, 4e11 (one seed): "
+        "exponents are those at this batch",
         lr=3.7e-3,
         powers={"steps": (1500, -0.12), "d_model": (48, -0.35)},
         global_batch=8,
@@ -102,7 +103,7 @@ def small_bytes_rule(base: ConfigDict) -> LadderRule:
 
 
 def mup_rule(base: ConfigDict) -> LadderRule:
-    """The base config's own LR at any width: muTransfer. Its batch too; the length's influence is left out."""
+    """The base config's own LR and batch at any width (muTransfer); the influence of the length is left out."""
     config = config_lib.resolve(base)
     return LadderRule(
         name="mup",
@@ -118,11 +119,11 @@ def mup_rule(base: ConfigDict) -> LadderRule:
 
 
 def step_law_rule(base: ConfigDict) -> LadderRule:
-    """LR and batch from N and D by the fit of Li et al. to 3,700 models."""
+    """LR and batch from N and D, by the fit of Li et al. to 3,700 models."""
     return LadderRule(
         name="step_law",
-        source="Li et al. 2025 (arXiv 2503.04715): LR 1.79 N^-0.713 D^0.307, batch 0.58 D^0.571 tokens; their dense models "
-        "(step-law.github.io) have N 214,663,680 to 1,073,741,824 and D 4e9 to 1e11",
+        source="Li et al. 2025 (arXiv 2503.04715): LR 1.79 N^-0.713 D^0.307, batch 0.58 D^0.571 tokens; "
+        "their dense models (step-law.github.io) have N 214,663,680 to 1,073,741,824 and D 4e9 to 1e11",
         lr=1.79,
         powers={"N": (1.0, -0.713), "D": (1.0, 0.307)},
         batch_tokens=(0.58, 0.571),
@@ -141,7 +142,7 @@ RULES: dict[str, Callable[[ConfigDict], LadderRule]] = {
 
 
 def other_rules(name: str) -> str:
-    """The names of all rules but one."""
+    """The names of all rules except this one."""
     return ", ".join(
         [*(other for other in RULES if other != name), f"{FITTED_PREFIX}DIR (fitted to LR checks of your own)"]
     )
@@ -150,7 +151,7 @@ def other_rules(name: str) -> str:
 def find_rule(name: str, base: ConfigDict) -> LadderRule:
     """The rule of this name for the family of `base`; `fitted:DIR` is fitted to the runs in DIR.
 
-    BadInput for an unknown name, and where the family isn't what the rule was measured with.
+    BadInput if the name is unknown, or if the rule was measured with another family.
     """
     if name.startswith(FITTED_PREFIX):
         rule = fit_rule(pathlib.Path(name.removeprefix(FITTED_PREFIX)).expanduser())
@@ -168,19 +169,22 @@ def find_rule(name: str, base: ConfigDict) -> LadderRule:
     return rule
 
 
-SHARED_KEYS = ("optim.name", "parametrization.name", "train.global_batch", "optim.beta2", "model.n_layers", "model.vocab_size",
-         "model.seq_len", "schedule.name", "data.source")  # fmt: skip
+SHARED_KEYS = (
+    "optim.name", "parametrization.name", "train.global_batch", "optim.beta2", "model.n_layers", "model.vocab_size",
+    "model.seq_len", "schedule.name", "data.source",
+)  # fmt: skip
 
 
 def fit_rule(folder: pathlib.Path) -> LadderRule:
-    """LR = c steps^a d_model^b by least squares in logs, through the best LR of every cell (d_model, steps) of LR checks.
+    """Fit LR = c steps^a d_model^b by least squares in logs to the best LR of every cell (d_model, steps) of LR checks.
 
-    The folder holds runs of a sweep over `optim.peak_lr`, `model.d_model` and `train.steps` (and seeds). BadInput where they
-    differ in more, where widths or lengths are fewer than two, and where a cell's best LR is at its edge.
+    The folder holds runs of a sweep over `optim.peak_lr`, `model.d_model` and `train.steps` (and seeds). BadInput if
+    the runs differ in anything else, if there are fewer than two widths or lengths, or if a cell's best LR is at its
+    edge.
     """
     runs = [
-        (records.flatten_keys(records.read_json(at / "config.json")), records.read_record(at))
-        for at in records.run_folders(folder)
+        (records.flatten_keys(records.read_json(run / "config.json")), records.read_record(run))
+        for run in records.run_folders(folder)
     ]
     if not runs:
         raise BadInput(f"{_option(folder)}: no runs in that folder; `scalelab sweep` makes some (configs/lr_checks.py)")
@@ -200,13 +204,13 @@ def fit_rule(folder: pathlib.Path) -> LadderRule:
     log2_lrs = np.array([_best_lr(folder, cell, runs).log2_lr for cell in cells])
     middle = [math.exp(np.log(list(values)).mean()) for values in (lengths, widths)]
     design = np.array([[1.0, math.log2(n / middle[0]), math.log2(d / middle[1])] for d, n in cells])
-    (at, by_steps, by_width), *_ = np.linalg.lstsq(design, log2_lrs)
-    scatter = float(np.sqrt(np.mean((design @ [at, by_steps, by_width] - log2_lrs) ** 2)))
+    (log2_lr, by_steps, by_width), *_ = np.linalg.lstsq(design, log2_lrs)
+    scatter = float(np.sqrt(np.mean((design @ [log2_lr, by_steps, by_width] - log2_lrs) ** 2)))
     return LadderRule(
         name="fitted",
-        source=f"best LRs of {len(cells)} cells (d_model {_span(widths)}, {_span(lengths)} steps) of {len(runs)} runs in {folder}, "
-        f"by least squares; rms left over {scatter:.2g} octaves",
-        lr=2**at,
+        source=f"best LRs of {len(cells)} cells (d_model {_span(widths)}, {_span(lengths)} steps) of {len(runs)} runs "
+        f"in {folder}, by least squares; residual rms {scatter:.2g} octaves",
+        lr=2**log2_lr,
         powers={"steps": (middle[0], by_steps), "d_model": (middle[1], by_width)},
         global_batch=first["train.global_batch"],
         warmup_share=float(np.median([config["schedule.warmup_steps"] / config["train.steps"] for config, _ in runs])),
@@ -217,7 +221,7 @@ def fit_rule(folder: pathlib.Path) -> LadderRule:
 
 
 def _best_lr(folder: pathlib.Path, cell: tuple[int, int], runs: Sequence[tuple[dict, dict]]) -> BestLr:
-    """The best LR of the runs of one (d_model, steps), from the LRs that all its seeds have."""
+    """The best LR of one cell (d_model, steps), from the LRs that all its seeds were run at."""
     losses: dict[int, dict[float, float]] = {}
     for config, record in runs:
         if (config["model.d_model"], config["train.steps"]) == cell and record.get("status") in ("done", "diverged"):
@@ -227,13 +231,13 @@ def _best_lr(folder: pathlib.Path, cell: tuple[int, int], runs: Sequence[tuple[d
     where = f"{_option(folder)}: d_model={cell[0]}, {cell[1]} steps"
     if len(lrs) < LEAST_LRS:
         raise BadInput(f"{where}: finished runs at {len(lrs)} learning rates; an optimum needs {LEAST_LRS} or more")
-    chosen = find_best_lr(np.log2(lrs), np.array([[losses[seed][lr] for lr in lrs] for seed in losses]))
-    if not chosen.interior:
+    best = find_best_lr(np.log2(lrs), np.array([[losses[seed][lr] for lr in lrs] for seed in losses]))
+    if not best.interior:
         raise BadInput(
-            f"{where}: the best LR {2**chosen.log2_lr:.4g} is the edge of those tried ({lrs[0]:.4g} to {lrs[-1]:.4g}); "
-            f"add {'smaller' if 2**chosen.log2_lr <= lrs[0] * 1.001 else 'larger'} ones"
+            f"{where}: the best LR {2**best.log2_lr:.4g} is the edge of those tried ({lrs[0]:.4g} to {lrs[-1]:.4g}); "
+            f"add {'smaller' if 2**best.log2_lr <= lrs[0] * 1.001 else 'larger'} ones"
         )
-    return chosen
+    return best
 
 
 def _option(folder: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""A recipe small enough for a laptop: the same choices, at other sizes. For its learning rate see `proxy.py`, which keeps more."""
+"""Shrink a recipe for a laptop: the recipe's choices at small sizes. To find its learning rate, see `proxy.py`."""
 
 import itertools
 
@@ -10,23 +10,24 @@ from scalelab.errors import BadInput
 from scalelab.optim.registry import find_optimizer
 from scalelab.sweep.scaling.proxy import shorten_twin
 
-VOCAB, SEQ_LEN, SEQUENCES = 256, 128, 16  # bytes; tokens; of a batch
-LARGEST_LR = 1e-2  # what tiny models of Adam's kind bear
+VOCAB, SEQ_LEN, SEQUENCES = 256, 128, 16  # bytes; tokens; sequences of a batch
+LARGEST_LR = 1e-2  # tiny models train stably up to here with optimizers like Adam
 LEAST_D_MODEL = 16
 
 
 def shrink_recipe(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> ConfigDict:
-    """A resolved config at `d_model` and `steps`, two layers or one cycle of unlike ones, on bytes.
+    """A resolved config at `d_model` and `steps` on bytes, with two layers (or one cycle of its layer kinds).
 
-    Kept are the recipe's choices and the ratios that make them: queries a key head up to 4, d_ff and attention's width over
-    d_model, shares of warm-up, decay and batch warm-up, the sizes of its batches to each other. The learning rate of an
-    optimizer like Adam grows as 1/d_model (Yang et al. 2022, Table 8), up to 1e-2. BadInput for a width that is none.
+    It keeps the recipe's choices and ratios: query heads per key head (up to 4), d_ff and attention's width over
+    d_model, the shares of warm-up, decay and batch warm-up, and the ratios of its batch sizes. The learning rate of an
+    optimizer like Adam grows as 1/d_model (Yang et al. 2022, Table 8), up to 1e-2. BadInput if `d_model` is not a
+    possible width.
     """
     if not LEAST_D_MODEL <= d_model < recipe.model.d_model or d_model % 8:
         low = max(LEAST_D_MODEL, min(recipe.model.d_model - 8, round(d_model / 8) * 8))
         raise BadInput(
-            f"d_model={d_model} is no width to shrink to: a multiple of 8 from {LEAST_D_MODEL} on, below the recipe's "
-            f"{recipe.model.d_model}; nearest: {low}"
+            f"d_model={d_model} is not a width to shrink to: it must be a multiple of 8, at least {LEAST_D_MODEL} and "
+            f"below the recipe's {recipe.model.d_model}; nearest: {low}"
         )
     twin = recipe.copy_and_resolve_references()
     with twin.unlocked(), twin.ignore_type():
@@ -42,7 +43,7 @@ def shrink_recipe(recipe: ConfigDict, d_model: int = 64, steps: int = 500) -> Co
 
 
 def _model(model: ConfigDict, d_model: int) -> dict[str, int]:
-    """The sizes of a small model."""
+    """The sizes of the small model."""
     group, length = min(model.n_heads // model.n_kv_heads, 4), min(model.seq_len, SEQ_LEN)
     keys = min(model.n_kv_heads, 2 if group > 1 else 4)
     attended = model.n_heads * model.d_head * d_model / model.d_model
@@ -60,7 +61,7 @@ def _model(model: ConfigDict, d_model: int) -> dict[str, int]:
 
 
 def _batch(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
-    """16 sequences, reached in as large a share of the run's tokens or steps, from as small a part of them."""
+    """Set a batch of 16 sequences; a batch or length warm-up keeps its share of the run and its relative start."""
     old, schedule = recipe.schedule, twin.schedule
     scale = SEQUENCES / recipe.train.global_batch
     tokens = scale * twin.model.seq_len / recipe.model.seq_len * steps / recipe.train.steps
@@ -78,7 +79,7 @@ def _batch(twin: ConfigDict, recipe: ConfigDict, steps: int) -> None:
 
 
 def _stages(stages: list[tuple[int, int]], scale: float, shorter: float) -> str:
-    """The text of these stages at other sizes; each begins a step after the last at the earliest."""
+    """The text of `stages` at other sizes; each stage starts at least one step after the one before."""
     steps = itertools.accumulate(
         (round(step * shorter) for step, _ in stages[1:]), lambda a, b: max(a + 1, b), initial=0
     )

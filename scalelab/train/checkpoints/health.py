@@ -1,4 +1,4 @@
-"""Whether a state that is saved is sound: its manifest says so, and retention goes by it."""
+"""Health of a saved state: recorded in its manifest, and used when old steps are pruned."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,9 @@ from scalelab.train.checkpoints.manifest import HEALTHY
 
 
 def inspect_states(states: Mapping[str, Any]) -> dict[str, tuple[jax.Array, Any]]:
-    """`{trial: (all parameters and moments are finite, batches skipped in a row)}`, dispatched and not waited for.
+    """`{trial: (all parameters and moments are finite, batches skipped in a row)}`, dispatched but not waited for.
 
-    The arrays are new ones: a step may be given the states' buffers at once.
+    The results are new arrays, so the next step may overwrite the states' buffers at once.
     """
     return {name: _inspect_state(state) for name, state in states.items()}
 
@@ -25,11 +25,11 @@ def _inspect_state(state: Any) -> tuple[jax.Array, jax.Array]:
     return jnp.all(jnp.stack(finite)) if finite else jnp.bool_(True), jnp.int32(getattr(state, "streak", 0))
 
 
-def health_verdicts(looks: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
-    """`{trial: "healthy" or "suspect: why"}`; waits for `inspect_states`."""
+def health_verdicts(inspections: Mapping[str, tuple[Any, Any]]) -> dict[str, str]:
+    """`{trial: "healthy" or "suspect: REASON"}` from the result of `inspect_states`; waits for it."""
     return {
         name: _health_verdict(bool(finite), int(streak))
-        for name, (finite, streak) in jax.device_get(dict(looks)).items()
+        for name, (finite, streak) in jax.device_get(dict(inspections)).items()
     }
 
 

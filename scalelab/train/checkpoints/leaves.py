@@ -1,4 +1,4 @@
-"""The leaves of a state by name: what a checkpoint holds against what is asked of it."""
+"""The leaves of a state by name: compare what a checkpoint holds with what is to be restored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,20 +10,20 @@ from scalelab.model.declare import named_leaves
 
 
 def describe_leaves(states: Any) -> dict[str, str]:
-    """`{"run.params.embed.w": "float32[256,16]"}`: every leaf's name, dtype and shape."""
+    """Describe every leaf by name, dtype and shape: `{"run.params.embed.w": "float32[256,16]"}`."""
     return {name: f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]" for name, leaf in named_leaves(states).items()}
 
 
 def check_same_leaves(where: str, saved: Mapping[str, str], like: Mapping[str, Any]) -> None:
-    """BadInput with every leaf that `like` has otherwise than `saved` (as `describe_leaves` gives it), old against new."""
-    wanted = describe_leaves(like)
-    # A dict of parts asks for these parts of a trial, anything else for all of it.
+    """BadInput if leaves of `like` differ from `saved` (as from `describe_leaves`); lists each, old against new."""
+    requested = describe_leaves(like)
+    # A dict requests these parts of a trial, anything else the whole trial.
     parts = [p for n, state in like.items() for p in ([f"{n}.{k}" for k in state] if isinstance(state, dict) else [n])]
-    kept = {name: kind for name, kind in saved.items() if any(f"{name}.".startswith(f"{p}.") for p in parts)}
+    available = {name: kind for name, kind in saved.items() if any(f"{name}.".startswith(f"{p}.") for p in parts)}
     lines = [
-        f"{name}: {kept.get(name, 'absent')}, now {wanted.get(name, 'absent')}"
-        for name in sorted(kept | wanted)
-        if kept.get(name) != wanted.get(name)
+        f"{name}: {available.get(name, 'absent')}, now {requested.get(name, 'absent')}"
+        for name in sorted(available | requested)
+        if available.get(name) != requested.get(name)
     ]
     if lines:
         raise BadInput(f"{where} holds other arrays:\n  " + "\n  ".join(lines))

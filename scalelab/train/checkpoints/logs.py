@@ -1,4 +1,4 @@
-"""The log lines that a checkpoint relies on: their length and hash stand in its manifest. Nothing here imports jax."""
+"""The log lines that a checkpoint relies on: its manifest holds their length and hash. Nothing here imports jax."""
 
 import functools
 import hashlib
@@ -11,17 +11,17 @@ from scalelab.jsonfiles import retry_transient
 
 
 def log_sizes(logs: Sequence[pathlib.Path]) -> dict[pathlib.Path, int]:
-    """How long each log is now; those that are absent are left out."""
+    """The present size of each log in bytes; absent logs are left out."""
     return {log: log.stat().st_size for log in logs if log.exists()}
 
 
 def hash_log_prefixes(folder: pathlib.Path, sizes: Mapping[pathlib.Path, int]) -> dict[str, dict[str, Any]]:
-    """`{log relative to the checkpoints folder: {"bytes", "sha256"}}` of what each held at its size in `sizes`."""
-    found = {}
+    """`{log relative to the checkpoints folder: {"bytes", "sha256"}}` of the first `sizes[log]` bytes of each log."""
+    hashes = {}
     for log, size in sizes.items():
         sha = retry_transient(functools.partial(_sha256, log, size))
-        found[os.path.relpath(log.absolute(), folder)] = {"bytes": size, "sha256": sha}
-    return found
+        hashes[os.path.relpath(log.absolute(), folder)] = {"bytes": size, "sha256": sha}
+    return hashes
 
 
 def _sha256(path: pathlib.Path, size: int) -> str:
@@ -34,9 +34,9 @@ def _sha256(path: pathlib.Path, size: int) -> str:
 
 
 def find_lost_logs(folder: pathlib.Path, content: Mapping[str, Any]) -> list[tuple[pathlib.Path, str]]:
-    """(log, what became of it) of the logs that a step in `folder`, with the manifest `content`, relies on; [] where all is there.
+    """Find lost or changed logs that a step in `folder` relies on: [(log, problem)]; `content` is the step's manifest.
 
-    A log whose run folder is gone, as where checkpoints were copied elsewhere alone, is passed over.
+    A log is skipped if its run folder is gone, as when only checkpoints were copied.
     """
     lost, step = [], content["step"]
     for name, saved in content.get("logs", {}).items():

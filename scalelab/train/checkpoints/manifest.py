@@ -1,12 +1,12 @@
-"""What makes a checkpoint trustworthy: a manifest beside the data with the SHA-256 of every file.
+"""The manifest of a checkpoint: a file beside the data with the SHA-256 of every other file.
 
-    checkpoints/120/state/…          what Orbax wrote
+    checkpoints/120/state/…          the files of Orbax
     checkpoints/120/manifest.json    written last: files, tree, facts of each trial, and a hash of itself
-    checkpoints/120.tmp              being written or being deleted: worth nothing
-    checkpoints/120.damaged          set aside by a fallback; 120.stray: a file or link that stood where a step was to go
+    checkpoints/120.tmp              being written or deleted: never used
+    checkpoints/120.damaged          renamed by a fallback; 120.stray: a file or link that was in the way of a step
 
-A folder gets its number by a rename, after everything in it is on disk. So a numbered folder that its manifest
-contradicts was damaged later, never cut short by a crash. Nothing here imports jax: verifying needs none.
+A folder gets its number by a rename, after everything in it is on disk. So if a numbered folder differs from its
+manifest, it was damaged later and not cut short by a crash. Nothing here imports jax, as verification doesn't need it.
 """
 
 import concurrent.futures
@@ -24,22 +24,21 @@ from scalelab.records import read_record
 MANIFEST_FORMAT = 1
 HEALTHY = "healthy"
 MANIFEST_NAME = "manifest.json"
-# What shows that a numbered folder was meant as a checkpoint: ours, and those written before there were manifests.
+# A numbered folder with one of these is a checkpoint: ours, or one written before manifests existed.
 STEP_MARKERS = (MANIFEST_NAME, "state", "default", "_CHECKPOINT_METADATA")
 
 
 class DamagedCheckpoint(WorkFailed):
-    """A checkpoint is not what was saved; the message names the file."""
+    """A checkpoint differs from what was saved; the message names the file."""
 
 
 def list_steps(folder: pathlib.Path) -> list[int]:
-    """The steps saved in a checkpoints folder, in order, damaged ones included; by name, never by date."""
-    found = [path for path in _entries(folder) if _is_step(path)]
-    return sorted(int(path.name) for path in found)
+    """The steps saved in a checkpoints folder, in order of their numbers, damaged ones included."""
+    return sorted(int(path.name) for path in _entries(folder) if _is_step(path))
 
 
 def list_strays(folder: pathlib.Path) -> list[str]:
-    """Names in a checkpoints folder that are neither steps, nor drafts, nor steps set aside."""
+    """Names in a checkpoints folder that are not steps, drafts, or renamed steps."""
     return sorted(path.name for path in _entries(folder) if not _is_step(path) and not _is_leftover(path))
 
 
@@ -60,27 +59,28 @@ def _is_step(path: pathlib.Path) -> bool:
 
 
 def list_leftovers(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Drafts of saves that were cut short and steps half deleted."""
+    """Drafts of interrupted saves, and half-deleted steps."""
     return [path for path in _entries(folder) if _is_leftover(path, (".tmp",))]
 
 
 def list_step_files(step_folder: pathlib.Path) -> list[str]:
-    """Every file of a step but the manifest, relative to its folder, sorted."""
-    found = []
+    """Every file of a step except the manifest, relative to its folder, sorted."""
+    paths = []
     for place, folders, names in os.walk(step_folder):
-        # A link to a folder is listed as a file: it is not followed, and no manifest ever names one.
+        # A link to a folder is listed as a file: it is not followed, and no manifest contains one.
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        found += [os.path.relpath(os.path.join(place, name), step_folder) for name in names + links]
-    return sorted(name.replace(os.sep, "/") for name in found if name != MANIFEST_NAME)
+        paths += [os.path.relpath(os.path.join(place, name), step_folder) for name in names + links]
+    return sorted(path.replace(os.sep, "/") for path in paths if path != MANIFEST_NAME)
 
 
 def hash_files(step_folder: pathlib.Path, names: list[str], sync: bool = False) -> dict[str, dict[str, Any]]:
-    """`{name: {"bytes", "sha256"}}`, several files at once (hashlib releases the GIL); with `sync`, each is on disk after.
+    """Hash files of a step: `{name: {"bytes", "sha256"}}`, several at once (hashlib releases the GIL).
 
-    A file that can't be read has an "error" instead.
+    A file that can't be read has an "error" instead. `sync`: also bring each file to disk, and raise if one can't be
+    read.
     """
 
-    def one(name: str) -> dict[str, Any]:
+    def hash_file(name: str) -> dict[str, Any]:
         def digest() -> dict[str, Any]:
             with open(step_folder / name, "rb") as file:
                 if sync:
@@ -96,15 +96,15 @@ def hash_files(step_folder: pathlib.Path, names: list[str], sync: bool = False) 
             return {"error": error.strerror or str(error)}
 
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(one, names), strict=True))
+        return dict(zip(names, pool.map(hash_file, names), strict=True))
 
 
 def write_manifest(
     draft: pathlib.Path, step: int, tree: dict[str, str], facts: dict[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """Hash what stands in `draft` and write its manifest, all of it on disk when this returns. Returns the manifest.
+    """Hash the files in `draft` and write its manifest; everything is on disk when this returns. Returns the manifest.
 
-    `tree`: every leaf's name -> "dtype[shape]"; `facts`: trial -> what it was trained under.
+    `tree`: {leaf name: "dtype[shape]"}; `facts`: {trial: identity, config, data, versions, …}; `more`: further entries.
     """
     content = {
         "format": MANIFEST_FORMAT,
@@ -115,7 +115,7 @@ def write_manifest(
         "tree_sha256": _sha256(tree),
         "facts": facts,
     }
-    content = json.loads(_canonical(content))  # what a reader will see
+    content = json.loads(_canonical(content))  # the content as a reader gets it
     content["sha256"] = _sha256(content)
 
     def put() -> None:
@@ -139,7 +139,7 @@ def _sha256(content: Any) -> str:
 
 
 def read_manifest(step_folder: pathlib.Path) -> dict[str, Any]:
-    """The manifest of a step, if it is what was written to the last bit. Raises Damaged."""
+    """Read the manifest of a step. DamagedCheckpoint if it is missing or differs in any bit from what was written."""
     path = step_folder / MANIFEST_NAME
     try:
         text = retry_transient(path.read_bytes).decode()
@@ -147,15 +147,13 @@ def read_manifest(step_folder: pathlib.Path) -> dict[str, Any]:
         claimed = content["sha256"]
         body = {key: value for key, value in content.items() if key != "sha256"}
     except FileNotFoundError:
-        raise DamagedCheckpoint(
-            f"{path} is missing: lost, or saved by a scalelab before there were manifests"
-        ) from None
+        raise DamagedCheckpoint(f"{path} is missing: lost, or saved by a scalelab version without manifests") from None
     except OSError as error:
         raise DamagedCheckpoint(f"{path} can't be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedCheckpoint(f"{path} is damaged: not a manifest") from None
-    if claimed != _sha256(body) or text != _canonical(content):  # the text too: a flip in blanks changes no value
-        raise DamagedCheckpoint(f"{path} is damaged: its content is not what its own hash says")
+    if claimed != _sha256(body) or text != _canonical(content):  # the text too: a flipped blank changes no value
+        raise DamagedCheckpoint(f"{path} is damaged: its content doesn't match its own hash")
     if body["format"] != MANIFEST_FORMAT:
         raise DamagedCheckpoint(
             f"{path} has format {body['format']}, this scalelab reads {MANIFEST_FORMAT}: use the version that wrote it"
@@ -164,30 +162,31 @@ def read_manifest(step_folder: pathlib.Path) -> dict[str, Any]:
 
 
 def find_step_problems(step_folder: pathlib.Path, contents: bool = True) -> list[str]:
-    """What contradicts a step's manifest, a line a file ([]: intact). `contents=False`: sizes only, no byte is read."""
+    """Differences from a step's manifest, one line per file ([]: intact). `contents=False`: check sizes only."""
     try:
         manifest = read_manifest(step_folder)
     except DamagedCheckpoint as error:
         return [str(error)]
-    said, there = manifest["files"], set(list_step_files(step_folder))
-    lines = [f"{step_folder / name} is missing" for name in said if name not in there]
-    lines += [f"{step_folder / name} is not in the manifest" for name in sorted(there - set(said))]
+    recorded, present = manifest["files"], set(list_step_files(step_folder))
+    lines = [f"{step_folder / name} is missing" for name in recorded if name not in present]
+    lines += [f"{step_folder / name} is not in the manifest" for name in sorted(present - set(recorded))]
     if str(manifest["step"]) != step_folder.name.split(".")[0]:
         lines.append(f"{step_folder} holds step {manifest['step']}: was the folder renamed?")
-    sizes = {name: _size(step_folder / name) for name in said if name in there}
+    sizes = {name: _size(step_folder / name) for name in recorded if name in present}
     lines += [
-        f"{step_folder / n} has {s} bytes, saved {said[n]['bytes']}" for n, s in sizes.items() if s != said[n]["bytes"]
+        f"{step_folder / n} has {s} bytes, saved {recorded[n]['bytes']}"
+        for n, s in sizes.items()
+        if s != recorded[n]["bytes"]
     ]
     if contents:
-        same_size = [name for name, size in sizes.items() if size == said[name]["bytes"]]
-        found = hash_files(step_folder, same_size)
+        same_size = [name for name, size in sizes.items() if size == recorded[name]["bytes"]]
+        hashes = hash_files(step_folder, same_size)
         for name in same_size:
-            if "error" in found[name]:
-                lines.append(f"{step_folder / name} can't be read: {found[name]['error']}")
-            elif found[name] != said[name]:
-                lines.append(
-                    f"{step_folder / name} is damaged: SHA-256 {found[name]['sha256'][:12]}…, saved {said[name]['sha256'][:12]}…"
-                )
+            if "error" in hashes[name]:
+                lines.append(f"{step_folder / name} can't be read: {hashes[name]['error']}")
+            elif hashes[name] != recorded[name]:
+                now, saved = (entries[name]["sha256"][:12] for entries in (hashes, recorded))
+                lines.append(f"{step_folder / name} is damaged: SHA-256 {now}…, saved {saved}…")
     return lines
 
 
@@ -201,45 +200,45 @@ def _size(path: pathlib.Path) -> int | None:
 def prune_steps(folder: pathlib.Path, keep_last: int, keep_every: int) -> list[int]:
     """Delete old steps: all but the newest `keep_last`, multiples of `keep_every` and each trial's newest healthy one.
 
-    Only steps that look intact count and only they are deleted: were damaged ones counted among the newest, the last
-    good one could be deleted for their sake. Returns what was deleted.
+    Only steps that look intact are counted or deleted: if damaged steps counted among the newest, the last good one
+    could be deleted. Returns the deleted steps.
     """
-    sound = [step for step in list_steps(folder) if not find_step_problems(folder / str(step), contents=False)]
-    newest = sound[-keep_last:]
-    rest = [step for step in sound if step not in newest and not (keep_every and step % keep_every == 0)]
-    surplus = sorted(set(rest) - (_newest_healthy(folder, sound) if rest else set()))
+    intact = [step for step in list_steps(folder) if not find_step_problems(folder / str(step), contents=False)]
+    newest = intact[-keep_last:]
+    rest = [step for step in intact if step not in newest and not (keep_every and step % keep_every == 0)]
+    surplus = sorted(set(rest) - (_newest_healthy(folder, intact) if rest else set()))
     for step in surplus:
         draft = folder / f"{step}.tmp"
-        rename_with_retry(folder / str(step), draft)  # gone in one stroke: a crash in between leaves no half of a step
+        rename_with_retry(folder / str(step), draft)  # atomic: a crash while deleting leaves no half step
         remove_path(draft)
     return surplus
 
 
-def _newest_healthy(folder: pathlib.Path, sound: list[int]) -> set[int]:
+def _newest_healthy(folder: pathlib.Path, steps: list[int]) -> set[int]:
     newest: dict[str, int] = {}
-    for step in sound:
+    for step in steps:
         content = read_manifest(folder / str(step))
-        health = content.get("health") or dict.fromkeys(content["facts"], HEALTHY)  # older ones don't say
+        health = content.get("health") or dict.fromkeys(content["facts"], HEALTHY)  # older manifests have no health
         newest |= {trial: step for trial, verdict in health.items() if verdict == HEALTHY}
     return set(newest.values())
 
 
 def set_aside(path: pathlib.Path, suffix: str = "damaged") -> pathlib.Path:
-    """Rename what has a step's number, so that this is free again; it stays for whoever wants to look."""
-    goal = path.with_name(f"{path.name}.{suffix}")
-    remove_path(goal)
-    rename_with_retry(path, goal)
+    """Rename a step's folder (or what is in its place) to free its number; returns the new path."""
+    new_path = path.with_name(f"{path.name}.{suffix}")
+    remove_path(new_path)
+    rename_with_retry(path, new_path)
     fsync(path.parent)
-    return goal
+    return new_path
 
 
 def rename_with_retry(old: pathlib.Path, new: pathlib.Path) -> None:
-    """Rename, again after a passing error: which may have come after it was done."""
+    """Rename, and retry after a transient error, which may have come after the rename was done."""
     retry_transient(lambda: old.rename(new) if os.path.lexists(old) or not os.path.lexists(new) else new)
 
 
 def remove_path(path: pathlib.Path) -> None:
-    """Remove a folder with all in it, a file, or a link and not what it leads to; nothing where it is absent."""
+    """Remove a folder with its content, a file, or a link (not its target); do nothing if the path is absent."""
     if path.is_symlink() or path.is_file():
         retry_transient(path.unlink)
     elif os.path.lexists(path):
@@ -247,9 +246,9 @@ def remove_path(path: pathlib.Path) -> None:
 
 
 def list_checkpoint_places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
-    """(checkpoints folder, name in it) of a run: its own, its pack's where it has one, and those of the packs before it.
+    """[(checkpoints folder, the run's name in it)]: the run's own, its pack's, and those of its former packs.
 
-    The record names a new pack before that has a checkpoint: killed in between, the run is only in the former one's.
+    The record names a new pack before this has a checkpoint. After a kill in between, only the former pack has the run.
     """
     pack = read_record(folder).get("pack")
     packs = {pack["checkpoints"]: pack["trial"]} | pack.get("former", {}) if pack else {}
@@ -257,26 +256,26 @@ def list_checkpoint_places(folder: pathlib.Path) -> list[tuple[pathlib.Path, str
 
 
 def add_former_packs(pack: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """`pack` of a run's record, with the packs that its trial was in earlier; `before` is what its record says until now."""
+    """Add the former packs of a trial to `pack`, the entry of a run's record; `before` is the present entry."""
     places = {before["checkpoints"]: before["trial"]} | before.get("former", {})
     former = {place: trial for place, trial in places.items() if place != pack["checkpoints"]}
     return pack | {"former": former} if former else pack
 
 
 def find_saved_steps(folder: pathlib.Path) -> dict[int, tuple[pathlib.Path, str]]:
-    """`{step: (checkpoints folder, the run's name in it)}` for every step of a run that is kept."""
+    """`{step: (checkpoints folder, the run's name in it)}` for every saved step of a run."""
     return {step: (place, name) for place, name in list_checkpoint_places(folder)[::-1] for step in list_steps(place)}
 
 
 def find_checkpoint_folders(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Every checkpoints folder of a run, pack, sweep or study, or the folder itself. BadInput where there is none."""
+    """Every checkpoints folder of a run, pack, sweep or study, or the folder itself. BadInput if there is none."""
     candidates = [folder / "checkpoints", *folder.glob("packs/*/checkpoints"), *folder.glob("runs/*/checkpoints")]
     if pack := read_record(folder).get("pack"):
         candidates.append(folder / pack["checkpoints"])
-    found = [path.resolve() if ".." in path.parts else path for path in candidates if path.is_dir()]
-    if not found and folder.is_dir() and (folder.name == "checkpoints" or list_steps(folder)):
-        found = [folder]
-    if not found:
-        what = "no such folder" if not folder.exists() else "no checkpoints/ in it, in its packs/* or in its runs/*"
-        raise BadInput(f"{str(folder)!r} holds no checkpoints: {what}")
-    return sorted(found)
+    folders = [path.resolve() if ".." in path.parts else path for path in candidates if path.is_dir()]
+    if not folders and folder.is_dir() and (folder.name == "checkpoints" or list_steps(folder)):
+        folders = [folder]
+    if not folders:
+        reason = "no such folder" if not folder.exists() else "no checkpoints/ in it, in its packs/* or in its runs/*"
+        raise BadInput(f"{str(folder)!r} holds no checkpoints: {reason}")
+    return sorted(folders)

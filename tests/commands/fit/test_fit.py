@@ -79,14 +79,15 @@ def test_a_table_with_two_of_n_d_c(capsys, table, study_folder):
 def test_the_human_table_says_everything(capsys, table):
     command = ["fit", table, "--columns=N=params,C=flops,loss=nll", "--target-flops=4e12", "--drop-top-loss=1"]
     assert main([*command, "--bootstrap=100"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for part in (
         "19 rows, N: column 'params'; D = C / 6N", "certificate: ", "starts agree", "100 of 100 resamples",
-        "one of the 1 largest losses: row 1", "best use of 4e+12 FLOPs where C = k N D, k = 6:", "90% percentile", "90% BCa", "identified: ",
+        "one of the 1 largest losses: row 1", "best use of 4e+12 FLOPs where C = k N D, k = 6:", "90% percentile",
+        "90% BCa", "identified: ",
     ):  # fmt: skip
-        assert part in said, part
+        assert part in output, part
     for name in ("E", "A", "B", "alpha", "beta", "a", "b", "N", "D", "D/N", "loss", "wasted"):
-        assert any(line.split()[:1] == [name] for line in said.splitlines()), name
+        assert any(line.split()[:1] == [name] for line in output.splitlines()), name
 
 
 def test_the_convention_and_the_target(capsys, study_folder):
@@ -149,15 +150,15 @@ def test_besiroglus_law_from_the_command_line(capsys):
         (["{folder}", "--cluster=train.sead"], "did you mean 'train.seed'"),
         (["{folder}", "--where=N > 1e30"], "leaves none of 23 rows"),
         (["{folder}", "--where=optim.peak_lr > 1"], "no column 'optim.peak_lr'"),
-        (["{folder}", "--target-flops=1e24", "--bootstrap=0"], "--bootstrap=0 leaves none"),
+        (["{folder}", "--target-flops=1e24", "--bootstrap=0"], "--bootstrap=0 gives none"),
         (["{folder}", "--target-flops=lots"], "'lots' is not a number"),
         (["{folder}", "--holdout=20"], "holdout = 20"),
         (["{folder}", "--hold=gamma=1"], "no free parameter 'gamma'"),
         (["{folder}", "--level=2"], "level = 2"),
         (["{folder}", "--next-runs=2"], "--next-runs needs --grid"),
         (["{folder}", "--next-runs=2", "--grid=x.csv", "--budget-flops=1"], "--grid=x.csv: no such file"),
-        (["{folder}", "--method=akima"], "--method means nothing to --approach=3"),
-        (["{folder}", "--approach=2", "--law=kaplan"], "--law means nothing to --approach=2"),
+        (["{folder}", "--method=akima"], "--method has no effect with --approach=3"),
+        (["{folder}", "--approach=2", "--law=kaplan"], "--law has no effect with --approach=2"),
         (["{folder}", "--approach=2", "--method=akimo"], "did you mean 'akima'"),
         (["{folder}", "--approach=1"], "no finished run with evaluations"),
         (["{table}", "{folder}/nothing.csv"], "no file or folder"),
@@ -217,11 +218,11 @@ def test_help_and_page_list_every_law_and_help_imports_none():
         "import sys; from scalelab.__main__ import main\ntry: main(['fit', '--help'])\nexcept SystemExit: "
         "print(sorted({'jax', 'scipy', 'numpy'} & set(sys.modules)))"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.endswith("[]\n")
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.endswith("[]\n")
     page = (pathlib.Path(__file__).parents[3] / "scalelab" / "laws" / "README.md").read_text()
     for law in LAWS.values():
-        assert any(line.split() == [law.name, *law.equation.split()] for line in said.splitlines()), law.name
+        assert any(line.split() == [law.name, *law.equation.split()] for line in output.splitlines()), law.name
         assert f"| `{law.name}` | {', '.join(law.columns)} -> {law.target} |" in page, law.name
 
 
@@ -240,10 +241,10 @@ def test_parquet_jsonl_and_csv_fit_alike(capsys, table, tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(lines), tmp_path / "t.parquet")
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     columns = "--columns=N=params,C=flops,loss=nll"
-    found = [
+    result = [
         answer(capsys, path, columns, "--bootstrap=0") for path in (table, tmp_path / "t.parquet", tmp_path / "t.jsonl")
     ]
-    assert found[0]["params"] == found[1]["params"] == found[2]["params"]
+    assert result[0]["params"] == result[1]["params"] == result[2]["params"]
 
 
 def test_sources_add_up_and_subsets_divide(capsys, table, study_folder):
@@ -268,8 +269,8 @@ def test_laws_of_other_columns(capsys, tmp_path):
     errors = 0.85 - 2.08 * np.exp(-0.756 * loss)
     (tmp_path / "t.csv").write_text("nll,err\n" + "".join(f"{x},{y}\n" for x, y in zip(loss, errors, strict=True)))
     command = ["--law=downstream", "--columns=loss=nll,error=err", "--bootstrap=0"]
-    found = answer(capsys, tmp_path / "t.csv", *command)
-    assert found["params"] == pytest.approx({"epsilon": 0.85, "k": 2.08, "gamma": 0.756}, rel=1e-5)
+    result = answer(capsys, tmp_path / "t.csv", *command)
+    assert result["params"] == pytest.approx({"epsilon": 0.85, "k": 2.08, "gamma": 0.756}, rel=1e-5)
     assert main(["fit", str(tmp_path / "t.csv"), *command, "--target-flops=1"]) == 2
 
 
@@ -279,8 +280,8 @@ def test_a_law_of_compute_alone_predicts_the_loss_of_a_budget(capsys, tmp_path):
     rows = "".join(f"{c},{y}\n" for c, y in zip(C, (1.5 + 1500 * C**-0.155) * noise, strict=True))
     (tmp_path / "t.csv").write_text("flops,loss\n" + rows)
     command = ["--law=saturating", "--columns=C=flops", "--target-flops=1e21", "--bootstrap=60"]
-    found = answer(capsys, tmp_path / "t.csv", *command)["predictions"]["1e+21"]
-    assert found["low"] < 1.5 + 1500 * 1e21**-0.155 < found["high"] and found["high"] / found["low"] < 1.05
+    result = answer(capsys, tmp_path / "t.csv", *command)["predictions"]["1e+21"]
+    assert result["low"] < 1.5 + 1500 * 1e21**-0.155 < result["high"] and result["high"] / result["low"] < 1.05
 
 
 def test_a_law_of_ones_own_stands_beside_the_user(tmp_path, table):
@@ -306,17 +307,19 @@ def test_no_digits_of_what_is_not_identified(capsys):
     fixed = "E=1.8691442,A=520.8256,B=1487.6733,alpha=0.3526596,beta=0.3526596"
     command = ["--law=data_constrained", "--columns=N=params,D=tokens_total,U=tokens_unique", f"--hold={fixed}"]
     assert main(["fit", str(table_path("datablations/runs_182_fit_set.csv")), *command, "--bootstrap=0"]) == 0
-    said = capsys.readouterr().out
-    (line,) = [line for line in said.splitlines() if line.startswith("R_D_star")]
+    output = capsys.readouterr().out
+    (line,) = [line for line in output.splitlines() if line.startswith("R_D_star")]
     assert line.split()[1] == "-" and "not identified: " in line and "or more" in line
-    assert "WARNING: R_D_star is not identified" in said
+    assert "WARNING: R_D_star is not identified" in output
 
 
 def test_the_tournament_ranks_by_held_out_error(capsys, table, monkeypatch):
     few = ("chinchilla", "kaplan", "saturating", "data_constrained", "downstream")  # the others only cost compilations
     monkeypatch.setattr("scalelab.commands.fit.law.LAWS", {name: LAWS[name] for name in few})
-    found = answer(capsys, table, "--columns=N=params,C=flops,loss=nll", "--bootstrap=0", "--tournament", "--holdout=4")
-    entries = found["tournament"]
+    result = answer(
+        capsys, table, "--columns=N=params,C=flops,loss=nll", "--bootstrap=0", "--tournament", "--holdout=4"
+    )
+    entries = result["tournament"]
     errors = [entry["mape"] for entry in entries if entry["mape"] is not None]
     assert errors == sorted(errors)
     # The table has no U for data_constrained, no error for downstream.
@@ -326,11 +329,11 @@ def test_the_tournament_ranks_by_held_out_error(capsys, table, monkeypatch):
 def test_approach_2_finds_the_laws_own_exponent(capsys, table, tmp_path):
     command = ["--columns=N=params,C=flops,loss=nll", "--approach=2", "--target-flops=1e12"]
     for method, extra in (("akima", []), ("parabola", ["--seed-noise"])):
-        found = answer(capsys, table, *command, f"--method={method}", f"--plot={tmp_path / method}", *extra)
-        assert found["a"] == pytest.approx(0.47 / 1.07, abs=0.08) and len(found["budgets"]) == 4
-        assert found["allocation"]["1e+12"]["N"] == pytest.approx(optimal_allocation(QUICKSTART_LIKE, 1e12).N, rel=0.3)
+        result = answer(capsys, table, *command, f"--method={method}", f"--plot={tmp_path / method}", *extra)
+        assert result["a"] == pytest.approx(0.47 / 1.07, abs=0.08) and len(result["budgets"]) == 4
+        assert result["allocation"]["1e+12"]["N"] == pytest.approx(optimal_allocation(QUICKSTART_LIKE, 1e12).N, rel=0.3)
         assert {path.suffix for path in (tmp_path / method).iterdir()} == {".png", ".pdf", ".csv"}
-        assert (found["interval"] is None) == (not extra)
+        assert (result["interval"] is None) == (not extra)
 
 
 def test_approach_1_from_checkpoints(capsys, tmp_path):
@@ -338,11 +341,13 @@ def test_approach_1_from_checkpoints(capsys, tmp_path):
     rows = [(f"run{i}", N, D, loss_at(QUICKSTART_LIKE, N, D)) for i, N in enumerate(sizes) for D in tokens]
     with (tmp_path / "t.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("run", "N", "D", "loss"), *rows])
-    found = answer(
+    result = answer(
         capsys, tmp_path / "t.csv", "--approach=1", "--cluster=run", "--method=envelope", "--bootstrap=20",
         "--target-flops=1e12",
     )  # fmt: skip
-    assert found["a"] == pytest.approx(0.47 / 1.07, abs=0.05) and found["a"] + found["b"] == pytest.approx(1, abs=1e-6)
+    assert result["a"] == pytest.approx(0.47 / 1.07, abs=0.05) and result["a"] + result["b"] == pytest.approx(
+        1, abs=1e-6
+    )
     assert main(["fit", str(tmp_path / "t.csv"), "--approach=1"]) == 2
     assert "--cluster=COLUMN must name the run" in capsys.readouterr().err
 
@@ -355,8 +360,8 @@ def test_next_runs_from_a_table_of_candidates(capsys, table, tmp_path):
         "--next-runs=2",
         f"--grid={tmp_path / 'grid.csv'}",
     ]
-    found = answer(capsys, table, *command, "--budget-flops=2e13", "--target=beta")
-    plan = found["next"]
+    result = answer(capsys, table, *command, "--budget-flops=2e13", "--target=beta")
+    plan = result["next"]
     assert 1 <= len(plan["runs"]) <= 2 and plan["flops"] <= 2e13 and "row 4" not in plan["names"]
     assert plan["sd_after"] < plan["sd_before"] and plan["forks"] == []
 

@@ -25,7 +25,7 @@ def test_a_7b_model_in_fp32_does_not_fit_this_host(monkeypatch, tmp_path, capsys
     for word in ("parameters", "optimizer", "gradients", "activations", "there is", "59.60"):
         assert word in told
     last = told.strip().splitlines()[-1]
-    assert last.startswith("scalelab: a step needs at least") and last.endswith("--force starts it all the same")
+    assert last.startswith("scalelab: a step needs at least") and last.endswith("--force starts it anyway")
 
 
 def test_of_a_sweep_every_program_is_asked(monkeypatch, tmp_path, capsys):

@@ -84,13 +84,13 @@ def test_a_pack_goes_to_the_worker_that_has_its_program():
 
 def test_cores_are_shared_out_without_overlap():
     cores = pool._cores()
-    shares = pool._shares(len(cores))
+    shares = pool._split_cores(len(cores))
     assert sorted(core for share in shares for core in share) == cores
-    assert pool._shares(len(cores) + 1) == [cores] * (len(cores) + 1)
+    assert pool._split_cores(len(cores) + 1) == [cores] * (len(cores) + 1)
 
 
 def started(folder, more=None):
-    """`scalelab sweep` of both widths, far from its end, as the leader of a process group of its own; and its arguments."""
+    """`scalelab sweep` of both widths, far from its end, as leader of a new process group; and its arguments."""
     file = pathlib.Path(folder / "grid.py")
     file.write_text(GRID)
     values = (

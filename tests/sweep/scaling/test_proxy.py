@@ -85,8 +85,8 @@ def test_the_target_takes_the_best_learning_rate():
     rows = [
         {"name": n, "status": "done", "val_loss": 2 + (np.log2(c.optim.peak_lr) + 7.4) ** 2} for n, c in runs.items()
     ]
-    target, found = proxy.fill_target(plan, rows, lrs, seeds)
-    assert found.log2_lr == pytest.approx(-7.4) and found.interior
+    target, result = proxy.fill_target(plan, rows, lrs, seeds)
+    assert result.log2_lr == pytest.approx(-7.4) and result.interior
     assert target.optim.peak_lr == pytest.approx(2**-7.4 * plan.lr_factor, rel=1e-3)
     assert target.model == plan.target.model
 
@@ -98,5 +98,5 @@ def test_a_budget_for_no_twin_names_the_least():
         proxy.plan_proxy(recipe(), 1e6, 6)
     least = float(str(why.value).split()[-1])
     assert proxy.plan_proxy(recipe(), 1.01 * least, 6).twin.model.d_model == 32
-    with pytest.raises(BadInput, match="holds a single group of heads of 16: no twin"):
+    with pytest.raises(BadInput, match="holds a single group of heads of 16: there is no narrower twin"):
         proxy.plan_proxy(recipe(model__d_model=32, model__n_heads=2, model__n_kv_heads=1), 1e15, 6)

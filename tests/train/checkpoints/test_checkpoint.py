@@ -112,7 +112,8 @@ def test_no_checkpoint_is_none(tmp_path):
 
 OTHERS = {
     "run.params.w: float32[3], now float32[4]": SHAPES._replace(params={"w": jax.ShapeDtypeStruct((4,), jnp.float32)}),
-    "run.params.w: float32[3], now bfloat16[3]": SHAPES._replace(params={"w": jax.ShapeDtypeStruct((3,), jnp.bfloat16)}),
+    "run.params.w: float32[3], now bfloat16[3]": SHAPES._replace(params={"w": jax.ShapeDtypeStruct((3,),
+        jnp.bfloat16)}),
     "run.params.w: float32[3], now absent": SHAPES._replace(params={}),
     "run.params.v: absent, now float32[3]": SHAPES._replace(params=SHAPES.params | {"v": SHAPES.params["w"]}),
     "run.opt_state.mu: absent, now float32[3]": SHAPES._replace(opt_state={"mu": SHAPES.params["w"]}),
@@ -196,7 +197,7 @@ def test_a_folder_that_became_a_file_is_an_error_and_the_last_good_step_is_named
     assert float(last(tmp_path / "c", {"run": SHAPES})["run"].params["w"][0]) == 5.0
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "retain"])
+@pytest.mark.parametrize("call", ["write_manifest", "fsync", "prune_steps"])
 def test_an_error_in_the_background_is_raised_by_the_next_save(tmp_path, monkeypatch, call):
     checkpoints = saved(tmp_path, 1)
 
@@ -256,7 +257,8 @@ def test_a_slow_disk_blocks_the_next_save_not_the_steps_and_no_queue_grows(tmp_p
     assert manifest.list_steps(tmp_path) == [1, 2] == hashed
 
 
-# --- what stands in the way, what passes, and what is not worth keeping ------------------------------------------------
+# --- what stands in the way, what passes, and what is not worth keeping
+# ------------------------------------------------
 
 
 def junk(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -277,15 +279,15 @@ def junk(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def test_links_and_files_in_the_folder_are_stepped_around_and_lost_to_nobody(tmp_path):
     folder, warnings = tmp_path / "c", []
-    kept = junk(folder)
+    stored = junk(folder)
     checkpoints = saved(folder, 1, 2, 3, 4, 5, keep_last=2, warn=warnings.append)
     checkpoints.close()
     assert manifest.list_steps(folder) == [4, 5] and not manifest.find_step_problems(folder / "4")
-    assert all(path.exists() for path in kept) and not list(folder.glob("*.tmp"))
-    assert [text.split(" stood where step ")[0] for text in warnings] == [str(folder / step) for step in "234"]
+    assert all(path.exists() for path in stored) and not list(folder.glob("*.tmp"))
+    assert [text.split(" is where step ")[0] for text in warnings] == [str(folder / step) for step in "234"]
     (folder / "5.damaged").symlink_to(tmp_path / "precious")  # where a fallback wants to put the step
     manifest.set_aside(folder / "5")
-    assert manifest.list_steps(folder) == [4] and kept[0].exists()
+    assert manifest.list_steps(folder) == [4] and stored[0].exists()
 
 
 def skipping(value: float, streak: int) -> TrainState:

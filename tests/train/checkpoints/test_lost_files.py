@@ -50,10 +50,10 @@ def test_metrics_deleted_cut_or_edited_are_told_by_verify_and_by_the_run_that_go
     capsys.readouterr()
     assert main(["checkpoint", "verify", str(run)]) == 1
     assert f"{path} {how}" in capsys.readouterr().out
-    said = []
-    result = train_single(config(schedule__name="constant", train__steps=6), run, said.append)
+    output = []
+    result = train_single(config(schedule__name="constant", train__steps=6), run, output.append)
     assert (result["status"], result["resumed_from"]) == ("done", 4)
-    assert any(f"{path} {how}" in report.get("warning", "") for report in said)
+    assert any(f"{path} {how}" in report.get("warning", "") for report in output)
     assert any(f"{path} {how}" in event["text"] for event in events(run, "warning"))
 
 
@@ -93,9 +93,9 @@ def test_a_step_saved_within_a_streak_is_marked_and_the_run_that_goes_on_says_so
     forge(step, content | {"health": {"run": "suspect: the last 3 batches were skipped"}})
     assert main(["checkpoint", "list", str(run)]) == 0
     assert "run: suspect: the last 3 batches were skipped" in capsys.readouterr().out
-    said = []
-    train_single(config(schedule__name="constant", train__steps=6), run, said.append)
-    assert any("step 4 of run is suspect" in report.get("warning", "") for report in said)
+    output = []
+    train_single(config(schedule__name="constant", train__steps=6), run, output.append)
+    assert any("step 4 of run is suspect" in report.get("warning", "") for report in output)
 
 
 def test_a_damaged_record_keeps_no_trial_of_its_pack_from_going_on_and_one_bad_line_only_its_own_row(tmp_path):

@@ -1,4 +1,4 @@
-"""A manifest and its checkpoint: no bit can change unseen, in any file, the manifest included; what is strange is named."""
+"""A manifest and its checkpoint: no bit can change unnoticed, in any file or the manifest; stray files are named."""
 
 import contextlib
 import hashlib
@@ -40,9 +40,9 @@ def test_a_copy_is_intact_and_the_hashes_are_those_of_the_files(folder):
     assert set(content["files"]) == {
         p.relative_to(folder / "3").as_posix() for p in (folder / "3" / "state").rglob("*") if p.is_file()
     }
-    for name, said in content["files"].items():
+    for name, output in content["files"].items():
         data = (folder / "3" / name).read_bytes()
-        assert said == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        assert output == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     assert content["tree"] == {
         "run.step": "int32[]", "run.params.w": "float32[3]", "run.skipped": "int32[]", "run.streak": "int32[]"
     }  # fmt: skip
@@ -133,7 +133,7 @@ def test_without_a_manifest_it_is_no_checkpoint_and_the_message_says_what_it_may
     for step in (3, 5):
         assert len(find_step_problems(folder / str(step))) == 1
         assert (
-            f"{folder}/{step}/manifest.json is missing: lost, or saved by a scalelab before"
+            f"{folder}/{step}/manifest.json is missing: lost, or saved by a scalelab version without"
             in find_step_problems(folder / str(step))[0]
         )
 
@@ -151,7 +151,8 @@ def test_strays_and_drafts_are_no_steps(folder):
     assert Checkpoints(folder).load(None).step == 3
 
 
-# --- what a resuming run does about it ----------------------------------------------------------------------------------
+# --- what a resuming run does about it
+# ----------------------------------------------------------------------------------
 
 
 def break_step(folder: pathlib.Path, step: int) -> pathlib.Path:
@@ -201,7 +202,8 @@ def test_what_accept_raises_is_final_and_the_facts_are_those_saved(folder):
     assert seen == [(3, {"run": {"note": "é"}})]
 
 
-# --- nothing is ever unpickled --------------------------------------------------------------------------------------------
+# --- nothing is ever unpickled
+# --------------------------------------------------------------------------------------------
 
 
 class Payload:

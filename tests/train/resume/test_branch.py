@@ -1,4 +1,4 @@
-"""Branches of a trunk and runs that get more steps: the bits of the run that was planned so from the start, or a refusal."""
+"""Branches of a trunk and runs that get more steps: the bits of a run planned so from the start, or a refusal."""
 
 import itertools
 import pathlib
@@ -50,8 +50,8 @@ def trunks(tmp_path_factory):
 
 def branched(trunk, step, folder, **overrides):
     """What `scalelab train --branch-from=trunk@step` does: (config, result)."""
-    given = {key.replace("__", "."): value for key, value in overrides.items()}
-    run = plan_branch(f"{trunk}@{step}", None, given, folder)
+    settings = {key.replace("__", "."): value for key, value in overrides.items()}
+    run = plan_branch(f"{trunk}@{step}", None, settings, folder)
     return run, train_single(run, folder)
 
 
@@ -138,17 +138,18 @@ def test_a_branch_from_the_warmup_is_refused(tmp_path):
 
 def test_its_length_is_said_in_tokens_steps_or_a_share_of_the_whole(trunks, tmp_path):
     ways = ({"tokens": 2 * STEP}, {"steps": 2}, {"share": 0.2})
-    given = [{f"schedule.decay_{unit}": value for unit, value in way.items()} for way in ways]
-    found = [plan_branch(f"{trunks('constant')}@8", None, way, tmp_path / "new") for way in given]
-    assert {(run.train.steps, run.schedule.decay_steps, run.schedule.name) for run in found} == {(10, 2, "wsd")}
-    assert len({identity(run) for run in found}) == 1
-    last = plan_branch(str(trunks("constant")), None, given[1], tmp_path / "new")  # RUN alone: its last step
+    overrides = [{f"schedule.decay_{unit}": value for unit, value in way.items()} for way in ways]
+    result = [plan_branch(f"{trunks('constant')}@8", None, way, tmp_path / "new") for way in overrides]
+    assert {(run.train.steps, run.schedule.decay_steps, run.schedule.name) for run in result} == {(10, 2, "wsd")}
+    assert len({identity(run) for run in result}) == 1
+    last = plan_branch(str(trunks("constant")), None, overrides[1], tmp_path / "new")  # RUN alone: its last step
     assert last.train.branch_from == f"{trunks('constant')}@8" and last.train.steps == 10
 
 
 def test_a_config_file_may_say_it_and_the_warmup_stays_the_trunks(trunks, tmp_path):
     file = tmp_path / "mine.py"
-    text = "from configs import tiny\nfrom scalelab.config import override\ndef get_config():\n    return override(tiny.get_config(), {})\n"
+    text = "from configs import tiny\nfrom scalelab.config import override\n"
+    text += "def get_config():\n    return override(tiny.get_config(), {})\n"
     values = SMALL | {
         "schedule.name": "wsd",
         "schedule.warmup_steps": None,
@@ -164,7 +165,8 @@ def test_a_config_file_may_say_it_and_the_warmup_stays_the_trunks(trunks, tmp_pa
 def test_killed_it_goes_on_by_the_same_command_even_without_its_trunk(tmp_path, trunks):
     shutil.copytree(trunks("constant"), tmp_path / "trunk")
     arguments = [
-        f"--branch-from={tmp_path / 'trunk'}@4", f"--workdir={tmp_path / 'branch'}", f"--config.schedule.decay_tokens={96 * STEP}",
+        f"--branch-from={tmp_path / 'trunk'}@4", f"--workdir={tmp_path / 'branch'}",
+        f"--config.schedule.decay_tokens={96 * STEP}",
         "--json",
     ]  # fmt: skip
     process = command(*arguments)
@@ -194,7 +196,8 @@ def test_trials_of_a_pack_branch_off_like_runs_alone(tmp_path, trunks):
         assert records.read_json(tmp_path / "sweep" / "runs" / f"{share}" / "record.json")["branch_from"]["step"] == 4
 
 
-# --- more steps ---------------------------------------------------------------------------------------------------------
+# --- more steps
+# ---------------------------------------------------------------------------------------------------------
 
 
 GOES_ON = {"constant", "inverse_sqrt", "wsd"}
@@ -202,7 +205,7 @@ GOES_ON = {"constant", "inverse_sqrt", "wsd"}
 
 @pytest.mark.parametrize("name", [*SCHEDULES, "constant", "wsd"])
 def test_which_schedules_have_the_same_past_whatever_their_end(name):
-    """At step 46 of 50, against 100 steps, both with a decay of 5; with a weight decay that follows the run none has."""
+    """At step 46 of 50, against 100 steps, both with a decay of 5; if weight decay follows the run, no step does."""
     short, long = (made(schedule__name=name, train__steps=n, schedule__decay_steps=5) for n in (50, 100))
     assert (extend.first_schedule_difference(short, long, 46) == "") == (name in GOES_ON)
     later = extend.first_schedule_difference(short, long, 47)
@@ -214,11 +217,11 @@ def test_which_schedules_have_the_same_past_whatever_their_end(name):
 
 @pytest.mark.parametrize("schedule", [{"name": "constant"}, {"name": "wsd", "decay_steps": 2}])
 def test_more_steps_are_as_if_planned_so(tmp_path, schedule):
-    given = {f"schedule__{key}": value for key, value in schedule.items()}
+    overrides = {f"schedule__{key}": value for key, value in schedule.items()}
     calls = itertools.count()
-    train_single(made(**given, train__steps=6), tmp_path / "run", stop=lambda: next(calls) == 1)
-    longer = train_single(made(**given, train__steps=9), tmp_path / "run")
-    planned = train_single(made(**given, train__steps=9), tmp_path / "planned")
+    train_single(made(**overrides, train__steps=6), tmp_path / "run", stop=lambda: next(calls) == 1)
+    longer = train_single(made(**overrides, train__steps=9), tmp_path / "run")
+    planned = train_single(made(**overrides, train__steps=9), tmp_path / "planned")
     assert (longer["resumed_from"], longer["params_digest"]) == (4, planned["params_digest"])
     assert untimed(tmp_path / "run") == untimed(tmp_path / "planned")
 
@@ -232,7 +235,7 @@ def with_its_own_horizon(declared, o, h, lr):
     [("ademamix", True), (f"{__name__}:with_its_own_horizon", True), ("sophia_g", False)],
 )
 def test_an_optimizer_that_plans_for_the_end_has_another_past_too(name, reads):
-    """AdEMAMix's alpha and beta3 grow over the whole run: other steps before, though LR, decay and momentum are the same."""
+    """AdEMAMix's alpha and beta3 grow over the whole run: earlier steps differ, though LR, decay and momentum don't."""
     short, long, decayed = (
         made(**{"schedule__name": kind, "train__steps": steps, "optim__name": name, "schedule__decay_steps": 2})
         for kind, steps in (("constant", 8), ("constant", 12), ("wsd", 12))
@@ -268,8 +271,8 @@ def test_of_a_wsd_that_decays_they_are_refused_with_the_command_that_does_it(tmp
     shutil.copytree(trunks("wsd"), tmp_path / "run")
     with pytest.raises(BadInput, match="its decay began at step 6; go on from before it with") as error:
         train_single(made(**TRUNKS["wsd"] | {"train__steps": 12}), tmp_path / "run")
-    told = dict(part.split("=", 1) for part in str(error.value).split("`")[1].split() if "=" in part)
-    assert told["--branch-from"] == f"{tmp_path / 'run'}@6" and told["--config.train.steps"] == "12"
+    message = dict(part.split("=", 1) for part in str(error.value).split("`")[1].split() if "=" in part)
+    assert message["--branch-from"] == f"{tmp_path / 'run'}@6" and message["--config.train.steps"] == "12"
     run, result = branched(tmp_path / "run", 6, tmp_path / "new", train__steps=12)
     planned = train_single(made(**TRUNKS["wsd"] | {"train__steps": 12}), tmp_path / "planned")
     assert result["params_digest"] == planned["params_digest"] and run.schedule.decay_steps == 4
@@ -281,9 +284,9 @@ def test_a_warmup_that_followed_from_the_length_stays_and_is_told(tmp_path):
     train_single(made(**derived), tmp_path / "run")
     for _ in range(2):
         train_single(made(**derived, train__steps=8), tmp_path / "run", heard.append)
-    said = [fact["warning"] for fact in heard if "the warm-up stays" in fact.get("warning", "")]
-    assert "the warm-up stays 2 steps, as it was; 8 steps from the start would have had 4" in said[0]
-    assert said[0].endswith(events(tmp_path / "run", "warning")[0]["text"].split(": ", 1)[1])
+    output = [fact["warning"] for fact in heard if "the warm-up stays" in fact.get("warning", "")]
+    assert "the warm-up stays 2 steps, as it was; 8 steps from the start would have had 4" in output[0]
+    assert output[0].endswith(events(tmp_path / "run", "warning")[0]["text"].split(": ", 1)[1])
     lrs = [line["lr"] for line in records.read_metrics(tmp_path / "run") if "lr" in line]
     np.testing.assert_allclose(lrs, [0.005] + [0.01] * 7, rtol=1e-6)
     assert records.read_json(tmp_path / "run" / "config.json")["schedule"]["warmup_steps"] == 2

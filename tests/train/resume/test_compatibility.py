@@ -230,7 +230,8 @@ def test_strays_are_told_and_the_damaged_step_is_refused_or_passed_over_by_polic
     assert "_METADATA is missing" in events(run, "fallback")[0]["text"]
 
 
-# --- starting on another run's weights ----------------------------------------------------------------------------------
+# --- starting on another run's weights
+# ----------------------------------------------------------------------------------
 
 
 def test_a_run_starts_on_anothers_weights_with_its_own_schedule_and_a_fresh_optimizer(tmp_path, finished):
@@ -300,8 +301,8 @@ def test_a_trial_of_a_sweep_gives_and_takes_weights(tmp_path, finished):
     run_sweep(tmp_path / "sweep", trials)
     record = records.read_json(tmp_path / "sweep" / "runs" / "b" / "record.json")
     assert record["init_from"]["digest"] == finished[1]["params_digest"]
-    taken = config(train__init_from=str(tmp_path / "sweep" / "runs" / "b"), optim__peak_lr=0.0)
-    assert train_single(taken, tmp_path / "run")["params_digest"] == finished[1]["params_digest"]
+    chosen = config(train__init_from=str(tmp_path / "sweep" / "runs" / "b"), optim__peak_lr=0.0)
+    assert train_single(chosen, tmp_path / "run")["params_digest"] == finished[1]["params_digest"]
 
 
 def test_weights_that_are_not_there_do_not_fit_or_are_damaged_are_refused(tmp_path, run):

@@ -17,13 +17,13 @@ from tests.train.runs import ROOT
 
 
 def test_a_first_life_writes_its_choice_of_kernels_and_every_later_one_reads_it(tmp_path):
-    kept = tmp_path / "autotuned.textproto"
+    stored = tmp_path / "autotuned.textproto"
     first = determinism.deterministic_xla_flags(tmp_path)
     assert first == [
-        "--xla_gpu_exclude_nondeterministic_ops=true", f'--xla_gpu_dump_autotune_results_to="{kept}"',
+        "--xla_gpu_exclude_nondeterministic_ops=true", f'--xla_gpu_dump_autotune_results_to="{stored}"',
     ]  # fmt: skip
-    kept.write_text("version: 3\n")
-    assert determinism.deterministic_xla_flags(tmp_path) == [*first, f'--xla_gpu_load_autotune_results_from="{kept}"']
+    stored.write_text("version: 3\n")
+    assert determinism.deterministic_xla_flags(tmp_path) == [*first, f'--xla_gpu_load_autotune_results_from="{stored}"']
 
 
 @pytest.mark.parametrize(("more", "code"), [([], 0), (["--xla_gpu_excludes_nothing=true"], 1)])
@@ -115,8 +115,8 @@ GUARANTEES = [
 @pytest.mark.parametrize(("case", "name", "why"), GUARANTEES)
 def test_the_guarantee_of_each_backend_and_mesh(tmp_path, case, name, why):
     platform, devices, deterministic = case
-    found = determinism.determinism_note(deterministic, platform, devices, tmp_path)
-    assert found["guarantee"] == name and why in found["why"]
+    result = determinism.determinism_note(deterministic, platform, devices, tmp_path)
+    assert result["guarantee"] == name and why in result["why"]
 
 
 def test_a_run_that_goes_on_with_other_cores_says_so_for_good(tmp_path, monkeypatch):

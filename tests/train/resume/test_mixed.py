@@ -1,4 +1,4 @@
-"""Runs that change on the way: another LR or optimizer at a step, on record for good; and what goes on as it was planned."""
+"""Runs that change on the way: another LR or optimizer from a step on, recorded for good; and runs that go on."""
 
 import shutil
 
@@ -51,8 +51,8 @@ def test_another_lr_on_the_way_is_on_record_for_good_and_no_law_is_fitted_to_it(
     assert record["identity"] != before and record["mixed"]["1"]["step"] == 4
     row = records.read_run(half)
     assert row["mixed"] == "optim.peak_lr 0.01 -> 0.05 at step 4" and row["optim.peak_lr"] == 0.05
-    kept, left_out = select_rows([row], ["N", "D"], "val_loss")
-    assert not kept and left_out[0]["reason"] == "mixed: optim.peak_lr 0.01 -> 0.05 at step 4"
+    stored, left_out = select_rows([row], ["N", "D"], "val_loss")
+    assert not stored and left_out[0]["reason"] == "mixed: optim.peak_lr 0.01 -> 0.05 at step 4"
     train_single(constant(train__steps=8), half)  # back to where it began: that is a second change
     assert records.read_run(half)["mixed"].endswith("at step 4; optim.peak_lr 0.05 -> 0.01 at step 6")
     assert (
@@ -80,8 +80,10 @@ def records_identity(content):
 
 
 @pytest.mark.parametrize("plan, mixes", [
-    ({"train__steps": 8}, False), ({"schedule__name": "wsd", "schedule__decay_steps": 1}, False), ({"eval__every_steps": 3}, False),
-    ({"checkpoint__every_steps": 1, "data__cache_dir": "elsewhere"}, False), ({"schedule__name": "wsd", "schedule__decay_steps": 5}, True),
+    ({"train__steps": 8}, False), ({"schedule__name": "wsd", "schedule__decay_steps": 1}, False),
+    ({"eval__every_steps": 3}, False),
+    ({"checkpoint__every_steps": 1, "data__cache_dir": "elsewhere"}, False),
+    ({"schedule__name": "wsd", "schedule__decay_steps": 5}, True),
     ({"schedule__warmup_steps": 3}, True), ({"eval__batches": 2}, True), ({"optim__weight_decay": 0.3}, True),
 ])  # fmt: skip
 def test_what_leaves_the_steps_taken_as_they_were_mixes_nothing(whole, plan, mixes):

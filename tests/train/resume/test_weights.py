@@ -118,12 +118,12 @@ def test_a_trial_of_a_sweep_gives_its_own_weights(tmp_path):
 
 def test_damaged_weights_and_absent_steps_are_refused(tmp_path, source):
     shutil.copytree(source[0] / "run", tmp_path / "run")
-    for asked, message in (
+    for command, message in (
         (f"{tmp_path}/run@3", r"no checkpoint of step 3; it has \[2, 4\]"),
         (str(tmp_path), "no run's"),
     ):
         with pytest.raises(BadInput, match=message):
-            load_run_weights(asked)
+            load_run_weights(command)
     path = max((tmp_path / "run/checkpoints/4/state").rglob("*"), key=lambda p: p.is_file() and p.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

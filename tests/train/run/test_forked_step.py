@@ -1,7 +1,7 @@
 """A fork of the step that returns more: every scalar of it is written, mirrored, drawn and a column of `scalelab runs`.
 
-Each command runs with the step patched, as an edit of scalelab/train/step/step.py would have it: a single run, a sweep packed
-under vmap and in turn, and a pipeline.
+Each command runs with the step patched, as an edit of scalelab/train/step/step.py would have it: a single run, a sweep
+packed under vmap and in turn, and a pipeline.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""The mirrors of metrics.jsonl: a TensorBoard writer and a W&B run a trial, with its config, under one id; read from their files."""
+"""The mirrors of metrics.jsonl: a TensorBoard writer and a W&B run per trial, with its config, under one id."""
 
 import importlib.util
 import json
@@ -37,7 +37,7 @@ def events(path):
 
 
 def tensorboard(folder):
-    """({(step, tag): value}, texts) that TensorBoard shows of a run: a later start hides what was there from its step on."""
+    """({(step, tag): value}, texts) that TensorBoard shows of a run: a later start hides older values from its step."""
     shown, texts = {}, []
     for path in sorted((folder / "tensorboard").iterdir(), key=lambda path: path.name.rpartition(".")[2]):
         for event in events(path):
@@ -112,7 +112,7 @@ def test_each_trial_of_a_pack_has_its_own_numbers_and_config_at_tensorboard_also
 
 
 def fragments(path):
-    """Records of a .wandb file: a header of 7 bytes, then LevelDB's log format (blocks of 32 KiB; checksum, length, type)."""
+    """Records of a .wandb file: a header of 7 bytes, then LevelDB's log format (blocks of 32 KiB with checksums)."""
     data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:

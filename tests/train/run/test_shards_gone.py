@@ -16,8 +16,8 @@ def test_it_ends_the_run_in_one_line_and_put_back_it_goes_on_to_the_same_bits(tm
     (shard,) = (tmp_path / "cache").rglob("train-*.tokens")
     content = shard.read_bytes()
 
-    def lose(said):
-        if said.get("step") == 4:
+    def lose(output):
+        if output.get("step") == 4:
             shard.unlink(missing_ok=True)  # train and evaluation both say step 4
             if kept:
                 shard.write_bytes(content[:kept])

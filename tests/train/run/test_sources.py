@@ -19,15 +19,17 @@ from tests.train.runs import untimed
 
 # 8 sequences of 16 tokens a step.
 RUN = {
-    "train__global_batch": 8, "train__steps": 12, "eval__every_steps": 4, "eval__batches": 3, "checkpoint__every_steps": 4,
-    "checkpoint__keep_every": 4, "schedule__name": "wsd", "schedule__decay_steps": 4, "schedule__final_share": 0.5, "data__mixture": "web=0.75,code=0.25; 8: code=1",
+    "train__global_batch": 8, "train__steps": 12, "eval__every_steps": 4, "eval__batches": 3,
+    "checkpoint__every_steps": 4,
+    "checkpoint__keep_every": 4, "schedule__name": "wsd", "schedule__decay_steps": 4, "schedule__final_share": 0.5,
+    "data__mixture": "web=0.75,code=0.25; 8: code=1",
     "data__unique_tokens": "web=800,code=320", "model__vocab_size": 256, "optim__peak_lr": 0.05,
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def two_sources(monkeypatch):
-    """In place of a folder of two sources: `web` holds 5,000 tokens of the letters 1 to 40, `code` 2,000 of 41 to 80."""
+    """Replaces a folder of two sources: `web` holds 5,000 tokens of the letters 1 to 40, `code` 2,000 of 41 to 80."""
     monkeypatch.setattr(single, "open_dataset", lambda _: dataset(web=5000, code=2000))
 
 
@@ -94,8 +96,8 @@ def test_the_record_says_the_plan_and_the_tables_what_came(whole):
     assert record["by_source"] == result["by_source"] == columns
     row = records.read_run(folder)
     assert {key: row[key] for key in columns} == columns
-    (said,) = [e["text"] for e in records.read_events(folder) if e["text"].startswith("sources (")]
-    assert "web" in said and "epochs of 800" in said
+    (output,) = [e["text"] for e in records.read_events(folder) if e["text"].startswith("sources (")]
+    assert "web" in output and "epochs of 800" in output
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, whole):
@@ -150,13 +152,13 @@ def test_two_prepared_sources_by_command(tmp_path, monkeypatch, capsys):
         "data.source": "prepared", "data.path": f"{tmp_path}/data", "data.documents": "mask", "model.vocab_size": 300,
         "data.mixture": "web=0.5,code=0.5", "train.steps": 4,
     }  # fmt: skip
-    given = [f"--config.{key}={value}" for key, value in keys.items()]
-    assert main(["train", "--config=configs/tiny.py", *given, f"--workdir={tmp_path}/run", "--json"]) == 0
+    overrides = [f"--config.{key}={value}" for key, value in keys.items()]
+    assert main(["train", "--config=configs/tiny.py", *overrides, f"--workdir={tmp_path}/run", "--json"]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)["by_source"]
-    assert found["tokens/web"] + found["tokens/code"] == 4 * 2 * 16
-    assert f"  code: {found['val_loss/code']:.4f} nats/token, {found['bpb/code']:.4f} bits/byte; " in err
+    result = json.loads(out)["by_source"]
+    assert result["tokens/web"] + result["tokens/code"] == 4 * 2 * 16
+    assert f"  code: {result['val_loss/code']:.4f} nats/token, {result['bpb/code']:.4f} bits/byte; " in err
     assert "sources (web=0.5,code=0.5): code " in err
-    given.append("--config.data.mixture=wbe=1")
-    assert main(["train", "--config=configs/tiny.py", *given, f"--workdir={tmp_path}/other"]) == 2
+    overrides.append("--config.data.mixture=wbe=1")
+    assert main(["train", "--config=configs/tiny.py", *overrides, f"--workdir={tmp_path}/other"]) == 2
     assert "no source is called 'wbe'; did you mean 'web'?" in capsys.readouterr().err

@@ -21,7 +21,8 @@ from scalelab.train.checkpoints.manifest import DamagedCheckpoint
 mesh = Mesh(np.array(jax.devices()), ("a",))
 split, everywhere = NamedSharding(mesh, P("a")), NamedSharding(mesh, P())
 def state(step):
-    return {"run": {"w": jax.make_array_from_callback((16,), split, lambda i: np.arange(16.0, dtype=np.float32)[i] + step)}}
+    values = np.arange(16.0, dtype=np.float32) + step
+    return {"run": {"w": jax.make_array_from_callback((16,), split, lambda i: values[i])}}
 c, said = Checkpoints(folder, facts={"run": {"n": 1}}), []
 for step in (1, 2, 3):
     c.save(step, state(step))
@@ -58,7 +59,7 @@ def test_both_processes_get_the_same_arrays_the_same_refusal_and_the_same_fallba
     ]  # fmt: skip
     outputs = [ended(process) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    said = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
-    assert said[0] == said[1]
-    assert (said[0][0], said[0][2]) == (3.0, 2.0) and "_METADATA is missing" in said[0][1]
-    assert said[0][3] == ["2", "3.damaged", "4"]
+    output = [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+    assert output[0] == output[1]
+    assert (output[0][0], output[0][2]) == (3.0, 2.0) and "_METADATA is missing" in output[0][1]
+    assert output[0][3] == ["2", "3.damaged", "4"]

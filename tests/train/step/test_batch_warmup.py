@@ -1,4 +1,4 @@
-"""A growing batch: each step is that of a batch of its size, nothing recompiles, and the run resumes, goes on and branches."""
+"""A growing batch: each step is that of a batch of its size, nothing recompiles, and runs resume and branch."""
 
 import dataclasses
 import os
@@ -39,13 +39,13 @@ def test_a_step_of_k_micro_batches_is_that_of_a_batch_of_k(at, k):
     tokens[0, 5:], tokens[4, 2:9] = -1, -1  # ragged, and the token mean is over what is taken
     state = trained()[0]._replace(step=jnp.int32(at))
     small = dataclasses.replace(STATIC, accumulate=k, global_batch=k * BATCH // PARTS)
-    found, log = step(GROWING, state, jnp.asarray(tokens), H)
+    result, log = step(GROWING, state, jnp.asarray(tokens), H)
     wanted, expected = step(small, state, jnp.asarray(first(tokens, k)), H)
     for name in expected:
         np.testing.assert_allclose(log[name], expected[name], rtol=2e-6, err_msg=name)
-    assert relative((found.params, found.opt_state), (wanted.params, wanted.opt_state)) < 1e-6
+    assert relative((result.params, result.opt_state), (wanted.params, wanted.opt_state)) < 1e-6
     other = jnp.asarray(tokens).at[jnp.arange(BATCH) % PARTS >= k].set(7)
-    assert_same(step(GROWING, state, other, H)[0], found)  # what stands in the other rows is of no consequence
+    assert_same(step(GROWING, state, other, H)[0], result)  # what stands in the other rows is of no consequence
 
 
 def test_one_program_serves_the_whole_ramp():
@@ -58,7 +58,8 @@ def test_one_program_serves_the_whole_ramp():
 # Of 16 tokens a sequence: 2 sequences a step up to step 2, then 4, 6 and from step 6 on 8.
 TAKEN = [2, 2, 2, 4, 4, 6, *[8] * 14]
 RAMP = {
-    "train__global_batch": 8, "train__accumulate": 4, "schedule__batch_start": 2, "schedule__batch_warmup_tokens": 16 * 18,
+    "train__global_batch": 8, "train__accumulate": 4, "schedule__batch_start": 2,
+    "schedule__batch_warmup_tokens": 16 * 18,
     "schedule__name": "constant", "train__steps": 20, "eval__every_steps": 10, "checkpoint__keep_every": 2,
 }  # fmt: skip
 
@@ -93,9 +94,12 @@ def test_stopped_in_the_middle_it_goes_on_to_the_same_bits(tmp_path, whole, at):
 def test_killed_in_the_middle_it_goes_on_to_the_same_bits(tmp_path):
     long = RAMP | {"train__steps": 300, "schedule__batch_warmup_tokens": 16 * 800, "eval__every_steps": 100}
     long |= {"checkpoint__every_steps": 5, "checkpoint__keep_every": 0}
-    given = [f"--config.{key.replace('__', '.')}={value}" for key, value in long.items()]
-    given = [*(f"--config.{key}={value}" for key, value in SMALL.items() if key.replace(".", "__") not in long), *given]
-    arguments = ["--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}", *given, "--json"]
+    overrides = [f"--config.{key.replace('__', '.')}={value}" for key, value in long.items()]
+    overrides = [
+        *(f"--config.{key}={value}" for key, value in SMALL.items() if key.replace(".", "__") not in long),
+        *overrides,
+    ]
+    arguments = ["--config=configs/tiny.py", f"--workdir={tmp_path / 'run'}", *overrides, "--json"]
     process = command(*arguments)
     wait_for(lambda: any(line["step"] > 20 for line in records.read_metrics(tmp_path / "run")), process)
     process.kill()
@@ -149,7 +153,11 @@ from tests.train.step.test_batch_warmup import MESHES, RAMP, config
 from scalelab.train.run.single import train_single
 for name, layout in MESHES.items():
     train_single(config(**RAMP | MESH_RAMP | layout), pathlib.Path(sys.argv[1]) / name)
-""".replace("MESH_RAMP", "{'train__steps': 8, 'model__n_layers': 2, 'model__vocab_size': 256, 'train__global_batch': 16, 'schedule__batch_start': 4}")  # fmt: skip
+""".replace(
+    "MESH_RAMP",
+    "{'train__steps': 8, 'model__n_layers': 2, 'model__vocab_size': 256, 'train__global_batch': 16, "
+    "'schedule__batch_start': 4}",
+)
 MESHES = {
     "alone": {},
     "fsdp": {"parallel__fsdp": 2, "parallel__tensor": 2},
@@ -171,5 +179,5 @@ def test_on_meshes_the_batch_grows_as_on_one_device(tmp_path):
     assert [line["tokens"] for line in alone if "train_loss" in line][:6] == [64, 128, 256, 448, 704, 960]
     for lines in others:
         for key, rtol in (("tokens", 0), ("train_loss", 1e-5), ("grad_norm", 1e-4)):
-            found, wanted = ([line[key] for line in each if "lr" in line] for each in (lines, alone))
-            np.testing.assert_allclose(found, wanted, rtol=rtol, err_msg=key)
+            result, wanted = ([line[key] for line in each if "lr" in line] for each in (lines, alone))
+            np.testing.assert_allclose(result, wanted, rtol=rtol, err_msg=key)

@@ -1,4 +1,4 @@
-"""The average of the weights: its definition in float64, what leaves it alone, packs, meshes, resumption, and reading it."""
+"""The average of the weights: its definition in float64, runs without it, packs, meshes, resumption, and reading it."""
 
 import functools
 import json
@@ -94,9 +94,9 @@ def test_in_a_pack_each_trial_has_its_own_decay_and_average(tmp_path, run):
     decays = {"a": DECAY, "b": 0.2}
     trials = {name: config(**KEPT | {"train__ema": decay, "sweep__pack": "vmap"}) for name, decay in decays.items()}
     run_sweep(tmp_path / "sweep", trials)
-    found = {name: load_run_weights(f"{tmp_path}/sweep/runs/{name}", ema=True).params for name in decays}
-    assert relative(found["a"], load_run_weights(str(run[0]), ema=True).params) < 1e-6
-    assert relative(found["a"], found["b"]) > 1e-4
+    result = {name: load_run_weights(f"{tmp_path}/sweep/runs/{name}", ema=True).params for name in decays}
+    assert relative(result["a"], load_run_weights(str(run[0]), ema=True).params) < 1e-6
+    assert relative(result["a"], result["b"]) > 1e-4
 
 
 MESH = """
@@ -115,12 +115,13 @@ for tokens in batches(3):
     one = step(alone, one, tokens, h)[0]
 for layout in json.loads(sys.argv[1]):
     static, _ = setting(**SIZES | {f"parallel.{k}": v for k, v in layout.items()})
-    mesh = mesh_lib.make_mesh(static.layout)
+    mesh, specs = mesh_lib.make_mesh(static.layout), state_lib.state_specs(static)
+    rows = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))
     with jax.set_mesh(mesh):
-        many = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), begun, state_lib.state_specs(static))
+        many = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), begun, specs)
         for tokens in batches(3):
-            many = step(static, many, jax.device_put(tokens, NamedSharding(mesh, PartitionSpec(BATCH_AXES, None))), h)[0]
-    placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(NamedSharding(mesh, s), x.ndim), many, state_lib.state_specs(static))
+            many = step(static, many, jax.device_put(tokens, rows), h)[0]
+    placed = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(NamedSharding(mesh, s), x.ndim), many, specs)
     print(relative(jax.device_get(many.ema.mean), one.ema.mean), int(many.ema.steps), all(jax.tree.leaves(placed)))
 """
 
@@ -144,9 +145,9 @@ def test_the_last_checkpoints_are_averaged_in_float64(run):
     folder, _ = run
     steps = [load_run_weights(f"{folder}@{n}").params for n in (2, 4)]
     wanted = jax.tree.map(lambda a, b: ((np.float64(a) + np.float64(b)) / 2).astype(np.float32), *steps)
-    found = load_run_weights(str(folder), last=2)
-    jax.tree.map(np.testing.assert_array_equal, found.params, wanted)
-    assert (found.origin["weights"], found.origin["steps"]) == ("mean2", [2, 4])
+    result = load_run_weights(str(folder), last=2)
+    jax.tree.map(np.testing.assert_array_equal, result.params, wanted)
+    assert (result.origin["weights"], result.origin["steps"]) == ("mean2", [2, 4])
     assert (
         load_run_weights(f"{folder}@4", ema=True).origin["weights"] == "ema"
         and load_run_weights(str(folder)).origin["weights"] == "trained"
@@ -156,7 +157,7 @@ def test_the_last_checkpoints_are_averaged_in_float64(run):
 def test_mistakes_are_one_line(tmp_path, run):
     folder, _ = run
     write_weights(tmp_path / "plain", Weights(config(), load_run_weights(str(folder)).params, {}))
-    for call, said in (
+    for call, output in (
         (lambda: load_run_weights(str(tmp_path / "plain"), ema=True), "keeps no average of its weights"),
         (lambda: load_run_weights(f"{folder}@2", last=2), "kept up to there: 2; nearest: 1"),
         (lambda: load_run_weights(str(folder), last=0), "kept up to there: 2, 4; nearest: 1"),
@@ -166,6 +167,6 @@ def test_mistakes_are_one_line(tmp_path, run):
         (lambda: config(train__ema=0.9, optim__name="schedule_free_adamw"), "average of its own"),
         (lambda: train_single(config(train__ema=0.99), folder), r"train.ema=0.9, now it is 0.99"),
     ):
-        with pytest.raises(BadInput, match=said) as caught:
+        with pytest.raises(BadInput, match=output) as caught:
             call()
         assert "\n" not in str(caught.value)

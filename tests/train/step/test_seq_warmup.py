@@ -1,4 +1,4 @@
-"""Sequences that grow: a step at length L is one of sequences of L tokens, one program serves all, and it is what was asked."""
+"""Growing sequences: a step at length L equals one of sequences of L tokens, and one program serves all lengths."""
 
 import dataclasses
 
@@ -40,7 +40,7 @@ def short(tokens, length):
 def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
     """The model never hears of it: shorter sequences, as many tokens, rope positions from 0 in each."""
     state, tokens = trained()[0], batches(seed=1)[0]
-    found, log = step(
+    result, log = step(
         GROWING, state, tokens, H | {"seq_start": jnp.float32(length), "seq_warmup_tokens": jnp.float32(1e9)}
     )
     shape = dataclasses.replace(STATIC.model, seq_len=length)
@@ -48,9 +48,9 @@ def test_a_step_at_a_length_is_a_step_of_sequences_of_that_length(length):
     wanted, expected = step(small, state, short(tokens, length), H)
     for name in expected:
         np.testing.assert_allclose(log[name], expected[name], rtol=2e-6, err_msg=name)
-    assert relative((found.params, found.opt_state), (wanted.params, wanted.opt_state)) < 2e-6
+    assert relative((result.params, result.opt_state), (wanted.params, wanted.opt_state)) < 2e-6
     full, _ = step(STATIC, state, tokens, H)
-    assert relative(full.params, found.params) > 1e-4
+    assert relative(full.params, result.params) > 1e-4
 
 
 def test_a_full_length_is_no_warm_up_and_losses_are_of_full_sequences():
@@ -76,13 +76,13 @@ BASE = {"model__seq_len": 100, "train__global_batch": 8, "train__steps": 60, "sc
 def test_the_length_grows_linearly_in_the_tokens_seen():
     growing = config(**BASE, schedule__seq_warmup_tokens=32_000, train__accumulate=4, schedule__batch_start=4,
                      schedule__batch_warmup_tokens=8_000)  # fmt: skip
-    found = schedules.schedule_curves(growing, np.arange(60))["seq_len"]
+    result = schedules.schedule_curves(growing, np.arange(60))["seq_len"]
     for at in range(60):
         seen = schedule_steps.tokens_before(growing, at)  # half batches at first
         wanted = max(12, (12 + 88 * seen / 32_000) // 8 * 8) if seen < 32_000 else 100
-        assert found[at] == wanted
-    assert found[0] == 12 and found[-1] == 100 and len(set(found.tolist())) > 8 and (np.diff(found) >= 0).all()
-    full = int(np.argmax(found == 100))
+        assert result[at] == wanted
+    assert result[0] == 12 and result[-1] == 100 and len(set(result.tolist())) > 8 and (np.diff(result) >= 0).all()
+    full = int(np.argmax(result == 100))
     assert (
         f"sequences of 12 tokens at first, of 100 after 32,000 tokens (step {full})"
         in schedule_steps.describe_schedule(growing)
@@ -111,10 +111,13 @@ def test_a_run_says_it_and_resumes(tmp_path):
     ("changed", "said"),
     [
         ({"schedule__seq_warmup_tokens": None}, "seq_start=12 needs schedule.seq_warmup_tokens"),
-        ({"schedule__seq_start": None, "schedule__seq_warmup_tokens": 9}, "seq_warmup_tokens=9 needs schedule.seq_start"),
-        ({"schedule__seq_start": 100, "schedule__seq_warmup_tokens": 9}, "seq_start=100 is not below .*=100; nearest: 99"),
+        ({"schedule__seq_start": None, "schedule__seq_warmup_tokens": 9},
+            "seq_warmup_tokens=9 needs schedule.seq_start"),
+        ({"schedule__seq_start": 100, "schedule__seq_warmup_tokens": 9},
+            "seq_start=100 is not below .*=100; nearest: 99"),
         ({"schedule__seq_start": 0, "schedule__seq_warmup_tokens": 9}, "seq_start=0 must be finite and above zero"),
-        ({"schedule__seq_warmup_tokens": 47_201}, "not full before the run's last step, 47200 tokens in; nearest: 47200"),
+        ({"schedule__seq_warmup_tokens": 47_201},
+            "not full before the run's last step, 47200 tokens in; nearest: 47200"),
     ],
 )  # fmt: skip
 def test_a_warm_up_that_cannot_be_had_is_refused(changed, said):

@@ -125,7 +125,7 @@ POISONS = [
 
 @pytest.mark.parametrize("poison", POISONS, ids=str)
 def test_a_step_that_is_not_finite_changes_nothing_but_counters(poison):
-    """Inf, NaN, and a finite loss whose gradient overflows; an LR, decay or momentum that would poison every parameter."""
+    """Inf, NaN, a finite loss whose gradient overflows; an LR, decay or momentum that would poison every parameter."""
     state = trained()[0]
     after, metrics = step(STATIC, state, batches(seed=1)[0], H | {k: jnp.float32(v) for k, v in poison.items()})
     assert_same((after.params, after.opt_state), (state.params, state.opt_state))
@@ -277,11 +277,12 @@ def test_golden_metrics_of_two_steps():
     rows = np.arange(2 * 16)[:, None] * 7 + np.arange(129)[None] ** 2
     tokens = jnp.asarray(rows.reshape(2, 16, 129) % 251, jnp.int32)
     _, log = steps(static, init(static, h), tokens, jnp.int32(2), h)
-    found = {name: tuple(float(x) for x in log[name]) for name in GOLDEN}
+    result = {name: tuple(float(x) for x in log[name]) for name in GOLDEN}
     np.testing.assert_allclose(
-        [found[name] for name in GOLDEN], list(GOLDEN.values()), rtol=1e-5,
-        err_msg="The arithmetic of the default step changed. If you meant to change what is computed (initialisation, model, "
-        f"loss, optimizer, schedule, or a default in configs/), say so in the commit and set GOLDEN to {found}. "
+        [result[name] for name in GOLDEN], list(GOLDEN.values()), rtol=1e-5,
+        err_msg="The arithmetic of the default step changed. If you meant to change what is computed (initialisation, "
+        "model, loss, optimizer, schedule, or a default in configs/), say so in the commit and set GOLDEN to "
+        f"{result}. "
         "A refactoring or a faster kernel must leave these numbers alone.",
     )  # fmt: skip
 
