@@ -1,1 +1,1 @@
-"""Meshes of devices, and which of their axes split what."""
+"""Meshes of devices, the axes that split arrays, pipelines, and runs in several processes."""

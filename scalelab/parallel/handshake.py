@@ -1,7 +1,7 @@
-"""Who may talk to a run's processes: who can read a file in its folder. Both sides prove it before either says a thing of the run.
+"""Mutual authentication of a run's processes: both sides prove that they can read a secret file in the run's folder.
 
-Process 0 writes the file, a new secret that only its user may read (0600), and removes it once all have come. A proof is an
-HMAC over the other side's fresh number, so that listening in, repeating and asking get a stranger nothing.
+Process 0 writes the file, a new secret that only its user may read (0600), and removes it once all have come. A proof
+is an HMAC over the other side's fresh number, so eavesdropping, replay and questions give a stranger nothing.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ NUMBER_BYTES = 32
 
 @contextlib.contextmanager
 def offer_secret(folder: pathlib.Path) -> Iterator[bytes]:
-    """The new secret of a folder, in a file there until the block ends. A folder that had to be made and stays empty goes too."""
+    """Keep a new secret in a file of the folder until the block ends; a failure also removes a folder made here."""
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     path, secret = folder / SECRET_FILE, secrets.token_hex(NUMBER_BYTES).encode()
-    path.unlink(missing_ok=True)  # a killed process 0's
+    path.unlink(missing_ok=True)  # left by a killed process 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     os.write(descriptor, secret + b"\n")
     os.close(descriptor)
@@ -37,24 +37,24 @@ def offer_secret(folder: pathlib.Path) -> Iterator[bytes]:
 
 
 def read_secret(folder: pathlib.Path) -> bytes:
-    """The secret that process 0 offers now; b"" while there is none."""
+    """The secret that process 0 offers now; b"" if there is none."""
     with contextlib.suppress(OSError):
-        os.listdir(folder)  # a network disk then asks the server again whether the file is there
+        os.listdir(folder)  # makes a network disk ask the server again whether the file is there
         text = (folder / SECRET_FILE).read_bytes()
         return text.strip() if text.endswith(b"\n") else b""
     return b""
 
 
 def make_challenge() -> str:
-    """A fresh number."""
+    """A fresh random number, as hexadecimal text."""
     return secrets.token_hex(NUMBER_BYTES)
 
 
 def make_proof(secret: bytes, side: str, *numbers: str) -> str:
-    """What only who knows the secret can say to these numbers. `side` keeps one side's proof from being the other's."""
+    """Proof of knowing the secret: an HMAC over `side` and `numbers`; one side's proof is not valid for the other."""
     return hmac.new(secret, " ".join((side, *numbers)).encode(), "sha256").hexdigest()
 
 
 def is_valid_proof(secret: bytes, proof: str, side: str, *numbers: str) -> bool:
-    """Whether a proof is right."""
+    """Whether `proof` is the one of `make_proof`; never true for an empty secret."""
     return bool(secret) and hmac.compare_digest(proof.encode(), make_proof(secret, side, *numbers).encode())

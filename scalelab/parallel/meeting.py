@@ -1,7 +1,7 @@
-"""The processes of one run meet before jax is started: each proves that it is one of them, and says what it was told to do.
+"""The processes of one run meet before jax starts: each proves that it belongs to the run and sends its options.
 
-A wrong address, number or config is one line so, before anything has begun. Process 0 listens at the coordinator's address and
-nowhere else; whoever has no proof hears a random number from it, and is forgotten.
+So a wrong address, number or config is one error line before anything starts. Process 0 listens only at the
+coordinator's address; a stranger without proof gets a random number and is dropped.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from scalelab.errors import BadInput
 from scalelab.parallel import handshake
 from scalelab.parallel.peers import LOCAL_S, PeerLine, ProcessPlace
 
-MEET_TIMEOUT_S = 120.0  # the first and the last process of a run are started at most this far apart
+MEET_TIMEOUT_S = 120.0  # largest time between the starts of the first and the last process of a run
 
 Facts = Mapping[str, Any]
 Hello = Mapping[str, Any]  # index, processes, facts
@@ -29,10 +29,10 @@ Hello = Mapping[str, Any]  # index, processes, facts
 def meet_processes(
     place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: float = MEET_TIMEOUT_S
 ) -> dict[int, PeerLine]:
-    """Wait for all processes and compare `facts` (plain JSON) with process 0's; returns lines to the peers, by index.
+    """Wait for all processes and compare `facts` (plain JSON) with process 0's; returns lines to the peers by index.
 
-    Process 0 has a line to each, the others one to it. All see `folder`, where the secret lies that they know each other by.
-    BadInput, in every process that could be reached, for a process that doesn't come, comes twice, or was told something else.
+    Process 0 has a line to each process, the others one to it. All must see `folder`, which holds their secret.
+    BadInput, in every process that could be reached, for a process that doesn't come, comes twice, or has other facts.
     """
     if place.index:
         return {0: _arrive(place, facts, folder, within_s)}
@@ -57,19 +57,22 @@ def _arrive(place: ProcessPlace, facts: Facts, folder: pathlib.Path, within_s: f
         line.link.close()
         if kind == "stop":
             raise BadInput(text)
-        time.sleep(0.1)  # somebody else (a former run's service that is about to end), or a former process 0's secret
+        time.sleep(0.1)  # somebody else (the ending service of a former run), or the secret of a former process 0
     raise BadInput(
-        f"--coordinator={place.coordinator}: process 0 did not answer there within {within_s:.0f} s: is it started, with the same "
-        f"address and --workdir ({folder / handshake.SECRET_FILE} is how they know each other), and is the port open?"
+        f"--coordinator={place.coordinator}: process 0 did not answer there within {within_s:.0f} s: is it started, "
+        f"with the same address and --workdir (processes know each other by {folder / handshake.SECRET_FILE}), "
+        "and is the port open?"
     )
 
 
 def _ask(line: PeerLine, secret: bytes, hello: str, until: float) -> tuple[str, str]:
-    """Process 0's answer to `hello`, which is said to nobody else; "" where it is not process 0."""
+    """Process 0's answer to `hello`, which is sent to nobody else; "" if the other side is not process 0."""
     try:
-        theirs, ours = line.first(time.monotonic() + LOCAL_S), handshake.make_challenge()
-        line.send(f"{ours} {handshake.make_proof(secret, 'peer', theirs, ours)}")
-        if not handshake.is_valid_proof(secret, line.first(time.monotonic() + LOCAL_S), "first", ours, theirs):
+        their_number, our_number = line.first(time.monotonic() + LOCAL_S), handshake.make_challenge()
+        line.send(f"{our_number} {handshake.make_proof(secret, 'peer', their_number, our_number)}")
+        if not handshake.is_valid_proof(
+            secret, line.first(time.monotonic() + LOCAL_S), "first", our_number, their_number
+        ):
             return "", ""
         line.send(hello)
         kind, _, text = line.first(until).partition(" ")
@@ -80,19 +83,19 @@ def _ask(line: PeerLine, secret: bytes, hello: str, until: float) -> tuple[str, 
 
 def _receive(place: ProcessPlace, facts: Facts, secret: bytes, within_s: float) -> dict[int, PeerLine]:
     until, lines = time.monotonic() + within_s, dict[int, PeerLine]()
-    come: queue.SimpleQueue[tuple[PeerLine, Hello]] = queue.SimpleQueue()
+    arrivals: queue.SimpleQueue[tuple[PeerLine, Hello]] = queue.SimpleQueue()
     with _listening(place) as doors, selectors.DefaultSelector() as ready:
         for door in doors:
             ready.register(door, selectors.EVENT_READ)
         while len(lines) < place.processes - 1:
             for key, _ in ready.select(0.02):
                 link = key.fileobj.accept()[0]  # type: ignore[union-attr]
-                # In a thread of its own: who says nothing keeps nobody waiting.
-                threading.Thread(target=_examine, args=(link, secret, come), daemon=True).start()
+                # In its own thread: a silent visitor must not delay the others.
+                threading.Thread(target=_examine, args=(link, secret, arrivals), daemon=True).start()
             with contextlib.suppress(queue.Empty):
-                line, hello = come.get_nowait()
-                if wrong := _objection(place, facts, lines, hello):
-                    _refuse([*lines.values(), line], wrong)
+                line, hello = arrivals.get_nowait()
+                if objection := _objection(place, facts, lines, hello):
+                    _refuse([*lines.values(), line], objection)
                 lines[hello["index"]] = line
             if time.monotonic() > until:
                 missing = ", ".join(str(i) for i in range(1, place.processes) if i not in lines)
@@ -103,17 +106,17 @@ def _receive(place: ProcessPlace, facts: Facts, secret: bytes, within_s: float) 
     return lines
 
 
-def _examine(link: socket.socket, secret: bytes, come: "queue.SimpleQueue[tuple[PeerLine, Hello]]") -> None:
-    """Pass on who proves to be one of the run's, with what it says of itself; close the line to anybody else."""
-    line, ours = PeerLine(link), handshake.make_challenge()
+def _examine(link: socket.socket, secret: bytes, arrivals: "queue.SimpleQueue[tuple[PeerLine, Hello]]") -> None:
+    """Put a process with a valid proof, and its hello, into the queue; close the line to anybody else."""
+    line, our_number = PeerLine(link), handshake.make_challenge()
     try:
-        line.send(ours)
-        theirs, _, proof = line.first(time.monotonic() + LOCAL_S).partition(" ")
-        if handshake.is_valid_proof(secret, proof, "peer", ours, theirs):
-            line.send(handshake.make_proof(secret, "first", theirs, ours))
+        line.send(our_number)
+        their_number, _, proof = line.first(time.monotonic() + LOCAL_S).partition(" ")
+        if handshake.is_valid_proof(secret, proof, "peer", our_number, their_number):
+            line.send(handshake.make_proof(secret, "first", their_number, our_number))
             hello = json.loads(line.first(time.monotonic() + LOCAL_S))
             if isinstance(hello["index"], int) and isinstance(hello["facts"], dict) and "processes" in hello:
-                come.put((line, hello))
+                arrivals.put((line, hello))
                 return
     except (EOFError, ValueError, KeyError, TypeError):
         pass
@@ -122,7 +125,7 @@ def _examine(link: socket.socket, secret: bytes, come: "queue.SimpleQueue[tuple[
 
 @contextlib.contextmanager
 def _listening(place: ProcessPlace) -> Iterator[list[socket.socket]]:
-    """Sockets that listen at every address of the coordinator's name that is this machine's."""
+    """Sockets that listen at every address of the coordinator's name that belongs to this machine."""
     with contextlib.ExitStack() as doors:
         listening, refusal = [], None
         for family, address in listen_addresses(place):
@@ -131,19 +134,21 @@ def _listening(place: ProcessPlace) -> Iterator[list[socket.socket]]:
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise BadInput(
-                        f"--coordinator={place.coordinator}: process 0 can't listen there ({error.strerror}); take another port"
+                        f"--coordinator={place.coordinator}: process 0 can't listen there ({error.strerror}); "
+                        "take another port"
                     ) from None
                 refusal = error
         if not listening:
             why = refusal.strerror if refusal else "it has no address"
             raise BadInput(
-                f"--coordinator={place.coordinator} is not this machine ({why}): start process 0 there, or give an address of this one"
+                f"--coordinator={place.coordinator} is not this machine ({why}): start process 0 there, "
+                "or give an address of this one"
             )
         yield listening
 
 
 def listen_addresses(place: ProcessPlace) -> list[tuple[socket.AddressFamily, Any]]:
-    """(family, socket address) of every address to listen at. BadInput for a name that nobody knows."""
+    """(family, socket address) of every address to listen at. BadInput for an unknown host name."""
     host, port = place.address
     try:
         known: list[Any] = [
@@ -153,29 +158,29 @@ def listen_addresses(place: ProcessPlace) -> list[tuple[socket.AddressFamily, An
         raise BadInput(f"--coordinator={place.coordinator}: no such host ({error.strerror})") from None
     named = host != "localhost" and not host[:1].isdecimal() and ":" not in host
     if named and all(str(address[0]).startswith(("127.", "::1")) for _, address in known):
-        # Many a machine knows its own name as 127.0.1.1, where no other one reaches it.
+        # Many machines resolve their own name to 127.0.1.1, which others can't reach.
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
-            outward.connect(("192.0.2.1", 9))  # sends nothing: it asks the routing table
+            outward.connect(("192.0.2.1", 9))  # sends nothing, only asks the routing table
             known.insert(0, (socket.AF_INET, (outward.getsockname()[0], port)))
     return list(dict.fromkeys(known))
 
 
 def service_address(place: ProcessPlace) -> str:
-    """Where jax's own service listens in process 0, as HOST:PORT: like the coordinator's, not at every interface."""
+    """HOST:PORT of jax's service in process 0, on the coordinator's interface only."""
     _, (host, port, *_) = listen_addresses(place)[0]
     return place.coordinator if host.startswith("127.") or ":" in host else f"{host}:{port}"
 
 
 def _objection(place: ProcessPlace, facts: Facts, lines: Mapping[int, PeerLine], hello: Hello) -> str:
-    """What is wrong with who has come; "" where nothing is."""
+    """Why a process that has come can't take part; "" if it can."""
     index, other = hello["index"], hello["facts"]
     if hello["processes"] != place.processes:
         return f"--processes={place.processes} in process 0, but {hello['processes']} in process {index}"
     if index in lines or not 0 < index < place.processes:
         return f"--process-id={index} was given to two processes; each has one of 0 to {place.processes - 1}"
     differing = [key for key in facts | other if facts.get(key) != other.get(key)]
-    told = ", ".join(f"{key}: {facts.get(key)!r} and {other.get(key)!r}" for key in differing[:4])
-    return f"processes 0 and {index} were not told the same: {told}; start all with the same command" if told else ""
+    pairs = ", ".join(f"{key}: {facts.get(key)!r} and {other.get(key)!r}" for key in differing[:4])
+    return f"processes 0 and {index} were not told the same: {pairs}; start all with the same command" if pairs else ""
 
 
 def _refuse(lines: Iterable[PeerLine], why: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The mesh of a layout: all axes explicit, so that a value's split is part of its type. Neighbours along `tensor` are closest."""
+"""The mesh of a layout. All axes are explicit: a value's split is part of its type. `tensor` links near devices."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ MESH_AXES = ("stage", "data", "fsdp", "context", "tensor")
 
 
 def resolve_layout(layout: Layout, devices: int) -> Layout:
-    """`layout` with its -1 filled in from the number of devices. BadInput where the sizes don't make it up.
+    """`layout` with its -1 filled in from the number of devices. BadInput where the sizes don't multiply to it.
 
     A layout of one device is always possible; it leaves the others idle.
     """
@@ -30,23 +30,23 @@ def resolve_layout(layout: Layout, devices: int) -> Layout:
         if size != -1 and size < 1:
             raise BadInput(f"parallel.{axis}={size} is not a number of devices; 1 or more, or -1 for the rest")
         fixed *= size if size != -1 else 1
-    said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size != 1)
+    product = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size != 1)
     if devices % fixed or (not free and fixed not in (1, devices)):
         good = max(k for k in range(1, fixed + 1) if devices % k == 0) if free else devices
         raise BadInput(
-            f"parallel: {said} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}"
+            f"parallel: {product} is a mesh of {fixed}, and there are {devices} devices; nearest product: {good}"
         )
-    whole: dict[str, Any] = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
-    return dataclasses.replace(layout, **whole)
+    resolved: dict[str, Any] = {axis: devices // fixed if axis in free else size for axis, size in sizes.items()}
+    return dataclasses.replace(layout, **resolved)
 
 
 def describe_mesh(mesh: Mapping[str, Any]) -> str:
     """A record's `mesh` in words: "fsdp=4 x tensor=2, sequence, zero=3"; "stage=2 x data=4, 1f1b"; "one device"."""
     sizes = {axis: mesh.get(axis, 1) for axis in (*MESH_AXES, "trial")}
-    said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one device"
+    product = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one device"
     schedule = f", {mesh['schedule']}" if sizes["stage"] > 1 else ""
     zero = f", zero={mesh['zero']}" if sizes["fsdp"] > 1 else ""
-    return said + schedule + ", sequence" * bool(mesh.get("sequence")) + zero
+    return product + schedule + ", sequence" * bool(mesh.get("sequence")) + zero
 
 
 @functools.cache
@@ -56,10 +56,10 @@ def make_mesh(layout: Layout) -> Mesh:
 
 
 def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
-    """The mesh of a resolved layout over these devices, which may be some that aren't here (`plan/machine/absent_devices.py`).
+    """The mesh of a resolved layout over these devices, which may be absent ones (`plan/machine/absent_devices.py`).
 
-    Of several slices (of TPUs, or of GPUs that NVLink joins) the outermost axes take the network between them: stage, data,
-    then fsdp. BadInput where these don't divide over the slices.
+    With several slices (of TPUs, or of GPUs joined by NVLink) the outermost axes use the network between them: stage,
+    data, then fsdp. BadInput where these don't divide over the slices.
     """
     sizes = [getattr(layout, axis) for axis in MESH_AXES]
     kinds = (AxisType.Explicit,) * len(MESH_AXES)
@@ -67,7 +67,7 @@ def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
     if slices == 1:
         try:
             return jax.make_mesh(tuple(sizes), MESH_AXES, axis_types=kinds, devices=devices)
-        except NotImplementedError:  # a torus whose sides are no products of these sizes: an axis gets part of a side
+        except NotImplementedError:  # a torus whose sides aren't products of these sizes: an axis gets part of a side
             laid_out = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
             return Mesh(laid_out, MESH_AXES, axis_types=kinds)
     left, outer = slices, [1] * len(MESH_AXES)
@@ -77,8 +77,8 @@ def mesh_over_devices(layout: Layout, devices: Sequence[Any]) -> Mesh:
     if left > 1:
         stage, data, fsdp = sizes[:3]
         raise BadInput(
-            f"parallel: stage={stage} x data={data} x fsdp={fsdp} does not divide over {slices} slices, and no other axis goes "
-            f"over the network between them; nearest: parallel.data={data * left}"
+            f"parallel: stage={stage} x data={data} x fsdp={fsdp} does not divide over {slices} slices, "
+            f"and no other axis goes over the network between them; nearest: parallel.data={data * left}"
         )
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]
     laid_out = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)

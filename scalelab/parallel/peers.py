@@ -1,9 +1,9 @@
-"""The processes of one run as each other's watchmen, once they have met (see `meeting.py`), until they part together.
+"""The processes of one run watch each other, from their meeting (`meeting.py`) until they part together.
 
-A star of sockets around process 0, apart from jax: jax waits for ever inside a collective that nobody joins, or aborts with a
-page of its own. The sockets make the end of a process known at once (the kernel closes its sockets, also for a SIGKILL), or,
-where a whole host vanishes, after SILENCE_S without a word. A beat carries step and phase, so that a process that lives but
-doesn't step is known, and one that waits for another's save is not taken for it.
+They use a star of sockets around process 0, independent of jax: jax waits for ever in a collective that nobody joins,
+or aborts with a page of text. When a process ends, even by SIGKILL, the kernel closes its sockets at once; when a whole
+host vanishes, SILENCE_S without a message tells it. A beat carries step and phase: it shows a process that lives but
+doesn't step, and tells it from one that waits for another's save.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from collections.abc import Callable
 from scalelab.parallel.pulse import LAST_WRITE_S, STEPPING, Pulse, run_with_timeout
 
 BEAT_S = 1.0
-SILENCE_S = 20.0  # a process that says nothing for so long is gone
-LOCAL_S = 5.0  # for one message of a handshake
-MAX_LINE_BYTES = 1 << 20  # bytes of a line; a config takes some 10,000
+SILENCE_S = 20.0  # a process without a message for so long is gone
+LOCAL_S = 5.0  # timeout of one message of a handshake
+MAX_LINE_BYTES = 1 << 20  # a config takes some 10,000
 
 LostCallback = Callable[[int, str], None]  # (exit code, why)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessPlace:
-    """Which process this is, of how many, and where process 0 is met: HOST:PORT."""
+    """Index of this process, number of processes, and the address HOST:PORT of process 0."""
 
     coordinator: str
     processes: int
@@ -39,7 +39,7 @@ class ProcessPlace:
         return host.strip("[]"), int(port)
 
     def name(self, index: int | None = None) -> str:
-        """`process 1 of 2`, this one or another."""
+        """Name of this process or another: `process 1 of 2`."""
         return f"process {self.index if index is None else index} of {self.processes}"
 
 
@@ -52,12 +52,12 @@ class PeerLine:
         link.settimeout(LOCAL_S)
 
     def send(self, text: str) -> None:
-        """One line; a peer that no longer listens is noticed by who reads."""
+        """Send one line; a closed connection is noticed when reading."""
         with contextlib.suppress(OSError):
             self.link.sendall(text.replace("\n", " ").encode() + b"\n")
 
     def receive(self) -> list[str]:
-        """Whole lines that have come, waiting for bytes if there are none. EOFError where the peer is gone, or talks for ever."""
+        """Complete lines that have come; waits for bytes if there are none. EOFError: peer gone, or a line too long."""
         if self.waiting:
             lines, self.waiting = self.waiting, []
             return lines
@@ -74,7 +74,7 @@ class PeerLine:
         return [text.decode(errors="replace") for text in texts]
 
     def first(self, until: float) -> str:
-        """The next line, waited for until a moment of time.monotonic(). EOFError where none comes."""
+        """Wait for the next line until this value of time.monotonic(). EOFError if none comes."""
         while time.monotonic() < until:
             if lines := self.receive():
                 self.waiting = lines[1:]
@@ -83,9 +83,9 @@ class PeerLine:
 
 
 class PeerWatch:
-    """A thread that ends the run where a peer ends: it calls `lost(exit code, why)`, once, unless this process is leaving.
+    """A thread that ends this process when a peer ends: it calls `lost(exit code, why)` once, unless we are leaving.
 
-    It does so too, in all processes, where the `pulse` of one says that it stands still while no peer is busy otherwise.
+    It also ends all processes when the `pulse` of one stands still while no peer is busy with something else.
     """
 
     def __init__(
@@ -95,18 +95,20 @@ class PeerWatch:
         self.pulse.stalled, self.pulse.excused, self.pulse.hindmost = self.stall, self._excused, self._name_hindmost
         self.states: dict[int, tuple[int, str]] = {}  # step and phase of each peer that has a line here
         self.relayed: tuple[int, int, str] | None = None  # (index, step, phase) of the hindmost of process 0's peers
-        self.lock = threading.Lock()  # held for good by who ends this process first: the watch or the main thread
+        self.lock = (
+            threading.Lock()
+        )  # never released by the thread that ends this process: the watch or the main thread
         for line in lines.values():
-            line.heard = time.monotonic()  # who came early waited in silence for the last one
+            line.heard = time.monotonic()  # an early process waited in silence for the last one
         threading.Thread(target=self._run, daemon=True, name="watch").start()
 
     def leave(self, code: int, why: str) -> None:
-        """Tell the others that this process fails; from here on the watch is silent. Waits for ever if it spoke first."""
+        """Tell the others that this process fails, and silence the watch; blocks for ever if the watch was first."""
         self.lock.acquire()
         self._tell(f"stop {code} {self.place.name()} stopped: {why}")
 
     def part(self) -> None:
-        """Say that this process has done its work; whoever ends from here on is not missed."""
+        """Tell the others that this process is done; from here on a peer's end is no failure."""
         self.lock.acquire()
         self._tell("bye")
 
@@ -117,12 +119,12 @@ class PeerWatch:
             self.lost(1, why)
 
     def _excused(self) -> bool:
-        """Whether a peer is behind, as it saves, say. One that is ahead, whatever it does, waits for this process."""
+        """Whether a peer is behind and busy, e.g. saving. A peer that is ahead waits for this process."""
         hindmost = self._hindmost()
         return hindmost is not None and hindmost[2] != STEPPING and hindmost[1] < self.pulse.step
 
     def _hindmost(self) -> tuple[int, int, str] | None:
-        """(index, step, phase) of the peer that may be waited for: of those that don't step the last, else of all."""
+        """(index, step, phase) of the peer to wait for: the last of the peers that don't step, else the last of all."""
         return min(self._known(), key=lambda peer: (peer[2] == STEPPING, peer[1]), default=None)
 
     def _known(self) -> list[tuple[int, int, str]]:
@@ -147,25 +149,25 @@ class PeerWatch:
         with selectors.DefaultSelector() as ready:
             for index, line in self.lines.items():
                 ready.register(line.link, selectors.EVENT_READ, index)
-            beaten = time.monotonic()
+            last_beat = time.monotonic()
             while self.lines:
                 for key, _ in ready.select(BEAT_S):
                     line = self.lines[key.data]
                     if not self._hear(key.data, line):
                         ready.unregister(line.link)
                         line.link.close()
-                if time.monotonic() - beaten >= BEAT_S:
-                    beaten = time.monotonic()
+                if time.monotonic() - last_beat >= BEAT_S:
+                    last_beat = time.monotonic()
                     self._tell(self._beat())
                 for index, line in list(self.lines.items()):
                     if not line.bye and time.monotonic() - line.heard > SILENCE_S:
                         self._end(1, f"{self.place.name(index)} is gone: not a word for {SILENCE_S:.0f} s", index)
 
     def _hear(self, index: int, line: PeerLine) -> bool:
-        """Take what a peer says; False where its socket is closed."""
+        """Handle a peer's lines; False if its socket is closed."""
         try:
             for text in line.receive():
-                self._take(index, line, text)
+                self._handle(index, line, text)
         except EOFError:
             del self.lines[index]
             if not line.bye:
@@ -173,8 +175,8 @@ class PeerWatch:
             return False
         return True
 
-    def _take(self, index: int, line: PeerLine, text: str) -> None:
-        """What a peer's line means here; a malformed one means nothing."""
+    def _handle(self, index: int, line: PeerLine, text: str) -> None:
+        """Act on one line of a peer; a malformed line is ignored."""
         match text.split(" "):
             case ["bye"]:
                 line.bye = True
@@ -189,7 +191,7 @@ class PeerWatch:
                         self.relayed = int(other), int(step), phase
 
     def _end(self, code: int, why: str, source: int, stalled: bool = False) -> None:
-        """Pass it on (process 0 has lines to all) and end this process, unless the main thread is ending it already."""
+        """Tell the other peers and end this process, unless the main thread is ending it already."""
         if self.lock.acquire(blocking=False):
             self._tell(f"stall {why}" if stalled else f"stop {code} {why}", but=source)
             if stalled:

@@ -1,10 +1,10 @@
-"""A batch through a pipeline of stages: loss, and gradients by a backward that follows the schedule's table (`ticks.py`).
+"""A batch through a pipeline of stages: loss, and gradients by a backward that follows the table of `ticks.py`.
 
-Each stage holds its own blocks and, of the micro-batches under way, only the input of each: the backward of a chunk runs
-its forward once more. What lies outside the blocks (embedding, final norm, head) is on every stage and used by the first
-and the last. Along the other mesh axes the model places itself as ever: they are Auto where a stage's arrays are handed
-in and out, and Explicit within it. A shard_map over some of a mesh's Explicit axes gathers its arguments along all others
-(jax 0.10.2): every device held its stage's whole parameters and gradients in fp32.
+Each stage holds its blocks and only the block inputs of the micro-batches in flight: the backward of a chunk runs its
+forward once more. Embedding, final norm and head are on every stage, used by the first and the last. The other mesh
+axes split the model as without a pipeline: they are Auto where a stage's arrays come in and out, and Explicit within
+it. A shard_map over some of a mesh's Explicit axes would gather its arguments along all others (jax 0.10.2), so every
+device would hold its stage's whole parameters and gradients in fp32.
 
 Shapes: p stages, m micro-batches, v rounds, b sequences in a micro-batch, S sequence, D d_model.
 """
@@ -34,25 +34,25 @@ COMPILER_AXES = tuple(axis for axis in MESH_AXES if axis != STAGE_AXIS)
 
 
 def reorder_layers(tree: Any, specs: Any, layout: Layout, back: bool = False) -> Any:
-    """`tree` (lying as `specs` say) with its layers as the stages hold them, or `back` in the model's order.
+    """Reorder the layers of `tree` (split by `specs`) as the stages hold them, or `back` to the model's order.
 
-    With `circular` a stage's chunks are p chunks apart in the model, and next to each other in its memory.
+    With `circular` a stage's chunks are p chunks apart in the model, but adjacent in its memory.
     """
     if layout.rounds == 1:
         return tree
 
-    def moved(x: Any, spec: PartitionSpec) -> Any:
+    def reorder(x: Any, spec: PartitionSpec) -> Any:
         if STAGE_AXIS not in spec[:1]:
             return x
         order = np.arange(x.shape[0]).reshape(layout.rounds, layout.stage, -1).swapaxes(0, 1).ravel()
         order = np.argsort(order) if back else order
         return reshard(reshard(x, PartitionSpec(None, *spec[1:]))[order], spec) if has_explicit_mesh() else x[order]
 
-    return jax.tree.map(moved, tree, specs)
+    return jax.tree.map(reorder, tree, specs)
 
 
 def in_model_order(values_L: jax.Array, layout: Layout) -> jax.Array:
-    """One value a layer, as the stages hold the layers, in the model's order; whole on every device."""
+    """One value per layer, from the stages' order to the model's; whole on every device."""
     if layout.rounds == 1:
         return values_L
     order = np.arange(values_L.shape[0]).reshape(layout.rounds, layout.stage, -1).swapaxes(0, 1).ravel()
@@ -62,7 +62,7 @@ def in_model_order(values_L: jax.Array, layout: Layout) -> jax.Array:
 def pipeline_loss_sums(
     static: Static, params: Any, tokens: jax.Array, z_weight: jax.Array | float, ends: DocumentEnds | None = None
 ) -> LossSums:
-    """Summed next-token loss of `tokens` [B, S+1], cut where a document `ends`; no gradients."""
+    """Summed next-token loss of `tokens` [B, S+1], in documents cut by `ends`; no gradients."""
     return _run(static, params, tokens, z_weight, None, ends)[0]
 
 
@@ -75,7 +75,7 @@ def pipeline_gradients(
     ends: DocumentEnds | None = None,
     due: jax.Array | None = None,
 ) -> tuple[LossSums, Any]:
-    """Like `pipeline_loss_sums`, and the gradient of objective / counted; with `due` the sums hold `measures`."""
+    """Like `pipeline_loss_sums`; also returns the gradient of objective / counted. With `due` the sums hold `measures`."""
     return _run(static, params, tokens, z_weight, counted, ends, due)
 
 
@@ -91,16 +91,16 @@ def _run(
     by_stage, whole = PartitionSpec(STAGE_AXIS), PartitionSpec()
     z_weight = jnp.asarray(z_weight, jnp.float32)
     arguments = stages, params["blocks"], rest, rows.swapaxes(0, 1), z_weight, counted, ends, due
-    lying = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
+    specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, arguments)
     run = jax.shard_map(
         explicit_axes(
-            functools.partial(_stage, static, ticks), axes=COMPILER_AXES, in_sharding=jax.tree.map(_within, lying)
+            functools.partial(_stage, static, ticks), axes=COMPILER_AXES, in_sharding=jax.tree.map(_within, specs)
         ),
         in_specs=(by_stage, by_stage, whole, whole, whole, whole, whole, whole),
         out_specs=(whole, by_stage, whole, by_stage) if counted is not None else (whole, None, None, None),
         axis_names={STAGE_AXIS},
     )
-    out = (whole, *((*lying[1:3], by_stage) if counted is not None else (None, None, None)))
+    out = (whole, *((*specs[1:3], by_stage) if counted is not None else (None, None, None)))
     sums, blocks, others, measured = auto_axes(run, axes=COMPILER_AXES, out_sharding=out)(*arguments)
     if due is not None:
         sums = sums._replace(measures=_whole_measures(measured, sums, rows[..., 1:].size, layout))
@@ -115,20 +115,20 @@ def _whole_measures(by_layer: dict[str, jax.Array], sums: LossSums, positions: i
 
 
 def _within(spec: PartitionSpec) -> PartitionSpec:
-    """How a stage's own part of an array lies: the mesh's other axes split it as they did."""
+    """The split of a stage's part of an array: as before, without the stage axis."""
     return PartitionSpec(*[None if entry == STAGE_AXIS else entry for entry in spec])
 
 
 class _Work(NamedTuple):
-    """What a stage works on at a tick: `own` are its chunk's blocks [k, …]; `first` and `last` of all chunks are traced."""
+    """A stage's work at a tick; `first` and `last`: whether its chunk is the model's first or last (traced)."""
 
     block: Callable
     enter: Callable
     leave: Callable
-    measured: Callable | None  # as `block`, but for (output, what the block measured); None: nothing is measured
-    own: Any
-    layers: Any  # the flags of its blocks [k]
-    rest: Any
+    measured: Callable | None  # like `block`, but returns (output, the block's measures); None: nothing is measured
+    blocks: Any  # parameters of the chunk's blocks [k, …]
+    layers: Any  # flags of these blocks [k]
+    rest: Any  # parameters outside the blocks
     first: jax.Array
     last: jax.Array
 
@@ -137,7 +137,7 @@ def _stage(
     static: Static, ticks: TickTable, stage: Any, blocks: Any, rest: Any, rows: Any, z: Any, counted: Any, ends: Any,
     due: Any,
 ) -> tuple:  # fmt: skip
-    """One stage's walk through the table; `blocks` are its own v k layers, `rows` [m, b, S+1] everyone's."""
+    """Run one stage through the table; `blocks` are its v k layers, `rows` [m, b, S+1] belong to all stages."""
     layout, shape = static.layout, static.model
     policy, differ, flags = POLICIES[static.precision], counted is not None, layer_flags.all_layer_flags(shape)
     vary = functools.partial(jax.tree.map, lambda x: jax.lax.pcast(x, (STAGE_AXIS,), to="varying"))
@@ -156,7 +156,7 @@ def _stage(
             enter=lambda rest: transformer.embed_tokens(shape, rest, inputs_bS, policy, packed),
             leave=lambda rest, y_bSD: transformer.head_loss(shape, rest, y_bSD, targets_bS, z, policy, due),
             measured=None if due is None else measured,
-            own=jax.tree.map(lambda w: w[chunk], chunks),
+            blocks=jax.tree.map(lambda w: w[chunk], chunks),
             layers=layer_flags.select_layers(flags, (chunk * layout.stage + stage[0]) * depth + jnp.arange(depth)),
             rest=rest,
             first=(stage[0] == 0) & (chunk == 0),
@@ -165,94 +165,90 @@ def _stage(
 
     def tick(carry: tuple, now: tuple) -> tuple[tuple, None]:
         op, chunk, microbatch, slot, store = (column[stage[0]] for column in now)
-        y, gradient, held, sums, grads = carry
-        held = held.at[store, 0].set(y)
+        y, gradient, slots_held, sums, grads = carry
+        slots_held = slots_held.at[store, 0].set(y)
         todo = work(chunk, rows[microbatch])
 
-        # What the slot holds afterwards is written here, not within the choice: that would copy all slots at every tick.
+        # The branches return the slot's new content, written after the switch: inside it, all slots would be copied.
         def idle(sums: LossSums, grads: Any) -> tuple:
-            return y, gradient, held[slot], sums, grads
+            return y, gradient, slots_held[slot], sums, grads
 
         def forward(sums: LossSums, grads: Any) -> tuple:
-            y, (inputs, written) = _forward(todo, held[slot, 0])
+            y, (inputs, written) = _forward(todo, slots_held[slot, 0])
             if differ:
                 if due is not None:
                     grads = *grads[:2], measures.add_at(grads[2], chunk, measures.of_blocks(written, 0))
                 return y, gradient, inputs, sums, grads
             more = jax.lax.cond(todo.last, todo.leave, lambda *_: jax.tree.map(jnp.zeros_like, sums), rest, y)
-            return y, gradient, held[slot], jax.tree.map(jnp.add, sums, more), grads
+            return y, gradient, slots_held[slot], jax.tree.map(jnp.add, sums, more), grads
 
         def back(sums: LossSums, grads: Any) -> tuple:
-            dx, own, others, sums = _backward(todo, held[slot], gradient, counted, grads[1], sums)
-            added = jax.tree.map(lambda g, d: g.at[chunk].add(d), grads[0], own)
-            return y, dx, held[slot], sums, (added, others, grads[2])
+            dx, d_blocks, others, sums = _backward(todo, slots_held[slot], gradient, counted, grads[1], sums)
+            added = jax.tree.map(lambda g, d: g.at[chunk].add(d), grads[0], d_blocks)
+            return y, dx, slots_held[slot], sums, (added, others, grads[2])
 
         y, dx, inputs, sums, grads = jax.lax.switch(op, [idle, forward, back][: 3 if differ else 2], sums, grads)
-        held = held.at[slot].set(inputs)
-        return (_send(y, 1, layout.stage), _send(dx, -1, layout.stage), held, sums, grads), None
+        slots_held = slots_held.at[slot].set(inputs)
+        return (_send(y, 1, layout.stage), _send(dx, -1, layout.stage), slots_held, sums, grads), None
 
     b, length = rows.shape[1], rows.shape[2] - 1
-    nothing = vary(
+    empty = vary(
         reshard_to(
             jnp.zeros((b, length, shape.d_model), array_dtype(policy.residual)), *residual_axes(shape.sequence_parallel)
         )
     )
-    kept = depth if differ else 1
-    held = jnp.stack([jnp.stack([nothing] * kept)] * (ticks.slots + 1))
+    depth_held = depth if differ else 1
+    slots_held = jnp.stack([jnp.stack([empty] * depth_held)] * (ticks.slots + 1))
     grads: Any = jax.tree.map(jnp.zeros_like, (chunks, rest)) if differ else ()
     zero = jnp.zeros(())
     if differ:
         grads = *grads, () if due is None else vary(measures.nothing(shape, layout.rounds, depth))
-    begin = (nothing, nothing, held, vary(LossSums(zero, zero, zero, () if due is None else (zero, zero))), grads)
-    (_, _, _, sums, grads), _ = jax.lax.scan(tick, begin, tuple(jnp.asarray(column) for column in ticks[:5]))
+    initial = (empty, empty, slots_held, vary(LossSums(zero, zero, zero, () if due is None else (zero, zero))), grads)
+    (_, _, _, sums, grads), _ = jax.lax.scan(tick, initial, tuple(jnp.asarray(column) for column in ticks[:5]))
     sums = jax.lax.psum(sums, STAGE_AXIS)
     if not differ:
         return sums, None, None, None
     by_layer = {}
     if due is not None:
-        kept = {name: getattr(grads[2], name) for name in measures.BLOCK_FIELDS}
-        by_layer = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
+        fields = {name: getattr(grads[2], name) for name in measures.BLOCK_FIELDS}
+        by_layer = {name: x.reshape(-1, *x.shape[2:]) for name, x in fields.items()}
     grads_of_blocks = jax.tree.map(lambda g, w: g.reshape(w.shape), grads[0], blocks)
     return sums, grads_of_blocks, jax.lax.psum(grads[1], STAGE_AXIS), by_layer
 
 
 def _forward(todo: _Work, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-    """A chunk's output, and of each of its blocks the input [k, b, S, D] and what it measured.
+    """A chunk's output, and the input [k, b, S, D] and measures of each of its blocks; the first chunk embeds tokens."""
 
-    The first chunk looks its tokens up.
-    """
-
-    def one(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+    def apply(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
         y, written = (todo.block(*part, x), ()) if todo.measured is None else todo.measured(*part, x)
         return y, (x, written)
 
     x_bSD = jax.lax.cond(todo.first, lambda rest, _: todo.enter(rest), lambda _, x: x, todo.rest, x_bSD)
-    return jax.lax.scan(one, x_bSD, (todo.layers, todo.own))
+    return jax.lax.scan(apply, x_bSD, (todo.layers, todo.blocks))
 
 
 def _backward(
     todo: _Work, inputs_kbSD: jax.Array, dy_bSD: jax.Array, counted: jax.Array, rest_grads: Any, sums: LossSums
 ) -> tuple[jax.Array, Any, Any, LossSums]:
-    """From the gradient of a chunk's output: that of its input, of its blocks, of the rest so far; and the sums so far."""
+    """Gradients of a chunk's input and blocks, of the rest so far, and loss sums so far, from its output's gradient."""
 
     def end(dy: jax.Array, grads: Any, sums: LossSums) -> tuple:
-        y = todo.block(*jax.tree.map(lambda w: w[-1], (todo.layers, todo.own)), inputs_kbSD[-1])
+        y = todo.block(*jax.tree.map(lambda w: w[-1], (todo.layers, todo.blocks)), inputs_kbSD[-1])
         more, pull = jax.vjp(todo.leave, todo.rest, y)
-        nothing = jnp.zeros_like(more.nll)
-        zeros = jax.tree.map(jnp.zeros_like, more.measures)
-        found, dy = pull(LossSums(nothing + 1 / counted, nothing, nothing, zeros))
-        return dy, jax.tree.map(jnp.add, grads, found), jax.tree.map(jnp.add, sums, more)
+        zero, no_measures = jnp.zeros_like(more.nll), jax.tree.map(jnp.zeros_like, more.measures)
+        d_rest, dy = pull(LossSums(zero + 1 / counted, zero, zero, no_measures))
+        return dy, jax.tree.map(jnp.add, grads, d_rest), jax.tree.map(jnp.add, sums, more)
 
     def through(dy: jax.Array, part: tuple[Any, Any, jax.Array]) -> tuple[jax.Array, Any]:
-        found, dx = jax.vjp(functools.partial(todo.block, part[0]), *part[1:])[1](dy)
-        return dx, found
+        d_block, dx = jax.vjp(functools.partial(todo.block, part[0]), *part[1:])[1](dy)
+        return dx, d_block
 
     def begin(dx: jax.Array, grads: Any) -> Any:
-        (found,) = jax.vjp(todo.enter, todo.rest)[1](dx)
-        return jax.tree.map(jnp.add, grads, found)
+        (d_rest,) = jax.vjp(todo.enter, todo.rest)[1](dx)
+        return jax.tree.map(jnp.add, grads, d_rest)
 
-    dy, rest_grads, sums = jax.lax.cond(todo.last, end, lambda *kept: kept, dy_bSD, rest_grads, sums)
-    dx, blocks = jax.lax.scan(through, dy, (todo.layers, todo.own, inputs_kbSD), reverse=True)
+    dy, rest_grads, sums = jax.lax.cond(todo.last, end, lambda *unchanged: unchanged, dy_bSD, rest_grads, sums)
+    dx, blocks = jax.lax.scan(through, dy, (todo.layers, todo.blocks, inputs_kbSD), reverse=True)
     return dx, blocks, jax.lax.cond(todo.first, begin, lambda _, grads: grads, dx, rest_grads), sums
 
 

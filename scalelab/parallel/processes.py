@@ -1,6 +1,6 @@
-"""One run in several processes: start jax among them, and the few things on which they have to agree.
+"""One run in several processes: start jax among them, and the few values on which they must agree.
 
-With one process every function here is a no-op or the plain thing.
+With one process every function here does nothing or only its local part.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ from scalelab.parallel.meeting import MEET_TIMEOUT_S, Facts, meet_processes, ser
 from scalelab.parallel.peers import LostCallback, PeerWatch, ProcessPlace
 from scalelab.parallel.pulse import Pulse
 
-VERDICT_S = 3.0  # a computation that fails because a peer is gone waits this long for the watch to say so
+VERDICT_S = 3.0  # after a failed computation, time for the watch to report that a peer is gone
 
 
 def find_process_place(
     coordinator: str | None, processes: int | None, index: int | None, environment: Mapping[str, str] = os.environ
 ) -> ProcessPlace | None:
-    """This process's place among several, as given or else as Slurm says; None where it is alone. BadInput for a mistake."""
-    given = {"--coordinator": coordinator, "--processes": processes, "--process-id": index}
-    missing = [flag for flag, value in given.items() if value is None]
+    """This process's place among several, from the flags, else from Slurm; None if alone. BadInput for wrong flags."""
+    flags = {"--coordinator": coordinator, "--processes": processes, "--process-id": index}
+    missing = [flag for flag, value in flags.items() if value is None]
     if len(missing) == 3:
         return _slurm(environment)
     if coordinator is None or processes is None or index is None:
@@ -66,9 +66,9 @@ def run_together(
 ) -> Iterator[None]:
     """Meet the other processes and start jax among them; part after the work, or tell the others why this one fails.
 
-    `folder` is one that all of them see. `lost(exit code, why)` is called in another thread where a peer ends, or where one
-    stands still as its `pulse` says: it must end this process, whose main thread may hang in a collective for ever. BadInput
-    where the processes don't find each other or differ in `facts`.
+    All processes must see `folder`. `lost(exit code, why)` is called in another thread when a peer ends, or stands
+    still by its `pulse`. It must end this process, whose main thread may hang in a collective for ever. BadInput where
+    the processes don't find each other or differ in `facts`.
     """
     watch = PeerWatch(place, meet_processes(place, facts, folder), lost, pulse)
     with _aborting(watch):
@@ -91,20 +91,24 @@ def format_first_line(error: BaseException) -> str:
 
 
 def _start(place: ProcessPlace) -> None:
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which is the loop's
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from the training loop
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # on CPU two programs' collectives could get mixed up
     address = service_address(place) if place.index == 0 else place.coordinator
     bind = None if "JAX_COORDINATOR_BIND_ADDRESS" in os.environ else address
     jax.distributed.initialize(
-        address, place.processes, place.index, initialization_timeout=int(MEET_TIMEOUT_S), coordinator_bind_address=bind,
+        address,
+        place.processes,
+        place.index,
+        initialization_timeout=int(MEET_TIMEOUT_S),
+        coordinator_bind_address=bind,
         cluster_detection_method=None if SlurmCluster.is_env_present() else "deactivate",
-    )  # fmt: skip
+    )
 
 
 @contextlib.contextmanager
 def _aborting(watch: PeerWatch) -> Iterator[None]:
-    """jax's client aborts the process when the coordinator is gone. That leaves the watch the time to say it in one line."""
+    """Delay an abort by jax's client, when the coordinator is gone, so that the watch can report it in one line."""
 
     def aborted(_: int) -> None:
         time.sleep(VERDICT_S)
@@ -123,7 +127,7 @@ def is_first_process() -> bool:
 
 
 def broadcast_from_first(work: Callable[[], Any]) -> Any:
-    """What `work` gives in the first process, in every process; its BadInput or WorkFailed likewise. Plain JSON only."""
+    """Run `work` in the first process; return its result (plain JSON), or raise its BadInput or WorkFailed, in all."""
     if jax.process_count() == 1:
         return work()
     answer: Sequence[Any] = ("", None)
@@ -147,27 +151,28 @@ def _broadcast(answer: Any) -> Any:
 
 
 def make_agreed_flag(flag: Callable[[], bool]) -> Callable[[], bool]:
-    """`flag` of any process, as every process sees it at its n-th call: true in all or in none.
+    """A function that is true at its n-th call in all processes or in none: whether `flag` was true in any of them.
 
-    The answer is that of the call before: the question travels behind what has been dispatched since, so nobody waits for it.
+    The answer belongs to the call before: the question travels behind the work dispatched since, so nobody waits for
+    it.
     """
     if jax.process_count() == 1:
         return flag
     devices = Mesh(np.array(jax.devices()), ("device",))
-    each, everywhere = (NamedSharding(devices, PartitionSpec(*axes)) for axes in (["device"], []))
-    anyone = jax.jit(jnp.any, out_shardings=everywhere)
+    per_device, replicated = (NamedSharding(devices, PartitionSpec(*axes)) for axes in (["device"], []))
+    anyone = jax.jit(jnp.any, out_shardings=replicated)
     asked: list[jax.Array] = []
 
     def ask() -> bool:
-        mine = np.array([flag()])
-        asked.append(anyone(jax.make_array_from_callback((devices.size,), each, lambda _: mine)))
+        local_flag = np.array([flag()])
+        asked.append(anyone(jax.make_array_from_callback((devices.size,), per_device, lambda _: local_flag)))
         return len(asked) > 1 and bool(asked.pop(0))
 
     return ask
 
 
 def gather_to_host(x: Any) -> np.ndarray:
-    """All of an array on this host, wherever its parts are; every process has to ask."""
+    """The whole array on this host, wherever its parts are; every process must call this."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)

@@ -1,7 +1,7 @@
-"""How far a process is and what it is doing: told to its peers, and watched for standing still.
+"""A process's step and phase, sent to its peers, and watched for standing still.
 
-A main thread that hangs (in a collective that nobody joins, a device, a disk, code of the user's) can't say so; a thread of its
-own does: it writes the stacks of all threads into the run's folder and ends the process.
+A main thread can hang in a collective that nobody joins, a device, a disk or the user's code. Another thread then
+writes the stacks of all threads into the run's folder and ends the process.
 """
 
 import collections
@@ -20,16 +20,14 @@ import jax
 
 from scalelab import lock
 
-STEPPING = (
-    "train"  # the one phase that has to come to an end; compile, eval, save and start (restoring) take what they take
-)
-STALL_DISPATCHES = 10  # median dispatches without a step are too many
-LAST_WRITE_S = 10.0  # for what is written at the end: the disk may be what hangs
+STEPPING = "train"  # the one phase with a time limit; compile, eval, save and start (restoring) have none
+STALL_DISPATCHES = 10  # time limit of a step, in median dispatches
+LAST_WRITE_S = 10.0  # time limit of the last writes, since the disk itself may hang
 
 
 def exit_with(why: str) -> None:
-    """End this process with one line on standard error and exit code 1; an interactive session gets the line only."""
-    shown_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar has hidden it
+    """End this process with one line on standard error and exit code 1; an interactive session only gets the line."""
+    shown_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar has hidden the cursor
     os.write(2, f"{shown_cursor}scalelab: {why}\n".encode())
     if not hasattr(sys, "ps1"):
         run_with_timeout(LAST_WRITE_S, lock.release_all_locks)
@@ -37,47 +35,43 @@ def exit_with(why: str) -> None:
 
 
 def run_with_timeout(seconds: float, work: Callable[[], object]) -> None:
-    """Do `work`, and wait for it for at most so long."""
+    """Do `work` in a thread and wait at most so many seconds for it."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
 
 
 class Pulse:
-    """The phase of this process and its step: the one it is at, or whose end it waits for (so its peers may be behind).
+    """Phase and step of this process; the step is the one it runs or waits for (so its peers may be behind).
 
-    `stalled(why)` is called, in the watching thread, once nothing has moved for too long.
+    `stalled(why)` is called, in the watching thread, after too long without progress.
     """
 
     def __init__(self, stalled: Callable[[str], None] = exit_with) -> None:
         self.stalled = stalled
         self.step, self.phase, self.steps_at_once = 0, "start", 1
-        self.moves = 0  # how often one of them changed
+        self.moves = 0  # number of changes of phase or step
         self.dispatches: collections.deque[float] = collections.deque(maxlen=100)  # seconds of the last ones
-        self.excused: Callable[[], bool] = lambda: (
-            False
-        )  # whether a peer is known to be busy with what this one waits for
+        self.excused: Callable[[], bool] = lambda: False  # whether a peer is busy with what this process waits for
         self.hindmost: Callable[[], str] = lambda: ""
         self.stacks: pathlib.Path | None = None
 
     def enter(self, phase: str, step: int) -> None:
-        """Note what begins now."""
+        """Note the phase and step that begin now."""
         self.phase, self.step = phase, step
         self.moves += 1
 
     def limit(self, stall_s: float) -> float:
-        """Seconds that may pass without a step. Before any dispatch has been timed, each of its steps gets `stall_s`."""
-        return (
-            max(stall_s, STALL_DISPATCHES * statistics.median(self.dispatches))
-            if self.dispatches
-            else stall_s * self.steps_at_once
-        )
+        """Seconds allowed without a step; until a dispatch has been timed, `stall_s` for each of its steps."""
+        if not self.dispatches:
+            return stall_s * self.steps_at_once
+        return max(stall_s, STALL_DISPATCHES * statistics.median(self.dispatches))
 
     @contextlib.contextmanager
     def watched(self, stall_s: float, folder: pathlib.Path, note: Callable[[str], object]) -> Iterator[None]:
-        """Watch this thread until the block ends; `stall_s` = 0: don't. `note(why)` writes into the logbook."""
-        mine = f"-{jax.process_index()}" if jax.process_count() > 1 else ""
-        self.stacks = folder / f"stacks{mine}.txt"
+        """Watch this thread until the block ends (not if `stall_s` is 0). `note(why)` writes into the logbook."""
+        suffix = f"-{jax.process_index()}" if jax.process_count() > 1 else ""
+        self.stacks = folder / f"stacks{suffix}.txt"
         over = threading.Event()
         if stall_s:
             threading.Thread(target=self._watch, args=(stall_s, over, note), daemon=True, name="pulse").start()
@@ -95,7 +89,7 @@ class Pulse:
             if self.moves != moves or self.phase != STEPPING or self.excused():
                 moves, still_s = self.moves, 0.0
                 continue
-            # A process that was itself stopped for an hour, or got no share of the machine, has not stood still for so long.
+            # Time in which this process itself was stopped, or got no share of the machine, does not count.
             still_s += min(time.monotonic() - before, 2 * tick_s)
             if still_s > (limit := self.limit(stall_s)):
                 why = (

@@ -1,4 +1,4 @@
-"""Which rows of a batch the devices of this process hold, and the global array made of each process's own rows."""
+"""The rows of a batch on this process's devices, and the global array assembled from the rows of every process."""
 
 import jax
 import numpy as np
@@ -6,9 +6,9 @@ from jax.sharding import Sharding
 
 
 def local_row_indices(sharding: Sharding, shape: tuple[int, ...], axis: int) -> np.ndarray:
-    """Indices along `axis` of an array of `shape` that this process's devices hold, ascending, int64 [R].
+    """Indices along `axis` of an array of `shape` on this process's devices, ascending, int64 [R].
 
-    They need not be neighbours (a mesh may interleave the hosts), and two processes may hold the same ones (tensor peers).
+    They need not be contiguous (a mesh may interleave the hosts), and tensor peers in two processes hold the same ones.
     """
     indices = filter(None, sharding.addressable_devices_indices_map(shape).values())
     parts = {index[axis].indices(shape[axis]) for index in indices}
@@ -16,7 +16,7 @@ def local_row_indices(sharding: Sharding, shape: tuple[int, ...], axis: int) -> 
 
 
 def assemble_global_array(sharding: Sharding, local: np.ndarray, rows: np.ndarray, axis: int, size: int) -> jax.Array:
-    """The global array that is `size` long along `axis`; this process has it at `rows` (as `local_row_indices` says), in `local`."""
+    """The global array of length `size` along `axis`, from `local`: this process's `rows` (`local_row_indices`)."""
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None

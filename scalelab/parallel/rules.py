@@ -1,7 +1,7 @@
-"""From a parameter's declared axes to the mesh axes that split it: the one table, and what it can't split.
+"""The table from a parameter's declared axes to the mesh axes that split it, and checks of what it can't split.
 
-ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing, 1 optimizer state, 2 gradients too,
-3 parameters too (FSDP). `tensor` splits the same axes whatever the stage (Shoeybi et al. 2019).
+ZeRO (Rajbhandari et al. 2020) by `parallel.zero` along `fsdp`: 0 splits nothing, 1 optimizer state, 2 also gradients,
+3 also parameters (FSDP). `tensor` splits the same axes at every ZeRO stage (Shoeybi et al. 2019).
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ from scalelab.sharding import SPLIT_BY_TENSOR, STAGE_AXIS, TENSOR_AXIS
 
 FSDP_AXIS = "embed"
 NO_LIBRARY_FLAG = "--xla_cpu_experimental_ynn_fusion_type="  # an XLA flag; its value is empty
-MAX_UNSHARDED_SHARE = 0.02  # of the parameters: more left whole under FSDP is worth a word
+MAX_UNSHARDED_SHARE = 0.02  # of the parameters: warn if FSDP leaves more unsharded
 
 
 def parameter_spec(declaration: Declaration, fsdp: bool, stages: bool) -> PartitionSpec:
-    """How a parameter lies on the mesh: logical axis by logical axis."""
+    """The mesh axis that splits each logical axis of a parameter."""
     split = dict.fromkeys(SPLIT_BY_TENSOR, TENSOR_AXIS) | ({FSDP_AXIS: "fsdp"} if fsdp else {})
     split |= {"layers": STAGE_AXIS} if stages else {}
     return PartitionSpec(*[split.get(axis) for axis in declaration.axes])
@@ -44,17 +44,17 @@ def parameter_specs(shape: ModelShape, layout: Layout) -> Any:
 
 
 def gradient_specs(shape: ModelShape, layout: Layout) -> Any:
-    """Specs of gradients while micro-batches are summed."""
+    """Specs of gradients while they are summed over micro-batches."""
     return _specs(shape, layout.zero >= 2, layout.stage > 1)
 
 
 def moment_specs(shape: ModelShape, layout: Layout) -> Any:
-    """Specs of whatever the optimizer keeps a parameter."""
+    """Specs of the optimizer's state of each parameter."""
     return _specs(shape, layout.zero >= 1, layout.stage > 1)
 
 
 def reshaped_moment_spec(declaration: Declaration, shape: tuple[int, ...], layout: Layout) -> PartitionSpec:
-    """Specs of what the optimizer keeps of a parameter in another shape: its stacked layers by stage, its longest side by fsdp."""
+    """Spec of optimizer state whose shape is not its parameter's: stacked layers by stage, longest side by fsdp."""
     stages = layout.stage > 1 and declaration.stack[:1] == ("layers",) and shape[:1] == declaration.shape[:1]
     split: list[str | None] = [STAGE_AXIS if stages and axis == 0 else None for axis in range(len(shape))]
     free = [axis for axis in range(len(shape)) if split[axis] is None and shape[axis] % layout.fsdp == 0]
@@ -64,7 +64,7 @@ def reshaped_moment_spec(declaration: Declaration, shape: tuple[int, ...], layou
 
 
 def check_layout(static: Static, layout: Layout) -> list[str]:
-    """Refuse what a resolved layout cannot divide (BadInput, before anything is compiled); returns what is worth a word."""
+    """Raise BadInput, before compiling, where a resolved layout cannot divide the model or batch; returns warnings."""
     model, micro = static.model, static.global_batch // static.accumulate
     if layout.devices == 1 < jax.process_count():
         raise BadInput(
@@ -77,8 +77,8 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
     _divides("model.seq_len", model.seq_len, "parallel.context" + " x tensor" * layout.sequence, split_sequence)
     if layout.context > 1 and model.attention != "auto":
         raise BadInput(
-            f"model.attention={model.attention!r} with parallel.context={layout.context}: devices that share a sequence attend "
-            "in a ring; nearest: auto"
+            f"model.attention={model.attention!r} with parallel.context={layout.context}: "
+            "devices that share a sequence attend in a ring; nearest: auto"
         )
     if layout.zero:
         _divides("model.d_model", model.d_model, "parallel.fsdp", layout.fsdp)
@@ -88,50 +88,51 @@ def check_layout(static: Static, layout: Layout) -> list[str]:
 
 
 def check_layout_options(layout: Layout) -> None:
-    """Refuse a value that no mesh can have (BadInput): a layout need not come from a config that was checked."""
+    """Raise BadInput for a value that no mesh can have; a layout need not come from a checked config."""
     for name, value in dataclasses.asdict(layout).items():
         validate.check_choice(f"parallel.{name}", value)
         validate.check_range(f"parallel.{name}", value)
 
 
 def check_layout_runtime(static: Static, layout: Layout) -> None:
-    """Refuse what this machine's runtime would not finish (BadInput): known of jax 0.10.2 on a CPU that plays several devices.
+    """Raise BadInput for a step that this machine's runtime would never finish: jax 0.10.2 on a CPU as several devices.
 
-    A product that XLA hands to its library of kernels and an exchange between stages wait for the same threads, for ever.
+    There a product in XLA's library of kernels and an exchange between stages wait for the same threads, for ever.
     """
     bf16 = POLICIES[static.precision].forward == "bfloat16"
     waits = jax.default_backend() == "cpu" and layout.stage > 1 and static.model.position == "relative" and bf16
     if waits and NO_LIBRARY_FLAG not in os.environ.get("XLA_FLAGS", ""):
         raise BadInput(
-            f"precision.name={static.precision} with model.position=relative and parallel.stage={layout.stage}: on a CPU XLA never "
-            f"finishes that step; nearest: precision.name=fp32, or run it with XLA_FLAGS={NO_LIBRARY_FLAG}"
+            f"precision.name={static.precision} with model.position=relative and parallel.stage={layout.stage}: "
+            "on a CPU XLA never finishes that step; nearest: precision.name=fp32, "
+            f"or run it with XLA_FLAGS={NO_LIBRARY_FLAG}"
         )
 
 
 def _check_curvature(name: str, layout: Layout) -> None:
-    """Refuse meshes on which an optimizer's curvature can't be measured."""
+    """Raise BadInput for meshes on which an optimizer's curvature can't be measured."""
     kind = find_optimizer(name).curvature
     for axis in ("stage", "context"):
         if kind and getattr(layout, axis) > 1:
             raise BadInput(
-                f"optim.name={name!r} with parallel.{axis}={getattr(layout, axis)}: curvature is measured on whole models "
-                f"and whole sequences only; nearest: parallel.{axis}=1 and more of data, fsdp or tensor"
+                f"optim.name={name!r} with parallel.{axis}={getattr(layout, axis)}: curvature is measured on "
+                f"whole models and whole sequences only; nearest: parallel.{axis}=1 and more of data, fsdp or tensor"
             )
 
 
 def check_pipeline(static: Static, layout: Layout) -> list[str]:
-    """The same for what has to do with stages; says what the pipeline costs."""
+    """Raise BadInput where stages don't fit the run; returns a note on the pipeline's cost."""
     if layout.stage == 1:
         return []
     if static.precision == "fp8_delayed":
         raise BadInput(
-            f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over micro-batches; "
-            "nearest: precision.name='fp8'"
+            f"precision.name='fp8_delayed' with parallel.stage={layout.stage}: stages don't gather amax over "
+            "micro-batches; nearest: precision.name='fp8'"
         )
     if layout.context > 1:
         raise BadInput(
-            f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait for "
-            "stages that do something else; set one of them to 1"
+            f"parallel.stage={layout.stage} with parallel.context={layout.context}: the ring of attention would wait "
+            "for stages that do something else; set one of them to 1"
         )
     if layout.rounds > 1 and layout.schedule != "circular":
         raise BadInput(f"parallel.rounds={layout.rounds} is for parallel.schedule='circular', not {layout.schedule!r}")
@@ -143,7 +144,8 @@ def check_pipeline(static: Static, layout: Layout) -> list[str]:
     _divides("train.global_batch / train.accumulate", micro, "parallel.data x fsdp x microbatches", split)
     bubble = predicted_bubble(layout.stage, layout.microbatches, layout.rounds)
     return [
-        f"pipeline: {layout.stage} stages, {layout.schedule}, {layout.microbatches} micro-batches: {bubble:.0%} of the time idle; "
+        f"pipeline: {layout.stage} stages, {layout.schedule}, {layout.microbatches} micro-batches: "
+        f"{bubble:.0%} of the time idle; "
         "blocks are computed once more in the backward, as with model.remat=full"
     ]
 
@@ -159,13 +161,13 @@ def _divides(name: str, value: int, axis: str, size: int) -> None:
 
 
 def unsharded_warnings(declared: Any, layout: Layout) -> list[str]:
-    """Under FSDP, which parameters no rule splits, where they are more than 2 % of all."""
+    """Warn if parameters that FSDP leaves unsharded are over 2 % of the model."""
     if layout.zero < 3 or layout.fsdp == 1:
         return []
     leaves = jax.tree_util.tree_leaves_with_path(declared, is_leaf=lambda d: isinstance(d, Declaration))
-    left = [(path, d) for path, d in leaves if FSDP_AXIS not in d.axes]
-    share = sum(d.size for _, d in left) / sum(d.size for _, d in leaves)
+    unsharded = [(path, d) for path, d in leaves if FSDP_AXIS not in d.axes]
+    share = sum(d.size for _, d in unsharded) / sum(d.size for _, d in leaves)
     if share <= MAX_UNSHARDED_SHARE:
         return []
-    names = ", ".join(".".join(str(key.key) for key in path) for path, _ in left[:6])
+    names = ", ".join(".".join(str(key.key) for key in path) for path, _ in unsharded[:6])
     return [f"{share:.1%} of the parameters are not split by fsdp, since they have no `{FSDP_AXIS}` axis: {names}"]

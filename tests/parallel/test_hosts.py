@@ -94,7 +94,8 @@ def largest_difference(a, b):
 
 
 def test_two_processes_train_what_one_process_trains(whole, tmp_path):
-    """Not to the last bit, since gloo adds in another order: 6e-8 after 18 steps (5e-6 at ten times the learning rate)."""
+    """Not to the last bit, since gloo adds in another order: 6e-8 after 18 steps (5e-6 at ten times the learning
+    rate)."""
     folder, result = whole
     one = tmp_path / "one"
     alone = finish(command(*train(one, *SETTINGS), env=devices(8)))
@@ -192,7 +193,8 @@ def batches(data, asked, mine):
     return train, val_batches(data.parts[0], 16, 8, 2, mine), read, list(asked)
 
 def check(data, asked, order):
-    sharding = NamedSharding(Mesh(np.array(jax.devices())[order], ("data", "tensor")), PartitionSpec(None, "data", None))
+    mesh = Mesh(np.array(jax.devices())[order], ("data", "tensor"))
+    sharding = NamedSharding(mesh, PartitionSpec(None, "data", None))
     mine = rows.local_row_indices(sharding, (1, 8, 1), 1)
     train, val, read, read_val = batches(data, asked, mine)
     all_train, all_val, all_read, all_read_val = batches(data, asked, slice(None))
@@ -232,8 +234,8 @@ def test_each_process_reads_its_own_rows_only_and_they_agree_on_what_they_must(t
     address = f"localhost:{free_port()}"
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", ROWS, address, str(i), str(tmp_path)], cwd=ROOT, env=os.environ | devices(4), text=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            [sys.executable, "-c", ROWS, address, str(i), str(tmp_path)],
+            cwd=ROOT, env=os.environ | devices(4), text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )
         for i in range(2)
     ]  # fmt: skip

@@ -10,7 +10,8 @@ from tests.plan.small import pipelined, static_of
 
 
 def test_a_stage_gathers_nothing_where_its_arrays_are_handed_in_and_out():
-    """Dimensions left open ("?") keep the splits of fsdp and tensor; a closed one that names no axis is gathered whole."""
+    """Dimensions left open ("?") keep the splits of fsdp and tensor; a closed one that names no axis is gathered
+    whole."""
     static = static_of(Layout(stage=2, fsdp=4, tensor=2, microbatches=2), model={"n_layers": 2}, batch=16)
     text = pipelined(static).lower(lowering_platforms=("cpu",)).as_text()
     borders = [line for line in text.splitlines() if 'manual_axes={"stage"}' in line]

@@ -25,25 +25,64 @@ REFUSED = {
     "fsdp=8 zero=4": ("parallel.zero=4 is outside [0, 3]", "nearest bound: 3"),
     "fsdp=8 model.d_model=20": ("model.d_model=20 is not divisible by parallel.fsdp=8", "16 or 24", "parallel.fsdp: 5"),
     "tensor=8": ("model.n_heads=4 is not divisible by parallel.tensor=8", "nearest model.n_heads: 8", "tensor: 4"),
-    "tensor=4 data=2 model.n_kv_heads=2": ("model.n_kv_heads=2 is not divisible by parallel.tensor=4", "n_kv_heads: 4", "tensor: 2"),
+    "tensor=4 data=2 model.n_kv_heads=2": (
+        "model.n_kv_heads=2 is not divisible by parallel.tensor=4",
+        "n_kv_heads: 4",
+        "tensor: 2",
+    ),
     "tensor=4 data=2 model.d_ff=42": ("model.d_ff=42 is not divisible by parallel.tensor=4", "40 or 44", "tensor: 3"),
-    "tensor=4 data=2 model.vocab_size=257": ("model.vocab_size=257 is not divisible by parallel.tensor=4", "256 or 260", "tensor: 1"),
-    "tensor=4 data=2 sequence=true model.seq_len=18": ("model.seq_len=18 is not divisible by parallel.context x tensor=4", "16 or 20", "tensor: 3"),
-    "data=8 train.global_batch=12": ("global_batch / train.accumulate=12 is not divisible by parallel.data x parallel.fsdp=8", "8 or 16", "fsdp: 6"),
+    "tensor=4 data=2 model.vocab_size=257": (
+        "model.vocab_size=257 is not divisible by parallel.tensor=4",
+        "256 or 260",
+        "tensor: 1",
+    ),
+    "tensor=4 data=2 sequence=true model.seq_len=18": (
+        "model.seq_len=18 is not divisible by parallel.context x tensor=4",
+        "16 or 20",
+        "tensor: 3",
+    ),
+    "data=8 train.global_batch=12": (
+        "global_batch / train.accumulate=12 is not divisible by parallel.data x parallel.fsdp=8",
+        "8 or 16",
+        "fsdp: 6",
+    ),
     "context=8 model.seq_len=20": ("model.seq_len=20 is not divisible by parallel.context=8", "16 or 24", "context: 5"),
-    "stage=4 data=2 model.n_layers=6": ("model.n_layers=6 is not divisible by parallel.stage x parallel.rounds=4", "4 or 8", "rounds: 3"),
-    "stage=4 data=2 model.n_layers=4 microbatches=3": ("global_batch / train.accumulate=8 is not divisible by parallel.data x fsdp x microbatches=6", "6 or 12", "microbatches: 4"),
-    "stage=4 data=2 model.n_layers=8 rounds=2 schedule=circular microbatches=2": ("parallel.microbatches=2 is not divisible by parallel.stage=4", "nearest parallel.microbatches: 4", "stage: 2"),
-    "data=8 train.accumulate=2": ("global_batch / train.accumulate=4 is not divisible by parallel.data x parallel.fsdp=8", "accumulate: 8", "fsdp: 4"),
-    "stage=2 data=4 model.n_layers=2 model.position=relative precision.name=bf16": ("model.position=relative and parallel.stage=2", "precision.name=fp32", "ynn_fusion_type="),
-}  # fmt: skip
+    "stage=4 data=2 model.n_layers=6": (
+        "model.n_layers=6 is not divisible by parallel.stage x parallel.rounds=4",
+        "4 or 8",
+        "rounds: 3",
+    ),
+    "stage=4 data=2 model.n_layers=4 microbatches=3": (
+        "global_batch / train.accumulate=8 is not divisible by parallel.data x fsdp x microbatches=6",
+        "6 or 12",
+        "microbatches: 4",
+    ),
+    "stage=4 data=2 model.n_layers=8 rounds=2 schedule=circular microbatches=2": (
+        "parallel.microbatches=2 is not divisible by parallel.stage=4",
+        "nearest parallel.microbatches: 4",
+        "stage: 2",
+    ),
+    "data=8 train.accumulate=2": (
+        "global_batch / train.accumulate=4 is not divisible by parallel.data x parallel.fsdp=8",
+        "accumulate: 8",
+        "fsdp: 4",
+    ),
+    "stage=2 data=4 model.n_layers=2 model.position=relative precision.name=bf16": (
+        "model.position=relative and parallel.stage=2",
+        "precision.name=fp32",
+        "ynn_fusion_type=",
+    ),
+}
 TOLD = "fsdp=8 model.bias=true model.n_heads=16 model.d_head=16"  # whose biases are no small part
 PROGRAM = """
 import contextlib, io, json, sys
 import jax
 from scalelab.__main__ import main
 compiled = []
-jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None)
+def listen(name, *_, **__):
+    if "backend_compile" in name:
+        compiled.append(name)
+jax.monitoring.register_event_duration_secs_listener(listen)
 for place, argv in json.loads(sys.argv[1]):
     compiled.clear()
     with contextlib.redirect_stderr(io.StringIO()) as said:

@@ -41,8 +41,8 @@ from tests.train.resume.test_compatibility import SMALL
 
 def config(layout, **changes):
     values = {f"parallel.{axis}": size for axis, size in layout.items()} | {f"train.{k}": v for k, v in changes.items()}
-    sizes = {"model.n_layers": 4, "model.d_model": 16, "model.n_heads": 4, "train.global_batch": 8, "optim.peak_lr": 0.01,
-             "schedule.name": "constant"}  # which may get more steps
+    sizes = {"model.n_layers": 4, "model.d_model": 16, "model.n_heads": 4, "train.global_batch": 8,
+             "optim.peak_lr": 0.01, "schedule.name": "constant"}  # which may get more steps
     return resolve(override(tiny.get_config(), SMALL | sizes | values))
 
 def restored(folder, layout):
@@ -51,7 +51,8 @@ def restored(folder, layout):
     c = config(layout)
     (like,) = program.restore_targets(static(c), 1, "turn")
     (found,) = checkpoints.load({name: like}).states.values()
-    for path, leaf, wanted in zip(*zip(*jax.tree_util.tree_leaves_with_path(found)), map(lambda s: s.sharding, jax.tree.leaves(like))):
+    targets = map(lambda s: s.sharding, jax.tree.leaves(like))
+    for (path, leaf), wanted in zip(jax.tree_util.tree_leaves_with_path(found), targets):
         assert leaf.sharding == wanted, (path, leaf.sharding, wanted)
     on = {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(found)}
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(found))
@@ -59,7 +60,7 @@ def restored(folder, layout):
     return bits, {"devices": sorted(on), "bytes_on_first": held}
 
 def starts_on(folder, layout, before):
-    "Whether another run's weights come straight onto this mesh, bit for bit; on four devices it is trained, at rate zero."
+    "Whether another run's weights come straight onto this mesh, bit for bit; four devices also train it, at rate zero."
     c = config(layout, init_from=f"{folder}@4", steps=2)
     (like,) = program.restore_targets(static(c), 1, "turn")
     params, origin = start.load_initial_weights(make_train_spec(c))
@@ -93,8 +94,8 @@ for layout in layouts:
     before = np.load(place / "bits.npz")
     other = [k for k in before.files if before[k].dtype != bits[k].dtype or before[k].tobytes() != bits[k].tobytes()]
     said, origin = [], starts_on(folder, layout, before)
-    print(json.dumps({"layout": layout, "other_bits": other, "leaves": len(bits), "starts_on": origin, "same_names": set(bits) == set(before.files)}
-                     | laid | go_on(folder, layout, said)), flush=True)
+    print(json.dumps({"layout": layout, "other_bits": other, "leaves": len(bits), "starts_on": origin,
+                      "same_names": set(bits) == set(before.files)} | laid | go_on(folder, layout, said)), flush=True)
 """
 
 

@@ -1,4 +1,5 @@
-"""A mesh over several slices: its outermost axes take the network between them, and every other axis stays within one."""
+"""A mesh over several slices: its outermost axes take the network between them, and every other axis stays within
+one."""
 
 import types
 

@@ -1,4 +1,5 @@
-"""Schedules by their table: order, bubble (a formula), what is held (a bound), and that every input is where it is looked for."""
+"""Schedules by their table: order, bubble (a formula), what is held (a bound), and that every input is where it is
+looked for."""
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ CASES += [("circular", p, m, v) for p, m, v in [(2, 4, 2), (4, 8, 3), (3, 6, 2)]
 
 
 def replay(schedule, stages, microbatches, rounds):
-    """Run the table on a machine of slots: what each stage does when, with which input, and the most it holds at once."""
+    """Run the table on a machine of slots: what each stage does when, with which input, and the most it holds at
+    once."""
     t = make_tick_table(schedule, stages, microbatches, rounds)
     slots = [dict() for _ in range(stages)]  # slot -> (virtual stage, micro-batch) whose input lies there
     sent, returned, seen, most = {}, {}, [], 0
