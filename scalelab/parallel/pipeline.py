@@ -75,7 +75,7 @@ def pipeline_gradients(
     ends: DocumentEnds | None = None,
     due: jax.Array | None = None,
 ) -> tuple[LossSums, Any]:
-    """Like `pipeline_loss_sums`; also returns the gradient of objective / counted. With `due` the sums hold `measures`."""
+    """Like `pipeline_loss_sums`; also returns the gradient of objective / counted. With `due`: also `measures`."""
     return _run(static, params, tokens, z_weight, counted, ends, due)
 
 
@@ -217,7 +217,7 @@ def _stage(
 
 
 def _forward(todo: _Work, x_bSD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Any]]:
-    """A chunk's output, and the input [k, b, S, D] and measures of each of its blocks; the first chunk embeds tokens."""
+    """A chunk's output, and the input [k, b, S, D] and measures of each block; the first chunk embeds tokens."""
 
     def apply(x: jax.Array, part: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
         y, written = (todo.block(*part, x), ()) if todo.measured is None else todo.measured(*part, x)

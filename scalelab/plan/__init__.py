@@ -1,4 +1,4 @@
-"""Know before you launch: parameters, FLOPs, memory, time, cost, checkpoints; budgets and whole sweeps; each figure with its source.
+"""Plans before a launch: parameters, FLOPs, memory, time, cost, checkpoints; budgets and sweeps; sources of each figure.
 
 import scalelab.plan
 scalelab.plan.plan("configs/recipes/llama3_8b.py", "h100", devices=64, mesh="fsdp=8,tensor=8").memory.fits
@@ -13,7 +13,7 @@ __all__ = ["Plan", "plan"]
 
 
 def __getattr__(name: str) -> Any:
-    """`plan` and `Plan` are imported when they are asked for: the parts are used alone, and needn't wait for all others."""
+    """Import `plan` and `Plan` on first use, so that using one part does not import all others."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from scalelab.plan import whole

@@ -1,6 +1,6 @@
-"""Devices that aren't here, to compile for: TPU slices and NVIDIA GPUs as topologies, CPUs as fake devices.
+"""Absent devices to compile for: TPU slices and NVIDIA GPUs as topologies, CPUs as fake devices.
 
-jax's compilers for them are extras that a user installs (`EXTRAS`); nothing of theirs is needed otherwise.
+jax's compilers for them are optional extras that a user installs (`EXTRAS`).
 """
 
 import importlib.util
@@ -12,22 +12,22 @@ from scalelab.plan.machine.machine import Machine
 
 TPUS = {"TPU v4": "v4", "TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e"}
 FLAT = {"v5e", "v6e"}  # slices on a torus of two axes; the others have three
-# Chips of the slices that are sold (Google Cloud TPU documentation); of three axes there are larger ones too.
+# Chips of the slices that are sold (Google Cloud TPU documentation); with three axes there are larger ones too.
 SLICES: dict[int, dict[int, tuple[int, ...]]] = {
     2: {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16), 256: (16, 16)},
     3: {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4)},
 }
-LONGEST = 28  # chips along an axis of v5p's pod, 16 x 20 x 28
+LONGEST = 28  # chips along the longest axis of v5p's pod, 16 x 20 x 28
 
 
 class Gpu(NamedTuple):
-    """What the compiler asks about an NVIDIA chip (CUDA programming guide, table "Technical specifications"; whitepapers)."""
+    """Facts on an NVIDIA chip for the compiler (CUDA programming guide, "Technical specifications"; whitepapers)."""
 
     capability: tuple[int, int]
     multiprocessors: int
     l2_bytes: int
     clock_ghz: float
-    shared_bytes: int  # of a multiprocessor; a block may ask for 1 KiB less
+    shared_bytes: int  # per multiprocessor; a block may request 1 KiB less
     name: str  # jax's device_kind
 
 
@@ -42,7 +42,7 @@ EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)), "gpu": ("plan-cuda", ("jax_plugins.x
 
 
 def compiler_platform(machine: Machine) -> str:
-    """tpu | gpu | cpu, as jax names backends. BadInput for a chip that no compiler is known to take without having it."""
+    """tpu | gpu | cpu, as jax names backends. BadInput for a chip that no compiler takes without a device."""
     name = machine.chip.name
     known = {name: "tpu" for name in TPUS} | {name: "gpu" for name in GPUS} | {"CPU": "cpu"}
     if name not in known:
@@ -54,7 +54,7 @@ def compiler_platform(machine: Machine) -> str:
 
 
 def check_installed(machine: Machine) -> None:
-    """BadInput, with what to install, where the machine's compiler isn't here."""
+    """Raise BadInput, with the install command, where the machine's compiler isn't installed."""
     if compiler_platform(machine) == "cpu":
         return
     extra, modules = EXTRAS[compiler_platform(machine)]
@@ -73,18 +73,18 @@ def _is_installed(module: str) -> bool:
 
 
 def count_slices(machine: Machine, devices: int) -> int:
-    """How few of the machine's largest slices hold so many devices; 1 for what is no TPU."""
+    """Least number of slices that hold so many devices; 1 for machines other than TPUs."""
     return -(-devices // machine.devices_per_node) if compiler_platform(machine) == "tpu" else 1
 
 
 def slice_shape(machine: Machine, devices: int) -> tuple[int, ...]:
-    """Chips along each axis of a TPU slice. BadInput where none has so many; nearest named."""
+    """Chips along each axis of a TPU slice. BadInput, with the nearest sizes, where no slice has so many."""
     axes = 2 if TPUS[machine.chip.name] in FLAT else 3
     known = SLICES[axes]
     if axes == 3 and devices > max(known):
-        found = _least_stretched_cuboid(devices)
-        if found:
-            return found
+        cuboid = _least_stretched_cuboid(devices)
+        if cuboid:
+            return cuboid
         sizes = [n for n in range(64, machine.devices_per_node + 1, 64) if _least_stretched_cuboid(n)]
     else:
         sizes = list(known)
@@ -97,14 +97,14 @@ def slice_shape(machine: Machine, devices: int) -> tuple[int, ...]:
 
 
 def _least_stretched_cuboid(chips: int) -> tuple[int, int, int] | None:
-    """The least stretched cuboid of so many chips whose sides are multiples of four."""
+    """The cuboid of so many chips nearest to a cube, with sides that are multiples of four; None if there is none."""
     sides = range(4, LONGEST + 1, 4)
     all_ = [(a, b, chips // (a * b)) for a in sides for b in sides if b >= a and chips % (a * b) == 0]
     return min((s for s in all_ if s[2] in sides and s[2] >= s[1]), key=sum, default=None)
 
 
 def make_absent_devices(machine: Machine, count: int, slices: int) -> tuple[list[Any], str]:
-    """`count` devices that no one here owns (for cpu: fake ones of this process), and their topology in words."""
+    """`count` absent devices (for cpu: fake ones of this process), and their topology in words."""
     import jax
     from jax.experimental import topologies
 
@@ -114,10 +114,10 @@ def make_absent_devices(machine: Machine, count: int, slices: int) -> tuple[list
     if kind == "gpu":
         across = math.gcd(count, machine.devices_per_node)
         nodes = count // across
-        found = topologies.get_topology_desc(
+        topology = topologies.get_topology_desc(
             "scalelab", "cuda", topology=f"{nodes}x1x{across}", target_config=gpu_target_config(machine)
-        ).devices
-        return found, f"{machine.chip.name}, {nodes} x {across}"
+        )
+        return topology.devices, f"{machine.chip.name}, {nodes} x {across}"
     if count % slices:
         raise BadInput(f"--compile: {count} devices are not {slices} equal slices; nearest: {count // slices * slices}")
     shape = slice_shape(machine, count // slices)
@@ -125,14 +125,14 @@ def make_absent_devices(machine: Machine, count: int, slices: int) -> tuple[list
     options: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
     if count // slices == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
-    if name.startswith("v4"):  # else each chip's two cores are devices of their own; v5p joins them by itself
+    if name.startswith("v4"):  # else a chip's two cores would be two devices; v5p joins them by default
         options["chip_config_name"] = "megacore"
-    found = topologies.get_topology_desc(name, "tpu", **options).devices
-    return found, name + f" x {slices} slices" * (slices > 1)
+    topology = topologies.get_topology_desc(name, "tpu", **options)
+    return topology.devices, name + f" x {slices} slices" * (slices > 1)
 
 
 def gpu_target_config(machine: Machine) -> str:
-    """The machine's chip as XLA's text proto `GpuTargetConfigProto` (openxla/xla, stream_executor/device_description.proto)."""
+    """The chip as text proto `GpuTargetConfigProto` (openxla/xla, stream_executor/device_description.proto)."""
     gpu, chip = GPUS[machine.chip.name], machine.chip
     major, minor = gpu.capability
     return f"""

@@ -1,4 +1,4 @@
-"""What the process that compiles ahead of time does: `compile.py` starts it, asks on its standard input, reads a file."""
+"""The child process that compiles ahead of time: `compile.py` writes a request to its standard input and reads a file."""
 
 import contextlib
 import dataclasses
@@ -26,36 +26,38 @@ from scalelab.sharding import BATCH_AXES, trace_for_platform
 from scalelab.train.step import state as state_lib
 from scalelab.train.step.step import many_steps
 
-LEAST_EFFORT: Any = {"exec_time_optimization_effort": -1.0}  # of libtpu: a seventh of the time, and memory 2 % off
+LEAST_EFFORT: Any = {"exec_time_optimization_effort": -1.0}  # libtpu's: a seventh of the time, memory within 2 %
 
 
 def answer_request() -> None:
-    """Read a request from standard input, compile, write `Compiled`'s fields, or `refused`, to the file it names."""
-    asked = json.load(sys.stdin)
-    user_code.apply_permissions(asked["permissions"])
-    said = asked["static"]
-    static = Static(
-        **said | {
-            "model": ModelShape(**said["model"]), "optim": Optim(**said["optim"] | {key: tuple(said["optim"][key]) for key in ("own", "unset")}), "layout": Layout(**said["layout"]),
-            "batch_ramp": tuple(said["batch_ramp"]),
-        }
-    )  # fmt: skip
-    machine = Machine(**asked["machine"] | {"chip": Chip(**asked["machine"]["chip"])})
+    """Read a request from standard input, compile, write `CompiledMemory`'s fields, or `refused`, to the file it names."""
+    request = json.load(sys.stdin)
+    user_code.apply_permissions(request["permissions"])
+    facts = request["static"]
+    options = facts["optim"] | {key: tuple(facts["optim"][key]) for key in ("own", "unset")}
+    records = {
+        "model": ModelShape(**facts["model"]),
+        "optim": Optim(**options),
+        "layout": Layout(**facts["layout"]),
+        "batch_ramp": tuple(facts["batch_ramp"]),
+    }
+    static = Static(**facts | records)
+    machine = Machine(**request["machine"] | {"chip": Chip(**request["machine"]["chip"])})
     try:
-        found = measure_compiled(static, machine, asked["slices"], asked["steps"])
+        answer = measure_compiled(static, machine, request["slices"], request["steps"])
     except BadInput as refused:
-        found = {"refused": str(refused)}
-    pathlib.Path(asked["out"]).write_text(json.dumps(found))
+        answer = {"refused": str(refused)}
+    pathlib.Path(request["out"]).write_text(json.dumps(answer))
 
 
 def measure_compiled(static: Static, machine: Machine, slices: int, steps: int) -> dict[str, Any]:
-    """`Compiled`'s fields, from the compiler in this process."""
+    """`CompiledMemory`'s fields, from the compiler in this process."""
     platform = absent_devices.compiler_platform(machine)
     devices, where = absent_devices.make_absent_devices(machine, static.layout.devices, slices)
     with trace_for_platform(platform):
         static, notes = _without_cudnn(static)
         arguments, mesh = _step_arguments(static, devices, steps)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
             lowered = jax.jit(functools.partial(many_steps, static), donate_argnums=0).lower(*arguments)
         oom, memory = None, None
@@ -65,7 +67,7 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int) 
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             oom = str(error)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     names = ("argument", "temp", "output", "alias")
     sizes = {f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") if memory else 0 for name in names}
     peak = memory.peak_memory_in_bytes if memory else 0
@@ -83,16 +85,16 @@ def measure_compiled(static: Static, machine: Machine, slices: int, steps: int) 
 
 
 def _without_cudnn(static: Static) -> tuple[Static, list[str]]:
-    """cuDNN's attention is a library's, which can't be asked without a device: ours in blocks holds the same, and O in fp32."""
-    how = step_kernel(static)
-    if how != "cudnn":
-        return static, [f"attention: {how}"]
+    """Replace cuDNN's attention, which needs a device, by blockwise: it holds the same arrays, with O in fp32."""
+    kernel = step_kernel(static)
+    if kernel != "cudnn":
+        return static, [f"attention: {kernel}"]
     instead = dataclasses.replace(static, model=dataclasses.replace(static.model, attention="blockwise"))
     return instead, ["attention: blockwise in place of cudnn, which needs a device"]
 
 
 def _step_arguments(static: Static, devices: list[Any], steps: int) -> tuple[tuple[Any, ...], jax.sharding.Mesh | None]:
-    """Shapes and shardings of what `many_steps` takes, and the mesh where there is one."""
+    """Shapes and shardings of the arguments of `many_steps`, and the mesh if there is one."""
     size = (steps, static.global_batch, static.model.seq_len + 1)
     kinds = {"seed": jnp.uint32, "separator": jnp.int32}
     names = [key.split(".")[1] for key in hparam_keys()]

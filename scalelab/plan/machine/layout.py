@@ -1,4 +1,4 @@
-"""The mesh to plan for: what the user says, else the config's, else one that is chosen and said."""
+"""The mesh to plan for: the user's, else the config's, else one chosen here and named in a note."""
 
 import dataclasses
 import math
@@ -11,30 +11,33 @@ from scalelab.errors import BadInput, nearest_hint
 from scalelab.parallel import mesh as mesh_lib
 from scalelab.parallel import rules
 
-SHORTEST = 2048  # tokens of a part of a sequence, of a mesh that is chosen: shorter ones wait for the ring of attention
+SHORTEST = 2048  # tokens in a part of a sequence of a chosen mesh: shorter parts would wait for the ring of attention
 LAYOUT_KEYS = tuple(field.name for field in dataclasses.fields(Layout))
 
 
 def parse_mesh(mesh: str | Mapping[str, Any] | Layout) -> dict[str, Any]:
-    """ "fsdp=8,tensor=8,sequence=true", or a mapping -> {"fsdp": 8, "tensor": 8, "sequence": True}. BadInput for what is no key of `parallel`."""
+    """Parse "fsdp=8,tensor=8,sequence=true", or a mapping, to {"fsdp": 8, "tensor": 8, "sequence": True}.
+
+    BadInput for a key that is not in `parallel`.
+    """
     if isinstance(mesh, Layout):
         return dataclasses.asdict(mesh)
     return {key: _value(mesh, key, value) for key, value in (_pairs(mesh) if isinstance(mesh, str) else mesh).items()}
 
 
 def _pairs(text: str) -> dict[str, Any]:
-    """Whole numbers and truth values as such, other words as they are."""
-    found: dict[str, Any] = {}
+    """Parse whole numbers and truth values; leave other words as they are."""
+    options: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, word = part.partition("=")
         number = int(word) if word.removeprefix("-").isdigit() else word
-        found[key] = {"true": True, "false": False}.get(word, number)
-    return found
+        options[key] = {"true": True, "false": False}.get(word, number)
+    return options
 
 
 def _value(mesh: Any, key: str, value: Any) -> Any:
     if key not in LAYOUT_KEYS:
-        raise BadInput(f"--mesh={mesh}: {key!r} is no axis or option of `parallel`{nearest_hint(key, LAYOUT_KEYS)}")
+        raise BadInput(f"--mesh={mesh}: {key!r} is not an axis or option of `parallel`{nearest_hint(key, LAYOUT_KEYS)}")
     if key == "schedule":
         return value
     if key == "sequence":
@@ -42,33 +45,33 @@ def _value(mesh: Any, key: str, value: Any) -> Any:
             raise BadInput(f"--mesh={mesh}: sequence={value!r} is not true or false")
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise BadInput(f"--mesh={mesh}: {key}={value!r} is no whole number")
+        raise BadInput(f"--mesh={mesh}: {key}={value!r} is not a whole number")
     return int(value)
 
 
 def apply_mesh(
     static: Static, devices: int | None = None, mesh: str | Mapping[str, Any] | Layout | None = None
 ) -> tuple[Static, list[str]]:
-    """`static` on a mesh of `devices` (None: as many as the mesh has), and what was chosen or would be refused by the trainer.
+    """`static` on a mesh of `devices` (None: as many as the mesh has), and notes on a chosen mesh or a trainer's refusal.
 
-    Without `mesh` the config's `parallel`; where that is one device and there are more, they go to `fsdp` as far as width and
-    batch can be divided, then to `tensor` as far as heads can, then to `context` as far as parts of a sequence stay long, the
-    rest to `data`. BadInput for sizes that don't make up the devices, and for options that no mesh has.
+    Default `mesh`: the config's `parallel`. If that is one device and there are more, they go to `fsdp` as far as width
+    and batch divide, then to `tensor` as far as heads divide, then to `context` as far as parts of a sequence stay
+    long, the rest to `data`. BadInput for sizes that don't multiply to the devices, and for options that no mesh has.
     """
-    said: list[str] = []
+    notes: list[str] = []
     layout = static.layout
     if mesh is not None:
         layout = dataclasses.replace(layout, **dict.fromkeys(mesh_lib.MESH_AXES, 1) | parse_mesh(mesh))
         if devices is None and -1 in dataclasses.astuple(layout):
             raise BadInput(f"--mesh={mesh}: -1 is the rest of the devices; say how many there are, e.g. --devices=8")
     if devices is not None and devices < 1:
-        raise BadInput(f"--devices={devices} is no number of devices; 1 or more")
+        raise BadInput(f"--devices={devices} is not a number of devices; 1 or more")
     sizes = [getattr(layout, axis) for axis in mesh_lib.MESH_AXES]
     if devices is None:
         devices = math.prod(size for size in sizes if size > 0)
     if mesh is None and layout.devices == 1 < devices:
-        layout, words = _choose_layout(static, layout, devices)
-        said.append(words)
+        layout, note = _choose_layout(static, layout, devices)
+        notes.append(note)
     elif layout.devices == 1 < devices:
         raise BadInput(
             f"--mesh={mesh} is a mesh of one, and there are {devices} devices; nearest: --mesh=fsdp={devices}"
@@ -77,7 +80,7 @@ def apply_mesh(
     rules.check_layout_options(layout)
     model = dataclasses.replace(static.model, sequence_parallel=layout.sequence and layout.tensor != 1)
     static = dataclasses.replace(static, model=model, layout=layout)
-    return static, said + layout_refusals(static)
+    return static, notes + layout_refusals(static)
 
 
 def _choose_layout(static: Static, layout: Layout, devices: int) -> tuple[Layout, str]:
@@ -87,12 +90,12 @@ def _choose_layout(static: Static, layout: Layout, devices: int) -> tuple[Layout
     context = math.gcd(devices // (fsdp * tensor), max(1, shape.seq_len // SHORTEST))
     data = devices // (fsdp * tensor * context)
     sizes: dict[str, Any] = {"data": data, "fsdp": fsdp, "tensor": tensor, "context": context}
-    said = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
-    return dataclasses.replace(layout, **sizes), f"mesh: {said}, chosen as the config has none"
+    product = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+    return dataclasses.replace(layout, **sizes), f"mesh: {product}, chosen as the config has none"
 
 
 def layout_refusals(static: Static) -> list[str]:
-    """Why the trainer would refuse this layout, in its own words: one line, or none."""
+    """The trainer's reason to refuse this layout: one line, or none."""
     try:
         rules.check_layout(static, static.layout)
     except BadInput as why:

@@ -1,6 +1,6 @@
-"""Machines to plan for: a chip of `hardware.CHIPS`, how many of them share fast links, and the network beyond.
+"""Machines to plan for: a chip of `hardware.CHIPS`, the number of chips on fast links, and the network beyond.
 
-Prices stand nowhere here: they are the user's to state. A network that is our assumption says so in `source`.
+Prices are not listed: the user states them. `source` says where a network is our assumption.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from scalelab.hardware.measured import measured_copy_bytes_per_s, measured_matmu
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Devices of one chip. `devices_per_node`: how many the fast links join; of TPUs the chips of the largest slice.
+    """Devices of one chip. `devices_per_node`: devices joined by fast links; for TPUs the chips of the largest slice.
 
-    `node_bytes_per_s`: network between nodes (TPUs: between slices), a device's share, one direction. `price_per_hour`: of a
-    device, in the user's money; None: not stated.
+    `node_bytes_per_s`: a device's share of the network between nodes (TPUs: between slices), one direction.
+    `price_per_hour`: of a device, in the user's currency; None: not stated.
     """
 
     chip: Chip
@@ -36,7 +36,7 @@ ASSUMED_SOURCE = "NVIDIA names no node of these: {} that share {} Gb/s are our a
 
 
 def _assumed_machine(chip: str, devices: int, gbits: int) -> tuple[str, int, float, str]:
-    """A row of `KNOWN_MACHINES` for a chip of which NVIDIA names no node."""
+    """A row of `KNOWN_MACHINES` for a chip without a reference node of NVIDIA."""
     return chip, devices, gbits / devices, ASSUMED_SOURCE.format(devices, gbits)
 
 
@@ -71,15 +71,16 @@ CHIP_FIELDS = ("name", "flops", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_
 NODE_FIELDS = ("devices_per_node", "node_bytes_per_s", "price_per_hour", "source")
 MACHINE_FILE_HELP = (
     'your own: FILE.json with name, flops (FLOP/s by precision: {"bfloat16": 1e15, "float32": …}), hbm_bytes, '
-    "hbm_bytes_per_s, link_bytes_per_s (one link, one direction), links, devices_per_node, node_bytes_per_s (network, a device) "
+    "hbm_bytes_per_s, link_bytes_per_s (one link, one direction), links, devices_per_node, "
+    "node_bytes_per_s (network, a device) "
     "and, if you like, price_per_hour and source; or with base (a known name) and what differs from it"
 )
 
 
 def load_machine(name: str) -> Machine:
-    """A machine by its short name ("h100"), its chip's name, jax's `device_kind`, or a JSON file that describes it (`MACHINE_FILE_HELP`).
+    """A machine by its short name ("h100"), chip's name, jax's `device_kind`, or a JSON file (`MACHINE_FILE_HELP`).
 
-    "cpu" is this one, measured. BadInput for any other name, and for a file that lacks a field or has one too many.
+    "cpu" is this host, measured. BadInput for any other name, and for a file with a missing or unknown field.
     """
     if name.endswith(".json"):
         return _read_machine_file(pathlib.Path(name))
@@ -87,9 +88,9 @@ def load_machine(name: str) -> Machine:
 
 
 def _known_machine(name: str) -> Machine:
-    plain, found = _plain_name(name), chips.find_chip(name)
+    plain, known_chip = _plain_name(name), chips.find_chip(name)
     for short, (chip, devices, gbits, source) in KNOWN_MACHINES.items():
-        if plain in (_plain_name(short), _plain_name(chip)) or (found and found.name == chip):
+        if plain in (_plain_name(short), _plain_name(chip)) or (known_chip and known_chip.name == chip):
             return Machine(_chips_by_name()[chip], devices, gbits * 1e9 / 8, None, source)
     raise BadInput(f"--hardware={name}: no such machine; known: {', '.join(KNOWN_MACHINES)}, cpu; {MACHINE_FILE_HELP}")
 
@@ -114,24 +115,24 @@ def this_cpu() -> Machine:
 
 def _read_machine_file(path: pathlib.Path) -> Machine:
     try:
-        said = json.loads(path.read_text())
+        stated = json.loads(path.read_text())
     except OSError as error:
         raise BadInput(f"--hardware={path}: {error.strerror}") from None
     except ValueError as error:
-        raise BadInput(f"--hardware={path} is no JSON: {error}") from None
-    if not isinstance(said, dict):
-        raise BadInput(f"--hardware={path} holds no JSON object; {MACHINE_FILE_HELP}")
+        raise BadInput(f"--hardware={path} is not JSON: {error}") from None
+    if not isinstance(stated, dict):
+        raise BadInput(f"--hardware={path} does not hold a JSON object; {MACHINE_FILE_HELP}")
     fields: dict[str, Any] = {"links": 1, "price_per_hour": None, "source": str(path)}
-    if "base" in said:
-        base = _known_machine(str(said.pop("base")))
+    if "base" in stated:
+        base = _known_machine(str(stated.pop("base")))
         fields |= {key: getattr(base.chip, key) for key in CHIP_FIELDS} | {
             key: getattr(base, key) for key in NODE_FIELDS
         }
         fields["source"] = f"{path}, from {base.chip.name}: {base.source}"
-    for key in said:
+    for key in stated:
         if key not in CHIP_FIELDS + NODE_FIELDS:
-            raise BadInput(f"--hardware={path}: {key!r} is no field{nearest_hint(key, CHIP_FIELDS + NODE_FIELDS)}")
-    fields |= said
+            raise BadInput(f"--hardware={path}: {key!r} is not a field{nearest_hint(key, CHIP_FIELDS + NODE_FIELDS)}")
+    fields |= stated
     missing = [key for key in CHIP_FIELDS + NODE_FIELDS if key not in fields]
     if missing:
         raise BadInput(f"--hardware={path} lacks {', '.join(missing)}; {MACHINE_FILE_HELP}")
@@ -151,7 +152,7 @@ PRECISIONS = ("float32", "tensorfloat32", "bfloat16", "float16", "float8")
 
 
 def _check_fields(path: pathlib.Path, fields: dict[str, Any]) -> None:
-    """BadInput for what is no positive number, and for precisions that no policy multiplies in."""
+    """Raise BadInput for values that are not positive numbers, and for precisions that no policy multiplies in."""
     flops = fields["flops"]
     if not isinstance(flops, dict) or not flops:
         raise BadInput(f'--hardware={path}: flops={flops!r} is not FLOP/s by precision, e.g. {{"bfloat16": 1e15}}')

@@ -1,8 +1,8 @@
-"""The effective batch in tokens, and where it stands against critical batch sizes: the user's own and published ones.
+"""The effective batch in tokens against critical batch sizes: the user's own and published ones.
 
-Beyond a critical batch more devices save ever fewer steps. Two definitions are in use. McCandlish et al. 2018: to reach a
-loss with batches of B tokens takes D_min (1 + B / B_crit) tokens, so twice the least at B_crit. Zhang et al. 2024: the batch
-that takes 20 % more tokens than small ones, a fifth of the former where that hyperbola holds.
+Beyond a critical batch more devices save fewer and fewer steps. Two definitions are in use. McCandlish et al. 2018: a
+loss takes D_min (1 + B / B_crit) tokens with batches of B tokens, so twice the least at B_crit. Zhang et al. 2024: the
+batch that takes 20 % more tokens than small ones, a fifth of McCandlish's where that hyperbola holds.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ ZHANG_TOKENS = (1.7e9, 24.6e9)  # tokens seen by their runs, of 85 M to 1.2 B pa
 
 @dataclasses.dataclass(frozen=True)
 class CriticalBatch:
-    """A critical batch size. `extra_tokens`: how many more tokens this batch takes than small ones to the same loss, as a share."""
+    """A critical batch size. `extra_tokens`: share of tokens that this batch needs beyond small ones for equal loss."""
 
     name: str  # yours | kaplan | zhang
     tokens: float
@@ -27,7 +27,7 @@ class CriticalBatch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
-    """What a step reads. sequences = rows_per_device x micro-batches of a pipeline x accumulate x data_parallel."""
+    """The batch of a step. sequences = rows_per_device x micro-batches of a pipeline x accumulate x data_parallel."""
 
     rows_per_device: float  # sequences that a device works on at once
     microbatches: int  # of a pipeline
@@ -35,7 +35,7 @@ class BatchPlan:
     data_parallel: int  # data x fsdp
     sequences: int
     tokens: int
-    first_tokens: int  # of step 0: smaller where the batch is warmed up
+    first_tokens: int  # of step 0: smaller with a batch warm-up
     critical: tuple[CriticalBatch, ...]
     notes: tuple[str, ...]
 
@@ -43,15 +43,15 @@ class BatchPlan:
 def kaplan_critical_batch(loss: float) -> float:
     """Critical batch in tokens at a loss in nats a token (Kaplan et al. 2020, equation 5.3 and Table 6), in McCandlish's sense.
 
-    The loss is that of their tokenizer and WebText2; another tokenizer's nats are not comparable. It rises over a run.
+    The loss is on WebText2 with their tokenizer; nats of another tokenizer are not comparable. It rises over a run.
     """
     return 2.1e8 / loss ** (1 / 0.21)
 
 
 def kaplan_loss(parameters: float, tokens: float) -> float:
-    """Nats a token after `tokens` of a model of so many `kaplan_critical_batch` parameters, by their own L(N, D) (equation 1.5, table 2).
+    """Nats a token of a model of so many `kaplan` parameters after `tokens`, by L(N, D) (equation 1.5, table 2).
 
-    As in `laws/`, whose import alone would take longer than a plan.
+    Repeated here, since importing `laws/` alone would take longer than a plan.
     """
     return float(((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103)
 
@@ -68,39 +68,39 @@ def zhang_critical_batch(tokens: float) -> float:
 def plan_batch(
     static: Static, tokens: float | None = None, loss: float | None = None, critical_tokens: float | None = None
 ) -> BatchPlan:
-    """The batch of a resolved layout, against what is known: `tokens` of the run, its last `loss`, the user's own critical batch.
+    """The batch of a resolved layout against critical batches from the run's `tokens`, its last `loss`, or the user's own.
 
-    Without a loss Kaplan's law says one from the run's tokens. BadInput for one that is not above 0.
+    Without a loss, Kaplan's law gives one from the run's tokens. BadInput for a value that is not above 0.
     """
     for name, value in {"tokens": tokens, "loss": loss, "critical batch": critical_tokens}.items():
         if value is not None and not value > 0:
             raise BadInput(f"{name}={value} is not above 0; leave it out where it is not known")
     layout, size = static.layout, static.global_batch * static.model.seq_len
     parallel, microbatches = layout.data * layout.fsdp, layout.microbatches if layout.stage > 1 else 1
-    found, notes = [], []
+    critical_batches, notes = [], []
 
-    def stands(name: str, critical: float, at_critical: float, source: str) -> None:
-        found.append(CriticalBatch(name, critical, size / critical, at_critical * size / critical, source))
+    def add(name: str, critical: float, at_critical: float, source: str) -> None:
+        critical_batches.append(CriticalBatch(name, critical, size / critical, at_critical * size / critical, source))
 
     if critical_tokens is not None:
-        stands("yours", critical_tokens, 1.0, "as stated, in the sense of McCandlish et al. 2018")
+        add("yours", critical_tokens, 1.0, "as stated, in the sense of McCandlish et al. 2018")
     if loss is not None:
-        stands(
+        add(
             "kaplan",
             kaplan_critical_batch(loss),
             1.0,
             f"Kaplan et al. 2020 at {loss:g} nats a token, if they are WebText2's",
         )
     elif tokens is not None:
-        theirs = kaplan_loss(count.count_parameters(static.model)["kaplan"], tokens)
-        stands(
+        kaplan_end_loss = kaplan_loss(count.count_parameters(static.model)["kaplan"], tokens)
+        add(
             "kaplan",
-            kaplan_critical_batch(theirs),
+            kaplan_critical_batch(kaplan_end_loss),
             1.0,
-            f"Kaplan et al. 2020 at the {theirs:.3f} nats that their L(N, D) ends this run with",
+            f"Kaplan et al. 2020 at the {kaplan_end_loss:.3f} nats that their L(N, D) ends this run with",
         )
     if tokens is not None:
-        stands(
+        add(
             "zhang",
             zhang_critical_batch(tokens),
             0.2,
@@ -110,9 +110,9 @@ def plan_batch(
             notes.append(
                 f"{tokens:.3g} tokens are beyond Zhang's runs ({ZHANG_TOKENS[0]:.2g} to {ZHANG_TOKENS[1]:.3g})"
             )
-    if not found:
+    if not critical_batches:
         notes.append("no critical batch is known: it takes the run's tokens, its loss, or a measured one")
-    taken = static.accumulate - len(static.batch_ramp)
+    first_micro_batches = static.accumulate - len(static.batch_ramp)
     return BatchPlan(
         rows_per_device=static.global_batch / (static.accumulate * parallel * microbatches),
         microbatches=microbatches,
@@ -120,7 +120,7 @@ def plan_batch(
         data_parallel=parallel,
         sequences=static.global_batch,
         tokens=size,
-        first_tokens=size * taken // static.accumulate,
-        critical=tuple(found),
+        first_tokens=size * first_micro_batches // static.accumulate,
+        critical=tuple(critical_batches),
         notes=tuple(notes),
     )

@@ -1,4 +1,4 @@
-"""What a save costs: the bytes that `train/checkpoints/checkpoint.py` writes, how long until they are committed, how long the step waits."""
+"""Cost of a save by `train/checkpoints`: its bytes, the time until they are committed, and the time the step waits."""
 
 import dataclasses
 import math
@@ -10,25 +10,25 @@ from scalelab.config import Static
 from scalelab.plan.machine.machine import Machine
 from scalelab.train.step import state as state_lib
 
-# Of a node, to a storage that all share. Llama 3 (Meta 2024, section 3.3.1) states 2 TB/s sustained; on its 2,048 nodes, about this.
+# A node's rate to shared storage: about Llama 3's (Meta 2024, section 3.3.1), 2 TB/s sustained over its 2,048 nodes.
 NODE_WRITE_BYTES_PER_S = 1e9
-HOST_DEVICES = 8  # that share a host where fast links join more (a slice of TPUs); an assumption
-# From a device to its host: PCIe 4.0 x16 (32 GB/s) less its overhead. An assumption; newer hosts have twice as much.
+HOST_DEVICES = 8  # devices of a host where fast links join more (a slice of TPUs); an assumption
+# From a device to its host: PCIe 4.0 x16 (32 GB/s) minus its overhead. An assumption; newer hosts have twice as much.
 HOST_BYTES_PER_S = 25e9
-# The first process reads every file back and hashes it, on up to 8 threads of about 1.3 GB/s (SHA-256 with the CPU's instructions).
+# The first process reads and hashes every file, on up to 8 threads of about 1.3 GB/s (SHA-256 with CPU instructions).
 HASH_BYTES_PER_S = 8 * 1.3e9
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveCost:
-    """One checkpoint. Its first `blocked_s` hold the step up; after `seconds` it is committed and a restart finds it.
+    """One checkpoint. The step waits for the first `blocked_s`; after `seconds` it is committed, so a restart finds it.
 
-    `restore_s`: of reading it back, while the first process hashes all of it again.
+    `restore_s`: time to read it back, while the first process hashes all of it again.
     """
 
     parts: dict[str, int]  # bytes of params, opt_state, ema, precision, over all devices
-    bytes: int  # their sum, and a few counters
-    device_bytes: int  # of these, what the device that writes most writes
+    bytes: int  # their sum and a few counters
+    device_bytes: int  # bytes written by the device that writes most
     seconds: float
     blocked_s: float
     restore_s: float
@@ -39,18 +39,18 @@ class SaveCost:
 def estimate_save(
     static: Static, machine: Machine, write_bytes_per_s: float | None = None, asynchronous: bool = True
 ) -> SaveCost:
-    """What one save of a run with this resolved layout writes, and how long it takes.
+    """Bytes and time of one save of a run with this resolved layout.
 
-    Every array is written once, whatever holds copies of it: Orbax splits a copied shard among those that hold it, where
-    one of its axes can be divided by their number. `write_bytes_per_s` is that of the storage, over all nodes; None: 1 GB/s
-    a node. Not `asynchronous`: the step waits for all of it, as in the models of Young and Daly.
+    Every array is written once, even if several devices hold it: Orbax splits a copied shard among its holders if their
+    number divides one of its axes. `write_bytes_per_s`: the storage's rate over all nodes; None: 1 GB/s a node. Not
+    `asynchronous`: the step waits for the whole save, as in the models of Young and Daly.
     """
     state, specs = state_lib.state_shapes(static), state_lib.state_specs(static)
     parts = {name: _tree_bytes(getattr(state, name)) for name in ("params", "opt_state", "ema", "precision")}
     parts = {name: size for name, size in parts.items() if size}
     total = _tree_bytes(state)
-    own = jax.tree.map(lambda leaf, spec: _written_bytes(leaf, spec, static), state, specs)
-    device_bytes = sum(jax.tree.leaves(own))
+    written = jax.tree.map(lambda leaf, spec: _written_bytes(leaf, spec, static), state, specs)
+    device_bytes = sum(jax.tree.leaves(written))
     nodes = math.ceil(static.layout.devices / min(machine.devices_per_node, HOST_DEVICES))
     rate = write_bytes_per_s or nodes * NODE_WRITE_BYTES_PER_S
     to_host, moved, hashed = device_bytes / HOST_BYTES_PER_S, total / rate, total / HASH_BYTES_PER_S
@@ -69,12 +69,12 @@ def _tree_bytes(tree: object) -> int:
 
 
 def _written_bytes(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec, static: Static) -> int:
-    """Bytes of an array that the device with the most of it writes."""
+    """Largest number of bytes of an array that one device writes."""
     split = [1] * len(leaf.shape)
     for axis, names in enumerate(spec):
         for name in (names,) if isinstance(names, str) else names or ():
             split[axis] *= getattr(static.layout, name)
-    # Uneven stages: the fullest has one layer more.
+    # With uneven stages the fullest has one layer more.
     shard = [math.ceil(size / parts) for size, parts in zip(leaf.shape, split, strict=True)]
     copies = static.layout.devices // math.prod(split)
     shares = copies if any(size % copies == 0 for size in shard) else 1

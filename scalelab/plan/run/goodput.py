@@ -1,8 +1,8 @@
-"""Checkpoints and failures: how often to save, and what share of the time is work that is kept.
+"""Checkpoints and failures: how often to save, and the share of time that becomes kept work.
 
-Failures come one by one at a constant rate (exponential gaps of mean M, `mtbf_s`), also while a restart is under way. C is
-what a save costs the step (`blocked_s`), tau the work between saves (`every_s`), R a restart, from the failure to the first
-new step. A save counts from its commit on, S seconds after its start: the same for a synchronous save, later for one in the
+Failures come at a constant rate (exponential gaps of mean M, `mtbf_s`), also during a restart. C is the time that a
+save stops the step (`blocked_s`), tau the work between saves (`every_s`), R a restart, from the failure to the first
+new step. A save counts from its commit on, S seconds after its start: S = C for a synchronous save, later in the
 background.
 """
 
@@ -19,34 +19,33 @@ from scalelab.plan.run.checkpoint import estimate_save
 # Llama 3 405B (Meta 2024, section 3.3.4): 419 unexpected interruptions of 16,384 H100 in 54 days.
 DEVICE_HOURS_PER_FAILURE = 16_384 * 54 * 24 / 419
 RESTART_S = 600.0  # 10 minutes, as in Daly's examples (2006, figures 3 to 5); an assumption, and often the largest loss
-# Failures of a simulated run at most: a longer one is simulated in its first part, where the share is the same.
-PERIODS = 300
+PERIODS = 300  # failures of a simulated run at most; of a longer one a part is simulated, whose share is the same
 RUNS = 200  # simulated runs
 
 
 @dataclasses.dataclass(frozen=True)
 class Goodput:
-    """Shares of the wall time that are kept work; low to high hold 90 % of the simulated runs."""
+    """Kept work as a share of the wall time; `low` to `high` hold 90 % of the simulated runs."""
 
     expected: float  # the closed form
     simulated: float  # mean of the runs
     low: float
     high: float
-    lost_work_s: float  # a failure, in the mean of the simulated ones
+    lost_work_s: float  # mean over simulated failures
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpointing:
-    """Saves of a run. `every_s` is what was planned with: Daly's interval, or a save's own time if that is longer, or the user's."""
+    """Saves of a run. `every_s`: the planned interval, the user's, else the longer of Daly's and a save's own time."""
 
     bytes: int
     parts: dict[str, int]
     device_bytes: int
     seconds: float  # from the start of a save to its commit
-    blocked_s: float  # of these, the step stands still
+    blocked_s: float  # the part of these in which the step waits
     mtbf_s: float
     restart_s: float  # from a failure to the next new step
-    restore_s: float  # of these, at least: reading and verifying a checkpoint
+    restore_s: float  # the least part of these, to read and verify a checkpoint
     young_s: float
     daly_s: float
     every_s: float
@@ -55,18 +54,18 @@ class Checkpointing:
     simulated: float
     goodput_low: float
     goodput_high: float
-    lost_work_s: float  # a failure, in the mean
+    lost_work_s: float  # mean over failures
     failures_per_day: float
     notes: tuple[str, ...]
 
 
 def young_interval(cost_s: float, mtbf_s: float) -> float:
-    """Work between saves that loses least, to first order: sqrt(2 C M) (Young 1974)."""
+    """Best work between saves in seconds, to first order: sqrt(2 C M) (Young 1974)."""
     return math.sqrt(2 * cost_s * mtbf_s) if cost_s else 0.0
 
 
 def daly_interval(cost_s: float, mtbf_s: float) -> float:
-    """The same to higher order, and M from C = 2 M on (Daly 2006, equation 37)."""
+    """Best work between saves in seconds, to higher order; M from C = 2 M on (Daly 2006, equation 37)."""
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = cost_s / (2 * mtbf_s)
@@ -74,27 +73,27 @@ def daly_interval(cost_s: float, mtbf_s: float) -> float:
 
 
 def job_mtbf(devices: int, device_hours_per_failure: float = DEVICE_HOURS_PER_FAILURE) -> float:
-    """Seconds between failures of a job that any one device's failure stops."""
+    """Seconds between failures of a job that stops when any device fails."""
     return device_hours_per_failure * 3600 / devices
 
 
 def expected_goodput(every_s: float, blocked_s: float, save_s: float, mtbf_s: float, restart_s: float) -> float:
-    """Kept work / wall time of a long run, exactly.
+    """Kept work / wall time of a long run, in closed form.
 
-    With a save that is committed when the step goes on (S = C) it is Daly's complete model: a wall time of
-    M exp(R/M) (exp((tau + C)/M) - 1) T/tau for T of work (2006, equation 20). In the background a save outlives the step's
-    stop by S - C, in which it may be lost: one more factor exp(-(S - C)/M).
+    For a save that is committed when the step continues (S = C) this is Daly's complete model: a wall time of
+    M exp(R/M) (exp((tau + C)/M) - 1) T/tau for T of work (2006, equation 20). A save in the background takes S - C
+    longer and may be lost in that time: one more factor exp(-(S - C)/M).
     """
     cycle_s, behind_s = every_s + blocked_s, save_s - blocked_s
     if math.isinf(mtbf_s):
         return every_s / cycle_s
     if cycle_s / mtbf_s > 700:
-        return 0.0  # beyond the range of floats: no save is ever reached
+        return 0.0  # beyond the range of floats: a save is never reached
     return every_s / mtbf_s * math.exp(-(restart_s + behind_s) / mtbf_s) / math.expm1(cycle_s / mtbf_s)
 
 
 def lost_work(every_s: float, blocked_s: float, save_s: float, mtbf_s: float) -> float:
-    """Work that a failure undoes, in the mean: what was done since the last restart, less what its committed saves hold."""
+    """Mean work that a failure undoes, in seconds: work since the last restart minus work in committed saves."""
     cycle_s, behind_s = every_s + blocked_s, save_s - blocked_s
     done_s = mtbf_s * math.expm1(-every_s / mtbf_s) / math.expm1(-cycle_s / mtbf_s)
     return done_s - every_s * math.exp(-(behind_s + cycle_s) / mtbf_s) / -math.expm1(-cycle_s / mtbf_s)
@@ -103,16 +102,16 @@ def lost_work(every_s: float, blocked_s: float, save_s: float, mtbf_s: float) ->
 def simulate_runs(
     work_s: float, every_s: float, blocked_s: float, save_s: float, mtbf_s: float, restart_s: float, seed: int = 0
 ) -> Goodput:
-    """`RUNS` runs of `work_s` seconds of work, failure by failure; the last save has to be committed, too.
+    """Simulate `RUNS` runs of `work_s` seconds of work, failure by failure, until the last save is committed.
 
-    Of a run with more than `PERIODS` failures a part is simulated. Where hardly a save or a restart ever comes through there
-    is nothing to simulate, and the closed form (nearly 0) stands for all.
+    Of a run with more than `PERIODS` failures only a part is simulated. Where saves or restarts almost never succeed,
+    nothing is simulated: the closed form (nearly 0) stands for all figures.
     """
     expected = expected_goodput(every_s, blocked_s, save_s, mtbf_s, restart_s)
     if math.isinf(mtbf_s):
         share = work_s / (work_s + math.ceil(work_s / every_s) * blocked_s + save_s - blocked_s)
         return Goodput(expected, share, share, share, 0.0)
-    # A failure and its restarts take M exp(R/M) in the mean, of which `expected` is kept.
+    # A failure and its restarts take M exp(R/M) on average, of which the share `expected` is kept.
     kept_s = expected * mtbf_s * math.exp(min(restart_s / mtbf_s, 700.0))
     part_s = min(work_s, max(every_s, PERIODS * kept_s))
     if restart_s > 5 * mtbf_s or part_s > 2 * PERIODS * kept_s:
@@ -122,7 +121,7 @@ def simulate_runs(
     while (busy := left > 0).any():
         up = random.exponential(mtbf_s, RUNS)
         saves = np.ceil(left / every_s)
-        end = left + (saves - 1) * blocked_s + save_s  # the last save's commit, if nothing fails before
+        end = left + (saves - 1) * blocked_s + save_s  # commit of the last save if nothing fails before
         failed = busy & (up < end)
         committed = np.clip(np.floor((up - save_s + blocked_s) / cycle_s), 0, saves - 1) * every_s
         cycles = np.floor(up / cycle_s)
@@ -136,7 +135,7 @@ def simulate_runs(
 
 
 def _restart_time(random: np.random.Generator, failed: np.ndarray, mtbf_s: float, restart_s: float) -> np.ndarray:
-    """Wall time until a restart came through: one that fails is begun anew."""
+    """Wall time until a restart succeeds; a failed one starts again."""
     wall, pending = np.zeros(RUNS), failed
     while pending.any():
         gap = random.exponential(mtbf_s, RUNS)
@@ -157,41 +156,42 @@ def plan_checkpointing(
     asynchronous: bool = True,
     seed: int = 0,
 ) -> Checkpointing:
-    """What saves of this run cost, how often to take them and what failures leave of `work_s` seconds of work.
+    """Cost of this run's saves, how often to save, and the goodput of `work_s` seconds of work under failures.
 
-    None: `mtbf_s` by Llama 3's rate a device, `write_bytes_per_s` (of all nodes) 1 GB/s a node, `every_s` Daly's interval, or
-    the time of a save if that is longer, as one has to be committed before the next begins. `step_s` turns it into steps.
-    BadInput for a number that is not above 0.
+    Defaults (None): `mtbf_s` by Llama 3's rate a device, `write_bytes_per_s` (of all nodes) 1 GB/s a node, `every_s`
+    Daly's interval, or a save's time if longer, as one save must be committed before the next. `step_s` converts it
+    into steps. BadInput for a number that is not above 0.
     """
-    given = {"mtbf_s": mtbf_s, "write_bytes_per_s": write_bytes_per_s, "every_s": every_s, "step_s": step_s}
-    for name, value in (given | {"work_s": work_s}).items():
+    options = {"mtbf_s": mtbf_s, "write_bytes_per_s": write_bytes_per_s, "every_s": every_s, "step_s": step_s}
+    for name, value in (options | {"work_s": work_s}).items():
         if value is not None and not 0 < value < math.inf:
             raise BadInput(f"{name}={value} is not finite and above 0; left out, a default is taken and said")
     if not 0 <= restart_s < math.inf:
-        raise BadInput(f"restart_s={restart_s} is no time in seconds; nearest: {RESTART_S:g}")
-    kept = estimate_save(static, machine, write_bytes_per_s, asynchronous)
-    notes = (*kept.notes, "saves go on in the background" if asynchronous else "the step waits for the whole save")
+        raise BadInput(f"restart_s={restart_s} is not a time in seconds; nearest: {RESTART_S:g}")
+    save = estimate_save(static, machine, write_bytes_per_s, asynchronous)
+    notes = (*save.notes, "saves go on in the background" if asynchronous else "the step waits for the whole save")
     if mtbf_s is None:
         mtbf_s = job_mtbf(static.layout.devices)
         notes += (
             f"a failure every {DEVICE_HOURS_PER_FAILURE:,.0f} device hours, as Llama 3's (419 in 54 days of 16,384)",
         )
-    if kept.restore_s > restart_s:
+    if save.restore_s > restart_s:
         notes += (
-            f"a restart takes no less than reading a checkpoint back: {kept.restore_s:,.3g} s instead of {restart_s:,.3g}",
+            "a restart takes no less than reading a checkpoint back: "
+            f"{save.restore_s:,.3g} s instead of {restart_s:,.3g}",
         )
-        restart_s = kept.restore_s
-    best = daly_interval(kept.blocked_s, mtbf_s)
+        restart_s = save.restore_s
+    best = daly_interval(save.blocked_s, mtbf_s)
     if every_s is None:
-        every_s = max(best, kept.seconds, step_s or 0.0)
+        every_s = max(best, save.seconds, step_s or 0.0)
         if every_s > best:
             notes += (
-                f"Daly's interval is shorter than {'a save' if every_s == kept.seconds else 'a step'}: planned with that",
+                f"Daly's interval is shorter than {'a save' if every_s == save.seconds else 'a step'}: planned with that",
             )
     steps = math.ceil(every_s / step_s) if step_s else None
-    found = simulate_runs(work_s, every_s, kept.blocked_s, kept.seconds, mtbf_s, restart_s, seed)
+    goodput = simulate_runs(work_s, every_s, save.blocked_s, save.seconds, mtbf_s, restart_s, seed)
     return Checkpointing(
-        kept.bytes, kept.parts, kept.device_bytes, kept.seconds, kept.blocked_s, mtbf_s, restart_s, kept.restore_s,
-        young_interval(kept.blocked_s, mtbf_s), best, every_s, steps, found.expected, found.simulated, found.low, found.high,
-        lost_work(every_s, kept.blocked_s, kept.seconds, mtbf_s), 86_400 / mtbf_s, notes,
+        save.bytes, save.parts, save.device_bytes, save.seconds, save.blocked_s, mtbf_s, restart_s, save.restore_s,
+        young_interval(save.blocked_s, mtbf_s), best, every_s, steps,
+        goodput.expected, goodput.simulated, goodput.low, goodput.high, lost_work(every_s, save.blocked_s, save.seconds, mtbf_s), 86_400 / mtbf_s, notes,
     )  # fmt: skip

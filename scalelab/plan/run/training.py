@@ -1,4 +1,4 @@
-"""A whole run from the time of its steps: days, device-hours and money."""
+"""Time and money of a whole run, from the time of its steps."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from scalelab.plan.step.time import StepTime
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A whole run: expected, and at the ends of the step's range. `cost`: in the money of the price; None without one."""
+    """A whole run: expected, and at the ends of the step's range. `cost`: in the price's currency; None without one."""
 
     tokens: float
     days: float
@@ -28,9 +28,9 @@ class Training:
 def estimate_training(
     static: Static, machine: Machine, steps: int, step: StepTime, price_per_hour: float | None = None
 ) -> Training:
-    """A run of `steps` steps, each as `step` says, without interruptions; `price_per_hour` of one device, else the machine's.
+    """Days, device-hours and cost of `steps` steps of time `step`, without interruptions.
 
-    Under a batch warm-up steps count as long as they have micro-batches.
+    `price_per_hour`: of one device (default: the machine's). Under a batch warm-up a step counts by its micro-batches.
     """
     full = _full_steps(static, steps)
     price = machine.price_per_hour if price_per_hour is None else price_per_hour

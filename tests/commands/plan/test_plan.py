@@ -51,7 +51,7 @@ def test_from_python_with_whatever_stands_for_a_config_and_a_mesh():
     sizes = {"fsdp": 2, "tensor": 2}
     for config, mesh in ((tiny.get_config(), sizes), (pathlib.Path("configs/tiny.py"), Layout(**sizes))):
         assert scalelab.plan.plan(config, "h100", 4, mesh).to_json() == overrides
-    with pytest.raises(BadInput, match="'fdsp' is no axis"):
+    with pytest.raises(BadInput, match="'fdsp' is not an axis"):
         scalelab.plan.plan("configs/tiny.py", "h100", 4, {"fdsp": 4})
 
 

@@ -1,4 +1,5 @@
-"""A TPU's share in products against published step times, passes of full precision, and what a send to the neighbour has."""
+"""A TPU's share in products against published step times, passes of full precision, and what a send to the neighbour
+has."""
 
 import dataclasses
 
@@ -17,7 +18,8 @@ from tests.tables import table_path
 
 
 def test_tables_name_every_chips_share():
-    """Published step times of four TPUs, solved for the share of the peak that fits them; MaxText's scale rule by its names."""
+    """Published step times of four TPUs, solved for the share of the peak that fits them; MaxText's scale rule by its
+    names."""
     rows = {
         row.machine.chip.name: row for row in tables.read_tables(table_path("step_times")).values()
     }  # the last of each chip
@@ -35,7 +37,8 @@ def test_maxtexts_scale_rule_gives_the_sizes_it_names(billions):
 
 @pytest.mark.parametrize(("precision", "passes"), [("fp32", 6), ("tf32", 3)])
 def test_full_precision_takes_a_tpu_more_passes(precision, passes):
-    """`fp32` asks jax for "highest", `tf32` for "tensorfloat32": six and three passes of bf16, so as much more time where FLOPs decide."""
+    """`fp32` asks jax for "highest", `tf32` for "tensorfloat32": six and three passes of bf16, so as much more time
+    where FLOPs decide."""
     tpu = load_machine("v5e")
     tpu = dataclasses.replace(tpu, chip=dataclasses.replace(tpu.chip, hbm_bytes_per_s=1e30))
     half, full = (
@@ -48,7 +51,8 @@ def test_full_precision_takes_a_tpu_more_passes(precision, passes):
 
 
 def test_a_send_to_the_neighbour_has_one_port():
-    """Keys and values round a ring over nodes: 50 GB/s, not the eight ports that a collective is spread over; one link of a torus."""
+    """Keys and values round a ring over nodes: 50 GB/s, not the eight ports that a collective is spread over; one link
+    of a torus."""
     h100, v5p = load_machine("h100"), load_machine("v5p")
     ring = Layout(context=16)
     assert links.bytes_per_s(ring, h100, "context") == 400e9

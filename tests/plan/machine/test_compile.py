@@ -32,7 +32,8 @@ def static(layout, **overrides):
 
 
 def argument_bytes(of):
-    """By hand: every array of the state cut as its spec says, a batch of rows, the scalars (4 bytes each, and two counters)."""
+    """By hand: every array of the state cut as its spec says, a batch of rows, the scalars (4 bytes each, and two
+    counters)."""
 
     def mine(leaf, spec):
         axes = [axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry)]
@@ -134,7 +135,8 @@ LARGE = {
 @pytest.mark.parametrize(("chip", "layout", "slices"), [("v5e", {"fsdp": 16}, 1), ("v4", {"fsdp": 8, "tensor": 2}, 1),
                                                         ("v5e", {"data": 2, "fsdp": 16}, 2)], ids=str)  # fmt: skip
 def test_tpu_slices_hold_twelve_bytes_a_parameter(chip, layout, slices):
-    """fp32 weights and two moments; libtpu pads less than 1 % at this size. The peak is what it says of its own buffers."""
+    """fp32 weights and two moments; libtpu pads less than 1 % at this size. The peak is what it says of its own
+    buffers."""
     of = static(layout, **LARGE)
     got = compile_step(of, load_machine(chip), slices)
     assert got.argument_bytes == pytest.approx(argument_bytes(of), rel=0.01)

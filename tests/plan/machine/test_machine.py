@@ -1,4 +1,5 @@
-"""Every chip of the table under a short name, networks against the makers' figures for whole systems, and descriptions of one's own."""
+"""Every chip of the table under a short name, networks against the makers' figures for whole systems, and descriptions
+of one's own."""
 
 import json
 
@@ -35,8 +36,8 @@ def test_every_chip_of_the_table_has_a_name():
 
 
 def test_networks_against_figures_of_whole_systems():
-    """DGX H100: eight ConnectX-7 of 400 Gb/s; DGX A100: eight of 200; v5e and v6e pods: 6.4 and 25.6 Tb/s, 9,216 chips of TPU7x at 100 Gb/s (Google); v5p: the
-    Scaling Book's 6.25e9 B/s a chip (part 5)."""
+    """DGX H100: eight ConnectX-7 of 400 Gb/s; DGX A100: eight of 200; v5e and v6e pods: 6.4 and 25.6 Tb/s, 9,216 chips
+    of TPU7x at 100 Gb/s (Google); v5p: the Scaling Book's 6.25e9 B/s a chip (part 5)."""
     for name, gbits in (("h100", 3200), ("h200", 3200), ("b200", 3200), ("a100", 1600), ("v100", 400)):
         found = load_machine(name)
         assert found.devices_per_node * found.node_bytes_per_s * 8 == pytest.approx(gbits * 1e9)
@@ -68,14 +69,14 @@ def test_ones_own_from_nothing_and_from_a_known_one(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps(MINE | {"hbm": 1}), "'hbm' is no field; did you mean 'hbm_bytes'"),
+        (json.dumps(MINE | {"hbm": 1}), "'hbm' is not a field; did you mean 'hbm_bytes'"),
         (json.dumps({k: v for k, v in MINE.items() if k != "flops"}), "lacks flops"),
         (json.dumps(MINE | {"flops": {"bf16": 1e15}}), "flops of 'bf16'"),
         (json.dumps(MINE | {"flops": 1e15}), "is not FLOP/s by precision"),
         (json.dumps(MINE | {"hbm_bytes": "80GB"}), "hbm_bytes='80GB' is not a number above 0"),
         (json.dumps(MINE | {"node_bytes_per_s": 0}), "node_bytes_per_s=0 is not a number above 0"),
         ("[1]", "holds no JSON object"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
     ],
 )
 def test_a_wrong_description_is_one_line(text, said, tmp_path):

@@ -1,4 +1,5 @@
-"""Checkpoints and failures against published intervals, closed forms, Llama 3's report and a checkpoint that is really written."""
+"""Checkpoints and failures against published intervals, closed forms, Llama 3's report and a checkpoint that is really
+written."""
 
 import dataclasses
 import math
@@ -28,7 +29,8 @@ def tiny(**values):
     return configs.static(configs.resolve(configs.override(tree, {k: str(v) for k, v in values.items()})))
 
 
-# C, M, and the interval in seconds as stated: Young's and Daly's for one case; Daly 2006, figures 3 to 5, in whole or tenths of minutes.
+# C, M, and the interval in seconds as stated: Young's and Daly's for one case; Daly 2006, figures 3 to 5, in whole or
+# tenths of minutes.
 @pytest.mark.parametrize(
     ("rule", "cost_s", "mtbf_s", "stated_s", "rounding_s"),
     [

@@ -46,8 +46,8 @@ def test_llama3_70b_as_the_scaling_book_serves_it():
 
 
 def test_sixteen_v5e_hold_it_in_bf16_and_eight_do_not():
-    """The same table: 8.75 chips of 16 GB, so a slice of 16. 116 GB are left there for 43 caches of 8k by its round figures;
-    of 16 GiB a chip, 133 GB for 49, less activations."""
+    """The same table: 8.75 chips of 16 GB, so a slice of 16. 116 GB are left there for 43 caches of 8k by its round
+    figures; of 16 GiB a chip, 133 GB for 49, less activations."""
     of = static("bf16", **LLAMA3_70B)
     eight, sixteen = (inference_memory(of, load_machine("v5e"), 1, 8192, tensor=n) for n in (8, 16))
     assert not eight.fits and eight.most_sequences == 0
