@@ -1,4 +1,4 @@
-"""Plans before a launch: parameters, FLOPs, memory, time, cost, checkpoints; budgets and sweeps; sources of each figure.
+"""Plans before a launch: parameters, FLOPs, memory, time, cost, checkpoints, budgets, sweeps; figures with sources.
 
 import scalelab.plan
 scalelab.plan.plan("configs/recipes/llama3_8b.py", "h100", devices=64, mesh="fsdp=8,tensor=8").memory.fits

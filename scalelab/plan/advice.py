@@ -1,6 +1,6 @@
-"""The cheapest change that makes a plan fit, or makes it faster: micro-batch, remat policy, ZeRO stage and mesh, by predicted time.
+"""Cheapest changes that make a plan fit, or faster, by predicted time: micro-batch, remat policy, ZeRO stage and mesh.
 
-What is computed stays: the same model, global batch and devices. Every layout that is looked at is one the trainer takes.
+Model, global batch and devices stay. Every advised layout is one that the trainer accepts.
 """
 
 import dataclasses
@@ -17,107 +17,120 @@ from scalelab.plan.memory.memory import Memory, step_memory
 from scalelab.plan.step.efficiency import Efficiency, default_efficiency
 from scalelab.plan.step.time import expected_s
 
-LONG, SHORT = 16_384, 2048  # tokens from which on more devices a sequence are worth a look; where nothing else fits
+LONG, SHORT = 16_384, 2048  # tokens from which sequences may be split further; SHORT only where nothing else fits
 MOST_TENSOR, MOST_STAGES = 16, 64
 WAVES = 4  # micro-batches a stage at most: (p - 1) / (4 p + p - 1) of a pipeline idle
-WORTH = 0.99  # of the plan's own time: what is faster than that is advice where the plan fits
-# What an estimate of the activations has to leave by remat policy, as a share of them; a way with less is counted, at most so many.
+WORTH = 0.99  # of the plan's own time: if the plan fits, only faster options are advice
+# Memory that an estimate of the activations must leave, as a share of them, by remat policy; below it they are counted
+# exactly, for at most COUNTED options.
 SPARE, COUNTED = {"none": 0.015, "dots": 0.03, "full": 0.07}, 2
 REMAT = ("none", "dots", "full")
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """One way. `changes`: config key -> value, as the command line takes them."""
+    """One option. `changes`: config key -> value, as on the command line."""
 
     changes: dict[str, Any]
     fits: bool
-    margin_bytes: int  # of the fullest device: what is left, or what is lacking where negative
+    margin_bytes: int  # of the fullest device: free memory, negative if it is exceeded
     total_bytes: int
-    exact: bool  # whether its saved activations were counted, or estimated (`saved.estimate`)
+    exact: bool  # whether saved activations were counted, or else estimated (`estimate_saved_activations`)
     step_s: float
-    of_plan: float  # its step time over the plan's own
-    notes: tuple[str, ...]  # what the trainer says of its layout
+    of_plan: float  # its step time over the plan's
+    notes: tuple[str, ...]  # the trainer's warnings on its layout
 
 
 def advise_changes(
     static: Static, machine: Machine, efficiency: Efficiency | None = None, most: int = 6
 ) -> tuple[Advice, ...]:
-    """At most `most` ways, the fastest first; of those that change the same things only the best.
+    """At most `most` options, fastest first, with the best one of each set of changed kinds.
 
-    Where the plan fits: ways that are faster, () if there are none. Where nothing fits: the ways that lack least. Of the
-    layouts a bounded part is looked at: tensor parallelism within a node, fsdp over all replicas, over those of a node or
-    as it is, all stages that divide the layers, more devices a sequence only from 16,384 tokens on, or where nothing else fits.
+    If the plan fits: faster options, or (). If nothing fits: the options that exceed memory by the least. The search
+    over layouts is bounded: tensor parallelism within a node; fsdp over all replicas, those of a node, or as in the
+    plan; all stages that divide the layers; more devices per sequence only from 16,384 tokens, or where nothing else
+    fits.
     """
     efficiency = efficiency or default_efficiency(machine)
-    own, own_s = step_memory(static, machine), expected_s(static, machine, efficiency)
-    looked_at = {
-        way: step_memory(way, machine, saved_activations.estimate_saved_activations)
-        for way in _candidate_configs(static, machine)
+    plan_memory, plan_s = step_memory(static, machine), expected_s(static, machine, efficiency)
+    memory_of = {
+        option: step_memory(option, machine, saved_activations.estimate_saved_activations)
+        for option in _candidate_configs(static, machine)
     }
-    if not own.fits and not any(needed.fits for way, needed in looked_at.items() if _trainer_verdict(way)[0]):
-        looked_at |= {
-            way: step_memory(way, machine, saved_activations.estimate_saved_activations)
-            for way in _candidate_configs(static, machine, SHORT)
+    if not plan_memory.fits and not any(
+        needed.fits for option, needed in memory_of.items() if _trainer_verdict(option)[0]
+    ):
+        memory_of |= {
+            option: step_memory(option, machine, saved_activations.estimate_saved_activations)
+            for option in _candidate_configs(static, machine, SHORT)
         }
     sized = dict.fromkeys(
-        size for way, needed in looked_at.items() if needed.fits for size in _micro_batch_sizes(way, needed)
+        size for option, needed in memory_of.items() if needed.fits for size in _micro_batch_sizes(option, needed)
     )
-    seconds = {way: expected_s(way, machine, efficiency) for way in sized}
+    seconds = {option: expected_s(option, machine, efficiency) for option in sized}
     best: dict[frozenset[str], Advice] = {}
     counted = 0
-    for way in sorted(seconds, key=lambda way: (seconds[way], len(_changed_keys(static, way)))):
-        if len(best) == most or (own.fits and seconds[way] > WORTH * own_s):
+    for option in sorted(seconds, key=lambda option: (seconds[option], len(_changed_keys(static, option)))):
+        if len(best) == most or (plan_memory.fits and seconds[option] > WORTH * plan_s):
             break
-        kinds = frozenset(map(_kind_of_change, _changed_keys(static, way)))
-        accepted, words = _trainer_verdict(way)
+        kinds = frozenset(map(_kind_of_change, _changed_keys(static, option)))
+        accepted, warnings = _trainer_verdict(option)
         if not kinds or kinds in best or not accepted:
             continue
         needed, exact = (
-            looked_at.get(way) or step_memory(way, machine, saved_activations.estimate_saved_activations),
-            way.layout.stage > 1,
+            memory_of.get(option) or step_memory(option, machine, saved_activations.estimate_saved_activations),
+            option.layout.stage > 1,
         )
-        spare = 0.0 if exact else SPARE[way.model.remat] * needed.components["activations"]
+        spare = 0.0 if exact else SPARE[option.model.remat] * needed.components["activations"]
         if 0 <= needed.margin_bytes < spare and counted < COUNTED:  # a count is a trace of the whole model
-            needed, exact, spare, counted = step_memory(way, machine), True, 0.0, counted + 1
+            needed, exact, spare, counted = step_memory(option, machine), True, 0.0, counted + 1
         if needed.margin_bytes >= spare:
-            best[kinds] = _make_advice(static, way, needed, exact, seconds[way], own_s, words)
+            best[kinds] = _make_advice(static, option, needed, exact, seconds[option], plan_s, warnings)
     return (
         tuple(best.values())
-        if best or own.fits
-        else _closest_to_fitting(static, looked_at, machine, efficiency, own_s, most)
+        if best or plan_memory.fits
+        else _closest_to_fitting(static, memory_of, machine, efficiency, plan_s, most)
     )
 
 
 def _make_advice(
-    static: Static, way: Static, needed: Memory, exact: bool, step_s: float, own_s: float, words: tuple[str, ...]
+    static: Static, option: Static, needed: Memory, exact: bool, step_s: float, plan_s: float, warnings: tuple[str, ...]
 ) -> Advice:
     return Advice(
-        _changed_keys(static, way), needed.fits, needed.margin_bytes, needed.total, exact, step_s, step_s / own_s, words
+        _changed_keys(static, option),
+        needed.fits,
+        needed.margin_bytes,
+        needed.total,
+        exact,
+        step_s,
+        step_s / plan_s,
+        warnings,
     )
 
 
 def _candidate_configs(static: Static, machine: Machine, long: int = LONG) -> Iterator[Static]:
-    """Layouts, ZeRO stages and remat policies to look at, each with one sequence a device at a time, and once as it is."""
+    """Layouts, ZeRO stages and remat policies to try, each as it is and with one sequence a device at a time."""
     seen = set()
-    own = static.layout
-    stages = [(dataclasses.replace(own, zero=zero)) for zero in range(own.zero + 1, 4) if own.fsdp > 1]
-    for layout in [own, *stages, *_candidate_layouts(static, machine, long)]:
+    layout_now = static.layout
+    stages = [
+        (dataclasses.replace(layout_now, zero=zero)) for zero in range(layout_now.zero + 1, 4) if layout_now.fsdp > 1
+    ]
+    for layout in [layout_now, *stages, *_candidate_layouts(static, machine, long)]:
         for remat in REMAT if layout.stage == 1 else [static.model.remat]:
             model = dataclasses.replace(
                 static.model, remat=remat, sequence_parallel=layout.sequence and layout.tensor > 1
             )
             changed = dataclasses.replace(static, model=model, layout=layout)
-            for way in (changed, _split_batch(changed, 1)):
-                # A plan may have parts of a sequence, the trainer none.
-                if way is not None and way not in seen and _rows_at_once(way):
-                    seen.add(way)
-                    yield way
+            for option in (changed, _split_batch(changed, 1)):
+                # A plan may have less than one sequence a device, the trainer may not.
+                if option is not None and option not in seen and _rows_at_once(option):
+                    seen.add(option)
+                    yield option
 
 
 def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[Layout]:
-    """Meshes of as many devices that divide what they have to."""
-    shape, own, n = static.model, static.layout, static.layout.devices
+    """Meshes of the plan's number of devices that divide the model and the batch."""
+    shape, layout_now, n = static.model, static.layout, static.layout.devices
     divided = math.gcd(shape.n_heads, shape.n_kv_heads, shape.d_ff, shape.vocab_size)
     for tensor in _divisors(n, min(machine.devices_per_node, MOST_TENSOR)):
         if divided % tensor:
@@ -128,16 +141,16 @@ def _candidate_layouts(static: Static, machine: Machine, long: int) -> Iterator[
                 if shape.n_layers % stage or static.global_batch % replicas:
                     continue
                 near = max(1, machine.devices_per_node // (tensor * context))
-                sizes = {replicas, math.gcd(replicas, near), math.gcd(replicas, own.fsdp)}
+                sizes = {replicas, math.gcd(replicas, near), math.gcd(replicas, layout_now.fsdp)}
                 for fsdp in sorted(size for size in sizes if shape.d_model % size == 0):
                     split = tensor > 1 and shape.seq_len % (context * tensor) == 0
                     yield Layout(replicas // fsdp, fsdp, tensor, context, stage, split)
 
 
 def _context_sizes(static: Static, devices: int, long: int) -> list[int]:
-    """Devices that may share a sequence."""
-    own = static.layout.context
-    sizes = {own} | ({own * 2, own * 4, own * 8} if static.model.seq_len // own >= long else set())
+    """Numbers of devices that may share a sequence."""
+    context = static.layout.context
+    sizes = {context} | ({context * 2, context * 4, context * 8} if static.model.seq_len // context >= long else set())
     return [size for size in sorted(sizes) if devices % size == 0]
 
 
@@ -146,15 +159,17 @@ def _divisors(n: int, most: int) -> list[int]:
 
 
 def _split_batch(static: Static, rows: int) -> Static | None:
-    """The same with so many sequences a device at a time; None where that doesn't divide the batch."""
+    """`static` with so many sequences a device at a time; None if that doesn't divide the batch."""
     layout = static.layout
-    each, rest = divmod(static.global_batch, layout.data * layout.fsdp * rows)
+    rows_per_replica, rest = divmod(static.global_batch, layout.data * layout.fsdp * rows)
     if rest:
         return None
-    microbatches = max((k for k in _divisors(each, WAVES * layout.stage)), default=1) if layout.stage > 1 else 1
+    microbatches = (
+        max((k for k in _divisors(rows_per_replica, WAVES * layout.stage)), default=1) if layout.stage > 1 else 1
+    )
     layout = dataclasses.replace(layout, microbatches=microbatches)
-    accumulate = each // microbatches
-    # A batch that is warmed up begins with whole micro-batches.
+    accumulate = rows_per_replica // microbatches
+    # A batch warm-up begins with whole micro-batches.
     first = (static.accumulate - len(static.batch_ramp)) * static.global_batch // static.accumulate
     if first % (static.global_batch // accumulate):
         return None
@@ -167,42 +182,42 @@ def _rows_at_once(static: Static) -> int:
     return static.global_batch // (static.accumulate * layout.data * layout.fsdp * pipelined)
 
 
-def _micro_batch_sizes(way: Static, needed: Memory) -> list[Static]:
-    """`way`, which fits, with as many sequences a device at a time as its memory seems to hold.
+def _micro_batch_sizes(option: Static, needed: Memory) -> list[Static]:
+    """The fitting `option` as it is or with as many sequences a device at a time as its memory seems to hold.
 
-    Of a pipeline every size up to that: larger ones leave fewer micro-batches, and more of the time idle.
+    A pipeline gives every size up to that, since larger ones leave fewer micro-batches and more idle time.
     """
     growing = needed.components["activations"] + needed.components["temporary"]
-    limit = _rows_at_once(way) * (1 + needed.margin_bytes / max(growing, 1))
-    sizes = [2**k * _rows_at_once(way) for k in range(1, 20)]
-    larger = [found for size in sizes if size <= limit and (found := _split_batch(way, size))]
-    return [way, *larger] if way.layout.stage > 1 else [way, *larger][-1:]
+    limit = _rows_at_once(option) * (1 + needed.margin_bytes / max(growing, 1))
+    sizes = [2**k * _rows_at_once(option) for k in range(1, 20)]
+    larger = [split for size in sizes if size <= limit and (split := _split_batch(option, size))]
+    return [option, *larger] if option.layout.stage > 1 else [option, *larger][-1:]
 
 
-def _trainer_verdict(way: Static) -> tuple[bool, tuple[str, ...]]:
-    """(whether the trainer takes this layout, what it says of it)."""
+def _trainer_verdict(option: Static) -> tuple[bool, tuple[str, ...]]:
+    """(whether the trainer accepts this layout, its warnings)."""
     try:
-        return True, tuple(rules.check_layout(way, way.layout))
+        return True, tuple(rules.check_layout(option, option.layout))
     except BadInput:
         return False, ()
 
 
 def _changed_keys(before: Static, after: Static) -> dict[str, Any]:
     """Config keys that differ, with their new values."""
-    found: dict[str, tuple[Any, Any]] = {
+    values: dict[str, tuple[Any, Any]] = {
         "train.accumulate": (before.accumulate, after.accumulate),
         "model.remat": (before.model.remat, after.model.remat),
     }
-    pipeline = ("schedule", "microbatches", "rounds")  # of no meaning without one
+    pipeline = ("schedule", "microbatches", "rounds")  # have no effect without stages
     for field in dataclasses.fields(Layout):
         if after.layout.stage == 1 and field.name in pipeline:
             continue
-        found[f"parallel.{field.name}"] = getattr(before.layout, field.name), getattr(after.layout, field.name)
-    return {key: new for key, (old, new) in found.items() if old != new}
+        values[f"parallel.{field.name}"] = getattr(before.layout, field.name), getattr(after.layout, field.name)
+    return {key: new for key, (old, new) in values.items() if old != new}
 
 
 def _kind_of_change(key: str) -> str:
-    """micro-batch | remat | zero | mesh."""
+    """Kind of a changed key: micro-batch | remat | zero | mesh."""
     alone = {
         "train.accumulate": "micro-batch",
         "parallel.microbatches": "micro-batch",
@@ -213,14 +228,14 @@ def _kind_of_change(key: str) -> str:
 
 
 def _closest_to_fitting(
-    static: Static, looked_at: dict[Static, Memory], machine: Machine, efficiency: Efficiency, own_s: float, most: int
+    static: Static, memory_of: dict[Static, Memory], machine: Machine, efficiency: Efficiency, plan_s: float, most: int
 ) -> tuple[Advice, ...]:
-    """The ways that lack least, one of each kind."""
+    """The options that exceed memory by the least, one of each kind."""
     best: dict[frozenset[str], Advice] = {}
-    for way in sorted(looked_at, key=lambda way: -looked_at[way].margin_bytes):
-        kinds = frozenset(map(_kind_of_change, _changed_keys(static, way)))
-        accepted, words = _trainer_verdict(way)
+    for option in sorted(memory_of, key=lambda option: -memory_of[option].margin_bytes):
+        kinds = frozenset(map(_kind_of_change, _changed_keys(static, option)))
+        accepted, warnings = _trainer_verdict(option)
         if kinds and accepted and kinds not in best and len(best) < most:
-            step_s = expected_s(way, machine, efficiency)
-            best[kinds] = _make_advice(static, way, looked_at[way], False, step_s, own_s, words)
+            step_s = expected_s(option, machine, efficiency)
+            best[kinds] = _make_advice(static, option, memory_of[option], False, step_s, plan_s, warnings)
     return tuple(best.values())

@@ -1,6 +1,6 @@
-"""Measured runs against the plan's step times: efficiencies of one machine, with a range as narrow as the runs allow.
+"""Efficiencies of one machine from measured runs against planned step times, with a range as narrow as runs allow.
 
-A program is what `config.Static` says: runs that differ in traced values only are runs of one.
+Runs with equal `config.Static` are runs of one program: they differ only in traced values.
 """
 
 import dataclasses
@@ -22,27 +22,29 @@ from scalelab.plan.machine.machine import Machine
 from scalelab.plan.step.efficiency import Efficiency, Range, default_efficiency
 from scalelab.plan.step.time import FIELDS, step_time
 
-ENOUGH = 3  # programs, from which on their own spread says more than the chip's range
-COVERAGE = 0.9  # of the range: the next one of this kind lies in it so often, were residuals normal in log time
+ENOUGH = 3  # programs from which their own spread says more than the chip's range
+COVERAGE = 0.9  # probability that the next program lies in the range, for residuals that are normal in log time
 
 
 @dataclasses.dataclass(frozen=True)
 class CalibrationRun:
-    """Runs of one program, measured and predicted with the efficiencies before. `ratio`: measured over predicted tokens a second."""
+    """Runs of one program, measured and as predicted before calibration. `ratio`: measured over predicted tokens/s."""
 
     folders: tuple[str, ...]
     mesh: str
     parameters: int
-    tokens_per_s: float  # the geometric mean of the runs'
+    tokens_per_s: float  # geometric mean over the runs
     predicted_tokens_per_s: float
     ratio: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """`factor`: what all rates are multiplied by (`Efficiency.measured`), the programs' geometric mean; `spread`: standard deviation of log ratios (None for one).
+    """Calibrated efficiencies.
 
-    `low`, `high`: measured over predicted with the new efficiencies, for the next program of this kind.
+    `factor`: multiplies all rates (`Efficiency.measured`); geometric mean over programs. `spread`: standard deviation
+    of log ratios (None for one program). `low`, `high`: measured over newly predicted for the next program of this
+    kind.
     """
 
     efficiency: Efficiency
@@ -57,10 +59,10 @@ class Calibration:
 def calibrate_efficiency(folder: records.Folder, machine: Machine, efficiency: Efficiency | None = None) -> Calibration:
     """Efficiencies of `machine` from the runs in `folder`: a run, a sweep or a folder of runs.
 
-    All rates are scaled by one factor, as a run's tokens a second don't tell which of them was off. Runs of one program (a
-    learning rate's sweep, say) tell the same thing and count as one. Three programs or more give a range of their own, by
-    Student's t; fewer take the chip's, moved. Left out, and said: runs on another chip, packed ones, and those with less than
-    two dispatches after the first, which compiles. BadInput where no run is left.
+    One factor scales all rates, since tokens per second don't tell which rate was off. Runs of one program (e.g. a
+    sweep of the learning rate) count as one. Three or more programs give their own range, by Student's t; fewer take
+    the chip's, shifted. Notes name runs that are left out: on another chip, packed, or with less than two dispatches
+    after the first, which compiles. BadInput where no run is left.
     """
     base, notes = efficiency or default_efficiency(machine), []
     measured: dict[configs.Static, dict[str, float]] = {}
@@ -73,14 +75,14 @@ def calibrate_efficiency(folder: records.Folder, machine: Machine, efficiency: E
     if not measured:
         reasons = "; ".join(notes[:3]) + (f" (and {len(notes) - 3} more)" if len(notes) > 3 else "")
         raise BadInput(f"--calibrate: no run on {machine.chip.name} to learn from: {reasons}")
-    found = tuple(_compare_program(static, rates, machine, base) for static, rates in measured.items())
-    logs = np.log([run.ratio for run in found])
-    factor, n = math.exp(float(logs.mean())), len(found)
+    programs = tuple(_compare_program(static, rates, machine, base) for static, rates in measured.items())
+    logs = np.log([run.ratio for run in programs])
+    factor, n = math.exp(float(logs.mean())), len(programs)
     spread = float(logs.std(ddof=1)) if n > 1 else None
     if spread is not None and n >= ENOUGH:
         high = math.exp(float(stats.t.ppf((1 + COVERAGE) / 2, n - 1)) * spread * math.sqrt(1 + 1 / n))
         new = _calibrated_range(base, Range(factor / high, factor, factor * high))
-        low, said = (
+        low, range_note = (
             1 / high,
             f"range: {COVERAGE:.0%} of such programs, by Student's t from {n} that scatter by {spread:.1%}",
         )
@@ -88,31 +90,35 @@ def calibrate_efficiency(folder: records.Folder, machine: Machine, efficiency: E
         new = dataclasses.replace(base, measured=Range(factor, factor, factor))
         step = step_time(next(iter(measured)), machine, new)
         low, high = step.total_s / step.high_s, step.total_s / step.low_s
-        said = f"range: the chip's own, moved: a range of one's own takes {ENOUGH} programs, and these runs are of {n}"
-    sizes = sorted(run.parameters for run in found)
+        range_note = (
+            f"range: the chip's own, moved: a range of one's own takes {ENOUGH} programs, and these runs are of {n}"
+        )
+    sizes = sorted(run.parameters for run in programs)
     runs = sum(map(len, measured.values()))
     source = f"{runs} run{'s' * (runs > 1)} on {machine.chip.name}, of {sizes[0]:,} to {sizes[-1]:,} parameters, at "
-    source += f"{factor:.2f} times the rates that were expected; {said}"
+    source += f"{factor:.2f} times the rates that were expected; {range_note}"
     if factor * base.matmul.expected > 1:
         notes.insert(
             0, f"products would reach {factor * base.matmul.expected:.0%} of the peak: is this the runs' machine?"
         )
-    return Calibration(dataclasses.replace(new, sources=(source,)), found, factor, spread, low, high, (said, *notes))
+    return Calibration(
+        dataclasses.replace(new, sources=(source,)), programs, factor, spread, low, high, (range_note, *notes)
+    )
 
 
 def _calibrated_range(base: Efficiency, measured: Range) -> Efficiency:
-    """All that is uncertain is how far the next program's rates are from the measured ones'."""
+    """Efficiencies whose only uncertainty is the distance of the next program's rates from the measured ones."""
     fixed: dict[str, Any] = {name: Range(*[getattr(base, name).expected] * 3) for name in FIELDS if name != "measured"}
     return dataclasses.replace(base, **fixed, measured=measured)
 
 
 def _describe_unfit(folder: pathlib.Path, machine: Machine) -> str:
-    """Why a run says nothing about the machine; "" where it does."""
+    """Why a run can't calibrate the machine; "" if it can."""
     record = records.read_record(folder)
     if "device" not in record:
         return "no record of what it ran on"
-    chip, found = machine.chip, chips.find_chip(record["device"])
-    if record["device"].lower() != chip.name.lower() and not (found and found.flops == chip.flops):
+    chip, run_chip = machine.chip, chips.find_chip(record["device"])
+    if record["device"].lower() != chip.name.lower() and not (run_chip and run_chip.flops == chip.flops):
         return f"ran on {record['device']}"
     if record["device"] == "cpu" and record["mesh"]["devices"] > 1:
         return "devices of one CPU share its cores"
@@ -122,7 +128,7 @@ def _describe_unfit(folder: pathlib.Path, machine: Machine) -> str:
 
 
 def _load_run_static(folder: pathlib.Path) -> configs.Static:
-    """The run's compiled half, on the mesh that it ran on."""
+    """The static half of a run's config, with the mesh of the run."""
     tree = configs.resolve(ConfigDict(records.read_config(folder)), stored=True)
     mesh: dict[str, Any] = records.read_json(folder / "record.json")["mesh"]
     layout = configs.Layout(**{key: value for key, value in mesh.items() if key != "devices"})
@@ -130,7 +136,7 @@ def _load_run_static(folder: pathlib.Path) -> configs.Static:
 
 
 def _dispatch_rates(folder: pathlib.Path) -> list[float]:
-    """Tokens a second of a run's dispatches, their median first; without the first that logged, which compiled."""
+    """Tokens per second of a run's dispatches, their median first; without the first dispatch, which compiles."""
     lines = [line["tokens_per_s"] for line in records.read_metrics(folder) if "tokens_per_s" in line]
     later = list(dict.fromkeys(lines))[1:]  # a dispatch writes its rate on each of its lines
     return [float(np.median(later)), *later[1:]] if later else []

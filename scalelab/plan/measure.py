@@ -1,4 +1,4 @@
-"""The real step on the present devices, at growing micro-batches: tokens a second beside the plan's, and where more rows stop paying."""
+"""Measurement of the real step on the present devices at growing micro-batches, beside the plan's tokens/s."""
 
 import dataclasses
 import time
@@ -19,16 +19,16 @@ from scalelab.train.step.program import sequential_program
 
 ROWS = tuple(2**i for i in range(13))
 KNEE = 0.95  # of the best rate
-MEASURED_S = 1.0  # a size's steps are repeated for as long
+MEASURED_S = 1.0  # steps of a size are repeated for so long
 
 
 @dataclasses.dataclass(frozen=True)
 class ThroughputPoint:
-    """One size. `rows`: sequences that a device works on at once; rates are of all devices together."""
+    """One size. `rows`: sequences on a device at once; rates are over all devices."""
 
     rows: int
     batch_tokens: int
-    step_s: float  # the median dispatch's
+    step_s: float  # median over dispatches
     tokens_per_s: float
     predicted_tokens_per_s: float
     compile_s: float
@@ -37,7 +37,7 @@ class ThroughputPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """`knee_rows`: the smallest size with 95 % of the best rate; None where nothing was measured. `stopped`: why no larger one was."""
+    """`knee_rows`: smallest size with 95 % of the best rate, None if none ran. `stopped`: why no larger size ran."""
 
     device: str
     devices: int
@@ -54,17 +54,17 @@ def measure_throughput(
     budget_s: float = 120.0,
     progress: Callable[[ThroughputPoint], None] = lambda _: None,
 ) -> Measurement:
-    """Ramp the micro-batch of a resolved config: compile its train step for each of `rows`, run it on random tokens.
+    """Increase the micro-batch of a resolved config: compile its train step for each of `rows`, run on random tokens.
 
-    It ends when the device is out of memory, or would be by the plan, when `budget_s` is over (looked at between sizes), or
-    with the last size. Without accumulation: that adds up steps of one size. BadInput where the layout doesn't suit the devices.
+    It ends when the device is out of memory, or would be by the plan, when `budget_s` is over (checked between sizes),
+    or after the last size. Steps don't accumulate gradients. BadInput where the layout doesn't suit the devices.
     """
     points: list[ThroughputPoint] = []
     stopped, machine = f"{rows[-1]} rows were the most asked for", _single_device_machine(machine)
-    begun = before = time.perf_counter()
+    start = before = time.perf_counter()
     for size in rows:
         now = time.perf_counter()
-        if points and now - begun + (now - before) > budget_s:  # as long as the last one took
+        if points and now - start + (now - before) > budget_s:  # if this size takes as long as the last
             stopped = f"{size} rows would go beyond {budget_s:g} s"
             break
         before = now
@@ -92,7 +92,7 @@ def measure_throughput(
 
 
 def _single_device_machine(machine: Machine) -> Machine:
-    """The machine of one device: fake devices of a CPU share its cores and memory."""
+    """The machine with one device's share: fake devices of a CPU share its cores and memory."""
     n = jax.device_count() if jax.devices()[0].platform == "cpu" else 1
     chip = machine.chip
     share = dataclasses.replace(
@@ -103,7 +103,7 @@ def _single_device_machine(machine: Machine) -> Machine:
 
 
 def _split_config(config: ConfigDict, rows: int) -> tuple[configs.Static, dict[str, float]]:
-    """The compiled and the traced half of a config with so many rows a device."""
+    """The static and the traced half of a config with so many rows a device. BadInput in several processes."""
     if jax.process_count() > 1:
         raise BadInput("--measure is for one process: a plan of several is measured by training (--calibrate RUNS)")
     layout = mesh.resolve_layout(configs.static(config).layout, jax.device_count())

@@ -28,17 +28,17 @@ from scalelab.plan.step.time import StepTime, step_time
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run takes. Bytes and seconds are those of one device and one step unless their name says otherwise."""
+    """Requirements of a run. Bytes are of one device and seconds of one step, unless a name says otherwise."""
 
     machine: Machine
     layout: Layout
     steps: int
-    tokens: int  # that the run predicts, over all steps
+    tokens: int  # predicted over all steps
     flops: Flops
     memory: Memory
     inference: Inference
     time: StepTime
-    savings: dict[str, float]  # what this trainer's traits cost a step, in words: s
+    savings: dict[str, float]  # {trait of this trainer, in words: seconds that it costs a step}
     training: Training
     batch: BatchPlan
     checkpoint: Checkpointing
@@ -52,19 +52,23 @@ class Plan:
         return self.layout.devices
 
     def to_json(self) -> dict[str, Any]:
-        """What `scalelab plan --json` writes: bytes are of the fullest device, seconds of one step unless a name says otherwise."""
+        """JSON of `scalelab plan --json`: bytes of the fullest device, seconds of one step unless a name differs."""
         t, c = self.time, self.checkpoint
+        totals = ("total", "fits", "capacity", "margin_bytes", "formula_bytes")
         described = {
             "hardware": self.machine.chip.name,
             "devices": self.devices,
             "mesh": dataclasses.asdict(self.layout),
             "params": self.flops.parameters,
             "flops": {
-                name: {"per_token": each, "total": each * self.tokens, "per_token_with_remat": self.flops.remat_per_token[name]}
-                for name, each in self.flops.per_token.items()
+                name: {
+                    "per_token": per_token,
+                    "total": per_token * self.tokens,
+                    "per_token_with_remat": self.flops.remat_per_token[name],
+                }
+                for name, per_token in self.flops.per_token.items()
             },
-            "memory_bytes": self.memory.components
-            | {name: getattr(self.memory, name) for name in ("total", "fits", "capacity", "margin_bytes", "formula_bytes")},
+            "memory_bytes": self.memory.components | {name: getattr(self.memory, name) for name in totals},
             "time_s": {"compute": t.compute_s, "hbm": t.hbm_s}
             | dict.fromkeys(MESH_AXES, 0.0)
             | t.axes
@@ -104,36 +108,38 @@ def plan(
     compile: bool = False,
     serve: tuple[int, int] = (1, 0),
 ) -> Plan:
-    """A plan of `config` (a tree, or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
+    """Plan `config` (a tree or a file's path) on `devices` of `hardware` (a name, a JSON file's path or a `Machine`).
 
-    `mesh`: sizes by axis ("fsdp=8,tensor=8", a mapping or a `Layout`) instead of the config's. `efficiency`: shares of the datasheet, else
-    published ones. `compile`: the real step is also compiled for the machine. `serve`: sequences served at once and their tokens
-    (0: model.seq_len). Nothing is allocated. BadInput as the parts say.
+    `mesh`: sizes by axis ("fsdp=8,tensor=8", a mapping or a `Layout`) instead of the config's. `efficiency`: shares of
+    the datasheet (default: published ones). `compile`: also compile the real step for the machine. `serve`: sequences
+    served at once and their tokens (0: model.seq_len). Nothing is allocated. BadInput where a part of the plan raises
+    it.
     """
     config = config_lib.resolve(config) if isinstance(config, ConfigDict) else config_lib.load(os.fspath(config))
-    on = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
+    machine = hardware if isinstance(hardware, Machine) else load_machine(os.fspath(hardware))
     static, notes = apply_mesh(config_lib.static(config), devices, mesh)
-    efficiency, steps = efficiency or default_efficiency(on), config.train.steps
+    efficiency, steps = efficiency or default_efficiency(machine), config.train.steps
     tokens = schedule_steps.tokens_before(config, steps)
-    held, step = step_memory(static, on), step_time(static, on, efficiency)
-    whole = estimate_training(static, on, steps, step, price_per_hour)
-    usable = device_memory.describe_usable_bytes(on.chip)
+    memory, step = step_memory(static, machine), step_time(static, machine, efficiency)
+    training = estimate_training(static, machine, steps, step, price_per_hour)
+    usable_note = device_memory.describe_usable_bytes(machine.chip)
     return Plan(
-        machine=on,
+        machine=machine,
         layout=static.layout,
         steps=steps,
         tokens=tokens,
         flops=count_flops(static),
-        memory=held,
-        inference=inference_memory(static, on, *serve),
+        memory=memory,
+        inference=inference_memory(static, machine, *serve),
         time=step,
-        savings=cost_of_traits(static, on, efficiency),
-        training=whole,
+        savings=cost_of_traits(static, machine, efficiency),
+        training=training,
         batch=plan_batch(static, tokens, critical_tokens=critical_tokens),
         checkpoint=plan_checkpointing(
-            static, on, mtbf_s, restart_s, write_bytes_per_s, step_s=step.total_s, work_s=max(whole.days * 86_400, step.total_s)
+            static, machine, mtbf_s, restart_s, write_bytes_per_s, step_s=step.total_s,
+            work_s=max(training.days * 86_400, step.total_s),
         ),
-        advice=advise_changes(static, on, efficiency),
-        compiled=compile_step(static, on) if compile else None,
-        notes=(*notes, *held.notes, *([usable] if usable else [])),
+        advice=advise_changes(static, machine, efficiency),
+        compiled=compile_step(static, machine) if compile else None,
+        notes=(*notes, *memory.notes, *([usable_note] if usable_note else [])),
     )  # fmt: skip

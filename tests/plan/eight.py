@@ -1,4 +1,5 @@
-"""What each of eight fake devices holds: `python -m tests.plan.eight LAYOUT REMAT …` prints bytes as they are and as planned."""
+"""What each of eight fake devices holds: `python -m tests.plan.eight LAYOUT REMAT …` prints bytes as they are and as
+planned."""
 
 import functools
 import json
@@ -47,7 +48,8 @@ def argument_bytes(static, mesh, step):
 
 
 def main(text, *remats):
-    """Saved bytes by remat policy; argument bytes of a program that hands its state on, without policies of the real step."""
+    """Saved bytes by remat policy; argument bytes of a program that hands its state on, without policies of the real
+    step."""
     layout = Layout(**{key: int(value) for key, _, value in (part.partition("=") for part in text.split(","))})
     mesh = mesh_lib.make_mesh(layout)
     statics = {

@@ -1,4 +1,5 @@
-"""What fits, by the advice: applied to the config, it is what the trainer takes, what it says, and as fast as a full search finds."""
+"""What fits, by the advice: applied to the config, it is what the trainer takes, what it says, and as fast as a full
+search finds."""
 
 import dataclasses
 import itertools

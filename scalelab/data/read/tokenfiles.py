@@ -89,9 +89,9 @@ def _refuse_wider(path: str, layout: TokenLayout) -> None:
         return
     numbers = np.memmap(path, layout.dtype, "r")
     steps = range(0, layout.n_tokens, max(LOOKED_AT, layout.n_tokens // WINDOWS // 4 * 4))
-    words = np.concatenate([numbers[start : start + LOOKED_AT] for start in steps])
+    sample = np.concatenate([numbers[start : start + LOOKED_AT] for start in steps])
     for wide in (8, 4):
-        columns = words[: len(words) // (wide // width) * (wide // width)].reshape(-1, wide // width)
+        columns = sample[: len(sample) // (wide // width) * (wide // width)].reshape(-1, wide // width)
         if wide > width and len(columns) >= 4 and columns[:, 0].any() and not columns[:, 1:].any():
             raise BadInput(
                 f"{path} holds {8 * wide}-bit numbers, not {8 * width}-bit ones: from byte {width} on "

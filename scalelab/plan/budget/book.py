@@ -1,4 +1,4 @@
-"""A law to plan by: one record with its parameters, their spread and their source."""
+"""The record of a law to plan by: its parameters, their spread and their source."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from scalelab.laws.law.forms import FLOPS_PER_PARAM_TOKEN
 from scalelab.laws.law.law import Law
 from scalelab.laws.use import decision
 
-EXTRAPOLATED = 10.0  # beyond so many times the dearest run a law is said to be extrapolated
+EXTRAPOLATED = 10.0  # times the dearest run behind a law, beyond which a note says that it is extrapolated
 
 
 @dataclasses.dataclass(frozen=True)
 class PowerLawSplit:
-    """N_opt = size x (C / flops)^exponent; `exponents` are the value and, where they are published, its interval's ends."""
+    """N_opt = size x (C / flops)^exponent; `exponents`: the value and, if published, the ends of its interval."""
 
     size: float
     flops: float
@@ -24,10 +24,10 @@ class PowerLawSplit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LawBook:
-    """A law to plan by. `params` hold one array [R] each; `level` is that of intervals, None where there are none.
+    """A law to plan by. `params`: one array [R] each; `level`: of the intervals, None if there are none.
 
-    `surface` gives the loss in nats per token. `split`, where there is one, says N instead of the surface's minimum. `held`
-    are other columns of the surface (unique tokens), `largest_flops` what the dearest run behind the law cost, where known.
+    `surface` gives the loss in nats per token. `split`, if set, gives N instead of the surface's minimum. `held`: other
+    columns of the surface (unique tokens). `largest_flops`: cost of the dearest run behind the law, if known.
     """
 
     name: str
@@ -45,43 +45,42 @@ class LawBook:
 
     @property
     def rows(self) -> int:
-        """R."""
+        """Number of rows R: the law and its draws."""
         return max(len(values) for values in self.params.values())
 
     def first(self, rows: int) -> "LawBook":
-        """The same with fewer rows."""
+        """This law with its first `rows` rows."""
         return dataclasses.replace(self, params={name: values[:rows] for name, values in self.params.items()})
 
     def beyond(self, flops: float) -> tuple[str, ...]:
-        """What to say of a budget far beyond the runs behind the law."""
+        """A note if a budget is far beyond the runs behind the law, else ()."""
         if self.largest_flops is None or flops <= EXTRAPOLATED * self.largest_flops:
             return ()
         times = flops / self.largest_flops
-        many = f"{times:,.0f}" if times < 1e9 else f"{times:.3g}"
-        return (
-            f"extrapolated: {flops:.3g} FLOPs are {many} times the dearest run behind this law ({self.largest_flops:.2g})",
-        )
+        ratio = f"{times:,.0f}" if times < 1e9 else f"{times:.3g}"
+        dearest = f"the dearest run behind this law ({self.largest_flops:.2g})"
+        return (f"extrapolated: {flops:.3g} FLOPs are {ratio} times {dearest}",)
 
     def best_size(self, C: np.ndarray) -> np.ndarray:
         """The best N [R] for C [R] FLOPs."""
         if self.split:
             return self.split.size * (C / self.split.flops) ** np.array(self.split.exponents)
-        with np.errstate(invalid="ignore"):  # infinite in rows whose law no budget answers
+        with np.errstate(invalid="ignore"):  # infinite in rows whose law has no answer for any budget
             return decision.optimal_size(self.surface, self.params, C, self.k, self.held)
 
     def loss(self, N: Any, D: Any) -> np.ndarray:
         """Loss [R] of N parameters after D tokens, each one or [R]."""
         N, D = np.broadcast_arrays(np.asarray(N, float), np.asarray(D, float))
-        with np.errstate(all="ignore"):  # where a law has no finite value, none is made up
+        with np.errstate(all="ignore"):  # a law without a finite value keeps nan or inf
             columns = {**self.held, "N": N, "D": D, "C": self.k * N * D, "M": D / N}
         return np.broadcast_to(self.surface(columns, self.params), (self.rows,))
 
 
 def constant_params(params: Mapping[str, float], rows: int = 1) -> dict[str, np.ndarray]:
-    """One array [rows] a parameter, all alike."""
+    """{parameter: array [rows]} with equal rows."""
     return {name: np.full(rows, float(value)) for name, value in params.items()}
 
 
 def stack_draws(point: Mapping[str, float], draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The law itself, then its draws."""
+    """{parameter: array} with the law's value first, then its draws."""
     return {name: np.append(float(value), np.asarray(draws[name], float)) for name, value in point.items()}

@@ -1,6 +1,6 @@
-"""Laws to plan by: the published ones with their sources, and a user's own file. Their facts stand in `laws/published`.
+"""Laws to plan by: the published ones with their sources, and a user's own file. Their figures are in `laws/published`.
 
-Legend: R rows: the law itself first, then laws spread as its published uncertainty allows; one row where none is published.
+R rows: the law itself first, then laws spread by its published uncertainty; one row if none is published.
 """
 
 import pathlib
@@ -21,18 +21,19 @@ PF_DAY = 1e15 * 86400.0  # FLOPs
 # Kaplan et al. 2020, table 5: the trend of the best size, N_e C_min^p_N with C_min in PF-days.
 KAPLAN_SIZE, KAPLAN_EXPONENT = 1.3e9, 0.73
 # Porian et al. 2024, RefinedWeb, tuned: N at the weighted middle of its budgets, from the stored optima by the authors'
-# own regression, and L = E + A/C^alpha refitted to them (the stored fit is its search's starting point). Ours; tests compute them.
+# regression, and L = E + A/C^alpha refitted to them (the stored fit is its search's starting point). Ours, as computed
+# by tests.
 PORIAN_FLOPS, PORIAN_SIZE = 5.4298e17, 7.7198e7
 PORIAN_LOSS = {"E": 1.97925, "A": 123.9985, "alpha": 0.1046405}
-# Pairs (R_D*, R_N*) that Muennighoff's 182 runs hardly tell apart: published, our minimum, and the ends of R_D*'s profile
-# (90 %: 5.8 or more) with the R_N* that fits best there. Ours; tests compute them.
+# Pairs (R_D*, R_N*) that Muennighoff's 182 runs can hardly distinguish: the published one, our minimum, and the ends of
+# R_D*'s profile (90 %: 5.8 or more) with the best R_N* there. Ours, as computed by tests.
 REPETITION = ((15.387756, 5.309743), (95.3652, 1.7059), (5.8, 15.2916), (1e6, 0.7421))
 
 
 def load_law_book(name: str) -> LawBook:
     """A published law by its name, or the JSON that `scalelab fit --json` wrote. BadInput for neither.
 
-    Names are read without regard to case, `-` and `_`: chinchilla_3, Chinchilla-3, and plain chinchilla for it.
+    Names ignore case, `-` and `_`: chinchilla_3, Chinchilla-3; plain chinchilla is chinchilla_3.
     """
     plain = re.sub(r"[^a-z0-9.]", "", name.lower())
     for key, build in PUBLISHED.items():
@@ -62,7 +63,7 @@ def _kaplan() -> LawBook:
 
 
 def _chinchilla_power_law(approach: str) -> LawBook:
-    """Approaches 1 and 2: a power law through the printed table, turned by the published interval of its exponent."""
+    """The law of approach 1 or 2: a power law through the printed table, turned by its exponent's interval."""
     (text, ends), _ = chinchilla.TABLE_2[approach]
     C = np.log(np.array(list(map(float, chinchilla.FLOPS[approach]))))
     slope, constant = np.polyfit(C, np.log(chinchilla.SIZES), 1)
@@ -73,8 +74,9 @@ def _chinchilla_power_law(approach: str) -> LawBook:
         name=f"chinchilla_{approach[-1]}",
         source=f"{chinchilla.SOURCE}; {approach}: power law through {table}, loss by approach 3",
         n_convention="total",
-        interval=f"10th to 90th percentile of the exponent (table 2: {text}, {ends[0]} to {ends[1]}), turned about the middle "
-        f"of the budgets measured ({middle:.2g} FLOPs); the coefficient's error is not published: at least so wide",
+        interval=f"10th to 90th percentile of the exponent (table 2: {text}, {ends[0]} to {ends[1]}), turned about the "
+        f"middle of the budgets measured ({middle:.2g} FLOPs); "
+        "the coefficient's error is not published: at least so wide",
         surface=LAWS["chinchilla"],
         params=constant_params(besiroglu.HOFFMANN["Hoffmann's unrounded"]._asdict(), 1 + len(ends)),
         level=0.8,
@@ -89,8 +91,8 @@ def _chinchilla_3() -> LawBook:
         name="chinchilla_3",
         source=f"{chinchilla.SOURCE}; approach 3",
         n_convention="total",
-        interval="none: table 2's 0.454 to 0.455 for the exponent does not hold the law's own 0.4565, and such fits have a "
-        "standard error of 0.02 (Besiroglu et al. 2024)",
+        interval="none: table 2's 0.454 to 0.455 for the exponent does not hold the law's own 0.4565, and such fits "
+        "have a standard error of 0.02 (Besiroglu et al. 2024)",
         surface=LAWS["chinchilla"],
         params=constant_params(besiroglu.HOFFMANN["Hoffmann's unrounded"]._asdict()),
         notes=(
@@ -105,8 +107,8 @@ def _besiroglu() -> LawBook:
         name="besiroglu",
         source=besiroglu.SOURCE,
         n_convention="total",
-        interval=f"{DRAWS} laws, spread and correlated as the authors' 4,000 resamples of 240 runs; the law's own error, "
-        "without the noise of one run or a break beyond the data",
+        interval=f"{DRAWS} laws, spread and correlated as the authors' 4,000 resamples of 240 runs; "
+        "the law's own error, without the noise of one run or a break beyond the data",
         surface=LAWS["chinchilla"],
         params=stack_draws(point, besiroglu.draw_params(DRAWS)),
         level=0.9,
@@ -120,8 +122,8 @@ def _porian() -> LawBook:
         name="porian",
         source=f"{porian.SOURCE}; {tuned.name}",
         n_convention="with the head, without the embedding",
-        interval=f"95 % interval of the exponent ({tuned.interval[0]} to {tuned.interval[1]}), turned about the middle of the "
-        f"budgets measured ({PORIAN_FLOPS:.2g} FLOPs, where log N has a standard deviation of 0.03)",
+        interval=f"95 % interval of the exponent ({tuned.interval[0]} to {tuned.interval[1]}), turned about the middle "
+        f"of the budgets measured ({PORIAN_FLOPS:.2g} FLOPs, where log N has a standard deviation of 0.03)",
         surface=LAWS["saturating"],
         params=constant_params(PORIAN_LOSS, 1 + len(tuned.interval)),
         level=0.95,

@@ -1,4 +1,4 @@
-"""A law of the user's own, as `scalelab fit --json=PATH` and a study's summary.json hold it, made ready to plan by."""
+"""Reader of a user's own law, from `scalelab fit --json=PATH` or a study's summary.json, as a law to plan by."""
 
 import json
 import pathlib
@@ -15,21 +15,21 @@ from scalelab.plan.budget.book import LawBook, PowerLawSplit, constant_params, s
 
 
 def read_law_file(path: pathlib.Path) -> LawBook:
-    """The law of a file. BadInput for one that is not JSON, holds no law, or a law that splits no budget.
+    """The law of a file. BadInput for a file that is not JSON or has no law, and for a law that splits no budget.
 
-    Of an approach-3 fit: law, params, fixed, flops_per_param_token, and the resamples in bootstrap.draws, which carry the
-    intervals. By hand `{"law": "chinchilla", "params": {…}}` will do. Of approaches 1 and 2: the power law of N.
+    Approach 3: law, params, fixed, flops_per_param_token, and the resamples in bootstrap.draws, which give the
+    intervals; `{"law": "chinchilla", "params": {…}}` is enough. Approaches 1 and 2: the power law of N.
     """
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadInput(f"--law={path} is not JSON: {error}") from None
-    found = found.get("fit", found) if isinstance(found, dict) else {}
+    content = content.get("fit", content) if isinstance(content, dict) else {}
     try:
-        if {"law", "params"} <= set(found):
-            return _read_surface(path, found)
-        if "a" in found and {"coefficient", "N_coefficient"} & set(found):
-            return _read_power_law(path, found)
+        if {"law", "params"} <= set(content):
+            return _read_surface(path, content)
+        if "a" in content and {"coefficient", "N_coefficient"} & set(content):
+            return _read_power_law(path, content)
     except BadInput:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -37,55 +37,55 @@ def read_law_file(path: pathlib.Path) -> LawBook:
     raise BadInput(f"--law={path} holds no law: it needs law and params, as `scalelab fit … --json={path}` writes them")
 
 
-def _read_surface(path: pathlib.Path, found: Mapping[str, Any]) -> LawBook:
-    """An approach-3 fit."""
-    held = found.get("fixed") or {}
-    law = law_lib.hold_params(load_law(found["law"], stored=True), **held)
+def _read_surface(path: pathlib.Path, content: Mapping[str, Any]) -> LawBook:
+    """The law of an approach-3 fit."""
+    fixed = content.get("fixed") or {}
+    law = law_lib.hold_params(load_law(content["law"], stored=True), **fixed)
     if not ({"N", "D"} <= set(law.columns) or "M" in law.columns) or law.target != "loss":
         raise BadInput(f"--law={path}: law {law.name!r} ({law.equation}) splits no budget: it has no N and D")
-    if missing := [name for name in law.params if name not in found["params"]]:
+    if missing := [name for name in law.params if name not in content["params"]]:
         raise BadInput(f"--law={path}: params lack {', '.join(missing)} of law {law.name!r}")
-    point = {name: float(found["params"][name]) for name in law.params}
-    draws = (found.get("bootstrap") or {}).get("draws") or {}
-    known = set(law.params) <= set(draws)
-    sure = found.get("interval_level", 0.9)
-    count = len(next(iter(draws.values()))) if known else 0
+    point = {name: float(content["params"][name]) for name in law.params}
+    draws = (content.get("bootstrap") or {}).get("draws") or {}
+    has_draws = set(law.params) <= set(draws)
+    level = content.get("interval_level", 0.9)
+    count = len(next(iter(draws.values()))) if has_draws else 0
     return LawBook(
         name=str(path),
-        source=f"{path}: {found['law']} fitted to {found['n_rows']} runs" if "n_rows" in found else str(path),
-        n_convention=found.get("n_convention", "not said"),
+        source=f"{path}: {content['law']} fitted to {content['n_rows']} runs" if "n_rows" in content else str(path),
+        n_convention=content.get("n_convention", "not said"),
         interval=f"percentiles of {count} resampled fits; the law's own error, without the noise of one run"
-        if known
+        if has_draws
         else "none: the file holds no bootstrap.draws (a fit with --bootstrap=0, or of an older version)",
         surface=law,
-        params=stack_draws(point, draws) if known else constant_params(point),
-        level=sure if known else None,
-        k=float(found.get("flops_per_param_token", FLOPS_PER_PARAM_TOKEN)),
-        notes=tuple(found.get("warnings", ())),
+        params=stack_draws(point, draws) if has_draws else constant_params(point),
+        level=level if has_draws else None,
+        k=float(content.get("flops_per_param_token", FLOPS_PER_PARAM_TOKEN)),
+        notes=tuple(content.get("warnings", ())),
     )
 
 
-def _read_power_law(path: pathlib.Path, found: Mapping[str, Any]) -> LawBook:
-    """Approach 1 or 2: N_opt = coefficient x C^a, turned about the middle of the budgets by the interval of a.
+def _read_power_law(path: pathlib.Path, content: Mapping[str, Any]) -> LawBook:
+    """The law of approach 1 or 2: N_opt = coefficient x C^a, turned about the middle of the budgets by a's interval.
 
-    Of a file without budgets the line is taken, and no interval.
+    A file without budgets gives the line without an interval.
     """
-    a, coefficient = float(found["a"]), float(found.get("coefficient") or found["N_coefficient"])
-    ends = found.get("interval") or found.get("a_interval")
-    budgets = [each["budget"] for each in found.get("budgets", ())] or found.get("frontier", {}).get("C", [])
+    a, coefficient = float(content["a"]), float(content.get("coefficient") or content["N_coefficient"])
+    ends = content.get("interval") or content.get("a_interval")
+    budgets = [entry["budget"] for entry in content.get("budgets", ())] or content.get("frontier", {}).get("C", [])
     middle = float(np.exp(np.mean(np.log(budgets)))) if budgets else 1.0
     ends = ends if budgets else None
     exponents = (a, *map(float, ends)) if ends else (a,)
     return LawBook(
         name=str(path),
-        source=f"{path}: approach {found.get('approach', '1 or 2')}, {found.get('method', '')}",
-        n_convention=found.get("n_convention", "not said"),
+        source=f"{path}: approach {content.get('approach', '1 or 2')}, {content.get('method', '')}",
+        n_convention=content.get("n_convention", "not said"),
         interval=f"the exponent's, turned about the middle of the budgets ({middle:.2g} FLOPs): at least so wide"
         if ends
         else "none: the file has no interval of the exponent",
         surface=LAWS["chinchilla"],
         params=constant_params(dict.fromkeys(LAWS["chinchilla"].params, float("nan")), len(exponents)),
-        level=float(found.get("interval_level", found.get("level", 0.8))) if ends else None,
+        level=float(content.get("interval_level", content.get("level", 0.8))) if ends else None,
         split=PowerLawSplit(coefficient * middle**a, middle, exponents),
         notes=("a power law of N alone: it gives no loss",),
     )

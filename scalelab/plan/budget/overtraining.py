@@ -1,4 +1,4 @@
-"""How far a run of given size and length is from the best use of its compute, and what that gives away."""
+"""Distance of a run of given size and length from the best use of its compute, and the loss that costs."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ from scalelab.plan.budget.allocate import Interval, best_sizes, book_intervals, 
 
 @dataclasses.dataclass(frozen=True)
 class Overtraining:
-    """A run of `params` and `tokens`, beside the best `n` and `d` of the same `flops` = k params tokens.
+    """A run of `params` and `tokens` beside the best `n` and `d` at equal `flops` = k params tokens.
 
-    `factor`: its tokens a parameter over the best ones (above 1 overtrained, below undertrained); `size_factor`: params / n.
-    `loss_given_away`: its loss minus the best, in nats per token; `waste`: the share of its FLOPs that the best split would
-    not have needed for the same loss. None where the law has no loss whose minimum is its split. `verdict`: overtrained,
-    undertrained, or compute-optimal where the factor's interval holds 1.
+    `factor`: its tokens per parameter over the best (above 1 overtrained, below undertrained); `size_factor`: params /
+    n. `loss_given_away`: its loss minus the best, in nats per token; `waste`: the share of its FLOPs that the best
+    split would save at equal loss; both None if the law's split is not the minimum of its loss. `verdict`: overtrained,
+    undertrained, or compute-optimal if the factor's interval includes 1.
     """
 
     law: str
@@ -45,7 +45,10 @@ class Overtraining:
 
 
 def assess_overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT_LAW) -> Overtraining:
-    """The run of `params` parameters (as the law counts N) and `tokens` tokens against the optimum at its own compute."""
+    """Compare a run of `params` parameters (as the law counts N) and `tokens` tokens with the optimum at its compute.
+
+    BadInput for a number that is not positive, and where the law has no optimum.
+    """
     for what, amount in (("params", params), ("tokens", tokens)):
         if not (np.isfinite(amount) and amount > 0):
             raise BadInput(f"{what}={amount:g}: a positive number is needed")
@@ -54,19 +57,19 @@ def assess_overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT
     N = best_sizes(book, np.full(book.rows, C))
     D = C / (book.k * N)
     loss, best_loss = book.loss(params, tokens), book.loss(N, D)
-    nothing = np.full(book.rows, np.nan)
-    given, wasted = nothing, nothing
+    given_away = wasted = np.full(book.rows, np.nan)
     notes = book.notes
     if book.split is None:
-        given = loss - best_loss
+        given_away = loss - best_loss
         wasted = decision.wasted_share(book.surface, book.params, params, N, C, book.k, book.held)
     else:
         notes += (f"law {book.name} splits by a power law: what the run gives away is not said",)
     facts = {
         "n": N, "d": D, "loss": loss, "best_loss": best_loss, "best_tokens_per_parameter": D / N,
-        "factor": (tokens / params) / (D / N), "size_factor": params / N, "loss_given_away": given, "waste": wasted,
+        "factor": (tokens / params) / (D / N), "size_factor": params / N,
+        "loss_given_away": given_away, "waste": wasted,
     }  # fmt: skip
-    found = book_intervals(book, **facts)
+    intervals = book_intervals(book, **facts)
     return Overtraining(
         law=book.name,
         source=book.source,
@@ -77,8 +80,8 @@ def assess_overtraining(params: float, tokens: float, law: str = lawbook.DEFAULT
         flops=float(C),
         tokens_per_parameter=float(tokens / params),
         **plain_numbers(facts),
-        verdict=_describe_factor(float(facts["factor"][0]), found["factor"]),
-        intervals=found,
+        verdict=_describe_factor(float(facts["factor"][0]), intervals["factor"]),
+        intervals=intervals,
         level=book.level,
         interval=book.interval,
         notes=(*notes, *book.beyond(C)),

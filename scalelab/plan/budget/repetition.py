@@ -1,4 +1,4 @@
-"""Fewer unique tokens than a budget would take: they repeat, and are worth less (Muennighoff et al. 2023)."""
+"""Budgets with fewer unique tokens than they would use: tokens repeat and are worth less (Muennighoff et al. 2023)."""
 
 import dataclasses
 
@@ -17,9 +17,9 @@ R_D, R_N = "R_D_star", "R_N_star"
 
 @dataclasses.dataclass(frozen=True)
 class Repetition:
-    """`epochs` over `unique_tokens`. `worth_tokens`: fresh tokens that would be worth as much, by the published R_D*.
+    """`epochs` over `unique_tokens`. `worth_tokens`: fresh tokens of equal worth, by the published R_D*.
 
-    `not_identified` says in words what the runs behind R_D* and R_N* don't tell.
+    `not_identified`: what the runs behind R_D* and R_N* can't tell, in words.
     """
 
     unique_tokens: float
@@ -31,10 +31,10 @@ class Repetition:
 
 
 def limit_unique_tokens(book: LawBook, unique_tokens: float) -> LawBook:
-    """The law where only so many tokens are unique: its loss by N' and D' (Muennighoff et al. 2023, eqs. 4 to 6).
+    """The law with only so many unique tokens: its loss by N' and D' (Muennighoff et al. 2023, eqs. 4 to 6).
 
-    A law of that form keeps its own R_D* and R_N*. Others, of Chinchilla's form, take the published ones in the first row and,
-    in the others, all that the runs behind them allow: their intervals hold what is not identified. BadInput for another form.
+    A law of that form keeps its R_D* and R_N*. One of Chinchilla's form takes the published pair in the first row and
+    all pairs that the runs allow in the others, so intervals include what is not identified. BadInput for another form.
     """
     law, held = LAWS["data_constrained"], {"U": unique_tokens}
     if book.surface.columns == law.columns:
@@ -46,22 +46,22 @@ def limit_unique_tokens(book: LawBook, unique_tokens: float) -> LawBook:
     rows = 1 + len(REPETITION) if book.level is None else book.rows
     params = {name: np.resize(values, rows) for name, values in book.params.items()}
     for name, allowed in zip((R_D, R_N), np.array(REPETITION).T, strict=True):
-        # The law itself by the published pair; its draws by each pair in turn.
+        # The law itself takes the published pair, its draws take each pair in turn.
         params[name] = np.append(allowed[0], np.resize(allowed, rows - 1))
-    words = f"R_D* and R_N* over {len(REPETITION)} pairs that the 182 runs behind them allow"
+    pairs = f"R_D* and R_N* over {len(REPETITION)} pairs that the 182 runs behind them allow"
     return dataclasses.replace(
         book,
         surface=law,
         params=params,
         held=held,
         level=book.level or muennighoff.LEVEL,
-        interval=words if book.level is None else f"{book.interval}; {words}",
+        interval=pairs if book.level is None else f"{book.interval}; {pairs}",
         source=f"{book.source}; repeated tokens: {muennighoff.SOURCE}" if book.name != "muennighoff" else book.source,
     )
 
 
 def assess_repetition(book: LawBook, D: np.ndarray, unique_tokens: float) -> Repetition:
-    """What D [R] come to over these tokens."""
+    """Epochs and worth of D [R] tokens drawn from `unique_tokens`."""
     r_d, r_n = (float(book.params[name][0]) for name in (R_D, R_N))
     with jax.enable_x64(True):
         worth = float(forms.effective_data(D[0], unique_tokens, r_d))
@@ -69,7 +69,7 @@ def assess_repetition(book: LawBook, D: np.ndarray, unique_tokens: float) -> Rep
 
 
 NOT_IDENTIFIED = (
-    f"R_D* = {REPETITION[0][0]:.4g} is not identified by its 182 runs (90 % profile: 5.8 or more, no upper end), and with "
-    f"R_D* = {REPETITION[1][0]:.3g}, R_N* = {REPETITION[1][1]:.2g} their objective is lower: trust the gain of repeating only up "
-    "to the few epochs that they tried"
+    f"R_D* = {REPETITION[0][0]:.4g} is not identified by its 182 runs (90 % profile: 5.8 or more, no upper end), "
+    f"and with R_D* = {REPETITION[1][0]:.3g}, R_N* = {REPETITION[1][1]:.2g} their objective is lower: "
+    "trust the gain of repeating only up to the few epochs that they tried"
 )

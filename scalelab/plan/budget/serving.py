@@ -1,4 +1,4 @@
-"""Training and serving together: the same loss at the least FLOPs of both (Sardana et al. 2024, "Beyond Chinchilla-Optimal")."""
+"""Least FLOPs of training and serving together at a given loss (Sardana et al. 2024, "Beyond Chinchilla-Optimal")."""
 
 import dataclasses
 
@@ -9,15 +9,15 @@ from scalelab.plan.budget.book import LawBook
 from scalelab.plan.budget.solve import find_first_true, minimise_unimodal
 
 FORWARD_FLOPS = 2.0  # FLOPs a parameter and token of serving (Sardana et al., eq. 2)
-SMALLEST = 1e-3  # of the size that training alone wants: nothing smaller is tried
+SMALLEST = 1e-3  # smallest size tried, as a share of the size that is best for training alone
 MOST_TOKENS = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class Serving:
-    """What `tokens` of inference change: `total_flops` of training and serving, and `saved`, the share of `plain_total_flops`.
+    """Effect of `tokens` of inference: `total_flops` of training and serving; `saved`: share of `plain_total_flops`.
 
-    `plain_n` and `plain_d` are best for training alone; the loss is the same.
+    `plain_n` and `plain_d` are best for training alone, at the same loss.
     """
 
     tokens: float
@@ -31,7 +31,7 @@ class Serving:
 def cheapest_split(
     book: LawBook, N: np.ndarray, D: np.ndarray, tokens: float
 ) -> tuple[np.ndarray, np.ndarray, Serving]:
-    """(N, D, what was saved): the same loss as the given N and D [R] have, at the least k N D + 2 N `tokens`.
+    """(N, D, `Serving`) with the loss of the given N and D [R] at the least k N D + 2 N `tokens`.
 
     BadInput for a law whose split is not the minimum of its loss.
     """
@@ -40,7 +40,7 @@ def cheapest_split(
     goal = book.loss(N, D)
 
     def enough_tokens(size: np.ndarray) -> np.ndarray:
-        return find_first_true(lambda seen: book.loss(size, seen) <= goal, 1.0, MOST_TOKENS, book.rows)
+        return find_first_true(lambda tokens: book.loss(size, tokens) <= goal, 1.0, MOST_TOKENS, book.rows)
 
     def total(size: np.ndarray) -> np.ndarray:
         return (book.k * enough_tokens(size) + FORWARD_FLOPS * tokens) * size

@@ -1,4 +1,4 @@
-"""One equation or one minimum for each of many rows at once: bisection and golden section on arrays [R]."""
+"""Roots and minima of many rows at once: bisection and golden section on arrays [R]."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,9 @@ GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
 def find_first_true(holds: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> np.ndarray:
-    """The least x [R] between two positive ends at which `holds` turns true, to 1e-11 of log x; inf where it never does.
+    """The least x [R] between two positive ends where `holds` is true, to 1e-11 of log x; inf if it never is.
 
-    Looked for in steps of two decades, then by bisection: far beyond any solution a law may have no finite value.
+    The search goes up in steps of two decades, then bisects: far beyond a solution a law may have no finite value.
     """
     places = np.geomspace(low, high, 1 + round(np.log10(high / low) / DECADES))
     bottom, top = np.zeros(rows), np.full(rows, np.inf)
@@ -21,26 +21,29 @@ def find_first_true(holds: Callable[[np.ndarray], np.ndarray], low: float, high:
         bottom, top = np.where(new, np.log(below), bottom), np.where(new, np.log(above), top)
         if np.isfinite(top).all():
             break
-    found = np.isfinite(top)
-    top = np.where(found, top, 0.0)
+    is_found = np.isfinite(top)
+    top = np.where(is_found, top, 0.0)
     for _ in range(HALVINGS):
         middle = 0.5 * (bottom + top)
         true = holds(np.exp(middle))
         bottom, top = np.where(true, bottom, middle), np.where(true, middle, top)
-    return np.where(found, np.exp(top), np.inf)
+    return np.where(is_found, np.exp(top), np.inf)
 
 
 def minimise_unimodal(value: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Where `value` is least between low and high [R], both positive: it falls, then rises; infinite on the low side only."""
+    """Where `value` is least between positive low and high [R]; it must fall, then rise.
+
+    It may be infinite on the low side only.
+    """
     a, b = np.log(low), np.log(high)
     c, d = b - GOLDEN * (b - a), a + GOLDEN * (b - a)
     at_c, at_d = value(np.exp(c)), value(np.exp(d))
     for _ in range(SECTIONS):
         left = at_c < at_d
         a, b = np.where(left, a, c), np.where(left, d, b)
-        kept, at_kept = np.where(left, c, d), np.where(left, at_c, at_d)
+        inner, at_inner = np.where(left, c, d), np.where(left, at_c, at_d)
         new = np.where(left, b - GOLDEN * (b - a), a + GOLDEN * (b - a))
         at_new = value(np.exp(new))
-        c, d = np.where(left, new, kept), np.where(left, kept, new)
-        at_c, at_d = np.where(left, at_new, at_kept), np.where(left, at_kept, at_new)
+        c, d = np.where(left, new, inner), np.where(left, inner, new)
+        at_c, at_d = np.where(left, at_new, at_inner), np.where(left, at_inner, at_new)
     return np.exp(0.5 * (a + b))

@@ -90,9 +90,9 @@ def slice_shape(machine: Machine, devices: int) -> tuple[int, ...]:
         sizes = list(known)
     if devices in known:
         return known[devices]
-    near = sorted(sizes, key=lambda n: abs(n - devices))[:2]
+    near = sorted(sorted(sizes, key=lambda n: abs(n - devices))[:2])
     raise BadInput(
-        f"--compile: no slice of {machine.chip.name} has {devices} chips; nearest: {' or '.join(map(str, sorted(near)))}"
+        f"--compile: no slice of {machine.chip.name} has {devices} chips; nearest: {' or '.join(map(str, near))}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The child process that compiles ahead of time: `compile.py` writes a request to its standard input and reads a file."""
+"""The child process that compiles ahead of time: `compile.py` writes a request to its stdin and reads its file."""
 
 import contextlib
 import dataclasses
@@ -30,7 +30,7 @@ LEAST_EFFORT: Any = {"exec_time_optimization_effort": -1.0}  # libtpu's: a seven
 
 
 def answer_request() -> None:
-    """Read a request from standard input, compile, write `CompiledMemory`'s fields, or `refused`, to the file it names."""
+    """Read a request from stdin, compile, write `CompiledMemory`'s fields, or `refused`, to the file it names."""
     request = json.load(sys.stdin)
     user_code.apply_permissions(request["permissions"])
     facts = request["static"]

@@ -52,7 +52,7 @@ def _value(mesh: Any, key: str, value: Any) -> Any:
 def apply_mesh(
     static: Static, devices: int | None = None, mesh: str | Mapping[str, Any] | Layout | None = None
 ) -> tuple[Static, list[str]]:
-    """`static` on a mesh of `devices` (None: as many as the mesh has), and notes on a chosen mesh or a trainer's refusal.
+    """`static` on a mesh of `devices` (None: as many as the mesh has), and notes: a chosen mesh, a trainer's refusal.
 
     Default `mesh`: the config's `parallel`. If that is one device and there are more, they go to `fsdp` as far as width
     and batch divide, then to `tensor` as far as heads divide, then to `context` as far as parts of a sequence stay

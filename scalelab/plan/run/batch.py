@@ -41,7 +41,7 @@ class BatchPlan:
 
 
 def kaplan_critical_batch(loss: float) -> float:
-    """Critical batch in tokens at a loss in nats a token (Kaplan et al. 2020, equation 5.3 and Table 6), in McCandlish's sense.
+    """Critical batch in tokens (McCandlish's) at a loss in nats a token (Kaplan et al. 2020, equation 5.3, Table 6).
 
     The loss is on WebText2 with their tokenizer; nats of another tokenizer are not comparable. It rises over a run.
     """
@@ -57,7 +57,9 @@ def kaplan_loss(parameters: float, tokens: float) -> float:
 
 
 def zhang_critical_batch(tokens: float) -> float:
-    """Critical batch in tokens of a run that sees `tokens` (Zhang et al. 2024, 20 % overhead): 22.91 (D / 1e6)^0.47 sequences of 512.
+    """Critical batch in tokens of a run of `tokens` (Zhang et al. 2024, 20 % overhead).
+
+    22.91 (D / 1e6)^0.47 sequences of 512.
 
     Unverified: the constants were written down from memory of the paper, and agree within 30 % with the authors' runs
     (tests/plan/run/test_batch.py). The plan's table says so.
@@ -68,7 +70,7 @@ def zhang_critical_batch(tokens: float) -> float:
 def plan_batch(
     static: Static, tokens: float | None = None, loss: float | None = None, critical_tokens: float | None = None
 ) -> BatchPlan:
-    """The batch of a resolved layout against critical batches from the run's `tokens`, its last `loss`, or the user's own.
+    """The batch of a resolved layout against critical batches, by the run's `tokens`, its last `loss`, the user's own.
 
     Without a loss, Kaplan's law gives one from the run's tokens. BadInput for a value that is not above 0.
     """

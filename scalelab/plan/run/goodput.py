@@ -186,12 +186,14 @@ def plan_checkpointing(
         every_s = max(best, save.seconds, step_s or 0.0)
         if every_s > best:
             notes += (
-                f"Daly's interval is shorter than {'a save' if every_s == save.seconds else 'a step'}: planned with that",
+                f"Daly's interval is shorter than {'a save' if every_s == save.seconds else 'a step'}: "
+                "planned with that",
             )
     steps = math.ceil(every_s / step_s) if step_s else None
     goodput = simulate_runs(work_s, every_s, save.blocked_s, save.seconds, mtbf_s, restart_s, seed)
     return Checkpointing(
         save.bytes, save.parts, save.device_bytes, save.seconds, save.blocked_s, mtbf_s, restart_s, save.restore_s,
         young_interval(save.blocked_s, mtbf_s), best, every_s, steps,
-        goodput.expected, goodput.simulated, goodput.low, goodput.high, lost_work(every_s, save.blocked_s, save.seconds, mtbf_s), 86_400 / mtbf_s, notes,
+        goodput.expected, goodput.simulated, goodput.low, goodput.high,
+        lost_work(every_s, save.blocked_s, save.seconds, mtbf_s), 86_400 / mtbf_s, notes,
     )  # fmt: skip

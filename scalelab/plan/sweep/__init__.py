@@ -1,4 +1,4 @@
-"""A sweep before it starts.
+"""Plans of whole sweeps.
 
-Read in this order: `sweep` (every run's cost and the total), `forecast` (what its fit is expected to tell).
+Read in this order: `sweep` (each run's cost and the totals), `forecast` (expected intervals of its fit).
 """

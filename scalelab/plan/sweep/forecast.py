@@ -1,4 +1,4 @@
-"""What a fit of planned runs is expected to tell, before any of them starts: linearised information of a law that is assumed."""
+"""Expected intervals of a fit of planned runs, before any starts: linearised information of an assumed law."""
 
 import dataclasses
 import math
@@ -17,14 +17,14 @@ from scalelab.laws.use import decision, next_runs
 from scalelab.plan.budget.book import LawBook
 
 LEVEL = 0.9
-LOGS = ("N", "loss")  # whose sd is one of the logarithm
+LOGS = ("N", "loss")  # their sd is that of the logarithm
 
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedInterval:
-    """One number that the fit will give: its value if the assumed law is true, and the interval that it is expected to have.
+    """One number of the fit: its value if the assumed law is true, and its expected interval.
 
-    `name`: a parameter; "N": the best size at the target; "loss": of one run there, its noise included. `sd` of N, loss and
+    `name`: a parameter; "N": the best size at the target; "loss": of one run there, noise included. `sd` of N, loss and
     scales is relative.
     """
 
@@ -37,9 +37,9 @@ class ExpectedInterval:
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-    """The intervals at `level` to be expected of `runs` runs whose log losses scatter by `noise` about `law`.
+    """Expected intervals at `level` from `runs` runs whose log losses scatter by `noise` about `law`.
 
-    `findings`: what is weak about the runs' sizes and budgets, as `scalelab fit` will say of them.
+    `findings`: weaknesses of the runs' sizes and budgets, as `scalelab fit` will report them.
     """
 
     law: str
@@ -54,10 +54,11 @@ class Forecast:
 
 
 def forecast_intervals(book: LawBook, noise: float, runs: Mapping[str, np.ndarray], target_flops: float) -> Forecast:
-    """Of runs with columns N, D and C [P], fitted by `scalelab fit`'s default objective.
+    """Expected intervals for runs with columns N, D and C [P], fitted by `scalelab fit`'s default objective.
 
-    Linearised at the law of `book` (Gauss-Newton, Student's t), widened by what Huber's objective gives away on normal noise
-    (Huber 1964). BadInput where no law can be fitted to such runs, or the book's law has no surface of N and D.
+    Linearised at the law of `book` (Gauss-Newton, Student's t), and widened by the inefficiency of Huber's objective on
+    normal noise (Huber 1964). BadInput where no law can be fitted to such runs, or the book's law has no surface of N
+    and D.
     """
     if book.split:
         raise BadInput(f"law {book.name} is a power law of N: an expected fit needs a law of the loss, besiroglu say")
@@ -81,8 +82,8 @@ def forecast_intervals(book: LawBook, noise: float, runs: Mapping[str, np.ndarra
     width = float(t.ppf((1 + LEVEL) / 2, max(len(losses) - len(point), 1)))
 
     def expect(name: str, value: float) -> ExpectedInterval:
-        at = target_flops if name in LOGS else None
-        gradient = next_runs.target_gradient(posed, best, k, name, at, book.held)
+        target = target_flops if name in LOGS else None
+        gradient = next_runs.target_gradient(posed, best, k, name, target, book.held)
         sd = float(np.sqrt(gradient @ spread @ gradient))
         if name == "loss":
             sd = float(np.hypot(sd, noise))
@@ -99,14 +100,14 @@ def forecast_intervals(book: LawBook, noise: float, runs: Mapping[str, np.ndarra
         target_flops=target_flops,
         runs=len(losses),
         expected=tuple(expect(name, value) for name, value in values.items()),
-        findings=tuple(found.text for found in findings),
+        findings=tuple(finding.text for finding in findings),
     )
 
 
 def interval_ends(how: str, value: float, reach: float) -> tuple[float, float]:
-    """(low, high) `reach` to both sides of what is searched: the value, its logarithm ("log"), or a positive coefficient.
+    """(low, high): `reach` to both sides of the value ("direct"), its logarithm ("log"), or a coefficient ("linear").
 
-    A coefficient ("linear") has an interval of ratios too: it can't be negative.
+    A coefficient's interval is one of ratios too, since it can't be negative.
     """
     if how == "direct":
         return value - reach, value + reach
@@ -115,6 +116,6 @@ def interval_ends(how: str, value: float, reach: float) -> tuple[float, float]:
 
 
 def huber_inefficiency(c: float) -> float:
-    """How much wider Huber's estimate is than least squares on normal noise, for a threshold of c standard deviations."""
+    """Standard deviation of Huber's estimate over that of least squares on normal noise, for a threshold of c sigma."""
     inside = 2 * norm.cdf(c) - 1
     return float(np.sqrt(inside - 2 * c * norm.pdf(c) + 2 * c**2 * norm.sf(c)) / inside)

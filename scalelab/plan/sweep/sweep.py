@@ -1,6 +1,7 @@
-"""A whole sweep before it starts: every run with its FLOPs, memory, hours and cost, the totals, the packing, and what will follow.
+"""Plan of a whole sweep: FLOPs, memory, hours and cost of every run, totals, packing, and the expected fit.
 
-A config file tells its runs by `sweep(h)`; a study by `plan(arguments) -> Planned`, from the function that it trains by.
+A config file lists its runs by `sweep(h)`; a study by `plan(arguments) -> PlannedStudy`, from the function that trains
+it.
 """
 
 import dataclasses
@@ -26,15 +27,15 @@ from scalelab.plan.step.time import StepTime, step_time
 from scalelab.plan.sweep.forecast import Forecast, forecast_intervals
 from scalelab.sweep import forks, trials
 
-NOISE = 0.005  # relative scatter of a run's loss where nothing better is known; Besiroglu et al.'s 240 runs: 0.0075 rms
-AHEAD = 10.0  # the budget that intervals are expected at where the study names none, over the largest run's
+NOISE = 0.005  # default relative scatter of a run's loss; Besiroglu et al.'s 240 runs: 0.0075 rms
+AHEAD = 10.0  # default budget of the expected intervals, over the largest run's
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlannedStudy:
-    """What a study is going to run: `{name: resolved config}`, `log.role` of each said; the budget that it aims at.
+    """The runs of a study, `{name: resolved config}` with `log.role` set in each, and the budget that it aims at.
 
-    `expects`, `noise`: the law and the relative noise that it expects, from an earlier study of its kind.
+    `expects`, `noise`: the expected law and relative noise, from an earlier study of its kind.
     """
 
     runs: dict[str, ConfigDict]
@@ -45,7 +46,7 @@ class PlannedStudy:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One run, on `devices` devices. `n` total parameters, `flops` exact; hours of wall time, `cost` None without a price."""
+    """One run on `devices` devices. `n`: total parameters; `flops`: exact; wall-clock hours; `cost`: if priced."""
 
     name: str
     role: str
@@ -67,9 +68,9 @@ class PlannedRun:
 class SweepPlan:
     """All runs and their sums. `packs`: runs that share a compiled program, one after the other or at once.
 
-    `wall_hours`: packs in their order, each to the first free of the devices; neither compiling, reading data nor checkpoints
-    are in it. `largest_bytes` is the memory of the hungriest run, `too_large` names those that don't fit. `forecast`: what a fit
-    is expected to tell; None where `notes` say why not.
+    `wall_hours`: packs in their order, each on the first free devices, without compiling, reading data and checkpoints.
+    `largest_bytes`: memory of the largest run; `too_large`: runs that don't fit. `forecast`: expected intervals of a
+    fit, or None with the reason in `notes`.
     """
 
     source: str
@@ -92,7 +93,7 @@ class SweepPlan:
 
 
 def load_planned_study(path: str | pathlib.Path, arguments: Sequence[str] = ()) -> PlannedStudy:
-    """The runs of a study or of a config's sweep, with the arguments that its own command would take. BadInput where it tells none."""
+    """The runs of a study or of a config's sweep, with the arguments of its own command. BadInput if it lists none."""
     path = pathlib.Path(path)
     module = run_user_file(path / "__main__.py" if path.is_dir() else path)
     if hasattr(module, "plan"):
@@ -112,27 +113,27 @@ def sweep_plan(
     efficiency: Efficiency | None = None, price_per_hour: float | None = None, law: str | None = None,
     noise: float | None = None,
 ) -> SweepPlan:  # fmt: skip
-    """Everything about the sweep of a file on `devices` devices of a machine; nothing is trained or allocated.
+    """Plan the sweep of a file on `devices` devices of a machine; nothing is trained or allocated.
 
-    `law` and `noise` (relative scatter of a run's loss) are assumed for the expected intervals: those of the study by default,
+    `law` and `noise` (relative scatter of a run's loss) are assumed for the expected intervals; default: the study's,
     else besiroglu and 0.005.
     """
-    given = load_planned_study(path, arguments)
-    columns = forks.candidate_columns(given.runs)
-    packs = {pack: tuple(names) for pack, names in trials.group_into_packs(given.runs).items()}
+    study = load_planned_study(path, arguments)
+    columns = forks.candidate_columns(study.runs)
+    packs = {pack: tuple(names) for pack, names in trials.group_into_packs(study.runs).items()}
     pack_of = {name: pack for pack, names in packs.items() for name in names}
-    looks: dict[Static, tuple[Memory, StepTime]] = {}
+    estimates: dict[Static, tuple[Memory, StepTime]] = {}
     runs = []
-    for i, (name, config) in enumerate(given.runs.items()):
+    for i, (name, config) in enumerate(study.runs.items()):
         static = config_lib.static(config)
         static = dataclasses.replace(static, layout=mesh.resolve_layout(static.layout, devices))
-        if static not in looks:
-            looks[static] = step_memory(static, machine), step_time(static, machine, efficiency)
+        if static not in estimates:
+            estimates[static] = step_memory(static, machine), step_time(static, machine, efficiency)
         sizes = {key: columns[key][i] for key in ("N", "D", "C")}
-        runs.append(_plan_run(name, pack_of[name], config, static, sizes, machine, looks[static], price_per_hour))
-    held = [each for each, _ in looks.values()]
+        runs.append(_plan_run(name, pack_of[name], config, static, sizes, machine, estimates[static], price_per_hour))
+    memories = [memory for memory, _ in estimates.values()]
     costs = [run.cost for run in runs if run.cost is not None]
-    expected, notes = _forecast_study(given, columns, law, noise)
+    expected, notes = _forecast_study(study, columns, law, noise)
     return SweepPlan(
         source=str(path),
         machine=machine.chip.name,
@@ -145,21 +146,21 @@ def sweep_plan(
         device_hours_high=sum(run.hours_high * run.devices for run in runs),
         wall_hours=wall_hours(runs, packs, devices),
         cost=sum(costs) if costs else None,
-        largest_bytes=max(each.total for each in held),
-        capacity_bytes=held[0].capacity,
+        largest_bytes=max(memory.total for memory in memories),
+        capacity_bytes=memories[0].capacity,
         too_large=tuple(run.name for run in runs if not run.fits),
         forecast=expected,
-        assumptions=tuple(dict.fromkeys(line for _, step in looks.values() for line in step.assumptions)),
+        assumptions=tuple(dict.fromkeys(line for _, step in estimates.values() for line in step.assumptions)),
         notes=(*_describe_packing(packs, machine), *notes),
     )
 
 
 def _plan_run(
     name: str, pack: str, config: ConfigDict, static: Static, sizes: Mapping[str, float], machine: Machine,
-    look: tuple[Memory, StepTime], price_per_hour: float | None,
+    estimate: tuple[Memory, StepTime], price_per_hour: float | None,
 ) -> PlannedRun:  # fmt: skip
-    held, step = look
-    whole = estimate_training(static, machine, config.train.steps, step, price_per_hour)
+    memory, step = estimate
+    training = estimate_training(static, machine, config.train.steps, step, price_per_hour)
     return PlannedRun(
         name=name,
         role=config.log.role,
@@ -169,17 +170,17 @@ def _plan_run(
         flops=float(sizes["C"]),
         steps=config.train.steps,
         devices=static.layout.devices,
-        memory_bytes=held.total,
-        fits=held.fits,
-        hours=24 * whole.days,
-        hours_low=24 * whole.days_low,
-        hours_high=24 * whole.days_high,
-        cost=whole.cost,
+        memory_bytes=memory.total,
+        fits=memory.fits,
+        hours=24 * training.days,
+        hours_low=24 * training.days_low,
+        hours_high=24 * training.days_high,
+        cost=training.cost,
     )
 
 
 def _describe_packing(packs: Mapping[str, Sequence[str]], machine: Machine) -> tuple[str, ...]:
-    """What packing means for memory: on an accelerator the runs of a pack lie there together."""
+    """A note on memory: on an accelerator the runs of a pack are on the device together."""
     most = max(map(len, packs.values()))
     if most == 1 or machine_platform(machine) == "cpu":
         return ()
@@ -187,7 +188,7 @@ def _describe_packing(packs: Mapping[str, Sequence[str]], machine: Machine) -> t
 
 
 def wall_hours(runs: Sequence[PlannedRun], packs: Mapping[str, Sequence[str]], devices: int) -> float:
-    """When the last pack ends: packs in their order, each to the devices that are free first; a pack's runs take turns."""
+    """Hours until the last pack ends: packs in their order on the first free devices; a pack's runs take turns."""
     by_name = {run.name: run for run in runs}
     took = [sum(by_name[name].hours for name in names) for names in packs.values()]
     free_at = [0.0] * max(1, devices // max(run.devices for run in runs))
@@ -197,17 +198,17 @@ def wall_hours(runs: Sequence[PlannedRun], packs: Mapping[str, Sequence[str]], d
 
 
 def _forecast_study(
-    given: PlannedStudy, columns: Mapping[str, np.ndarray], law: str | None, noise: float | None
+    study: PlannedStudy, columns: Mapping[str, np.ndarray], law: str | None, noise: float | None
 ) -> tuple[Forecast | None, tuple[str, ...]]:
-    """(what the runs that will be fitted are expected to tell, why nothing or on what assumption)."""
-    roles = np.array([config.log.role for config in given.runs.values()])
+    """(forecast of the runs that will be fitted, notes on its assumption or why there is none)."""
+    roles = np.array([config.log.role for config in study.runs.values()])
     fitted = roles == "fit" if "fit" in roles else np.ones(len(roles), bool)
     used = {name: np.asarray(columns[name])[fitted] for name in ("N", "D", "C")}
-    book = given.expects if law is None and given.expects else lawbook.load_law_book(law or lawbook.DEFAULT_LAW)
-    scatter = noise or given.noise or NOISE
-    target = given.target_flops or AHEAD * float(used["C"].max())
+    book = study.expects if law is None and study.expects else lawbook.load_law_book(law or lawbook.DEFAULT_LAW)
+    scatter = noise or study.noise or NOISE
+    target = study.target_flops or AHEAD * float(used["C"].max())
     notes = [f"{(~fitted).sum()} runs of another role than fit are not fitted"] if not fitted.all() else []
-    if book is not given.expects:
+    if book is not study.expects:
         notes.append(f"expected by law {book.name}: name the law of your own earlier runs (--law=fit.json) for better")
     try:
         return forecast_intervals(book, scatter, used, target), tuple(notes)

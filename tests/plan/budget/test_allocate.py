@@ -18,8 +18,8 @@ from scalelab.plan.machine.machine import load_machine
 from tests.laws.examples import published
 from tests.tables import TABLES, table_path
 
-# Besiroglu et al. 2024, eq. 4 with its notebook's digits; Hoffmann et al.'s law as Sardana et al. 2024 use it (their exponents
-# from memory of the paper).
+# Besiroglu et al. 2024, eq. 4 with its notebook's digits; Hoffmann et al.'s law as Sardana et al. 2024 use it (their
+# exponents from memory of the paper).
 EQ_4 = {"E": 1.81686, "A": 482.00572, "B": 2085.4342, "alpha": 0.34781303, "beta": 0.36585412}
 SARDANA = {"E": 1.69, "A": 406.4, "B": 410.7, "alpha": 0.336, "beta": 0.283}
 
@@ -48,7 +48,8 @@ def test_chinchillas_approach_3_at_gophers_budget():
 
 
 def test_kaplans_trend():
-    """Table 5 at one PF-day; and ten times the compute asks for 5.5 times the size, 1.8 times the tokens (Hoffmann, sec. 1)."""
+    """Table 5 at one PF-day; and ten times the compute asks for 5.5 times the size, 1.8 times the tokens (Hoffmann,
+    sec. 1)."""
     one, ten = (allocate_budget(flops=C, law="kaplan") for C in (8.64e19, 8.64e20))
     assert one.n == pytest.approx(1.3e9) and one.n_convention == "non_embedding"
     assert ten.n / one.n == pytest.approx(5.5, rel=0.03) and ten.d / one.d == pytest.approx(1.8, rel=0.04)
@@ -112,7 +113,8 @@ def test_repeated_tokens_as_muennighoffs_readme_computes_them():
 
 
 def test_repetition_of_plenty_is_no_repetition():
-    """Of more unique tokens than the budget takes, nothing changes; of fewer, the loss rises, with every law of the form."""
+    """Of more unique tokens than the budget takes, nothing changes; of fewer, the loss rises, with every law of the
+    form."""
     for law in ("muennighoff", "besiroglu"):
         plain, plenty = allocate_budget(flops=1e21, law=law), allocate_budget(flops=1e21, law=law, unique_tokens=1e13)
         assert (plenty.n, plenty.loss) == pytest.approx((plain.n, plain.loss), rel=5e-4)  # its kink lies at the optimum
@@ -123,7 +125,8 @@ def test_repetition_of_plenty_is_no_repetition():
 
 
 def test_a_budget_without_a_best_size_is_refused(tmp_path, capsys):
-    """Where repeating and growing change nothing any more, and where a law lacks a term; not N = 0 and numpy's warnings."""
+    """Where repeating and growing change nothing any more, and where a law lacks a term; not N = 0 and numpy's
+    warnings."""
     path = tmp_path / "law.json"
     path.write_text(json.dumps({"law": "chinchilla", "params": SARDANA | {"B": 0.0}}))
     for asked in (["--flops=1e30", "--unique-tokens=1e9"], ["--flops=1e20", f"--law={path}"]):
@@ -162,7 +165,8 @@ def test_the_pairs_that_muennighoffs_runs_allow():
 
 
 def test_serving_as_sardana_et_al(tmp_path):
-    """Figure 1: 13B and 2e12 tokens of inference: a 7B instead saves 1.7e22 FLOPs, 17 %. 30B and 1e13: 13.6B saves 28 %."""
+    """Figure 1: 13B and 2e12 tokens of inference: a 7B instead saves 1.7e22 FLOPs, 17 %. 30B and 1e13: 13.6B saves 28
+    %."""
     path = tmp_path / "theirs.json"
     path.write_text(json.dumps({"law": "chinchilla", "params": SARDANA}))
     found = allocate_budget(params=13e9, serve_tokens=2e12, law=str(path))

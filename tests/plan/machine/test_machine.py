@@ -13,7 +13,8 @@ from scalelab.plan.machine.machine import KNOWN_MACHINES, load_machine
 NAMES = {
     "h100": "H100 SXM", "H100": "H100 SXM", "h200": "H200 SXM", "b200": "B200", "h100-nvl": "H100 NVL",
     "h100_pcie": "H100 PCIe", "a100": "A100 80GB SXM", "a100-40gb": "A100 40GB", "a100-pcie": "A100 80GB PCIe",
-    "v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7": "TPU v7", "l4": "L4", "l40s": "L40S", "a10": "A10", "t4": "T4",
+    "v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7": "TPU v7", "l4": "L4", "l40s": "L40S",
+    "a10": "A10", "t4": "T4",
     "a6000": "RTX A6000", "rtx3090": "RTX 3090", "RTX 4090": "RTX 4090", "v100": "V100 SXM2 32GB",
     "v100-16gb": "V100 SXM2 16GB", "v100-pcie": "V100 PCIe 32GB", "v100-pcie-16gb": "V100 PCIe 16GB",
     "NVIDIA H100 80GB HBM3": "H100 SXM", "TPU v5 lite": "TPU v5e", "H100 SXM": "H100 SXM",
@@ -75,7 +76,7 @@ def test_ones_own_from_nothing_and_from_a_known_one(tmp_path):
         (json.dumps(MINE | {"flops": 1e15}), "is not FLOP/s by precision"),
         (json.dumps(MINE | {"hbm_bytes": "80GB"}), "hbm_bytes='80GB' is not a number above 0"),
         (json.dumps(MINE | {"node_bytes_per_s": 0}), "node_bytes_per_s=0 is not a number above 0"),
-        ("[1]", "holds no JSON object"),
+        ("[1]", "does not hold a JSON object"),
         ("{", "is not JSON"),
     ],
 )
