@@ -99,7 +99,7 @@ def smooth_cross_entropy(
     `z_weight` scales sum(logsumexp^2) (PaLM, section 5); `softcap` > 0 bounds logits by a tanh (Gemma 2).
     At most `chunk` tokens at a time; 0: as many as CHUNK_LOGITS allows. jax can differentiate this any number of times,
     but then keeps all logits; `cross_entropy` computes the same sums for one derivative, and only its `objective`
-    carries gradients. On a mesh each device computes its own sequences and its own part of the vocabulary. With `due` the
+    carries gradients. On a mesh each device computes its own sequences and part of the vocabulary. With `due` the
     sums' `measures` are (sum of squared logits, sum of logsumexp), taken where it is true.
     """
 

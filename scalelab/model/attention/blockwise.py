@@ -148,17 +148,18 @@ def accumulate_attention(
 
 
 def largest(
-    q: jax.Array, k: jax.Array, todo: np.ndarray, block: int, seen: Callable, distances: BlockedRelative | None = None
-) -> jax.Array:
-    """The largest logit [] of these pairs of blocks, in fp32; arguments as of `accumulate_attention`, the last block filled up here."""
+    q: jax.Array, k: jax.Array, pairs: np.ndarray, block: int, block_mask: Callable,
+    distances: BlockedRelative | None = None,
+) -> jax.Array:  # fmt: skip
+    """The largest logit [] of these pairs of blocks, in fp32; arguments as for `accumulate_attention`, padded here."""
     q, k = _pad_to_blocks(q, block), _pad_to_blocks(k, block)
 
-    def one(most: jax.Array, pair: jax.Array) -> tuple[jax.Array, None]:
+    def max_with_pair(most: jax.Array, pair: jax.Array) -> tuple[jax.Array, None]:
         i, j = pair[0] * block, pair[1] * block
-        logits = _logits(_slice_axis(q, i, block, 3), _slice_axis(k, j, block, -2), seen(i, j), distances, i, j)
+        logits = _logits(_slice_axis(q, i, block, 3), _slice_axis(k, j, block, -2), block_mask(i, j), distances, i, j)
         return jnp.maximum(most, jnp.max(logits)), None
 
-    return jax.lax.scan(one, vary_like(jnp.float32(-jnp.inf), q, k), jnp.asarray(todo))[0]
+    return jax.lax.scan(max_with_pair, vary_like(jnp.float32(-jnp.inf), q, k), jnp.asarray(pairs))[0]
 
 
 def accumulate_gradients(

@@ -1,6 +1,6 @@
-"""The largest number that an attention's softmax takes, whichever kernel computes it: kernels keep their logits to themselves.
+"""The largest attention logit, whatever the kernel: kernels don't return their logits.
 
-The logits are computed once more, block by block, which costs half of attention's forward; only steps that measure do it.
+Logits are computed once more, block by block, at half the cost of attention's forward; only steps that measure do it.
 
 Shapes: B batch, S queries, T keys, N heads, K key/value heads, H d_head.
 """
@@ -36,9 +36,9 @@ def largest_logit(
     scale: float,
     window: int,
 ) -> jax.Array:
-    """[] in fp32, over all queries and the keys they see; arguments as `kernels.compute_attention` takes them.
+    """The largest logit [] in fp32 over all pairs that are not masked; arguments as for `kernels.compute_attention`.
 
-    Where the mesh splits the sequence, each device gathers all keys: they are few beside the logits.
+    Where the mesh splits the sequence, each device gathers all keys, which are small compared to the logits.
     """
     heads = activation_spec("batch", "context", "heads", None)
     optional = {
@@ -47,17 +47,17 @@ def largest_logit(
         "segment_BS": (mask_info.segment_BS, activation_spec("batch", "context")),
         "is_global": (mask_info.is_global, PartitionSpec()),
     }
-    given = {name: pair for name, pair in optional.items() if pair[0] is not None}
+    arrays = {name: pair for name, pair in optional.items() if pair[0] is not None}
 
     def on_device(q: jax.Array, k: jax.Array, *more: jax.Array) -> jax.Array:
-        values = dict(zip(given, more, strict=True))
+        values = dict(zip(arrays, more, strict=True))
         distances = RelativeInputs(values["q"], vary_like(values["r"], q)) if relative is not None else None
         limits = MaskInfo(values.get("segment_BS"), values.get("is_global"))
         most = _largest_on_device(q, k, distances, limits, scale, window)
         return jax.lax.pmax(most, (*BATCH_AXES, CONTEXT_AXIS, TENSOR_AXIS)) if has_explicit_mesh() else most
 
-    specs = (heads, heads, *(where for _, where in given.values()))
-    return per_device(on_device, specs, PartitionSpec())(q_BSNH, k_BTKH, *(value for value, _ in given.values()))
+    specs = (heads, heads, *(where for _, where in arrays.values()))
+    return per_device(on_device, specs, PartitionSpec())(q_BSNH, k_BTKH, *(value for value, _ in arrays.values()))
 
 
 def _largest_on_device(
@@ -66,26 +66,26 @@ def _largest_on_device(
     length, split = q.shape[1], mesh_axis_size(CONTEXT_AXIS) > 1
     block = min(block_size(), length)
     key_segment, first = mask_info.segment_BS, jnp.int32(0)
-    todo = visible_block_pairs(-(-length // block), block, window, mask_info)
+    pairs = visible_block_pairs(-(-length // block), block, window, mask_info)
     if split:
         block = block if length % block == 0 else length
         gather = functools.partial(jax.lax.all_gather, axis_name=CONTEXT_AXIS, axis=1, tiled=True)
         k, key_segment = gather(k), None if key_segment is None else gather(key_segment)
         first = jax.lax.axis_index(CONTEXT_AXIS) * length
         blocks = np.indices((length // block, k.shape[1] // block))
-        todo = blocks.reshape(2, -1).T.astype(np.int32)
+        pairs = blocks.reshape(2, -1).T.astype(np.int32)
     distances = None if relative is None else make_blocked_relative(relative, scale, block)
     if distances is not None and split:
         distances = distances._replace(ahead=first)
     index, segments = jnp.arange(block), [_filled(x, block) for x in (mask_info.segment_BS, key_segment)]
 
-    def seen(i: jax.Array, j: jax.Array) -> jax.Array:
+    def block_mask(i: jax.Array, j: jax.Array) -> jax.Array:
         cut = [_cut(x, start, block) for x, start in zip(segments, (i, j), strict=True)]
-        pairs_seen = attention_mask(first + i + index, j + index, window, mask_info.is_global, *cut)
-        real = (i + index < length)[:, None]  # what fills up the last block is not a query
-        return pairs_seen & (real if pairs_seen.ndim == 2 else real[None])
+        mask = attention_mask(first + i + index, j + index, window, mask_info.is_global, *cut)
+        real = (i + index < length)[:, None]  # padding of the last block is not a query
+        return mask & (real if mask.ndim == 2 else real[None])
 
-    return largest(group_heads(q * scale, k.shape[2]), move_heads_first(k), todo, block, seen, distances)
+    return largest(group_heads(q * scale, k.shape[2]), move_heads_first(k), pairs, block, block_mask, distances)
 
 
 def _filled(segment_BS: jax.Array | None, block: int) -> Any:

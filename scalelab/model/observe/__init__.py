@@ -1,4 +1,4 @@
-"""Looks inside a model: what training logs of each layer, and whole activations for coordinate checks.
+"""Inspection of a model: per-layer figures that training logs, and whole activations for coordinate checks.
 
-Read in this order: `measures` (sums and maxima that the modules leave behind while a step runs), `activations`.
+Read in this order: `measures` (sums and maxima that modules write during a step), `activations`.
 """

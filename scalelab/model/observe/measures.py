@@ -1,7 +1,7 @@
-"""What a training step measures inside the model: sums and maxima that each module takes of the arrays it has at hand.
+"""Measures of a training step inside the model: sums and maxima that each module takes of its arrays.
 
-They are taken in the pass that trains, only at steps that are `due`, and carry no gradient. Sums and maxima rather than means: of
-micro-batches and devices they are simply combined.
+They are taken in the training pass, only at steps that are `due`, and carry no gradient. Sums and maxima, unlike means,
+combine simply over micro-batches and devices.
 
 Shapes: L layers, F d_ff.
 """
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from scalelab.config import ModelShape
 from scalelab.sharding import activation_spec, has_explicit_mesh, reshard_to, vary_like
 
-COLLECTION = "measures"  # of flax's variables; modules write into it where they are told whether the step is due
+COLLECTION = "measures"  # a collection of flax's variables; modules write into it if they are given `due`
 
 
 class Measures(NamedTuple):
-    """Of one batch; `combine` adds up those of several. Zeros and -inf where the step was not due."""
+    """Measures of one batch; `combine` adds several. Zeros and -inf if the step was not due."""
 
     positions: jax.Array  # [], positions that went through the blocks
     residual_squares: jax.Array  # [L], sum over the residual stream after each block
@@ -35,7 +35,7 @@ BLOCK_FIELDS = ("residual_squares", "mlp_squares", *MAXIMA)
 
 
 def nothing(shape: ModelShape, *layers: int) -> Measures:
-    """The measures of no batch; `layers` are the leading axes of what is kept a layer, by default [L]."""
+    """The measures of no batch; `layers`: leading axes of the per-layer fields, by default [L]."""
     layers = layers or (shape.n_layers,)
     zero, zeros_L = jnp.zeros(()), jnp.zeros(layers)
     unit_max = reshard_to(jnp.zeros((*layers, shape.d_ff)), *(None for _ in layers), "mlp")
@@ -43,7 +43,7 @@ def nothing(shape: ModelShape, *layers: int) -> Measures:
 
 
 def combine(a: Any, b: Any) -> Any:
-    """The measures of two batches as those of one; () where nothing is measured."""
+    """Combine the measures of two batches; () where nothing is measured."""
     if a == () or b == ():
         return ()
     pairs = zip(Measures._fields, a, b, strict=True)
@@ -60,7 +60,7 @@ def add_at(total: Measures, index: jax.Array, part: Measures) -> Measures:
 
 
 def of_blocks(written: Any, positions: int) -> Measures:
-    """What the blocks have written into COLLECTION as Measures, without those of the head."""
+    """The blocks' values in COLLECTION as Measures, without those of the head."""
     units, zero = written["mlp"]["units"], jnp.zeros(())
     logit_max = written["attention"]["logit_max"]
     count = jnp.float32(positions)
@@ -68,14 +68,14 @@ def of_blocks(written: Any, positions: int) -> Measures:
 
 
 def when(due: jax.Array, measure: Callable[..., Any], start: Any, *values: Any) -> Any:
-    """`measure(*values)` where `due` (a traced boolean), else `start`, which has the same shape. No gradient flows.
+    """`measure(*values)` if `due` (a traced boolean), else `start` of equal shape; carries no gradient.
 
-    A loop of one turn or none, and no conditional: trials under vmap would take both sides of that at every step. The barrier
-    ties the values to the turn: else the compiler measures before the loop, at every step.
+    This is a loop of one turn or none, not a conditional: under vmap trials would take both sides at every step. The
+    barrier ties the values to the turn; without it the compiler would measure before the loop, at every step.
     """
 
     def once(turn: jax.Array, _: Any) -> Any:
-        # One by one: a barrier's results all vary over the devices as all of its arguments do.
+        # One by one: all results of a barrier vary over the devices as all of its arguments do.
         return measure(*jax.tree.map(lambda x: jax.lax.optimization_barrier((turn, x))[1], values))
 
     values = jax.lax.stop_gradient(values)
@@ -83,7 +83,7 @@ def when(due: jax.Array, measure: Callable[..., Any], start: Any, *values: Any) 
 
 
 def sum_of_squares(x: jax.Array) -> jax.Array:
-    """[], in fp32."""
+    """Sum of squares [], in fp32."""
     return jnp.sum(jnp.square(x.astype(jnp.float32)))
 
 
@@ -99,6 +99,6 @@ def mlp_measures(due: jax.Array, h_BSF: jax.Array) -> dict[str, jax.Array]:
 
 
 def like(start: jax.Array, x: jax.Array, *names: str) -> jax.Array:
-    """A constant as what a reduction of `x` gives: split over the mesh by these logical axes, and varying as `x` does."""
+    """A constant laid out like a reduction of `x`: split over the mesh by these logical axes, and varying as `x`."""
     start = vary_like(start, x)
     return jax.sharding.reshard(start, activation_spec(*names)) if has_explicit_mesh() and names else start
