@@ -92,14 +92,14 @@ def test_not_a_number_survives(tmp_path):
     assert first["train_loss"] != first["train_loss"] and second["train_loss"] == float("inf")
 
 
-@pytest.mark.parametrize("step, kept", [(0, []), (2, [1, 2]), (9, [1, 2, 3])])
-def test_rewind_drops_later_lines_and_the_torn_one(tmp_path, step, kept):
+@pytest.mark.parametrize("step, left", [(0, []), (2, [1, 2]), (9, [1, 2, 3])])
+def test_rewind_drops_later_lines_and_the_torn_one(tmp_path, step, left):
     path = metrics_file(tmp_path, 3, tail='{"step": 2, "tr')
     records.rewind_metrics(tmp_path, step)
-    assert [line["step"] for line in records.read_metrics(tmp_path)] == kept
-    assert path.read_text().count("\n") == len(kept) and os.listdir(tmp_path) == ["metrics.jsonl"]
+    assert [line["step"] for line in records.read_metrics(tmp_path)] == left
+    assert path.read_text().count("\n") == len(left) and os.listdir(tmp_path) == ["metrics.jsonl"]
     records.append_json_lines(path, [{"step": step + 1}])  # what follows is not glued to a torn line
-    assert [line["step"] for line in records.read_metrics(tmp_path)] == [*kept, step + 1]
+    assert [line["step"] for line in records.read_metrics(tmp_path)] == [*left, step + 1]
 
 
 def test_rewind_keeps_the_bytes_of_good_lines_and_sets_damaged_ones_aside(tmp_path):

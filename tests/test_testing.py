@@ -97,7 +97,7 @@ def stuck(N, *, E: Coefficient, first: Between(1.0, 300.0), second: Between(1.0,
 
 
 @pytest.mark.parametrize(
-    ("law", "said"),
+    ("law", "message"),
     [
         (unannotated, "annotate alpha"),
         (not_a_number, "not finite"),
@@ -117,8 +117,8 @@ def stuck(N, *, E: Coefficient, first: Between(1.0, 300.0), second: Between(1.0,
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_broken_law_is_told_what_is_wrong(law, said):
-    with pytest.raises(AssertionError, match=said) as refusal:
+def test_a_broken_law_is_told_what_is_wrong(law, message):
+    with pytest.raises(AssertionError, match=message) as refusal:
         check_law(law)
     assert "\n" not in str(refusal.value)
     assert law.__name__ in str(refusal.value)

@@ -28,14 +28,14 @@ def many(chance, count):
 
 @pytest.mark.slow
 def test_each_choice_has_the_score_of_its_row_alone():
-    of, rows = loaded(), many(np.random.default_rng(0), 60)
+    model, rows = loaded(), many(np.random.default_rng(0), 60)
     before = subject._token_losses._cache_size()
-    found = score_rows(of, rows, 0)
+    result = score_rows(model, rows, 0)
     assert subject._token_losses._cache_size() - before <= 2  # of 16 and of 32 tokens
-    for row, scored in zip(rows, found, strict=True):
+    for row, scored in zip(rows, result, strict=True):
         filled = np.zeros((1, 32), np.int32)
         filled[0, : len(row.tokens) - 1] = row.tokens[:-1]  # what follows is not seen
-        logs = log_softmax(plain(of.static.model, of.params, filled))[0]
+        logs = log_softmax(plain(model.static.model, model.params, filled))[0]
         here = np.arange(row.start - 1, len(row.tokens) - 1)
         wanted = -logs[here, row.tokens[row.start :]]
         assert scored.nats == pytest.approx(wanted.sum(), rel=1e-5) and scored.tokens == len(wanted)
@@ -43,42 +43,42 @@ def test_each_choice_has_the_score_of_its_row_alone():
 
 
 def test_without_padding_at_all_it_is_the_same():
-    of, (row, *_) = loaded(), many(np.random.default_rng(1), 1)
-    logs = log_softmax(plain(of.static.model, of.params, row.tokens[None, :-1]))[0]
+    model, (row, *_) = loaded(), many(np.random.default_rng(1), 1)
+    logs = log_softmax(plain(model.static.model, model.params, row.tokens[None, :-1]))[0]
     wanted = -logs[np.arange(len(row.tokens) - 1), row.tokens[1:]][row.start - 1 :].sum()
-    assert score_rows(of, [row], 0)[0].nats == pytest.approx(wanted, rel=1e-5)
+    assert score_rows(model, [row], 0)[0].nats == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_file_is_scored_from_the_separator_on(tmp_path):
-    of = loaded()
+    model = loaded()
     item = {"context": "x = f(", "choices": [")\n", "é]"], "answer": 1}
-    found = choices.encode_task(of, task(tmp_path, item))
-    first, second = found.items[0]
+    result = choices.encode_task(model, task(tmp_path, item))
+    first, second = result.items[0]
     assert first.tokens.tolist() == [0, *b"x = f(", *b")\n"] and (first.start, first.bytes) == (7, 2)
     assert second.tokens.tolist() == [0, *b"x = f(", *"é]".encode()] and (second.start, second.bytes) == (7, 3)
-    masked = of._replace(static=dataclasses.replace(of.static, documents="mask"))
+    masked = model._replace(static=dataclasses.replace(model.static, documents="mask"))
     assert choices.encode_task(masked, task(tmp_path, item)).items[0][0].tokens.tolist() == [*b"x = f(", *b")\n"]
     with pytest.raises(BadInput, match=r"task.jsonl, line 1: an empty context, and a document's first token is never"):
         choices.encode_task(masked, task(tmp_path, item | {"context": ""}))
-    assert choices.encode_task(of, task(tmp_path, item | {"context": ""})).items[0][0].start == 1
+    assert choices.encode_task(model, task(tmp_path, item | {"context": ""})).items[0][0].start == 1
 
 
 def test_what_is_too_long_loses_its_beginning_and_says_so(tmp_path):
-    of = loaded()
+    model = loaded()
     long = task(tmp_path, {"context": "abc" * 20, "choices": ["x", "yz"], "answer": 0})
-    one, two = choices.encode_task(of, long).items[0]
+    one, two = choices.encode_task(model, long).items[0]
     assert (len(one.tokens), one.start, one.cut) == (33, 32, True) and (two.start, bytes(two.tokens[-3:].tolist())) == (
         31,
         b"cyz",
     )
-    found = choices.evaluate_task(of, long, choices.encode_task(of, long))
-    assert (found["cut"], found["items"]) == (1, 1)
+    result = choices.evaluate_task(model, long, choices.encode_task(model, long))
+    assert (result["cut"], result["items"]) == (1, 1)
     with pytest.raises(BadInput, match=r"line 1: a choice of 40 tokens; the model reads 32"):
-        choices.encode_task(of, task(tmp_path, {"context": "a", "choices": ["x", "y" * 40], "answer": 0}))
+        choices.encode_task(model, task(tmp_path, {"context": "a", "choices": ["x", "y" * 40], "answer": 0}))
     with pytest.raises(BadInput, match=r"line 1: token id 300 is outside the vocabulary of 256"):
-        choices.encode_task(of, task(tmp_path, {"context": [1], "choices": [[2], [300]], "answer": 0}))
+        choices.encode_task(model, task(tmp_path, {"context": [1], "choices": [[2], [300]], "answer": 0}))
     with pytest.raises(BadInput, match="must all be text, or all token ids"):
-        choices.encode_task(of, task(tmp_path, {"context": "a", "choices": [[2], [3]], "answer": 0}))
+        choices.encode_task(model, task(tmp_path, {"context": "a", "choices": [[2], [3]], "answer": 0}))
 
 
 def test_a_token_across_the_border_is_asked_of_every_choice():
@@ -102,12 +102,12 @@ def test_metrics_by_hand():
     """Two items: the first is right by any measure; the second a byte, but not a token, and not in all."""
     first = [ChoiceScore(2.0, 2, 2, True), ChoiceScore(4.0, 2, 2, False)]
     second = [ChoiceScore(3.0, 2, 2, False), ChoiceScore(4.0, 2, 8, False), ChoiceScore(2.5, 1, 1, False)]
-    found = task_metrics([first, second], [0, 1], "choice")
-    assert (found["acc"], found["acc_token"], found["acc_raw"], found["error"]) == (1.0, 0.5, 0.5, 0.0)
-    assert found["acc_se"] == 0 and found["chance"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    result = task_metrics([first, second], [0, 1], "choice")
+    assert (result["acc"], result["acc_token"], result["acc_raw"], result["error"]) == (1.0, 0.5, 0.5, 0.0)
+    assert result["acc_se"] == 0 and result["chance"] == pytest.approx((1 / 2 + 1 / 3) / 2)
     p = [1 / (1 + np.exp(-2.0)), np.exp(-4) / (np.exp(-3) + np.exp(-4) + np.exp(-2.5))]
-    assert found["p_correct"] == pytest.approx(np.mean(p))
-    assert found["bpb"] == pytest.approx((2 / 2 + 4 / 8) / 2 / np.log(2))
+    assert result["p_correct"] == pytest.approx(np.mean(p))
+    assert result["bpb"] == pytest.approx((2 / 2 + 4 / 8) / 2 / np.log(2))
     cloze = task_metrics(
         [[ChoiceScore(1.0, 1, 1, True)], [ChoiceScore(2.0, 2, 4, False)], [ChoiceScore(0.5, 1, 2, False)]],
         [0, 0, 0],
@@ -121,10 +121,10 @@ def test_metrics_by_hand():
 
 
 def test_ids_are_scored_on_data_without_text():
-    of = loaded()
-    config = of.config.copy_and_resolve_references()
+    model = loaded()
+    config = model.config.copy_and_resolve_references()
     config.data.source = "synthetic"
-    numbers = of._replace(config=config)
+    numbers = model._replace(config=config)
     ids = Task("t", "choice", [TaskItem([3, 4], [[5], [6, 7]], 0, 1)], "f", "t.jsonl")
     assert choices.encode_task(numbers, ids).items[0][1].tokens.tolist() == [0, 3, 4, 6, 7]
     text = Task("t", "choice", [TaskItem("ab", ["c", "d"], 0, 1)], "f", "t.jsonl")

@@ -25,19 +25,19 @@ def subject(chain, synthetic=False):
 
     Nothing is added by its blocks, so that logits are `log chain[t]`, [V, V] probabilities of the next token.
     """
-    of = loaded()
+    model = loaded()
     shape = dataclasses.replace(
-        of.static.model, d_model=V, n_layers=1, n_heads=1, n_kv_heads=1, d_head=8, d_ff=8, seq_len=128,
+        model.static.model, d_model=V, n_layers=1, n_heads=1, n_kv_heads=1, d_head=8, d_ff=8, seq_len=128,
         norm_eps=1e-12, tied_head=False,
     )  # fmt: skip
-    config = of.config.copy_and_resolve_references()
+    config = model.config.copy_and_resolve_references()
     if synthetic:
         config.data.source = "synthetic"
     params = jax.tree.map(
         lambda d: np.full(d.shape, d.fill, np.float32), parameter_declarations(shape)
     )  # zeros, gains of one
     params["embed"]["w"], params["head"]["w"] = np.eye(V, dtype=np.float32), np.float32(np.log(chain) / np.sqrt(V))
-    return of._replace(config=config, static=dataclasses.replace(of.static, model=shape), params=params)
+    return model._replace(config=config, static=dataclasses.replace(model.static, model=shape), params=params)
 
 
 def ids(text):
@@ -65,9 +65,9 @@ def rows(name):
         return [json.loads(line) for line in file]
 
 
-def evaluated(of, name):
+def evaluated(model, name):
     task = tasks.read_task(f"experiments/tasks/{name}.jsonl")
-    return choices.evaluate_task(of, task, choices.encode_task(of, task))
+    return choices.evaluate_task(model, task, choices.encode_task(model, task))
 
 
 def chain_of(seed):
@@ -78,17 +78,17 @@ def chain_of(seed):
 def test_a_table_scores_what_the_formula_says(name):
     chain = chain_of(0)
     chain /= chain.sum(1, keepdims=True)
-    found, expected = evaluated(subject(chain), name), by_hand(chain, rows(name))
+    result, expected = evaluated(subject(chain), name), by_hand(chain, rows(name))
     for metric, value in expected.items():
-        assert found[metric] == pytest.approx(value, rel=1e-4), metric
-    assert found["items"] == 150 and found["cut"] == 0 and found["chance"] == 0.25
+        assert result[metric] == pytest.approx(value, rel=1e-4), metric
+    assert result["items"] == 150 and result["cut"] == 0 and result["chance"] == 0.25
 
 
 def test_a_uniform_model_pays_eight_bits_a_byte_and_gives_each_choice_its_share():
-    of = subject(np.full((V, V), 1 / V))
-    found = evaluated(of, "indentation")
-    assert found["bpb"] == pytest.approx(8, rel=1e-6) and found["p_correct"] == pytest.approx(1 / 4, rel=1e-4)
-    assert evaluated(of, "spelling")["bpb"] == pytest.approx(8, rel=1e-6)
+    model = subject(np.full((V, V), 1 / V))
+    result = evaluated(model, "indentation")
+    assert result["bpb"] == pytest.approx(8, rel=1e-6) and result["p_correct"] == pytest.approx(1 / 4, rel=1e-4)
+    assert evaluated(model, "spelling")["bpb"] == pytest.approx(8, rel=1e-6)
 
 
 def test_the_languages_own_probabilities_find_its_words():
@@ -96,13 +96,15 @@ def test_the_languages_own_probabilities_find_its_words():
     language = made._language()
     chain, frequent = transition_matrix(language), np.zeros((V, V))
     frequent[:] = np.append(0, language.start)
-    for table, said in ((chain, RULES), (frequent, FREQUENCIES)):
+    for table, expected_acc in ((chain, RULES), (frequent, FREQUENCIES)):
         table = table.clip(1e-12)
-        found, expected = (
+        result, expected = (
             evaluated(subject(table / table.sum(1, keepdims=True), True), "bigrams"),
             by_hand(table, rows("bigrams")),
         )
-        assert found["acc"] == pytest.approx(expected["acc"]) and found["acc"] == pytest.approx(said, abs=0.01)
+        assert result["acc"] == pytest.approx(expected["acc"]) and result["acc"] == pytest.approx(
+            expected_acc, abs=0.01
+        )
 
 
 @pytest.mark.parametrize("name", ["brackets", "keywords", "indentation"])

@@ -15,68 +15,68 @@ BYTES = byte_tokenizer()
 PROMPT = "for i in"
 
 
-def logits_after(of, ids):
+def logits_after(model, ids):
     """Of the plain forward over exactly these ids, in float64."""
-    return log_softmax(plain(of.static.model, of.params, np.array([ids], np.int32)))[0, -1]
+    return log_softmax(plain(model.static.model, model.params, np.array([ids], np.int32)))[0, -1]
 
 
 def test_greedy_is_the_argmax_of_the_training_forward_step_by_step():
-    of = loaded()
-    (found,) = draw_samples(of, BYTES, PROMPT, 12, 1, SamplingOptions(temperature=0.0))
+    model = loaded()
+    (result,) = draw_samples(model, BYTES, PROMPT, 12, 1, SamplingOptions(temperature=0.0))
     ids, nats = [0, *PROMPT.encode()], 0.0
-    for token in found.ids[:4]:  # each length is a program of its own
-        logs = logits_after(of, ids)
+    for token in result.ids[:4]:  # each length is a program of its own
+        logs = logits_after(model, ids)
         assert token == logs.argmax()
         nats, ids = nats - logs[token], [*ids, token]
-    scored = subject.token_losses(of, np.array([[0, *PROMPT.encode(), *found.ids]]), 0)
+    scored = subject.token_losses(model, np.array([[0, *PROMPT.encode(), *result.ids]]), 0)
     assert scored.nats[0, -12:-8].sum() == pytest.approx(nats, rel=1e-5)
-    assert scored.best[0, -12:].all() and scored.nats[0, -12:].sum() == pytest.approx(found.nats, rel=1e-5)
+    assert scored.best[0, -12:].all() and scored.nats[0, -12:].sum() == pytest.approx(result.nats, rel=1e-5)
 
 
 def test_where_documents_are_masked_the_prompt_begins_its_own():
-    of = loaded()
-    masked = of._replace(static=dataclasses.replace(of.static, documents="mask"))
-    (found,) = draw_samples(masked, BYTES, PROMPT, 1, 1, SamplingOptions(temperature=0.0))
-    assert found.nats == pytest.approx(-logits_after(of, list(PROMPT.encode())).max(), rel=1e-5)
+    model = loaded()
+    masked = model._replace(static=dataclasses.replace(model.static, documents="mask"))
+    (result,) = draw_samples(masked, BYTES, PROMPT, 1, 1, SamplingOptions(temperature=0.0))
+    assert result.nats == pytest.approx(-logits_after(model, list(PROMPT.encode())).max(), rel=1e-5)
     with pytest.raises(BadInput, match="--prompt is empty"):
         draw_samples(masked, BYTES, "", 1, 1, SamplingOptions())
 
 
 @pytest.mark.slow
 def test_the_seed_decides_and_neither_count_nor_length_matter():
-    of = loaded()
-    five = draw_samples(of, BYTES, PROMPT, 15, 5, SamplingOptions(seed=3))
-    assert five == draw_samples(of, BYTES, PROMPT, 15, 5, SamplingOptions(seed=3))
-    assert [one.ids for one in draw_samples(of, BYTES, PROMPT, 15, 2, SamplingOptions(seed=3))] == [
+    model = loaded()
+    five = draw_samples(model, BYTES, PROMPT, 15, 5, SamplingOptions(seed=3))
+    assert five == draw_samples(model, BYTES, PROMPT, 15, 5, SamplingOptions(seed=3))
+    assert [one.ids for one in draw_samples(model, BYTES, PROMPT, 15, 2, SamplingOptions(seed=3))] == [
         one.ids for one in five[:2]
     ]
-    assert [one.ids for one in draw_samples(of, BYTES, PROMPT, 6, 5, SamplingOptions(seed=3))] == [
+    assert [one.ids for one in draw_samples(model, BYTES, PROMPT, 6, 5, SamplingOptions(seed=3))] == [
         one.ids[:6] for one in five
     ]
     assert len({tuple(one.ids) for one in five}) == 5
-    assert draw_samples(of, BYTES, PROMPT, 15, 5, SamplingOptions(seed=4)) != five
+    assert draw_samples(model, BYTES, PROMPT, 15, 5, SamplingOptions(seed=4)) != five
 
 
 def test_it_stops_at_the_separator_which_is_no_text_but_costs():
-    of = loaded()
-    found = draw_samples(of, BYTES, "", 31, 64, SamplingOptions(temperature=3.0))
-    ended = [one for one in found if one.ended]
-    assert 0 < len(ended) < 64 and all(0 not in one.ids for one in found)
-    assert all(len(one.ids) == 31 for one in found if not one.ended)
+    model = loaded()
+    result = draw_samples(model, BYTES, "", 31, 64, SamplingOptions(temperature=3.0))
+    ended = [one for one in result if one.ended]
+    assert 0 < len(ended) < 64 and all(0 not in one.ids for one in result)
+    assert all(len(one.ids) == 31 for one in result if not one.ended)
     one = ended[0]
-    scored = subject.token_losses(of, np.array([[0, *one.ids, 0]]), 0)
+    scored = subject.token_losses(model, np.array([[0, *one.ids, 0]]), 0)
     assert one.nats == pytest.approx(scored.nats.sum(), rel=1e-5)
 
 
 def test_head_and_nucleus_against_numpy():
     logits = np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32) * 2
     for top_k, top_p in ((0, 1.0), (5, 1.0), (1, 1.0), (0, 0.6), (10, 0.5), (0, 1e-6), (500, 0.99)):
-        found = np.isfinite(np.asarray(_restrict_logits(logits, np.int32(top_k), np.float32(top_p))))
-        for row, kept in zip(logits.astype(np.float64), found, strict=True):
+        result = np.isfinite(np.asarray(_restrict_logits(logits, np.int32(top_k), np.float32(top_p))))
+        for row, allowed in zip(logits.astype(np.float64), result, strict=True):
             order = np.argsort(-row)[: top_k or None]
             p = np.exp(row[order]) / np.exp(row[order]).sum()
             wanted = order[: np.searchsorted(np.cumsum(p), top_p) + 1] if top_p < 1 else order
-            assert set(np.flatnonzero(kept)) == set(wanted), (top_k, top_p)
+            assert set(np.flatnonzero(allowed)) == set(wanted), (top_k, top_p)
 
 
 def test_draws_have_the_frequencies_of_the_softmax_at_the_temperature():
@@ -107,7 +107,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes_are_one_line(case):
-    choice, most, count, said = MISTAKES[case]
-    with pytest.raises(BadInput, match=said) as caught:
+    choice, most, count, message = MISTAKES[case]
+    with pytest.raises(BadInput, match=message) as caught:
         draw_samples(loaded(), BYTES, PROMPT, most, count, choice)
     assert "\n" not in str(caught.value)

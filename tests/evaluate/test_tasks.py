@@ -54,11 +54,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes_name_file_and_line(tmp_path, case):
-    lines, said = MISTAKES[case]
+    lines, message = MISTAKES[case]
     path = write(tmp_path / "task.jsonl", *lines)
     with pytest.raises(BadInput) as caught:
         tasks.read_task(path)
-    assert said in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_other_files_are_refused(tmp_path):

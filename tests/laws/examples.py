@@ -29,8 +29,8 @@ def hoffmann_points() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     with table_path("chinchilla/points.csv").open() as file:
         rows = list(csv.DictReader(file))
     N, C, loss = (np.array([float(row[key]) for row in rows]) for key in ("Model Size", "Training FLOP", "loss"))
-    kept = np.argsort(loss)[:-5]
-    return N[kept], C[kept] / (6 * N[kept]), loss[kept]
+    fitted = np.argsort(loss)[:-5]
+    return N[fitted], C[fitted] / (6 * N[fitted]), loss[fitted]
 
 
 def study(params: ChinchillaParams, noise: float = 0.0, seed: int = 0, sizes: int = 5, budgets=BUDGETS):

@@ -15,7 +15,7 @@ NOISY = dict(zip(("N", "D", "loss"), study(QUICKSTART_LIKE, 0.005), strict=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"loss": [float("nan"), *GOOD["loss"][1:]]}, r"loss\[0\] = nan"),
         ({"N": [*GOOD["N"][:-1], float("inf")]}, r"N\[19\] = inf"),
@@ -28,9 +28,9 @@ NOISY = dict(zip(("N", "D", "loss"), study(QUICKSTART_LIKE, 0.005), strict=True)
         ({"D": np.full(20, 1e6)}, "D has one value"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(change, said):
+def test_bad_input_is_refused_in_one_line(change, message):
     for call in (lambda table: laws.fit(table, bootstrap=0), lambda table: fit_chinchilla(**table)):
-        with pytest.raises(BadInput, match=said) as refusal:
+        with pytest.raises(BadInput, match=message) as refusal:
             call(GOOD | change)
         assert "\n" not in str(refusal.value)
 

@@ -85,8 +85,8 @@ def test_zeros_stay_zeros_and_what_is_not_finite_is_seen():
 def to_tf32(x):
     """To nearest even on the bits: 13 of the 23 bits of the mantissa go."""
     bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
-    kept = (bits + 0xFFF + (bits >> 13 & 1)) & ~np.uint64(0x1FFF)
-    return kept.astype(np.uint32).view(np.float32)
+    rounded = (bits + 0xFFF + (bits >> 13 & 1)) & ~np.uint64(0x1FFF)
+    return rounded.astype(np.uint32).view(np.float32)
 
 
 def test_tf32_products_see_ten_bits_of_each_operand_forward_and_backward():
@@ -98,9 +98,9 @@ def test_tf32_products_see_ten_bits_of_each_operand_forward_and_backward():
 
     with products.product_precision(POLICIES["tf32"]):
         y, pull = jax.vjp(traced, a, b)
-        found = (y, *pull(jnp.asarray(dy)))
+        result = (y, *pull(jnp.asarray(dy)))
     low_a, low_b, low_dy = (np.float64(to_tf32(x)) for x in (a, b, dy))
-    for ours, theirs in zip(found, (low_a @ low_b, low_dy @ low_b.T, low_a.T @ low_dy), strict=True):
+    for ours, theirs in zip(result, (low_a @ low_b, low_dy @ low_b.T, low_a.T @ low_dy), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=1e-6)
     assert np.abs(np.float64(y) - np.float64(a) @ b).max() > 1e-5
     with products.product_precision(FP32):
@@ -111,10 +111,10 @@ def test_every_policy_is_a_choice_says_what_it_is_and_warns_where_it_harms():
     assert set(key_records()["precision.name"].choices) == set(POLICIES)
     for name, policy in POLICIES.items():
         assert policy.name == name and jnp.issubdtype(array_dtype(policy.forward), jnp.floating)
-        said = warnings_for(policy, "cpu")
-        assert bool(said) == (name not in ("fp32", "bf16", "fp16")), name
-        assert all(f"precision.name={name!r}" in line and "\n" not in line for line in said)
-        assert warnings_for(policy, "gpu") == ([said[0]] if policy.harm else [])
+        warnings = warnings_for(policy, "cpu")
+        assert bool(warnings) == (name not in ("fp32", "bf16", "fp16")), name
+        assert all(f"precision.name={name!r}" in line and "\n" not in line for line in warnings)
+        assert warnings_for(policy, "gpu") == ([warnings[0]] if policy.harm else [])
     harmful = {name for name, policy in POLICIES.items() if policy.harm}
     assert harmful == {"fp16_unscaled", "bf16_moments", "bf16_master"}
 

@@ -50,10 +50,10 @@ def test_every_step_follows_the_published_rule(bad):
 
         return jax.lax.scan(step, loss_scale.init_loss_scale(), finite)[1]
 
-    found = ours(jnp.array(finite))
+    result = ours(jnp.array(finite))
     expected = published(finite)
-    np.testing.assert_array_equal(found.scale, np.float32([scale for scale, _ in expected]))
-    np.testing.assert_array_equal(found.good, [good for _, good in expected])
+    np.testing.assert_array_equal(result.scale, np.float32([scale for scale, _ in expected]))
+    np.testing.assert_array_equal(result.good, [good for _, good in expected])
 
 
 def test_the_scale_never_grows_to_infinity_and_shrinks_exactly():
@@ -64,8 +64,8 @@ def test_the_scale_never_grows_to_infinity_and_shrinks_exactly():
 
 @functools.cache
 def program():
-    of, h = setting(**FP16)
-    return of, h, PACKINGS["turn"](of, [h])
+    program_static, h = setting(**FP16)
+    return program_static, h, PACKINGS["turn"](program_static, [h])
 
 
 def advance(states, tokens, n=None):
@@ -79,9 +79,9 @@ def test_a_step_that_overflows_is_skipped_halves_the_scale_and_is_counted():
     assert start.precision == LossScale(65536, 0)
     # Where the scale is so large that gradients overflow in fp16, every step is skipped until it fits.
     huge = start._replace(precision=LossScale(jnp.float32(2.0**30), jnp.int32(7)))
-    kept = jax.device_get((huge.params, huge.opt_state))
+    before = jax.device_get((huge.params, huge.opt_state))
     (after,), (log,) = advance([jax.tree.map(jnp.copy, huge)], batches(1).repeat(4, axis=0), 1)
-    assert_same(jax.device_get((after.params, after.opt_state)), kept)
+    assert_same(jax.device_get((after.params, after.opt_state)), before)
     assert (after.precision.scale, after.precision.good, after.skipped, after.step) == (2.0**29, 0, 1, 1)
     assert log["loss_scale"][0] == 2.0**30  # of this step, not of the next
     assert np.isfinite(log["train_loss"][0]) and not np.isfinite(log["grad_norm"][0])
@@ -95,16 +95,16 @@ def test_a_step_that_overflows_is_skipped_halves_the_scale_and_is_counted():
 
 @pytest.mark.slow
 def test_packed_trials_keep_their_own_scales():
-    of, h, _ = program()
-    packed = PACKINGS["vmap"](of, [h, h | {"seed": 1}, h])
+    program_static, h, _ = program()
+    packed = PACKINGS["vmap"](program_static, [h, h | {"seed": 1}, h])
     states = packed.separate(packed.init())
     scales = [2.0**30, 2.0**16, 2.0**12]
     states = [s._replace(precision=LossScale(np.float32(x), np.int32(0))) for s, x in zip(states, scales, strict=True)]
     tokens = np.asarray(batches(4))
     states, logs = packed.advance(packed.join(states), [tokens] * 3, 4)
-    found = packed.separate(states)
-    assert [float(s.precision.scale) for s in found[1:]] == scales[1:] and found[0].precision.scale < scales[0]
-    assert [int(s.skipped) for s in found[1:]] == [0, 0] and found[0].skipped > 0
+    result = packed.separate(states)
+    assert [float(s.precision.scale) for s in result[1:]] == scales[1:] and result[0].precision.scale < scales[0]
+    assert [int(s.skipped) for s in result[1:]] == [0, 0] and result[0].skipped > 0
     assert [log["loss_scale"][0] for log in logs] == scales
 
 

@@ -22,14 +22,14 @@ from tests.train.step.test_step import batches, setting
 def pulled(name, x, w, dy):
     """(y, dx, dw) of one layer's product, in fp32."""
     policy = POLICIES[name]
-    of = array_dtype(policy.compute)
+    dtype = array_dtype(policy.compute)
 
     def run(x, w):
-        return weight_product(x.astype(of), w, None, 1, ("embed", "mlp"), ("batch", "context", "mlp"), policy)
+        return weight_product(x.astype(dtype), w, None, 1, ("embed", "mlp"), ("batch", "context", "mlp"), policy)
 
     with product_precision(policy):
         y, pull = jax.vjp(run, x, w)
-        return [part.astype(jnp.float32) for part in (y, *pull(dy.astype(of)))]
+        return [part.astype(jnp.float32) for part in (y, *pull(dy.astype(dtype)))]
 
 
 def operands(seed=0, tokens=256, ins=256, outs=384):
@@ -41,8 +41,8 @@ def operands(seed=0, tokens=256, ins=256, outs=384):
 def errors(name, x, w, dy):
     flat_x, flat_dy = (np.float64(part).reshape(-1, part.shape[-1]) for part in (x, dy))
     exact = (flat_x @ w, flat_dy @ np.float64(w).T, flat_x.T @ flat_dy)
-    found = [np.float64(part).reshape(e.shape) for part, e in zip(pulled(name, x, w, dy), exact, strict=True)]
-    return [float(np.linalg.norm(f - e) / np.linalg.norm(e)) for f, e in zip(found, exact, strict=True)]
+    result = [np.float64(part).reshape(e.shape) for part, e in zip(pulled(name, x, w, dy), exact, strict=True)]
+    return [float(np.linalg.norm(f - e) / np.linalg.norm(e)) for f, e in zip(result, exact, strict=True)]
 
 
 # Relative errors (y, dx, dw) of products of Gaussians. Rounding both operands to e4m3 costs 3.7 %, to e5m2 and e4m3 5.9
@@ -97,10 +97,10 @@ def test_without_a_scale_fp16_gradients_underflow_and_with_it_they_do_not():
         static, h = setting(**{"train.z_loss": 0.0, "precision.name": name})
         params = jax.jit(state_lib.init_state, static_argnums=0)(static, h).params
         params = params | {"head": {"w": params["head"]["w"] * 1e-5}}
-        found = jax.jit(functools.partial(compute_gradients, static))(
+        result = jax.jit(functools.partial(compute_gradients, static))(
             params, batches(1)[0], jnp.float32(0), jnp.float32(scale)
         )
-        shares[name] = zero_shares(jax.device_get(found[1]))
+        shares[name] = zero_shares(jax.device_get(result[1]))
     assert shares["fp32"]["block 0"] == 0 == shares["fp32"]["head"]
     assert shares["fp16"]["block 0"] < 0.01
     assert shares["fp16_unscaled"]["block 0"] > 0.5 and shares["fp16_unscaled"]["head"] == 0, shares

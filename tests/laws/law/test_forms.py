@@ -52,8 +52,8 @@ def test_overtraining_is_chinchilla_with_one_exponent():
     N, D = np.array([1e8, 1e9, 1e10]), np.array([2e10, 2e9, 6e11])
     eta, a, b = (TRUTHS["overtraining"][name] for name in ("eta", "a", "b"))
     same = {"E": 1.51, "A": a / 6**eta, "B": b / 6**eta, "alpha": 2 * eta, "beta": 2 * eta}
-    found = law("overtraining", C=6 * N * D, M=D / N)
-    np.testing.assert_allclose(found, law("chinchilla", same, N=N, D=D), rtol=1e-12)
+    result = law("overtraining", C=6 * N * D, M=D / N)
+    np.testing.assert_allclose(result, law("chinchilla", same, N=N, D=D), rtol=1e-12)
 
 
 def test_downstream_error_starts_at_epsilon():

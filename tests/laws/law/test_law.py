@@ -46,25 +46,25 @@ def no_columns(*, alpha: Exponent):
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [(annotated_by_nothing, "annotate alpha"), (starred, r"\*N is not a column"), (no_columns, "columns come first")],
 )
-def test_a_signature_that_says_too_little_is_refused(function, said):
-    with pytest.raises(BadInput, match=said) as refusal:
+def test_a_signature_that_says_too_little_is_refused(function, message):
+    with pytest.raises(BadInput, match=message) as refusal:
         law_of(function)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("chinchila", "did you mean 'chinchilla'"),
         ("no.such.module:fn", "No module named"),
         ("tests.laws.law.test_law:nothing", "has no 'nothing'"),
     ],
 )
-def test_a_law_that_is_none_is_refused(name, said):
-    with pytest.raises(BadInput, match=said):
+def test_a_law_that_is_none_is_refused(name, message):
+    with pytest.raises(BadInput, match=message):
         load_law(name)
 
 

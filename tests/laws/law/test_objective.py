@@ -38,7 +38,7 @@ def test_raw_and_log_targets():
 
 
 @pytest.mark.parametrize(
-    ("name", "delta", "said"),
+    ("name", "delta", "message"),
     [
         ("hubber_log", None, "did you mean 'huber_log'"),
         ("huber_log", 0.0, "delta = 0"),
@@ -46,6 +46,6 @@ def test_raw_and_log_targets():
         ("mse_log", 1e-3, "has no threshold"),
     ],
 )
-def test_refusals(name, delta, said):
-    with pytest.raises(BadInput, match=said):
+def test_refusals(name, delta, message):
+    with pytest.raises(BadInput, match=message):
         load_objective(name, delta)

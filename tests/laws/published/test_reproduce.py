@@ -71,9 +71,9 @@ def test_besiroglus_first_resamples():
     posed = besiroglu.huber_problem(besiroglu.fitted_points(TABLES))
     from scalelab.laws.solve.optimum import minimise_objective
 
-    found = besiroglu.refit_resamples(posed, minimise_objective(posed), 2, lambda _: None)
+    result = besiroglu.refit_resamples(posed, minimise_objective(posed), 2, lambda _: None)
     for i, stored in enumerate(besiroglu.FIRST_RESAMPLES):
-        assert [found[name][i] for name in besiroglu.STANDARD_ERRORS] == pytest.approx(stored, rel=1e-4)
+        assert [result[name][i] for name in besiroglu.STANDARD_ERRORS] == pytest.approx(stored, rel=1e-4)
 
 
 def test_chinchilla():

@@ -67,7 +67,7 @@ def test_a_byte_order_mark_and_empty_lines_are_no_cells(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("t.csv", b"", "is empty"),
         ("t.csv", "N,D\n", "holds no rows"),
@@ -85,8 +85,8 @@ def test_a_byte_order_mark_and_empty_lines_are_no_cells(tmp_path):
         ("t.txt", "N,D\n1,2\n", "a table is a .csv, .jsonl or .parquet file"),
     ],
 )
-def test_what_is_no_table_is_refused(tmp_path, name, content, said):
-    with pytest.raises(BadInput, match=said) as refusal:
+def test_what_is_no_table_is_refused(tmp_path, name, content, message):
+    with pytest.raises(BadInput, match=message) as refusal:
         read_raw_rows(written(tmp_path, content, name))
     assert "\n" not in str(refusal.value)
 

@@ -33,12 +33,12 @@ def table(**columns):
 
 
 def test_the_numbers_are_those_of_the_fit_itself():
-    found = fit_study(table(), bootstrap=50)
-    assert found.params == pytest.approx(fit_chinchilla(N, D, LOSS)[0]._asdict(), rel=1e-5)
+    result = fit_study(table(), bootstrap=50)
+    assert result.params == pytest.approx(fit_chinchilla(N, D, LOSS)[0]._asdict(), rel=1e-5)
     order = np.argsort(LOSS)
-    boot = bootstrap_fit(posed(N[order], D[order], LOSS[order]), found.best, count=50)
-    np.testing.assert_array_equal(found.bootstrap.params["alpha"], boot.params["alpha"])
-    assert found.loss(1e5, 1e7) == float(loss_at(ChinchillaParams(**found.params), 1e5, 1e7))
+    boot = bootstrap_fit(posed(N[order], D[order], LOSS[order]), result.best, count=50)
+    np.testing.assert_array_equal(result.bootstrap.params["alpha"], boot.params["alpha"])
+    assert result.loss(1e5, 1e7) == float(loss_at(ChinchillaParams(**result.params), 1e5, 1e7))
 
 
 def test_order_names_and_other_columns_change_no_bit():
@@ -59,9 +59,9 @@ def test_only_role_fit_is_fitted_where_there_is_one():
         {"name": "check-lr", "role": "check", "status": "done", "N": 1e4, "D": 1e6, "val_loss": 9.0},
         {"name": "holdout", "role": "holdout", "status": "done", "N": 1e6, "D": 1e7, "val_loss": 0.1},
     ]
-    found = fit_study(table(role=["fit"] * 20) + spoilt, bootstrap=20)
-    assert found.params == fit_study(table(), bootstrap=20).params
-    assert found.excluded == (
+    result = fit_study(table(role=["fit"] * 20) + spoilt, bootstrap=20)
+    assert result.params == fit_study(table(), bootstrap=20).params
+    assert result.excluded == (
         {"name": "check-lr", "reason": "role check"},
         {"name": "holdout", "reason": "role holdout"},
     )
@@ -75,16 +75,16 @@ def test_what_is_not_a_finished_loss_is_left_out_with_its_reason():
         {"name": "d", "status": "done", "N": 1e4, "D": 1e6, "val_loss": None},
         {"status": "done", "D": 1e6, "val_loss": 2.0},
     ]
-    kept, excluded = select_rows(table() + bad, ["N", "D", "val_loss"], "val_loss")
-    assert len(kept) == 20
+    selected, excluded = select_rows(table() + bad, ["N", "D", "val_loss"], "val_loss")
+    assert len(selected) == 20
     assert [(entry["name"], entry["reason"]) for entry in excluded] == [
         ("a", "diverged"), ("b", "running"), ("c", "val_loss is nan"), ("d", "no val_loss"), ("row 25", "no N"),
     ]  # fmt: skip
 
 
 def test_the_largest_losses_can_be_dropped():
-    kept, excluded = select_rows(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=3)
-    assert {row["val_loss"] for row in kept} == set(np.sort(LOSS)[:-3])
+    selected, excluded = select_rows(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=3)
+    assert {row["val_loss"] for row in selected} == set(np.sort(LOSS)[:-3])
     assert {entry["reason"] for entry in excluded} == {"one of the 3 largest losses"}
     with pytest.raises(BadInput, match="drop_top_loss = -1"):
         select_rows(table(), ["N", "D", "val_loss"], "val_loss", drop_top_loss=-1)
@@ -104,9 +104,9 @@ def test_conventions_read_their_own_column():
 
 
 def test_a_budget_is_counted_as_the_runs_count_theirs():
-    found = fit_study(table(), bootstrap=20)
-    assert found.k == pytest.approx(7)
-    decision = found.decide(4e12)
+    result = fit_study(table(), bootstrap=20)
+    assert result.k == pytest.approx(7)
+    decision = result.decide(4e12)
     assert decision.N.value * decision.D.value == pytest.approx(4e12 / 7)
     assert fit_study(table(C=[None] * 20), bootstrap=20).k == pytest.approx(6)
 
@@ -123,16 +123,16 @@ def test_the_block_is_plain_json_with_every_promised_key():
 
 def test_warnings_say_what_is_poorly_identified():
     loss = loss_at(QUICKSTART_LIKE._replace(E=0.0), N, D) * np.exp(0.03 * np.sin(9 * N))
-    said = " ".join(fit_study(table(val_loss=loss), bootstrap=50).warnings())
-    assert "E is at its bound" in said and "poorly identified" in said
+    message = " ".join(fit_study(table(val_loss=loss), bootstrap=50).warnings())
+    assert "E is at its bound" in message and "poorly identified" in message
     few = [0, 2, 4, 7, 12, 15, 19]
-    said = " ".join(fit_study([table()[i] for i in few], bootstrap=50).warnings())
-    assert "of 50 resamples gave a fit" in said
+    message = " ".join(fit_study([table()[i] for i in few], bootstrap=50).warnings())
+    assert "of 50 resamples gave a fit" in message
 
 
 def test_rows_are_resampled_by_a_column_of_the_table():
-    found = fit_study(table(run=[f"r{i // 2}" for i in range(20)]), cluster="run", bootstrap=30)
-    assert found.bootstrap.used + sum(found.bootstrap.failed.values()) == 30
-    assert found.bootstrap.noise.shape == (20,) and len(found.bootstrap.jackknife["E"]) == 10
+    result = fit_study(table(run=[f"r{i // 2}" for i in range(20)]), cluster="run", bootstrap=30)
+    assert result.bootstrap.used + sum(result.bootstrap.failed.values()) == 30
+    assert result.bootstrap.noise.shape == (20,) and len(result.bootstrap.jackknife["E"]) == 10
     with pytest.raises(BadInput, match="--cluster=runs: no such column; did you mean 'run'"):
         fit_study(table(run=list("ab" * 10)), cluster="runs")

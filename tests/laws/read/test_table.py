@@ -37,8 +37,8 @@ def test_columns_by_their_own_names(tmp_path):
     path = written(tmp_path, "Model Size,tokens,final,run\n1e6,2e7,3.1,x\n")
     table = read_table(path, parse_columns("N=Model Size,D=tokens,loss=final"))
     (row,) = table.rows
-    found = {key: row[key] for key in ("name", "N", "D", "C", "val_loss")}
-    assert found == {"name": "row 1", "N": 1e6, "D": 2e7, "C": 1.2e14, "val_loss": 3.1}
+    result = {key: row[key] for key in ("name", "N", "D", "C", "val_loss")}
+    assert result == {"name": "row 1", "N": 1e6, "D": 2e7, "C": 1.2e14, "val_loss": 3.1}
     assert row["run"] == "x"  # the table's own columns stay: --where and --cluster may name them
     assert table.n_convention == "column 'Model Size'"
 
@@ -58,7 +58,7 @@ def test_a_table_of_our_own_is_read_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "columns", "said"),
+    ("text", "columns", "message"),
     [
         ("N,D,loss\n", "", "holds no rows"),
         ("params,D,loss\n1,2,3\n", "", "--columns=N=params,D=tokens,loss=val_loss"),
@@ -77,8 +77,8 @@ def test_a_table_of_our_own_is_read_as_it_is(tmp_path):
         ("params,C,loss\n-1,2,3\n", "N=params", r"row 1, 'params': N is -1"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, text, columns, said):
-    with pytest.raises(BadInput, match=said) as refusal:
+def test_mistakes_are_one_line(tmp_path, text, columns, message):
+    with pytest.raises(BadInput, match=message) as refusal:
         read_table(written(tmp_path, text), parse_columns(columns))
     assert "\n" not in str(refusal.value)
 

@@ -15,7 +15,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("expression", "kept"),
+    ("expression", "rows"),
     [
         ("N > 1e8", [1, 2]),
         ("N > 1e8 and D/N < 100", [1]),
@@ -29,8 +29,8 @@ ROWS = [
         (" dataset >= 'd' ", [1]),
     ],
 )
-def test_expressions(expression, kept):
-    assert filter_rows(ROWS, [expression]) == [ROWS[i] for i in kept]
+def test_expressions(expression, rows):
+    assert filter_rows(ROWS, [expression]) == [ROWS[i] for i in rows]
 
 
 def test_several_are_and_ed_and_none_keeps_all():
@@ -52,8 +52,8 @@ TERMS = st.recursive(
 @settings(max_examples=150)
 @given(expression=TERMS, N=st.floats(0.1, 1e4), D=st.floats(0.1, 1e4))
 def test_they_mean_what_python_means(expression, N, D):
-    kept = filter_rows([{"N": N, "D": D}], [expression])
-    assert bool(kept) == eval(expression, {"__builtins__": {}}, {"N": N, "D": D})
+    rows = filter_rows([{"N": N, "D": D}], [expression])
+    assert bool(rows) == eval(expression, {"__builtins__": {}}, {"N": N, "D": D})
 
 
 @settings(max_examples=200)
@@ -66,7 +66,7 @@ def test_any_text_is_a_subset_or_one_line_of_refusal(expression):
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "message"),
     [
         ("N >", "--where='N >'"),
         ("", "invalid syntax"),
@@ -90,10 +90,10 @@ def test_any_text_is_a_subset_or_one_line_of_refusal(expression):
         ("N > 1 " + "and N > 1 " * 200, "longer than 1000 characters"),
     ],
 )
-def test_what_is_not_understood_is_refused(expression, said):
+def test_what_is_not_understood_is_refused(expression, message):
     with pytest.raises(BadInput, match=None) as refusal:
         filter_rows(ROWS, [expression])
-    assert said in str(refusal.value) and "\n" not in str(refusal.value)
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_a_column_may_have_a_full_key():

@@ -85,8 +85,8 @@ def test_the_majoriser_never_lies_below_the_gauss_newton_part():
 def test_a_chunk_that_is_not_full_changes_no_number():
     points, x, weights = chinchilla(build_autodiff_problem, load_objective("huber_log"))
     many = np.tile(x, (12, 1))  # 72 problems: two chunks and a part
-    found = points.value(many, np.tile(weights, (12, 1)))
-    np.testing.assert_array_equal(found, np.tile(points.value(x, weights), 12))
+    result = points.value(many, np.tile(weights, (12, 1)))
+    np.testing.assert_array_equal(result, np.tile(points.value(x, weights), 12))
 
 
 def test_both_ways_end_at_one_optimum():

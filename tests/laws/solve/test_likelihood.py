@@ -34,11 +34,11 @@ def test_the_density_integrates_to_one(sigma, delta):
 def test_the_scale_is_the_likeliest():
     residuals = np.random.default_rng(0).laplace(scale=0.01, size=60)
     for delta in (1e-3, 0.5, 5.0):
-        found = minimize_scalar(
+        result = minimize_scalar(
             lambda log_s, delta=delta: negative_log_likelihood(residuals, np.exp(log_s), delta),
             bounds=(-25, 0), method="bounded", options={"xatol": 1e-10},
         )  # fmt: skip
-        assert np.log(best_sigma(residuals, delta)) == pytest.approx(found.x, abs=1e-4)
+        assert np.log(best_sigma(residuals, delta)) == pytest.approx(result.x, abs=1e-4)
 
 
 def test_with_a_wide_threshold_it_is_least_squares():

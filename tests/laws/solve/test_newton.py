@@ -22,17 +22,17 @@ def test_seeds_are_scipys_non_negative_least_squares(turned):
     """`turned`: the best coefficients sit at zero."""
     points, weights, _ = example(turned=turned)
     exponents = np.stack(np.meshgrid([0.1, 0.5, 1.3], [0.1, 0.5, 1.3]), axis=-1).reshape(-1, 2)
-    found = newton.variable_projection(points, weights, exponents)
+    result = newton.variable_projection(points, weights, exponents)
     n, d = (np.log(points.columns[name]) - np.log(points.columns[name]).mean() for name in "ND")
     for r, weight in enumerate(weights):
         for g, (alpha, beta) in enumerate(exponents):
             basis = np.stack([np.ones_like(n), np.exp(-alpha * n), np.exp(-beta * d)], axis=1)
             scaled = basis * (np.sqrt(weight) / points.target)[:, None]
             expected, least = nnls(scaled, np.sqrt(weight))
-            residual = np.linalg.norm(scaled @ found[r, g, :3] - np.sqrt(weight))
-            assert (found[r, g, :3] >= 0).all()
+            residual = np.linalg.norm(scaled @ result[r, g, :3] - np.sqrt(weight))
+            assert (result[r, g, :3] >= 0).all()
             assert residual == pytest.approx(least, rel=1e-7)
-            np.testing.assert_allclose(found[r, g, :3], expected, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(result[r, g, :3], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_solutions_of_a_batch_do_not_depend_on_their_neighbours():
@@ -53,10 +53,10 @@ def test_held_coordinates_stay_where_they_are_held():
     points, weights, x = example()
     lower, upper = (np.tile(bound, (6, 1)) for bound in (points.lower, points.upper))
     lower[:, 3] = upper[:, 3] = np.linspace(0.3, 0.8, 6)
-    found = newton.descend(points, x, weights, lower, upper)
-    assert found.converged.all()
-    np.testing.assert_array_equal(found.x[:, 3], lower[:, 3])
-    assert (found.objective >= newton.descend(points, found.x, weights).objective).all()
+    result = newton.descend(points, x, weights, lower, upper)
+    assert result.converged.all()
+    np.testing.assert_array_equal(result.x[:, 3], lower[:, 3])
+    assert (result.objective >= newton.descend(points, result.x, weights).objective).all()
 
 
 def test_coordinates_round_trip():

@@ -43,7 +43,7 @@ def kinds(findings):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         (table(SIZES, np.full(8, 1e10)), r"cannot tell E, B and beta apart: D has one value \(1e\+10\) in all 8 runs"),
         (table(SIZES, 1e10 * (1 + 1e-3 * np.sin(SIZES))), "D has one value"),  # steps are whole numbers
@@ -56,11 +56,11 @@ def kinds(findings):
         (table(SIZES[:4], SIZES[:4] ** 1.1), "4 runs: law 'chinchilla' has 5 parameters and needs at least 5"),
     ],
 )
-def test_what_identifies_no_law_is_refused_and_says_what_is_missing(rows, said):
-    with pytest.raises(BadInput, match=said) as refusal:
+def test_what_identifies_no_law_is_refused_and_says_what_is_missing(rows, message):
+    with pytest.raises(BadInput, match=message) as refusal:
         check("chinchilla", rows)
     assert "\n" not in str(refusal.value)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         fit(rows, bootstrap=0)
 
 
@@ -80,9 +80,9 @@ def test_budgets_are_counted_by_what_runs_cost():
 
 @pytest.mark.parametrize("law", ["kaplan", "overtraining"])
 def test_other_laws_are_refused_by_their_own_needs(law):
-    said = {"kaplan": "D has one value", "overtraining": "M has one value"}[law]
+    message = {"kaplan": "D has one value", "overtraining": "M has one value"}[law]
     rows = {"kaplan": table(SIZES, np.full(8, 1e10)), "overtraining": table(SIZES, 20 * SIZES)}[law]
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         check(law, rows)
 
 
@@ -130,17 +130,17 @@ def test_published_designs_pass():
 
 def test_narrow_ranges_and_few_rows_are_described():
     N, D, loss = study(QUICKSTART_LIKE, 0.003)
-    found = {f.kind: f for f in check("chinchilla", {"N": N[::2], "D": D[::2], "loss": loss[::2]})}
-    assert "10 runs for 5 parameters: only 5 are left" in found["few rows"].text
-    assert "C spans a factor of 8 (1.25e+11 to 1e+12)" in found["narrow range"].text
+    result = {f.kind: f for f in check("chinchilla", {"N": N[::2], "D": D[::2], "loss": loss[::2]})}
+    assert "10 runs for 5 parameters: only 5 are left" in result["few rows"].text
+    assert "C spans a factor of 8 (1.25e+11 to 1e+12)" in result["narrow range"].text
 
 
 def test_copies_and_near_copies_are_told_apart():
     rows = at_budgets(1e19, 1e20, 1e21, 1e22)
     rows = {name: np.append(values, [values[3], values[9] * 1.002]) for name, values in rows.items()}
-    found = {f.kind: f for f in check("chinchilla", rows)}
-    assert found["duplicates"].rows == (3, 32)
-    assert found["near-duplicates"].rows == (9, 33)
+    result = {f.kind: f for f in check("chinchilla", rows)}
+    assert result["duplicates"].rows == (3, 32)
+    assert result["near-duplicates"].rows == (9, 33)
 
 
 def test_minima_at_the_edge_or_off_the_centre_and_flat_budgets_are_named():
@@ -149,12 +149,12 @@ def test_minima_at_the_edge_or_off_the_centre_and_flat_budgets_are_named():
     around = [(1.3, 20.0), (0.75, 20.0), (0.8, 1.25), (0.1, 10.0)]
     N = np.concatenate([n * np.geomspace(low, high, 7) for n, (low, high) in zip(best.N, around, strict=True)])
     D = np.repeat(best.N * best.D, 7) / N
-    found = check("chinchilla", {"N": N, "D": D, "loss": loss_at(HOFFMANN, N, D)})
-    by_kind = {f.kind: f for f in found}
+    result = check("chinchilla", {"N": N, "D": D, "loss": loss_at(HOFFMANN, N, D)})
+    by_kind = {f.kind: f for f in result}
     assert (
-        kinds(found).count("edge minimum")
-        == kinds(found).count("off-centre")
-        == kinds(found).count("weak curvature")
+        kinds(result).count("edge minimum")
+        == kinds(result).count("off-centre")
+        == kinds(result).count("weak curvature")
         == 1
     )
     assert by_kind["edge minimum"].rows == tuple(range(7)) and "add smaller ones" in by_kind["edge minimum"].text
@@ -207,9 +207,9 @@ def test_the_fit_reports_the_bias_and_the_outliers():
     loss = loss_at(law, N, C / (6 * N)) * np.exp(1e-4 * np.random.default_rng(1).standard_normal(len(N)))
     loss[11] *= 1.02
     fitted = fit({"N": N, "D": C / (6 * N), "loss": loss}, bootstrap=20, target_flops=[1e24], identify=False)
-    found = {f.kind: f for f in fitted.design}
-    assert found["outliers"].rows == (11,) and "the farthest by +1.9" in found["outliers"].text
-    assert "at 1e+24 FLOPs: parabola: D -22" in found["approach 2 bias"].text
+    result = {f.kind: f for f in fitted.design}
+    assert result["outliers"].rows == (11,) and "the farthest by +1.9" in result["outliers"].text
+    assert "at 1e+24 FLOPs: parabola: D -22" in result["approach 2 bias"].text
     assert json.loads(json.dumps(fitted.to_json()["design"]))[0].keys() == {"kind", "text", "rows"}
 
 

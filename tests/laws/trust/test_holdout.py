@@ -32,14 +32,14 @@ def test_the_largest_rows_are_predicted_by_a_fit_to_the_others():
     cost = rows["N"] * rows["D"]
     largest = np.argsort(-cost, kind="stable")[:7]
     rest = np.setdiff1d(np.arange(len(cost)), largest)
-    found = hold_out(LAWS["chinchilla"], {"N": rows["N"], "D": rows["D"]}, rows["loss"], BY, 7)
-    assert found.rows.tolist() == largest.tolist()
+    result = hold_out(LAWS["chinchilla"], {"N": rows["N"], "D": rows["D"]}, rows["loss"], BY, 7)
+    assert result.rows.tolist() == largest.tolist()
     alone = fit({name: values[rest] for name, values in rows.items()}, bootstrap=0, identify=False)
     by_hand = loss_at(ChinchillaParams(**alone.params), rows["N"], rows["D"])
-    np.testing.assert_allclose(found.predicted, by_hand[largest], rtol=1e-5)
+    np.testing.assert_allclose(result.predicted, by_hand[largest], rtol=1e-5)
     error = np.abs(by_hand / rows["loss"] - 1)
-    assert found.mape == pytest.approx(error[largest].mean(), rel=1e-2)
-    assert found.in_sample_mape == pytest.approx(error[rest].mean(), rel=1e-2)
+    assert result.mape == pytest.approx(error[largest].mean(), rel=1e-2)
+    assert result.in_sample_mape == pytest.approx(error[rest].mean(), rel=1e-2)
 
 
 def test_a_held_out_row_has_no_say():
@@ -76,13 +76,13 @@ def test_what_counts_as_large(columns, largest):
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "message"),
     [(0, "holdout = 0: between 1 and 41"), (42, "holdout = 42"), (28, "without the 28 largest rows: .*2 budgets"),
      (39, "without the 39 largest rows: 3 runs: law 'chinchilla' has 5 parameters")],
 )  # fmt: skip
-def test_too_many_held_out_are_refused(count, said):
+def test_too_many_held_out_are_refused(count, message):
     rows = grid()
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         hold_out(LAWS["chinchilla"], {"N": rows["N"], "D": rows["D"]}, rows["loss"], BY, count)
 
 
@@ -113,9 +113,9 @@ def test_a_law_that_cannot_be_fitted_comes_last_and_says_why():
     laws = ["farseer", "saturating", "step_law_lr"]
     entries = run_tournament(rows, laws, 4)
     assert entries[0].law.name == "saturating" and entries[0].why == ""
-    said = {entry.law.name: entry.why for entry in entries[1:]}
-    assert "7 runs: law 'farseer' has 9 parameters" in said["farseer"]
-    assert "the table has no lr" in said["step_law_lr"]
+    reasons = {entry.law.name: entry.why for entry in entries[1:]}
+    assert "7 runs: law 'farseer' has 9 parameters" in reasons["farseer"]
+    assert "the table has no lr" in reasons["step_law_lr"]
     block = json.loads(json.dumps([entry.to_json() for entry in entries]))
     assert block[0]["mape"] > 0 and block[-1]["mape"] is None and block[-1]["why"]
     with pytest.raises(BadInput, match="no law of the table has its columns"):

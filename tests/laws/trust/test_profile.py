@@ -39,14 +39,14 @@ def identify(law, columns, target, by, level=0.9):
 def test_a_straight_line_has_the_textbooks_t_interval(points, level):
     x = np.linspace(1.0, 4.0, points)
     y = 10.0 + 5.0 * x + np.random.default_rng(points).normal(0.0, 0.3, points)
-    _, found = identify(LINE, {"x": x}, y, load_objective("mse"), level)
+    _, result = identify(LINE, {"x": x}, y, load_objective("mse"), level)
     design = np.column_stack([np.ones(points), x])
     coefs, (rss,), *_ = np.linalg.lstsq(design, y)
     errors = np.sqrt(np.diag(np.linalg.inv(design.T @ design)) * rss / (points - 2))
     half = student.ppf((1 + level) / 2, points - 2) * errors
     for name, value, width in zip(("E", "A"), coefs, half, strict=True):
-        np.testing.assert_allclose(found[name].interval, [value - width, value + width], rtol=2e-4)
-        assert found[name].verdict == "identified"
+        np.testing.assert_allclose(result[name].interval, [value - width, value + width], rtol=2e-4)
+        assert result[name].verdict == "identified"
 
 
 @pytest.mark.slow
@@ -56,28 +56,28 @@ def test_intervals_cover_the_truth_as_often_as_they_say(by):
     hits = []
     for seed in range(30):
         N, D, loss = study(QUICKSTART_LIKE, 0.003, seed, sizes=7)
-        _, found = identify(CHINCHILLA, {"N": N, "D": D}, loss, by)
+        _, result = identify(CHINCHILLA, {"N": N, "D": D}, loss, by)
         for name, truth in QUICKSTART_LIKE._asdict().items():
-            low, high = found[name].interval
+            low, high = result[name].interval
             hits.append((low or 0.0) <= truth <= (high or np.inf))
     assert 0.8 <= np.mean(hits) <= 0.97  # at its word, Huber's likelihood covers 74 %
 
 
 def test_a_wide_clean_grid_identifies_everything():
     N, D, loss = study(QUICKSTART_LIKE, 1e-5, sizes=9, budgets=np.geomspace(1e10, 1e14, 6))
-    _, found = identify(CHINCHILLA, {"N": N, "D": D}, loss, huber_log())
+    _, result = identify(CHINCHILLA, {"N": N, "D": D}, loss, huber_log())
     for name, truth in QUICKSTART_LIKE._asdict().items():
-        low, high = found[name].interval
-        assert found[name].verdict == "identified" and 0.99 < low / truth < high / truth < 1.01
+        low, high = result[name].interval
+        assert result[name].verdict == "identified" and 0.99 < low / truth < high / truth < 1.01
 
 
 def test_an_entropy_at_zero_is_open_below():
     N, D, _ = study(QUICKSTART_LIKE)
     loss = loss_at(QUICKSTART_LIKE._replace(E=-0.2), N, D) * np.exp(0.02 * np.sin(9 * N))
-    best, found = identify(CHINCHILLA, {"N": N, "D": D}, loss, huber_log())
+    best, result = identify(CHINCHILLA, {"N": N, "D": D}, loss, huber_log())
     assert best.params["E"] == 0.0
-    low, high = found["E"].interval
-    assert found["E"].verdict == "one-sided" and low is None and 0 < high < 2
+    low, high = result["E"].interval
+    assert result["E"].verdict == "one-sided" and low is None and 0 < high < 2
 
 
 def test_data_that_never_vary_leave_their_term_open():
@@ -85,8 +85,8 @@ def test_data_that_never_vary_leave_their_term_open():
     N = np.geomspace(1e3, 1e6, 16)
     law = ChinchillaParams(E=1.0, A=100.0, B=350.0, alpha=0.4, beta=0.47)
     loss = loss_at(law, N, 1e7) * np.exp(0.001 * np.random.default_rng(0).standard_normal(16))
-    _, found = identify(CHINCHILLA, {"N": N, "D": np.full(16, 1e7)}, loss, huber_log())
-    verdicts = {name: found[name].verdict for name in found}
+    _, result = identify(CHINCHILLA, {"N": N, "D": np.full(16, 1e7)}, loss, huber_log())
+    verdicts = {name: result[name].verdict for name in result}
     assert verdicts["A"] == verdicts["alpha"] == "identified"
     assert verdicts["B"] == verdicts["beta"] == "not identified"
     assert verdicts["E"] != "identified"
@@ -129,8 +129,8 @@ def test_muennighoffs_repetition_constant_is_not_identified():
     lower = golden["lower_optimum_found_here"]
     assert fitted.best.value == pytest.approx(lower["objective"], rel=1e-6)
     assert fitted.params == pytest.approx({"R_D_star": lower["R_D_star"], "R_N_star": lower["R_N_star"]}, rel=1e-3)
-    found = fitted.identifiability["R_D_star"]
-    assert found.verdict == "not identified" and found.interval[1] is None and 4 < found.interval[0] < 16
+    result = fitted.identifiability["R_D_star"]
+    assert result.verdict == "not identified" and result.interval[1] is None and 4 < result.interval[0] < 16
     assert fitted.to_json()["fixed"]["alpha"] == golden["fixed"]["alpha"]
     assert "R_D_star is not identified" in fitted.warnings()
 
@@ -146,15 +146,15 @@ def test_held_parameters_leave_the_others_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"aplha": 0.3}, "no free parameter 'aplha'; did you mean 'alpha'"),
         ({"alpha": -1.0}, "alpha = -1 can't be held"),
         (QUICKSTART_LIKE._asdict(), "every parameter is held"),
     ],
 )
-def test_what_cannot_be_held_is_refused(values, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_held_is_refused(values, message):
+    with pytest.raises(ValueError, match=message):
         law_lib.hold_params(CHINCHILLA, **values)
 
 
@@ -175,8 +175,8 @@ def test_the_run_that_tightens_most_is_found_by_trying_them_all():
     """Each run of a coarse grid is added, exact, and the profile taken again: the proposal is the best or near it."""
     N, D, loss = study(QUICKSTART_LIKE, 0.002, sizes=7)
     by = load_objective("mse_log")
-    best, found = identify(CHINCHILLA, {"N": N, "D": D}, loss, by)
-    run = found["alpha"].tighten
+    best, result = identify(CHINCHILLA, {"N": N, "D": D}, loss, by)
+    run = result["alpha"].tighten
     assert run["C"] == pytest.approx(6 * run["N"] * run["D"]) and run["C"] <= 6 * (N * D).max() * (1 + 1e-6)
     law = ChinchillaParams(**best.params)
 
@@ -193,7 +193,7 @@ def test_the_run_that_tightens_most_is_found_by_trying_them_all():
         for d in np.geomspace(D.min(), 4 * D.max(), 4)
         if n * d <= (N * D).max()
     ]
-    low, high = found["alpha"].interval
+    low, high = result["alpha"].interval
     assert proposed <= 1.05 * min(others) and proposed < 0.9 * (high - low)
 
 

@@ -69,10 +69,10 @@ def test_the_interval_of_one_new_run_covers_it():
         points, best, boot = fitted(noise, seed, count=80)
         at = optimal_allocation(ChinchillaParams(**best.params), 4 * BUDGETS[-1])
         measured = float(loss_at(QUICKSTART_LIKE, at.N, at.D) * np.exp(noise * random.standard_normal()))
-        said = predict_run(points, best, boot, {"N": float(at.N), "D": float(at.D)})
-        inside += said.low <= measured <= said.high
-        fit_only += said.fit_low <= measured <= said.fit_high
-        assert said.high - said.low < 0.12 * said.loss
+        prediction = predict_run(points, best, boot, {"N": float(at.N), "D": float(at.D)})
+        inside += prediction.low <= measured <= prediction.high
+        fit_only += prediction.fit_low <= measured <= prediction.fit_high
+        assert prediction.high - prediction.low < 0.12 * prediction.loss
     assert 0.8 * 80 <= inside <= 0.975 * 80
     assert fit_only < inside  # parameter uncertainty alone is not an interval for a run
 
@@ -129,9 +129,9 @@ def test_resamples_that_did_not_converge_are_counted_and_not_used(monkeypatch):
     descend = newton.descend
 
     def hampered(points, start, weights):
-        found = descend(points, start, weights)
+        result = descend(points, start, weights)
         late = weights[:, 0] == 2  # every resample that drew the first run twice
-        return newton.Solutions(found.x, found.objective, found.converged & ~late)
+        return newton.Solutions(result.x, result.objective, result.converged & ~late)
 
     monkeypatch.setattr(newton, "descend", hampered)
     boot = bootstrap_fit(points, best, count=40)
@@ -203,7 +203,7 @@ def test_quantiles_are_central():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda p, f, b: bootstrap_fit(p, f, count=0), "count = 0"),
         (lambda p, f, b: bootstrap_fit(p, f, count=5, groups=[1, 2]), "2 group labels for 20 runs"),
@@ -211,8 +211,8 @@ def test_quantiles_are_central():
         (lambda p, f, b: decide_allocation(p, f, b, -1.0), "C = -1"),
     ],
 )
-def test_refusals(call, said):
-    with pytest.raises(BadInput, match=said):
+def test_refusals(call, message):
+    with pytest.raises(BadInput, match=message):
         call(*fitted(count=5))
 
 
@@ -276,9 +276,9 @@ def test_a_second_basin_is_found_wherever_a_resample_has_it(monkeypatch):
     draws = np.random.default_rng(0).multinomial(20, np.full(20, 1 / 20), size=600).astype(float)
     draws = draws[uncertainty.unfit_reasons(draws, points.columns, 5) == ""]
     warm_only = newton.descend(points, np.tile(best.x, (len(draws), 1)), draws)
-    found = uncertainty.refit_weighted(points, draws, best.x)
-    assert (found.objective <= warm_only.objective * (1 + 1e-12)).all()
-    assert (found.objective < warm_only.objective * (1 - 1e-4)).sum() > 3
+    result = uncertainty.refit_weighted(points, draws, best.x)
+    assert (result.objective <= warm_only.objective * (1 + 1e-12)).all()
+    assert (result.objective < warm_only.objective * (1 - 1e-4)).sum() > 3
     monkeypatch.setattr(uncertainty, "BATCH", 200 * 20)
     parts = uncertainty.refit_weighted(points, draws, best.x)
-    np.testing.assert_allclose(parts.objective, found.objective, rtol=1e-8)
+    np.testing.assert_allclose(parts.objective, result.objective, rtol=1e-8)

@@ -31,8 +31,8 @@ def generic(params):
 @pytest.mark.parametrize("law", PARAMETERS)
 @pytest.mark.parametrize("C", [1e19, 1e23])
 def test_the_size_that_is_searched_is_that_of_the_closed_form(law, C):
-    found = decision.optimal_size(*generic(law), C, 6.0, {})
-    assert found[0] == pytest.approx(float(chinchilla_optimum.optimal_allocation(law, C).N), rel=1e-3)
+    result = decision.optimal_size(*generic(law), C, 6.0, {})
+    assert result[0] == pytest.approx(float(chinchilla_optimum.optimal_allocation(law, C).N), rel=1e-3)
 
 
 @pytest.mark.parametrize(("dead", "size"), [("A", 0.0), ("B", np.inf)])
@@ -80,12 +80,12 @@ def test_a_decision_covers_what_it_says():
         N, D, loss = study(QUICKSTART_LIKE, noise, 5, sizes=7)
         fitted = fit({"N": N, "D": D, "loss": loss}, bootstrap=200, identify=False, target_flops=[1e13])
         decisions.append(fitted.decisions[0])
-    for found in decisions:
-        assert found.N.low < truth.N < found.N.high and found.D.low < truth.D < found.D.high
-        assert found.loss.low < truth.loss < found.loss.high
-        assert found.tokens_per_param.value == pytest.approx(found.D.value / found.N.value)
-        assert 6 * found.N.value * found.D.value == pytest.approx(1e13)
-        assert 0 <= found.waste.low <= found.waste.value <= found.waste.high < 0.2
+    for result in decisions:
+        assert result.N.low < truth.N < result.N.high and result.D.low < truth.D < result.D.high
+        assert result.loss.low < truth.loss < result.loss.high
+        assert result.tokens_per_param.value == pytest.approx(result.D.value / result.N.value)
+        assert 6 * result.N.value * result.D.value == pytest.approx(1e13)
+        assert 0 <= result.waste.low <= result.waste.value <= result.waste.high < 0.2
     calm, noisy = decisions
     assert np.log(noisy.N.high / noisy.N.low) > 4 * np.log(calm.N.high / calm.N.low)
     assert noisy.waste.value > 4 * calm.waste.value
@@ -96,9 +96,9 @@ def test_resamples_without_an_optimum_widen_the_interval_and_stay_out_of_the_was
     fitted = fit({"N": N, "D": D, "loss": loss}, bootstrap=50, identify=False)
     boot = fitted.bootstrap
     boot.params["B"][:10] = 0.0  # tokens do nothing: the best size takes all compute
-    found = fitted.decide(1e13)
-    assert found.N.high == np.inf and found.D.low == 0.0
-    assert np.isfinite(found.waste.value) and 0 <= found.waste.high < 1
+    result = fitted.decide(1e13)
+    assert result.N.high == np.inf and result.D.low == 0.0
+    assert np.isfinite(result.waste.value) and 0 <= result.waste.high < 1
 
 
 @pytest.mark.parametrize("C", [-1.0, 0.0, np.inf, np.nan])

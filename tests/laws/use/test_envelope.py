@@ -34,14 +34,14 @@ def fitted(method, sizes):
 
 @pytest.mark.parametrize(("method", "within"), [("hull", 1e-3), ("envelope", 2e-3)])
 def test_exponents_of_a_known_law(method, within):
-    found = fitted(method, 40)
+    result = fitted(method, 40)
     a, b = allocation_exponents(LAW)
-    assert (found.a, found.b) == (pytest.approx(a, abs=within), pytest.approx(b, abs=within))
+    assert (result.a, result.b) == (pytest.approx(a, abs=within), pytest.approx(b, abs=within))
     best = optimal_allocation(LAW, 1e21)
-    assert found.N_coefficient * 1e21**found.a == pytest.approx(float(best.N), rel=0.05)
-    assert found.D_coefficient * 1e21**found.b == pytest.approx(float(best.D), rel=0.05)
-    assert found.a_interval[0] <= found.a <= found.a_interval[1]
-    assert found.a_interval[1] - found.a_interval[0] < 0.01
+    assert result.N_coefficient * 1e21**result.a == pytest.approx(float(best.N), rel=0.05)
+    assert result.D_coefficient * 1e21**result.b == pytest.approx(float(best.D), rel=0.05)
+    assert result.a_interval[0] <= result.a <= result.a_interval[1]
+    assert result.a_interval[1] - result.a_interval[0] < 0.01
 
 
 @pytest.mark.parametrize("method", ["hull", "envelope"])
@@ -78,13 +78,13 @@ def test_lower_hull_keeps_the_lowest_of_equal_x():
 def test_smallest_and_largest_sizes_are_left_out():
     """Kept in, the ends flatten the power law: there the best size lies outside the grid."""
     columns = training(12)
-    found = fit_envelope(*columns, "envelope", bootstrap=0)
-    assert found.edges > 0 and found.a_interval is None
-    assert not {columns[2].min(), columns[2].max()} & set(found.frontier.N)
+    result = fit_envelope(*columns, "envelope", bootstrap=0)
+    assert result.edges > 0 and result.a_interval is None
+    assert not {columns[2].min(), columns[2].max()} & set(result.frontier.N)
     whole = envelope_frontier(*columns)
     naive, _ = np.polyfit(np.log(whole.C), np.log(whole.N), 1)
     truth = allocation_exponents(LAW)[0]
-    assert abs(found.a - truth) < abs(naive - truth)
+    assert abs(result.a - truth) < abs(naive - truth)
 
 
 def test_a_run_that_got_worse_is_not_on_the_frontier():
@@ -104,9 +104,9 @@ def test_gemstones_checkpoints():
         np.array([float(line[key]) for line in lines]) for key in ("params_active_precise", "tokens", "final_loss")
     )
     run = np.array([line["run_name"] for line in lines])
-    found = {method: fit_envelope(run, 6 * N * D, N, D, loss, method) for method in ("hull", "envelope")}
-    assert len(found["hull"].frontier.C) < 30
-    for one in found.values():
+    result = {method: fit_envelope(run, 6 * N * D, N, D, loss, method) for method in ("hull", "envelope")}
+    assert len(result["hull"].frontier.C) < 30
+    for one in result.values():
         assert 0.4 < one.a < 0.65 and one.a + one.b == pytest.approx(1.0, abs=1e-3)
         assert one.a_interval[0] < one.a < one.a_interval[1]
 
@@ -120,9 +120,9 @@ def test_run_folders_give_checkpoints(tmp_path):
     ])  # fmt: skip
     row = {"name": "one", "status": "done", "N": 10, "D": 400, "C": 28_000.0}
     lines = records.read_metrics(tmp_path)
-    found = training_curves([(row, lines), (row | {"name": "bad", "status": "diverged"}, lines)])
-    assert found["run"].tolist() == ["one", "one"] and found["D"].tolist() == [200, 400]
-    assert found["C"].tolist() == [14_000.0, 28_000.0] and found["loss"].tolist() == [3.5, 3.0]
+    result = training_curves([(row, lines), (row | {"name": "bad", "status": "diverged"}, lines)])
+    assert result["run"].tolist() == ["one", "one"] and result["D"].tolist() == [200, 400]
+    assert result["C"].tolist() == [14_000.0, 28_000.0] and result["loss"].tolist() == [3.5, 3.0]
     with pytest.raises(BadInput, match="no finished run"):
         training_curves([(row | {"status": "stopped"}, lines)])
 

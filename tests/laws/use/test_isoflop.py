@@ -24,25 +24,25 @@ def isoflop(params, sizes=9, method="akima", noise=0.0):
 
 @pytest.mark.parametrize("method", ["akima", "parabola"])
 def test_exponent_of_an_exact_law(method):
-    found = isoflop(QUICKSTART_LIKE, method=method)
-    assert found.a == pytest.approx(float(allocation_exponents(QUICKSTART_LIKE)[0]), abs=0.005)
-    assert all(p.interior for p in found.profiles) and found.edges == ()
+    result = isoflop(QUICKSTART_LIKE, method=method)
+    assert result.a == pytest.approx(float(allocation_exponents(QUICKSTART_LIKE)[0]), abs=0.005)
+    assert all(p.interior for p in result.profiles) and result.edges == ()
 
 
 @pytest.mark.parametrize("method", ["akima", "parabola"])
 def test_a_parabola_is_recovered_by_both_methods(method):
     x = np.linspace(-1, 1, 9)
-    found = profile_budget(1e12, 1e6 * np.exp(x), np.exp(2.0 + 0.3 * (x - 0.2) ** 2), method)
-    assert np.log(found.N / 1e6) == pytest.approx(0.2, abs=1e-9 if method == "parabola" else 0.002)
-    assert np.log(found.loss) == pytest.approx(2.0, abs=1e-6)
+    result = profile_budget(1e12, 1e6 * np.exp(x), np.exp(2.0 + 0.3 * (x - 0.2) ** 2), method)
+    assert np.log(result.N / 1e6) == pytest.approx(0.2, abs=1e-9 if method == "parabola" else 0.002)
+    assert np.log(result.loss) == pytest.approx(2.0, abs=1e-6)
 
 
 def test_interpolation_stays_right_where_a_parabola_is_biased():
     """A wide, lopsided profile (alpha = 3 beta): the parabola's vertex is off, as in the field's own data."""
     params = ChinchillaParams(1.5, 3000.0, 40.0, 0.9, 0.3)
     best = float(optimal_allocation(params, BUDGETS[2]).N)
-    found = {method: isoflop(params, sizes=9, method=method).profiles[2].N / best for method in ("akima", "parabola")}
-    assert abs(found["akima"] - 1) < 0.02 < 0.05 < abs(found["parabola"] - 1)
+    result = {method: isoflop(params, sizes=9, method=method).profiles[2].N / best for method in ("akima", "parabola")}
+    assert abs(result["akima"] - 1) < 0.02 < 0.05 < abs(result["parabola"] - 1)
 
 
 def test_porians_exponents():
@@ -52,28 +52,28 @@ def test_porians_exponents():
     experiments = published("porian", "rows")
     assert len(experiments) == 15
     for golden in experiments:
-        own = [row for row in rows if all(row[key] == golden[key] for key in PORIAN_KEYS)]
-        found = fit_isoflop(*([float(row[key]) for row in own] for key in ("flops", "n", "loss")))
-        assert sum(p.interior for p in found.profiles) == golden["nC"]  # theirs drops edge minima too
-        assert found.a == pytest.approx(golden["gold_basic"], abs=0.004), golden
+        matching = [row for row in rows if all(row[key] == golden[key] for key in PORIAN_KEYS)]
+        result = fit_isoflop(*([float(row[key]) for row in matching] for key in ("flops", "n", "loss")))
+        assert sum(p.interior for p in result.profiles) == golden["nC"]  # theirs drops edge minima too
+        assert result.a == pytest.approx(golden["gold_basic"], abs=0.004), golden
 
 
 def test_an_edge_minimum_is_reported_and_not_used():
     N, _, loss = study(QUICKSTART_LIKE, sizes=9)
     C = np.repeat(BUDGETS, 9)
-    kept = (BUDGETS[1] != C) | (np.arange(len(C)) % 9 < 4)  # the second budget keeps only sizes below its optimum
-    found = fit_isoflop(C[kept], N[kept], loss[kept])
-    assert [p.C for p in found.edges] == [pytest.approx(BUDGETS[1])]
-    assert pytest.approx(N[kept & (BUDGETS[1] == C)].max()) == found.edges[0].N
+    mask = (BUDGETS[1] != C) | (np.arange(len(C)) % 9 < 4)  # the second budget keeps only sizes below its optimum
+    result = fit_isoflop(C[mask], N[mask], loss[mask])
+    assert [p.C for p in result.edges] == [pytest.approx(BUDGETS[1])]
+    assert pytest.approx(N[mask & (BUDGETS[1] == C)].max()) == result.edges[0].N
     others = BUDGETS[1] != C
-    assert found.a == fit_isoflop(C[others], N[others], loss[others]).a
+    assert result.a == fit_isoflop(C[others], N[others], loss[others]).a
 
 
 def test_a_hill_has_no_interior_minimum():
     x = np.linspace(-1, 1, 7)
     for method in ("akima", "parabola"):
-        found = profile_budget(1e12, np.exp(x), np.exp(2.0 - 0.3 * (x - 0.1) ** 2), method)
-        assert not found.interior and np.log(found.N) == pytest.approx(-1)
+        result = profile_budget(1e12, np.exp(x), np.exp(2.0 - 0.3 * (x - 0.1) ** 2), method)
+        assert not result.interior and np.log(result.N) == pytest.approx(-1)
 
 
 def test_nearly_equal_budgets_are_one():
@@ -118,13 +118,13 @@ def test_minima_of_many_curves_are_those_of_each(method):
     random = np.random.default_rng(3)
     x = np.sort(random.random(9)) * 6
     y = random.random((9, 200)) + np.outer(x - 3, random.standard_normal(200)) ** 2
-    found = method(x, y)
+    result = method(x, y)
     at = np.linspace(x[0], x[-1], 40_001)
     for i in range(200):
         grid = method(x, y[:, i : i + 1]).curve(at)[:, 0]
-        assert found.value[i] <= grid.min() + 1e-12
-        assert found.value[i] == pytest.approx(grid.min(), abs=1e-6)
-        assert found.interior[i] == (x[0] < found.at[i] < x[-1])
+        assert result.value[i] <= grid.min() + 1e-12
+        assert result.value[i] == pytest.approx(grid.min(), abs=1e-6)
+        assert result.interior[i] == (x[0] < result.at[i] < x[-1])
 
 
 def test_seed_noise_is_porians():
@@ -143,9 +143,9 @@ def noisy_isoflop(noise, seed=0, method="akima", sizes=9):
 def test_noise_gives_an_interval_that_grows_with_it(method):
     truth, _ = allocation_exponents(QUICKSTART_LIKE)
     quiet, loud = (noisy_isoflop(SeedNoise(low=low), method=method) for low in (0.0005, 0.005))
-    for found in (quiet, loud):
-        assert found.interval[0] < truth < found.interval[1]
-        assert found.a == pytest.approx(truth, abs=np.ptp(found.interval))
+    for result in (quiet, loud):
+        assert result.interval[0] < truth < result.interval[1]
+        assert result.a == pytest.approx(truth, abs=np.ptp(result.interval))
     assert np.ptp(loud.interval) > 3 * np.ptp(quiet.interval)
     assert noisy_isoflop(None).interval is None
 
@@ -167,8 +167,8 @@ def test_a_noisy_budget_weighs_less():
 
 def test_no_minimum_is_known_better_than_a_third_of_the_spacing():
     N, _, loss = study(QUICKSTART_LIKE, sizes=9)
-    found = profile_budget(BUDGETS[0], N[:9], loss[:9], noise=SeedNoise(low=1e-6))
-    assert found.log_n_std == pytest.approx(0.33 * np.log(9) / 8)
+    result = profile_budget(BUDGETS[0], N[:9], loss[:9], noise=SeedNoise(low=1e-6))
+    assert result.log_n_std == pytest.approx(0.33 * np.log(9) / 8)
 
 
 def test_a_budget_whose_minimum_drowns_in_noise_is_an_edge():

@@ -39,9 +39,9 @@ def test_no_affordable_subset_does_better(target, k, budget):
     rows = [run.row for run in plan.runs]
     assert len(set(rows)) == len(rows) <= k and plan.flops <= budget * (1 + 1e-9)
 
-    def jacobian(of, params):
+    def jacobian(model, params):
         steps = {name: 1e-5 * abs(value) for name, value in params.items()}
-        return np.stack([(of(params | {n: params[n] + h}) - of(params | {n: params[n] - h})) / (2 * h)
+        return np.stack([(model(params | {n: params[n] + h}) - model(params | {n: params[n] - h})) / (2 * h)
                          for n, h in steps.items()], axis=-1)  # fmt: skip
 
     def log_loss(columns):
@@ -75,12 +75,12 @@ def test_no_affordable_subset_does_better(target, k, budget):
 def refits(N, D, count=60):
     """log of the best N at the target over simulated studies of these runs: its standard deviation."""
     law, draws = LAWS["chinchilla"], np.random.default_rng(7)
-    found = []
+    result = []
     for _ in range(count):
         loss = loss_at(QUICKSTART_LIKE, N, D) * np.exp(NOISE * draws.standard_normal(len(N)))
         best = minimise_objective(pose_problem(law, {"N": N, "D": D}, loss, load_objective("mse_log")))
-        found.append(np.log(chinchilla_optimum.optimal_allocation(ChinchillaParams(**best.params), TARGET).N))
-    return np.std(found)
+        result.append(np.log(chinchilla_optimum.optimal_allocation(ChinchillaParams(**best.params), TARGET).N))
+    return np.std(result)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_any_law_can_be_aimed_at():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"k": 0}, "k = 0: propose at least 1"),
         ({"budget_flops": 1e11}, r"1e\+11 FLOPs pay for none of 15 candidates: the cheapest costs 1e\+12"),
@@ -136,8 +136,8 @@ def test_any_law_can_be_aimed_at():
         ({"candidates": {}}, "no candidate runs"),
     ],
 )
-def test_mistakes_are_named(change, said):
-    with pytest.raises(BadInput, match=said):
+def test_mistakes_are_named(change, message):
+    with pytest.raises(BadInput, match=message):
         next_runs.propose_runs(
             fitted(), **({"candidates": GRID, "k": 2, "budget_flops": 2e13, "target": "alpha"} | change)
         )
