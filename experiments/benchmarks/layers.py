@@ -1,9 +1,9 @@
-"""What log.layers_every costs: a dispatch of ten steps, one of which measures its layers, over the same ten without.
+"""The cost of log.layers_every: a dispatch of ten steps, one of which measures its layers, over ten steps without.
 
     python -m experiments.benchmarks.layers [ROUNDS]
 
-Prints one JSON line a model: the ratio's median and range over rounds in which both take turns, in CPU seconds of this process
-(other work on the machine hardly changes those), and in wall seconds.
+Prints one JSON line per model: the ratio's median and range over rounds in which both take turns, in CPU seconds of this
+process (other work on the machine hardly changes those), and in wall seconds.
 """
 
 import dataclasses

@@ -158,7 +158,8 @@ def compare_layout(
     worst = worst_leaf(grads, layout_grads, ZERO_SHARE[precision])
     return {
         "layout": name, "variant": variant, "mesh": {axis: getattr(layout, axis) for axis in mesh_lib.MESH_AXES},
-        **describe_pipeline(layout), "loss_rel_diff": abs(float(layout_loss) / loss - 1), "grad_rel_diff": worst, **cost,
+        **describe_pipeline(layout), "loss_rel_diff": abs(float(layout_loss) / loss - 1),
+        "grad_rel_diff": worst, **cost,
     }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def test_a_line_every_so_many_steps_has_a_value_a_layer(run):
 
 
 def test_a_resumed_run_cuts_the_file_and_writes_it_again(run, tmp_path):
-    """As after a crash between the checkpoint of step 4 and the end: lines of steps that will be taken again are there."""
+    """Like a crash between the checkpoint of step 4 and the end: the log has lines of steps that will run again."""
     copy = shutil.copytree(run, tmp_path / "run")
     manifest = json.loads((copy / "checkpoints" / "4" / "manifest.json").read_text())
     kept = b"".join((run / "layers.jsonl").read_bytes().splitlines(keepends=True)[:2])

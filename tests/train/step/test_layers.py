@@ -1,4 +1,4 @@
-"""What a step tells of each layer, against a model written out in numpy (float64) and gradients taken outside the step."""
+"""The layer metrics of a step, against a model written in numpy (float64) and gradients taken outside the step."""
 
 import dataclasses
 import functools
@@ -24,8 +24,8 @@ step = jax.jit(train_step, static_argnums=0)
 steps = jax.jit(many_steps, static_argnums=0)
 LLAMA = {"model.n_layers": 3, "model.n_kv_heads": 1, "optim.clip_norm": 1e-3}
 RELU = {
-    "model.n_layers": 2, "model.mlp": "relu", "model.position": "learned", "model.norm": "layernorm", "model.bias": True,
-    "model.tied_head": True, "model.window": 5,
+    "model.n_layers": 2, "model.mlp": "relu", "model.position": "learned", "model.norm": "layernorm",
+    "model.bias": True, "model.tied_head": True, "model.window": 5,
 }  # fmt: skip
 MODELS = {"llama": LLAMA, "relu": RELU}
 
